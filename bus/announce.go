@@ -1,0 +1,92 @@
+package bus
+
+import (
+	"github.com/nats-io/nats.go"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// An Announcer publishes what a control plane tells everybody. Nothing waits
+// for an answer. It is safe for concurrent use.
+type Announcer struct {
+	conn    *Conn
+	cluster string
+}
+
+// NewAnnouncer returns an Announcer of one control plane.
+func NewAnnouncer(conn *Conn, cluster string) (*Announcer, error) {
+	if err := ValidToken("cluster", cluster); err != nil {
+		return nil, err
+	}
+
+	return &Announcer{conn: conn, cluster: cluster}, nil
+}
+
+// Hello says who leads.
+func (a *Announcer) Hello(h *driverv1.Hello) error {
+	h.Cluster, h.ProtocolMin, h.ProtocolMax = a.cluster, protocolVersion, protocolVersion
+
+	return a.publish(wildcard(a.cluster, TreeHello), &driverv1.Envelope{Body: &driverv1.Envelope_Hello{Hello: h}})
+}
+
+// Changed tells the replicas of a provider that a class or secret has a new
+// version.
+func (a *Announcer) Changed(provider string, change *driverv1.Changed) error {
+	if err := ValidToken("provider", provider); err != nil {
+		return err
+	}
+
+	return a.publish(wildcard(a.cluster, TreeChanged, provider), &driverv1.Envelope{
+		Body: &driverv1.Envelope_Changed{Changed: change},
+	})
+}
+
+// Audit tells whoever listens that an operation has ended.
+func (a *Announcer) Audit(audit *driverv1.Audit) error {
+	audit.Cluster = a.cluster
+	subject, err := Subject{
+		Cluster: a.cluster, Tree: TreeAudit, Provider: audit.GetProvider(), Verb: Verb(audit.GetOperation()),
+		Namespace: audit.GetNamespace(), Name: audit.GetName(),
+	}.Build()
+	if err != nil {
+		return err
+	}
+
+	return a.publish(subject, &driverv1.Envelope{
+		OperationId: audit.GetOperationId(), Body: &driverv1.Envelope_Audit{Audit: audit},
+	})
+}
+
+func (a *Announcer) publish(subject string, env *driverv1.Envelope) error {
+	payload, err := Encode(env, "")
+	if err != nil {
+		return err
+	}
+
+	return a.conn.publish(&nats.Msg{Subject: subject, Data: payload})
+}
+
+// WatchHello passes on who leads a control plane; cluster may be "*".
+func WatchHello(conn *Conn, cluster string, f func(*driverv1.Hello)) (stop func(), err error) {
+	return conn.watch(wildcard(cluster, TreeHello), func(m *nats.Msg) {
+		if env, err := decodeMsg(m); err == nil && env.GetHello() != nil {
+			f(env.GetHello())
+		}
+	})
+}
+
+// WatchSessions passes on the sessions of a control plane's replicas; cluster
+// may be "*". A session that does not fit its subject is dropped: NATS's
+// permissions vouch for the subject only.
+func WatchSessions(conn *Conn, cluster string, f func(*driverv1.Session)) (stop func(), err error) {
+	return conn.watch(wildcard(cluster, TreeSession, "*", "*"), func(m *nats.Msg) {
+		env, err := decodeMsg(m)
+		if err != nil {
+			return
+		}
+		s, subject := env.GetSession(), m.Subject
+		if s != nil && subject == wildcard(s.GetCluster(), TreeSession, s.GetProvider(), s.GetReplica()) {
+			f(s)
+		}
+	})
+}

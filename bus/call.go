@@ -1,0 +1,219 @@
+package bus
+
+import (
+	"context"
+	"time"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A Request is one operation to be done.
+type Request struct {
+	// Provider is the driver's; Namespace and Name are the machine's or class's,
+	// for the subject.
+	Provider, Namespace, Name string
+	// OperationID is the same for every attempt at this operation, also across
+	// managers, and never used for another.
+	OperationID string
+	// Body is an envelope with the operation's request; Call fills in the rest.
+	Body *driverv1.Envelope
+	// Timeout is how long one attempt may take.
+	Timeout time.Duration
+	// Recover says that an earlier Call for this operation may have had an
+	// effect, Attempt how many attempts there were (Outcome.Attempts). Call then looks for a replica
+	// that holds the operation before it tries again.
+	Recover bool
+	Attempt uint32
+	// OnAccepted and OnProgress are told what happens; they must not block. May
+	// be nil.
+	OnAccepted func(attempt uint32, replica string)
+	OnProgress func(message string)
+}
+
+// An Outcome is what came of an operation.
+type Outcome struct {
+	// Result is the driver's, nil when none came.
+	Result *driverv1.Result
+	// Attempts is how many may have had an effect, those before this Call
+	// included.
+	Attempts uint32
+	// Replica answered last; empty for a plain one.
+	Replica string
+	// Plain: answered by a driver that keeps no session.
+	Plain bool
+	// Waited is the time until a replica took the operation, Took from there to
+	// the end.
+	Waited, Took time.Duration
+}
+
+// Call has an operation done and returns what came of it. The Outcome is never
+// nil. The error is an [*Error] that says who failed:
+//
+//   - OriginDriver: a driver answered with this code; Outcome.Result holds its
+//     payload.
+//   - OriginBus: nothing ran. [Caller.Room] tells when to try again.
+//   - OriginTimeout: a mutation may have run. Call again with Recover.
+//
+// A read whose replica dies is asked again. A mutation whose replica dies goes to
+// another one, told to look first for what the dead one may have made; if nothing
+// identifies a driver's Create, it waits for the dead replica's deadline before.
+// When ctx ends Call returns its error and leaves the operation running.
+func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
+	k := &call{
+		c: c, req: &req, op: OperationOf(req.Body), started: time.Now(), lastTry: time.Now(),
+		again: req.Recover, dead: map[string]bool{},
+	}
+	if req.Recover {
+		k.ran = max(1, req.Attempt)
+	}
+	k.number = k.ran + 1
+	var err error
+	switch {
+	case k.op == driverv1.Operation_OPERATION_UNSPECIFIED:
+		err = Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "the request's body is no operation")
+	case Mutates(k.op):
+		err = k.mutate(ctx)
+	default:
+		err = k.read(ctx)
+	}
+	k.out.Attempts = k.ran
+	if k.taken.IsZero() {
+		k.out.Waited = time.Since(k.started)
+	} else {
+		k.out.Waited, k.out.Took = k.taken.Sub(k.started), time.Since(k.taken)
+	}
+
+	return &k.out, err
+}
+
+// A call is the state of one Call.
+type call struct {
+	c       *Caller
+	req     *Request
+	op      driverv1.Operation
+	started time.Time
+	taken   time.Time // when a replica took the operation, the last time
+
+	number  uint32          // of the attempt
+	ran     uint32          // of the last attempt that may have had an effect; 0 for none
+	again   bool            // the next attempt must look first
+	target  string          // replica of the next attempt; empty for any
+	dead    map[string]bool // replicas that lost an attempt
+	lastTry time.Time
+	out     Outcome
+}
+
+// A verdict is how one try ended.
+type verdict int
+
+const (
+	gotResult  verdict = iota
+	gotBusy            // refused, nothing ran
+	gotNobody          // nobody listens, nothing ran
+	gotDown            // not sent, nothing ran
+	gotSilence         // no frame at all: unknown
+	gotDeath           // the holder died: unknown
+	gotDenial          // the holder says that it does not have it: nothing runs there
+	gotLate            // the holder lives, but the operation's time is over
+	gotEnd             // the caller's context ended
+)
+
+// try sends the request once and follows it as far as a verdict.
+func (k *call) try(ctx context.Context) (verdict, *driverv1.Result, driverv1.BusyReason) {
+	const none = driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
+	a := newAttempt(k.req.OperationID, k.number)
+	tree := TreeDriver
+	if k.target != "" {
+		tree = TreeReplica
+	}
+	unregister, err := k.send(a, tree)
+	defer unregister()
+	if err != nil {
+		return gotDown, nil, none
+	}
+	f := follow{k: k, a: a, timer: time.NewTimer(acceptTimeout), unbind: func() {}}
+	defer func() { f.timer.Stop(); f.unbind() }()
+	v, busy := f.run(ctx)
+	k.out.Replica = f.last.holder
+
+	return v, f.last.result, busy
+}
+
+// send publishes the request in a tree, with a's reply subject listened to
+// first: a reply may come before publish returns.
+func (k *call) send(a *attempt, tree Tree) (unregister func(), err error) {
+	k.lastTry = time.Now()
+	subject, err := Subject{
+		Cluster: k.c.cfg.Cluster, Tree: tree, Provider: k.req.Provider, Replica: k.target,
+		Verb: Verb(k.op), Namespace: k.req.Namespace, Name: k.req.Name,
+	}.Build()
+	if err != nil {
+		return func() {}, err
+	}
+	reply, unregister := k.c.register(k.req.Provider, k.listener(a))
+	err = k.c.publish(subject, reply, k.c.stamp(k.req.Body, k.req, k.number, k.again))
+	if err != nil {
+		k.c.log.Debug("request not sent", "operation_id", k.req.OperationID, "err", err)
+	}
+
+	return unregister, err
+}
+
+// read has an operation done that may be asked any number of times.
+func (k *call) read(ctx context.Context) error {
+	limited, cancel := context.WithTimeout(ctx, k.req.Timeout)
+	defer cancel()
+	for {
+		v, result, _ := k.try(limited)
+		switch v {
+		case gotResult:
+			return k.settle(result)
+		case gotDown:
+			return k.down()
+		case gotNobody:
+			if k.target == "" {
+				return k.plain(limited)
+			}
+			k.target = ""
+		case gotBusy:
+			k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.dead)
+			if k.target == "" {
+				return k.allBusy()
+			}
+		case gotEnd, gotLate:
+			if ctx.Err() != nil {
+				return ctx.Err() //nolint:wrapcheck // the caller's own
+			}
+
+			return timeoutErrorf("no answer from the driver of provider %s within %s", k.req.Provider, k.req.Timeout)
+		case gotSilence, gotDeath, gotDenial:
+			k.number++
+			k.target = ""
+		}
+	}
+}
+
+func (k *call) settle(result *driverv1.Result) error {
+	k.out.Result = result
+
+	return ErrorOf(result.GetStatus())
+}
+
+func (k *call) down() error {
+	return k.notStarted("the bus cannot be reached; waiting for NATS")
+}
+
+func (k *call) allBusy() error {
+	return k.notStarted("all replicas of provider %s are busy", k.req.Provider)
+}
+
+// notStarted is the error for a try that reached nobody. It is proof that
+// nothing ran only if no earlier attempt may have.
+func (k *call) notStarted(format string, args ...any) error {
+	e := busErrorf(format, args...)
+	if k.ran > 0 && Mutates(k.op) {
+		e.Origin = OriginTimeout
+	}
+
+	return e
+}

@@ -1,0 +1,272 @@
+package bus
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+const (
+	// acceptTimeout is how long the first frame may take.
+	acceptTimeout = 500 * time.Millisecond
+	// acceptBy is how old a mutation's request may be when a replica takes it.
+	acceptBy = 2 * time.Second
+	// lateBy is how much longer than its timeout an operation is waited for: the
+	// replica's clock starts later than ours.
+	lateBy = 5 * time.Second
+)
+
+// A CallerConfig describes the asking side of one control plane.
+type CallerConfig struct {
+	// Cluster is the control plane's name on the bus.
+	Cluster string
+	// Epoch returns the current epoch; nil means that epochs are not counted.
+	Epoch func() uint64
+	// Logger receives what happens; nil means the default.
+	Logger *slog.Logger
+}
+
+// A Caller has operations done by the driver replicas on the bus. It is safe
+// for concurrent use.
+type Caller struct {
+	conn     *Conn
+	cfg      CallerConfig
+	log      *slog.Logger
+	id       string
+	started  time.Time
+	replicas *replicas
+	dropped  atomic.Uint64
+
+	mu      sync.Mutex
+	waiting map[string]func(*nats.Msg) // by reply subject
+
+	replies *nats.Subscription
+	unwatch func()
+	stop    context.CancelFunc
+	done    sync.WaitGroup
+}
+
+// NewCaller starts to listen for replicas and replies. Close ends it.
+func NewCaller(conn *Conn, cfg CallerConfig) (*Caller, error) {
+	if err := ValidToken("cluster", cfg.Cluster); err != nil {
+		return nil, err
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.Epoch == nil {
+		cfg.Epoch = func() uint64 { return 0 }
+	}
+	c := &Caller{
+		conn: conn, cfg: cfg, log: cfg.Logger, id: nuid.Next(), started: time.Now(),
+		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){},
+	}
+	// Replies come on the connection that publishes the requests: only then does
+	// the server say that nobody listens.
+	replies, err := conn.subscribe(wildcard(cfg.Cluster, TreeReply, "*", c.id, "*"), "", c.onReply)
+	if err != nil {
+		return nil, err
+	}
+	c.unwatch, err = WatchSessions(conn, cfg.Cluster, func(s *driverv1.Session) { c.replicas.onSession(s, time.Now()) })
+	if err != nil {
+		return nil, err
+	}
+	c.replies = replies
+	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // ended by Close
+	c.stop = cancel
+	c.done.Go(func() { c.sweep(ctx) })
+
+	return c, nil
+}
+
+// Close stops listening. Calls that still wait must be ended by their contexts.
+func (c *Caller) Close() {
+	c.stop()
+	c.done.Wait()
+	c.unwatch()
+	_ = c.replies.Unsubscribe() // fails only on a closed connection
+}
+
+// Replicas returns the live replicas of all providers.
+func (c *Caller) Replicas() []Replica { return c.replicas.list() }
+
+// Room returns a channel that is closed at the next sign that a replica of the
+// provider could take work: what to wait for after an error for which
+// [NothingRan] holds.
+func (c *Caller) Room(provider string) <-chan struct{} { return c.replicas.room(provider) }
+
+// Dropped counts the frames that belonged to no operation in flight.
+func (c *Caller) Dropped() uint64 { return c.dropped.Load() }
+
+// Up tells whether the bus can be reached at this moment.
+func (c *Caller) Up() bool { return c.conn.Up() }
+
+// sweep declares silent replicas dead. Its clock stands still while the silence
+// may be our own fault: without a connection, and when this process was starved.
+func (c *Caller) sweep(ctx context.Context) {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	last, deaf := time.Now(), false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := time.Now()
+		elapsed := now.Sub(last)
+		last = now
+		switch {
+		case !c.conn.Up():
+			deaf = true
+			c.replicas.excuse(now, elapsed)
+		case deaf:
+			// Back on the bus: everyone gets a full death limit to be heard again.
+			deaf = false
+			c.replicas.excuse(now, deathLimit)
+		case elapsed > starved:
+			c.replicas.excuse(now, elapsed)
+		default:
+			for _, key := range c.replicas.sweep(now) {
+				c.log.Warn("replica is not heard of any more; taken for dead", "replica", key, "limit", deathLimit)
+			}
+		}
+	}
+}
+
+// register has messages on a fresh reply subject passed to f.
+func (c *Caller) register(provider string, f func(*nats.Msg)) (reply string, unregister func()) {
+	reply = replyPrefix(c.cfg.Cluster, provider) + c.id + "." + nuid.Next()
+	c.mu.Lock()
+	c.waiting[reply] = f
+	c.mu.Unlock()
+
+	return reply, func() {
+		c.mu.Lock()
+		delete(c.waiting, reply)
+		c.mu.Unlock()
+	}
+}
+
+func (c *Caller) onReply(m *nats.Msg) {
+	c.mu.Lock()
+	f := c.waiting[m.Subject]
+	c.mu.Unlock()
+	if f == nil {
+		c.drop(m.Subject, "nobody waits for it")
+
+		return
+	}
+	f(m)
+}
+
+func (c *Caller) drop(subject, why string) {
+	c.dropped.Add(1)
+	c.log.Debug("reply dropped", "subject", subject, "why", why)
+}
+
+// publish sends a request whose answers come to reply.
+func (c *Caller) publish(subject, reply string, env *driverv1.Envelope) error {
+	payload, err := Encode(env, "")
+	if err != nil {
+		return err
+	}
+
+	return c.conn.publish(&nats.Msg{Subject: subject, Reply: reply, Data: payload})
+}
+
+// control sends one replica a control message, and where it has an answer,
+// waits for it as long as for a first frame.
+func (c *Caller) control(provider, replica, verb string, env *driverv1.Envelope) error {
+	subject, err := Subject{
+		Cluster: c.cfg.Cluster, Tree: TreeReplica, Provider: provider, Replica: replica, Verb: verb,
+	}.Build()
+	if err != nil {
+		return err
+	}
+	env.Epoch = c.cfg.Epoch()
+
+	return c.publish(subject, "", env)
+}
+
+// Cancel asks the replica that lists an operation to end it early. The
+// operation's [Caller.Call] still returns its result. Nothing happens when no
+// replica lists it.
+func (c *Caller) Cancel(provider, operationID string) error {
+	replica, _, ok := c.replicas.holding(provider, operationID)
+	if !ok {
+		return nil
+	}
+
+	return c.control(provider, replica, verbCancel, &driverv1.Envelope{
+		OperationId: operationID,
+		Body:        &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: operationID}},
+	})
+}
+
+// Acknowledge tells a replica that the outcome of an operation is stored, so
+// that it may forget it.
+func (c *Caller) Acknowledge(provider, replica, operationID string) error {
+	return c.control(provider, replica, verbAck, &driverv1.Envelope{
+		OperationId: operationID,
+		Body:        &driverv1.Envelope_Acknowledge{Acknowledge: &driverv1.Acknowledge{OperationId: operationID}},
+	})
+}
+
+// ask asks one replica about one operation. It returns nil when the replica
+// does not answer in time.
+func (c *Caller) ask(ctx context.Context, provider, replica, operationID string) *driverv1.OpsResponse {
+	subject, err := Subject{
+		Cluster: c.cfg.Cluster, Tree: TreeReplica, Provider: provider, Replica: replica, Verb: verbOps,
+	}.Build()
+	if err != nil {
+		return nil
+	}
+	answers := make(chan *driverv1.OpsResponse, 1)
+	reply, done := c.register(provider, func(m *nats.Msg) {
+		env, err := decodeMsg(m)
+		if err != nil || env.GetOpsHeld() == nil || env.GetReplica() != replica {
+			return
+		}
+		select {
+		case answers <- env.GetOpsHeld():
+		default:
+		}
+	})
+	defer done()
+	err = c.publish(subject, reply, &driverv1.Envelope{
+		OperationId: operationID, Epoch: c.cfg.Epoch(),
+		Body: &driverv1.Envelope_Ops{Ops: &driverv1.OpsRequest{OperationId: operationID}},
+	})
+	if err != nil {
+		return nil
+	}
+	limit := time.NewTimer(acceptTimeout)
+	defer limit.Stop()
+	select {
+	case answer := <-answers:
+		return answer
+	case <-limit.C:
+	case <-ctx.Done():
+	}
+
+	return nil
+}
+
+// stamp fills in an envelope for one attempt.
+func (c *Caller) stamp(env *driverv1.Envelope, req *Request, number uint32, again bool) *driverv1.Envelope {
+	return &driverv1.Envelope{
+		OperationId: req.OperationID, Attempt: number, Epoch: c.cfg.Epoch(), Recover: again,
+		AcceptBy: timestamppb.New(time.Now().Add(acceptBy)), Timeout: durationpb.New(req.Timeout),
+		Body: env.GetBody(),
+	}
+}

@@ -1,0 +1,329 @@
+package bus
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Connection clocks: a dead connection is noticed within 2*pingInterval even
+// when no traffic shows it, and a lost server is asked for again four times a
+// second.
+const (
+	pingInterval  = 5 * time.Second
+	pingsOut      = 2
+	reconnectWait = 250 * time.Millisecond
+	reconnectLog  = 10 * time.Second
+	flushTimeout  = 2 * time.Second
+	firstTimeout  = 5 * time.Second
+)
+
+// A Config says how to reach NATS.
+type Config struct {
+	// URLs are the servers, such as nats://host:4222. Ignored with InProcess.
+	URLs []string
+	// Name is what `nats server report connections` shows.
+	Name string
+	// Creds is the path of a credentials file (user JWT and nkey seed); empty
+	// for none.
+	Creds string
+	// CA, Cert and Key are PEM files for TLS and mutual TLS; each is read again
+	// at every reconnect, so that renewed certificates need no restart.
+	CA, Cert, Key string
+	// InProcess connects without a socket; see package embedded.
+	InProcess nats.InProcessConnProvider
+	// InboxPrefix is the prefix of reply inboxes; empty means NATS's default.
+	InboxPrefix string
+	// AllowInsecure permits a connection beyond loopback without TLS or without
+	// credentials.
+	AllowInsecure bool
+	// FailFast makes Connect fail when no server answers within 5 s. Without it
+	// Connect returns at once and the connection is made as soon as it can be.
+	FailFast bool
+	// Logger receives what happens to the connection; nil means the default.
+	Logger *slog.Logger
+}
+
+// A Conn is a connection to NATS that is never given up: it reconnects for
+// ever and buffers nothing while it is down, so that nothing old is sent later.
+// It is safe for concurrent use.
+type Conn struct {
+	nc  *nats.Conn
+	log *slog.Logger
+
+	mu      sync.Mutex
+	onUp    []func()
+	lastLog time.Time
+}
+
+// Connect opens a connection. The error names the file or server at fault.
+func Connect(ctx context.Context, cfg Config) (*Conn, error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	c := &Conn{log: cfg.Logger}
+	opts, err := cfg.options(c)
+	if err != nil {
+		return nil, err
+	}
+	servers := strings.Join(cfg.URLs, ",")
+	if cfg.InProcess != nil {
+		// A URL would make the client speak TLS over the pipe and hang.
+		servers = ""
+		opts = append(opts, nats.InProcessServer(cfg.InProcess))
+	}
+	c.nc, err = nats.Connect(servers, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS at %s: %w%s", servers, err, remedy(err))
+	}
+	if cfg.FailFast {
+		fctx, cancel := context.WithTimeout(ctx, firstTimeout)
+		defer cancel()
+		if err := c.nc.FlushWithContext(fctx); err != nil {
+			c.nc.Close()
+
+			return nil, fmt.Errorf("connect to NATS at %s: no answer: %w", servers, err)
+		}
+	}
+
+	return c, nil
+}
+
+func remedy(err error) string {
+	switch {
+	case errors.Is(err, nats.ErrNoServers), strings.Contains(err.Error(), "connection refused"):
+		return " (is the server running, and is the URL right?)"
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired):
+		return " (the server refused the credentials: check --nats-creds and the client certificate)"
+	default:
+		return ""
+	}
+}
+
+func (cfg Config) options(c *Conn) ([]nats.Option, error) {
+	opts := []nats.Option{
+		nats.Name(cfg.Name),
+		nats.MaxReconnects(-1),
+		nats.ReconnectWait(reconnectWait),
+		nats.ReconnectJitter(reconnectWait, reconnectWait),
+		nats.ReconnectBufSize(-1),
+		nats.PingInterval(pingInterval),
+		nats.MaxPingsOutstanding(pingsOut),
+		nats.RetryOnFailedConnect(!cfg.FailFast),
+		nats.IgnoreAuthErrorAbort(),
+		nats.ConnectHandler(func(*nats.Conn) { c.up("connected to NATS") }),
+		nats.ReconnectHandler(func(*nats.Conn) { c.up("reconnected to NATS") }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.down(err) }),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { c.down(err) }),
+		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) { c.asyncError(sub, err) }),
+	}
+	if cfg.InboxPrefix != "" {
+		opts = append(opts, nats.CustomInboxPrefix(cfg.InboxPrefix))
+	}
+	if cfg.Creds != "" {
+		if _, err := os.Stat(cfg.Creds); err != nil {
+			return nil, fmt.Errorf("NATS credentials file: %w", err)
+		}
+		opts = append(opts, nats.UserCredentials(cfg.Creds))
+	}
+	tlsOpt, err := cfg.tls()
+	if err != nil {
+		return nil, err
+	}
+	if tlsOpt != nil {
+		opts = append(opts, tlsOpt)
+	}
+
+	return opts, cfg.checkInsecure()
+}
+
+// tls returns callbacks rather than certificates, which nats.go calls at each
+// reconnect.
+func (cfg Config) tls() (nats.Option, error) {
+	if cfg.CA == "" && cfg.Cert == "" && cfg.Key == "" {
+		return nil, nil //nolint:nilnil // no option is the answer here, not a fault
+	}
+	if (cfg.Cert == "") != (cfg.Key == "") {
+		return nil, errors.New("NATS client certificate: give both the certificate and the key file")
+	}
+	roots := func() (*x509.CertPool, error) {
+		if cfg.CA == "" {
+			return x509.SystemCertPool()
+		}
+		pem, err := os.ReadFile(cfg.CA)
+		if err != nil {
+			return nil, fmt.Errorf("NATS CA file: %w", err)
+		}
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("NATS CA file %s: no PEM certificate in it", cfg.CA)
+		}
+
+		return pool, nil
+	}
+	cert := func() (tls.Certificate, error) {
+		if cfg.Cert == "" {
+			return tls.Certificate{}, nil
+		}
+		pair, err := tls.LoadX509KeyPair(cfg.Cert, cfg.Key)
+		if err != nil {
+			return pair, fmt.Errorf("NATS client certificate: %w", err)
+		}
+
+		return pair, nil
+	}
+	if _, err := roots(); err != nil {
+		return nil, err
+	}
+	if _, err := cert(); err != nil {
+		return nil, err
+	}
+
+	return nats.ClientTLSConfig(cert, roots), nil
+}
+
+// checkInsecure refuses, unless told otherwise, to send anything readable or
+// anonymous beyond this host.
+func (cfg Config) checkInsecure() error {
+	if cfg.AllowInsecure || cfg.InProcess != nil {
+		return nil
+	}
+	for _, list := range cfg.URLs {
+		for raw := range strings.SplitSeq(list, ",") {
+			u, err := url.Parse(strings.TrimSpace(raw))
+			if err != nil || u.Host == "" {
+				return fmt.Errorf("NATS URL %q: want something like nats://host:4222", raw)
+			}
+			if isLoopback(u.Hostname()) {
+				continue
+			}
+			if u.Scheme != "tls" && u.Scheme != "wss" && cfg.CA == "" && cfg.Cert == "" {
+				return fmt.Errorf("NATS URL %q is beyond loopback and without TLS: "+
+					"give a CA file or a tls:// URL, or allow it explicitly with --nats-allow-insecure", u.Redacted())
+			}
+			if cfg.Creds == "" && cfg.Cert == "" && u.User == nil {
+				return fmt.Errorf("NATS URL %q is beyond loopback and without credentials: "+
+					"give a credentials file or a client certificate, or allow it explicitly with --nats-allow-insecure", u.Redacted())
+			}
+		}
+	}
+
+	return nil
+}
+
+func isLoopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	ip := net.ParseIP(host)
+
+	return ip != nil && ip.IsLoopback()
+}
+
+// OnUp calls f each time the connection is made, the first time included, from
+// the client's own goroutine: f must not block.
+func (c *Conn) OnUp(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.onUp = append(c.onUp, f)
+}
+
+// Up tells whether the connection stands at this moment.
+func (c *Conn) Up() bool { return c.nc.IsConnected() }
+
+// URL returns the server the connection stands to, for people.
+func (c *Conn) URL() string { return c.nc.ConnectedUrlRedacted() }
+
+// Close sends what is still in the client's hands, at most for two seconds, and
+// closes. It does not wait for handlers: whoever owns them does that first.
+func (c *Conn) Close() {
+	if c.nc.IsConnected() {
+		_ = c.nc.FlushTimeout(flushTimeout) // closing anyway; peers ask for what they miss
+	}
+	c.nc.Close()
+}
+
+func (c *Conn) up(text string) {
+	c.log.Info(text, "url", c.nc.ConnectedUrlRedacted())
+	c.mu.Lock()
+	hooks := append([]func(){}, c.onUp...)
+	c.lastLog = time.Time{}
+	c.mu.Unlock()
+	for _, f := range hooks {
+		f()
+	}
+}
+
+// down is called for the loss and for every failed try; one line in ten
+// seconds is enough.
+func (c *Conn) down(err error) {
+	if c.nc != nil && c.nc.IsClosed() {
+		return
+	}
+	c.mu.Lock()
+	quiet := time.Since(c.lastLog) < reconnectLog
+	if !quiet {
+		c.lastLog = time.Now()
+	}
+	c.mu.Unlock()
+	if quiet {
+		return
+	}
+	text := "connection closed by the server"
+	if err != nil {
+		text = err.Error() + remedy(err)
+	}
+	c.log.Warn("not connected to NATS; trying again until it works", "err", text)
+}
+
+func (c *Conn) asyncError(sub *nats.Subscription, err error) {
+	subject := ""
+	if sub != nil {
+		subject = sub.Subject
+	}
+	c.log.Error("NATS reports an error", "err", err, "subject", subject)
+}
+
+// publish sends an envelope. It fails at once while the connection is down and
+// when the message is larger than the server takes.
+func (c *Conn) publish(m *nats.Msg) error {
+	if limit := c.nc.MaxPayload(); limit > 0 && int64(m.Size()) > limit {
+		return fmt.Errorf("message of %d bytes on %s is over the server's limit of %d: raise max_payload",
+			m.Size(), m.Subject, limit)
+	}
+	if err := c.nc.PublishMsg(m); err != nil {
+		return fmt.Errorf("publish on %s: %w", m.Subject, err)
+	}
+
+	return nil
+}
+
+func (c *Conn) subscribe(subject, queue string, f nats.MsgHandler) (*nats.Subscription, error) {
+	sub, err := c.nc.QueueSubscribe(subject, queue, f)
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to %s: %w", subject, err)
+	}
+
+	return sub, nil
+}
+
+// watch subscribes for as long as stop is not called.
+func (c *Conn) watch(subject string, f nats.MsgHandler) (stop func(), err error) {
+	sub, err := c.subscribe(subject, "", f)
+	if err != nil {
+		return nil, err
+	}
+
+	return func() { _ = sub.Unsubscribe() }, nil // fails only on a closed connection
+}

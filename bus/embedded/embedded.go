@@ -1,0 +1,240 @@
+// Package embedded runs a nats-server inside the process. It is for cmd/mcm
+// and for tests; nothing a driver links imports it, so that no driver carries a
+// server.
+package embedded
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+const (
+	readyTimeout = 10 * time.Second
+	pollInterval = 5 * time.Millisecond
+
+	// A class with a Secret of Kubernetes' limit of 1 MiB must fit a reply.
+	maxPayload = 4 << 20
+	// A backlog older than this many bytes means a client that no longer reads.
+	maxPending = 64 << 20
+)
+
+// Options say how the server runs.
+type Options struct {
+	// Listen is the host and port for clients; port 0 picks a free one.
+	Listen string
+	// StoreDir is JetStream's directory; empty switches JetStream off.
+	StoreDir string
+	// ConfigFile is the path of a nats-server configuration whose settings win
+	// over these; empty for none.
+	ConfigFile string
+	// MonitorPort serves NATS's monitoring endpoints on 127.0.0.1; 0 for none.
+	MonitorPort int
+	// AllowInsecure permits listening beyond loopback without TLS or without
+	// authentication.
+	AllowInsecure bool
+	// Logger receives the server's log; nil means the default.
+	Logger *slog.Logger
+}
+
+// A Server is one embedded nats-server. Its methods are safe for concurrent
+// use.
+type Server struct {
+	opts Options
+
+	mu  sync.Mutex
+	srv *server.Server
+	url string
+}
+
+// Start runs a server and returns when it takes clients and, where JetStream is
+// on, its store is open. The error names the port or directory at fault.
+func Start(opts Options) (*Server, error) {
+	if opts.Logger == nil {
+		opts.Logger = slog.Default()
+	}
+	s := &Server{opts: opts}
+	if err := s.start(opts.Listen); err != nil {
+		return nil, err
+	}
+
+	return s, nil
+}
+
+func (s *Server) start(listen string) error {
+	o, err := s.serverOptions(listen)
+	if err != nil {
+		return err
+	}
+	// The server reports a taken port by a fatal log line and then is merely not
+	// ready; asking the kernel first gives an error that names the port.
+	if err := checkListen(o); err != nil {
+		return err
+	}
+	srv, err := server.NewServer(o)
+	if err != nil {
+		return fmt.Errorf("configure the embedded nats-server: %w", err)
+	}
+	srv.SetLoggerV2(slogger{s.opts.Logger}, false, false, false)
+	go srv.Start()
+	if err := waitReady(srv); err != nil {
+		srv.Shutdown()
+		srv.WaitForShutdown()
+
+		return err
+	}
+	s.mu.Lock()
+	s.srv, s.url = srv, srv.ClientURL()
+	s.mu.Unlock()
+
+	return nil
+}
+
+// serverOptions goes through the configuration parser, which wires defaults
+// that filling the struct leaves out.
+func (s *Server) serverOptions(listen string) (*server.Options, error) {
+	host, port, err := net.SplitHostPort(listen)
+	if err != nil {
+		return nil, fmt.Errorf("NATS listen address %q: want host:port: %w", listen, err)
+	}
+	if port == "0" {
+		port = strconv.Itoa(server.RANDOM_PORT)
+	}
+	var cfg strings.Builder
+	fmt.Fprintf(&cfg, "host: %q\nport: %s\nmax_payload: %d\nmax_pending: %d\n", host, port, maxPayload, maxPending)
+	fmt.Fprintf(&cfg, "ping_interval: \"5s\"\nping_max: 2\nwrite_deadline: \"5s\"\n")
+	if s.opts.StoreDir != "" {
+		if err := os.MkdirAll(s.opts.StoreDir, 0o700); err != nil {
+			return nil, fmt.Errorf("NATS store directory: %w", err)
+		}
+		fmt.Fprintf(&cfg, "jetstream { store_dir: %q }\n", s.opts.StoreDir)
+	}
+	if s.opts.MonitorPort != 0 {
+		fmt.Fprintf(&cfg, "http: \"127.0.0.1:%d\"\n", s.opts.MonitorPort)
+	}
+	if s.opts.ConfigFile != "" {
+		text, err := os.ReadFile(s.opts.ConfigFile)
+		if err != nil {
+			return nil, fmt.Errorf("NATS configuration file: %w", err)
+		}
+		cfg.Write(text)
+	}
+	o := &server.Options{}
+	if err := o.ProcessConfigString(cfg.String()); err != nil {
+		return nil, fmt.Errorf("NATS configuration (%s): %w", orNone(s.opts.ConfigFile), err)
+	}
+	o.NoSigs = true // signals are the program's
+	if err := s.checkInsecure(o); err != nil {
+		return nil, err
+	}
+
+	return o, nil
+}
+
+func orNone(file string) string {
+	if file == "" {
+		return "built in"
+	}
+
+	return file
+}
+
+func (s *Server) checkInsecure(o *server.Options) error {
+	ip := net.ParseIP(o.Host)
+	if s.opts.AllowInsecure || o.Host == "localhost" || ip != nil && ip.IsLoopback() {
+		return nil
+	}
+	secured := o.TLSConfig != nil
+	known := len(o.Users) > 0 || len(o.Nkeys) > 0 || len(o.TrustedOperators) > 0 || o.Username != "" ||
+		o.Authorization != "" || o.TLSMap || o.AuthCallout != nil
+	if secured && known {
+		return nil
+	}
+
+	return fmt.Errorf("NATS would listen on %s beyond loopback without TLS or without authentication: "+
+		"configure both in a --nats-config file, or allow it explicitly with --nats-allow-insecure", o.Host)
+}
+
+func checkListen(o *server.Options) error {
+	if o.Port == server.RANDOM_PORT || o.Port <= 0 {
+		return nil
+	}
+	addr := net.JoinHostPort(o.Host, strconv.Itoa(o.Port))
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return fmt.Errorf("NATS cannot listen on %s: %w (is another server there? choose another --nats-listen)", addr, err)
+	}
+
+	return l.Close()
+}
+
+func waitReady(srv *server.Server) error {
+	if !srv.ReadyForConnections(readyTimeout) {
+		return errors.New("the embedded nats-server did not get ready within 10 s; its log tells why")
+	}
+	if !srv.JetStreamEnabled() {
+		return nil
+	}
+	// Listening says nothing about the store, which may still recover.
+	var last string
+	for deadline := time.Now().Add(readyTimeout); time.Now().Before(deadline); time.Sleep(pollInterval) { //nolint:forbidigo // the server offers no signal to wait for
+		h := srv.Healthz(&server.HealthzOptions{JSServerOnly: true})
+		if h.Error == "" {
+			return nil
+		}
+		last = h.Error
+	}
+
+	return fmt.Errorf("the embedded nats-server's JetStream did not get ready within 10 s: %s", last)
+}
+
+// URL is where clients connect.
+func (s *Server) URL() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return s.url
+}
+
+// InProcessConn gives a pipe to the running server, also after a restart; the
+// server's own would end with the server it came from.
+func (s *Server) InProcessConn() (net.Conn, error) {
+	s.mu.Lock()
+	srv := s.srv
+	s.mu.Unlock()
+	if srv == nil {
+		return nil, errors.New("the embedded nats-server is not running")
+	}
+	conn, err := srv.InProcessConn()
+	if err != nil {
+		return nil, fmt.Errorf("connect to the embedded nats-server: %w", err)
+	}
+
+	return conn, nil
+}
+
+// Stop ends the server and waits until it is gone.
+func (s *Server) Stop() {
+	s.mu.Lock()
+	srv := s.srv
+	s.srv = nil
+	s.mu.Unlock()
+	if srv == nil {
+		return
+	}
+	srv.Shutdown()
+	srv.WaitForShutdown()
+}
+
+// Restart runs a stopped server again on the port it had.
+func (s *Server) Restart() error {
+	return s.start(strings.TrimPrefix(s.URL(), "nats://"))
+}

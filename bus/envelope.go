@@ -1,0 +1,157 @@
+package bus
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// Headers are few because each costs a few percent of a round trip.
+const (
+	headerContentType = "Content-Type"
+	contentTypeJSON   = "application/json"
+
+	// From ADR-32, so that the nats CLI shows failures as failures.
+	headerError     = "Nats-Service-Error"
+	headerErrorCode = "Nats-Service-Error-Code"
+
+	headerStatus       = "Status"
+	statusNoResponders = "503"
+)
+
+// errEmpty: only the server's "no responders" is empty [ENV-3].
+var errEmpty = errors.New("empty payload where an Envelope belongs")
+
+var lenientJSON = protojson.UnmarshalOptions{DiscardUnknown: true}
+
+// Decode reads an Envelope from a payload, protobuf or JSON by contentType (a
+// Content-Type header's value; empty means protobuf).
+func Decode(payload []byte, contentType string) (*driverv1.Envelope, error) {
+	if len(payload) == 0 {
+		return nil, errEmpty
+	}
+	env := &driverv1.Envelope{}
+	if contentType == contentTypeJSON {
+		if err := lenientJSON.Unmarshal(payload, env); err != nil {
+			return nil, fmt.Errorf("decode JSON envelope: %w", err)
+		}
+
+		return env, nil
+	}
+	if err := proto.Unmarshal(payload, env); err != nil {
+		return nil, fmt.Errorf("decode envelope: %w", err)
+	}
+
+	return env, nil
+}
+
+// Encode is the inverse of [Decode].
+func Encode(env *driverv1.Envelope, contentType string) ([]byte, error) {
+	var payload []byte
+	var err error
+	if contentType == contentTypeJSON {
+		payload, err = protojson.Marshal(env)
+	} else {
+		payload, err = proto.Marshal(env)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("encode envelope: %w", err)
+	}
+	if len(payload) == 0 {
+		return nil, errEmpty
+	}
+
+	return payload, nil
+}
+
+func decodeMsg(m *nats.Msg) (*driverv1.Envelope, error) {
+	return Decode(m.Data, contentTypeOf(m))
+}
+
+func contentTypeOf(m *nats.Msg) string {
+	if m.Header == nil {
+		return ""
+	}
+
+	return m.Header.Get(headerContentType)
+}
+
+func isNoResponders(m *nats.Msg) bool {
+	return len(m.Data) == 0 && m.Header != nil && m.Header.Get(headerStatus) == statusNoResponders
+}
+
+// OperationOf returns the operation an envelope asks for; unspecified when it
+// is no request of an operation.
+func OperationOf(env *driverv1.Envelope) driverv1.Operation {
+	switch env.GetBody().(type) {
+	case *driverv1.Envelope_Create:
+		return driverv1.Operation_OPERATION_CREATE
+	case *driverv1.Envelope_Initialize:
+		return driverv1.Operation_OPERATION_INITIALIZE
+	case *driverv1.Envelope_Delete:
+		return driverv1.Operation_OPERATION_DELETE
+	case *driverv1.Envelope_Status:
+		return driverv1.Operation_OPERATION_STATUS
+	case *driverv1.Envelope_List:
+		return driverv1.Operation_OPERATION_LIST
+	case *driverv1.Envelope_VolumeIds:
+		return driverv1.Operation_OPERATION_VOLUME_IDS
+	case *driverv1.Envelope_Validate:
+		return driverv1.Operation_OPERATION_VALIDATE
+	case *driverv1.Envelope_MigrateClass:
+		return driverv1.Operation_OPERATION_MIGRATE_CLASS
+	default:
+		return driverv1.Operation_OPERATION_UNSPECIFIED
+	}
+}
+
+// MachineOf returns the machine an envelope's request is about, or nil.
+func MachineOf(env *driverv1.Envelope) *driverv1.Machine {
+	body, ok := RequestOf(env).(interface{ GetMachine() *driverv1.Machine })
+	if !ok {
+		return nil
+	}
+
+	return body.GetMachine()
+}
+
+// ClassOf returns the class reference of an envelope's request, or nil.
+func ClassOf(env *driverv1.Envelope) *driverv1.ClassReference {
+	body, ok := RequestOf(env).(interface {
+		GetClass() *driverv1.ClassReference
+	})
+	if !ok {
+		return nil
+	}
+
+	return body.GetClass()
+}
+
+// RequestOf returns the request message of an operation's envelope, or nil.
+func RequestOf(env *driverv1.Envelope) proto.Message {
+	switch b := env.GetBody().(type) {
+	case *driverv1.Envelope_Create:
+		return b.Create
+	case *driverv1.Envelope_Initialize:
+		return b.Initialize
+	case *driverv1.Envelope_Delete:
+		return b.Delete
+	case *driverv1.Envelope_Status:
+		return b.Status
+	case *driverv1.Envelope_List:
+		return b.List
+	case *driverv1.Envelope_VolumeIds:
+		return b.VolumeIds
+	case *driverv1.Envelope_Validate:
+		return b.Validate
+	case *driverv1.Envelope_MigrateClass:
+		return b.MigrateClass
+	default:
+		return nil
+	}
+}

@@ -1,0 +1,199 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// An Origin says who made an error, which decides what is known about its
+// effect.
+type Origin int
+
+const (
+	// OriginDriver: a driver answered so. Its own contract tells what it did.
+	OriginDriver Origin = iota
+	// OriginBus: the request reached no driver. Nothing ran.
+	OriginBus
+	// OriginTimeout: a driver may have had the request and was not heard of
+	// again. The outcome is unknown.
+	OriginTimeout
+)
+
+func (o Origin) String() string {
+	switch o {
+	case OriginDriver:
+		return "driver"
+	case OriginBus:
+		return "bus"
+	case OriginTimeout:
+		return "timeout"
+	default:
+		return "unknown"
+	}
+}
+
+// An Error is how an operation failed: a code, who says so, and a text for
+// people. There is no Error with code OK.
+type Error struct {
+	Code   driverv1.Code
+	Origin Origin
+	// RetryAfter is the provider's own word on when to come again; zero when
+	// it said nothing.
+	RetryAfter time.Duration
+
+	err error
+}
+
+// NewError returns an error with a code, as a driver makes it. A nil err stays
+// nil.
+func NewError(code driverv1.Code, err error) error {
+	if err == nil {
+		return nil
+	}
+
+	return &Error{Code: code, Origin: OriginDriver, err: err}
+}
+
+// Errorf is [NewError] with a formatted text; it wraps what %w names.
+func Errorf(code driverv1.Code, format string, args ...any) error {
+	return &Error{Code: code, Origin: OriginDriver, err: fmt.Errorf(format, args...)}
+}
+
+func busErrorf(format string, args ...any) *Error {
+	return &Error{Code: driverv1.Code_CODE_UNAVAILABLE, Origin: OriginBus, err: fmt.Errorf(format, args...)}
+}
+
+func timeoutErrorf(format string, args ...any) *Error {
+	return &Error{Code: driverv1.Code_CODE_DEADLINE_EXCEEDED, Origin: OriginTimeout, err: fmt.Errorf(format, args...)}
+}
+
+// Error returns the text alone: the code and the origin are for whoever
+// decides, and are logged beside it.
+func (e *Error) Error() string {
+	if e.err == nil {
+		return CodeName(e.Code)
+	}
+
+	return e.err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.err }
+
+// CodeOf returns the code of any error: that of the outermost [Error] in its
+// chain, Canceled and DeadlineExceeded for a context's errors, OK for nil, and
+// Unknown for all others.
+func CodeOf(err error) driverv1.Code {
+	var e *Error
+	switch {
+	case err == nil:
+		return driverv1.Code_CODE_OK
+	case errors.As(err, &e):
+		return e.Code
+	case errors.Is(err, context.DeadlineExceeded):
+		return driverv1.Code_CODE_DEADLINE_EXCEEDED
+	case errors.Is(err, context.Canceled):
+		return driverv1.Code_CODE_CANCELED
+	default:
+		return driverv1.Code_CODE_UNKNOWN
+	}
+}
+
+// OriginOf returns who made err; an error that is none of ours came from a
+// driver's code.
+func OriginOf(err error) Origin {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Origin
+	}
+
+	return OriginDriver
+}
+
+// NothingRan tells that an error is proof that no driver has seen the request.
+func NothingRan(err error) bool {
+	return err != nil && OriginOf(err) == OriginBus
+}
+
+// StatusOf turns an error into its wire form; nil becomes OK.
+func StatusOf(err error) *driverv1.Status {
+	if err == nil {
+		return &driverv1.Status{}
+	}
+	s := &driverv1.Status{Code: CodeOf(err), Message: err.Error()}
+	var e *Error
+	if errors.As(err, &e) && e.RetryAfter > 0 {
+		s.RetryAfter = durationpb.New(e.RetryAfter)
+	}
+
+	return s
+}
+
+// ErrorOf turns a status from the wire into an error; OK becomes nil. A code
+// this version does not know is Internal.
+func ErrorOf(s *driverv1.Status) error {
+	code := s.GetCode()
+	if code == driverv1.Code_CODE_OK {
+		return nil
+	}
+	if _, ok := codeNames[code]; !ok {
+		code = driverv1.Code_CODE_INTERNAL
+	}
+	e := &Error{Code: code, Origin: OriginDriver, err: errors.New(s.GetMessage())}
+	if s.GetRetryAfter().IsValid() {
+		e.RetryAfter = max(0, s.GetRetryAfter().AsDuration())
+	}
+
+	return e
+}
+
+// codeNames are the names users of the machine controller manager see in
+// status.lastOperation, in events and in dashboards.
+var codeNames = map[driverv1.Code]string{
+	driverv1.Code_CODE_OK:                  "OK",
+	driverv1.Code_CODE_CANCELED:            "Canceled",
+	driverv1.Code_CODE_UNKNOWN:             "Unknown",
+	driverv1.Code_CODE_INVALID_ARGUMENT:    "InvalidArgument",
+	driverv1.Code_CODE_DEADLINE_EXCEEDED:   "DeadlineExceeded",
+	driverv1.Code_CODE_NOT_FOUND:           "NotFound",
+	driverv1.Code_CODE_ALREADY_EXISTS:      "AlreadyExists",
+	driverv1.Code_CODE_PERMISSION_DENIED:   "PermissionDenied",
+	driverv1.Code_CODE_RESOURCE_EXHAUSTED:  "ResourceExhausted",
+	driverv1.Code_CODE_FAILED_PRECONDITION: "FailedPrecondition",
+	driverv1.Code_CODE_ABORTED:             "Aborted",
+	driverv1.Code_CODE_OUT_OF_RANGE:        "OutOfRange",
+	driverv1.Code_CODE_UNIMPLEMENTED:       "Unimplemented",
+	driverv1.Code_CODE_INTERNAL:            "Internal",
+	driverv1.Code_CODE_UNAVAILABLE:         "Unavailable",
+	driverv1.Code_CODE_DATA_LOSS:           "DataLoss",
+	driverv1.Code_CODE_UNAUTHENTICATED:     "Unauthenticated",
+	driverv1.Code_CODE_UNINITIALIZED:       "Uninitialized",
+}
+
+// CodeName returns a code's name as users of the machine controller manager
+// know it, such as "ResourceExhausted"; "Unknown" for a number without a name.
+func CodeName(code driverv1.Code) string {
+	if name, ok := codeNames[code]; ok {
+		return name
+	}
+
+	return "Unknown"
+}
+
+// ParseCode is the inverse of [CodeName]; it ignores case.
+func ParseCode(name string) (driverv1.Code, bool) {
+	for code, n := range codeNames {
+		if strings.EqualFold(n, name) {
+			return code, true
+		}
+	}
+
+	return driverv1.Code_CODE_UNKNOWN, false
+}

@@ -1,0 +1,217 @@
+package bus
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// fetchTimeout bounds one try of a fetch, fetchTries how often a lost one is
+// asked again.
+const (
+	fetchTimeout = 2 * time.Second
+	fetchTries   = 3
+	nonceBytes   = 16
+)
+
+// A FetchClient is how a driver asks a control plane for classes, secrets and
+// bootstrap values. It is safe for concurrent use.
+type FetchClient struct {
+	conn     *Conn
+	provider string
+	key      *SealKey
+	log      *slog.Logger
+
+	mu   sync.Mutex
+	pins map[string]string // public key of the control plane, by cluster
+}
+
+// NewFetchClient makes a client with a fresh curve key of its own. Pins are the
+// public keys of control planes by cluster; a control plane without one is
+// trusted at its first answer and held to that key from then on.
+func NewFetchClient(conn *Conn, provider string, pins map[string]string, log *slog.Logger) (*FetchClient, error) {
+	if err := ValidToken("provider", provider); err != nil {
+		return nil, err
+	}
+	key, err := NewSealKey()
+	if err != nil {
+		return nil, err
+	}
+	if log == nil {
+		log = slog.Default()
+	}
+	f := &FetchClient{conn: conn, provider: provider, key: key, log: log, pins: map[string]string{}}
+	for cluster, pin := range pins {
+		f.pins[cluster] = pin
+	}
+
+	return f, nil
+}
+
+// Class fetches a class of the client's provider. The version found may be
+// newer than the one asked for.
+func (f *FetchClient) Class(ctx context.Context, cluster string, ref *driverv1.ObjectReference) (*driverv1.Class, error) {
+	env, err := f.ask(ctx, cluster, fetchClass, &driverv1.Envelope{
+		Body: &driverv1.Envelope_FetchClass{FetchClass: &driverv1.FetchClassRequest{Class: ref}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("fetch class %s/%s: %w", ref.GetNamespace(), ref.GetName(), err)
+	}
+	answer := env.GetFetchedClass()
+	if err := ErrorOf(answer.GetStatus()); err != nil {
+		return nil, err
+	}
+	if answer.GetClass() == nil {
+		return nil, errors.New("fetch class: the answer holds none")
+	}
+
+	return answer.GetClass(), nil
+}
+
+// Secret fetches a secret that class refers to.
+func (f *FetchClient) Secret(ctx context.Context, cluster string, class, secret *driverv1.ObjectReference) (*driverv1.SecretContent, error) {
+	nonce, err := newNonce()
+	if err != nil {
+		return nil, err
+	}
+	env, err := f.ask(ctx, cluster, fetchSecret, &driverv1.Envelope{
+		Body: &driverv1.Envelope_FetchSecret{FetchSecret: &driverv1.FetchSecretRequest{
+			Class: class, Secret: secret, Recipient: f.key.Public(), Nonce: nonce,
+		}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("fetch secret %s/%s: %w", secret.GetNamespace(), secret.GetName(), err)
+	}
+	answer := env.GetFetchedSecret()
+	if err := ErrorOf(answer.GetStatus()); err != nil {
+		return nil, err
+	}
+	content := &driverv1.SecretContent{}
+	if err := f.open(cluster, answer.GetSealed(), content); err != nil {
+		return nil, fmt.Errorf("fetch secret %s/%s: %w", secret.GetNamespace(), secret.GetName(), err)
+	}
+	if !bytes.Equal(content.GetNonce(), nonce) || content.GetReference().GetName() != secret.GetName() ||
+		content.GetReference().GetNamespace() != secret.GetNamespace() {
+		return nil, fmt.Errorf("fetch secret %s/%s: the answer belongs to another question", secret.GetNamespace(), secret.GetName())
+	}
+
+	return content, nil
+}
+
+// Bootstrap fetches what replaces the placeholders in a machine's user data,
+// while operation is in flight.
+func (f *FetchClient) Bootstrap(ctx context.Context, cluster, operationID string, m *driverv1.Machine) (map[string]string, error) {
+	nonce, err := newNonce()
+	if err != nil {
+		return nil, err
+	}
+	env, err := f.ask(ctx, cluster, fetchBootstrap, &driverv1.Envelope{
+		Body: &driverv1.Envelope_FetchBootstrap{FetchBootstrap: &driverv1.FetchBootstrapRequest{
+			OperationId: operationID, Namespace: m.GetNamespace(), Machine: m.GetName(), MachineUid: m.GetUid(),
+			Recipient: f.key.Public(), Nonce: nonce,
+		}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("fetch bootstrap values of machine %s/%s: %w", m.GetNamespace(), m.GetName(), err)
+	}
+	answer := env.GetFetchedBootstrap()
+	if err := ErrorOf(answer.GetStatus()); err != nil {
+		return nil, err
+	}
+	content := &driverv1.BootstrapContent{}
+	if err := f.open(cluster, answer.GetSealed(), content); err != nil {
+		return nil, fmt.Errorf("fetch bootstrap values of machine %s/%s: %w", m.GetNamespace(), m.GetName(), err)
+	}
+	if !bytes.Equal(content.GetNonce(), nonce) {
+		return nil, fmt.Errorf("fetch bootstrap values of machine %s/%s: the answer belongs to another question",
+			m.GetNamespace(), m.GetName())
+	}
+
+	return content.GetValues(), nil
+}
+
+func newNonce() ([]byte, error) {
+	nonce := make([]byte, nonceBytes)
+	if _, err := rand.Read(nonce); err != nil {
+		return nil, fmt.Errorf("draw a nonce: %w", err)
+	}
+
+	return nonce, nil
+}
+
+// open opens a box with the key this control plane is known by [FETCH-3].
+func (f *FetchClient) open(cluster string, box *driverv1.Sealed, m proto.Message) error {
+	f.mu.Lock()
+	pin, known := f.pins[cluster]
+	f.mu.Unlock()
+	if !known {
+		pin = box.GetSender()
+	}
+	if err := f.key.Open(box, pin, m); err != nil {
+		return err
+	}
+	if known {
+		return nil
+	}
+	f.mu.Lock()
+	_, known = f.pins[cluster]
+	if !known {
+		f.pins[cluster] = pin
+	}
+	f.mu.Unlock()
+	if !known {
+		f.log.Warn("no key of this control plane was given; trusting the one it used first", "cluster", cluster, "key", pin)
+	}
+
+	return nil
+}
+
+// ask sends a fetch and waits for its answer. A fetch changes nothing, so a
+// lost one is asked again.
+func (f *FetchClient) ask(ctx context.Context, cluster, what string, env *driverv1.Envelope) (*driverv1.Envelope, error) {
+	payload, err := Encode(env, "")
+	if err != nil {
+		return nil, err
+	}
+	subject := wildcard(cluster, TreeFetch, f.provider, what)
+	for range fetchTries {
+		var m *nats.Msg
+		tryCtx, cancel := context.WithTimeout(ctx, fetchTimeout)
+		m, err = f.conn.nc.RequestWithContext(tryCtx, subject, payload)
+		cancel()
+		switch {
+		case err == nil:
+			return answerOf(m)
+		case ctx.Err() != nil:
+			return nil, fmt.Errorf("ask control plane %q: %w", cluster, ctx.Err())
+		case errors.Is(err, nats.ErrNoResponders):
+			return nil, busErrorf("no manager of control plane %q is on the bus", cluster)
+		}
+	}
+
+	return nil, timeoutErrorf("control plane %q does not answer: %w", cluster, err)
+}
+
+// answerOf decodes an answer; a bare result is the manager's way to say why it
+// cannot answer at all.
+func answerOf(m *nats.Msg) (*driverv1.Envelope, error) {
+	env, err := decodeMsg(m)
+	if err != nil {
+		return nil, err
+	}
+	if refusal := env.GetResult(); refusal != nil {
+		return nil, ErrorOf(refusal.GetStatus())
+	}
+
+	return env, nil
+}

@@ -1,0 +1,139 @@
+package bus
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A FetchHandler answers the fetches of drivers. Methods are called from many
+// goroutines; provider is the one whose driver asks, as NATS's permissions vouch
+// for, and a method must check that the thing is that provider's. An error
+// travels as its code and text.
+type FetchHandler interface {
+	Class(ctx context.Context, provider string, req *driverv1.FetchClassRequest) (*driverv1.Class, error)
+	Secret(ctx context.Context, provider string, req *driverv1.FetchSecretRequest) (*driverv1.SecretContent, error)
+	Bootstrap(ctx context.Context, provider string, req *driverv1.FetchBootstrapRequest) (*driverv1.BootstrapContent, error)
+}
+
+const (
+	fetchesAtOnce = 64
+	answerTimeout = 5 * time.Second
+)
+
+// A FetchServer answers fetches until it is stopped.
+type FetchServer struct {
+	conn    *Conn
+	key     *SealKey
+	handler FetchHandler
+	log     *slog.Logger
+	sub     *nats.Subscription
+	slots   chan struct{}
+	running sync.WaitGroup
+}
+
+// ServeFetches answers the fetches of one control plane, together with its
+// other replicas, sealing secrets with key.
+func ServeFetches(conn *Conn, cluster string, key *SealKey, handler FetchHandler, log *slog.Logger) (*FetchServer, error) {
+	if err := ValidToken("cluster", cluster); err != nil {
+		return nil, err
+	}
+	if log == nil {
+		log = slog.Default()
+	}
+	s := &FetchServer{conn: conn, key: key, handler: handler, log: log, slots: make(chan struct{}, fetchesAtOnce)}
+	var err error
+	s.sub, err = conn.subscribe(wildcard(cluster, TreeFetch, "*", "*"), fetchQueue, s.onFetch)
+
+	return s, err
+}
+
+// Stop takes no more fetches and waits for those being answered.
+func (s *FetchServer) Stop() {
+	_ = s.sub.Unsubscribe() // fails only on a closed connection
+	s.running.Wait()
+}
+
+func (s *FetchServer) onFetch(m *nats.Msg) {
+	subject, err := ParseSubject(m.Subject)
+	if err != nil {
+		return
+	}
+	// Anything else would let a driver have the manager publish in its name
+	// [FETCH-1].
+	if !strings.HasPrefix(m.Reply, InboxPrefix(subject.Provider)+".") {
+		s.log.Warn("fetch dropped: its reply subject is not below the provider's inbox prefix",
+			"subject", m.Subject, "reply", m.Reply)
+
+		return
+	}
+	env, err := decodeMsg(m)
+	if err != nil {
+		s.log.Warn("fetch dropped: payload is no envelope", "subject", m.Subject, "err", err)
+
+		return
+	}
+	s.slots <- struct{}{} // blocks only when 64 are being answered
+	s.running.Go(func() {
+		defer func() { <-s.slots }()
+		ctx, cancel := context.WithTimeout(context.Background(), answerTimeout) //nolint:forbidigo // Stop waits for it
+		defer cancel()
+		s.reply(m, s.fetch(ctx, subject, env))
+	})
+}
+
+func (s *FetchServer) fetch(ctx context.Context, subject Subject, env *driverv1.Envelope) *driverv1.Envelope {
+	provider := subject.Provider
+	switch body := env.GetBody().(type) {
+	case *driverv1.Envelope_FetchClass:
+		class, err := s.handler.Class(ctx, provider, body.FetchClass)
+
+		return &driverv1.Envelope{Body: &driverv1.Envelope_FetchedClass{
+			FetchedClass: &driverv1.FetchClassResponse{Status: StatusOf(err), Class: class},
+		}}
+	case *driverv1.Envelope_FetchSecret:
+		answer := &driverv1.FetchSecretResponse{}
+		content, err := s.handler.Secret(ctx, provider, body.FetchSecret)
+		if err == nil {
+			content.Nonce = body.FetchSecret.GetNonce()
+			answer.Sealed, err = s.key.Seal(content, body.FetchSecret.GetRecipient())
+		}
+		answer.Status = StatusOf(err)
+
+		return &driverv1.Envelope{Body: &driverv1.Envelope_FetchedSecret{FetchedSecret: answer}}
+	case *driverv1.Envelope_FetchBootstrap:
+		answer := &driverv1.FetchBootstrapResponse{}
+		content, err := s.handler.Bootstrap(ctx, provider, body.FetchBootstrap)
+		if err == nil {
+			content.Nonce = body.FetchBootstrap.GetNonce()
+			answer.Sealed, err = s.key.Seal(content, body.FetchBootstrap.GetRecipient())
+		}
+		answer.Status = StatusOf(err)
+
+		return &driverv1.Envelope{Body: &driverv1.Envelope_FetchedBootstrap{FetchedBootstrap: answer}}
+	default:
+		return resultFrame(failure(driverv1.Code_CODE_UNIMPLEMENTED, "this manager serves no fetch "+subject.Verb))
+	}
+}
+
+func (s *FetchServer) reply(m *nats.Msg, env *driverv1.Envelope) {
+	payload, err := Encode(env, contentTypeOf(m))
+	if err == nil {
+		err = s.conn.publish(&nats.Msg{Subject: m.Reply, Data: payload})
+	}
+	if err == nil {
+		return
+	}
+	s.log.Warn("fetch not answered", "subject", m.Subject, "err", err)
+	// A class or secret too large for the bus must be an error that the driver
+	// can show, not a silence.
+	if small, encErr := Encode(resultFrame(failure(driverv1.Code_CODE_OUT_OF_RANGE, err.Error())), contentTypeOf(m)); encErr == nil {
+		_ = s.conn.publish(&nats.Msg{Subject: m.Reply, Data: small}) // best effort; the asker times out otherwise
+	}
+}

@@ -1,0 +1,106 @@
+package bus
+
+import (
+	"context"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// follow watches one attempt from its publication to a verdict.
+type follow struct {
+	k      *call
+	a      *attempt
+	last   heard
+	timer  *time.Timer // first for the accept timeout, then for the operation's
+	gone   <-chan struct{}
+	unbind func()
+}
+
+func (k *call) listener(a *attempt) func(*nats.Msg) {
+	return func(m *nats.Msg) {
+		if why := a.onMessage(m); why != "" {
+			k.c.drop(m.Subject, why)
+		}
+	}
+}
+
+func (f *follow) run(ctx context.Context) (verdict, driverv1.BusyReason) {
+	const none = driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
+	for {
+		select {
+		case <-f.a.notify:
+			before := f.last
+			f.last = f.a.heard()
+			switch {
+			case f.last.result != nil:
+				f.accepted()
+
+				return gotResult, none
+			case f.last.nobody && f.last.holder == "":
+				return gotNobody, none
+			case f.last.busy != nil && f.last.holder == "":
+				return gotBusy, f.last.busy.GetReason()
+			}
+			f.accepted()
+			if f.last.progress != before.progress && f.k.req.OnProgress != nil {
+				f.k.req.OnProgress(f.last.progress)
+			}
+			if f.last.doubt && Mutates(f.k.op) {
+				if v, sure := f.askHolder(ctx); sure {
+					return v, none
+				}
+			}
+		case <-f.gone:
+			return gotDeath, none
+		case <-f.timer.C:
+			if !f.k.c.conn.Up() {
+				f.timer.Reset(acceptTimeout) // an outage is nobody's silence
+
+				continue
+			}
+			if f.gone == nil {
+				return gotSilence, none
+			}
+
+			return gotLate, none
+		case <-ctx.Done():
+			return gotEnd, none
+		}
+	}
+}
+
+// accepted notes the holder when it is first heard of.
+func (f *follow) accepted() {
+	if f.gone != nil || f.last.holder == "" {
+		return
+	}
+	k := f.k
+	f.gone, f.unbind = k.c.replicas.bind(f.a, k.req.Provider, f.last.holder)
+	f.timer.Reset(k.req.Timeout + lateBy)
+	k.taken, k.ran = time.Now(), k.number
+	if k.req.OnAccepted != nil {
+		k.req.OnAccepted(k.number, f.last.holder)
+	}
+}
+
+// askHolder settles a doubt: the holder's sessions no longer list the operation
+// as running, but no result came.
+func (f *follow) askHolder(ctx context.Context) (v verdict, sure bool) {
+	k := f.k
+	answer := k.c.ask(ctx, k.req.Provider, f.last.holder, k.req.OperationID)
+	switch {
+	case answer == nil:
+		return 0, false // its sessions will tell whether it lives
+	case answer.GetResult() != nil:
+		f.last.result = answer.GetResult()
+
+		return gotResult, true
+	case len(answer.GetOperations()) == 0:
+		return gotDenial, true
+	default:
+		return 0, false
+	}
+}

@@ -1,0 +1,218 @@
+package bus
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// held is an operation in a replica's hands: running, or settled and not yet
+// acknowledged. Its mutable fields are guarded by Server.mu.
+type held struct {
+	cluster   string
+	id        string
+	operation driverv1.Operation
+	machine   string // uid; empty for operations on a class
+	namespace string
+	name      string
+	request   *driverv1.Envelope
+	started   time.Time
+	cancel    context.CancelFunc
+
+	// Where frames go: to whoever asked last.
+	reply       string
+	contentType string
+	attempt     uint32
+
+	accepted bool
+	progress string
+	result   *driverv1.Result // set once settled
+	ended    time.Time
+}
+
+func (h *held) key() string { return h.cluster + "/" + h.id }
+
+func (h *held) machineKey() string { return h.cluster + "/" + h.machine }
+
+func (h *held) state(now time.Time) *driverv1.OperationState {
+	st := &driverv1.OperationState{
+		OperationId: h.id, Attempt: h.attempt, Operation: h.operation,
+		Namespace: h.namespace, Name: h.name, LastProgress: h.progress,
+	}
+	end := now
+	if h.result != nil {
+		st.Settled, st.Code, end = true, h.result.GetStatus().GetCode(), h.ended
+	}
+	st.Elapsed = durationpb.New(end.Sub(h.started))
+
+	return st
+}
+
+// run has the handler do a held operation and settles it.
+func (s *Server) run(h *held) {
+	timeout := defaultTimeout
+	if t := h.request.GetTimeout(); t.IsValid() && t.AsDuration() > 0 {
+		timeout = t.AsDuration()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout) //nolint:forbidigo // an operation outlives the Run that took it: drain decides
+	s.mu.Lock()
+	h.cancel = cancel
+	s.mu.Unlock()
+	s.tasks.Go(func() {
+		defer cancel()
+		task := &Task{
+			Cluster: h.cluster, Operation: h.operation, Request: h.request,
+			progress: func(message string) { s.report(h, message) },
+		}
+		s.settle(h, s.handle(ctx, task))
+	})
+}
+
+// handle calls the handler and makes a result of whatever comes of it [RESULT-1].
+func (s *Server) handle(ctx context.Context, task *Task) (result *driverv1.Result) {
+	defer func() {
+		if r := recover(); r != nil {
+			// The value may hold anything, credentials included: it stays in the
+			// replica's own log.
+			s.log.Error("driver panicked", "operation", Verb(task.Operation),
+				"operation_id", task.Request.GetOperationId(), "panic", fmt.Sprint(r), "stack", string(debug.Stack()))
+			result = failure(driverv1.Code_CODE_INTERNAL,
+				"driver panicked in "+Verb(task.Operation)+"; the log of replica "+s.cfg.Replica+" has the stack")
+		}
+	}()
+	result = s.handler.Handle(ctx, task)
+	if result == nil {
+		return failure(driverv1.Code_CODE_INTERNAL, "driver returned nothing from "+Verb(task.Operation))
+	}
+
+	return result
+}
+
+func failure(code driverv1.Code, message string) *driverv1.Result {
+	return &driverv1.Result{Status: &driverv1.Status{Code: code, Message: message}}
+}
+
+// settle records the result and sends it. A mutation's is kept until mcm has
+// stored it.
+func (s *Server) settle(h *held, result *driverv1.Result) {
+	now := time.Now()
+	s.mu.Lock()
+	h.result, h.ended = result, now
+	if Mutates(h.operation) {
+		s.running--
+		delete(s.machines, h.machineKey())
+		s.forgetOld(now)
+	} else {
+		delete(s.reads, h)
+	}
+	s.mu.Unlock()
+
+	code, took := result.GetStatus().GetCode(), now.Sub(h.started)
+	s.stats.settled(h.operation, result.GetStatus(), took)
+	if s.cfg.OnSettled != nil {
+		s.cfg.OnSettled(h.operation, code, took)
+	}
+	s.send(h, resultFrame(result))
+	s.renewNow()
+}
+
+// forgetOld bounds what is kept for an mcm that never acknowledges.
+func (s *Server) forgetOld(now time.Time) {
+	var oldest *held
+	settled := 0
+	for key, h := range s.held {
+		switch {
+		case h.result == nil:
+			continue
+		case now.Sub(h.ended) > keptFor:
+			delete(s.held, key)
+
+			continue
+		}
+		settled++
+		if oldest == nil || h.ended.Before(oldest.ended) {
+			oldest = h
+		}
+	}
+	if settled > keptResults {
+		s.log.Warn("too many results that mcm did not acknowledge; forgetting the oldest", "operation_id", oldest.id)
+		delete(s.held, oldest.key())
+	}
+}
+
+func (s *Server) report(h *held, message string) {
+	s.mu.Lock()
+	changed := h.progress != message && h.result == nil
+	if changed {
+		h.progress = message
+	}
+	s.mu.Unlock()
+	if changed {
+		s.send(h, &driverv1.Envelope{Body: &driverv1.Envelope_Progress{Progress: &driverv1.Progress{Message: message}}})
+	}
+}
+
+func acceptedFrame() *driverv1.Envelope {
+	return &driverv1.Envelope{Body: &driverv1.Envelope_Accepted{Accepted: &driverv1.Accepted{}}}
+}
+
+func resultFrame(r *driverv1.Result) *driverv1.Envelope {
+	return &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: r}}
+}
+
+// send publishes a frame of a held operation to whoever asked last. A frame
+// that cannot be sent is not lost: mcm sees the operation in the next session
+// and asks.
+func (s *Server) send(h *held, frame *driverv1.Envelope) {
+	s.mu.Lock()
+	reply, contentType, attempt := h.reply, h.contentType, h.attempt
+	s.mu.Unlock()
+	s.sendTo(reply, contentType, h.id, attempt, frame)
+}
+
+func (s *Server) sendTo(reply, contentType, id string, attempt uint32, frame *driverv1.Envelope) {
+	frame.OperationId, frame.Attempt, frame.Replica = id, attempt, s.cfg.Replica
+	payload, err := Encode(frame, contentType)
+	if err != nil {
+		s.log.Error("cannot encode a reply", "operation_id", id, "err", err)
+
+		return
+	}
+	m := &nats.Msg{Subject: reply, Data: payload}
+	if contentType != "" {
+		m.Header = nats.Header{headerContentType: {contentType}}
+	}
+	if st := frame.GetResult().GetStatus(); st.GetCode() != driverv1.Code_CODE_OK {
+		if m.Header == nil {
+			m.Header = nats.Header{}
+		}
+		m.Header[headerErrorCode] = []string{fmt.Sprint(int32(st.GetCode()))}
+		m.Header[headerError] = []string{headerText(st.GetMessage())}
+	}
+	if err := s.conn.publish(m); err != nil {
+		s.log.Warn("reply not sent; mcm will ask for it", "operation_id", id, "err", err)
+	}
+}
+
+// headerText makes one line of an error text, short enough for a header.
+func headerText(text string) string {
+	const limit = 256
+	line := make([]rune, 0, min(len(text), limit))
+	for _, r := range text {
+		if len(line) == limit {
+			break
+		}
+		if r < ' ' {
+			r = ' '
+		}
+		line = append(line, r)
+	}
+
+	return string(line)
+}

@@ -1,0 +1,100 @@
+package bus
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// plain asks a driver that only answers: one request, one reply, no session. It
+// is asked only when no full replica of the provider lives, because nothing tells
+// whether it is alive: its silence means nothing before the operation's timeout,
+// and then the outcome is unknown.
+func (k *call) plain(ctx context.Context) error {
+	if len(k.c.replicas.live(k.req.Provider)) > 0 {
+		return k.allBusy() // it has only just come or is about to go
+	}
+	if k.again && k.op == driverv1.Operation_OPERATION_CREATE {
+		found, err := k.plainLook(ctx)
+		if found != nil || err != nil {
+			k.out.Result, k.out.Plain = found, true
+
+			return err
+		}
+	}
+	result, err := k.plainAsk(ctx)
+	if err != nil {
+		return err
+	}
+	k.out.Plain = true
+
+	return k.settle(result)
+}
+
+// plainAsk sends one request to the plain tree and waits for its one reply.
+func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
+	k.target = ""
+	a := newAttempt(k.req.OperationID, k.number)
+	unregister, err := k.send(a, TreePlain)
+	defer unregister()
+	if err != nil {
+		return nil, k.down()
+	}
+	limit := time.NewTimer(k.req.Timeout)
+	defer limit.Stop()
+	for {
+		select {
+		case <-a.notify:
+			h := a.heard()
+			switch {
+			case h.result != nil:
+				k.taken, k.ran = k.lastTry, k.number
+
+				return h.result, nil
+			case h.nobody:
+				return nil, k.notStarted("no driver for provider %s is on the bus (cluster %q): start one, "+
+					"or correct the class's provider", k.req.Provider, k.c.cfg.Cluster)
+			}
+		case <-limit.C:
+			k.ran = k.number
+
+			return nil, timeoutErrorf("the plain driver of provider %s did not answer within %s", k.req.Provider, k.req.Timeout)
+		case <-ctx.Done():
+			return nil, ctx.Err() //nolint:wrapcheck // the caller's own
+		}
+	}
+}
+
+// plainLook asks a plain driver's List for the instance that an earlier create
+// may have made. It returns a create's result when there is one.
+func (k *call) plainLook(ctx context.Context) (*driverv1.Result, error) {
+	machine := MachineOf(k.req.Body)
+	list := Request{
+		Provider: k.req.Provider, Namespace: k.req.Namespace, Name: k.req.Name,
+		OperationID: k.req.OperationID + ".look", Timeout: k.req.Timeout,
+		Body: &driverv1.Envelope{Body: &driverv1.Envelope_List{
+			List: &driverv1.ListRequest{Class: ClassOf(k.req.Body)},
+		}},
+	}
+	out, err := k.c.Call(ctx, list)
+	if err != nil {
+		return nil, err
+	}
+	for _, instance := range out.Result.GetList().GetInstances() {
+		if instance.GetMachineUid() != machine.GetUid() &&
+			(instance.GetMachineUid() != "" || instance.GetMachineName() != machine.GetName()) {
+			continue
+		}
+		found, ok := proto.Clone(instance).(*driverv1.Instance)
+		if ok {
+			return &driverv1.Result{Payload: &driverv1.Result_Create{
+				Create: &driverv1.CreateResponse{Instance: found},
+			}}, nil
+		}
+	}
+
+	return nil, nil //nolint:nilnil // nothing was found, and that is no fault
+}

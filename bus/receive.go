@@ -1,0 +1,274 @@
+package bus
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// onRequest takes a request for any replica. It runs on the subscription's one
+// goroutine and must not block.
+func (s *Server) onRequest(m *nats.Msg) {
+	subject, env, ok := s.open(m)
+	if !ok {
+		return
+	}
+	s.accept(subject, env, m)
+}
+
+// onDirected takes what is for this replica alone: operations and control.
+func (s *Server) onDirected(m *nats.Msg) {
+	subject, env, ok := s.open(m)
+	if !ok {
+		return
+	}
+	switch subject.Verb {
+	case verbOps:
+		s.onOps(subject, env, m)
+	case verbCancel:
+		s.onCancel(subject, env)
+	case verbAck:
+		s.onAcknowledge(subject, env)
+	default:
+		s.accept(subject, env, m)
+	}
+}
+
+// open decodes a message, and drops what could only be answered by publishing
+// where this provider has no business.
+func (s *Server) open(m *nats.Msg) (Subject, *driverv1.Envelope, bool) {
+	subject, err := ParseSubject(m.Subject)
+	if err != nil {
+		s.drop("not a subject of ours", "subject", m.Subject, "err", err)
+
+		return subject, nil, false
+	}
+	if m.Reply != "" && !strings.HasPrefix(m.Reply, replyPrefix(subject.Cluster, s.cfg.Provider)) {
+		s.drop("reply subject outside of the provider's reply tree", "subject", m.Subject, "reply", m.Reply)
+
+		return subject, nil, false
+	}
+	env, err := decodeMsg(m)
+	if err != nil {
+		s.drop("payload is no envelope", "subject", m.Subject, "err", err)
+
+		return subject, nil, false
+	}
+
+	return subject, env, true
+}
+
+func (s *Server) drop(why string, args ...any) {
+	s.stats.dropped.Add(1)
+	s.log.Warn("message dropped: "+why, args...)
+}
+
+// accept decides about a request: refuse it, attach to what runs already, or
+// run it.
+func (s *Server) accept(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
+	op := OperationOf(env)
+	h := &held{
+		cluster: subject.Cluster, id: env.GetOperationId(), operation: op, request: env,
+		machine: MachineOf(env).GetUid(), namespace: subject.Namespace, name: subject.Name,
+		started: time.Now(), reply: m.Reply, contentType: contentTypeOf(m), attempt: env.GetAttempt(),
+		cancel: func() {},
+	}
+	if m.Reply == "" {
+		s.drop("request without a reply subject", "subject", m.Subject)
+
+		return
+	}
+	if refusal := s.check(h, subject); refusal != nil {
+		s.stats.refused(op)
+		s.send(h, resultFrame(refusal))
+
+		return
+	}
+	if Mutates(op) {
+		s.acceptMutation(h)
+
+		return
+	}
+	s.mu.Lock()
+	busy := len(s.reads) >= s.cfg.Slots
+	if !busy {
+		s.reads[h] = struct{}{}
+	}
+	s.mu.Unlock()
+	if busy {
+		s.send(h, s.busyFrame(driverv1.BusyReason_BUSY_REASON_SLOTS))
+
+		return
+	}
+	s.run(h)
+}
+
+// check returns why a request cannot be served at all, or nil.
+func (s *Server) check(h *held, subject Subject) *driverv1.Result {
+	if h.operation == driverv1.Operation_OPERATION_UNSPECIFIED || !s.stats.knows(h.operation) {
+		return failure(driverv1.Code_CODE_UNIMPLEMENTED,
+			fmt.Sprintf("driver of provider %s does not implement %s", s.cfg.Provider, subject.Verb))
+	}
+	if subject.Verb != Verb(h.operation) {
+		return failure(driverv1.Code_CODE_INVALID_ARGUMENT,
+			fmt.Sprintf("subject says %s, envelope says %s", subject.Verb, Verb(h.operation)))
+	}
+	if h.id == "" {
+		return failure(driverv1.Code_CODE_INVALID_ARGUMENT, "request without an operation id")
+	}
+	if !Mutates(h.operation) {
+		return nil
+	}
+	if h.contentType != "" {
+		return failure(driverv1.Code_CODE_INVALID_ARGUMENT, "JSON is accepted for operations that change nothing")
+	}
+	if h.machine == "" {
+		return failure(driverv1.Code_CODE_INVALID_ARGUMENT, Verb(h.operation)+" without a machine uid")
+	}
+	if by := h.request.GetAcceptBy(); by.IsValid() && h.started.After(by.AsTime()) {
+		return failure(driverv1.Code_CODE_ABORTED,
+			fmt.Sprintf("request is stale: it was to be accepted %s ago", h.started.Sub(by.AsTime()).Round(time.Millisecond)))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if highest := s.epochs[h.cluster]; h.request.GetEpoch() < highest {
+		return failure(driverv1.Code_CODE_ABORTED,
+			fmt.Sprintf("request of epoch %d, but epoch %d leads", h.request.GetEpoch(), highest))
+	}
+	s.epochs[h.cluster] = h.request.GetEpoch()
+
+	return nil
+}
+
+// acceptMutation runs a mutation, unless this replica has it already: then the
+// asker is attached to the running one, or gets its result again.
+func (s *Server) acceptMutation(h *held) {
+	s.mu.Lock()
+	if known, ok := s.held[h.key()]; ok {
+		known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
+		result := known.result
+		s.mu.Unlock()
+		s.send(known, acceptedFrame())
+		if result != nil {
+			s.send(known, resultFrame(result))
+		}
+
+		return
+	}
+	var refusal driverv1.BusyReason
+	switch {
+	case s.draining:
+		refusal = driverv1.BusyReason_BUSY_REASON_DRAINING
+	case s.machines[h.machineKey()] != nil:
+		refusal = driverv1.BusyReason_BUSY_REASON_MACHINE
+	case s.running >= s.cfg.Slots:
+		refusal = driverv1.BusyReason_BUSY_REASON_SLOTS
+	default:
+		s.running++
+		s.held[h.key()] = h
+		s.machines[h.machineKey()] = h
+	}
+	s.mu.Unlock()
+	if refusal != driverv1.BusyReason_BUSY_REASON_UNSPECIFIED {
+		s.send(h, s.busyFrame(refusal))
+
+		return
+	}
+	s.send(h, acceptedFrame())
+	s.run(h)
+}
+
+func (s *Server) busyFrame(why driverv1.BusyReason) *driverv1.Envelope {
+	s.stats.busy.Add(1)
+
+	return &driverv1.Envelope{Body: &driverv1.Envelope_Busy{Busy: &driverv1.Busy{Reason: why}}}
+}
+
+// onOps tells what this replica holds, and the result of the one operation
+// asked for [OPS-1].
+func (s *Server) onOps(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
+	if m.Reply == "" {
+		return
+	}
+	want, now := env.GetOps().GetOperationId(), time.Now()
+	answer := &driverv1.OpsResponse{}
+	s.mu.Lock()
+	for _, h := range s.held {
+		if h.cluster != subject.Cluster || want != "" && want != h.id {
+			continue
+		}
+		answer.Operations = append(answer.Operations, h.state(now))
+		if want != "" {
+			answer.Result = h.result
+		}
+	}
+	s.mu.Unlock()
+	s.sendTo(m.Reply, contentTypeOf(m), env.GetOperationId(), env.GetAttempt(),
+		&driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: answer}})
+}
+
+func (s *Server) onCancel(subject Subject, env *driverv1.Envelope) {
+	id := env.GetCancel().GetOperationId()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if env.GetEpoch() < s.epochs[subject.Cluster] {
+		return
+	}
+	if h, ok := s.held[subject.Cluster+"/"+id]; ok && h.result == nil {
+		s.log.Info("cancelling on request", "operation_id", id)
+		h.cancel()
+	}
+}
+
+func (s *Server) onAcknowledge(subject Subject, env *driverv1.Envelope) {
+	key := subject.Cluster + "/" + env.GetAcknowledge().GetOperationId()
+	s.mu.Lock()
+	h, ok := s.held[key]
+	if ok && h.result != nil {
+		delete(s.held, key)
+	}
+	s.mu.Unlock()
+	select {
+	case s.acked <- struct{}{}:
+	default:
+	}
+}
+
+func (s *Server) onHello(m *nats.Msg) {
+	env, err := decodeMsg(m)
+	if err != nil || env.GetHello() == nil {
+		s.drop("hello is no hello", "err", err)
+
+		return
+	}
+	hello := env.GetHello()
+	s.mu.Lock()
+	news := s.leaders[hello.GetCluster()] != hello.GetMcm()
+	s.leaders[hello.GetCluster()] = hello.GetMcm()
+	s.epochs[hello.GetCluster()] = max(s.epochs[hello.GetCluster()], hello.GetEpoch())
+	s.mu.Unlock()
+	if news {
+		s.log.Info("a manager leads", "cluster", hello.GetCluster(), "mcm", hello.GetMcm(), "epoch", hello.GetEpoch())
+		s.renewNow()
+	}
+}
+
+func (s *Server) onChanged(m *nats.Msg) {
+	subject, err := ParseSubject(m.Subject)
+	if err != nil {
+		return
+	}
+	env, err := decodeMsg(m)
+	if err != nil || env.GetChanged() == nil {
+		s.drop("notice of a change is none", "err", err)
+
+		return
+	}
+	if s.cfg.OnChanged != nil {
+		s.cfg.OnChanged(subject.Cluster, env.GetChanged())
+	}
+}

@@ -1,0 +1,285 @@
+package bus
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// Clocks of the asking side. A replica is suspect, and gets no new work, after
+// two missed sessions; it is dead after three.
+const (
+	suspectAfter = 2 * SessionInterval
+	deathLimit   = 3 * SessionInterval
+	sweepEvery   = 100 * time.Millisecond
+	// starved is how late a sweep may be before its lateness is taken for ours
+	// and not for the replicas' silence.
+	starved = 3 * sweepEvery
+)
+
+// A Replica is what is known of one driver replica.
+type Replica struct {
+	// Session is the newest it sent; it must not be changed.
+	Session *driverv1.Session
+	// Seen is when that arrived.
+	Seen time.Time
+}
+
+// replicas is the asking side's view of who lives. Its methods are safe for
+// concurrent use.
+type replicas struct {
+	mu     sync.Mutex
+	byKey  map[string]*replica
+	waiter map[string]chan struct{} // by provider; closed at the next sign of room
+}
+
+type replica struct {
+	provider, id string
+	session      *driverv1.Session
+	seen         time.Time
+	sent         int           // directed requests since that session
+	gone         chan struct{} // closed when it is dead or has stopped
+	attempts     map[*attempt]struct{}
+}
+
+func newReplicas() *replicas {
+	return &replicas{byKey: map[string]*replica{}, waiter: map[string]chan struct{}{}}
+}
+
+func replicaKey(provider, id string) string { return provider + "/" + id }
+
+// onSession takes a replica's sign of life, and tells the attempts it holds
+// what it says of them.
+func (r *replicas) onSession(s *driverv1.Session, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rep := r.get(s.GetProvider(), s.GetReplica(), now)
+	if rep.session.GetSequence() > s.GetSequence() {
+		return // overtaken on the way
+	}
+	rep.session, rep.seen, rep.sent = s, now, 0
+	if s.GetStopped() {
+		r.remove(rep)
+
+		return
+	}
+	if rep.free() > 0 {
+		r.signal(rep.provider)
+	}
+	if len(rep.attempts) == 0 {
+		return
+	}
+	states := make(map[string]*driverv1.OperationState, len(s.GetOperations()))
+	for _, st := range s.GetOperations() {
+		states[st.GetOperationId()] = st
+	}
+	for a := range rep.attempts {
+		a.onState(states[a.id])
+	}
+}
+
+// get returns the replica's entry, made when it is new.
+func (r *replicas) get(provider, id string, now time.Time) *replica {
+	key := replicaKey(provider, id)
+	rep, ok := r.byKey[key]
+	if !ok {
+		rep = &replica{
+			provider: provider, id: id, seen: now,
+			gone: make(chan struct{}), attempts: map[*attempt]struct{}{},
+		}
+		r.byKey[key] = rep
+	}
+
+	return rep
+}
+
+func (r *replicas) remove(rep *replica) {
+	delete(r.byKey, replicaKey(rep.provider, rep.id))
+	close(rep.gone)
+}
+
+// bind notes that a replica holds an attempt. The channel it returns is closed
+// when that replica is dead.
+func (r *replicas) bind(a *attempt, provider, id string) (gone <-chan struct{}, unbind func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rep := r.get(provider, id, time.Now())
+	rep.attempts[a] = struct{}{}
+
+	return rep.gone, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(rep.attempts, a)
+	}
+}
+
+// sweep declares replicas dead that were silent for too long.
+func (r *replicas) sweep(now time.Time) (dead []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, rep := range r.byKey {
+		if now.Sub(rep.seen) > deathLimit {
+			r.remove(rep)
+			dead = append(dead, replicaKey(rep.provider, rep.id))
+		}
+	}
+
+	return dead
+}
+
+// excuse adds to every replica's life the time in which it could not be heard.
+func (r *replicas) excuse(now time.Time, silence time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, rep := range r.byKey {
+		rep.seen = rep.seen.Add(silence)
+		if rep.seen.After(now) {
+			rep.seen = now
+		}
+	}
+}
+
+// free is how many mutations the replica can take, as far as is known.
+func (rep *replica) free() int {
+	s := rep.session
+	if s == nil || s.GetDraining() || s.GetStopped() {
+		return 0
+	}
+
+	return int(s.GetSlots()) - int(s.GetRunning()) - rep.sent
+}
+
+// pick returns the less loaded of two replicas with room, chosen at random, and
+// counts a request as sent to it; "" when there is none.
+func (r *replicas) pick(provider string, op driverv1.Operation, now time.Time, except map[string]bool) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var fit []*replica
+	for _, rep := range r.byKey {
+		if rep.provider != provider || except[rep.id] || now.Sub(rep.seen) > suspectAfter {
+			continue
+		}
+		if rep.free() > 0 && slices.Contains(rep.session.GetCapabilities(), op) {
+			fit = append(fit, rep)
+		}
+	}
+	if len(fit) == 0 {
+		return ""
+	}
+	best := fit[rand.IntN(len(fit))]
+	if other := fit[rand.IntN(len(fit))]; other.free() > best.free() {
+		best = other
+	}
+	best.sent++
+
+	return best.id
+}
+
+// live returns the ids of a provider's replicas.
+func (r *replicas) live(provider string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var ids []string
+	for _, rep := range r.byKey {
+		if rep.provider == provider {
+			ids = append(ids, rep.id)
+		}
+	}
+
+	return ids
+}
+
+// full tells that replicas of the provider are known and none has room.
+func (r *replicas) full(provider string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := false
+	for _, rep := range r.byKey {
+		if rep.provider != provider || rep.session == nil {
+			continue
+		}
+		known = true
+		if rep.free() > 0 {
+			return false
+		}
+	}
+
+	return known
+}
+
+// holding returns the replica that lists an operation in its session.
+func (r *replicas) holding(provider, operationID string) (id string, attempt uint32, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, rep := range r.byKey {
+		if rep.provider != provider {
+			continue
+		}
+		for _, st := range rep.session.GetOperations() {
+			if st.GetOperationId() == operationID {
+				return rep.id, st.GetAttempt(), true
+			}
+		}
+	}
+
+	return "", 0, false
+}
+
+// session returns the newest session of any replica of the provider, from which
+// its driver's properties can be read; nil when there is none.
+func (r *replicas) session(provider string) *driverv1.Session {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var newest *replica
+	for _, rep := range r.byKey {
+		if rep.provider == provider && rep.session != nil && (newest == nil || rep.seen.After(newest.seen)) {
+			newest = rep
+		}
+	}
+	if newest == nil {
+		return nil
+	}
+
+	return newest.session
+}
+
+// room returns a channel that is closed at the next sign that a replica of the
+// provider could take work.
+func (r *replicas) room(provider string) <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ch, ok := r.waiter[provider]
+	if !ok {
+		ch = make(chan struct{})
+		r.waiter[provider] = ch
+	}
+
+	return ch
+}
+
+func (r *replicas) signal(provider string) {
+	if ch, ok := r.waiter[provider]; ok {
+		close(ch)
+		delete(r.waiter, provider)
+	}
+}
+
+func (r *replicas) list() []Replica {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := make([]Replica, 0, len(r.byKey))
+	for _, rep := range r.byKey {
+		if rep.session != nil {
+			list = append(list, Replica{Session: rep.session, Seen: rep.seen})
+		}
+	}
+	slices.SortFunc(list, func(a, b Replica) int {
+		return strings.Compare(a.Session.GetProvider()+a.Session.GetReplica(), b.Session.GetProvider()+b.Session.GetReplica())
+	})
+
+	return list
+}

@@ -1,0 +1,327 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// Clocks of the answering side; those of the asking side follow from them.
+const (
+	// SessionInterval is the time between a replica's signs of life.
+	SessionInterval = 500 * time.Millisecond
+	// deferredAccept is how long a read may run before its replica says that it
+	// has it, so that mcm can tell a slow answer from a dead replica.
+	deferredAccept = 100 * time.Millisecond
+	// hardStop is how long operations get to return once their context is
+	// cancelled, and ackWait how long a stopping replica waits for mcm to have
+	// stored its results.
+	hardStop = 5 * time.Second
+	ackWait  = 2 * time.Second
+	// keptResults and keptFor bound the results kept for an mcm that is away.
+	keptResults = 4096
+	keptFor     = 24 * time.Hour
+
+	defaultSlots        = 32
+	defaultDrainTimeout = 10 * time.Minute
+	defaultTimeout      = time.Minute
+)
+
+// A Handler runs operations. Handle may be called from many goroutines, never
+// twice at once for one machine. It must return when ctx ends; it may panic, which
+// is answered as an internal error.
+type Handler interface {
+	Handle(ctx context.Context, t *Task) *driverv1.Result
+}
+
+// HandlerFunc lets a function be a [Handler].
+type HandlerFunc func(ctx context.Context, t *Task) *driverv1.Result
+
+// Handle calls f.
+func (f HandlerFunc) Handle(ctx context.Context, t *Task) *driverv1.Result { return f(ctx, t) }
+
+// A Task is one operation in a Handler's hands.
+type Task struct {
+	// Cluster is the control plane that asks.
+	Cluster   string
+	Operation driverv1.Operation
+	// Request is the whole envelope; Handlers read it and must not change it.
+	Request *driverv1.Envelope
+
+	progress func(string)
+}
+
+// Progress tells mcm what the operation is doing, in one line without secrets.
+// It never blocks and may be called often: only the newest line counts.
+func (t *Task) Progress(message string) { t.progress(message) }
+
+// A ServerConfig describes a replica.
+type ServerConfig struct {
+	// Provider is what MachineClass.provider says; one subject token.
+	Provider string
+	// Clusters are the control planes to serve; none means "default".
+	Clusters []string
+	// Replica is unique among all running replicas; empty picks one at random,
+	// which is right for everything but tests.
+	Replica string
+	// Version is the driver's own, SemVer.
+	Version string
+	// Hostname tells people where the replica runs.
+	Hostname string
+	// Slots is how many mutations run at once; 0 means 32. Reads have as many
+	// slots of their own, so that a list never waits behind creates.
+	Slots int
+	// CreateIdentity says what keeps Create from making a second instance.
+	CreateIdentity driverv1.CreateIdentity
+	// SettleTime is how long the provider's list may lag behind its effects.
+	SettleTime time.Duration
+	// Kind and APIVersions are those of the provider spec; empty for any.
+	Kind        string
+	APIVersions []string
+	// Capabilities are the operations the Handler implements.
+	Capabilities []driverv1.Operation
+	// DrainTimeout is how long running operations get to finish once Run's
+	// context ends, before their own contexts are cancelled; 0 means 10 minutes.
+	DrainTimeout time.Duration
+	// OnChanged is called for each notice that a class or secret has a new
+	// version; it must not block. May be nil.
+	OnChanged func(cluster string, change *driverv1.Changed)
+	// OnSettled is called after each operation, reads included, for metrics; it
+	// must not block. May be nil.
+	OnSettled func(op driverv1.Operation, code driverv1.Code, took time.Duration)
+	// Logger receives what the replica does; nil means the default.
+	Logger *slog.Logger
+}
+
+// A Server is one replica: the answering side of operations.
+type Server struct {
+	conn    *Conn
+	cfg     ServerConfig
+	handler Handler
+	log     *slog.Logger
+	started time.Time
+	stats   *serviceStats
+
+	mu       sync.Mutex
+	held     map[string]*held   // mutations running or not acknowledged, by cluster and operation id
+	machines map[string]*held   // running mutations, by cluster and machine uid
+	reads    map[*held]struct{} // running reads
+	epochs   map[string]uint64  // highest epoch seen, by cluster
+	leaders  map[string]string  // last hello's sender, by cluster
+	running  int                // mutations that occupy a slot
+	draining bool
+	sequence uint64
+
+	renew chan struct{} // asks for a session at once
+	tasks sync.WaitGroup
+	acked chan struct{} // signals that a kept result went
+}
+
+// NewServer checks the configuration and makes a replica; [Server.Run] makes it
+// answer.
+func NewServer(conn *Conn, cfg ServerConfig, handler Handler) (*Server, error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if len(cfg.Clusters) == 0 {
+		cfg.Clusters = []string{"default"}
+	}
+	if cfg.Replica == "" {
+		cfg.Replica = nuid.Next()
+	}
+	if cfg.Slots == 0 {
+		cfg.Slots = defaultSlots
+	}
+	if cfg.DrainTimeout == 0 {
+		cfg.DrainTimeout = defaultDrainTimeout
+	}
+	errs := []error{ValidToken("provider", cfg.Provider), ValidToken("replica", cfg.Replica)}
+	for _, cluster := range cfg.Clusters {
+		errs = append(errs, ValidToken("cluster", cluster))
+	}
+	if cfg.Slots < 0 {
+		errs = append(errs, fmt.Errorf("slots: %d is negative", cfg.Slots))
+	}
+	if len(cfg.Capabilities) == 0 {
+		errs = append(errs, errors.New("a replica without capabilities has nothing to serve"))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	s := &Server{
+		conn: conn, cfg: cfg, handler: handler, started: time.Now(),
+		log:      cfg.Logger.With("replica", cfg.Replica, "provider", cfg.Provider),
+		held:     map[string]*held{},
+		machines: map[string]*held{},
+		reads:    map[*held]struct{}{},
+		epochs:   map[string]uint64{},
+		leaders:  map[string]string{},
+		renew:    make(chan struct{}, 1),
+		acked:    make(chan struct{}, 1),
+	}
+	s.stats = newServiceStats(cfg.Capabilities)
+
+	return s, nil
+}
+
+// Replica returns the replica's id.
+func (s *Server) Replica() string { return s.cfg.Replica }
+
+// Run answers until ctx ends and then drains: it takes no more work, lets
+// running operations finish for DrainTimeout, cancels what is left, and returns
+// when all have returned and their results are sent.
+func (s *Server) Run(ctx context.Context) error {
+	requests, rest, err := s.subscribe()
+	if err != nil {
+		return err
+	}
+	// The heartbeat outlives ctx: a draining replica is alive.
+	beat, stopBeat := context.WithCancel(context.WithoutCancel(ctx))
+	var loops sync.WaitGroup
+	loops.Go(func() { s.heartbeat(beat) })
+	loops.Go(func() { s.acceptSlowReads(beat) })
+	s.conn.OnUp(s.renewNow)
+	s.log.Info("serving", "clusters", s.cfg.Clusters, "slots", s.cfg.Slots, "version", s.cfg.Version)
+
+	<-ctx.Done()
+	s.drain(requests)
+	stopBeat()
+	loops.Wait()
+	s.publishSessions(true)
+	for _, sub := range rest {
+		_ = sub.Unsubscribe() // the connection closes next
+	}
+
+	return nil
+}
+
+// subscribe returns the subscriptions that bring work, which go first when
+// draining, and the others.
+func (s *Server) subscribe() (requests, rest []*nats.Subscription, err error) {
+	add := func(list *[]*nats.Subscription, subject, queue string, f nats.MsgHandler) {
+		if err != nil {
+			return
+		}
+		var sub *nats.Subscription
+		if sub, err = s.conn.subscribe(subject, queue, f); err == nil {
+			*list = append(*list, sub)
+		}
+	}
+	for _, cluster := range s.cfg.Clusters {
+		add(&rest, wildcard(cluster, TreeReplica, s.cfg.Provider, s.cfg.Replica, ">"), "", s.onDirected)
+		add(&rest, wildcard(cluster, TreeHello), "", s.onHello)
+		add(&rest, wildcard(cluster, TreeChanged, s.cfg.Provider), "", s.onChanged)
+		add(&requests, wildcard(cluster, TreeDriver, s.cfg.Provider, ">"), driverQueue, s.onRequest)
+	}
+	for _, d := range s.discovery() {
+		add(&rest, d.subject, "", d.answer)
+	}
+
+	return requests, rest, err
+}
+
+func (s *Server) drain(requests []*nats.Subscription) {
+	s.mu.Lock()
+	s.draining = true
+	running := s.running + len(s.reads)
+	s.mu.Unlock()
+	s.log.Info("draining: no new operations", "running", running, "timeout", s.cfg.DrainTimeout)
+	s.renewNow()
+	for _, sub := range requests {
+		_ = sub.Unsubscribe() // whatever still arrives is answered busy
+	}
+
+	done := make(chan struct{})
+	go func() {
+		s.tasks.Wait()
+		close(done)
+	}()
+	soft := time.NewTimer(s.cfg.DrainTimeout)
+	defer soft.Stop()
+	select {
+	case <-done:
+	case <-soft.C:
+		s.log.Warn("drain timeout: cancelling what still runs", "operations", s.cancelAll())
+		hard := time.NewTimer(hardStop)
+		defer hard.Stop()
+		select {
+		case <-done:
+		case <-hard.C:
+			s.log.Error("operations ignore their cancelled context; leaving them behind")
+		}
+	}
+	s.awaitAcks()
+}
+
+// awaitAcks gives mcm a moment to store the last results, which are gone with
+// this process.
+func (s *Server) awaitAcks() {
+	limit := time.NewTimer(ackWait)
+	defer limit.Stop()
+	for {
+		s.mu.Lock()
+		left := len(s.held)
+		s.mu.Unlock()
+		if left == 0 || !s.conn.Up() {
+			return
+		}
+		select {
+		case <-s.acked:
+		case <-limit.C:
+			s.log.Info("leaving with results that mcm did not acknowledge; it will ask another replica", "results", left)
+
+			return
+		}
+	}
+}
+
+func (s *Server) cancelAll() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var ids []string
+	for _, h := range s.machines {
+		h.cancel()
+		ids = append(ids, h.id)
+	}
+	for h := range s.reads {
+		h.cancel()
+	}
+	slices.Sort(ids)
+
+	return ids
+}
+
+// acceptSlowReads tells mcm who has a read that takes its time. One scan for
+// all is cheaper than a timer for each.
+func (s *Server) acceptSlowReads(ctx context.Context) {
+	tick := time.NewTicker(deferredAccept / 2)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			var slow []*held
+			s.mu.Lock()
+			for h := range s.reads {
+				if !h.accepted && now.Sub(h.started) > deferredAccept {
+					h.accepted = true
+					slow = append(slow, h)
+				}
+			}
+			s.mu.Unlock()
+			for _, h := range slow {
+				s.send(h, acceptedFrame())
+			}
+		}
+	}
+}

@@ -1,0 +1,101 @@
+package bus
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// protocolVersion is the version of the contract this package speaks.
+const protocolVersion = 1
+
+// renewNow asks for a session without waiting for the next beat. It never
+// blocks.
+func (s *Server) renewNow() {
+	select {
+	case s.renew <- struct{}{}:
+	default:
+	}
+}
+
+// heartbeat publishes a session to each cluster at every beat, and sooner when
+// something changed [SESSION-1].
+func (s *Server) heartbeat(ctx context.Context) {
+	tick := time.NewTicker(SessionInterval)
+	defer tick.Stop()
+	// A burst of settled operations must not become a burst of sessions.
+	const pause = SessionInterval / 10
+	for {
+		s.publishSessions(false)
+		hold := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			hold.Stop()
+
+			return
+		case <-hold.C:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-s.renew:
+		}
+	}
+}
+
+func (s *Server) publishSessions(stopped bool) {
+	if !s.conn.Up() {
+		return // nothing old is ever sent later
+	}
+	for _, cluster := range s.cfg.Clusters {
+		session := s.session(cluster, stopped)
+		payload, err := Encode(&driverv1.Envelope{
+			Replica: s.cfg.Replica, Body: &driverv1.Envelope_Session{Session: session},
+		}, "")
+		if err != nil {
+			s.log.Error("cannot encode a session", "err", err)
+
+			return
+		}
+		subject := wildcard(cluster, TreeSession, s.cfg.Provider, s.cfg.Replica)
+		if err := s.conn.publish(&nats.Msg{Subject: subject, Data: payload}); err != nil {
+			s.log.Debug("session not sent", "err", err)
+		}
+	}
+}
+
+func (s *Server) session(cluster string, stopped bool) *driverv1.Session {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sequence++
+	session := &driverv1.Session{
+		Cluster: cluster, Provider: s.cfg.Provider, Replica: s.cfg.Replica, Sequence: s.sequence,
+		StartedAt: timestamppb.New(s.started), Version: s.cfg.Version, Protocol: protocolVersion,
+		Slots: uint32(s.cfg.Slots), Running: uint32(s.running), //nolint:gosec // both are small and not negative
+		Draining: s.draining, Stopped: stopped,
+		CreateIdentity: s.cfg.CreateIdentity, Kind: s.cfg.Kind, ApiVersions: s.cfg.APIVersions,
+		Capabilities: s.cfg.Capabilities, Hostname: s.cfg.Hostname,
+	}
+	if s.cfg.SettleTime > 0 {
+		session.SettleTime = durationpb.New(s.cfg.SettleTime)
+	}
+	for _, h := range s.held {
+		if h.cluster == cluster {
+			session.Operations = append(session.Operations, h.state(now))
+		}
+	}
+	slices.SortFunc(session.Operations, func(a, b *driverv1.OperationState) int {
+		return strings.Compare(a.GetOperationId(), b.GetOperationId())
+	})
+
+	return session
+}

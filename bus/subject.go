@@ -1,0 +1,267 @@
+package bus
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// root starts every subject; the version in it lets two wire versions run side
+// by side.
+const root = "mcm.v1"
+
+// Queue groups. They are named explicitly because client libraries disagree on
+// a default.
+const (
+	driverQueue = "driver"
+	fetchQueue  = "mcm"
+)
+
+// A Tree is the part of the subject space a subject belongs to.
+type Tree string
+
+// The trees below mcm.v1.<cluster>.
+const (
+	// TreeDriver holds requests to any replica of a provider.
+	TreeDriver Tree = "driver"
+	// TreeReplica holds requests to one replica.
+	TreeReplica Tree = "replica"
+	// TreePlain holds requests to drivers that only answer.
+	TreePlain Tree = "plain"
+	// TreeReply holds reply frames.
+	TreeReply Tree = "reply"
+	// TreeSession holds the replicas' signs of life.
+	TreeSession Tree = "session"
+	// TreeHello holds the leading manager's sign of life.
+	TreeHello Tree = "hello"
+	// TreeFetch holds what drivers ask of the manager.
+	TreeFetch Tree = "fetch"
+	// TreeChanged holds notices that a class or secret has a new version.
+	TreeChanged Tree = "changed"
+	// TreeAudit holds one message for each finished operation.
+	TreeAudit Tree = "audit"
+)
+
+// Verbs of TreeReplica beside the operations, and of TreeFetch.
+const (
+	verbOps    = "ops"
+	verbCancel = "cancel"
+	verbAck    = "ack"
+
+	fetchClass     = "class"
+	fetchSecret    = "secret"
+	fetchBootstrap = "bootstrap"
+)
+
+// operationVerbs are the operations' names in subjects, in flags and in
+// metrics.
+var operationVerbs = map[driverv1.Operation]string{
+	driverv1.Operation_OPERATION_CREATE:        "create",
+	driverv1.Operation_OPERATION_INITIALIZE:    "initialize",
+	driverv1.Operation_OPERATION_DELETE:        "delete",
+	driverv1.Operation_OPERATION_STATUS:        "status",
+	driverv1.Operation_OPERATION_LIST:          "list",
+	driverv1.Operation_OPERATION_VOLUME_IDS:    "volumeids",
+	driverv1.Operation_OPERATION_VALIDATE:      "validate",
+	driverv1.Operation_OPERATION_MIGRATE_CLASS: "migrateclass",
+}
+
+var verbOperations = func() map[string]driverv1.Operation {
+	m := make(map[string]driverv1.Operation, len(operationVerbs))
+	for op, verb := range operationVerbs {
+		m[verb] = op
+	}
+
+	return m
+}()
+
+// Verb returns the operation's name in subjects, such as "create", or
+// "unknown".
+func Verb(op driverv1.Operation) string {
+	if v, ok := operationVerbs[op]; ok {
+		return v
+	}
+
+	return "unknown"
+}
+
+// ParseVerb returns the operation that a subject calls verb.
+func ParseVerb(verb string) (driverv1.Operation, bool) {
+	op, ok := verbOperations[verb]
+
+	return op, ok
+}
+
+// Mutates tells whether an operation changes something at the provider, and so
+// must not simply be asked again when its answer is lost.
+func Mutates(op driverv1.Operation) bool {
+	switch op {
+	case driverv1.Operation_OPERATION_CREATE,
+		driverv1.Operation_OPERATION_INITIALIZE,
+		driverv1.Operation_OPERATION_DELETE:
+		return true
+	default:
+		return false
+	}
+}
+
+// A Subject is a subject of machinebus taken apart. Which fields are set
+// depends on the tree:
+//
+//	driver, plain  Provider Verb Namespace Name
+//	replica        Provider Replica Verb [Namespace Name]
+//	reply          Provider Caller Token
+//	session        Provider Replica
+//	fetch          Provider Verb
+//	changed        Provider
+//	audit          Provider Verb Namespace Name
+//	hello          -
+type Subject struct {
+	Cluster   string
+	Tree      Tree
+	Provider  string
+	Replica   string
+	Verb      string
+	Namespace string
+	Name      string
+	Caller    string
+	Token     string
+}
+
+// layouts gives the fields that follow the tree in each subject, in order.
+var layouts = map[Tree]func(*Subject) []*string{
+	TreeDriver: func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
+	TreePlain:  func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
+	TreeReplica: func(s *Subject) []*string {
+		return []*string{&s.Provider, &s.Replica, &s.Verb, &s.Namespace, &s.Name}
+	},
+	TreeReply:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Caller, &s.Token} },
+	TreeSession: func(s *Subject) []*string { return []*string{&s.Provider, &s.Replica} },
+	TreeHello:   func(*Subject) []*string { return nil },
+	TreeFetch:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
+	TreeChanged: func(s *Subject) []*string { return []*string{&s.Provider} },
+	TreeAudit:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
+}
+
+// errSubject is wrapped by everything that is wrong with a subject or a token.
+var errSubject = errors.New("not a machinebus subject")
+
+// Build returns the subject as text. Kubernetes names are escaped; it fails
+// when a field is empty or holds what a subject cannot carry.
+func (s Subject) Build() (string, error) {
+	layout, ok := layouts[s.Tree]
+	if !ok {
+		return "", fmt.Errorf("%w: unknown tree %q", errSubject, s.Tree)
+	}
+	if err := ValidToken("cluster", s.Cluster); err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	b.WriteString(root + "." + s.Cluster + "." + string(s.Tree))
+	for _, field := range layout(&s) {
+		token := *field
+		if field == &s.Namespace || field == &s.Name {
+			if token == "" && s.Tree == TreeReplica {
+				continue // control verbs name no machine
+			}
+			token = strings.ReplaceAll(token, ".", "~")
+			if strings.Contains(*field, "~") {
+				return "", fmt.Errorf("%w: name %q holds a '~'", errSubject, *field)
+			}
+		}
+		if err := validToken(token); err != nil {
+			return "", fmt.Errorf("%w (in %s subject %+v)", err, s.Tree, s)
+		}
+		b.WriteByte('.')
+		b.WriteString(token)
+	}
+
+	return b.String(), nil
+}
+
+// ParseSubject takes a subject apart. It is the inverse of [Subject.Build].
+func ParseSubject(subject string) (Subject, error) {
+	var s Subject
+	tokens := strings.Split(subject, ".")
+	const fixed = 4 // mcm, v1, cluster, tree
+	if len(tokens) < fixed || tokens[0]+"."+tokens[1] != root {
+		return s, fmt.Errorf("%w: %q does not start with %s.<cluster>.<tree>", errSubject, subject, root)
+	}
+	s.Cluster, s.Tree = tokens[2], Tree(tokens[3])
+	layout, ok := layouts[s.Tree]
+	if !ok {
+		return s, fmt.Errorf("%w: %q: unknown tree %q", errSubject, subject, s.Tree)
+	}
+	if err := ValidToken("cluster", s.Cluster); err != nil {
+		return s, err
+	}
+	fields, values := layout(&s), tokens[fixed:]
+	const control = 3 // provider, replica, verb
+	if s.Tree == TreeReplica && len(values) == control {
+		fields = fields[:control]
+	}
+	if len(fields) != len(values) {
+		return s, fmt.Errorf("%w: %q: a %s subject has %d more tokens, not %d",
+			errSubject, subject, s.Tree, len(fields), len(values))
+	}
+	for i, field := range fields {
+		if err := validToken(values[i]); err != nil {
+			return s, fmt.Errorf("%w in %q", err, subject)
+		}
+		*field = values[i]
+		if field == &s.Namespace || field == &s.Name {
+			*field = strings.ReplaceAll(values[i], "~", ".")
+		}
+	}
+
+	return s, nil
+}
+
+// ValidToken checks a cluster's, provider's or replica's name: one subject
+// token of letters, digits, '-' and '_'. What names the thing in the error.
+func ValidToken(what, token string) error {
+	if err := validToken(token); err != nil || strings.Contains(token, "~") {
+		return fmt.Errorf("%w: %s %q: use only letters, digits, '-' and '_'", errSubject, what, token)
+	}
+
+	return nil
+}
+
+func validToken(token string) error {
+	if token == "" {
+		return fmt.Errorf("%w: empty token", errSubject)
+	}
+	for i := range len(token) {
+		c := token[i]
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '~':
+		default:
+			return fmt.Errorf("%w: token %q holds %q", errSubject, token, c)
+		}
+	}
+
+	return nil
+}
+
+// wildcard returns the subject pattern of everything below a tree's first
+// tokens, which must be valid or "*".
+func wildcard(cluster string, tree Tree, tokens ...string) string {
+	parts := append([]string{root, cluster, string(tree)}, tokens...)
+
+	return strings.Join(parts, ".")
+}
+
+// replyPrefix is where a replica of provider may send reply frames. A request
+// whose reply subject lies elsewhere would make the replica publish for
+// somebody else.
+func replyPrefix(cluster, provider string) string {
+	return wildcard(cluster, TreeReply, provider) + "."
+}
+
+// InboxPrefix is where a driver of provider receives the answers to its own
+// requests. The manager answers nowhere else [FETCH-1].
+func InboxPrefix(provider string) string {
+	return "_INBOX_driver." + provider
+}

@@ -66,11 +66,16 @@ func (a *Announcer) publish(subject string, env *driverv1.Envelope) error {
 	return a.conn.publish(&nats.Msg{Subject: subject, Data: payload})
 }
 
-// WatchHello passes on who leads a control plane; cluster may be "*".
+// WatchHello passes on who leads a control plane; cluster may be "*". A hello that
+// does not fit its subject is dropped, as by [WatchSessions].
 func WatchHello(conn *Conn, cluster string, f func(*driverv1.Hello)) (stop func(), err error) {
 	return conn.watch(wildcard(cluster, TreeHello), func(m *nats.Msg) {
-		if env, err := decodeMsg(m); err == nil && env.GetHello() != nil {
-			f(env.GetHello())
+		env, err := decodeMsg(m)
+		if err != nil {
+			return
+		}
+		if h := env.GetHello(); h != nil && m.Subject == wildcard(h.GetCluster(), TreeHello) {
+			f(h)
 		}
 	})
 }

@@ -18,6 +18,8 @@ const doubtAfter = 2
 type attempt struct {
 	id     string
 	number uint32
+	tree   Tree
+	target string // the only replica that may answer; empty for any
 	notify chan struct{}
 
 	mu       sync.Mutex
@@ -25,12 +27,13 @@ type attempt struct {
 	progress string
 	result   *driverv1.Result
 	busy     *driverv1.Busy
+	busyAt   string // the replica that said so
 	nobody   bool
 	doubts   int
 }
 
-func newAttempt(id string, number uint32) *attempt {
-	return &attempt{id: id, number: number, notify: make(chan struct{}, 1)}
+func newAttempt(id string, number uint32, tree Tree, target string) *attempt {
+	return &attempt{id: id, number: number, tree: tree, target: target, notify: make(chan struct{}, 1)}
 }
 
 // heard is a copy of what an attempt knows.
@@ -39,6 +42,7 @@ type heard struct {
 	progress string
 	result   *driverv1.Result
 	busy     *driverv1.Busy
+	busyAt   string
 	nobody   bool
 	doubt    bool
 }
@@ -54,7 +58,7 @@ func (a *attempt) heard() heard {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	h := heard{
-		holder: a.holder, progress: a.progress, result: a.result, busy: a.busy, nobody: a.nobody,
+		holder: a.holder, progress: a.progress, result: a.result, busy: a.busy, busyAt: a.busyAt, nobody: a.nobody,
 		doubt: a.doubts >= doubtAfter && a.result == nil,
 	}
 	if h.doubt {
@@ -93,6 +97,10 @@ func (a *attempt) onFrame(env *driverv1.Envelope) (dropped string) {
 		return "frame of another operation"
 	case env.GetAttempt() != a.number:
 		return "frame of another attempt"
+	case a.tree != TreePlain && env.GetReplica() == "":
+		return "frame without a replica"
+	case a.target != "" && env.GetReplica() != a.target:
+		return "frame of a replica that was not asked"
 	case a.holder != "" && env.GetReplica() != a.holder:
 		return "frame of a replica that does not hold the operation"
 	case a.result != nil:
@@ -106,7 +114,7 @@ func (a *attempt) onFrame(env *driverv1.Envelope) (dropped string) {
 	case *driverv1.Envelope_Result:
 		a.holder, a.result = env.GetReplica(), body.Result
 	case *driverv1.Envelope_Busy:
-		a.busy = body.Busy
+		a.busy, a.busyAt = body.Busy, env.GetReplica()
 	default:
 		return "frame of an unknown kind"
 	}

@@ -24,6 +24,9 @@ type Request struct {
 	// that holds the operation before it tries again.
 	Recover bool
 	Attempt uint32
+	// OnlyIfHeld, with Recover, begins nothing: when no replica holds the
+	// operation any more, Call fails with NotFound.
+	OnlyIfHeld bool
 	// OnAccepted and OnProgress are told what happens; they must not block. May
 	// be nil.
 	OnAccepted func(attempt uint32, replica string)

@@ -77,15 +77,15 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	servers := strings.Join(cfg.URLs, ",")
+	servers, where := strings.Join(cfg.URLs, ","), redacted(cfg.URLs)
 	if cfg.InProcess != nil {
 		// A URL would make the client speak TLS over the pipe and hang.
-		servers = ""
+		servers, where = "", "the server in this process"
 		opts = append(opts, nats.InProcessServer(cfg.InProcess))
 	}
 	c.nc, err = nats.Connect(servers, opts...)
 	if err != nil {
-		return nil, fmt.Errorf("connect to NATS at %s: %w%s", servers, err, remedy(err))
+		return nil, fmt.Errorf("connect to NATS at %s: %w%s", where, err, remedy(err))
 	}
 	if cfg.FailFast {
 		fctx, cancel := context.WithTimeout(ctx, firstTimeout)
@@ -93,11 +93,25 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 		if err := c.nc.FlushWithContext(fctx); err != nil {
 			c.nc.Close()
 
-			return nil, fmt.Errorf("connect to NATS at %s: no answer: %w", servers, err)
+			return nil, fmt.Errorf("connect to NATS at %s: no answer: %w", where, err)
 		}
 	}
 
 	return c, nil
+}
+
+// redacted writes server URLs without the passwords some carry.
+func redacted(lists []string) string {
+	var urls []string
+	for _, list := range lists {
+		for raw := range strings.SplitSeq(list, ",") {
+			if u, err := url.Parse(strings.TrimSpace(raw)); err == nil {
+				urls = append(urls, u.Redacted())
+			}
+		}
+	}
+
+	return strings.Join(urls, ",")
 }
 
 func remedy(err error) string {
@@ -122,10 +136,11 @@ func (cfg Config) options(c *Conn) ([]nats.Option, error) {
 		nats.MaxPingsOutstanding(pingsOut),
 		nats.RetryOnFailedConnect(!cfg.FailFast),
 		nats.IgnoreAuthErrorAbort(),
-		nats.ConnectHandler(func(*nats.Conn) { c.up("connected to NATS") }),
-		nats.ReconnectHandler(func(*nats.Conn) { c.up("reconnected to NATS") }),
-		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.down(err) }),
-		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { c.down(err) }),
+		// The handlers may run before Connect has stored the connection.
+		nats.ConnectHandler(func(nc *nats.Conn) { c.up(nc, "connected to NATS") }),
+		nats.ReconnectHandler(func(nc *nats.Conn) { c.up(nc, "reconnected to NATS") }),
+		nats.DisconnectErrHandler(func(nc *nats.Conn, err error) { c.down(nc, err) }),
+		nats.ReconnectErrHandler(func(nc *nats.Conn, err error) { c.down(nc, err) }),
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) { c.asyncError(sub, err) }),
 	}
 	if cfg.InboxPrefix != "" {
@@ -231,12 +246,16 @@ func isLoopback(host string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// OnUp calls f each time the connection is made, the first time included, from
-// the client's own goroutine: f must not block.
+// OnUp calls f at once if the connection stands, and each time it is made from
+// then on, from the client's own goroutine: f must not block. It may be called
+// once too often, never too seldom.
 func (c *Conn) OnUp(f func()) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.onUp = append(c.onUp, f)
+	c.mu.Unlock()
+	if c.Up() {
+		f()
+	}
 }
 
 // Up tells whether the connection stands at this moment.
@@ -254,8 +273,8 @@ func (c *Conn) Close() {
 	c.nc.Close()
 }
 
-func (c *Conn) up(text string) {
-	c.log.Info(text, "url", c.nc.ConnectedUrlRedacted())
+func (c *Conn) up(nc *nats.Conn, text string) {
+	c.log.Info(text, "url", nc.ConnectedUrlRedacted())
 	c.mu.Lock()
 	hooks := append([]func(){}, c.onUp...)
 	c.lastLog = time.Time{}
@@ -267,8 +286,8 @@ func (c *Conn) up(text string) {
 
 // down is called for the loss and for every failed try; one line in ten
 // seconds is enough.
-func (c *Conn) down(err error) {
-	if c.nc != nil && c.nc.IsClosed() {
+func (c *Conn) down(nc *nats.Conn, err error) {
+	if nc.IsClosed() {
 		return
 	}
 	c.mu.Lock()
@@ -295,12 +314,16 @@ func (c *Conn) asyncError(sub *nats.Subscription, err error) {
 	c.log.Error("NATS reports an error", "err", err, "subject", subject)
 }
 
+// errTooLarge is wrapped when a message will never fit; the rest of what
+// publish returns passes when the connection comes back.
+var errTooLarge = errors.New("too large for the bus")
+
 // publish sends an envelope. It fails at once while the connection is down and
 // when the message is larger than the server takes.
 func (c *Conn) publish(m *nats.Msg) error {
 	if limit := c.nc.MaxPayload(); limit > 0 && int64(m.Size()) > limit {
-		return fmt.Errorf("message of %d bytes on %s is over the server's limit of %d: raise max_payload",
-			m.Size(), m.Subject, limit)
+		return fmt.Errorf("%w: message of %d bytes on %s, where the server takes %d: raise max_payload",
+			errTooLarge, m.Size(), m.Subject, limit)
 	}
 	if err := c.nc.PublishMsg(m); err != nil {
 		return fmt.Errorf("publish on %s: %w", m.Subject, err)

@@ -36,11 +36,11 @@ func (s *Server) discovery() []discoverySub {
 	}
 	name := ServiceName(s.cfg.Provider)
 	var subs []discoverySub
-	for verb, make := range verbs {
+	for verb, content := range verbs {
 		for _, tail := range []string{"", "." + name, "." + name + "." + s.cfg.Replica} {
 			subs = append(subs, discoverySub{
 				subject: micro.APIPrefix + "." + verb.String() + tail,
-				answer:  func(m *nats.Msg) { s.answer(m, make()) },
+				answer:  func(m *nats.Msg) { s.answer(m, content()) },
 			})
 		}
 	}
@@ -55,7 +55,9 @@ func (s *Server) answer(m *nats.Msg, v any) {
 
 		return
 	}
-	if m.Reply == "" {
+	// An answer belongs in somebody's inbox: below our own root it would be a
+	// message of this driver's that it never meant to send.
+	if m.Reply == "" || strings.HasPrefix(m.Reply, root+".") {
 		return
 	}
 	if err := s.conn.publish(&nats.Msg{Subject: m.Reply, Data: payload}); err != nil {

@@ -24,8 +24,12 @@ const (
 	statusNoResponders = "503"
 )
 
-// errEmpty: only the server's "no responders" is empty [ENV-3].
-var errEmpty = errors.New("empty payload where an Envelope belongs")
+var (
+	// errEmpty: only the server's "no responders" is empty [ENV-3].
+	errEmpty = errors.New("empty payload where an Envelope belongs")
+	// errEncode is wrapped when an envelope can never be sent.
+	errEncode = errors.New("encode envelope")
+)
 
 var lenientJSON = protojson.UnmarshalOptions{DiscardUnknown: true}
 
@@ -60,10 +64,10 @@ func Encode(env *driverv1.Envelope, contentType string) ([]byte, error) {
 		payload, err = proto.Marshal(env)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("encode envelope: %w", err)
+		return nil, fmt.Errorf("%w: %w", errEncode, err)
 	}
 	if len(payload) == 0 {
-		return nil, errEmpty
+		return nil, fmt.Errorf("%w: %w", errEncode, errEmpty)
 	}
 
 	return payload, nil

@@ -89,14 +89,14 @@ func (e *Error) Unwrap() error { return e.err }
 
 // CodeOf returns the code of any error: that of the outermost [Error] in its
 // chain, Canceled and DeadlineExceeded for a context's errors, OK for nil, and
-// Unknown for all others.
+// Unknown for all others. A code this version does not know is Internal.
 func CodeOf(err error) driverv1.Code {
 	var e *Error
 	switch {
 	case err == nil:
 		return driverv1.Code_CODE_OK
 	case errors.As(err, &e):
-		return e.Code
+		return failureCode(e.Code)
 	case errors.Is(err, context.DeadlineExceeded):
 		return driverv1.Code_CODE_DEADLINE_EXCEEDED
 	case errors.Is(err, context.Canceled):
@@ -104,6 +104,16 @@ func CodeOf(err error) driverv1.Code {
 	default:
 		return driverv1.Code_CODE_UNKNOWN
 	}
+}
+
+// failureCode makes a failure's code of any number: an error is never OK, and
+// what this version does not know is Internal.
+func failureCode(code driverv1.Code) driverv1.Code {
+	if _, known := codeNames[code]; !known || code == driverv1.Code_CODE_OK {
+		return driverv1.Code_CODE_INTERNAL
+	}
+
+	return code
 }
 
 // OriginOf returns who made err; an error that is none of ours came from a
@@ -127,7 +137,8 @@ func StatusOf(err error) *driverv1.Status {
 	if err == nil {
 		return &driverv1.Status{}
 	}
-	s := &driverv1.Status{Code: CodeOf(err), Message: err.Error()}
+	// Protobuf carries no text that is not UTF-8, and clouds send such.
+	s := &driverv1.Status{Code: CodeOf(err), Message: strings.ToValidUTF8(err.Error(), "\uFFFD")}
 	var e *Error
 	if errors.As(err, &e) && e.RetryAfter > 0 {
 		s.RetryAfter = durationpb.New(e.RetryAfter)
@@ -143,10 +154,7 @@ func ErrorOf(s *driverv1.Status) error {
 	if code == driverv1.Code_CODE_OK {
 		return nil
 	}
-	if _, ok := codeNames[code]; !ok {
-		code = driverv1.Code_CODE_INTERNAL
-	}
-	e := &Error{Code: code, Origin: OriginDriver, err: errors.New(s.GetMessage())}
+	e := &Error{Code: failureCode(code), Origin: OriginDriver, err: errors.New(s.GetMessage())}
 	if s.GetRetryAfter().IsValid() {
 		e.RetryAfter = max(0, s.GetRetryAfter().AsDuration())
 	}

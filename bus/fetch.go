@@ -43,6 +43,10 @@ func NewFetchClient(conn *Conn, provider string, pins map[string]string, log *sl
 	if err := ValidToken("provider", provider); err != nil {
 		return nil, err
 	}
+	if got := conn.nc.Opts.InboxPrefix; got != InboxPrefix(provider) {
+		return nil, fmt.Errorf("the connection's inbox prefix is %q, but managers answer drivers of provider %s only below %q: set Config.InboxPrefix",
+			got, provider, InboxPrefix(provider))
+	}
 	key, err := NewSealKey()
 	if err != nil {
 		return nil, err
@@ -157,19 +161,27 @@ func (f *FetchClient) open(cluster string, box *driverv1.Sealed, m proto.Message
 	if !known {
 		pin = box.GetSender()
 	}
+	if sender := box.GetSender(); sender != pin {
+		return fmt.Errorf("control plane %q sealed with key %s, but is known by key %s: "+
+			"if its key was renewed, give drivers the new one and restart them", cluster, sender, pin)
+	}
 	if err := f.key.Open(box, pin, m); err != nil {
 		return err
 	}
 	if known {
 		return nil
 	}
+	// Two first answers may have come at once; only one key can be the first.
 	f.mu.Lock()
-	_, known = f.pins[cluster]
+	first, known := f.pins[cluster]
 	if !known {
 		f.pins[cluster] = pin
 	}
 	f.mu.Unlock()
-	if !known {
+	switch {
+	case known && first != pin:
+		return fmt.Errorf("control plane %q answered with two keys at once, %s and %s", cluster, first, pin)
+	case !known:
 		f.log.Warn("no key of this control plane was given; trusting the one it used first", "cluster", cluster, "key", pin)
 	}
 
@@ -185,6 +197,9 @@ func (f *FetchClient) ask(ctx context.Context, cluster, what string, env *driver
 	}
 	subject := wildcard(cluster, TreeFetch, f.provider, what)
 	for range fetchTries {
+		if !f.conn.Up() {
+			return nil, busErrorf("the bus cannot be reached; waiting for NATS")
+		}
 		var m *nats.Msg
 		tryCtx, cancel := context.WithTimeout(ctx, fetchTimeout)
 		m, err = f.conn.nc.RequestWithContext(tryCtx, subject, payload)

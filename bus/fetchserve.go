@@ -35,7 +35,11 @@ type FetchServer struct {
 	log     *slog.Logger
 	sub     *nats.Subscription
 	slots   chan struct{}
-	running sync.WaitGroup
+	halt    chan struct{} // closed by Stop
+
+	mu      sync.Mutex
+	stopped bool
+	running sync.WaitGroup // added to under mu while not stopped
 }
 
 // ServeFetches answers the fetches of one control plane, together with its
@@ -47,16 +51,24 @@ func ServeFetches(conn *Conn, cluster string, key *SealKey, handler FetchHandler
 	if log == nil {
 		log = slog.Default()
 	}
-	s := &FetchServer{conn: conn, key: key, handler: handler, log: log, slots: make(chan struct{}, fetchesAtOnce)}
+	s := &FetchServer{conn: conn, key: key, handler: handler, log: log, slots: make(chan struct{}, fetchesAtOnce),
+		halt: make(chan struct{})}
 	var err error
-	s.sub, err = conn.subscribe(wildcard(cluster, TreeFetch, "*", "*"), fetchQueue, s.onFetch)
+	if s.sub, err = conn.subscribe(wildcard(cluster, TreeFetch, "*", "*"), fetchQueue, s.onFetch); err != nil {
+		return nil, err
+	}
 
-	return s, err
+	return s, nil
 }
 
-// Stop takes no more fetches and waits for those being answered.
+// Stop takes no more fetches and waits for those being answered. It may be
+// called once.
 func (s *FetchServer) Stop() {
 	_ = s.sub.Unsubscribe() // fails only on a closed connection
+	s.mu.Lock()
+	s.stopped = true
+	s.mu.Unlock()
+	close(s.halt)
 	s.running.Wait()
 }
 
@@ -79,7 +91,16 @@ func (s *FetchServer) onFetch(m *nats.Msg) {
 
 		return
 	}
-	s.slots <- struct{}{} // blocks only when 64 are being answered
+	select {
+	case s.slots <- struct{}{}: // blocks only when 64 are being answered
+	case <-s.halt:
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return
+	}
 	s.running.Go(func() {
 		defer func() { <-s.slots }()
 		ctx, cancel := context.WithTimeout(context.Background(), answerTimeout) //nolint:forbidigo // Stop waits for it
@@ -101,8 +122,10 @@ func (s *FetchServer) fetch(ctx context.Context, subject Subject, env *driverv1.
 		answer := &driverv1.FetchSecretResponse{}
 		content, err := s.handler.Secret(ctx, provider, body.FetchSecret)
 		if err == nil {
-			content.Nonce = body.FetchSecret.GetNonce()
-			answer.Sealed, err = s.key.Seal(content, body.FetchSecret.GetRecipient())
+			// A copy: the handler may give the same one to many.
+			answer.Sealed, err = s.key.Seal(&driverv1.SecretContent{
+				Nonce: body.FetchSecret.GetNonce(), Reference: content.GetReference(), Data: content.GetData(),
+			}, body.FetchSecret.GetRecipient())
 		}
 		answer.Status = StatusOf(err)
 
@@ -111,8 +134,9 @@ func (s *FetchServer) fetch(ctx context.Context, subject Subject, env *driverv1.
 		answer := &driverv1.FetchBootstrapResponse{}
 		content, err := s.handler.Bootstrap(ctx, provider, body.FetchBootstrap)
 		if err == nil {
-			content.Nonce = body.FetchBootstrap.GetNonce()
-			answer.Sealed, err = s.key.Seal(content, body.FetchBootstrap.GetRecipient())
+			answer.Sealed, err = s.key.Seal(&driverv1.BootstrapContent{
+				Nonce: body.FetchBootstrap.GetNonce(), Values: content.GetValues(),
+			}, body.FetchBootstrap.GetRecipient())
 		}
 		answer.Status = StatusOf(err)
 

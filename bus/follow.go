@@ -36,7 +36,7 @@ func (f *follow) run(ctx context.Context) (verdict, driverv1.BusyReason) {
 			f.last = f.a.heard()
 			switch {
 			case f.last.result != nil:
-				f.accepted()
+				f.answered()
 
 				return gotResult, none
 			case f.last.nobody && f.last.holder == "":
@@ -54,8 +54,15 @@ func (f *follow) run(ctx context.Context) (verdict, driverv1.BusyReason) {
 				}
 			}
 		case <-f.gone:
+			if f.hasResult() {
+				return gotResult, none
+			}
+
 			return gotDeath, none
 		case <-f.timer.C:
+			if f.hasResult() {
+				return gotResult, none
+			}
 			if !f.k.c.conn.Up() {
 				f.timer.Reset(acceptTimeout) // an outage is nobody's silence
 
@@ -63,6 +70,11 @@ func (f *follow) run(ctx context.Context) (verdict, driverv1.BusyReason) {
 			}
 			if f.gone == nil {
 				return gotSilence, none
+			}
+			if Mutates(f.k.op) {
+				if v, sure := f.askHolder(ctx); sure {
+					return v, none
+				}
 			}
 
 			return gotLate, none
@@ -80,17 +92,42 @@ func (f *follow) accepted() {
 	k := f.k
 	f.gone, f.unbind = k.c.replicas.bind(f.a, k.req.Provider, f.last.holder)
 	f.timer.Reset(k.req.Timeout + lateBy)
+	f.taken()
+}
+
+// answered is accepted for a result: there is nothing left to watch.
+func (f *follow) answered() {
+	if f.gone == nil {
+		f.taken()
+	}
+}
+
+func (f *follow) taken() {
+	k := f.k
 	k.taken, k.ran = time.Now(), k.number
 	if k.req.OnAccepted != nil {
 		k.req.OnAccepted(k.number, f.last.holder)
 	}
 }
 
+// hasResult looks whether a result came together with something else: select
+// would choose one of both at random.
+func (f *follow) hasResult() bool {
+	h := f.a.heard()
+	if h.result == nil {
+		return false
+	}
+	f.last = h
+	f.answered()
+
+	return true
+}
+
 // askHolder settles a doubt: the holder's sessions no longer list the operation
 // as running, but no result came.
 func (f *follow) askHolder(ctx context.Context) (v verdict, sure bool) {
 	k := f.k
-	answer := k.c.ask(ctx, k.req.Provider, f.last.holder, k.req.OperationID)
+	answer := k.c.ask(ctx, k.req.Provider, f.last.holder, k.req.OperationID, k.number)
 	switch {
 	case answer == nil:
 		return 0, false // its sessions will tell whether it lives

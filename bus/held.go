@@ -2,9 +2,12 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -47,6 +50,7 @@ func (h *held) state(now time.Time) *driverv1.OperationState {
 	}
 	end := now
 	if h.result != nil {
+		st.LastProgress = "" // thousands of these must fit one session
 		st.Settled, st.Code, end = true, h.result.GetStatus().GetCode(), h.ended
 	}
 	st.Elapsed = durationpb.New(end.Sub(h.started))
@@ -54,24 +58,29 @@ func (h *held) state(now time.Time) *driverv1.OperationState {
 	return st
 }
 
-// run has the handler do a held operation and settles it.
-func (s *Server) run(h *held) {
+// begin counts an operation as running and returns its context. Server.mu is
+// held, so that neither a cancel nor a drain can slip in between.
+func (s *Server) begin(h *held) context.Context {
 	timeout := defaultTimeout
 	if t := h.request.GetTimeout(); t.IsValid() && t.AsDuration() > 0 {
 		timeout = t.AsDuration()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout) //nolint:forbidigo // an operation outlives the Run that took it: drain decides
-	s.mu.Lock()
 	h.cancel = cancel
-	s.mu.Unlock()
-	s.tasks.Go(func() {
-		defer cancel()
-		task := &Task{
-			Cluster: h.cluster, Operation: h.operation, Request: h.request,
-			progress: func(message string) { s.report(h, message) },
-		}
-		s.settle(h, s.handle(ctx, task))
-	})
+	s.tasks.Add(1)
+
+	return ctx
+}
+
+// run has the handler do an operation that has begun, and settles it.
+func (s *Server) run(ctx context.Context, h *held) {
+	defer s.tasks.Done()
+	defer h.cancel()
+	task := &Task{
+		Cluster: h.cluster, Operation: h.operation, Request: h.request,
+		progress: func(message string) { s.report(h, message) },
+	}
+	s.settle(h, s.handle(ctx, task))
 }
 
 // handle calls the handler and makes a result of whatever comes of it [RESULT-1].
@@ -89,6 +98,13 @@ func (s *Server) handle(ctx context.Context, task *Task) (result *driverv1.Resul
 	result = s.handler.Handle(ctx, task)
 	if result == nil {
 		return failure(driverv1.Code_CODE_INTERNAL, "driver returned nothing from "+Verb(task.Operation))
+	}
+	if text := result.GetStatus().GetMessage(); !utf8.ValidString(text) {
+		// Clouds send such, and protobuf does not carry it.
+		mended := failure(result.GetStatus().GetCode(), strings.ToValidUTF8(text, "\uFFFD"))
+		mended.Status.RetryAfter, mended.Payload = result.GetStatus().GetRetryAfter(), result.GetPayload()
+
+		return mended
 	}
 
 	return result
@@ -147,6 +163,7 @@ func (s *Server) forgetOld(now time.Time) {
 }
 
 func (s *Server) report(h *held, message string) {
+	message = headerText(message) // each session repeats it
 	s.mu.Lock()
 	changed := h.progress != message && h.result == nil
 	if changed {
@@ -173,16 +190,27 @@ func (s *Server) send(h *held, frame *driverv1.Envelope) {
 	s.mu.Lock()
 	reply, contentType, attempt := h.reply, h.contentType, h.attempt
 	s.mu.Unlock()
-	s.sendTo(reply, contentType, h.id, attempt, frame)
+	err := s.sendTo(reply, contentType, h.id, attempt, frame)
+	if frame.GetResult() == nil || !errors.Is(err, errTooLarge) && !errors.Is(err, errEncode) {
+		return
+	}
+	// Nobody will ever get this result: mcm must not wait and ask for it in vain.
+	instead := failure(driverv1.Code_CODE_INTERNAL, "the driver's result cannot be sent: "+err.Error())
+	s.mu.Lock()
+	if h.result != nil {
+		h.result = instead
+	}
+	s.mu.Unlock()
+	_ = s.sendTo(reply, contentType, h.id, attempt, resultFrame(instead)) // it is logged
 }
 
-func (s *Server) sendTo(reply, contentType, id string, attempt uint32, frame *driverv1.Envelope) {
+func (s *Server) sendTo(reply, contentType, id string, attempt uint32, frame *driverv1.Envelope) error {
 	frame.OperationId, frame.Attempt, frame.Replica = id, attempt, s.cfg.Replica
 	payload, err := Encode(frame, contentType)
 	if err != nil {
 		s.log.Error("cannot encode a reply", "operation_id", id, "err", err)
 
-		return
+		return err
 	}
 	m := &nats.Msg{Subject: reply, Data: payload}
 	if contentType != "" {
@@ -197,7 +225,11 @@ func (s *Server) sendTo(reply, contentType, id string, attempt uint32, frame *dr
 	}
 	if err := s.conn.publish(m); err != nil {
 		s.log.Warn("reply not sent; mcm will ask for it", "operation_id", id, "err", err)
+
+		return err
 	}
+
+	return nil
 }
 
 // headerText makes one line of an error text, short enough for a header.

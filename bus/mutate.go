@@ -163,6 +163,9 @@ func (k *call) resume(ctx context.Context) error {
 
 		return nil
 	}
+	if k.req.OnlyIfHeld {
+		return Errorf(driverv1.Code_CODE_NOT_FOUND, "no replica of provider %s holds the operation any more", k.req.Provider)
+	}
 	if len(k.c.replicas.live(k.req.Provider)) == 0 {
 		return nil // a plain driver, or none: the next try finds out
 	}

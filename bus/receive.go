@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"time"
@@ -55,6 +56,10 @@ func (s *Server) open(m *nats.Msg) (Subject, *driverv1.Envelope, bool) {
 	env, err := decodeMsg(m)
 	if err != nil {
 		s.drop("payload is no envelope", "subject", m.Subject, "err", err)
+		if m.Reply != "" { // people try things out with `nats request`
+			_ = s.sendTo(m.Reply, contentTypeOf(m), "", 0, // it is logged
+				resultFrame(failure(driverv1.Code_CODE_INVALID_ARGUMENT, "payload is no envelope: "+err.Error())))
+		}
 
 		return subject, nil, false
 	}
@@ -93,18 +98,29 @@ func (s *Server) accept(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 
 		return
 	}
+	s.acceptRead(h)
+}
+
+func (s *Server) acceptRead(h *held) {
+	var ctx context.Context
+	refusal := driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
 	s.mu.Lock()
-	busy := len(s.reads) >= s.cfg.Slots
-	if !busy {
+	switch {
+	case s.draining:
+		refusal = driverv1.BusyReason_BUSY_REASON_DRAINING
+	case len(s.reads) >= s.cfg.Slots:
+		refusal = driverv1.BusyReason_BUSY_REASON_SLOTS
+	default:
 		s.reads[h] = struct{}{}
+		ctx = s.begin(h)
 	}
 	s.mu.Unlock()
-	if busy {
-		s.send(h, s.busyFrame(driverv1.BusyReason_BUSY_REASON_SLOTS))
+	if ctx == nil {
+		s.send(h, s.busyFrame(refusal))
 
 		return
 	}
-	s.run(h)
+	go s.run(ctx, h)
 }
 
 // check returns why a request cannot be served at all, or nil.
@@ -123,7 +139,7 @@ func (s *Server) check(h *held, subject Subject) *driverv1.Result {
 	if !Mutates(h.operation) {
 		return nil
 	}
-	if h.contentType != "" {
+	if h.contentType == contentTypeJSON {
 		return failure(driverv1.Code_CODE_INVALID_ARGUMENT, "JSON is accepted for operations that change nothing")
 	}
 	if h.machine == "" {
@@ -159,8 +175,11 @@ func (s *Server) acceptMutation(h *held) {
 
 		return
 	}
+	var ctx context.Context
 	var refusal driverv1.BusyReason
 	switch {
+	case s.denials.covers(h):
+		// Left unspecified: it says only that nothing was done.
 	case s.draining:
 		refusal = driverv1.BusyReason_BUSY_REASON_DRAINING
 	case s.machines[h.machineKey()] != nil:
@@ -171,15 +190,16 @@ func (s *Server) acceptMutation(h *held) {
 		s.running++
 		s.held[h.key()] = h
 		s.machines[h.machineKey()] = h
+		ctx = s.begin(h)
 	}
 	s.mu.Unlock()
-	if refusal != driverv1.BusyReason_BUSY_REASON_UNSPECIFIED {
+	if ctx == nil {
 		s.send(h, s.busyFrame(refusal))
 
 		return
 	}
 	s.send(h, acceptedFrame())
-	s.run(h)
+	go s.run(ctx, h)
 }
 
 func (s *Server) busyFrame(why driverv1.BusyReason) *driverv1.Envelope {
@@ -206,8 +226,11 @@ func (s *Server) onOps(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 			answer.Result = h.result
 		}
 	}
+	if want != "" && len(answer.GetOperations()) == 0 && env.GetAttempt() > 0 {
+		s.denials.add(subject.Cluster+"/"+want, env.GetAttempt(), now)
+	}
 	s.mu.Unlock()
-	s.sendTo(m.Reply, contentTypeOf(m), env.GetOperationId(), env.GetAttempt(),
+	_ = s.sendTo(m.Reply, contentTypeOf(m), env.GetOperationId(), env.GetAttempt(), // it is logged
 		&driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: answer}})
 }
 
@@ -239,6 +262,10 @@ func (s *Server) onAcknowledge(subject Subject, env *driverv1.Envelope) {
 }
 
 func (s *Server) onHello(m *nats.Msg) {
+	subject, err := ParseSubject(m.Subject)
+	if err != nil {
+		return
+	}
 	env, err := decodeMsg(m)
 	if err != nil || env.GetHello() == nil {
 		s.drop("hello is no hello", "err", err)
@@ -246,13 +273,16 @@ func (s *Server) onHello(m *nats.Msg) {
 		return
 	}
 	hello := env.GetHello()
+	// The subject's word counts: who may speak for one control plane must not
+	// raise another's epoch.
+	cluster := subject.Cluster
 	s.mu.Lock()
-	news := s.leaders[hello.GetCluster()] != hello.GetMcm()
-	s.leaders[hello.GetCluster()] = hello.GetMcm()
-	s.epochs[hello.GetCluster()] = max(s.epochs[hello.GetCluster()], hello.GetEpoch())
+	news := s.leaders[cluster] != hello.GetMcm()
+	s.leaders[cluster] = hello.GetMcm()
+	s.epochs[cluster] = max(s.epochs[cluster], hello.GetEpoch())
 	s.mu.Unlock()
 	if news {
-		s.log.Info("a manager leads", "cluster", hello.GetCluster(), "mcm", hello.GetMcm(), "epoch", hello.GetEpoch())
+		s.log.Info("a manager leads", "cluster", cluster, "mcm", hello.GetMcm(), "epoch", hello.GetEpoch())
 		s.renewNow()
 	}
 }

@@ -28,7 +28,7 @@ const (
 	hardStop = 5 * time.Second
 	ackWait  = 2 * time.Second
 	// keptResults and keptFor bound the results kept for an mcm that is away.
-	keptResults = 4096
+	keptResults = 2048
 	keptFor     = 24 * time.Hour
 
 	defaultSlots        = 32
@@ -36,8 +36,8 @@ const (
 	defaultTimeout      = time.Minute
 )
 
-// A Handler runs operations. Handle may be called from many goroutines, never
-// twice at once for one machine. It must return when ctx ends; it may panic, which
+// A Handler runs operations. Handle may be called from many goroutines, but runs
+// at most one mutation of a machine at a time. It must return when ctx ends; it may panic, which
 // is answered as an internal error.
 type Handler interface {
 	Handle(ctx context.Context, t *Task) *driverv1.Result
@@ -117,13 +117,14 @@ type Server struct {
 	reads    map[*held]struct{} // running reads
 	epochs   map[string]uint64  // highest epoch seen, by cluster
 	leaders  map[string]string  // last hello's sender, by cluster
-	running  int                // mutations that occupy a slot
+	denials  denials
+	running  int // mutations that occupy a slot
 	draining bool
 	sequence uint64
 
-	renew chan struct{} // asks for a session at once
-	tasks sync.WaitGroup
-	acked chan struct{} // signals that a kept result went
+	renew chan struct{}  // asks for a session at once
+	tasks sync.WaitGroup // added to under mu while not draining
+	acked chan struct{}  // signals that a kept result went
 }
 
 // NewServer checks the configuration and makes a replica; [Server.Run] makes it
@@ -165,6 +166,7 @@ func NewServer(conn *Conn, cfg ServerConfig, handler Handler) (*Server, error) {
 		reads:    map[*held]struct{}{},
 		epochs:   map[string]uint64{},
 		leaders:  map[string]string{},
+		denials:  denials{},
 		renew:    make(chan struct{}, 1),
 		acked:    make(chan struct{}, 1),
 	}
@@ -176,12 +178,16 @@ func NewServer(conn *Conn, cfg ServerConfig, handler Handler) (*Server, error) {
 // Replica returns the replica's id.
 func (s *Server) Replica() string { return s.cfg.Replica }
 
-// Run answers until ctx ends and then drains: it takes no more work, lets
+// Run may be called once. It answers until ctx ends and then drains: it takes no more work, lets
 // running operations finish for DrainTimeout, cancels what is left, and returns
 // when all have returned and their results are sent.
 func (s *Server) Run(ctx context.Context) error {
 	requests, rest, err := s.subscribe()
 	if err != nil {
+		for _, sub := range append(requests, rest...) {
+			_ = sub.Unsubscribe() // the error that counts is the first
+		}
+
 		return err
 	}
 	// The heartbeat outlives ctx: a draining replica is alive.
@@ -237,7 +243,10 @@ func (s *Server) drain(requests []*nats.Subscription) {
 	s.log.Info("draining: no new operations", "running", running, "timeout", s.cfg.DrainTimeout)
 	s.renewNow()
 	for _, sub := range requests {
-		_ = sub.Unsubscribe() // whatever still arrives is answered busy
+		// What has come already is answered busy; Unsubscribe would lose it.
+		if sub.Drain() != nil {
+			_ = sub.Unsubscribe() // not connected: nothing comes either
+		}
 	}
 
 	done := make(chan struct{})

@@ -145,6 +145,10 @@ var layouts = map[Tree]func(*Subject) []*string{
 	TreeAudit:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
 }
 
+// controlFields is how many fields a replica subject has that names no machine:
+// provider, replica and verb.
+const controlFields = 3
+
 // errSubject is wrapped by everything that is wrong with a subject or a token.
 var errSubject = errors.New("not a machinebus subject")
 
@@ -160,16 +164,17 @@ func (s Subject) Build() (string, error) {
 	}
 	var b strings.Builder
 	b.WriteString(root + "." + s.Cluster + "." + string(s.Tree))
-	for _, field := range layout(&s) {
+	fields := layout(&s)
+	if s.Tree == TreeReplica && s.Namespace == "" && s.Name == "" {
+		fields = fields[:controlFields]
+	}
+	for _, field := range fields {
 		token := *field
+		if strings.Contains(token, "~") {
+			return "", fmt.Errorf("%w: %q holds a '~'", errSubject, token)
+		}
 		if field == &s.Namespace || field == &s.Name {
-			if token == "" && s.Tree == TreeReplica {
-				continue // control verbs name no machine
-			}
 			token = strings.ReplaceAll(token, ".", "~")
-			if strings.Contains(*field, "~") {
-				return "", fmt.Errorf("%w: name %q holds a '~'", errSubject, *field)
-			}
 		}
 		if err := validToken(token); err != nil {
 			return "", fmt.Errorf("%w (in %s subject %+v)", err, s.Tree, s)
@@ -198,9 +203,8 @@ func ParseSubject(subject string) (Subject, error) {
 		return s, err
 	}
 	fields, values := layout(&s), tokens[fixed:]
-	const control = 3 // provider, replica, verb
-	if s.Tree == TreeReplica && len(values) == control {
-		fields = fields[:control]
+	if s.Tree == TreeReplica && len(values) == controlFields {
+		fields = fields[:controlFields]
 	}
 	if len(fields) != len(values) {
 		return s, fmt.Errorf("%w: %q: a %s subject has %d more tokens, not %d",
@@ -213,6 +217,8 @@ func ParseSubject(subject string) (Subject, error) {
 		*field = values[i]
 		if field == &s.Namespace || field == &s.Name {
 			*field = strings.ReplaceAll(values[i], "~", ".")
+		} else if strings.Contains(values[i], "~") {
+			return s, fmt.Errorf("%w: %q: token %q holds a '~'", errSubject, subject, values[i])
 		}
 	}
 

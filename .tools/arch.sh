@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Checks the module's import rules, which ARCHITECTURE.md explains: cmd -> mcm, driversdk -> bus -> proto.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# One line per package: path | what it imports | what its tests import | everything a program with it is linked from.
+format='{{.ImportPath}}|{{join .Imports " "}}|{{join .TestImports " "}} {{join .XTestImports " "}}|{{join .Deps " "}}'
+packages=$(go list -f "$format" ./...)
+
+awk -F'|' -v module="$(go list -m)" '
+BEGIN {
+	below["cmd"] = " mcm driversdk bus proto "
+	below["mcm"] = below["driversdk"] = " bus proto "
+	below["bus"] = " proto "
+	longest = 5
+}
+{
+	n = split($2 " " $3, paths, " ")
+	for (i = 1; i <= n; i++) check_import($1, paths[i])
+	meets = 0
+	n = split($4, paths, " ")
+	for (i = 1; i <= n; i++) check_linked($1, paths[i])
+	if (meets == 3) fail($1, "mcm and driversdk together", "only end-to-end tests bring the two together")
+	n = split($2, paths, " ")
+	for (i = 1; i <= n; i++) if (own(paths[i])) imports[$1, ++count[$1]] = paths[i]
+}
+END {
+	for (package in count) if (depth(package) > longest) {
+		chain = short(package)
+		for (p = package; p in deepest; p = deepest[p]) chain = chain " -> " short(deepest[p])
+		print "imports run " depth(package) " deep, more than " longest ": " chain
+		failed = 1
+	}
+	exit failed
+}
+
+# What a package or its tests import themselves.
+function check_import(package, path,    from, to) {
+	from = layer(package); to = layer(path)
+	if (to != "" && to != from && !index(below[from], " " to " "))
+		fail(package, path, "the layers are cmd -> mcm, driversdk -> bus -> proto")
+	else if (from == "mcm" && to == "bus" && short(package) !~ "^mcm/(dispatch|fetch)(/|$)")
+		fail(package, path, "of mcm only dispatch and fetch know the bus")
+	if (from == "bus" && kubernetes(path))
+		fail(package, path, "bus is everything NATS and nothing Kubernetes")
+}
+
+# What ends up in every program that imports the package.
+function check_linked(package, path,    from, to) {
+	from = layer(package); to = layer(path)
+	if (from == "driversdk" && kubernetes(path)) fail(package, path, "driver authors carry no Kubernetes")
+	if (from == "bus" && kubernetes(path)) fail(package, path, "bus is everything NATS and nothing Kubernetes")
+	if (from == "driversdk" && server(path)) fail(package, path, "no driver links a NATS server")
+	if (from == "bus" && server(path) && short(package) !~ "^bus/(embedded|bustest)(/|$)")
+		fail(package, path, "only bus/embedded and bus/bustest link a NATS server")
+	if (from == "cmd" && to == "mcm" && meets % 2 == 0) meets += 1
+	if (from == "cmd" && to == "driversdk" && meets < 2) meets += 2
+}
+
+# The number of imports on the longest way down from a package, within the module.
+function depth(package,    i, d) {
+	if (!(package in depths)) {
+		depths[package] = 0
+		for (i = 1; i <= count[package]; i++) {
+			d = depth(imports[package, i]) + 1
+			if (d > depths[package]) { depths[package] = d; deepest[package] = imports[package, i] }
+		}
+	}
+	return depths[package]
+}
+
+function own(path) { return index(path, module "/") == 1 }
+function short(path) { return own(path) ? substr(path, length(module) + 2) : path }
+function layer(path) { if (!own(path)) return ""; path = short(path); sub("/.*", "", path); return path }
+function server(path) { return path ~ "^github[.]com/nats-io/nats-server/" }
+function kubernetes(path) { return path ~ "^(sigs[.])?k8s[.]io/" }
+function fail(package, path, why) {
+	if (reported[package, why]++) return # one of the many packages behind one wrong import is enough
+	print short(package) " depends on " short(path) ": " why
+	failed = 1
+}
+' <<<"$packages"

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Usage: fuzz.sh DURATION
+# Runs every fuzz target of the module for DURATION; go test takes one target at a time.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+duration=$1
+
+format='{{$p := .}}{{range .TestGoFiles}}{{$p.ImportPath}} {{$p.Dir}}/{{.}}{{"\n"}}{{end}}{{range .XTestGoFiles}}{{$p.ImportPath}} {{$p.Dir}}/{{.}}{{"\n"}}{{end}}'
+count=0
+while read -r package file; do
+	[ -n "$package" ] || continue
+	while read -r target; do
+		echo "--- $package $target"
+		go test -run='^$' -fuzz="^$target\$" -fuzztime="$duration" "$package" </dev/null || {
+			echo "fuzz.sh: $target failed; its input is kept below testdata/fuzz: mend the code and commit it as a test case" >&2
+			exit 1
+		}
+		count=$((count + 1))
+	done < <(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' "$file")
+done < <(go list -f "$format" ./...)
+[ "$count" -gt 0 ] || { echo "fuzz.sh: found no fuzz target" >&2; exit 1; }

@@ -1,0 +1,213 @@
+# Everything made here goes to .out/, which git ignores. Needed beforehand: Go, git, make; everything else is built
+# at the versions that go.mod, .tools/go.mod and deploy/devcluster/go.mod pin.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL: # the Go tool fills the cores by itself, and linking the dev cluster twice at once exhausts the memory
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+OUT := $(CURDIR)/.out
+BIN := $(OUT)/bin
+DIRS := $(wildcard bus cmd deploy driversdk mcm proto)
+
+# One setting for build, vet and lint, so that they share compiled packages. Tests switch cgo on: -race needs it.
+export CGO_ENABLED := 0
+# The tools' caches stay in the clone.
+export BUF_CACHE_DIR := $(OUT)/cache/buf
+export GOLANGCI_LINT_CACHE := $(OUT)/cache/golangci-lint
+# Where controller-runtime's envtest finds etcd, kube-apiserver and kubectl.
+export KUBEBUILDER_ASSETS := $(OUT)/envtest
+
+FUZZTIME ?= 5s
+
+# Use after a command as: || $(call remedy,text)
+remedy = { printf '\n%s: %s\n' '$@' '$(1)' >&2; exit 1; }
+
+ifneq ($(filter-out help clean,$(MAKECMDGOALS)),)
+ifeq ($(shell command -v go),)
+$(error Go is not installed or not in PATH: see https://go.dev/doc/install)
+endif
+endif
+
+##@ Try it
+
+.PHONY: demo
+demo: demo-parts ## Bring everything up, make 10 Machines, kill a driver replica, clean up
+	@exec $(BIN)/demo run
+
+.PHONY: up
+up: demo-parts ## Bring the same set-up up and leave it running to play with
+	@exec $(BIN)/demo up
+
+.PHONY: down
+down: $(BIN)/demo ## Stop what `make up` started
+	@exec $(BIN)/demo down
+
+# With DEMO_KUBECONFIG the demo uses that cluster instead of ours.
+.PHONY: demo-parts
+demo-parts: build $(if $(DEMO_KUBECONFIG),,devcluster)
+
+##@ Build
+
+.PHONY: build
+build: ## Build every program into .out/bin
+	@echo '==> building the programs (about 2 minutes the first time)'
+	@mkdir -p $(BIN)
+	@go build -o $(BIN)/ ./cmd/...
+
+$(BIN)/demo:
+	@$(MAKE) build
+
+.PHONY: devcluster
+devcluster: $(BIN)/devcluster ## Build the dev cluster (etcd and Kubernetes in one program)
+
+KUBERNETES = $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' deploy/devcluster/go.mod)
+VERSION_PACKAGE := k8s.io/component-base/version
+
+# Clients parse the version that the API server reports, and fail on the "v0.0.0-master" it would otherwise have.
+$(BIN)/devcluster: $(shell find deploy/devcluster -type f -not -name '*_test.go' -not -name '*.md' 2>/dev/null)
+	@echo '==> building the dev cluster (about 5 minutes the first time)'
+	@version='$(KUBERNETES)'; IFS=. read -r major minor _ <<<"$${version#v}"; \
+	go build -C deploy/devcluster -trimpath -buildvcs=false -o $@ -ldflags "-s -w \
+		-X $(VERSION_PACKAGE).gitVersion=$$version \
+		-X $(VERSION_PACKAGE).gitMajor=$$major \
+		-X $(VERSION_PACKAGE).gitMinor=$$minor" . \
+		|| $(call remedy,if the compiler or linker was killed: it needs about 4 GB of free memory and 5 GB of disk)
+	@$@ assets --dir $(KUBEBUILDER_ASSETS) >/dev/null
+	@touch $@
+
+.PHONY: generate
+generate: generated ## Write the generated Go code and CRDs into the tree
+	@.tools/generated.sh write $(GENERATED)
+
+.PHONY: fmt
+fmt: $(BIN)/golangci-lint ## Format the Go code
+	@$(BIN)/golangci-lint fmt $(DIRS)
+
+.PHONY: clean
+clean: ## Stop the demo set-up and remove everything made here
+	@if [ -x $(BIN)/demo ]; then $(BIN)/demo down; fi
+	@rm -rf $(OUT)
+
+##@ Check
+
+.PHONY: verify
+verify: fmt-check vet lint arch proto-lint proto-breaking generate-check ## Everything that can be checked without running the code
+	@echo '==> verify: all good'
+
+.PHONY: fmt-check
+fmt-check: $(BIN)/golangci-lint
+	@echo '==> format'
+	@$(BIN)/golangci-lint fmt --diff $(DIRS) || $(call remedy,the code is not formatted; run: make fmt)
+
+.PHONY: vet
+vet: ## Run go vet on both modules
+	@echo '==> vet (about 5 minutes the first time)'
+	@go vet ./...
+	@go vet -C deploy/devcluster -trimpath ./...
+
+.PHONY: lint
+lint: $(BIN)/golangci-lint ## Run golangci-lint on both modules
+	@echo '==> lint (about 4 minutes the first time)'
+	@$(BIN)/golangci-lint config verify
+	@$(LINT) ./... || $(call remedy,$(LINT_REMEDY))
+	@cd deploy/devcluster && GOFLAGS="$${GOFLAGS:-} -trimpath" $(LINT) ./... || $(call remedy,$(LINT_REMEDY))
+
+LINT = $(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml
+LINT_REMEDY := mend the above; where a linter is wrong about a line write //nolint:<name> // <reason>
+
+.PHONY: arch
+arch: ## Check who imports whom
+	@echo '==> arch'
+	@.tools/arch.sh
+
+.PHONY: proto-lint
+proto-lint: $(BIN)/buf ## Lint the driver contract
+	@echo '==> proto lint'
+	@$(BIN)/buf lint proto
+
+PROTO_IMAGE := proto/image.binpb
+
+.PHONY: proto-breaking
+proto-breaking: $(BIN)/buf ## Check that the driver contract still reads what the accepted one wrote
+	@echo '==> proto breaking changes'
+	@[ -f $(PROTO_IMAGE) ] || $(call remedy,$(PROTO_IMAGE) is missing; run: make proto-image)
+	@$(BIN)/buf breaking proto --against $(PROTO_IMAGE) \
+		|| $(call remedy,the change breaks drivers that are out there; add instead of changing and reserve what goes)
+
+.PHONY: proto-image
+proto-image: $(BIN)/buf ## Accept the driver contract as it stands as the one to stay compatible with
+	@$(BIN)/buf build proto --exclude-source-info -o $(PROTO_IMAGE)
+	@echo '==> wrote $(PROTO_IMAGE); commit it'
+
+.PHONY: generate-check
+generate-check: generated
+	@echo '==> generated code'
+	@.tools/generated.sh check $(GENERATED) || $(call remedy,generated files are not up to date; run: make generate)
+
+##@ Test
+
+.PHONY: test
+test: test-unit test-fuzz test-e2e ## Unit tests, a few seconds of each fuzz target, end-to-end tests
+
+.PHONY: test-unit
+test-unit: c-compiler devcluster ## Unit tests with the race detector
+	@echo '==> unit tests (about 4 minutes the first time)'
+	@packages=$$(go list ./... | grep -v '/cmd/e2e\(/\|$$\)'); \
+	CGO_ENABLED=1 go test -race -shuffle=on -timeout=10m $$packages
+
+.PHONY: test-fuzz
+test-fuzz: ## Run each fuzz target for FUZZTIME (5s)
+	@echo '==> fuzz targets, $(FUZZTIME) each'
+	@.tools/fuzz.sh $(FUZZTIME)
+
+.PHONY: test-e2e
+test-e2e: c-compiler build devcluster ## End-to-end tests: real processes against the dev cluster
+	@echo '==> end-to-end tests'
+	@CGO_ENABLED=1 go test -race -count=1 -timeout=30m ./cmd/e2e/...
+
+# go test -race links with the C compiler.
+.PHONY: c-compiler
+c-compiler:
+	@if command -v "$$(go env CC)" >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo '==> installing gcc: the race detector needs a C compiler'; \
+		apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends gcc libc6-dev; \
+	fi; \
+	command -v "$$(go env CC)" >/dev/null \
+		|| $(call remedy,the race detector needs a C compiler; install gcc with the headers of the C library and run this again)
+
+##@ Help
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# What follows serves the targets above.
+
+# generated makes all generated files afresh beside the tree, so that checking changes nothing in it.
+GENERATED := $(OUT)/generated
+.PHONY: generated
+generated: $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/controller-gen
+	@rm -rf $(GENERATED)
+	@mkdir -p $(GENERATED)/proto
+	@PATH="$(BIN):$$PATH" $(BIN)/buf generate proto --template proto/buf.gen.yaml -o $(GENERATED)/proto
+	@for api in $(wildcard mcm/api/v*); do \
+		$(BIN)/controller-gen object "paths=./$$api" "output:object:dir=$(GENERATED)/$$api"; \
+		$(BIN)/controller-gen crd "paths=./$$api" "output:crd:dir=$(GENERATED)/deploy/crds"; \
+	done
+
+# $(1): program, $(2): its import path, $(3): how long it takes on 2 cores with nothing cached
+define tool
+$(BIN)/$(1): .tools/go.mod .tools/go.sum
+	@echo '==> building $(1) ($(3) the first time)'
+	@go build -C .tools -trimpath -o $$@ $(2)
+	@touch $$@
+endef
+$(eval $(call tool,buf,github.com/bufbuild/buf/cmd/buf,about 2 minutes))
+$(eval $(call tool,protoc-gen-go,google.golang.org/protobuf/cmd/protoc-gen-go,half a minute))
+$(eval $(call tool,controller-gen,sigs.k8s.io/controller-tools/cmd/controller-gen,about a minute))
+$(eval $(call tool,golangci-lint,github.com/golangci/golangci-lint/v2/cmd/golangci-lint,about 2 minutes))

@@ -1,0 +1,57 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// A Driver is one replica of driver-virtual.
+type Driver struct {
+	*Process
+
+	// Replica is its id on the bus.
+	Replica string
+}
+
+// DriverOptions are what is told to a driver. Name and NATSURL are needed.
+type DriverOptions struct {
+	// Name of the process.
+	Name string
+	// NATSURL is where the bus is.
+	NATSURL string
+	// Clusters are the control planes to serve; none means default.
+	Clusters []string
+	// Args are added to the command line.
+	Args []string
+}
+
+// StartDriver starts a replica and returns when it has shown itself on the bus.
+// Replicas must be started one after the other: the one that is new there is
+// taken for this.
+func (s *Site) StartDriver(ctx context.Context, tap *Tap, o DriverOptions) (*Driver, error) {
+	known := tap.Sessions()
+	args := []string{"--nats-url", o.NATSURL}
+	if len(o.Clusters) > 0 {
+		args = append(args, "--clusters", strings.Join(o.Clusters, ","))
+	}
+	p, err := s.start(command{name: o.Name, program: "driver-virtual", args: append(args, o.Args...)})
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{Process: p}
+	err = p.until(ctx, "it sends sessions", func(context.Context) error {
+		for replica := range tap.Sessions() {
+			if _, old := known[replica]; !old {
+				d.Replica = replica
+				return nil
+			}
+		}
+		return errors.New("no new replica was heard of")
+	})
+	if err != nil {
+		return nil, fmt.Errorf("driver on %s: %w", o.NATSURL, err)
+	}
+	return d, nil
+}

@@ -1,0 +1,73 @@
+package stack
+
+import (
+	"context"
+	"fmt"
+)
+
+// A Manager is one mcm.
+type Manager struct {
+	*Process
+
+	// Address is where /healthz, /readyz and /metrics are.
+	Address string
+	// NATSURL is where its bus can be reached: its own, if it runs one.
+	NATSURL string
+}
+
+// ManagerOptions are what is told to mcm. Control is needed.
+type ManagerOptions struct {
+	// Name of the process; empty means mcm.
+	Name string
+	// Control and Target are kubeconfig paths; no target means the control's.
+	Control, Target string
+	// Namespace to serve; empty means default.
+	Namespace string
+	// Cluster is the control plane's name on the bus; empty means default.
+	Cluster string
+	// NATSURL of an external bus; empty means the embedded one.
+	NATSURL string
+	// Args are added to the command line.
+	Args []string
+}
+
+// StartManager starts an mcm and returns when it is ready.
+func (s *Site) StartManager(ctx context.Context, o ManagerOptions) (*Manager, error) {
+	if o.Name == "" {
+		o.Name = "mcm"
+	}
+	if o.Target == "" {
+		o.Target = o.Control
+	}
+	m := &Manager{NATSURL: o.NATSURL}
+	plan := func(ports []int) command {
+		m.Address = Loopback(ports[0])
+		args := []string{
+			"--control-kubeconfig", o.Control, "--target-kubeconfig", o.Target, "--leader-elect=false",
+			"--address", "127.0.0.1", "--port", fmt.Sprint(ports[0]),
+		}
+		if o.Namespace != "" {
+			args = append(args, "--namespace", o.Namespace)
+		}
+		if o.Cluster != "" {
+			args = append(args, "--cluster-name", o.Cluster)
+		}
+		if o.NATSURL != "" {
+			args = append(args, "--nats-url", o.NATSURL)
+		} else {
+			m.NATSURL = "nats://" + Loopback(ports[1])
+			args = append(args, "--nats-listen", Loopback(ports[1]), "--nats-store-dir", s.path(o.Name+".nats"))
+		}
+		return command{name: o.Name, program: "mcm", args: append(args, o.Args...)}
+	}
+	p, _, err := s.startOnFreePorts(ctx, 2, plan, func(ctx context.Context, p *Process, _ []int) error {
+		return p.until(ctx, "/readyz says ok", func(ctx context.Context) error {
+			return answersOK(ctx, "http://"+m.Address+"/readyz")
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	m.Process = p
+	return m, nil
+}

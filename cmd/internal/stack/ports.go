@@ -1,0 +1,55 @@
+package stack
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+)
+
+// Ports are taken from below the range that the kernel uses for outgoing
+// connections (32768 and up by default): there only another listener can take a
+// port between our look and its use, or while its server is away.
+const (
+	firstPort = 20000
+	lastPort  = 32000
+)
+
+// handedOut are the ports of this process, so that none is given out twice.
+var handedOut = struct {
+	sync.Mutex
+
+	ports map[int]bool
+}{ports: map[int]bool{}}
+
+// freePorts returns n ports of the loopback interface that nobody listens on.
+func freePorts(n int) ([]int, error) {
+	handedOut.Lock()
+	defer handedOut.Unlock()
+	var ports []int
+	var last error
+	for range 100 * (n + 1) {
+		if len(ports) == n {
+			return ports, nil
+		}
+		port := firstPort + rand.IntN(lastPort-firstPort) //nolint:gosec // no secret
+		if handedOut.ports[port] {
+			continue
+		}
+		l, err := net.Listen("tcp", Loopback(port))
+		if err == nil {
+			err = l.Close()
+		}
+		if err != nil {
+			last = err
+			continue
+		}
+		handedOut.ports[port] = true
+		ports = append(ports, port)
+	}
+	return nil, errors.Join(fmt.Errorf("found no %d free ports between %d and %d", n, firstPort, lastPort), last)
+}
+
+// Loopback returns the address of a port of the loopback interface.
+func Loopback(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }

@@ -1,0 +1,253 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+const (
+	// pollEvery is the pace of looking at what cannot be waited for.
+	pollEvery = 25 * time.Millisecond
+	// stopLimit is how long a process may take to end after SIGTERM.
+	stopLimit = 15 * time.Second
+	// startLimit is how long a process may take to get ready.
+	startLimit = time.Minute
+	// shownLines is how much of a log an error quotes.
+	shownLines = 15
+)
+
+// A Process is one running program. Its methods are safe for concurrent use.
+type Process struct {
+	// Name is unique within the Site.
+	Name string
+	// Log is where standard error goes, Output where standard output goes.
+	Log, Output string
+
+	cmd   *exec.Cmd
+	asked atomic.Bool // to end, by Stop or Kill
+	done  chan struct{}
+	err   error // how it ended; valid once done is closed
+}
+
+// command is what to run, apart from where.
+type command struct {
+	name    string
+	program string
+	args    []string
+	env     []string // beside PATH and HOME; nothing else is inherited
+}
+
+// start runs a command with its output in dir. A detached process is the leader
+// of its own session and lives on; any other dies with this one, however that
+// ends.
+func start(dir string, c command, program string, detached bool) (*Process, error) {
+	p := &Process{
+		Name: c.name, Log: filepath.Join(dir, c.name+".log"), Output: filepath.Join(dir, c.name+".out"),
+		done: make(chan struct{}),
+	}
+	// Files rather than pipes: the process need not care who still reads.
+	stdout, err := os.Create(p.Output)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", c.name, err)
+	}
+	defer stdout.Close()
+	stderr, err := os.Create(p.Log)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", c.name, err)
+	}
+	defer stderr.Close()
+
+	p.cmd = exec.Command(program, c.args...)
+	p.cmd.Stdout, p.cmd.Stderr = stdout, stderr
+	// The ambient KUBECONFIG, NATS_URL and the like must not reach the programs.
+	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}, c.env...)
+	// Ctrl-C in a terminal reaches only us, and we decide the order.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if detached {
+		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	}
+	if err := startOnLastingThread(p.cmd); err != nil {
+		return nil, fmt.Errorf("start %s: %w", c.name, err)
+	}
+	go func() {
+		defer close(p.done)
+		p.err = p.cmd.Wait()
+	}()
+	return p, nil
+}
+
+// PID is the process id.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Kill ends the process as a crash would (SIGKILL), and returns when it is gone.
+func (p *Process) Kill() error {
+	p.asked.Store(true)
+	if err := p.signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	<-p.done
+	return nil
+}
+
+// Pause stops the process from running (SIGSTOP) until Resume.
+func (p *Process) Pause() error { return p.signal(syscall.SIGSTOP) }
+
+// Resume lets a paused process run on.
+func (p *Process) Resume() error { return p.signal(syscall.SIGCONT) }
+
+// Stop asks the process to end (SIGTERM) and kills it when it has not by the
+// limit, which is an error, as is an exit code other than 0 and an end that
+// nobody asked for. A process that was killed by Kill is fine.
+func (p *Process) Stop() error {
+	select {
+	case <-p.done:
+		return p.unexpected()
+	default:
+	}
+	p.asked.Store(true)
+	if err := p.signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	if err := p.Resume(); err != nil { // a paused process would never get the signal
+		return err
+	}
+	select {
+	case <-p.done:
+		return p.unexpected()
+	case <-time.After(stopLimit):
+	}
+	if err := p.Kill(); err != nil {
+		return err
+	}
+	return fmt.Errorf("%s did not end within %s of SIGTERM and was killed; its log: %s", p.Name, stopLimit, p.Log)
+}
+
+// unexpected returns how an ended process ended, unless that was as it should.
+func (p *Process) unexpected() error {
+	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	// A program that has not yet set up its signals is ended by SIGTERM itself.
+	byUs := ok && status.Signaled() && (status.Signal() == syscall.SIGKILL || status.Signal() == syscall.SIGTERM)
+	if p.asked.Load() && (p.err == nil || byUs) {
+		return nil
+	}
+	return p.ended()
+}
+
+// ended is the error of a process that has ended, with the last lines of its log.
+func (p *Process) ended() error {
+	how := "ended by itself"
+	if p.err != nil {
+		how = "ended: " + p.err.Error()
+	}
+	return fmt.Errorf("%s %s\n%s", p.Name, how, p.lastLines())
+}
+
+func (p *Process) lastLines() string {
+	text := tail(p.Log)
+	if text == "" {
+		text = tail(p.Output)
+	}
+	if text == "" {
+		return "its log " + p.Log + " is empty"
+	}
+	return "last lines of " + p.Log + ":\n  " + strings.ReplaceAll(text, "\n", "\n  ")
+}
+
+// tail returns the last lines of a file, none if it cannot be read.
+func tail(path string) string {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	lines := strings.Split(strings.TrimSpace(string(content)), "\n")
+	return strings.Join(lines[max(0, len(lines)-shownLines):], "\n")
+}
+
+func (p *Process) signal(s syscall.Signal) error {
+	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("send %s to %s: %w", s, p.Name, err)
+	}
+	return nil
+}
+
+// line waits until the process has printed a line on standard output that starts
+// with prefix, and returns the rest of it.
+func (p *Process) line(ctx context.Context, prefix string) (string, error) {
+	var rest string
+	err := p.until(ctx, fmt.Sprintf("it printed %q", prefix), func(context.Context) error {
+		content, err := os.ReadFile(p.Output)
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(string(content)) {
+			var found bool
+			if rest, found = strings.CutPrefix(line, prefix); found && strings.HasSuffix(line, "\n") {
+				rest = strings.TrimSpace(rest)
+				return nil
+			}
+		}
+		return errors.New("it has not yet")
+	})
+	return rest, err
+}
+
+// until polls check until it succeeds, at most for the start limit. What
+// completes the sentence "waited until ...".
+func (p *Process) until(ctx context.Context, what string, check func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("not within %s", startLimit))
+	defer cancel()
+	ended := make(chan struct{})
+	go func() { // a process that ends is not waited for any longer
+		defer close(ended)
+		select {
+		case <-p.done:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	err := Poll(ctx, what, check)
+	cancel()
+	<-ended
+	select {
+	case <-p.done:
+		return p.ended()
+	default:
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w\n%s", p.Name, err, p.lastLines())
+	}
+	return nil
+}
+
+// Poll asks until check returns no error. When ctx ends first, the error tells
+// what was waited for, what was last heard, and why the wait ended.
+func Poll(ctx context.Context, what string, check func(context.Context) error) error {
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	var last error
+	for {
+		err := check(ctx)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() == nil || last == nil {
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waited until %s: %w; last seen: %w", what, context.Cause(ctx), last)
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// A Site is a set of processes that belong together and the folder they run in.
+// It is safe for concurrent use.
+type Site struct {
+	bin, dir string
+	detached bool
+	onStart  func(*Process) error
+
+	mu        sync.Mutex
+	processes []*Process
+}
+
+// SiteOptions say where a Site finds its programs and keeps its files.
+type SiteOptions struct {
+	// Bin is the folder of the built programs.
+	Bin string
+	// Dir is the folder for logs and data. It is emptied first.
+	Dir string
+	// Detached processes survive this one.
+	Detached bool
+	// OnStart is told of each process right after its start; an error ends it
+	// again. May be nil.
+	OnStart func(*Process) error
+}
+
+// NewSite makes the folder. Close ends what was started.
+func NewSite(o SiteOptions) (*Site, error) {
+	bin, err := filepath.Abs(o.Bin)
+	if err != nil {
+		return nil, fmt.Errorf("folder of the programs: %w", err)
+	}
+	dir, err := filepath.Abs(o.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("run folder: %w", err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return nil, fmt.Errorf("empty the run folder: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the run folder: %w", err)
+	}
+	return &Site{bin: bin, dir: dir, detached: o.Detached, onStart: o.OnStart}, nil
+}
+
+// Missing returns the programs of names that are not built.
+func Missing(bin string, names ...string) []string {
+	var missing []string
+	for _, name := range names {
+		if info, err := os.Stat(filepath.Join(bin, name)); err != nil || info.IsDir() {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}
+
+// Dir is the Site's folder.
+func (s *Site) Dir() string { return s.dir }
+
+// Program returns the path of a built program.
+func (s *Site) Program(name string) string { return filepath.Join(s.bin, name) }
+
+// path returns the path of a file in the Site's folder.
+func (s *Site) path(name string) string { return filepath.Join(s.dir, name) }
+
+// start runs a command and remembers it for Close.
+func (s *Site) start(c command) (*Process, error) {
+	s.mu.Lock()
+	taken := slices.ContainsFunc(s.processes, func(p *Process) bool { return p.Name == c.name })
+	s.mu.Unlock()
+	if taken {
+		return nil, fmt.Errorf("start %s: there is a process of that name", c.name)
+	}
+	p, err := start(s.dir, c, s.Program(c.program), s.detached)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	s.processes = append(s.processes, p)
+	s.mu.Unlock()
+	if s.onStart != nil {
+		if err := s.onStart(p); err != nil {
+			return nil, errors.Join(err, p.Stop())
+		}
+	}
+	return p, nil
+}
+
+// forget takes an ended process out, so that its name is free again.
+func (s *Site) forget(p *Process) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.processes = slices.DeleteFunc(s.processes, func(q *Process) bool { return q == p })
+}
+
+// startOnFreePorts runs what plan makes of n free ports until ready says so.
+// Another process may take a port between our look and the program's: then
+// others are tried.
+func (s *Site) startOnFreePorts(
+	ctx context.Context, n int, plan func(ports []int) command, ready func(context.Context, *Process, []int) error,
+) (*Process, []int, error) {
+	const tries = 3
+	for try := 1; ; try++ {
+		ports, err := freePorts(n)
+		if err != nil {
+			return nil, nil, err
+		}
+		p, err := s.start(plan(ports))
+		if err != nil {
+			return nil, nil, err
+		}
+		err = ready(ctx, p, ports)
+		if err == nil {
+			return p, ports, nil
+		}
+		if try == tries || !strings.Contains(p.lastLines(), "address already in use") {
+			return nil, nil, err
+		}
+		s.forget(p) // it has ended, as its error tells
+	}
+}
+
+// Close ends all processes, the youngest first, and returns what did not end as
+// it should. The files stay.
+func (s *Site) Close() error {
+	s.mu.Lock()
+	processes := slices.Clone(s.processes)
+	s.processes = nil
+	s.mu.Unlock()
+	var errs []error
+	for _, p := range slices.Backward(processes) {
+		errs = append(errs, p.Stop())
+	}
+	return errors.Join(errs...)
+}
+
+// Failed returns the error of the first process that ended without being asked
+// to, nil if there is none.
+func (s *Site) Failed() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.processes {
+		select {
+		case <-p.done:
+			if err := p.unexpected(); err != nil {
+				return err
+			}
+		default:
+		}
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+package stack
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A Tap listens to what a control plane and its drivers tell everybody: the
+// replicas' sessions and the audit messages of operations that ended. It is safe
+// for concurrent use.
+type Tap struct {
+	conn *bus.Conn
+	raw  *nats.Conn
+	stop func()
+
+	mu       sync.Mutex
+	sessions map[string]*driverv1.Session
+	audits   []*driverv1.Audit
+}
+
+// OpenTap starts to listen to one control plane.
+func OpenTap(ctx context.Context, natsURL, cluster string) (*Tap, error) {
+	t := &Tap{sessions: map[string]*driverv1.Session{}}
+	conn, err := bus.Connect(ctx, bus.Config{
+		URLs: []string{natsURL}, Name: "machinebus tap", FailFast: true, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		return nil, err
+	}
+	t.conn = conn
+	t.stop, err = bus.WatchSessions(conn, cluster, t.onSession)
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("listen for sessions: %w", err)
+	}
+	if err := t.watchAudits(natsURL, cluster); err != nil {
+		t.Close()
+		return nil, fmt.Errorf("listen for audit messages: %w", err)
+	}
+	return t, nil
+}
+
+func (t *Tap) watchAudits(natsURL, cluster string) error {
+	raw, err := nats.Connect(natsURL, nats.Name("machinebus tap"), nats.MaxReconnects(-1),
+		nats.ReconnectWait(100*time.Millisecond))
+	if err != nil {
+		return err
+	}
+	t.raw = raw
+	// As an operator would: nats sub 'mcm.v1.<cluster>.audit.>'.
+	_, err = raw.Subscribe("mcm.v1."+cluster+"."+string(bus.TreeAudit)+".>", func(m *nats.Msg) {
+		env, err := bus.Decode(m.Data, "")
+		if err != nil || env.GetAudit() == nil {
+			return // the bus's own tests are about what belongs on a subject
+		}
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.audits = append(t.audits, env.GetAudit())
+	})
+	if err != nil {
+		return err
+	}
+	return raw.Flush()
+}
+
+func (t *Tap) onSession(s *driverv1.Session) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sessions[s.GetReplica()] = s
+}
+
+// Close stops listening.
+func (t *Tap) Close() {
+	t.stop()
+	t.conn.Close()
+	if t.raw != nil {
+		t.raw.Close()
+	}
+}
+
+// Sessions returns the last session of each replica heard of, the dead ones
+// included.
+func (t *Tap) Sessions() map[string]*driverv1.Session {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return maps.Clone(t.sessions)
+}
+
+// Audits returns the audit messages heard so far, in order.
+func (t *Tap) Audits() []*driverv1.Audit {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.audits)
+}
+
+// Running returns the ids of the operations of a kind that a replica's last
+// session lists as running.
+func (t *Tap) Running(replica string, op driverv1.Operation) []string {
+	var ids []string
+	for _, state := range t.Sessions()[replica].GetOperations() {
+		if state.GetOperation() == op && !state.GetSettled() {
+			ids = append(ids, state.GetOperationId())
+		}
+	}
+	return ids
+}

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/machinebus/machinebus/bus"
+)
+
+const (
+	defaultURL = "nats://127.0.0.1:4222"
+	anyCluster = "*"
+	// defaultTimeout lets a replica miss one sign of life and still be heard.
+	defaultTimeout = 2*bus.SessionInterval + bus.SessionInterval*2/5
+)
+
+// connection holds the flags that say where to listen.
+type connection struct {
+	config  bus.Config
+	url     string
+	cluster string
+	timeout time.Duration
+}
+
+func (c *connection) addFlags(root *cobra.Command) {
+	f := root.PersistentFlags()
+	f.StringVar(&c.url, "nats-url", defaultURL, "NATS servers, separated by commas (env NATS_URL)")
+	f.StringVar(&c.config.Creds, "nats-creds", "", "NATS credentials file (env NATS_CREDS)")
+	f.StringVar(&c.config.CA, "nats-ca", "", "PEM `file` with the certificate authority of the NATS servers")
+	f.StringVar(&c.config.Cert, "nats-cert", "", "PEM `file` with the client certificate for NATS")
+	f.StringVar(&c.config.Key, "nats-key", "", "PEM `file` with the key of the client certificate")
+	f.BoolVar(&c.config.AllowInsecure, "nats-allow-insecure", false,
+		"allow a connection beyond this host without TLS or without credentials")
+	f.StringVar(&c.cluster, "cluster", anyCluster, "control plane to look at; * for all on this bus")
+	f.DurationVar(&c.timeout, "timeout", defaultTimeout, "how long to listen for signs of life before printing")
+	for _, name := range []string{"nats-url", "cluster", "timeout"} {
+		mustComplete(root, name, cobra.NoFileCompletions)
+	}
+}
+
+// connect reads the environment where flags are silent, checks the flags, and
+// connects.
+func (c *connection) connect(cmd *cobra.Command) (*bus.Conn, error) {
+	if v := os.Getenv("NATS_URL"); v != "" && !cmd.Flags().Changed("nats-url") {
+		c.url = v
+	}
+	if v := os.Getenv("NATS_CREDS"); v != "" && !cmd.Flags().Changed("nats-creds") {
+		c.config.Creds = v
+	}
+	if c.cluster != anyCluster {
+		if err := bus.ValidToken("cluster", c.cluster); err != nil {
+			return nil, fmt.Errorf("--cluster: %w", err)
+		}
+	}
+	if c.timeout <= 0 {
+		return nil, fmt.Errorf("--timeout %s: want a positive duration such as %s", c.timeout, defaultTimeout)
+	}
+	cfg := c.config
+	cfg.URLs = []string{c.url}
+	cfg.Name, cfg.FailFast = "mcmctl", true
+	cfg.Logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+
+	return bus.Connect(cmd.Context(), cfg)
+}
+
+// clusterText says in errors what --cluster stands for.
+func (c *connection) clusterText() string {
+	if c.cluster == anyCluster {
+		return "any cluster"
+	}
+
+	return "cluster " + c.cluster
+}
+
+// untilInterrupted returns a context that Ctrl-C ends: how a view that follows
+// the bus ends well. A second Ctrl-C kills.
+func untilInterrupted(cmd *cobra.Command) (context.Context, func()) {
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+
+	return ctx, stop
+}
+
+// A view prints the replicas heard of. When it can tell that the user asked for
+// something that is not there, it says so as an error.
+type view func(w io.Writer, heard []replica, now time.Time) error
+
+// show listens for replicas and prints what was heard, once, or with watch again
+// and again until Ctrl-C.
+func (c *connection) show(cmd *cobra.Command, watch bool, print view) error {
+	conn, err := c.connect(cmd)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	heard := newFleet()
+	stop, err := bus.WatchSessions(conn, c.cluster, heard.onSession)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	if watch {
+		return c.repeat(cmd, conn, heard, print)
+	}
+	select {
+	case <-time.After(c.timeout):
+	case <-cmd.Context().Done():
+		return errors.New("interrupted")
+	}
+	now := time.Now()
+	replicas := heard.list(now)
+	if len(replicas) == 0 {
+		return fmt.Errorf("no driver replica of %s was heard within %s on %s: start a driver, "+
+			"check --nats-url and --cluster, or listen longer with --timeout", c.clusterText(), c.timeout, conn.URL())
+	}
+
+	return print(cmd.OutOrStdout(), replicas, now)
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/machinebus/machinebus/bus"
+)
+
+// maxInput is above what any NATS server takes for a message (64 MiB).
+const maxInput = 65 << 20
+
+func newDecode() *cobra.Command {
+	var pretty bool
+	var subject string
+	cmd := &cobra.Command{
+		Use:   "decode [file]",
+		Short: "Print one message payload as JSON",
+		Long: `Read the payload of one message from standard input, or from a file, and print it
+as one line of JSON. Nothing but the payload is needed, which is what
+"nats sub --translate" and "nats req --translate" hand to a command.
+
+Payloads of machinebus are Envelope messages in protobuf or JSON. Other JSON, such
+as the answers of NATS service discovery and of JetStream, passes through. An
+empty payload is how NATS says that nobody listens. What is sealed stays sealed
+and is shown by its length.`,
+		Example: `  nats sub 'mcm.v1.>' --translate 'mcmctl decode'
+  nats sub 'mcm.v1.*.audit.>' --translate 'mcmctl decode --pretty'
+  mcmctl decode payload.bin --pretty`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			data, err := readInput(cmd.InOrStdin(), args)
+			if err != nil {
+				return err
+			}
+
+			return decode(cmd.OutOrStdout(), data, subject, pretty)
+		},
+	}
+	cmd.Flags().BoolVar(&pretty, "pretty", false, "print on several lines")
+	cmd.Flags().StringVar(&subject, "subject", "", "`subject` of the message, to be printed in its parts beside it")
+	mustComplete(cmd, "subject", cobra.NoFileCompletions)
+
+	return cmd
+}
+
+func readInput(in io.Reader, args []string) ([]byte, error) {
+	if len(args) > 0 && args[0] != "-" {
+		f, err := os.Open(args[0])
+		if err != nil {
+			return nil, fmt.Errorf("payload: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	data, err := io.ReadAll(io.LimitReader(in, maxInput+1))
+	if err != nil {
+		return nil, fmt.Errorf("read payload: %w", err)
+	}
+	if len(data) > maxInput {
+		return nil, fmt.Errorf("payload is over %d bytes, more than a NATS message can be: give one message at a time", maxInput)
+	}
+
+	return data, nil
+}
+
+// decode writes a payload as JSON; an empty subject leaves the message alone.
+func decode(w io.Writer, data []byte, subject string, pretty bool) error {
+	p, err := parse(data)
+	if err != nil {
+		return err
+	}
+	text, err := p.json()
+	if err != nil {
+		return err
+	}
+	var v any = text
+	if subject != "" {
+		v = messageRow{subjectRow: rowOfSubject(subject), Message: text}
+	}
+	// Through a buffer, so that what fails prints nothing.
+	var out bytes.Buffer
+	if err := printJSON(&out, v, !pretty); err != nil {
+		return fmt.Errorf("payload cannot be shown as JSON: %w", err)
+	}
+	_, err = w.Write(out.Bytes())
+
+	return err
+}
+
+// messageRow is a message with what is known around it.
+type messageRow struct {
+	Time string `json:"time,omitempty"`
+	subjectRow
+
+	Reply   string          `json:"reply,omitempty"`
+	Message json.RawMessage `json:"message,omitempty"`
+	Error   string          `json:"error,omitempty"`
+}
+
+// subjectRow is a subject in its parts; one that is not ours has none.
+type subjectRow struct {
+	Subject   string `json:"subject"`
+	Cluster   string `json:"cluster,omitempty"`
+	Tree      string `json:"tree,omitempty"`
+	Provider  string `json:"provider,omitempty"`
+	Replica   string `json:"replica,omitempty"`
+	Verb      string `json:"verb,omitempty"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+}
+
+func rowOfSubject(subject string) subjectRow {
+	row := subjectRow{Subject: subject}
+	s, err := bus.ParseSubject(subject)
+	if err != nil {
+		return row
+	}
+	row.Cluster, row.Tree, row.Provider, row.Replica = s.Cluster, string(s.Tree), s.Provider, s.Replica
+	row.Verb, row.Namespace, row.Name = s.Verb, s.Namespace, s.Name
+
+	return row
+}

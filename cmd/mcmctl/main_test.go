@@ -1,0 +1,178 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/embedded"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// bounded is how long anything a test waits for may take.
+const bounded = 20 * time.Second
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+// startBus runs a NATS server and returns its URL.
+func startBus(t *testing.T) string {
+	t.Helper()
+	s, err := embedded.Start(embedded.Options{Listen: "127.0.0.1:0", Logger: quiet()})
+	if err != nil {
+		t.Fatalf("embedded.Start(...): %v", err)
+	}
+	t.Cleanup(s.Stop)
+
+	return s.URL()
+}
+
+func connectTo(t *testing.T, url string) *bus.Conn {
+	t.Helper()
+	conn, err := bus.Connect(t.Context(), bus.Config{URLs: []string{url}, Name: t.Name(), FailFast: true, Logger: quiet()})
+	if err != nil {
+		t.Fatalf("bus.Connect(%s): %v", url, err)
+	}
+	t.Cleanup(conn.Close)
+
+	return conn
+}
+
+// startReplica runs a driver replica until the test ends.
+func startReplica(t *testing.T, url string, cfg bus.ServerConfig, handle bus.HandlerFunc) {
+	t.Helper()
+	cfg.Logger, cfg.DrainTimeout = quiet(), time.Second
+	cfg.Capabilities = []driverv1.Operation{
+		driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_LIST,
+	}
+	cfg.CreateIdentity = driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN
+	srv, err := bus.NewServer(connectTo(t, url), cfg, handle)
+	if err != nil {
+		t.Fatalf("bus.NewServer(...): %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- srv.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Server.Run(...): %v", err)
+		}
+	})
+}
+
+func ok(context.Context, *bus.Task) *driverv1.Result { return &driverv1.Result{} }
+
+// createRequest asks for a machine.
+func createRequest(name string) bus.Request {
+	return bus.Request{
+		Provider: "virtual", Namespace: "default", Name: name, OperationID: "uid-" + name + ".create.0", Timeout: bounded,
+		Body: &driverv1.Envelope{Body: &driverv1.Envelope_Create{Create: &driverv1.CreateRequest{
+			Machine: &driverv1.Machine{Namespace: "default", Name: name, Uid: "uid-" + name},
+			Class:   &driverv1.ClassReference{Class: &driverv1.ObjectReference{Namespace: "default", Name: "small"}},
+		}}},
+	}
+}
+
+// startCreate calls for a machine; the outcome is nobody's concern.
+func startCreate(t *testing.T, url, name string) {
+	t.Helper()
+	caller, err := bus.NewCaller(connectTo(t, url), bus.CallerConfig{Cluster: "default", Logger: quiet()})
+	if err != nil {
+		t.Fatalf("bus.NewCaller(...): %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var calls sync.WaitGroup
+	calls.Go(func() { _, _ = caller.Call(ctx, createRequest(name)) })
+	t.Cleanup(func() {
+		cancel()
+		calls.Wait()
+		caller.Close()
+	})
+}
+
+// mcmctl runs the program.
+func mcmctl(t *testing.T, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	var out, errOut output
+	ctx, cancel := context.WithTimeout(t.Context(), bounded)
+	defer cancel()
+	err = execute(ctx, &out, &errOut, args...)
+
+	return out.String(), errOut.String(), err
+}
+
+func execute(ctx context.Context, out, errOut *output, args ...string) error {
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetIn(strings.NewReader(""))
+	root.SetOut(out)
+	root.SetErr(errOut)
+
+	return root.ExecuteContext(ctx)
+}
+
+// output can be read while it is written.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+
+	return o.buf.String()
+}
+
+// await waits until cond holds.
+func await(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.NewTimer(bounded)
+	defer limit.Stop()
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-limit.C:
+			t.Fatalf("waited %s in vain for %s", bounded, what)
+		}
+	}
+}
+
+// column returns a table's rows by the header's words.
+func table(t *testing.T, text string) []map[string]string {
+	t.Helper()
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	header := strings.Fields(lines[0])
+	var rows []map[string]string
+	for _, line := range lines[1:] {
+		row := map[string]string{}
+		for i, name := range header {
+			begin := strings.Index(lines[0], name)
+			end := len(line)
+			if i+1 < len(header) {
+				end = strings.Index(lines[0], header[i+1])
+			}
+			if begin > len(line) || end > len(line) {
+				t.Fatalf("row does not fit the header:\n%s\n%s", lines[0], line)
+			}
+			row[name] = strings.TrimSpace(line[begin:end])
+		}
+		rows = append(rows, row)
+	}
+
+	return rows
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+func newOps(conn *connection) *cobra.Command {
+	var watch bool
+	var provider string
+	cmd := &cobra.Command{
+		Use:     "ops [machine]",
+		Aliases: []string{"operations"},
+		Short:   "List the operations that driver replicas run or hold",
+		Long: `List the creates, initializes and deletes that driver replicas run, and those
+that have ended and whose outcome mcm has not acknowledged. Reads are not listed:
+they are over too soon.
+
+The machine is given as its name or as namespace/name. STATE is running, settled
+with the code it ended with, or lost while the replica is silent: mcm is about to
+send the operation to another one. ATTEMPT counts the tries so far.`,
+		Example: `  mcmctl ops
+  mcmctl ops default/worker-1 --watch
+  mcmctl ops -o wide --provider virtual   # the operation ids, too`,
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "refresh every second until Ctrl-C")
+	cmd.Flags().StringVar(&provider, "provider", "", "only operations at this provider")
+	mustComplete(cmd, "provider", cobra.NoFileCompletions)
+	out := addFormat(cmd, formatTable, formatWide, formatJSON)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		machine := ""
+		if len(args) > 0 {
+			machine = args[0]
+		}
+
+		return conn.show(cmd, watch, func(w io.Writer, heard []replica, now time.Time) error {
+			rows := operations(heard, now, strings.ToLower(provider), machine)
+
+			return printOps(w, rows, out.value, watch, len(heard))
+		})
+	}
+
+	return cmd
+}
+
+// opRow is an operation in JSON.
+type opRow struct {
+	Cluster        string  `json:"cluster"`
+	Provider       string  `json:"provider"`
+	Namespace      string  `json:"namespace"`
+	Name           string  `json:"name"`
+	Operation      string  `json:"operation"`
+	OperationID    string  `json:"operationId"`
+	Attempt        uint32  `json:"attempt"`
+	Replica        string  `json:"replica"`
+	ElapsedSeconds float64 `json:"elapsedSeconds"`
+	State          string  `json:"state"`
+	Code           string  `json:"code,omitempty"` // set once settled
+	Progress       string  `json:"progress,omitempty"`
+}
+
+// operations lists what the replicas hold for one machine, or for all when
+// machine is empty.
+func operations(heard []replica, now time.Time, provider, machine string) []opRow {
+	rows := []opRow{}
+	for _, r := range heard {
+		s := r.session
+		if provider != "" && s.GetProvider() != provider {
+			continue
+		}
+		for _, op := range s.GetOperations() {
+			if machine != "" && machine != op.GetName() && machine != op.GetNamespace()+"/"+op.GetName() {
+				continue
+			}
+			rows = append(rows, opRowOf(r, op, now))
+		}
+	}
+
+	return rows
+}
+
+func opRowOf(r replica, op *driverv1.OperationState, now time.Time) opRow {
+	row := opRow{
+		Cluster: r.session.GetCluster(), Provider: r.session.GetProvider(), Replica: r.session.GetReplica(),
+		Namespace: op.GetNamespace(), Name: op.GetName(), Operation: bus.Verb(op.GetOperation()),
+		OperationID: op.GetOperationId(), Attempt: op.GetAttempt(), Progress: op.GetLastProgress(),
+	}
+	elapsed := op.GetElapsed().AsDuration()
+	switch {
+	case op.GetSettled():
+		row.State, row.Code = "settled", bus.CodeName(op.GetCode())
+	case r.silent(now):
+		row.State = "lost"
+	default:
+		row.State = "running"
+		elapsed += now.Sub(r.at)
+	}
+	row.ElapsedSeconds = elapsed.Seconds()
+
+	return row
+}
+
+func printOps(w io.Writer, rows []opRow, out string, compact bool, replicas int) error {
+	if out == formatJSON {
+		return printJSON(w, rows, compact)
+	}
+	if len(rows) == 0 {
+		_, err := fmt.Fprintf(w, "no operation in flight (replicas heard: %d)\n", replicas)
+
+		return err
+	}
+	header := []string{"CLUSTER", "PROVIDER", "MACHINE", "OP", "ATTEMPT", "REPLICA", "ELAPSED", "STATE", "PROGRESS"}
+	if out == formatWide {
+		header = append(header, "OPERATION-ID")
+	}
+	table := make([][]string, 0, len(rows))
+	for _, r := range rows {
+		cells := []string{
+			r.Cluster, r.Provider, r.Namespace + "/" + r.Name, r.Operation, strconv.Itoa(int(r.Attempt)), r.Replica,
+			age(time.Duration(r.ElapsedSeconds * float64(time.Second))), strings.TrimSpace(r.State + " " + r.Code), r.Progress,
+		}
+		if out == formatWide {
+			cells = append(cells, r.OperationID)
+		}
+		table = append(table, cells)
+	}
+
+	return printTable(w, header, table)
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the golden files of this package afresh")
+
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"mcmctl", "drivers", "ops", "sub", "decode"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			args := []string{name, "--help"}
+			if name == "mcmctl" {
+				args = nil // help is what it does without a command
+			}
+			got, _, err := mcmctl(t, args...)
+			if err != nil {
+				t.Fatalf("mcmctl %v: %v", args, err)
+			}
+			file := "testdata/" + name + ".help"
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("help changed; if for the better, run this test with -update\n-want, +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	for _, arg := range []string{"version", "--version"} {
+		out, _, err := mcmctl(t, arg)
+		if err != nil || !strings.HasPrefix(out, "mcmctl ") || !strings.Contains(out, " go1.") {
+			t.Errorf("mcmctl %s: got %q, %v", arg, out, err)
+		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	t.Parallel()
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		out, _, err := mcmctl(t, "completion", shell)
+		if err != nil || !strings.Contains(out, "mcmctl") {
+			t.Errorf("mcmctl completion %s: got %d bytes, %v", shell, len(out), err)
+		}
+	}
+	cases := map[string]struct {
+		reason string
+		args   []string
+		want   string
+	}{
+		"Format": {"formats complete", []string{"drivers", "-o", ""}, "table\nwide\njson\n:4\n"},
+		"Tree":   {"sub offers the trees", []string{"sub", "aud"}, "audit.>"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			out, _, err := mcmctl(t, append([]string{"__complete"}, tc.args...)...)
+			if err != nil || !strings.Contains(out, tc.want) {
+				t.Errorf("%s: want %q, got %q, %v", tc.reason, tc.want, out, err)
+			}
+		})
+	}
+}

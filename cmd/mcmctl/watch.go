@@ -1,0 +1,63 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/machinebus/machinebus/bus"
+)
+
+// redrawEvery bounds what a terminal has to draw, however busy the bus is.
+const redrawEvery = time.Second
+
+// repeat prints the view every second until Ctrl-C: over itself on a terminal,
+// one after the other elsewhere.
+func (c *connection) repeat(cmd *cobra.Command, conn *bus.Conn, heard *fleet, print view) error {
+	ctx, stop := untilInterrupted(cmd)
+	defer stop()
+	out := cmd.OutOrStdout()
+	clear, title := "", func(time.Time) string { return "" }
+	if isTerminal(out) {
+		clear = "\x1b[H\x1b[2J"
+		title = func(now time.Time) string {
+			state := conn.URL()
+			if !conn.Up() {
+				state = "not connected to NATS; trying again"
+			}
+
+			return fmt.Sprintf("%s  %s  %s  (Ctrl-C ends)\n\n", cmd.CommandPath(), now.Format(time.TimeOnly), state)
+		}
+	}
+	tick := time.NewTicker(redrawEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-tick.C:
+			var screen bytes.Buffer
+			screen.WriteString(clear + title(now))
+			if err := print(&screen, heard.list(now), now); err != nil {
+				fmt.Fprintln(&screen, err) // what is not there now may come
+			}
+			if _, err := out.Write(screen.Bytes()); err != nil {
+				return fmt.Errorf("write output: %w", err)
+			}
+		}
+	}
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}

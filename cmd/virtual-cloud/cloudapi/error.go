@@ -1,0 +1,61 @@
+package cloudapi
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// The codes of [Error]. Fault rules may set others.
+const (
+	CodeInvalidArgument  = "InvalidArgument"          // 400
+	CodeUnauthorized     = "Unauthorized"             // 401
+	CodeQuotaExceeded    = "QuotaExceeded"            // 403
+	CodeNotFound         = "NotFound"                 // 404
+	CodeAlreadyExists    = "AlreadyExists"            // 409; InstanceID says which
+	CodeTokenMismatch    = "IdempotencyTokenMismatch" // 409; the token was used for another instance
+	CodeTokenUsed        = "IdempotencyTokenUsed"     // 409; the token's instance has been deleted
+	CodeConflict         = "Conflict"                 // 409; the instance's state forbids it
+	CodeRequestTooLarge  = "RequestTooLarge"          // 413
+	CodeRateLimited      = "RateLimited"              // 429
+	CodeInternal         = "Internal"                 // 500
+	CodeUnavailable      = "Unavailable"              // 503; the cloud shuts down, and did nothing
+	CodeMethodNotAllowed = "MethodNotAllowed"         // 405
+)
+
+// An Error is a refusal by the cloud. A call that got no answer returns another
+// kind of error, and then its effect is unknown.
+type Error struct {
+	Status  int // of HTTP
+	Code    string
+	Message string
+	// RetryAfter is how long to wait before the next try; 0 where the cloud does
+	// not say.
+	RetryAfter time.Duration
+	// InstanceID is the instance that is in the way, where there is one.
+	InstanceID string
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("virtual cloud: %s (%s, HTTP %d)", e.Message, e.Code, e.Status)
+}
+
+// CodeOf returns the code of the [Error] in err's chain, or "" without one.
+func CodeOf(err error) string {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+
+	return ""
+}
+
+// ErrorBody is how an [Error] travels.
+type ErrorBody struct {
+	Error struct {
+		Code       string   `json:"code"`
+		Message    string   `json:"message"`
+		RetryAfter Duration `json:"retryAfter,omitzero"`
+		InstanceID string   `json:"instanceID,omitempty"`
+	} `json:"error"`
+}

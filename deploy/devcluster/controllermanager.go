@@ -1,0 +1,79 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/component-base/cli"
+	"k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	"k8s.io/kubernetes/cmd/kube-controller-manager/names"
+)
+
+const controllerManagerName = "kube-controller-manager"
+
+// defaultControllers is what programs that manage machines and nodes meet in a cluster: owner-reference cascades,
+// budgets, nodes that become NotReady and lose their pods, workloads to drain, and kubelets that join by bootstrap
+// token. The attach-detach controller is left out, since without kubelets nobody would answer it; tests play it.
+var defaultControllers = []string{
+	names.NamespaceController,
+	names.GarbageCollectorController,
+	names.PodGarbageCollectorController,
+	names.ServiceAccountController,
+	names.ServiceAccountTokenController,
+	names.ClusterRoleAggregationController,
+	names.BootstrapSignerController,
+	names.TokenCleanerController,
+	names.CertificateSigningRequestApprovingController,
+	names.CertificateSigningRequestSigningController,
+	names.DisruptionController,
+	names.NodeLifecycleController,
+	names.TaintEvictionController,
+	names.DeploymentController,
+	names.ReplicaSetController,
+	names.StatefulSetController,
+	names.DaemonSetController,
+}
+
+func controllerManagerMain() int { return cli.Run(app.NewControllerManagerCommand()) }
+
+// controllerManagerArgs are the flags of a controller manager that is alone and serves no port. Each controller acts
+// as its own service account, as in production: the manager's own role does not cover what its controllers do.
+func controllerManagerArgs(kubeconfig string, p pki, controllers []string) []string {
+	return []string{
+		"--kubeconfig=" + kubeconfig,
+		"--controllers=" + strings.Join(controllers, ","),
+		"--use-service-account-credentials=true",
+		"--service-account-private-key-file=" + p.serviceAccountKey,
+		"--root-ca-file=" + p.caCert,
+		"--cluster-signing-cert-file=" + p.caCert,
+		"--cluster-signing-key-file=" + p.caKey,
+		"--leader-elect=false",
+		"--secure-port=0",
+	}
+}
+
+// checkControllers refuses names that kube-controller-manager would refuse later, when the cluster is almost up.
+func checkControllers(controllers []string) error {
+	known, aliases := app.KnownControllers(), app.ControllerAliases()
+	for _, c := range controllers {
+		name := strings.TrimPrefix(c, "-")
+		if _, isAlias := aliases[name]; c != "*" && !isAlias && !slices.Contains(known, name) {
+			return fmt.Errorf("--controllers: %q is unknown; "+
+				`"devcluster kube-controller-manager --help" lists them under --controllers`, name)
+		}
+	}
+	return nil
+}
+
+// makesServiceAccounts tells whether the chosen controllers give a namespace its default service account, without
+// which the API server accepts no pod there.
+func makesServiceAccounts(controllers []string) bool {
+	const alias = "serviceaccount"
+	if slices.Contains(controllers, "-"+names.ServiceAccountController) || slices.Contains(controllers, "-"+alias) {
+		return false
+	}
+	return slices.ContainsFunc(controllers, func(c string) bool {
+		return c == "*" || c == alias || c == names.ServiceAccountController
+	})
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"syscall"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdmain"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+func etcdMain() int {
+	etcdmain.Main(os.Args)
+	return 0
+}
+
+// etcdServer is the embedded etcd, plain HTTP on a loopback port.
+type etcdServer struct {
+	*embed.Etcd
+	url string
+}
+
+// startEtcd starts etcd over dataDir and returns when it serves. onFatal is told when etcd gives up, after which
+// etcd ends the process.
+func startEtcd(ctx context.Context, dataDir, logPath string, onFatal func(error)) (*etcdServer, error) {
+	logger, err := etcdLogger(logPath, onFatal)
+	if err != nil {
+		return nil, err
+	}
+	// embed opens its ports itself, so somebody may take a free port between our look and its use.
+	const attempts = 5
+	for attempt := 1; ; attempt++ {
+		etcd, err := startEtcdOnce(ctx, dataDir, logger)
+		if err == nil || attempt == attempts || !errors.Is(err, syscall.EADDRINUSE) {
+			return etcd, err
+		}
+	}
+}
+
+func startEtcdOnce(ctx context.Context, dataDir string, logger *zap.Logger) (*etcdServer, error) {
+	urls, err := freeURLs(2)
+	if err != nil {
+		return nil, err
+	}
+	client, peer := urls[:1], urls[1:]
+
+	cfg := embed.NewConfig()
+	cfg.Name = "devcluster"
+	cfg.Dir = dataDir
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = client, client
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = peer, peer
+	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	cfg.UnsafeNoFsync = true // survives a killed process; only a crashed machine would lose data
+	cfg.LogLevel = "error"
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger)
+
+	server, err := embed.StartEtcd(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("start etcd over %s: %w", dataDir, err)
+	}
+	select {
+	case <-server.Server.ReadyNotify():
+		return &etcdServer{Etcd: server, url: client[0].String()}, nil
+	case err = <-server.Err():
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	server.Close()
+	return nil, fmt.Errorf("wait for etcd: %w", err)
+}
+
+// stop closes etcd, and gives up waiting after the limit.
+func (e *etcdServer) stop(limit time.Duration) error {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		e.Close()
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-time.After(limit):
+		return fmt.Errorf("etcd did not stop within %s", limit)
+	}
+}
+
+func etcdLogger(path string, onFatal func(error)) (*zap.Logger, error) {
+	cfg := zap.NewProductionConfig()
+	cfg.Level = zap.NewAtomicLevelAt(zap.ErrorLevel)
+	cfg.DisableStacktrace = true
+	cfg.OutputPaths = []string{path}
+	cfg.ErrorOutputPaths = []string{path}
+	logger, err := cfg.Build(zap.WithFatalHook(fatalHook(onFatal)))
+	if err != nil {
+		return nil, fmt.Errorf("open etcd's log: %w", err)
+	}
+	return logger, nil
+}
+
+// fatalHook tells why before etcd's logger ends the process, for instance because the disk is full.
+type fatalHook func(error)
+
+// OnWrite implements zapcore.CheckWriteHook.
+func (h fatalHook) OnWrite(entry *zapcore.CheckedEntry, fields []zapcore.Field) {
+	err := errors.New(entry.Message)
+	for _, f := range fields {
+		if cause, ok := f.Interface.(error); ok {
+			err = fmt.Errorf("%s: %w", entry.Message, cause)
+		}
+	}
+	h(err)
+	os.Exit(1)
+}
+
+// freeURLs returns URLs on n different free loopback ports.
+func freeURLs(n int) ([]url.URL, error) {
+	var urls []url.URL
+	for range n {
+		l, err := net.Listen("tcp", loopback+":0")
+		if err != nil {
+			return nil, fmt.Errorf("find a free port on %s: %w", loopback, err)
+		}
+		defer l.Close() // held until all are found: they must differ
+		urls = append(urls, url.URL{Scheme: "http", Host: l.Addr().String()})
+	}
+	return urls, nil
+}

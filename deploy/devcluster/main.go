@@ -1,0 +1,95 @@
+// Command devcluster is a Kubernetes control plane in one binary, for development and tests: etcd and
+// kube-apiserver in one process, kube-controller-manager and kube-scheduler as children of it, and kubectl. It binds
+// loopback ports only and uses real TLS and RBAC, so a program that works against it has met a real API server.
+//
+// It is not for production (etcd does not fsync), runs no kubelet, and is a module of its own so that its
+// dependencies reach nobody who imports the main one.
+//
+// The binary plays one of its parts when it is called by that part's name, through a symlink or as first argument:
+// etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubectl.
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/component-base/version"
+)
+
+func init() {
+	// Pdeathsig is tied to the thread that forked. The main goroutine starts all children, and the main thread
+	// lives as long as the process.
+	runtime.LockOSThread()
+}
+
+func main() {
+	if part, args, ok := dispatch(os.Args); ok {
+		os.Args = args // the parts' commands read os.Args themselves
+		os.Exit(part())
+	}
+	// Packages of Kubernetes put flags into the global set, and cobra offers those on every command.
+	pflag.CommandLine = pflag.NewFlagSet("devcluster", pflag.ContinueOnError)
+	if err := rootCommand().Execute(); err != nil {
+		report(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// parts are the programs in this binary. Each reads os.Args, blocks, and returns an exit code.
+var parts = map[string]func() int{
+	"etcd":                etcdMain,
+	apiServerName:         apiServerMain,
+	controllerManagerName: controllerManagerMain,
+	schedulerName:         schedulerMain,
+	"kubectl":             kubectlMain,
+}
+
+// dispatch chooses the part that args name, by program name or else by first argument, and returns the arguments as
+// that part expects them.
+func dispatch(args []string) (part func() int, partArgs []string, ok bool) {
+	if len(args) == 0 {
+		return nil, nil, false
+	}
+	if part, ok := parts[filepath.Base(args[0])]; ok {
+		return part, args, true
+	}
+	if len(args) > 1 {
+		if part, ok := parts[args[1]]; ok {
+			return part, args[1:], true
+		}
+	}
+	return nil, nil, false
+}
+
+func rootCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "devcluster",
+		Short: "A Kubernetes control plane in one binary, for development and tests",
+		Long: `A Kubernetes control plane in one binary, for development and tests.
+
+"devcluster run" starts a cluster. "devcluster kubectl ..." is kubectl; in the same way the binary is
+etcd, kube-apiserver, kube-controller-manager and kube-scheduler, also when symlinked under these names.`,
+		Version:       version.Get().GitVersion,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          noArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(runCommand(), assetsCommand())
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w; see %q", err, cmd.CommandPath()+" --help")
+	})
+	return cmd
+}
+
+// noArgs is cobra.NoArgs with a hint.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%q has no command or argument %q; see %q", cmd.CommandPath(), args[0], cmd.CommandPath()+" --help")
+}

@@ -1,0 +1,129 @@
+package driversdk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A Code says how an operation ended, and so what the manager does next.
+type Code = driverv1.Code
+
+// The codes. Where a code has no remark the manager tries again after some
+// minutes.
+const (
+	// OK is success; no error has it.
+	OK = driverv1.Code_CODE_OK
+	// Canceled: the operation was called off.
+	Canceled = driverv1.Code_CODE_CANCELED
+	// Unknown is what an error without a code counts as. Tried again soon.
+	Unknown = driverv1.Code_CODE_UNKNOWN
+	// InvalidArgument: the class or the machine is wrong and must be changed.
+	InvalidArgument = driverv1.Code_CODE_INVALID_ARGUMENT
+	// DeadlineExceeded: the time is over and the outcome unknown. Tried again
+	// soon, after a look at what exists.
+	DeadlineExceeded = driverv1.Code_CODE_DEADLINE_EXCEEDED
+	// NotFound: there is no such instance.
+	NotFound = driverv1.Code_CODE_NOT_FOUND
+	// AlreadyExists: what the machine would be called belongs to somebody else.
+	AlreadyExists = driverv1.Code_CODE_ALREADY_EXISTS
+	// PermissionDenied: the credentials are good, and not good enough.
+	PermissionDenied = driverv1.Code_CODE_PERMISSION_DENIED
+	// ResourceExhausted: no quota or no capacity. An autoscaler turns to other
+	// node groups.
+	ResourceExhausted = driverv1.Code_CODE_RESOURCE_EXHAUSTED
+	// FailedPrecondition: something must be put right by hand first.
+	FailedPrecondition = driverv1.Code_CODE_FAILED_PRECONDITION
+	// Aborted: somebody else was at it. Tried again soon.
+	Aborted = driverv1.Code_CODE_ABORTED
+	// OutOfRange: more than one instance matches the machine.
+	OutOfRange = driverv1.Code_CODE_OUT_OF_RANGE
+	// Unimplemented: the driver cannot do this.
+	Unimplemented = driverv1.Code_CODE_UNIMPLEMENTED
+	// Internal: a fault of the driver or the cloud.
+	Internal = driverv1.Code_CODE_INTERNAL
+	// Unavailable: the cloud does not answer or is overloaded. Tried again soon.
+	Unavailable = driverv1.Code_CODE_UNAVAILABLE
+	// DataLoss: something is lost for good.
+	DataLoss = driverv1.Code_CODE_DATA_LOSS
+	// Unauthenticated: the cloud refused the credentials.
+	Unauthenticated = driverv1.Code_CODE_UNAUTHENTICATED
+	// Uninitialized, from Get: the instance exists and Initialize is still to be
+	// called.
+	Uninitialized = driverv1.Code_CODE_UNINITIALIZED
+)
+
+// CreateIdentity says what keeps a driver's Create from making a second
+// instance when the first answer was lost.
+type CreateIdentity = driverv1.CreateIdentity
+
+// The ways in which a Create is identified; none given means [IdentityNone].
+const (
+	// IdentityToken: the driver passes [Request.OperationID] to the cloud as an
+	// idempotency token [IDENTITY-1].
+	IdentityToken = driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN
+	// IdentityUniqueName: the cloud refuses a second instance of a name, and the
+	// driver names the instance by the machine alone [IDENTITY-2].
+	IdentityUniqueName = driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME
+	// IdentityNone: nothing does. A lost Create is asked again late, with
+	// [Request.Recover].
+	IdentityNone = driverv1.CreateIdentity_CREATE_IDENTITY_NONE
+)
+
+// NewError returns err with a code; its text stays. A nil err stays nil. An
+// error is never a success: [OK] becomes [Internal].
+func NewError(code Code, err error) error {
+	if code == OK {
+		code = Internal
+	}
+
+	return bus.NewError(code, err)
+}
+
+// Errorf is [NewError] with a formatted text; it wraps what %w names. The text
+// is shown to people and must not hold a secret [STATUSTEXT-1].
+func Errorf(code Code, format string, args ...any) error {
+	return NewError(code, fmt.Errorf(format, args...))
+}
+
+// CodeOf returns the code of any error: [OK] for nil, the code it was made with,
+// [Canceled] or [DeadlineExceeded] for a context's errors, [Unknown] for others.
+func CodeOf(err error) Code {
+	if err == nil {
+		return OK
+	}
+	if code := bus.CodeOf(err); code != OK {
+		return code
+	}
+
+	return Internal
+}
+
+// WithRetryAfter adds the cloud's own word on when to come again. A nil err stays
+// nil; a wait of zero or less adds nothing.
+func WithRetryAfter(err error, wait time.Duration) error {
+	if err == nil || wait <= 0 {
+		return err
+	}
+	coded := NewError(CodeOf(err), err)
+	var e *bus.Error
+	if errors.As(coded, &e) {
+		e.RetryAfter = wait
+	}
+
+	return coded
+}
+
+// codedBy gives an error that has no code the context's, if that has ended: a
+// client library may not say that it gave up because of its context.
+func codedBy(ctx context.Context, err error) error {
+	if err != nil && CodeOf(err) == Unknown && ctx.Err() != nil {
+		return NewError(CodeOf(ctx.Err()), err)
+	}
+
+	return err
+}

@@ -1,0 +1,142 @@
+package driversdk
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// A Config says what a driver is and where its replica runs. What the author
+// knows (the first group) is set in code, the rest by flags and environment,
+// see [Config.RegisterFlags]. Only Provider is needed.
+type Config struct {
+	// Provider is what MachineClass.provider says, in lower case.
+	Provider string
+	// Version is the driver's own, SemVer; empty means 0.0.0.
+	Version string
+	// CreateIdentity says what keeps Create from making a second instance; none
+	// given means [IdentityNone].
+	CreateIdentity CreateIdentity
+	// SettleTime is how long the provider's list may lag behind its effects; 0
+	// means not at all.
+	SettleTime time.Duration
+	// Kind and APIVersions are those that a providerSpec must have; empty takes
+	// any, also none.
+	Kind        string
+	APIVersions []string
+
+	// NATS says where the bus is.
+	NATS NATSConfig
+	// Clusters are the control planes to serve; none means "default".
+	Clusters []string
+	// Slots is how many operations that change something run at once; 0 means
+	// 32. Reads have as many of their own.
+	Slots int
+	// DrainTimeout is how long running operations may take to finish when the
+	// program is told to stop, before they are cancelled; 0 means 10 minutes.
+	DrainTimeout time.Duration
+	// ControlPlaneKeys are the public curve keys that secrets are sealed with,
+	// by cluster. A cluster without one is trusted at its first answer and held
+	// to that key from then on.
+	ControlPlaneKeys map[string]string
+	// Listen is the address of /healthz, /readyz and /metrics, such as ":8081";
+	// empty means none, so that replicas on one host do not clash.
+	Listen string
+
+	// Logger receives what the replica does; nil means one that writes to
+	// standard error as LogFormat and LogLevel say.
+	Logger *slog.Logger
+	// LogFormat is text or json; empty means text.
+	LogFormat string
+	// LogLevel is the least level that is logged; the zero value is info.
+	LogLevel slog.Level
+	// Metrics is where the replica's figures are registered, beside a driver's
+	// own; nil means a new registry with those of the process. Each Serve needs
+	// one of its own.
+	Metrics *prometheus.Registry
+
+	flags    *flag.FlagSet
+	flagErrs []error // of environment variables
+}
+
+// A NATSConfig says how to reach the bus.
+type NATSConfig struct {
+	// URLs are the servers; none means nats://127.0.0.1:4222.
+	URLs []string
+	// Creds is the path of a credentials file (user JWT and nkey seed).
+	Creds string
+	// CA, Cert and Key are PEM files for TLS and mutual TLS; they are read again
+	// at each reconnect.
+	CA, Cert, Key string
+	// AllowInsecure permits a connection beyond loopback without TLS or without
+	// credentials.
+	AllowInsecure bool
+}
+
+// complete fills in defaults and checks. The error lists everything that is
+// wrong.
+func (c Config) complete() (Config, error) {
+	errs := c.flagErrs
+	if c.flags != nil && c.flags.NArg() > 0 {
+		errs = append(errs, fmt.Errorf("unexpected argument %q: flags look like --slots=8", c.flags.Arg(0)))
+	}
+	if c.Provider == "" {
+		errs = append(errs, errors.New("no provider: set Config.Provider to what MachineClass.provider says"))
+	}
+	if c.Provider != strings.ToLower(c.Provider) {
+		errs = append(errs, fmt.Errorf("provider %q: use lower case", c.Provider))
+	}
+	if c.Slots < 0 {
+		errs = append(errs, fmt.Errorf("slots: %d is negative", c.Slots))
+	}
+	if c.DrainTimeout < 0 {
+		errs = append(errs, fmt.Errorf("drain timeout: %s is negative", c.DrainTimeout))
+	}
+	if c.SettleTime < 0 {
+		errs = append(errs, fmt.Errorf("settle time: %s is negative", c.SettleTime))
+	}
+	if c.Version == "" {
+		c.Version = "0.0.0"
+	}
+	if c.CreateIdentity == 0 {
+		c.CreateIdentity = IdentityNone
+	}
+	if len(c.NATS.URLs) == 0 {
+		c.NATS.URLs = []string{"nats://127.0.0.1:4222"}
+	}
+	if len(c.Clusters) == 0 {
+		c.Clusters = []string{"default"}
+	}
+	if c.Slots == 0 {
+		c.Slots = 32
+	}
+	if c.DrainTimeout == 0 {
+		c.DrainTimeout = 10 * time.Minute
+	}
+	if c.Logger == nil {
+		logger, err := newLogger(os.Stderr, c.LogFormat, c.LogLevel)
+		errs = append(errs, err)
+		c.Logger = logger
+	}
+
+	return c, errors.Join(errs...)
+}
+
+func newLogger(w io.Writer, format string, level slog.Level) (*slog.Logger, error) {
+	opts := &slog.HandlerOptions{Level: level}
+	switch format {
+	case "", "text":
+		return slog.New(slog.NewTextHandler(w, opts)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, opts)), nil
+	default:
+		return nil, fmt.Errorf("log format %q: want text or json", format)
+	}
+}

@@ -1,0 +1,177 @@
+package driversdk
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A handler runs operations in a driver: typed on the driver's side, protobuf on
+// the bus's. Each operation is a method in a file of its name.
+type handler[S any] struct {
+	driver  Driver[S]
+	classes *classes[S]
+	metrics *metrics
+	log     *slog.Logger
+	hard    context.Context // ends at the hard stop
+	verbs   map[driverv1.Operation]verb
+}
+
+// A verb does one operation. Its result is the payload, which may come with an
+// error.
+type verb func(ctx context.Context, c *call) (*driverv1.Result, error)
+
+// A call is one operation on its way through a handler.
+type call struct {
+	ctx   context.Context // ends at the deadline, when cancelled, at the hard stop
+	task  *bus.Task
+	scrub scrubber
+	// What the log says of it.
+	providerID string
+}
+
+func newHandler[S any](driver Driver[S], classes *classes[S], m *metrics, log *slog.Logger, hard context.Context) *handler[S] {
+	h := &handler[S]{driver: driver, classes: classes, metrics: m, log: log, hard: hard}
+	h.verbs = map[driverv1.Operation]verb{
+		driverv1.Operation_OPERATION_CREATE: h.create,
+		driverv1.Operation_OPERATION_DELETE: h.delete,
+		driverv1.Operation_OPERATION_LIST:   h.list,
+		// Offered by the SDK whether or not the driver has a method for them.
+		driverv1.Operation_OPERATION_STATUS:   h.status,
+		driverv1.Operation_OPERATION_VALIDATE: h.validate,
+	}
+	if _, ok := driver.(Initializer[S]); ok {
+		h.verbs[driverv1.Operation_OPERATION_INITIALIZE] = h.initialize
+	}
+	if _, ok := driver.(VolumeIDer); ok {
+		h.verbs[driverv1.Operation_OPERATION_VOLUME_IDS] = h.volumeIDs
+	}
+	if _, ok := driver.(ClassMigrator); ok {
+		h.verbs[driverv1.Operation_OPERATION_MIGRATE_CLASS] = h.migrateClass
+	}
+
+	return h
+}
+
+// capabilities are the operations the handler does, in the contract's order.
+func (h *handler[S]) capabilities() []driverv1.Operation {
+	var ops []driverv1.Operation
+	for op := driverv1.Operation_OPERATION_CREATE; op <= driverv1.Operation_OPERATION_MIGRATE_CLASS; op++ {
+		if _, ok := h.verbs[op]; ok {
+			ops = append(ops, op)
+		}
+	}
+
+	return ops
+}
+
+// Handle does an operation; it is a [bus.Handler].
+func (h *handler[S]) Handle(ctx context.Context, t *bus.Task) *driverv1.Result {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(h.hard, cancel)()
+	defer h.metrics.begin(t.Operation)()
+
+	c := &call{ctx: ctx, task: t, providerID: bus.MachineOf(t.Request).GetProviderId()}
+	begun := time.Now()
+	result, err := h.do(ctx, c)
+	if result == nil {
+		result = &driverv1.Result{}
+	}
+	if err = codedBy(ctx, err); err != nil {
+		result.Status = bus.StatusOf(err)
+		result.Status.Code = CodeOf(err)
+		result.Status.Message = c.scrub.text(err.Error())
+	}
+	h.logEnd(c, result.GetStatus(), time.Since(begun))
+
+	return result
+}
+
+func (h *handler[S]) do(ctx context.Context, c *call) (*driverv1.Result, error) {
+	do, ok := h.verbs[c.task.Operation]
+	if !ok {
+		return nil, Errorf(Unimplemented, "this driver does not implement %s", bus.Verb(c.task.Operation))
+	}
+
+	return do(ctx, c)
+}
+
+// request makes what a driver's method gets of an operation on a machine.
+func (h *handler[S]) request(
+	ctx context.Context, c *call, m *driverv1.Machine, ref *driverv1.ClassReference,
+) (*Request[S], error) {
+	class, err := h.classes.resolve(ctx, c.task.Cluster, ref)
+	if err != nil {
+		return nil, err
+	}
+	c.scrub = newScrubber(class.Secret)
+
+	return &Request[S]{
+		Machine: machineOf(m), Class: class, UserData: class.Secret[userDataKey],
+		OperationID: c.task.Request.GetOperationId(), Attempt: c.task.Request.GetAttempt(),
+		Recover: c.task.Request.GetRecover(), Cluster: c.task.Cluster,
+		call: c,
+	}, nil
+}
+
+// checked holds a driver to the contract for what it returned.
+func checked(method string, i *Instance, err error) (*driverv1.Instance, error) {
+	switch {
+	case err == nil && i == nil:
+		return nil, Errorf(Internal, "driver returned neither an instance nor an error from %s", method)
+	case err == nil && i.ProviderID == "":
+		return nil, Errorf(Internal, "driver returned an instance without a provider id from %s [INSTANCE-1]", method)
+	default:
+		return i.proto(), err
+	}
+}
+
+func (c *call) progress(message string) { c.task.Progress(c.scrub.text(message)) }
+
+// mayMutate is what [Request.BeginMutation] asks.
+func (c *call) mayMutate() error {
+	if err := c.ctx.Err(); err != nil {
+		return NewError(CodeOf(err), fmt.Errorf("nothing was started: the operation has ended: %w", err))
+	}
+
+	return nil
+}
+
+// logEnd says how an operation ended: what changes something and what fails is
+// worth a line in production.
+func (h *handler[S]) logEnd(c *call, status *driverv1.Status, took time.Duration) {
+	req := c.task.Request
+	level := slog.LevelDebug
+	switch {
+	case status.GetCode() != OK:
+		level = slog.LevelWarn
+	case bus.Mutates(c.task.Operation):
+		level = slog.LevelInfo
+	}
+	attrs := []slog.Attr{
+		slog.String("operation", bus.Verb(c.task.Operation)),
+		slog.String("operation_id", req.GetOperationId()),
+		slog.Uint64("attempt", uint64(req.GetAttempt())),
+		slog.String("cluster", c.task.Cluster),
+		slog.String("code", bus.CodeName(status.GetCode())),
+		slog.Duration("took", took.Round(time.Millisecond)),
+	}
+	if m := bus.MachineOf(req); m != nil {
+		attrs = append(attrs, slog.String("machine", m.GetNamespace()+"/"+m.GetName()))
+	}
+	if ref := bus.ClassOf(req).GetClass(); ref != nil {
+		attrs = append(attrs, slog.String("class", ref.GetNamespace()+"/"+ref.GetName()))
+	}
+	if c.providerID != "" {
+		attrs = append(attrs, slog.String("provider_id", c.providerID))
+	}
+	if text := status.GetMessage(); text != "" {
+		attrs = append(attrs, slog.String("err", text))
+	}
+	h.log.LogAttrs(c.ctx, level, "operation ended", attrs...)
+}

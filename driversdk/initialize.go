@@ -1,0 +1,35 @@
+package driversdk
+
+import (
+	"context"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// An Initializer is a [Driver] whose instances need something done once they
+// exist. It may be asked again at any time after creation and must be idempotent
+// [INITIALIZE-1].
+type Initializer[S any] interface {
+	Initialize(ctx context.Context, req *Request[S]) (*Instance, error)
+}
+
+func (h *handler[S]) initialize(ctx context.Context, c *call) (*driverv1.Result, error) {
+	driver, ok := h.driver.(Initializer[S])
+	if !ok {
+		return nil, Errorf(Unimplemented, "this driver initializes nothing")
+	}
+	body := c.task.Request.GetInitialize()
+	req, err := h.request(ctx, c, body.GetMachine(), body.GetClass())
+	if err != nil {
+		return nil, err
+	}
+	if err := req.BeginMutation(ctx); err != nil {
+		return nil, err
+	}
+	done, err := driver.Initialize(ctx, req)
+	instance, err := checked("Initialize", done, err)
+
+	return &driverv1.Result{Payload: &driverv1.Result_Initialize{Initialize: &driverv1.InitializeResponse{
+		Instance: instance, LastKnownState: c.scrub.text(req.Machine.LastKnownState),
+	}}}, err
+}

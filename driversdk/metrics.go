@@ -1,0 +1,110 @@
+package driversdk
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// metrics are the figures of one replica. Their labels hold no names of objects,
+// so their number stays small.
+type metrics struct {
+	registry *prometheus.Registry
+
+	operations *prometheus.CounterVec
+	durations  *prometheus.HistogramVec
+	running    *prometheus.GaugeVec
+	slots      prometheus.Gauge
+	fetches    *prometheus.CounterVec
+	lookups    *prometheus.CounterVec
+}
+
+// newMetrics registers with registry; nil makes a new one, with the figures of
+// the Go runtime and the process.
+func newMetrics(registry *prometheus.Registry) *metrics {
+	if registry == nil {
+		registry = prometheus.NewRegistry()
+		registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	}
+	const namespace = "machinebus_driver"
+	m := &metrics{
+		registry: registry,
+		operations: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: namespace, Name: "operations_total",
+			Help: "Operations that ended, by operation and code.",
+		}, []string{"operation", "code"}),
+		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: namespace, Name: "operation_duration_seconds",
+			Help:    "Time from the receipt of an operation to its end.",
+			Buckets: []float64{.005, .025, .1, .25, 1, 2.5, 10, 30, 60, 120, 300, 600},
+		}, []string{"operation"}),
+		running: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Namespace: namespace, Name: "operations_running",
+			Help: "Operations that run now.",
+		}, []string{"operation"}),
+		slots: prometheus.NewGauge(prometheus.GaugeOpts{
+			Namespace: namespace, Name: "slots",
+			Help: "Operations that change something which may run at once; as many others may run beside them.",
+		}),
+		fetches: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: namespace, Name: "fetches_total",
+			Help: "What was fetched from managers: class, secret or bootstrap, by code.",
+		}, []string{"what", "code"}),
+		lookups: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: namespace, Name: "cache_lookups_total",
+			Help: "Classes and secrets that an operation needed, by whether the cache had them: hit or miss.",
+		}, []string{"what", "result"}),
+	}
+	registry.MustRegister(m.operations, m.durations, m.running, m.slots, m.fetches, m.lookups)
+
+	return m
+}
+
+// watch adds the figures that are asked for when scraped.
+func (m *metrics) watch(h *health) {
+	for name, figure := range map[string]struct {
+		help string
+		is   func() bool
+	}{
+		"machinebus_driver_connected": {"1 while the replica is connected to NATS.", h.connected},
+		"machinebus_driver_draining":  {"1 while the replica takes no more work because it is about to stop.", h.draining.Load},
+	} {
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: figure.help}, func() float64 {
+			if figure.is() {
+				return 1
+			}
+
+			return 0
+		}))
+	}
+}
+
+// begin counts an operation as running until the returned function is called.
+func (m *metrics) begin(op driverv1.Operation) (end func()) {
+	running := m.running.WithLabelValues(bus.Verb(op))
+	running.Inc()
+
+	return running.Dec
+}
+
+// settled counts an operation that ended, those that panicked included.
+func (m *metrics) settled(op driverv1.Operation, code Code, took time.Duration) {
+	m.operations.WithLabelValues(bus.Verb(op), bus.CodeName(code)).Inc()
+	m.durations.WithLabelValues(bus.Verb(op)).Observe(took.Seconds())
+}
+
+func (m *metrics) fetched(what string, err error) {
+	m.fetches.WithLabelValues(what, bus.CodeName(CodeOf(err))).Inc()
+}
+
+func (m *metrics) looked(what string, hit bool) {
+	result := "miss"
+	if hit {
+		result = "hit"
+	}
+	m.lookups.WithLabelValues(what, result).Inc()
+}

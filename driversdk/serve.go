@@ -1,0 +1,161 @@
+package driversdk
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// hardStopLimit is how long operations get to return after a hard stop and the
+// manager to store their results.
+const hardStopLimit = 10 * time.Second
+
+// Serve runs d as one replica until ctx ends, and returns when nothing of it
+// runs any more. It connects to NATS for ever: a bus that is not there yet, or
+// goes away, is waited for.
+//
+// When ctx ends the replica takes no more work and lets running operations
+// finish for cfg.DrainTimeout (the soft stop); then, or when the process gets an
+// interrupt or a SIGTERM meanwhile, their contexts are cancelled (the hard stop).
+// The result is nil unless the replica could not start, or operations ignored
+// the hard stop and were left behind.
+func Serve[S any](ctx context.Context, cfg Config, d Driver[S]) error {
+	cfg, err := cfg.complete()
+	if err != nil {
+		return err
+	}
+
+	return serve(ctx, newReplica(cfg), d)
+}
+
+// A replica is what [Serve] runs.
+type replica struct {
+	name   string
+	cfg    Config
+	log    *slog.Logger
+	server *bus.Server
+	health health
+	second chan os.Signal // signals that come while draining
+}
+
+// newReplica wants a complete configuration.
+func newReplica(cfg Config) *replica {
+	// Unique among replicas and new with each process [SESSION-2].
+	name := strings.ToLower(rand.Text())
+
+	return &replica{
+		name: name, cfg: cfg, second: make(chan os.Signal, 1),
+		log: cfg.Logger.With("provider", cfg.Provider, "replica", name),
+	}
+}
+
+func serve[S any](ctx context.Context, r *replica, d Driver[S]) error {
+	m := newMetrics(r.cfg.Metrics)
+	conn, err := bus.Connect(ctx, r.natsConfig())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	r.health.connected = conn.Up
+	m.watch(&r.health)
+	m.slots.Set(float64(r.cfg.Slots))
+	if r.cfg.Listen != "" {
+		l, err := listenHealth(ctx, r.cfg.Listen)
+		if err != nil {
+			return err
+		}
+		defer serveHealth(l, r.health.handler(m.registry), r.log)()
+	}
+
+	fetch, err := bus.NewFetchClient(conn, r.cfg.Provider, r.cfg.ControlPlaneKeys, r.log)
+	if err != nil {
+		return err
+	}
+	// Operations outlive ctx: that is what draining is.
+	hard, hardStop := context.WithCancel(context.WithoutCancel(ctx))
+	defer hardStop()
+	known := newClasses(fetch, specDecoder[S]{kind: r.cfg.Kind, apiVersions: r.cfg.APIVersions}, m)
+	defer known.wait()
+	h := newHandler(d, known, m, r.log, hard)
+	r.server, err = bus.NewServer(conn, r.serverConfig(h.capabilities(), m, known.changed), h)
+	if err != nil {
+		return err
+	}
+
+	return r.run(ctx, hardStop)
+}
+
+func (r *replica) natsConfig() bus.Config {
+	n := r.cfg.NATS
+
+	return bus.Config{
+		URLs: n.URLs, Name: "machinebus driver " + r.cfg.Provider + " " + r.name,
+		Creds: n.Creds, CA: n.CA, Cert: n.Cert, Key: n.Key, AllowInsecure: n.AllowInsecure,
+		InboxPrefix: bus.InboxPrefix(r.cfg.Provider), Logger: r.log,
+	}
+}
+
+func (r *replica) serverConfig(
+	capabilities []driverv1.Operation, m *metrics, changed func(string, *driverv1.Changed),
+) bus.ServerConfig {
+	hostname, err := os.Hostname()
+	if err != nil {
+		r.log.Warn("this host has no name to show", "err", err)
+	}
+
+	return bus.ServerConfig{
+		Provider: r.cfg.Provider, Clusters: r.cfg.Clusters, Replica: r.name,
+		Version: r.cfg.Version, Hostname: hostname,
+		Slots: r.cfg.Slots, DrainTimeout: r.cfg.DrainTimeout,
+		CreateIdentity: r.cfg.CreateIdentity, SettleTime: r.cfg.SettleTime,
+		Kind: r.cfg.Kind, APIVersions: r.cfg.APIVersions,
+		Capabilities: capabilities,
+		OnChanged:    changed, OnSettled: m.settled,
+		Logger: r.cfg.Logger, // the server adds replica and provider itself
+	}
+}
+
+// run serves until ctx ends, then drains, and stops hard at a second signal.
+func (r *replica) run(ctx context.Context, hardStop func()) error {
+	done := make(chan error, 1)
+	go func() { done <- r.server.Run(ctx) }()
+	r.health.serving.Store(true)
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+
+	r.health.draining.Store(true)
+	signal.Notify(r.second, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(r.second)
+	select {
+	case err := <-done:
+		return err
+	case s := <-r.second:
+		r.log.Warn("told to stop again: cancelling what still runs", "signal", s)
+	}
+
+	hardStop()
+	limit := time.NewTimer(hardStopLimit)
+	defer limit.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-limit.C:
+		return fmt.Errorf("operations ignored the hard stop for %s and were left behind: %w", hardStopLimit, errLeft)
+	}
+}
+
+// errLeft is wrapped when operations were left behind.
+var errLeft = errors.New("the manager will have other replicas look at what became of them")

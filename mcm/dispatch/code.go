@@ -1,0 +1,57 @@
+package dispatch
+
+import (
+	"errors"
+	"time"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A Code says how an operation ended. The numbers are gRPC's, and 17 for
+// Uninitialized.
+type Code driverv1.Code
+
+// The codes, under the names users of the machine controller manager know.
+const (
+	OK                 = Code(driverv1.Code_CODE_OK)
+	Canceled           = Code(driverv1.Code_CODE_CANCELED)
+	Unknown            = Code(driverv1.Code_CODE_UNKNOWN)
+	InvalidArgument    = Code(driverv1.Code_CODE_INVALID_ARGUMENT)
+	DeadlineExceeded   = Code(driverv1.Code_CODE_DEADLINE_EXCEEDED)
+	NotFound           = Code(driverv1.Code_CODE_NOT_FOUND)
+	AlreadyExists      = Code(driverv1.Code_CODE_ALREADY_EXISTS)
+	PermissionDenied   = Code(driverv1.Code_CODE_PERMISSION_DENIED)
+	ResourceExhausted  = Code(driverv1.Code_CODE_RESOURCE_EXHAUSTED)
+	FailedPrecondition = Code(driverv1.Code_CODE_FAILED_PRECONDITION)
+	Aborted            = Code(driverv1.Code_CODE_ABORTED)
+	OutOfRange         = Code(driverv1.Code_CODE_OUT_OF_RANGE)
+	Unimplemented      = Code(driverv1.Code_CODE_UNIMPLEMENTED)
+	Internal           = Code(driverv1.Code_CODE_INTERNAL)
+	Unavailable        = Code(driverv1.Code_CODE_UNAVAILABLE)
+	DataLoss           = Code(driverv1.Code_CODE_DATA_LOSS)
+	Unauthenticated    = Code(driverv1.Code_CODE_UNAUTHENTICATED)
+	Uninitialized      = Code(driverv1.Code_CODE_UNINITIALIZED)
+)
+
+// String returns the code's name, such as "ResourceExhausted".
+func (c Code) String() string { return bus.CodeName(driverv1.Code(c)) }
+
+// CodeOf returns the code of any error; OK for nil.
+func CodeOf(err error) Code { return Code(bus.CodeOf(err)) }
+
+// Errorf returns an error with a code, for what a controller finds wrong before
+// any driver is asked.
+func Errorf(code Code, format string, args ...any) error {
+	return bus.Errorf(driverv1.Code(code), format, args...)
+}
+
+// RetryAfter returns the provider's own word on when to come again, or 0.
+func RetryAfter(err error) time.Duration {
+	var e *bus.Error
+	if errors.As(err, &e) {
+		return e.RetryAfter
+	}
+
+	return 0
+}

@@ -1,0 +1,252 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A Caller is the part of bus.Caller that a Dispatcher uses.
+type Caller interface {
+	Call(ctx context.Context, req bus.Request) (*bus.Outcome, error)
+	Room(provider string) <-chan struct{}
+	Cancel(provider, operationID string) error
+	Acknowledge(provider, replica, operationID string) error
+}
+
+// An Auditor publishes what became of operations.
+type Auditor interface {
+	Audit(audit *driverv1.Audit) error
+}
+
+// retryWait is how long a waiting operation waits for a sign of room before it
+// looks again on its own; the spread keeps many of them apart.
+const retryWait = time.Second
+
+// A Dispatcher runs operations, one at a time for each machine. It is safe for
+// concurrent use.
+type Dispatcher struct {
+	caller  Caller
+	auditor Auditor
+	metrics *metrics
+	ctx     context.Context //nolint:containedctx // operations end with the dispatcher, not with who started them
+
+	mu       sync.Mutex
+	machines map[types.UID]*entry
+	notify   func(types.NamespacedName)
+	running  sync.WaitGroup
+}
+
+// An entry is the newest operation of a machine. Its mutable fields are
+// guarded by Dispatcher.mu.
+type entry struct {
+	id       string
+	kind     Kind
+	number   int64
+	machine  types.NamespacedName
+	provider string
+	started  time.Time
+	request  bus.Request
+
+	state     State
+	cancelled bool
+	holder    string // replica that keeps the result until it is acknowledged
+	settled   bool
+}
+
+// New returns a Dispatcher whose operations let go when ctx ends: then they go
+// on at their drivers, for the next manager to take up.
+func New(ctx context.Context, caller Caller, auditor Auditor) *Dispatcher {
+	return &Dispatcher{
+		caller: caller, auditor: auditor, metrics: newMetrics(), ctx: ctx,
+		machines: map[types.UID]*entry{}, notify: func(types.NamespacedName) {},
+	}
+}
+
+// Notify sets who is told that a machine's operation changed. It must be called
+// before the first Start; f must not block.
+func (d *Dispatcher) Notify(f func(types.NamespacedName)) { d.notify = f }
+
+// Wait returns when all operations have let go after New's ctx ended.
+func (d *Dispatcher) Wait() { d.running.Wait() }
+
+// Start begins an operation, unless it is under way already, and returns what
+// is known of it. It never blocks. The caller stores what a Done operation came
+// to, and then calls Settle.
+func (d *Dispatcher) Start(op Operation) State {
+	uid, id := op.Machine.UID, op.ID()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if e, ok := d.machines[uid]; ok {
+		switch {
+		case e.id == id && !e.settled:
+			return e.state
+		case op.Number <= e.number:
+			return State{Phase: Stale, ID: id, Kind: op.Kind}
+		case !e.settled:
+			return State{Phase: Refused, ID: id, Kind: op.Kind, Reason: "operation " + e.id + " has not ended"}
+		}
+	}
+	e := &entry{
+		id: id, kind: op.Kind, number: op.Number, provider: op.Provider, started: time.Now(),
+		machine: types.NamespacedName{Namespace: op.Machine.Namespace, Name: op.Machine.Name},
+		state:   State{Phase: Waiting, ID: id, Kind: op.Kind},
+	}
+	e.request = bus.Request{
+		Provider: op.Provider, Namespace: op.Machine.Namespace, Name: op.Machine.Name,
+		OperationID: id, Body: request(&op), Timeout: op.Timeout, Recover: op.Recover, Attempt: op.Attempt,
+		OnlyIfHeld: op.OnlyIfHeld,
+		OnAccepted: func(attempt uint32, replica string) { d.accepted(e, attempt, replica) },
+		OnProgress: func(message string) { d.progress(e, message) },
+	}
+	d.machines[uid] = e
+	d.running.Go(func() { d.run(e) })
+
+	return e.state
+}
+
+// State returns what is known of a machine's newest operation; false when there
+// is none, or when it is settled.
+func (d *Dispatcher) State(uid types.UID) (State, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	e, ok := d.machines[uid]
+	if !ok || e.settled {
+		return State{}, false
+	}
+
+	return e.state, true
+}
+
+// Settle says that the outcome of an operation is stored: its replica may
+// forget it, and it can never be started again.
+func (d *Dispatcher) Settle(uid types.UID, id string) {
+	d.mu.Lock()
+	e, ok := d.machines[uid]
+	if !ok || e.id != id || e.state.Phase != Done || e.settled {
+		d.mu.Unlock()
+
+		return
+	}
+	// Only the number matters from now on.
+	e.settled, e.request, e.state = true, bus.Request{}, State{Phase: Done}
+	holder := e.holder
+	d.mu.Unlock()
+	if holder == "" {
+		return
+	}
+	if err := d.caller.Acknowledge(e.provider, holder, id); err != nil {
+		d.log(e).V(1).Info("result not acknowledged; its replica keeps it for a day", "err", err.Error())
+	}
+}
+
+// Forget drops what is remembered of a machine that is gone.
+func (d *Dispatcher) Forget(uid types.UID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if e, ok := d.machines[uid]; ok && e.settled {
+		delete(d.machines, uid)
+	}
+}
+
+// Cancel asks that a machine's operation end early: at once when it waits, or
+// as soon as the replica that has it lets go. Its outcome is still reported.
+func (d *Dispatcher) Cancel(uid types.UID) error {
+	d.mu.Lock()
+	e, ok := d.machines[uid]
+	ok = ok && !e.settled && e.state.Phase != Done
+	if ok {
+		e.cancelled = true
+	}
+	d.mu.Unlock()
+	if !ok {
+		return nil
+	}
+
+	return d.caller.Cancel(e.provider, e.id)
+}
+
+// cancelled tells whether an operation that waits should rather end.
+func (d *Dispatcher) cancelled(e *entry) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	return e.cancelled
+}
+
+// InFlight tells whether an operation of a machine is under way at a provider:
+// who asks for a machine's bootstrap values must have one.
+func (d *Dispatcher) InFlight(provider, operationID string, uid types.UID) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	e, ok := d.machines[uid]
+
+	return ok && !e.settled && e.id == operationID && e.provider == provider
+}
+
+// run has an operation done, for as long as it takes.
+func (d *Dispatcher) run(e *entry) {
+	defer d.metrics.started(e.provider, e.kind)()
+	req := e.request
+	for {
+		room := d.caller.Room(e.provider)
+		out, err := d.caller.Call(d.ctx, req)
+		if d.ctx.Err() != nil {
+			return
+		}
+		var failure *bus.Error
+		if !errors.As(err, &failure) || failure.Origin == bus.OriginDriver {
+			d.finish(e, out, err)
+
+			return
+		}
+		if failure.Origin == bus.OriginTimeout {
+			req.Recover, req.Attempt = true, out.Attempts
+		}
+		if d.cancelled(e) {
+			d.finish(e, out, Errorf(Canceled, "given up while waiting: %w", err))
+
+			return
+		}
+		d.waiting(e, err.Error(), out.Attempts)
+		if !d.pause(room) {
+			return
+		}
+	}
+}
+
+// pause waits for a sign of room or a moment; false means that the dispatcher
+// ends.
+func (d *Dispatcher) pause(room <-chan struct{}) bool {
+	again := time.NewTimer(retryWait)
+	defer again.Stop()
+	select {
+	case <-room:
+	case <-again.C:
+	case <-d.ctx.Done():
+		return false
+	}
+	// Everybody hears the same sign: spread out, so that the first ones take the
+	// room there is before the others ask.
+	spread := time.NewTimer(rand.N(retryWait / 10))
+	defer spread.Stop()
+	select {
+	case <-spread.C:
+		return true
+	case <-d.ctx.Done():
+		return false
+	}
+}
+
+func (d *Dispatcher) log(e *entry) logr.Logger {
+	return logr.FromContextOrDiscard(d.ctx).WithValues("machine", e.machine, "operation", e.kind,
+		"operation_id", e.id, "provider", e.provider)
+}

@@ -1,0 +1,102 @@
+package dispatch
+
+import (
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A Kind is what an operation does.
+type Kind string
+
+// The kinds, as they stand in subjects, metrics and the machine's journal.
+const (
+	Create     Kind = "create"
+	Initialize Kind = "initialize"
+	Delete     Kind = "delete"
+)
+
+func (k Kind) wire() driverv1.Operation {
+	op, _ := bus.ParseVerb(string(k))
+
+	return op
+}
+
+// OperationID returns the id of a machine's operation: it is the same for every
+// try, by whichever manager, and no other operation ever has it. Number is how
+// many operations of the machine were settled before.
+func OperationID(uid types.UID, kind Kind, number int64) string {
+	return fmt.Sprintf("%s.%s.%d", uid, kind, number)
+}
+
+// An Operation is one mutation of one machine.
+type Operation struct {
+	Kind Kind
+	// Number is how many operations of the machine were settled before this one.
+	Number int64
+	// Machine and Class are read when the operation starts and never changed.
+	Machine *v1alpha1.Machine
+	Class   Class
+	// Provider is the driver's name on the bus.
+	Provider string
+	// Timeout is how long one attempt may take.
+	Timeout time.Duration
+	// Recover says that the operation was begun before, by this manager or
+	// another one, in Attempt attempts.
+	Recover bool
+	Attempt uint32
+	// OnlyIfHeld, with Recover, waits for what a replica still holds but begins
+	// nothing: without one the operation ends with NotFound.
+	OnlyIfHeld bool
+}
+
+// ID returns the operation's id.
+func (o *Operation) ID() string { return OperationID(o.Machine.UID, o.Kind, o.Number) }
+
+// A Phase is how far an operation is.
+type Phase int
+
+// The phases of an operation.
+const (
+	// Waiting: no driver has it, or its driver was lost; Reason says what is
+	// waited for.
+	Waiting Phase = iota
+	// Running: a driver replica has it.
+	Running
+	// Done: it has ended; Err says how.
+	Done
+	// Stale: it was settled before; the caller looks at an old object.
+	Stale
+	// Refused: another operation of the machine has not ended.
+	Refused
+)
+
+// A State is what is known of an operation.
+type State struct {
+	Phase Phase
+	// ID and Kind name the operation.
+	ID   string
+	Kind Kind
+	// Reason says in one line what a waiting operation waits for; empty before
+	// anything is known.
+	Reason string
+	// Replica has it, in its Attempt's try; Progress is the driver's own word.
+	Replica  string
+	Attempt  uint32
+	Progress string
+
+	// Err is how a Done operation failed, nil for success.
+	Err error
+	// Instance is what the driver returned, nil for nothing.
+	Instance *Instance
+	// LastKnownState is the driver's memory, to be stored when Stated.
+	LastKnownState string
+	Stated         bool
+	// Took is the time the driver took.
+	Took time.Duration
+}

@@ -1,0 +1,71 @@
+package dispatch
+
+import (
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// accepted notes that a replica has the operation. Nobody is notified: there is
+// nothing for a controller to do.
+func (d *Dispatcher) accepted(e *entry, attempt uint32, replica string) {
+	d.mu.Lock()
+	e.state = State{Phase: Running, ID: e.id, Kind: e.kind, Replica: replica, Attempt: attempt}
+	d.mu.Unlock()
+	d.log(e).V(1).Info("a replica has the operation", "attempt", attempt, "replica", replica)
+}
+
+func (d *Dispatcher) progress(e *entry, message string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	e.state.Progress = message
+}
+
+// waiting notes what an operation waits for, and notifies when that is news.
+func (d *Dispatcher) waiting(e *entry, reason string, attempts uint32) {
+	d.mu.Lock()
+	news := e.state.Phase != Waiting || e.state.Reason != reason
+	e.state = State{Phase: Waiting, ID: e.id, Kind: e.kind, Reason: reason, Attempt: attempts}
+	d.mu.Unlock()
+	if news {
+		d.log(e).Info("operation waits", "reason", reason, "attempt", attempts)
+		d.notify(e.machine)
+	}
+}
+
+// finish notes what an operation came to, and tells everybody.
+func (d *Dispatcher) finish(e *entry, out *bus.Outcome, err error) {
+	state := State{
+		Phase: Done, ID: e.id, Kind: e.kind, Replica: out.Replica, Attempt: out.Attempts, Err: err, Took: out.Took,
+	}
+	state.Instance, state.LastKnownState, state.Stated = payload(out.Result)
+	d.mu.Lock()
+	e.state = state
+	if !out.Plain {
+		e.holder = out.Replica
+	}
+	d.mu.Unlock()
+	d.metrics.finished(e.provider, e.kind, CodeOf(err), out)
+	d.log(e).Info("operation ended", "code", CodeOf(err).String(), "attempt", out.Attempts, "replica", out.Replica,
+		"waited", out.Waited.String(), "took", out.Took.String())
+	d.audit(e, &state, out)
+	d.notify(e.machine)
+}
+
+// audit publishes what became of an operation. Nobody has to listen.
+func (d *Dispatcher) audit(e *entry, state *State, out *bus.Outcome) {
+	record := &driverv1.Audit{
+		OperationId: e.id, Operation: e.kind.wire(), Provider: e.provider,
+		Namespace: e.machine.Namespace, Name: e.machine.Name,
+		Attempts: out.Attempts, Replica: out.Replica, Status: bus.StatusOf(state.Err),
+		StartedAt: timestamppb.New(e.started), Waited: durationpb.New(out.Waited), Took: durationpb.New(out.Took),
+	}
+	if state.Instance != nil {
+		record.ProviderId = state.Instance.ProviderID
+	}
+	if err := d.auditor.Audit(record); err != nil {
+		d.log(e).V(1).Info("audit message not sent", "err", err.Error())
+	}
+}

@@ -1,0 +1,177 @@
+package machine
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// Fields by which the caches find objects.
+const (
+	indexClass  = "spec.class.name"
+	indexNode   = "metadata.labels.node"
+	indexSecret = "secretRefs"
+)
+
+// A Notifier says when a machine's operation has changed; dispatch.Dispatcher
+// is one.
+type Notifier interface {
+	Notify(f func(types.NamespacedName))
+}
+
+// SetupWithManager adds the controller to a manager. Nodes is the target
+// cluster's cache, nil when there is no target cluster.
+func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, nodes cache.Cache, notifier Notifier, workers int) error {
+	if err := r.index(ctx, mgr.GetFieldIndexer()); err != nil {
+		return err
+	}
+	b := ctrl.NewControllerManagedBy(mgr).
+		Named("machine").
+		// Status and journal are this controller's own; it need not hear of them.
+		For(&v1alpha1.Machine{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&v1alpha1.MachineClass{}, handler.EnqueueRequestsFromMapFunc(r.machinesOfClass)).
+		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.machinesOfSecret)).
+		WatchesRawSource(operationChanges(notifier)).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers})
+	if nodes != nil {
+		b = b.WatchesRawSource(source.Kind(nodes, &corev1.Node{},
+			handler.TypedEnqueueRequestsFromMapFunc(r.machinesOfNode), nodeChanged()))
+	}
+
+	return b.Complete(r)
+}
+
+func (r *Reconciler) index(ctx context.Context, indexer client.FieldIndexer) error {
+	byClass := func(o client.Object) []string {
+		if m, ok := o.(*v1alpha1.Machine); ok {
+			return []string{m.Spec.Class.Name}
+		}
+
+		return nil
+	}
+	byNode := func(o client.Object) []string { return []string{o.GetLabels()[v1alpha1.LabelKeyNode]} }
+	bySecret := func(o client.Object) []string {
+		var keys []string
+		if c, ok := o.(*v1alpha1.MachineClass); ok {
+			for _, ref := range []*corev1.SecretReference{c.SecretRef, c.CredentialsSecretRef} {
+				if ref != nil {
+					namespace := ref.Namespace
+					if namespace == "" {
+						namespace = c.Namespace
+					}
+					keys = append(keys, namespace+"/"+ref.Name)
+				}
+			}
+		}
+
+		return keys
+	}
+	for _, i := range []struct {
+		object client.Object
+		field  string
+		keys   client.IndexerFunc
+	}{
+		{&v1alpha1.Machine{}, indexClass, byClass},
+		{&v1alpha1.Machine{}, indexNode, byNode},
+		{&v1alpha1.MachineClass{}, indexSecret, bySecret},
+	} {
+		if err := indexer.IndexField(ctx, i.object, i.field, i.keys); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+// operationChanges is a source of the machines whose operations changed.
+func operationChanges(notifier Notifier) source.Source {
+	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		notifier.Notify(func(name types.NamespacedName) { queue.Add(reconcile.Request{NamespacedName: name}) })
+
+		return nil
+	})
+}
+
+// machinesOfClass are those for which a change of their class can make a
+// difference: a running machine needs its class only when it is deleted.
+func (r *Reconciler) machinesOfClass(ctx context.Context, class client.Object) []reconcile.Request {
+	list := &v1alpha1.MachineList{}
+	err := r.Control.List(ctx, list, client.InNamespace(class.GetNamespace()), client.MatchingFields{indexClass: class.GetName()})
+	if err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "cannot list the machines of a class", "class", class.GetName())
+
+		return nil
+	}
+	var requests []reconcile.Request
+	for i := range list.Items {
+		m := &list.Items[i]
+		p := pass{machine: m}
+		if p.creating() || !m.DeletionTimestamp.IsZero() {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(m)})
+		}
+	}
+
+	return requests
+}
+
+func (r *Reconciler) machinesOfSecret(ctx context.Context, secret client.Object) []reconcile.Request {
+	classes := &v1alpha1.MachineClassList{}
+	err := r.Control.List(ctx, classes, client.MatchingFields{indexSecret: secret.GetNamespace() + "/" + secret.GetName()})
+	if err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "cannot list the classes of a secret", "secret", secret.GetName())
+
+		return nil
+	}
+	var requests []reconcile.Request
+	for i := range classes.Items {
+		requests = append(requests, r.machinesOfClass(ctx, &classes.Items[i])...)
+	}
+
+	return requests
+}
+
+func (r *Reconciler) machinesOfNode(ctx context.Context, node *corev1.Node) []reconcile.Request {
+	list := &v1alpha1.MachineList{}
+	if err := r.Control.List(ctx, list, client.MatchingFields{indexNode: node.Name}); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "cannot list the machines of a node", "node", node.Name)
+
+		return nil
+	}
+	requests := make([]reconcile.Request, 0, len(list.Items))
+	for i := range list.Items {
+		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+	}
+
+	return requests
+}
+
+// nodeChanged drops a Node's heartbeats, of which there are many.
+func nodeChanged() predicate.TypedPredicate[*corev1.Node] {
+	return predicate.TypedFuncs[*corev1.Node]{
+		UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Node]) bool {
+			before, after := e.ObjectOld, e.ObjectNew
+
+			return !sameConditions(before.Status.Conditions, after.Status.Conditions) ||
+				!equality.Semantic.DeepEqual(before.Spec, after.Spec) ||
+				!slices.Equal(before.Finalizers, after.Finalizers) ||
+				before.Labels[v1alpha1.LabelKeyMachineName] != after.Labels[v1alpha1.LabelKeyMachineName] ||
+				before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero()
+		},
+	}
+}

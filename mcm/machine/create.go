@@ -1,0 +1,141 @@
+package machine
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+)
+
+// createInstance has the machine's instance made, unless it has one: made
+// before, or given by the user as spec.providerID.
+func (p *pass) createInstance(ctx context.Context) (next, error) {
+	if !p.creating() {
+		return proceed, nil
+	}
+	if p.machine.Spec.ProviderID != "" {
+		return p.adopt(ctx)
+	}
+	state, n, err := p.operate(ctx, dispatch.Create)
+	if n.stop || err != nil {
+		return n, err
+	}
+	if state.Stated {
+		p.machine.Status.LastKnownState = state.LastKnownState
+	}
+	if state.Err == nil {
+		state.Err = p.checkInstance(state.Instance)
+	}
+	if state.Err != nil {
+		return p.createFailed(ctx, state)
+	}
+
+	return proceed, p.created(ctx, state)
+}
+
+// adopt gives a machine that came with an instance what a created one has. What
+// remains, initialization included, is as after a create.
+func (p *pass) adopt(ctx context.Context) (next, error) {
+	if p.journal.Settled > 0 || p.journal.Operation != "" {
+		return proceed, nil
+	}
+	controllerutil.AddFinalizer(p.machine, v1alpha1.FinalizerName)
+	p.journal = p.journal.begin(dispatch.Initialize, p.now)
+	if p.Target != nil && p.machine.Labels[v1alpha1.LabelKeyNode] == "" {
+		metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, p.machine.Name)
+	}
+	if err := p.patch(ctx); err != nil {
+		return wait, err
+	}
+	p.say("Adopted", "Creating", "Takes over the instance %s", p.machine.Spec.ProviderID)
+
+	return proceed, nil
+}
+
+// checkInstance refuses an answer that the contract does not allow.
+func (p *pass) checkInstance(instance *dispatch.Instance) error {
+	switch {
+	case instance == nil || instance.ProviderID == "":
+		return dispatch.Errorf(dispatch.Internal, "driver of provider %s created an instance without a provider id", p.provider)
+	case p.Target != nil && instance.NodeName == "":
+		return dispatch.Errorf(dispatch.Internal, "driver of provider %s created instance %s without a node name",
+			p.provider, instance.ProviderID)
+	default:
+		return nil
+	}
+}
+
+// created stores what the driver made, and begins its initialization in the
+// same write.
+func (p *pass) created(ctx context.Context, state dispatch.State) error {
+	p.machine.Spec.ProviderID = state.Instance.ProviderID
+	if p.Target != nil {
+		metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, state.Instance.NodeName)
+	} else {
+		p.machine.Status.Addresses = addresses(state.Instance)
+	}
+	if _, ok := p.machine.Annotations[v1alpha1.AnnotationKeyMachinePriority]; !ok {
+		metav1.SetMetaDataAnnotation(&p.machine.ObjectMeta, v1alpha1.AnnotationKeyMachinePriority, v1alpha1.MachinePriorityDefault)
+	}
+	p.journal = p.journal.settle().begin(dispatch.Initialize, p.now)
+	if err := p.patch(ctx); err != nil {
+		return err
+	}
+	p.Dispatcher.Settle(p.machine.UID, state.ID)
+	p.say("Created", "Creating", "Created instance %s in %s (driver replica %s, attempt %d)",
+		state.Instance.ProviderID, state.Took.Round(time.Millisecond), orPlain(state.Replica), state.Attempt)
+
+	return nil
+}
+
+func orPlain(replica string) string {
+	if replica == "" {
+		return "without a session"
+	}
+
+	return replica
+}
+
+// addresses are the instance's, without doubles and in a fixed order.
+func addresses(i *dispatch.Instance) []corev1.NodeAddress {
+	all := slices.Clone(i.Addresses)
+	if i.NodeName != "" {
+		all = append(all, corev1.NodeAddress{Type: corev1.NodeHostName, Address: i.NodeName})
+	}
+	slices.SortFunc(all, func(a, b corev1.NodeAddress) int {
+		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Address, b.Address))
+	})
+
+	return slices.Compact(all)
+}
+
+// createFailed stores how a create failed and when it is tried again.
+func (p *pass) createFailed(ctx context.Context, state dispatch.State) (next, error) {
+	p.failCreation(state.Err)
+
+	return p.failed(ctx, state, "FailedCreate", "Creating", p.Settings.Retry.create(dispatch.CodeOf(state.Err)))
+}
+
+// failCreation sets phase and lastOperation for a creation that failed; the
+// text's form is parsed by other tools. It tells whether that is news.
+func (p *pass) failCreation(err error) (news bool) {
+	code := dispatch.CodeOf(err)
+	before := p.machine.Status.LastOperation
+	p.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateFailed, code.String(),
+		fmt.Sprintf("Cloud provider message - machine codes error: code = [%s] message = [%s]", code, fault(err)))
+	phase := v1alpha1.MachineCrashLoopBackOff
+	if p.age() > p.creationTimeout() {
+		phase = v1alpha1.MachineFailed
+	}
+	p.setPhase(phase)
+
+	return before.Description != p.machine.Status.LastOperation.Description
+}

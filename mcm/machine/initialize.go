@@ -1,0 +1,59 @@
+package machine
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+)
+
+// initializeInstance has done what must follow creation, by drivers that know
+// of any such thing.
+func (p *pass) initializeInstance(ctx context.Context) (next, error) {
+	if !p.creating() {
+		return proceed, nil
+	}
+	state, n, err := p.operate(ctx, dispatch.Initialize)
+	if n.stop || err != nil {
+		return n, err
+	}
+	if state.Err != nil && dispatch.CodeOf(state.Err) != dispatch.Unimplemented {
+		return p.initializeFailed(ctx, state)
+	}
+	if state.Err == nil && state.Stated && state.LastKnownState != "" {
+		p.machine.Status.LastKnownState = state.LastKnownState
+	}
+
+	return proceed, nil
+}
+
+func (p *pass) initializeFailed(ctx context.Context, state dispatch.State) (next, error) {
+	p.failCreation(state.Err)
+	p.machine.Status.LastOperation.Description = fmt.Sprintf("Provider error: %s. %s", fault(state.Err), v1alpha1.TextInitialize)
+
+	return p.failed(ctx, state, "FailedInitialize", "Creating", p.Settings.Retry.Short)
+}
+
+// markCreated notes that the instance is there, which settles its
+// initialization: the phase says so, and saves a write to the journal.
+func (p *pass) markCreated(ctx context.Context) (next, error) {
+	if !p.creating() {
+		return proceed, nil
+	}
+	if p.Target == nil {
+		p.setPhase(v1alpha1.MachineAvailable)
+		p.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateSuccessful, "", v1alpha1.TextCreated)
+	} else {
+		p.setPhase(v1alpha1.MachinePending)
+		p.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateProcessing, "", v1alpha1.TextCreating)
+	}
+	if err := p.patchStatus(ctx); err != nil {
+		return wait, err
+	}
+	if p.journal.Operation == dispatch.Initialize {
+		p.Dispatcher.Settle(p.machine.UID, dispatch.OperationID(p.machine.UID, dispatch.Initialize, p.journal.Settled))
+	}
+
+	return proceed, nil
+}

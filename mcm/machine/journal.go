@@ -1,0 +1,77 @@
+package machine
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+)
+
+// A journal is what the Machine's annotation says of its operations. It is
+// written before an operation is first sent, so that a manager that takes over
+// sends the same operation and not another one, and it is always read back, never
+// worked out anew.
+type journal struct {
+	// Settled counts the operations whose outcome is stored.
+	Settled int64 `json:"settled"`
+	// Operation is the one begun and not settled; empty for none.
+	Operation dispatch.Kind `json:"operation,omitempty"`
+	// Begun is when.
+	Begun *metav1.Time `json:"begun,omitempty"`
+	// NotBefore is the earliest time for the next try after a failure, and Class
+	// the version of the class and its secrets that failed: with another one
+	// there is no need to wait.
+	NotBefore *metav1.Time `json:"notBefore,omitempty"`
+	Class     string       `json:"class,omitempty"`
+}
+
+func readJournal(m *v1alpha1.Machine) (journal, error) {
+	var j journal
+	text, ok := m.Annotations[v1alpha1.AnnotationKeyOperation]
+	if !ok {
+		return j, nil
+	}
+	if err := json.Unmarshal([]byte(text), &j); err != nil {
+		return j, fmt.Errorf("annotation %s: %w (remove it if no operation of the machine is under way)",
+			v1alpha1.AnnotationKeyOperation, err)
+	}
+
+	return j, nil
+}
+
+func (j journal) write(m *v1alpha1.Machine) error {
+	text, err := json.Marshal(j)
+	if err != nil {
+		return fmt.Errorf("annotation %s: %w", v1alpha1.AnnotationKeyOperation, err)
+	}
+	metav1.SetMetaDataAnnotation(&m.ObjectMeta, v1alpha1.AnnotationKeyOperation, string(text))
+
+	return nil
+}
+
+// begin notes that an operation is about to be sent.
+func (j journal) begin(kind dispatch.Kind, now time.Time) journal {
+	return journal{Settled: j.Settled, Operation: kind, Begun: &metav1.Time{Time: now}}
+}
+
+// settle notes that the outcome of the operation begun is stored.
+func (j journal) settle() journal { return journal{Settled: j.Settled + 1} }
+
+// failed is settle for an outcome after which the operation is to be tried
+// again, as another one, no sooner than after wait.
+func (j journal) failed(now time.Time, wait time.Duration, class string) journal {
+	return journal{Settled: j.Settled + 1, NotBefore: &metav1.Time{Time: now.Add(wait)}, Class: class}
+}
+
+// wait is how long to wait before the next operation.
+func (j journal) wait(now time.Time, class string) time.Duration {
+	if j.NotBefore == nil || j.Class != class {
+		return 0
+	}
+
+	return j.NotBefore.Sub(now)
+}

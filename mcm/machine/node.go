@@ -1,0 +1,209 @@
+package machine
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// followNode makes the machine's phase follow its Node: Running while that is
+// healthy, Unknown while it is not, Failed when it was so for too long or never
+// came.
+func (p *pass) followNode(ctx context.Context) (next, error) {
+	if p.Target == nil || p.machine.Labels[v1alpha1.LabelKeyNode] == "" {
+		return wait, nil
+	}
+	if err := p.lookupNode(ctx); err != nil {
+		return wait, err
+	}
+	if err := p.claimNode(ctx); err != nil {
+		return wait, err
+	}
+	healthy, text := p.nodeHealth()
+	p.copyConditions()
+	var n next
+	switch phase := p.machine.Status.CurrentStatus.Phase; {
+	case healthy && phase != v1alpha1.MachineRunning:
+		n = p.joinOrHold(phase)
+	case phase == v1alpha1.MachinePending:
+		n = p.awaitJoin()
+	case phase == v1alpha1.MachineRunning && !healthy:
+		n = p.suspect(text)
+	case phase == v1alpha1.MachineUnknown:
+		n = p.awaitRecovery()
+	default:
+		n = wait
+	}
+
+	return n, p.patchStatus(ctx)
+}
+
+// lookupNode finds the machine's Node; node stays nil when there is none, or
+// when the Node of that name is another instance's.
+func (p *pass) lookupNode(ctx context.Context) error {
+	node := &corev1.Node{}
+	err := p.Target.Get(ctx, client.ObjectKey{Name: p.machine.Labels[v1alpha1.LabelKeyNode]}, node)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read node of machine %s: %w", p.machine.Name, err)
+	}
+	if id := node.Spec.ProviderID; id != "" && p.machine.Spec.ProviderID != "" && id != p.machine.Spec.ProviderID {
+		p.log.V(1).Info("the node of this name is another instance", "node", node.Name, "provider_id", id)
+
+		return nil
+	}
+	p.node = node
+
+	return nil
+}
+
+// claimNode writes on the Node whose it is, and keeps it from being deleted
+// behind the machine's back.
+func (p *pass) claimNode(ctx context.Context) error {
+	if p.node == nil || !p.node.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	node := p.node.DeepCopy()
+	metav1.SetMetaDataLabel(&node.ObjectMeta, v1alpha1.LabelKeyMachineName, p.machine.Name)
+	if !controllerutil.AddFinalizer(node, v1alpha1.FinalizerNameNode) &&
+		p.node.Labels[v1alpha1.LabelKeyMachineName] == p.machine.Name {
+		return nil
+	}
+	err := p.Target.Patch(ctx, node, client.MergeFromWithOptions(p.node, client.MergeFromWithOptimisticLock{}))
+	if err != nil {
+		return fmt.Errorf("claim node %s: %w", node.Name, err)
+	}
+	p.node = node
+
+	return nil
+}
+
+// nodeHealth tells whether the Node is as it should be, and describes what is
+// not.
+func (p *pass) nodeHealth() (healthy bool, text string) {
+	if p.node == nil {
+		return false, "the node does not exist"
+	}
+	watched := p.Settings.NodeConditions
+	if own := p.machine.Spec.NodeConditions; own != nil {
+		watched = strings.Split(*own, ",")
+	}
+	ready := false
+	var faults []string
+	for _, c := range p.node.Status.Conditions {
+		switch {
+		case c.Type == corev1.NodeReady:
+			ready = c.Status == corev1.ConditionTrue
+			if !ready {
+				faults = append(faults, fmt.Sprintf("%s=%s (%s)", c.Type, c.Status, c.Reason))
+			}
+		case c.Status != corev1.ConditionFalse && slices.Contains(watched, string(c.Type)):
+			faults = append(faults, fmt.Sprintf("%s=%s (%s)", c.Type, c.Status, c.Reason))
+		}
+	}
+	if !ready && len(faults) == 0 {
+		faults = append(faults, "no condition Ready")
+	}
+
+	return len(faults) == 0, strings.Join(faults, ", ")
+}
+
+// copyConditions copies the Node's conditions when more than a heartbeat
+// changed.
+func (p *pass) copyConditions() {
+	if p.node == nil || sameConditions(p.machine.Status.Conditions, p.node.Status.Conditions) {
+		return
+	}
+	p.machine.Status.Conditions = slices.Clone(p.node.Status.Conditions)
+}
+
+func sameConditions(a, b []corev1.NodeCondition) bool {
+	return slices.EqualFunc(a, b, func(x, y corev1.NodeCondition) bool {
+		return x.Type == y.Type && x.Status == y.Status && x.Reason == y.Reason && x.Message == y.Message
+	})
+}
+
+// joinOrHold makes a machine with a healthy Node Running, unless the Node is
+// new and still waits for its critical components.
+func (p *pass) joinOrHold(phase v1alpha1.MachinePhase) next {
+	if phase == v1alpha1.MachinePending && slices.ContainsFunc(p.node.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Key == v1alpha1.TaintKeyCriticalComponentsNotReady
+	}) {
+		return p.awaitJoin()
+	}
+	name, last := p.machine.Name, p.machine.Status.LastOperation
+	p.setPhase(v1alpha1.MachineRunning)
+	if last.Type == v1alpha1.MachineOperationCreate && last.State != v1alpha1.MachineStateSuccessful {
+		text := fmt.Sprintf(v1alpha1.TextFormatJoined, name, p.age().Round(time.Second))
+		p.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateSuccessful, "", text)
+		p.say("Joined", "Joining", "%s as node %s", text, p.node.Name)
+	} else {
+		text := fmt.Sprintf(v1alpha1.TextFormatRejoined, name)
+		p.setLastOperation(v1alpha1.MachineOperationHealthCheck, v1alpha1.MachineStateSuccessful, "", text)
+		p.say("Rejoined", "HealthCheck", "%s", text)
+	}
+
+	return wait
+}
+
+func (p *pass) awaitJoin() next {
+	limit := p.creationTimeout()
+	if left := limit - p.age(); left > 0 {
+		return again(left)
+	}
+	text := fmt.Sprintf(v1alpha1.TextFormatFailedToJoin, p.machine.Name, limit.Minutes())
+	p.setPhase(v1alpha1.MachineFailed)
+	p.setLastOperation(p.machine.Status.LastOperation.Type, v1alpha1.MachineStateFailed, "", text)
+	p.warn("FailedToJoin", "Joining", "%s", text)
+
+	return wait
+}
+
+func (p *pass) suspect(text string) next {
+	if p.node == nil && len(p.machine.Status.Conditions) == 0 {
+		return wait // never seen: nothing got worse
+	}
+	description := fmt.Sprintf(v1alpha1.TextFormatUnhealthy, p.machine.Name, text)
+	p.setPhase(v1alpha1.MachineUnknown)
+	p.setLastOperation(v1alpha1.MachineOperationHealthCheck, v1alpha1.MachineStateProcessing, "", description)
+	p.warn("Unhealthy", "HealthCheck", "Node %s: %s", p.machine.Labels[v1alpha1.LabelKeyNode], text)
+
+	return again(p.healthTimeout())
+}
+
+func (p *pass) awaitRecovery() next {
+	if off := p.machine.Spec.DisableHealthTimeout; off != nil && *off {
+		return wait
+	}
+	limit := p.healthTimeout()
+	since := p.now.Sub(p.machine.Status.CurrentStatus.LastUpdateTime.Time)
+	if left := limit - since; left > 0 {
+		return again(left)
+	}
+	text := fmt.Sprintf("Machine %s %s %s", p.machine.Name, v1alpha1.TextHealthFailing, limit)
+	p.setPhase(v1alpha1.MachineFailed)
+	p.setLastOperation(p.machine.Status.LastOperation.Type, v1alpha1.MachineStateFailed, "", text)
+	p.warn("HealthTimeout", "HealthCheck", "%s", text)
+
+	return wait
+}
+
+func (p *pass) healthTimeout() time.Duration {
+	if d := p.machine.Spec.MachineHealthTimeout; d != nil {
+		return d.Duration
+	}
+
+	return p.Settings.HealthTimeout
+}

@@ -1,0 +1,90 @@
+package machine
+
+import (
+	"context"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+)
+
+// operate begins an operation, or looks how it is doing. It lets the step go on
+// only when the operation is done; the step then stores what came of it.
+func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State, next, error) {
+	begun := p.journal.Operation == kind
+	if !begun {
+		if d := p.journal.wait(p.now, p.version); d > 0 {
+			return dispatch.State{}, again(d), nil
+		}
+		controllerutil.AddFinalizer(p.machine, v1alpha1.FinalizerName)
+		p.journal = p.journal.begin(kind, p.now)
+		if err := p.patch(ctx); err != nil {
+			return dispatch.State{}, wait, err
+		}
+	}
+	_, known := p.Dispatcher.State(p.machine.UID)
+	op := dispatch.Operation{
+		Kind: kind, Number: p.journal.Settled, Machine: p.machine.DeepCopy(), Class: p.class, Provider: p.provider,
+		Timeout: p.Settings.OperationTimeout,
+	}
+	if begun && !known {
+		// Another manager began it, or this one before it was restarted.
+		op.Recover, op.Attempt = true, 1
+	}
+	state := p.Dispatcher.Start(op)
+	if begun && !known && state.Phase != dispatch.Stale {
+		p.log.Info("taking up an operation begun earlier", "operation_id", op.ID())
+	}
+	switch state.Phase {
+	case dispatch.Done:
+		return state, proceed, nil
+	case dispatch.Waiting:
+		return state, wait, p.waiting(ctx, state)
+	case dispatch.Stale:
+		// Our cache has not seen yet what we stored; its event comes.
+		return state, again(conflictRetry), nil
+	default:
+		return state, wait, nil
+	}
+}
+
+// waiting tells what the operation waits for, when it is anything to speak of.
+func (p *pass) waiting(ctx context.Context, state dispatch.State) error {
+	if state.Reason == "" {
+		return nil
+	}
+	kind := v1alpha1.MachineOperationCreate
+	if state.Kind == dispatch.Delete {
+		kind = v1alpha1.MachineOperationDelete
+	}
+	text := "Waiting: " + state.Reason
+	if p.machine.Status.LastOperation.Description != text {
+		p.warn("WaitingForDriver", string(kind), "%s waits: %s", state.Kind, state.Reason)
+	}
+	p.setLastOperation(kind, v1alpha1.MachineStateProcessing, "", text)
+
+	return p.patchStatus(ctx)
+}
+
+// failed stores a failure, which the step has put into the status, and when the
+// operation is tried again: as another one, so that no old outcome is replayed
+// into it.
+func (p *pass) failed(ctx context.Context, state dispatch.State, reason, action string, retry time.Duration) (next, error) {
+	if own := dispatch.RetryAfter(state.Err); own > 0 {
+		retry = own
+	}
+	if err := p.patchStatus(ctx); err != nil {
+		return wait, err
+	}
+	p.journal = p.journal.failed(p.now, retry, p.version)
+	if err := p.patch(ctx); err != nil {
+		return wait, err
+	}
+	p.Dispatcher.Settle(p.machine.UID, state.ID)
+	p.warn(reason, action, "%s failed with %s (driver replica %s, attempt %d), next try in %s: %s", state.Kind,
+		dispatch.CodeOf(state.Err), orPlain(state.Replica), state.Attempt, retry, fault(state.Err))
+
+	return again(retry), nil
+}

@@ -1,0 +1,242 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+)
+
+// A Dispatcher is the part of dispatch.Dispatcher that the steps use.
+type Dispatcher interface {
+	Start(op dispatch.Operation) dispatch.State
+	State(uid types.UID) (dispatch.State, bool)
+	Settle(uid types.UID, id string)
+	Cancel(uid types.UID) error
+	Forget(uid types.UID)
+}
+
+// A Reconciler runs the steps. Its fields are set once and only read.
+type Reconciler struct {
+	// Control holds the Machines; Target the Nodes, nil when there is no target
+	// cluster.
+	Control, Target client.Client
+	Dispatcher      Dispatcher
+	Events          events.EventRecorder
+	Settings        Settings
+	// Now is the clock; nil means time.Now.
+	Now func() time.Time
+}
+
+// A pass is one look at one machine.
+type pass struct {
+	*Reconciler
+	machine *v1alpha1.Machine // working copy
+	stored  *v1alpha1.Machine // as the API server is known to have it
+	journal journal
+	now     time.Time
+	log     logr.Logger
+
+	class    dispatch.Class
+	version  string // of the class and its secrets
+	provider string
+	node     *corev1.Node // nil when there is none
+}
+
+// A next says what follows a step.
+type next struct {
+	stop  bool
+	after time.Duration
+}
+
+var (
+	proceed = next{}           // with the next step
+	wait    = next{stop: true} // for an event
+)
+
+// again ends the pass and starts another one after d.
+func again(d time.Duration) next { return next{stop: true, after: max(d, time.Millisecond)} }
+
+type step func(p *pass, ctx context.Context) (next, error)
+
+var liveSteps = []step{
+	(*pass).resolveClass,
+	(*pass).createInstance,
+	(*pass).initializeInstance,
+	(*pass).markCreated,
+	(*pass).followNode,
+}
+
+var deletionSteps = []step{
+	(*pass).markTerminating,
+	(*pass).endCreation,
+	(*pass).deleteInstance,
+	(*pass).deleteNode,
+	(*pass).release,
+}
+
+// Reconcile takes one machine as far as it can go at this moment.
+func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	m := &v1alpha1.Machine{}
+	if err := r.Control.Get(ctx, req.NamespacedName, m); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	p := &pass{
+		Reconciler: r, machine: m.DeepCopy(), stored: m, now: time.Now(),
+		log: logr.FromContextOrDiscard(ctx).WithValues("uid", m.UID),
+	}
+	if r.Now != nil {
+		p.now = r.Now()
+	}
+	steps := liveSteps
+	if !m.DeletionTimestamp.IsZero() {
+		steps = deletionSteps
+	}
+	var err error
+	if p.journal, err = readJournal(m); err != nil {
+		p.warn("InvalidJournal", "Reading", "%s", err.Error())
+
+		return reconcile.Result{}, reconcile.TerminalError(err)
+	}
+	for _, do := range steps {
+		n, err := do(p, ctx)
+		if apierrors.IsConflict(err) {
+			// Somebody wrote the object since our cache saw it; its event starts
+			// the next pass.
+			p.log.V(1).Info("object has changed, looking again", "err", err.Error())
+
+			return reconcile.Result{RequeueAfter: conflictRetry}, nil
+		}
+		if err != nil {
+			return reconcile.Result{}, err
+		}
+		if n.stop {
+			return reconcile.Result{RequeueAfter: n.after}, nil
+		}
+	}
+
+	return reconcile.Result{}, nil
+}
+
+// conflictRetry is for the case that the event of a conflicting write was seen
+// before our own write failed.
+const conflictRetry = 200 * time.Millisecond
+
+// patch stores what changed outside of status, provided that nobody else has
+// changed the object since it was read.
+func (p *pass) patch(ctx context.Context) error {
+	if _, has := p.machine.Annotations[v1alpha1.AnnotationKeyOperation]; has || p.journal != (journal{}) {
+		if err := p.journal.write(p.machine); err != nil {
+			return err
+		}
+	}
+	if equality.Semantic.DeepEqual(p.machine.ObjectMeta, p.stored.ObjectMeta) &&
+		equality.Semantic.DeepEqual(p.machine.Spec, p.stored.Spec) {
+		return nil
+	}
+	status := p.machine.Status
+	err := p.Control.Patch(ctx, p.machine, client.MergeFromWithOptions(p.stored, client.MergeFromWithOptimisticLock{}))
+	if err != nil {
+		return fmt.Errorf("store machine %s/%s: %w", p.machine.Namespace, p.machine.Name, err)
+	}
+	p.stored = p.machine.DeepCopy()
+	p.machine.Status = status // the answer holds the stored one
+
+	return nil
+}
+
+// patchStatus stores what changed in status; this controller is its only
+// writer besides the machine's set, so it needs no lock.
+func (p *pass) patchStatus(ctx context.Context) error {
+	if equality.Semantic.DeepEqual(p.machine.Status, p.stored.Status) {
+		return nil
+	}
+	if err := p.Control.Status().Patch(ctx, p.machine, client.MergeFrom(p.stored)); err != nil {
+		return fmt.Errorf("store status of machine %s/%s: %w", p.machine.Namespace, p.machine.Name, err)
+	}
+	p.stored = p.machine.DeepCopy()
+
+	return nil
+}
+
+// setPhase sets the phase; the time is that of the change, from which timeouts
+// run.
+func (p *pass) setPhase(phase v1alpha1.MachinePhase) {
+	current := &p.machine.Status.CurrentStatus
+	if current.Phase != phase {
+		current.LastUpdateTime = metav1.NewTime(p.now)
+	}
+	current.Phase = phase
+	current.TimeoutActive = phase == v1alpha1.MachinePending
+}
+
+// setLastOperation sets status.lastOperation. An unchanged one keeps its time,
+// so that saying the same again is no write.
+func (p *pass) setLastOperation(
+	kind v1alpha1.MachineOperationType, state v1alpha1.MachineState, code, description string,
+) {
+	last := v1alpha1.LastOperation{
+		Type: kind, State: state, ErrorCode: code, Description: description,
+		LastUpdateTime: p.machine.Status.LastOperation.LastUpdateTime,
+	}
+	if last != p.machine.Status.LastOperation {
+		last.LastUpdateTime = metav1.NewTime(p.now)
+		p.machine.Status.LastOperation = last
+	}
+}
+
+// say and warn record Events on the machine.
+func (p *pass) say(reason, action, format string, args ...any) {
+	p.Events.Eventf(p.machine, nil, corev1.EventTypeNormal, reason, action, format, args...)
+}
+
+func (p *pass) warn(reason, action, format string, args ...any) {
+	p.Events.Eventf(p.machine, nil, corev1.EventTypeWarning, reason, action, format, args...)
+}
+
+// creationTimeout is how long the machine may take to join.
+func (p *pass) creationTimeout() time.Duration {
+	if text, ok := p.machine.Annotations[v1alpha1.AnnotationKeyEffectiveCreationTimeout]; ok {
+		if d, err := time.ParseDuration(text); err == nil && d > 0 {
+			return d
+		}
+	}
+	if d := p.machine.Spec.MachineCreationTimeout; d != nil {
+		return d.Duration
+	}
+
+	return p.Settings.CreationTimeout
+}
+
+func (p *pass) age() time.Duration { return p.now.Sub(p.machine.CreationTimestamp.Time) }
+
+// creating tells whether the machine's instance is still to be made or made
+// ready.
+func (p *pass) creating() bool {
+	phase := p.machine.Status.CurrentStatus.Phase
+
+	return phase == v1alpha1.MachinePhaseNew || phase == v1alpha1.MachineCrashLoopBackOff
+}
+
+// fault returns an error's text without what an error chain adds for logs.
+func fault(err error) string {
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		return status.Status().Message
+	}
+
+	return err.Error()
+}

@@ -1,0 +1,42 @@
+package machine
+
+import "time"
+
+// Settings are the controller's clocks and defaults.
+type Settings struct {
+	// DefaultProvider is the driver for classes that name none; may be empty.
+	DefaultProvider string
+	// CreationTimeout is how long a machine may take to join, unless it says
+	// otherwise; HealthTimeout how long it may be unhealthy.
+	CreationTimeout, HealthTimeout time.Duration
+	// OperationTimeout is how long one attempt at a create, initialize or delete
+	// may take.
+	OperationTimeout time.Duration
+	// NodeConditions are the condition types that, when not False, make a Node
+	// unhealthy.
+	NodeConditions []string
+	// Retry says when a failed operation is tried again.
+	Retry Retry
+}
+
+// Retry are the periods after which a failed operation is tried again. Which
+// one applies depends on the operation and its code.
+type Retry struct {
+	Short, Medium, Long time.Duration
+	// ResourceExhausted applies to creates that found no capacity.
+	ResourceExhausted time.Duration
+}
+
+// DefaultSettings are those of the machine controller manager.
+func DefaultSettings() Settings {
+	return Settings{
+		CreationTimeout:  20 * time.Minute,
+		HealthTimeout:    10 * time.Minute,
+		OperationTimeout: 10 * time.Minute,
+		NodeConditions:   []string{"KernelDeadlock", "ReadonlyFilesystem", "DiskPressure", "NetworkUnavailable"},
+		Retry: Retry{
+			Short: 5 * time.Second, Medium: 3 * time.Minute, Long: 10 * time.Minute,
+			ResourceExhausted: 10 * time.Minute,
+		},
+	}
+}

@@ -1,0 +1,182 @@
+package machine
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+)
+
+// cancelAgain is how long a cancelled creation may take to end before it is
+// cancelled once more: the first one may have been lost.
+const cancelAgain = time.Second
+
+// markTerminating notes that the machine is on its way out.
+func (p *pass) markTerminating(ctx context.Context) (next, error) {
+	if !controllerutil.ContainsFinalizer(p.machine, v1alpha1.FinalizerName) {
+		return wait, nil // nothing was begun for it, or all is done
+	}
+	if p.machine.Status.CurrentStatus.Phase == v1alpha1.MachineTerminating {
+		return proceed, nil
+	}
+	p.setPhase(v1alpha1.MachineTerminating)
+	p.machine.Status.CurrentStatus.PreserveExpiryTime = nil
+	p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "", v1alpha1.DeletionTextGetVMStatus)
+	if err := p.patchStatus(ctx); err != nil {
+		return wait, err
+	}
+	p.say("Terminating", "Deleting", "Deletion was asked for")
+
+	return proceed, nil
+}
+
+// endCreation ends an operation that was begun before the deletion: only one
+// may be under way, and what it made must be known.
+func (p *pass) endCreation(ctx context.Context) (next, error) {
+	kind := p.journal.Operation
+	if kind == "" || kind == dispatch.Delete {
+		return proceed, nil
+	}
+	if _, err := p.lookupClass(ctx); err != nil {
+		p.log.V(1).Info("class of the operation to be ended cannot be read", "err", err.Error())
+	}
+	state, known := p.Dispatcher.State(p.machine.UID)
+	if !known {
+		// Begun by another manager: a replica may still have it.
+		state = p.Dispatcher.Start(dispatch.Operation{
+			Kind: kind, Number: p.journal.Settled, Machine: p.machine.DeepCopy(), Class: p.class, Provider: p.provider,
+			Timeout: p.Settings.OperationTimeout, Recover: true, Attempt: 1, OnlyIfHeld: true,
+		})
+	}
+	switch state.Phase {
+	case dispatch.Stale:
+		// Settled by the phase that it led to.
+	case dispatch.Done:
+		if kind == dispatch.Create && state.Err == nil && state.Instance != nil {
+			p.machine.Spec.ProviderID = state.Instance.ProviderID
+		}
+		p.journal = p.journal.settle()
+		if err := p.patch(ctx); err != nil {
+			return wait, err
+		}
+		p.Dispatcher.Settle(p.machine.UID, state.ID)
+
+		return proceed, nil
+	default:
+		if err := p.Dispatcher.Cancel(p.machine.UID); err != nil {
+			p.log.Info("creation not cancelled yet", "err", err.Error())
+		}
+
+		return again(cancelAgain), nil
+	}
+	p.journal = p.journal.settle()
+
+	return proceed, nil
+}
+
+// deleteInstance has the machine's instance removed, if there can be one.
+func (p *pass) deleteInstance(ctx context.Context) (next, error) {
+	if p.machine.Spec.ProviderID == "" && p.journal == (journal{}) {
+		return proceed, nil // no operation was ever sent
+	}
+	if _, err := p.lookupClass(ctx); err != nil && (p.class.Object == nil || p.provider == "") {
+		if dispatch.CodeOf(err) == dispatch.Unknown {
+			return wait, err
+		}
+
+		return p.cannotDelete(ctx, err)
+	}
+	state, n, err := p.operate(ctx, dispatch.Delete)
+	if n.stop || err != nil {
+		return n, err
+	}
+	if state.Stated {
+		p.machine.Status.LastKnownState = state.LastKnownState
+	}
+	if code := dispatch.CodeOf(state.Err); code != dispatch.OK && code != dispatch.NotFound {
+		p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, code.String(),
+			fmt.Sprintf("Cloud provider message - machine codes error: code = [%s] message = [%s] %s",
+				code, fault(state.Err), v1alpha1.DeletionTextDeleteVM))
+
+		return p.failed(ctx, state, "FailedDelete", "Deleting", p.Settings.Retry.delete(code))
+	}
+	if p.machine.Status.LastOperation.Description != v1alpha1.TextVMDeleted {
+		p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "", v1alpha1.TextVMDeleted)
+		if err := p.patchStatus(ctx); err != nil {
+			return wait, err
+		}
+		p.say("InstanceDeleted", "Deleting", "Deleted instance %s in %s (driver replica %s, attempt %d)",
+			p.machine.Spec.ProviderID, state.Took.Round(time.Millisecond), orPlain(state.Replica), state.Attempt)
+	}
+
+	return proceed, nil
+}
+
+// cannotDelete notes that the instance cannot be removed as the class stands. A
+// change of the class starts the next pass.
+func (p *pass) cannotDelete(ctx context.Context, err error) (next, error) {
+	text := fmt.Sprintf("machine codes error: code = [%s] message = [%s] %s", dispatch.CodeOf(err), fault(err),
+		v1alpha1.DeletionTextDeleteVM)
+	if p.machine.Status.LastOperation.Description != text {
+		p.warn("CannotDelete", "Deleting", "%s", fault(err))
+	}
+	p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, dispatch.CodeOf(err).String(), text)
+
+	return again(p.Settings.Retry.Long), p.patchStatus(ctx)
+}
+
+// deleteNode removes the Node of the instance that is gone.
+func (p *pass) deleteNode(ctx context.Context) (next, error) {
+	if p.Target == nil || p.machine.Labels[v1alpha1.LabelKeyNode] == "" {
+		return proceed, nil
+	}
+	if err := p.lookupNode(ctx); err != nil {
+		return wait, err
+	}
+	if p.node == nil {
+		return proceed, nil
+	}
+	node := p.node.DeepCopy()
+	if controllerutil.RemoveFinalizer(node, v1alpha1.FinalizerNameNode) {
+		err := p.Target.Patch(ctx, node, client.MergeFromWithOptions(p.node, client.MergeFromWithOptimisticLock{}))
+		if client.IgnoreNotFound(err) != nil {
+			return wait, fmt.Errorf("release node %s: %w", node.Name, err)
+		}
+	}
+	if !node.DeletionTimestamp.IsZero() {
+		return proceed, nil
+	}
+	err := p.Target.Delete(ctx, node, client.Preconditions{UID: uidOf(node)})
+	if client.IgnoreNotFound(err) != nil {
+		return wait, fmt.Errorf("delete node %s: %w", node.Name, err)
+	}
+
+	return proceed, nil
+}
+
+func uidOf(o client.Object) *types.UID {
+	uid := o.GetUID()
+
+	return &uid
+}
+
+// release lets the API server remove the Machine.
+func (p *pass) release(ctx context.Context) (next, error) {
+	id := dispatch.OperationID(p.machine.UID, dispatch.Delete, p.journal.Settled)
+	controllerutil.RemoveFinalizer(p.machine, v1alpha1.FinalizerName)
+	if err := p.patch(ctx); err != nil && !apierrors.IsNotFound(err) {
+		return wait, err
+	}
+	p.Dispatcher.Settle(p.machine.UID, id)
+	p.Dispatcher.Forget(p.machine.UID)
+	p.say("Deleted", "Deleting", "Machine, instance and node are gone")
+
+	return wait, nil
+}

@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -17,11 +18,11 @@ type Request struct {
 	OperationID string
 	// Body is an envelope with the operation's request; Call fills in the rest.
 	Body *driverv1.Envelope
-	// Timeout is how long one attempt may take.
+	// Timeout is how long one attempt may take; 0 means a minute.
 	Timeout time.Duration
 	// Recover says that an earlier Call for this operation may have had an
-	// effect, Attempt how many attempts there were (Outcome.Attempts). Call then looks for a replica
-	// that holds the operation before it tries again.
+	// effect, Attempt how many attempts there were (Outcome.Attempts). Call then
+	// looks for a replica that holds the operation before it tries again.
 	Recover bool
 	Attempt uint32
 	// OnlyIfHeld, with Recover, begins nothing: when no replica holds the
@@ -54,7 +55,8 @@ type Outcome struct {
 //
 //   - OriginDriver: a driver answered with this code; Outcome.Result holds its
 //     payload.
-//   - OriginBus: nothing ran. [Caller.Room] tells when to try again.
+//   - OriginBus: nothing ran. [Caller.Room] tells when to try again, except
+//     for the code InvalidArgument: such a request can never be sent.
 //   - OriginTimeout: a mutation may have run. Call again with Recover.
 //
 // A read whose replica dies is asked again. A mutation whose replica dies goes to
@@ -62,10 +64,11 @@ type Outcome struct {
 // identifies a driver's Create, it waits for the dead replica's deadline before.
 // When ctx ends Call returns its error and leaves the operation running.
 func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
-	k := &call{
-		c: c, req: &req, op: OperationOf(req.Body), started: time.Now(), lastTry: time.Now(),
-		again: req.Recover, dead: map[string]bool{},
+	if req.Timeout <= 0 {
+		req.Timeout = defaultTimeout
 	}
+	now := time.Now()
+	k := &call{c: c, req: &req, op: OperationOf(req.Body), started: now, lastTry: now, again: req.Recover}
 	if req.Recover {
 		k.ran = max(1, req.Attempt)
 	}
@@ -101,8 +104,9 @@ type call struct {
 	ran     uint32          // of the last attempt that may have had an effect; 0 for none
 	again   bool            // the next attempt must look first
 	target  string          // replica of the next attempt; empty for any
-	dead    map[string]bool // replicas that lost an attempt
+	avoid   map[string]bool // replicas that lost an attempt or have just refused one
 	lastTry time.Time
+	sendErr error // why the last try was not sent
 	out     Outcome
 }
 
@@ -110,44 +114,58 @@ type call struct {
 type verdict int
 
 const (
-	gotResult  verdict = iota
-	gotBusy            // refused, nothing ran
-	gotNobody          // nobody listens, nothing ran
-	gotDown            // not sent, nothing ran
-	gotSilence         // no frame at all: unknown
-	gotDeath           // the holder died: unknown
-	gotDenial          // the holder says that it does not have it: nothing runs there
-	gotLate            // the holder lives, but the operation's time is over
-	gotEnd             // the caller's context ended
+	gotResult     verdict = iota
+	gotBusy               // refused, nothing ran
+	gotNobody             // nobody listens, nothing ran
+	gotDown               // not sent, nothing ran
+	gotUnsendable         // will never be sent, nothing ran
+	gotSilence            // no frame at all: unknown
+	gotDeath              // the holder died: unknown
+	gotDenial             // the holder says that it does not have it: nothing runs there
+	gotLate               // the holder lives, but the operation's time is over
+	gotEnd                // the caller's context ended
 )
 
 // try sends the request once and follows it as far as a verdict.
 func (k *call) try(ctx context.Context) (verdict, *driverv1.Result, driverv1.BusyReason) {
 	const none = driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
-	a := newAttempt(k.req.OperationID, k.number)
 	tree := TreeDriver
 	if k.target != "" {
 		tree = TreeReplica
 	}
-	unregister, err := k.send(a, tree)
+	a := newAttempt(k.req.OperationID, k.number, tree, k.target)
+	unregister, err := k.send(a)
 	defer unregister()
 	if err != nil {
-		return gotDown, nil, none
+		return k.unsent(err), nil, none
 	}
 	f := follow{k: k, a: a, timer: time.NewTimer(acceptTimeout), unbind: func() {}}
 	defer func() { f.timer.Stop(); f.unbind() }()
 	v, busy := f.run(ctx)
 	k.out.Replica = f.last.holder
+	if v == gotBusy {
+		k.out.Replica = f.last.busyAt
+	}
 
 	return v, f.last.result, busy
 }
 
-// send publishes the request in a tree, with a's reply subject listened to
-// first: a reply may come before publish returns.
-func (k *call) send(a *attempt, tree Tree) (unregister func(), err error) {
+// unsent tells an outage from a request that can never be sent.
+func (k *call) unsent(err error) verdict {
+	k.sendErr = err
+	if errors.Is(err, errSubject) || errors.Is(err, errEncode) || errors.Is(err, errTooLarge) {
+		return gotUnsendable
+	}
+
+	return gotDown
+}
+
+// send publishes the request, with a's reply subject listened to first: a reply
+// may come before publish returns.
+func (k *call) send(a *attempt) (unregister func(), err error) {
 	k.lastTry = time.Now()
 	subject, err := Subject{
-		Cluster: k.c.cfg.Cluster, Tree: tree, Provider: k.req.Provider, Replica: k.target,
+		Cluster: k.c.cfg.Cluster, Tree: a.tree, Provider: k.req.Provider, Replica: a.target,
 		Verb: Verb(k.op), Namespace: k.req.Namespace, Name: k.req.Name,
 	}.Build()
 	if err != nil {
@@ -173,15 +191,16 @@ func (k *call) read(ctx context.Context) error {
 			return k.settle(result)
 		case gotDown:
 			return k.down()
+		case gotUnsendable:
+			return k.unsendable()
 		case gotNobody:
 			if k.target == "" {
-				return k.plain(limited)
+				return k.plain(ctx)
 			}
 			k.target = ""
 		case gotBusy:
-			k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.dead)
-			if k.target == "" {
-				return k.allBusy()
+			if done, err := k.elsewhere(); done {
+				return err
 			}
 		case gotEnd, gotLate:
 			if ctx.Err() != nil {
@@ -192,6 +211,9 @@ func (k *call) read(ctx context.Context) error {
 		case gotSilence, gotDeath, gotDenial:
 			k.number++
 			k.target = ""
+			if v == gotSilence && len(k.c.replicas.live(k.req.Provider)) == 0 {
+				return k.plain(ctx) // a wiretap on requests hides that nobody listens
+			}
 		}
 	}
 }
@@ -206,13 +228,20 @@ func (k *call) down() error {
 	return k.notStarted("the bus cannot be reached; waiting for NATS")
 }
 
+func (k *call) unsendable() error {
+	e := k.notStarted("the request can never be sent: %w", k.sendErr)
+	e.Code = driverv1.Code_CODE_INVALID_ARGUMENT
+
+	return e
+}
+
 func (k *call) allBusy() error {
 	return k.notStarted("all replicas of provider %s are busy", k.req.Provider)
 }
 
 // notStarted is the error for a try that reached nobody. It is proof that
 // nothing ran only if no earlier attempt may have.
-func (k *call) notStarted(format string, args ...any) error {
+func (k *call) notStarted(format string, args ...any) *Error {
 	e := busErrorf(format, args...)
 	if k.ran > 0 && Mutates(k.op) {
 		e.Origin = OriginTimeout

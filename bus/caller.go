@@ -101,7 +101,8 @@ func (c *Caller) Replicas() []Replica { return c.replicas.list() }
 
 // Room returns a channel that is closed at the next sign that a replica of the
 // provider could take work: what to wait for after an error for which
-// [NothingRan] holds.
+// [NothingRan] holds. A driver without sessions gives no such sign: wait for some
+// time as well.
 func (c *Caller) Room(provider string) <-chan struct{} { return c.replicas.room(provider) }
 
 // Dropped counts the frames that belonged to no operation in flight.
@@ -116,6 +117,9 @@ func (c *Caller) sweep(ctx context.Context) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	last, deaf := time.Now(), false
+	// A loss shorter than a tick is seen by its end alone.
+	var back atomic.Bool
+	c.conn.OnUp(func() { back.Store(true) })
 	for {
 		select {
 		case <-ctx.Done():
@@ -129,7 +133,7 @@ func (c *Caller) sweep(ctx context.Context) {
 		case !c.conn.Up():
 			deaf = true
 			c.replicas.excuse(now, elapsed)
-		case deaf:
+		case back.Swap(false) || deaf:
 			// Back on the bus: everyone gets a full death limit to be heard again.
 			deaf = false
 			c.replicas.excuse(now, deathLimit)
@@ -184,8 +188,7 @@ func (c *Caller) publish(subject, reply string, env *driverv1.Envelope) error {
 	return c.conn.publish(&nats.Msg{Subject: subject, Reply: reply, Data: payload})
 }
 
-// control sends one replica a control message, and where it has an answer,
-// waits for it as long as for a first frame.
+// control sends one replica a control message that has no answer.
 func (c *Caller) control(provider, replica, verb string, env *driverv1.Envelope) error {
 	subject, err := Subject{
 		Cluster: c.cfg.Cluster, Tree: TreeReplica, Provider: provider, Replica: replica, Verb: verb,
@@ -198,9 +201,10 @@ func (c *Caller) control(provider, replica, verb string, env *driverv1.Envelope)
 	return c.publish(subject, "", env)
 }
 
-// Cancel asks the replica that lists an operation to end it early. The
+// Cancel asks the replica that holds an operation to end it early. The
 // operation's [Caller.Call] still returns its result. Nothing happens when no
-// replica lists it.
+// replica is known to hold it, as when its request is still on the way: ask
+// again after [Request].OnAccepted.
 func (c *Caller) Cancel(provider, operationID string) error {
 	replica, _, ok := c.replicas.holding(provider, operationID)
 	if !ok {
@@ -223,8 +227,9 @@ func (c *Caller) Acknowledge(provider, replica, operationID string) error {
 }
 
 // ask asks one replica about one operation. It returns nil when the replica
-// does not answer in time.
-func (c *Caller) ask(ctx context.Context, provider, replica, operationID string) *driverv1.OpsResponse {
+// does not answer in time. A replica that does not hold it will not take this
+// attempt, or an earlier one, any more.
+func (c *Caller) ask(ctx context.Context, provider, replica, operationID string, attempt uint32) *driverv1.OpsResponse {
 	subject, err := Subject{
 		Cluster: c.cfg.Cluster, Tree: TreeReplica, Provider: provider, Replica: replica, Verb: verbOps,
 	}.Build()
@@ -244,7 +249,7 @@ func (c *Caller) ask(ctx context.Context, provider, replica, operationID string)
 	})
 	defer done()
 	err = c.publish(subject, reply, &driverv1.Envelope{
-		OperationId: operationID, Epoch: c.cfg.Epoch(),
+		OperationId: operationID, Attempt: attempt, Epoch: c.cfg.Epoch(),
 		Body: &driverv1.Envelope_Ops{Ops: &driverv1.OpsRequest{OperationId: operationID}},
 	})
 	if err != nil {

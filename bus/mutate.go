@@ -2,23 +2,31 @@ package bus
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// findTries bounds how often the replicas are asked who holds an operation;
-// each time takes at most acceptTimeout.
-const findTries = 5
+const (
+	// findTries bounds how often the replicas are asked who holds an operation;
+	// each time takes at most acceptTimeout.
+	findTries = 5
+	// maxTries bounds the tries of one Call: more means that something refuses
+	// or dies again and again, which its caller should get to know.
+	maxTries = 100
+	// askAgain is the time between looks for a replica that may come back.
+	askAgain = SessionInterval / 2
+)
 
 // mutate has an operation done that must not be done twice.
 func (k *call) mutate(ctx context.Context) error {
 	if k.again {
-		if err := k.resume(ctx); err != nil {
+		if done, err := k.resume(ctx); done {
 			return err
 		}
 	}
-	for {
+	for range maxTries {
 		if k.target == "" && k.c.replicas.full(k.req.Provider) {
 			return k.allBusy()
 		}
@@ -30,6 +38,8 @@ func (k *call) mutate(ctx context.Context) error {
 			return err
 		}
 	}
+
+	return k.notStarted("gave up after %d tries at replicas of provider %s; see their logs", maxTries, k.req.Provider)
 }
 
 // after decides what follows a try without a result: another one, when done is
@@ -38,19 +48,28 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 	switch v {
 	case gotDown:
 		return true, k.down()
+	case gotUnsendable:
+		return true, k.unsendable()
 	case gotNobody:
-		if k.target == "" {
+		switch {
+		case k.target == "":
 			return true, k.plain(ctx)
-		}
-		k.dead[k.target] = true // left since its last session
+		case k.attached():
+			return k.missing(ctx)
+		default:
+			k.shun(k.target) // left since its last session
 
-		return k.elsewhere()
+			return k.elsewhere()
+		}
 	case gotBusy:
-		if busy == driverv1.BusyReason_BUSY_REASON_MACHINE {
+		switch {
+		case busy == driverv1.BusyReason_BUSY_REASON_MACHINE:
 			return true, k.notStarted("another operation of this machine still runs at replica %s", k.out.Replica)
+		case k.attached():
+			return k.next(ctx) // it would have answered with what it holds
+		default:
+			return k.elsewhere()
 		}
-
-		return k.elsewhere()
 	case gotSilence:
 		k.ran = k.number
 
@@ -58,7 +77,7 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 	case gotDeath:
 		k.c.log.Warn("replica died with an operation", "operation_id", k.req.OperationID,
 			"attempt", k.number, "replica", k.out.Replica)
-		k.dead[k.out.Replica] = true
+		k.shun(k.out.Replica)
 
 		return k.next(ctx)
 	case gotDenial:
@@ -70,9 +89,47 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 	}
 }
 
+// attached tells that the try went to a replica believed to hold this very
+// attempt: that nobody was reached does not mean that nothing runs.
+func (k *call) attached() bool { return k.target != "" && k.ran >= k.number }
+
+func (k *call) shun(replica string) {
+	if k.avoid == nil {
+		k.avoid = map[string]bool{}
+	}
+	k.avoid[replica] = true
+}
+
+// missing waits for the believed holder, which has lost its connection, to come
+// back or to be dead.
+func (k *call) missing(ctx context.Context) (done bool, err error) {
+	if !slices.Contains(k.c.replicas.live(k.req.Provider), k.target) {
+		k.shun(k.target)
+
+		return k.next(ctx)
+	}
+
+	return k.pause(ctx)
+}
+
+// pause passes the time until the replicas are looked at again.
+func (k *call) pause(ctx context.Context) (done bool, err error) {
+	wait := time.NewTimer(askAgain)
+	defer wait.Stop()
+	select {
+	case <-wait.C:
+		return false, nil
+	case <-ctx.Done():
+		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+}
+
 // elsewhere sends the same attempt, which nobody took, to a replica with room.
 func (k *call) elsewhere() (done bool, err error) {
-	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.dead)
+	if k.out.Replica != "" {
+		k.shun(k.out.Replica) // its sessions may not say yet that it is full
+	}
+	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
 	if k.target == "" {
 		return true, k.allBusy()
 	}
@@ -82,11 +139,14 @@ func (k *call) elsewhere() (done bool, err error) {
 
 // next makes a further attempt after one that may have had an effect.
 func (k *call) next(ctx context.Context) (done bool, err error) {
-	if err := k.waitForIdentity(ctx); err != nil {
-		return true, err
+	if k.req.OnlyIfHeld {
+		return true, k.notHeld()
+	}
+	if back, err := k.waitForIdentity(ctx); back || err != nil {
+		return err != nil, err
 	}
 	k.number, k.again = k.ran+1, true
-	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.dead)
+	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
 	if k.target == "" {
 		return true, k.notStarted("the replica that had the operation is gone and no other replica of provider %s has room",
 			k.req.Provider)
@@ -95,28 +155,44 @@ func (k *call) next(ctx context.Context) (done bool, err error) {
 	return false, nil
 }
 
+func (k *call) notHeld() error {
+	return Errorf(driverv1.Code_CODE_NOT_FOUND, "no replica of provider %s holds the operation any more", k.req.Provider)
+}
+
 // waitForIdentity waits, for a create that nothing identifies, until a lost
-// attempt's call cannot take effect unseen any more.
-func (k *call) waitForIdentity(ctx context.Context) error {
+// attempt's call cannot take effect unseen any more, or until its replica is back
+// with it.
+func (k *call) waitForIdentity(ctx context.Context) (back bool, err error) {
 	if k.op != driverv1.Operation_OPERATION_CREATE {
-		return nil
+		return false, nil
 	}
-	session := k.c.replicas.session(k.req.Provider)
-	switch session.GetCreateIdentity() {
-	case driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME:
-		return nil
-	default:
+	for told := false; ; told = true {
+		known, identified, settle := k.c.replicas.identity(k.req.Provider)
+		end := k.lastTry.Add(k.req.Timeout + settle)
+		if !known || identified || !time.Now().Before(end) {
+			return false, nil
+		}
+		if !told {
+			k.c.log.Info("driver's creates have no identity: waiting for the lost attempt's deadline before the next",
+				"operation_id", k.req.OperationID, "until", end)
+		}
+		if _, err := k.pause(ctx); err != nil {
+			return false, err
+		}
+		if k.held() {
+			return true, nil
+		}
 	}
-	wait := time.NewTimer(time.Until(k.lastTry.Add(k.req.Timeout + session.GetSettleTime().AsDuration())))
-	defer wait.Stop()
-	k.c.log.Info("driver's creates have no identity: waiting for the lost attempt's deadline before the next",
-		"operation_id", k.req.OperationID, "until", k.lastTry.Add(k.req.Timeout))
-	select {
-	case <-wait.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err() //nolint:wrapcheck // the caller's own
+}
+
+// held makes the replica that lists the operation the next target.
+func (k *call) held() bool {
+	id, attempt, ok := k.c.replicas.holding(k.req.Provider, k.req.OperationID)
+	if ok {
+		k.target, k.number, k.ran = id, max(1, attempt), max(1, attempt)
 	}
+
+	return ok
 }
 
 // find looks for the replica that took a request without its frames reaching
@@ -125,7 +201,7 @@ func (k *call) find(ctx context.Context) (done bool, err error) {
 	for range findTries {
 		certain, asked := true, k.c.replicas.live(k.req.Provider)
 		for _, id := range asked {
-			answer := k.c.ask(ctx, k.req.Provider, id, k.req.OperationID)
+			answer := k.c.ask(ctx, k.req.Provider, id, k.req.OperationID, k.number)
 			switch {
 			case ctx.Err() != nil:
 				return true, ctx.Err() //nolint:wrapcheck // the caller's own
@@ -150,28 +226,26 @@ func (k *call) find(ctx context.Context) (done bool, err error) {
 
 // resume looks, before an operation is tried again, for the replica that holds
 // it, once every live replica has had the time to say what it holds.
-func (k *call) resume(ctx context.Context) error {
+func (k *call) resume(ctx context.Context) (done bool, err error) {
 	warm := time.NewTimer(time.Until(k.c.started.Add(deathLimit)))
 	defer warm.Stop()
 	select {
 	case <-warm.C:
 	case <-ctx.Done():
-		return ctx.Err() //nolint:wrapcheck // the caller's own
+		return true, ctx.Err() //nolint:wrapcheck // the caller's own
 	}
-	if id, attempt, ok := k.c.replicas.holding(k.req.Provider, k.req.OperationID); ok {
-		k.target, k.number, k.ran = id, max(1, attempt), max(1, attempt)
-
-		return nil
+	switch {
+	case k.held():
+		return false, nil
+	case k.req.OnlyIfHeld:
+		return true, k.notHeld()
+	case len(k.c.replicas.live(k.req.Provider)) == 0:
+		// Not through the queue group: a replica that comes at this moment would
+		// create without the wait that its driver may need.
+		return true, k.plain(ctx)
+	default:
+		return k.next(ctx)
 	}
-	if k.req.OnlyIfHeld {
-		return Errorf(driverv1.Code_CODE_NOT_FOUND, "no replica of provider %s holds the operation any more", k.req.Provider)
-	}
-	if len(k.c.replicas.live(k.req.Provider)) == 0 {
-		return nil // a plain driver, or none: the next try finds out
-	}
-	_, err := k.next(ctx)
-
-	return err
 }
 
 // late ends an operation whose holder lives but does not finish.

@@ -19,10 +19,16 @@ func (k *call) plain(ctx context.Context) error {
 	}
 	if k.again && k.op == driverv1.Operation_OPERATION_CREATE {
 		found, err := k.plainLook(ctx)
-		if found != nil || err != nil {
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err() //nolint:wrapcheck // the caller's own
+		case err != nil:
+			// Whatever became of the look, it says nothing about the create.
+			return timeoutErrorf("cannot tell whether an earlier create made an instance: %w", err)
+		case found != nil:
 			k.out.Result, k.out.Plain = found, true
 
-			return err
+			return nil
 		}
 	}
 	result, err := k.plainAsk(ctx)
@@ -36,11 +42,14 @@ func (k *call) plain(ctx context.Context) error {
 
 // plainAsk sends one request to the plain tree and waits for its one reply.
 func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
-	k.target = ""
-	a := newAttempt(k.req.OperationID, k.number)
-	unregister, err := k.send(a, TreePlain)
+	a := newAttempt(k.req.OperationID, k.number, TreePlain, "")
+	unregister, err := k.send(a)
 	defer unregister()
-	if err != nil {
+	switch {
+	case err == nil:
+	case k.unsent(err) == gotUnsendable:
+		return nil, k.unsendable()
+	default:
 		return nil, k.down()
 	}
 	limit := time.NewTimer(k.req.Timeout)
@@ -54,6 +63,8 @@ func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
 				k.taken, k.ran = k.lastTry, k.number
 
 				return h.result, nil
+			case h.busy != nil:
+				return nil, k.allBusy()
 			case h.nobody:
 				return nil, k.notStarted("no driver for provider %s is on the bus (cluster %q): start one, "+
 					"or correct the class's provider", k.req.Provider, k.c.cfg.Cluster)

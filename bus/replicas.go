@@ -156,6 +156,7 @@ func (rep *replica) free() int {
 // pick returns the less loaded of two replicas with room, chosen at random, and
 // counts a request as sent to it; "" when there is none.
 func (r *replicas) pick(provider string, op driverv1.Operation, now time.Time, except map[string]bool) string {
+	room := Mutates(op) // reads have slots of their own, which sessions do not tell
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var fit []*replica
@@ -163,9 +164,10 @@ func (r *replicas) pick(provider string, op driverv1.Operation, now time.Time, e
 		if rep.provider != provider || except[rep.id] || now.Sub(rep.seen) > suspectAfter {
 			continue
 		}
-		if rep.free() > 0 && slices.Contains(rep.session.GetCapabilities(), op) {
-			fit = append(fit, rep)
+		if room && rep.free() <= 0 || rep.session.GetDraining() || !slices.Contains(rep.session.GetCapabilities(), op) {
+			continue
 		}
+		fit = append(fit, rep)
 	}
 	if len(fit) == 0 {
 		return ""
@@ -174,7 +176,9 @@ func (r *replicas) pick(provider string, op driverv1.Operation, now time.Time, e
 	if other := fit[rand.IntN(len(fit))]; other.free() > best.free() {
 		best = other
 	}
-	best.sent++
+	if room {
+		best.sent++
+	}
 
 	return best.id
 }
@@ -211,7 +215,8 @@ func (r *replicas) full(provider string) bool {
 	return known
 }
 
-// holding returns the replica that lists an operation in its session.
+// holding returns the replica that lists an operation in its session, or has
+// accepted it since.
 func (r *replicas) holding(provider, operationID string) (id string, attempt uint32, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -224,27 +229,37 @@ func (r *replicas) holding(provider, operationID string) (id string, attempt uin
 				return rep.id, st.GetAttempt(), true
 			}
 		}
+		for a := range rep.attempts {
+			if a.id == operationID {
+				return rep.id, a.number, true
+			}
+		}
 	}
 
 	return "", 0, false
 }
 
-// session returns the newest session of any replica of the provider, from which
-// its driver's properties can be read; nil when there is none.
-func (r *replicas) session(provider string) *driverv1.Session {
+// identity tells whether every live replica's driver names its creates so that
+// a second one is found out, and the longest of their settle times. During an
+// upgrade the weakest counts. Known is false when no replica lives.
+func (r *replicas) identity(provider string) (known, identified bool, settle time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var newest *replica
+	identified = true
 	for _, rep := range r.byKey {
-		if rep.provider == provider && rep.session != nil && (newest == nil || rep.seen.After(newest.seen)) {
-			newest = rep
+		if rep.provider != provider || rep.session == nil {
+			continue
 		}
-	}
-	if newest == nil {
-		return nil
+		known = true
+		switch rep.session.GetCreateIdentity() {
+		case driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME:
+		default:
+			identified = false
+		}
+		settle = max(settle, rep.session.GetSettleTime().AsDuration())
 	}
 
-	return newest.session
+	return known, identified, settle
 }
 
 // room returns a channel that is closed at the next sign that a replica of the

@@ -78,11 +78,12 @@ func changed(w *world, kind driverv1.Changed_Kind, ref *driverv1.ObjectReference
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	before := w.replica.changes.Load()
+	const notices = "machinebus_driver_changes_total"
+	before := w.figure(notices, nil)
 	if err := w.nc.Publish("mcm.v1."+testCluster+".changed."+testProvider, payload); err != nil {
 		w.t.Fatal(err)
 	}
-	eventually(w.t, "the notice of a change", func() bool { return w.replica.changes.Load() > before })
+	eventually(w.t, "the notice of a change", func() bool { return w.figure(notices, nil) > before })
 }
 
 func testCache() *cache[string] { return newCache[string](func(bool) {}) }

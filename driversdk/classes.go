@@ -119,8 +119,10 @@ func (c *classes[S]) changed(cluster string, change *driverv1.Changed) {
 	switch change.GetKind() {
 	case driverv1.Changed_KIND_CLASS:
 		c.known.drop(key)
+		c.metrics.changed(whatClass)
 	case driverv1.Changed_KIND_SECRET:
 		c.secrets.drop(key)
+		c.metrics.changed(whatSecret)
 	default: // a kind of a newer contract: nothing of it is kept here
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -185,6 +186,7 @@ type world struct {
 	nats  *embedded.Server
 	nc    *nats.Conn
 	store *store
+	stats *prometheus.Registry
 	next  atomic.Int64
 
 	stop     context.CancelFunc
@@ -201,7 +203,7 @@ func newBus(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(srv.Stop)
-	w := &world{t: t, nats: srv, store: &store{
+	w := &world{t: t, nats: srv, stats: prometheus.NewRegistry(), store: &store{
 		classes: map[string]*driverv1.Class{}, secrets: map[string]*driverv1.SecretContent{},
 		bootstrap: map[string]string{}, fetched: map[string]int{},
 	}}
@@ -238,7 +240,7 @@ func start(t *testing.T, d Driver[testSpec], change func(*Config)) *world {
 	t.Helper()
 	w := newBus(t)
 	cfg := Config{
-		Provider: testProvider, NATS: NATSConfig{URLs: []string{w.nats.URL()}},
+		Provider: testProvider, NATS: NATSConfig{URLs: []string{w.nats.URL()}}, Metrics: w.stats,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 	if change != nil {
@@ -410,4 +412,33 @@ func eventually(t *testing.T, what string, ok func() bool) {
 			t.Fatalf("waited in vain: %s", what)
 		}
 	}
+}
+
+// figure returns the sum of a metric's values (of a histogram: their number)
+// where the labels are as given.
+func (w *world) figure(name string, labels map[string]string) float64 {
+	w.t.Helper()
+	families, err := w.stats.Gather()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	sum := 0.0
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			matching := 0
+			for _, pair := range m.GetLabel() {
+				if labels[pair.GetName()] == pair.GetValue() {
+					matching++
+				}
+			}
+			if matching == len(labels) {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+
+	return sum
 }

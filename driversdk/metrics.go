@@ -21,6 +21,7 @@ type metrics struct {
 	slots      prometheus.Gauge
 	fetches    *prometheus.CounterVec
 	lookups    *prometheus.CounterVec
+	changes    *prometheus.CounterVec
 }
 
 // newMetrics registers with registry; nil makes a new one, with the figures of
@@ -58,8 +59,12 @@ func newMetrics(registry *prometheus.Registry) *metrics {
 			Namespace: namespace, Name: "cache_lookups_total",
 			Help: "Classes and secrets that an operation needed, by whether the cache had them: hit or miss.",
 		}, []string{"what", "result"}),
+		changes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: namespace, Name: "changes_total",
+			Help: "Notices that a class or a secret has a new version.",
+		}, []string{"what"}),
 	}
-	registry.MustRegister(m.operations, m.durations, m.running, m.slots, m.fetches, m.lookups)
+	registry.MustRegister(m.operations, m.durations, m.running, m.slots, m.fetches, m.lookups, m.changes)
 
 	return m
 }
@@ -108,3 +113,5 @@ func (m *metrics) looked(what string, hit bool) {
 	}
 	m.lookups.WithLabelValues(what, result).Inc()
 }
+
+func (m *metrics) changed(what string) { m.changes.WithLabelValues(what).Inc() }

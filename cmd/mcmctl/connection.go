@@ -96,7 +96,7 @@ type view func(w io.Writer, heard []replica, now time.Time) error
 
 // show listens for replicas and prints what was heard, once, or with watch again
 // and again until Ctrl-C.
-func (c *connection) show(cmd *cobra.Command, watch bool, print view) error {
+func (c *connection) show(cmd *cobra.Command, watch bool, draw view) error {
 	conn, err := c.connect(cmd)
 	if err != nil {
 		return err
@@ -109,7 +109,7 @@ func (c *connection) show(cmd *cobra.Command, watch bool, print view) error {
 	}
 	defer stop()
 	if watch {
-		return c.repeat(cmd, conn, heard, print)
+		return c.repeat(cmd, conn, heard, draw)
 	}
 	select {
 	case <-time.After(c.timeout):
@@ -123,5 +123,5 @@ func (c *connection) show(cmd *cobra.Command, watch bool, print view) error {
 			"check --nats-url and --cluster, or listen longer with --timeout", c.clusterText(), c.timeout, conn.URL())
 	}
 
-	return print(cmd.OutOrStdout(), replicas, now)
+	return draw(cmd.OutOrStdout(), replicas, now)
 }

@@ -117,22 +117,26 @@ func TestNothingToShow(t *testing.T) {
 		want   []string
 	}{
 		"NobodyHeard": {
-			"an empty bus is an error that says where and how long was listened", []string{"drivers"},
+			"an empty bus is an error that says where and how long was listened",
+			[]string{"drivers"},
 			[]string{"no driver replica of any cluster was heard within 100ms on " + url, "start a driver"},
 		},
 		"NobodyOfCluster": {
 			"and to which cluster", []string{"ops", "--cluster", "prod"}, []string{"no driver replica of cluster prod"},
 		},
 		"NoServer": {
-			"a wrong URL is named, with what to check", []string{"drivers", "--nats-url", "nats://127.0.0.1:1"},
+			"a wrong URL is named, with what to check",
+			[]string{"drivers", "--nats-url", "nats://127.0.0.1:1"},
 			[]string{"nats://127.0.0.1:1", "is the URL right?"},
 		},
 		"Insecure": {
-			"plaintext beyond this host needs a flag", []string{"ops", "--nats-url", "nats://192.0.2.1:4222"},
+			"plaintext beyond this host needs a flag",
+			[]string{"ops", "--nats-url", "nats://192.0.2.1:4222"},
 			[]string{"192.0.2.1", "--nats-allow-insecure"},
 		},
 		"NoCredentials": {
-			"a credentials file that is not there is named", []string{"sub", "--nats-creds", "testdata/none.creds"},
+			"a credentials file that is not there is named",
+			[]string{"sub", "--nats-creds", "testdata/none.creds"},
 			[]string{"testdata/none.creds", "no such file"},
 		},
 		"BadCluster":  {"a cluster is one token", []string{"ops", "--cluster", "a.b"}, []string{"--cluster", `"a.b"`}},

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/embedded"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -22,7 +24,14 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 // startBus runs a NATS server and returns its URL.
 func startBus(t *testing.T) string {
 	t.Helper()
-	s, err := embedded.Start(embedded.Options{Listen: "127.0.0.1:0", Logger: quiet()})
+
+	return startBusWith(t, "")
+}
+
+// startBusWith runs it with a configuration file.
+func startBusWith(t *testing.T, config string) string {
+	t.Helper()
+	s, err := embedded.Start(embedded.Options{Listen: "127.0.0.1:0", ConfigFile: config, Logger: quiet()})
 	if err != nil {
 		t.Fatalf("embedded.Start(...): %v", err)
 	}
@@ -36,6 +45,18 @@ func connectTo(t *testing.T, url string) *bus.Conn {
 	conn, err := bus.Connect(t.Context(), bus.Config{URLs: []string{url}, Name: t.Name(), FailFast: true, Logger: quiet()})
 	if err != nil {
 		t.Fatalf("bus.Connect(%s): %v", url, err)
+	}
+	t.Cleanup(conn.Close)
+
+	return conn
+}
+
+// rawConn is for what machinebus itself never publishes.
+func rawConn(t *testing.T, url string) *nats.Conn {
+	t.Helper()
+	conn, err := nats.Connect(url)
+	if err != nil {
+		t.Fatalf("nats.Connect(%s): %v", url, err)
 	}
 	t.Cleanup(conn.Close)
 
@@ -152,7 +173,7 @@ func await(t *testing.T, what string, cond func() bool) {
 	}
 }
 
-// column returns a table's rows by the header's words.
+// table returns a table's rows by the header's words.
 func table(t *testing.T, text string) []map[string]string {
 	t.Helper()
 	lines := strings.Split(strings.TrimSpace(text), "\n")

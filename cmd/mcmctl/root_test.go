@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -18,7 +19,7 @@ func TestHelp(t *testing.T) {
 			t.Parallel()
 			args := []string{name, "--help"}
 			if name == "mcmctl" {
-				args = nil // help is what it does without a command
+				args = []string{} // help is what it does without a command
 			}
 			got, _, err := mcmctl(t, args...)
 			if err != nil {
@@ -75,5 +76,30 @@ func TestCompletion(t *testing.T) {
 				t.Errorf("%s: want %q, got %q, %v", tc.reason, tc.want, out, err)
 			}
 		})
+	}
+}
+
+func TestPrintTable(t *testing.T) {
+	t.Parallel()
+	var out output
+	rows := [][]string{{"booting\x1b[2J\nnow", ""}, {"\u202egnp.exe\ttab", "größer"}}
+	if err := printTable(&out, []string{"A", "B"}, rows); err != nil {
+		t.Fatal(err)
+	}
+	want := "A                 B\nbooting [2J now   -\n gnp.exe tab      größer\n"
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("text from the bus neither moves the cursor nor breaks the table: -want, +got:\n%s", diff)
+	}
+}
+
+func TestAge(t *testing.T) {
+	t.Parallel()
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0.0s", 1234 * time.Millisecond: "1.2s", 75 * time.Second: "75s", 61 * time.Minute: "61m",
+		30 * time.Hour: "30h", 50 * time.Hour: "2d",
+	} {
+		if got := age(d); got != want {
+			t.Errorf("age(%s): want %s, got %s", d, want, got)
+		}
 	}
 }

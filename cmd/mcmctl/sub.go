@@ -146,21 +146,22 @@ func (f *follower) onMessage(subject, reply string, _ map[string][]string, data 
 	if err == nil && !f.beats && (p.envelope.GetSession() != nil || p.envelope.GetHello() != nil) {
 		return
 	}
-	row := messageRow{Time: time.Now().Format(time.RFC3339Nano), subjectRow: rowOfSubject(subject), Reply: reply}
+	now := time.Now()
+	row := messageRow{Time: now.Format(time.RFC3339Nano), subjectRow: rowOfSubject(subject), Reply: reply}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ended {
 		return
 	}
 	f.seen++
-	f.err = f.print(row, p, err)
+	f.err = f.print(now, row, p, err)
 	if f.err != nil || f.seen == f.count {
 		f.ended = true
 		close(f.done)
 	}
 }
 
-func (f *follower) print(row messageRow, p payload, parseErr error) error {
+func (f *follower) print(now time.Time, row messageRow, p payload, parseErr error) error {
 	if f.json {
 		text, err := p.json()
 		if row.Message = text; parseErr != nil || err != nil {
@@ -169,7 +170,7 @@ func (f *follower) print(row messageRow, p payload, parseErr error) error {
 
 		return printJSON(f.out, row, true)
 	}
-	text := ""
+	var text string
 	switch {
 	case parseErr != nil:
 		text = parseErr.Error()
@@ -181,7 +182,7 @@ func (f *follower) print(row messageRow, p payload, parseErr error) error {
 		text = "(empty: no responders)"
 	}
 	const clock = "15:04:05.000"
-	_, err := fmt.Fprintf(f.out, "%s  %s  %s\n", time.Now().Format(clock), printable(row.Subject), printable(text))
+	_, err := fmt.Fprintf(f.out, "%s  %s  %s\n", now.Format(clock), printable(row.Subject), printable(text))
 
 	return err
 }

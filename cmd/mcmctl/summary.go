@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -18,7 +19,7 @@ func summary(env *driverv1.Envelope) string {
 	if kind == "" {
 		return fmt.Sprintf("body of a newer contract (%d bytes)", len(env.ProtoReflect().GetUnknown()))
 	}
-	details := ""
+	var details string
 	switch {
 	case bus.RequestOf(env) != nil:
 		details = requestText(env)
@@ -75,11 +76,11 @@ func frameText(env *driverv1.Envelope) string {
 
 func resultText(r *driverv1.Result) string {
 	text := statusText(r.GetStatus())
-	type holder interface{ GetInstance() *driverv1.Instance }
-	for _, h := range []holder{r.GetCreate(), r.GetInitialize(), r.GetInstanceStatus()} {
-		if id := h.GetInstance().GetProviderId(); id != "" {
-			text += " " + id
-		}
+	// At most one of them is there.
+	id := cmp.Or(r.GetCreate().GetInstance().GetProviderId(), r.GetInitialize().GetInstance().GetProviderId(),
+		r.GetInstanceStatus().GetInstance().GetProviderId())
+	if id != "" {
+		text += " " + id
 	}
 	if r.GetList() != nil {
 		text += fmt.Sprintf(" %d instances", len(r.GetList().GetInstances()))

@@ -17,13 +17,13 @@ const redrawEvery = time.Second
 
 // repeat prints the view every second until Ctrl-C: over itself on a terminal,
 // one after the other elsewhere.
-func (c *connection) repeat(cmd *cobra.Command, conn *bus.Conn, heard *fleet, print view) error {
+func (c *connection) repeat(cmd *cobra.Command, conn *bus.Conn, heard *fleet, draw view) error {
 	ctx, stop := untilInterrupted(cmd)
 	defer stop()
 	out := cmd.OutOrStdout()
-	clear, title := "", func(time.Time) string { return "" }
+	erase, title := "", func(time.Time) string { return "" }
 	if isTerminal(out) {
-		clear = "\x1b[H\x1b[2J"
+		erase = "\x1b[H\x1b[2J"
 		title = func(now time.Time) string {
 			state := conn.URL()
 			if !conn.Up() {
@@ -41,8 +41,8 @@ func (c *connection) repeat(cmd *cobra.Command, conn *bus.Conn, heard *fleet, pr
 			return nil
 		case now := <-tick.C:
 			var screen bytes.Buffer
-			screen.WriteString(clear + title(now))
-			if err := print(&screen, heard.list(now), now); err != nil {
+			screen.WriteString(erase + title(now))
+			if err := draw(&screen, heard.list(now), now); err != nil {
 				fmt.Fprintln(&screen, err) // what is not there now may come
 			}
 			if _, err := out.Write(screen.Bytes()); err != nil {

@@ -3,7 +3,6 @@ package machine
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -55,7 +54,7 @@ func (p *pass) adopt(ctx context.Context) (next, error) {
 	if err := p.patch(ctx); err != nil {
 		return wait, err
 	}
-	p.say("Adopted", "Creating", "Takes over the instance %s", p.machine.Spec.ProviderID)
+	p.say("Adopted", "Takes over the instance %s", p.machine.Spec.ProviderID)
 
 	return proceed, nil
 }
@@ -90,7 +89,7 @@ func (p *pass) created(ctx context.Context, state dispatch.State) error {
 		return err
 	}
 	p.Dispatcher.Settle(p.machine.UID, state.ID)
-	p.say("Created", "Creating", "Created instance %s in %s (driver replica %s, attempt %d)",
+	p.say("Created", "Created instance %s in %s (driver replica %s, attempt %d)",
 		state.Instance.ProviderID, state.Took.Round(time.Millisecond), orPlain(state.Replica), state.Attempt)
 
 	return nil
@@ -121,7 +120,7 @@ func addresses(i *dispatch.Instance) []corev1.NodeAddress {
 func (p *pass) createFailed(ctx context.Context, state dispatch.State) (next, error) {
 	p.failCreation(state.Err)
 
-	return p.failed(ctx, state, "FailedCreate", "Creating", p.Settings.Retry.create(dispatch.CodeOf(state.Err)))
+	return p.failed(ctx, state, "FailedCreate", p.Settings.Retry.create(dispatch.CodeOf(state.Err)))
 }
 
 // failCreation sets phase and lastOperation for a creation that failed; the
@@ -130,7 +129,7 @@ func (p *pass) failCreation(err error) (news bool) {
 	code := dispatch.CodeOf(err)
 	before := p.machine.Status.LastOperation
 	p.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateFailed, code.String(),
-		fmt.Sprintf("Cloud provider message - machine codes error: code = [%s] message = [%s]", code, fault(err)))
+		v1alpha1.CreateFailedText(code.String(), fault(err)))
 	phase := v1alpha1.MachineCrashLoopBackOff
 	if p.age() > p.creationTimeout() {
 		phase = v1alpha1.MachineFailed

@@ -2,7 +2,6 @@ package machine
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
@@ -30,9 +29,9 @@ func (p *pass) initializeInstance(ctx context.Context) (next, error) {
 
 func (p *pass) initializeFailed(ctx context.Context, state dispatch.State) (next, error) {
 	p.failCreation(state.Err)
-	p.machine.Status.LastOperation.Description = fmt.Sprintf("Provider error: %s. %s", fault(state.Err), v1alpha1.TextInitialize)
+	p.machine.Status.LastOperation.Description = v1alpha1.InitializeFailedText(dispatch.CodeOf(state.Err).String(), fault(state.Err))
 
-	return p.failed(ctx, state, "FailedInitialize", "Creating", p.Settings.Retry.Short)
+	return p.failed(ctx, state, "FailedInitialize", p.Settings.Retry.Short)
 }
 
 // markCreated notes that the instance is there, which settles its

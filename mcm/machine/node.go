@@ -148,11 +148,11 @@ func (p *pass) joinOrHold(phase v1alpha1.MachinePhase) next {
 	if last.Type == v1alpha1.MachineOperationCreate && last.State != v1alpha1.MachineStateSuccessful {
 		text := fmt.Sprintf(v1alpha1.TextFormatJoined, name, p.age().Round(time.Second))
 		p.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateSuccessful, "", text)
-		p.say("Joined", "Joining", "%s as node %s", text, p.node.Name)
+		p.say("Joined", "%s as node %s", text, p.node.Name)
 	} else {
 		text := fmt.Sprintf(v1alpha1.TextFormatRejoined, name)
 		p.setLastOperation(v1alpha1.MachineOperationHealthCheck, v1alpha1.MachineStateSuccessful, "", text)
-		p.say("Rejoined", "HealthCheck", "%s", text)
+		p.say("Rejoined", "%s", text)
 	}
 
 	return wait
@@ -166,7 +166,7 @@ func (p *pass) awaitJoin() next {
 	text := fmt.Sprintf(v1alpha1.TextFormatFailedToJoin, p.machine.Name, limit.Minutes())
 	p.setPhase(v1alpha1.MachineFailed)
 	p.setLastOperation(p.machine.Status.LastOperation.Type, v1alpha1.MachineStateFailed, "", text)
-	p.warn("FailedToJoin", "Joining", "%s", text)
+	p.warn("FailedToJoin", "%s", text)
 
 	return wait
 }
@@ -178,7 +178,7 @@ func (p *pass) suspect(text string) next {
 	description := fmt.Sprintf(v1alpha1.TextFormatUnhealthy, p.machine.Name, text)
 	p.setPhase(v1alpha1.MachineUnknown)
 	p.setLastOperation(v1alpha1.MachineOperationHealthCheck, v1alpha1.MachineStateProcessing, "", description)
-	p.warn("Unhealthy", "HealthCheck", "Node %s: %s", p.machine.Labels[v1alpha1.LabelKeyNode], text)
+	p.warn("Unhealthy", "Node %s: %s", p.machine.Labels[v1alpha1.LabelKeyNode], text)
 
 	return again(p.healthTimeout())
 }
@@ -195,7 +195,7 @@ func (p *pass) awaitRecovery() next {
 	text := fmt.Sprintf("Machine %s %s %s", p.machine.Name, v1alpha1.TextHealthFailing, limit)
 	p.setPhase(v1alpha1.MachineFailed)
 	p.setLastOperation(p.machine.Status.LastOperation.Type, v1alpha1.MachineStateFailed, "", text)
-	p.warn("HealthTimeout", "HealthCheck", "%s", text)
+	p.warn("HealthTimeout", "%s", text)
 
 	return wait
 }

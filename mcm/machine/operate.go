@@ -61,7 +61,7 @@ func (p *pass) waiting(ctx context.Context, state dispatch.State) error {
 	}
 	text := "Waiting: " + state.Reason
 	if p.machine.Status.LastOperation.Description != text {
-		p.warn("WaitingForDriver", string(kind), "%s waits: %s", state.Kind, state.Reason)
+		p.warn("WaitingForDriver", "%s waits: %s", state.Kind, state.Reason)
 	}
 	p.setLastOperation(kind, v1alpha1.MachineStateProcessing, "", text)
 
@@ -71,7 +71,7 @@ func (p *pass) waiting(ctx context.Context, state dispatch.State) error {
 // failed stores a failure, which the step has put into the status, and when the
 // operation is tried again: as another one, so that no old outcome is replayed
 // into it.
-func (p *pass) failed(ctx context.Context, state dispatch.State, reason, action string, retry time.Duration) (next, error) {
+func (p *pass) failed(ctx context.Context, state dispatch.State, reason string, retry time.Duration) (next, error) {
 	if own := dispatch.RetryAfter(state.Err); own > 0 {
 		retry = own
 	}
@@ -83,7 +83,7 @@ func (p *pass) failed(ctx context.Context, state dispatch.State, reason, action 
 		return wait, err
 	}
 	p.Dispatcher.Settle(p.machine.UID, state.ID)
-	p.warn(reason, action, "%s failed with %s (driver replica %s, attempt %d), next try in %s: %s", state.Kind,
+	p.warn(reason, "%s failed with %s (driver replica %s, attempt %d), next try in %s: %s", state.Kind,
 		dispatch.CodeOf(state.Err), orPlain(state.Replica), state.Attempt, retry, fault(state.Err))
 
 	return again(retry), nil

@@ -12,7 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -35,7 +35,7 @@ type Reconciler struct {
 	// cluster.
 	Control, Target client.Client
 	Dispatcher      Dispatcher
-	Events          events.EventRecorder
+	Events          record.EventRecorder
 	Settings        Settings
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
@@ -107,7 +107,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	var err error
 	if p.journal, err = readJournal(m); err != nil {
-		p.warn("InvalidJournal", "Reading", "%s", err.Error())
+		p.warn("InvalidJournal", "%s", err.Error())
 
 		return reconcile.Result{}, reconcile.TerminalError(err)
 	}
@@ -199,12 +199,12 @@ func (p *pass) setLastOperation(
 }
 
 // say and warn record Events on the machine.
-func (p *pass) say(reason, action, format string, args ...any) {
-	p.Events.Eventf(p.machine, nil, corev1.EventTypeNormal, reason, action, format, args...)
+func (p *pass) say(reason, format string, args ...any) {
+	p.Events.Eventf(p.machine, corev1.EventTypeNormal, reason, format, args...)
 }
 
-func (p *pass) warn(reason, action, format string, args ...any) {
-	p.Events.Eventf(p.machine, nil, corev1.EventTypeWarning, reason, action, format, args...)
+func (p *pass) warn(reason, format string, args ...any) {
+	p.Events.Eventf(p.machine, corev1.EventTypeWarning, reason, format, args...)
 }
 
 // creationTimeout is how long the machine may take to join.

@@ -32,7 +32,7 @@ func (p *pass) markTerminating(ctx context.Context) (next, error) {
 	if err := p.patchStatus(ctx); err != nil {
 		return wait, err
 	}
-	p.say("Terminating", "Deleting", "Deletion was asked for")
+	p.say("Terminating", "Deletion was asked for")
 
 	return proceed, nil
 }
@@ -102,17 +102,16 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 	}
 	if code := dispatch.CodeOf(state.Err); code != dispatch.OK && code != dispatch.NotFound {
 		p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, code.String(),
-			fmt.Sprintf("Cloud provider message - machine codes error: code = [%s] message = [%s] %s",
-				code, fault(state.Err), v1alpha1.DeletionTextDeleteVM))
+			v1alpha1.ErrorText(code.String(), fault(state.Err))+". "+v1alpha1.DeletionTextDeleteVM)
 
-		return p.failed(ctx, state, "FailedDelete", "Deleting", p.Settings.Retry.delete(code))
+		return p.failed(ctx, state, "FailedDelete", p.Settings.Retry.delete(code))
 	}
 	if p.machine.Status.LastOperation.Description != v1alpha1.TextVMDeleted {
 		p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "", v1alpha1.TextVMDeleted)
 		if err := p.patchStatus(ctx); err != nil {
 			return wait, err
 		}
-		p.say("InstanceDeleted", "Deleting", "Deleted instance %s in %s (driver replica %s, attempt %d)",
+		p.say("InstanceDeleted", "Deleted instance %s in %s (driver replica %s, attempt %d)",
 			p.machine.Spec.ProviderID, state.Took.Round(time.Millisecond), orPlain(state.Replica), state.Attempt)
 	}
 
@@ -122,10 +121,9 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 // cannotDelete notes that the instance cannot be removed as the class stands. A
 // change of the class starts the next pass.
 func (p *pass) cannotDelete(ctx context.Context, err error) (next, error) {
-	text := fmt.Sprintf("machine codes error: code = [%s] message = [%s] %s", dispatch.CodeOf(err), fault(err),
-		v1alpha1.DeletionTextDeleteVM)
+	text := v1alpha1.ErrorText(dispatch.CodeOf(err).String(), fault(err)) + ". " + v1alpha1.DeletionTextDeleteVM
 	if p.machine.Status.LastOperation.Description != text {
-		p.warn("CannotDelete", "Deleting", "%s", fault(err))
+		p.warn("CannotDelete", "%s", fault(err))
 	}
 	p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, dispatch.CodeOf(err).String(), text)
 
@@ -176,7 +174,7 @@ func (p *pass) release(ctx context.Context) (next, error) {
 	}
 	p.Dispatcher.Settle(p.machine.UID, id)
 	p.Dispatcher.Forget(p.machine.UID)
-	p.say("Deleted", "Deleting", "Machine, instance and node are gone")
+	p.say("Deleted", "Machine, instance and node are gone")
 
 	return wait, nil
 }

@@ -7,9 +7,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
-
-	"github.com/nats-io/nats.go"
 
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -20,8 +17,7 @@ import (
 // for concurrent use.
 type Tap struct {
 	conn *bus.Conn
-	raw  *nats.Conn
-	stop func()
+	stop []func()
 
 	mu       sync.Mutex
 	sessions map[string]*driverv1.Session
@@ -38,39 +34,30 @@ func OpenTap(ctx context.Context, natsURL, cluster string) (*Tap, error) {
 		return nil, err
 	}
 	t.conn = conn
-	t.stop, err = bus.WatchSessions(conn, cluster, t.onSession)
+	stop, err := bus.WatchSessions(conn, cluster, t.onSession)
 	if err != nil {
-		conn.Close()
+		t.Close()
 		return nil, fmt.Errorf("listen for sessions: %w", err)
 	}
-	if err := t.watchAudits(natsURL, cluster); err != nil {
+	t.stop = append(t.stop, stop)
+	stop, err = bus.Watch(conn, "mcm.v1."+cluster+"."+string(bus.TreeAudit)+".>", t.onAudit)
+	if err != nil {
 		t.Close()
 		return nil, fmt.Errorf("listen for audit messages: %w", err)
 	}
+	t.stop = append(t.stop, stop)
 	return t, nil
 }
 
-func (t *Tap) watchAudits(natsURL, cluster string) error {
-	raw, err := nats.Connect(natsURL, nats.Name("machinebus tap"), nats.MaxReconnects(-1),
-		nats.ReconnectWait(100*time.Millisecond))
-	if err != nil {
-		return err
+// onAudit takes what `nats sub 'mcm.v1.<cluster>.audit.>'` would show.
+func (t *Tap) onAudit(_, _ string, _ map[string][]string, payload []byte) {
+	env, err := bus.Decode(payload, "")
+	if err != nil || env.GetAudit() == nil {
+		return // what belongs on a subject is for the bus's own tests
 	}
-	t.raw = raw
-	// As an operator would: nats sub 'mcm.v1.<cluster>.audit.>'.
-	_, err = raw.Subscribe("mcm.v1."+cluster+"."+string(bus.TreeAudit)+".>", func(m *nats.Msg) {
-		env, err := bus.Decode(m.Data, "")
-		if err != nil || env.GetAudit() == nil {
-			return // the bus's own tests are about what belongs on a subject
-		}
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.audits = append(t.audits, env.GetAudit())
-	})
-	if err != nil {
-		return err
-	}
-	return raw.Flush()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.audits = append(t.audits, env.GetAudit())
 }
 
 func (t *Tap) onSession(s *driverv1.Session) {
@@ -81,11 +68,10 @@ func (t *Tap) onSession(s *driverv1.Session) {
 
 // Close stops listening.
 func (t *Tap) Close() {
-	t.stop()
-	t.conn.Close()
-	if t.raw != nil {
-		t.raw.Close()
+	for _, stop := range t.stop {
+		stop()
 	}
+	t.conn.Close()
 }
 
 // Sessions returns the last session of each replica heard of, the dead ones

@@ -18,8 +18,11 @@ type Admin struct{ conn }
 // was started with, and stays the same when API tokens are replaced.
 func NewAdmin(endpoint, adminToken string, opts ...Option) (*Admin, error) {
 	c, err := newConn(endpoint, adminToken, opts)
+	if err != nil {
+		return nil, err
+	}
 
-	return &Admin{c}, err
+	return &Admin{c}, nil
 }
 
 // Knobs returns how the cloud behaves now.

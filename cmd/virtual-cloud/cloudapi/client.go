@@ -33,8 +33,11 @@ func WithHTTPClient(c *http.Client) Option { return func(conn *conn) { conn.http
 // empty apiToken is for clouds that ask for none.
 func NewClient(endpoint, apiToken string, opts ...Option) (*Client, error) {
 	c, err := newConn(endpoint, apiToken, opts)
+	if err != nil {
+		return nil, err
+	}
 
-	return &Client{c}, err
+	return &Client{c}, nil
 }
 
 // Create makes an instance, or returns the one that the idempotency token

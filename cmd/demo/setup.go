@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/cmd/internal/stack"
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
+)
+
+// clusterName is the demo's control plane on the bus.
+const clusterName = "demo"
+
+// What the cloud takes its time for, so that there is something to see.
+const (
+	createLatency = 500 * time.Millisecond
+	bootDelay     = 1500 * time.Millisecond
+)
+
+// A setup is what both run and up start.
+type setup struct {
+	*narrator
+
+	paths paths
+	site  *stack.Site
+
+	cluster cluster
+	kube    client.Client
+	cloud   *stack.Cloud
+	manager *stack.Manager
+	tap     *stack.Tap
+	drivers []*stack.Driver
+}
+
+// programs are what the set-up consists of.
+func programs() []string {
+	needed := []string{"virtual-cloud", "mcm", "driver-virtual", "mcmctl"}
+	if os.Getenv(kubeconfigVariable) == "" {
+		needed = append(needed, "devcluster")
+	}
+	return needed
+}
+
+// start brings everything up, in four steps. After an error stop must still be
+// called.
+func (s *setup) start(ctx context.Context) error {
+	for _, part := range []func(context.Context) error{s.startCluster, s.startCloud, s.startManager, s.startDrivers} {
+		if err := part(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *setup) startCloud(ctx context.Context) error {
+	s.begin("starting the virtual cloud, whose instances join the cluster as Nodes")
+	cloud, err := s.site.StartCloud(ctx, "virtual-cloud", s.cluster.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	s.cloud = cloud
+	latency, boot := cloudapi.Duration(createLatency), cloudapi.Duration(bootDelay)
+	if _, err := cloud.Patch(ctx, cloudapi.KnobsPatch{CreateLatency: &latency, BootDelay: &boot}); err != nil {
+		return err
+	}
+	s.tell("ready at %s: a create takes %s, a boot %s", cloud.Endpoint, createLatency, bootDelay)
+	return nil
+}
+
+func (s *setup) startManager(ctx context.Context) error {
+	s.begin("starting mcm, the machine controller manager, with NATS inside")
+	manager, err := s.site.StartManager(ctx, stack.ManagerOptions{
+		Control: s.cluster.Kubeconfig, Namespace: s.cluster.Namespace, Cluster: clusterName,
+	})
+	if err != nil {
+		return err
+	}
+	s.manager = manager
+	s.tell("ready: the bus is at %s, health and metrics at http://%s", manager.NATSURL, manager.Address)
+	s.tap, err = stack.OpenTap(ctx, manager.NATSURL, clusterName)
+	return err
+}
+
+func (s *setup) startDrivers(ctx context.Context) error {
+	s.begin("starting two replicas of driver-virtual, which know nothing but the bus")
+	for i := 1; i <= 2; i++ {
+		driver, err := s.site.StartDriver(ctx, s.tap, stack.DriverOptions{
+			Name: fmt.Sprintf("driver-virtual-%d", i), NATSURL: s.manager.NATSURL, Clusters: []string{clusterName},
+		})
+		if err != nil {
+			return err
+		}
+		s.drivers = append(s.drivers, driver)
+		s.tell("replica %s is on the bus (process %d)", driver.Replica, driver.PID())
+	}
+	return nil
+}
+
+// stopLimit bounds the clean-up of what the processes left elsewhere.
+const stopLimit = 30 * time.Second
+
+// stop ends everything. The context may have ended before.
+func (s *setup) stop() error {
+	// The cluster first: mcm and the drivers delete what is left of the machines.
+	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
+	defer cancel()
+	var err error
+	if s.kube != nil {
+		err = s.cluster.clean(ctx, s.narrator, s.kube)
+	}
+	if s.tap != nil {
+		s.tap.Close()
+	}
+	return errors.Join(err, s.site.Close())
+}
+
+// logs names the folder with everybody's log.
+func (s *setup) logs() string { return s.paths.short(filepath.Join(s.site.Dir(), "*.log")) }

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// Values of the kubeconfig flags that are no paths.
+const (
+	noTarget  = "none"
+	inCluster = "inClusterConfig"
+)
+
+func newScheme() (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, fmt.Errorf("register API types: %w", err)
+	}
+
+	return scheme, nil
+}
+
+// restConfigs returns how to reach the control and the target cluster; target
+// is nil when there is none.
+func (o *options) restConfigs() (control, target *rest.Config, err error) {
+	if o.targetKubeconfig != noTarget {
+		if target, err = o.restConfig("--target-kubeconfig", o.targetKubeconfig); err != nil {
+			return nil, nil, err
+		}
+	}
+	if o.controlKubeconfig == "" {
+		return target, target, nil
+	}
+	control, err = o.restConfig("--control-kubeconfig", o.controlKubeconfig)
+
+	return control, target, err
+}
+
+func (o *options) restConfig(flag, path string) (*rest.Config, error) {
+	var cfg *rest.Config
+	var err error
+	if path == "" || path == inCluster {
+		cfg, err = rest.InClusterConfig()
+		if err != nil {
+			return nil, fmt.Errorf("mcm does not run in a cluster (%w): say where the cluster is with %s=<path of a kubeconfig>", err, flag)
+		}
+	} else {
+		cfg, err = clientcmd.BuildConfigFromFlags("", path)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", flag, err)
+		}
+	}
+	cfg.QPS, cfg.Burst = o.kubeQPS, o.kubeBurst
+	cfg.UserAgent = "machinebus-mcm/" + version()
+
+	return cfg, nil
+}
+
+// newManager makes the manager of the control cluster.
+func (o *options) newManager(cfg *rest.Config, scheme *runtime.Scheme) (ctrl.Manager, error) {
+	caches := cache.Options{
+		SyncPeriod:       &o.syncPeriod,
+		DefaultTransform: cache.TransformStripManagedFields(),
+	}
+	if !o.allNamespaces {
+		caches.DefaultNamespaces = map[string]cache.Config{o.namespace: {}}
+	}
+	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
+		Scheme:                        scheme,
+		Cache:                         caches,
+		Metrics:                       metricsserver.Options{BindAddress: o.listenAddress()},
+		LeaderElection:                o.lease.elect,
+		LeaderElectionID:              "machine-controller-manager",
+		LeaderElectionNamespace:       o.namespace,
+		LeaderElectionReleaseOnCancel: true,
+		LeaseDuration:                 &o.lease.leaseDuration,
+		RenewDeadline:                 &o.lease.renewDeadline,
+		RetryPeriod:                   &o.lease.retryPeriod,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set up for the control cluster at %s: %w", cfg.Host, err)
+	}
+
+	return mgr, nil
+}
+
+// newTarget adds the target cluster, of which only Nodes are cached.
+func newTarget(mgr ctrl.Manager, cfg *rest.Config, scheme *runtime.Scheme) (cluster.Cluster, error) {
+	target, err := cluster.New(cfg, func(co *cluster.Options) {
+		co.Scheme = scheme
+		co.Cache = cache.Options{ByObject: map[client.Object]cache.ByObject{&corev1.Node{}: {Transform: slimNode}}}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set up for the target cluster at %s: %w", cfg.Host, err)
+	}
+	if err := mgr.Add(target); err != nil {
+		return nil, fmt.Errorf("add the target cluster: %w", err)
+	}
+
+	return target, nil
+}
+
+// slimNode drops what is large and not used here: image lists make most of a
+// Node.
+func slimNode(o any) (any, error) {
+	if node, ok := o.(*corev1.Node); ok {
+		node.Status.Images = nil
+		node.ManagedFields = nil
+	}
+
+	return o, nil
+}
+
+// clusterUID tells control clusters apart: it is the uid of the kube-system
+// namespace.
+func clusterUID(ctx context.Context, reader client.Reader, host string) (types.UID, error) {
+	namespace := &corev1.Namespace{}
+	if err := reader.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, namespace); err != nil {
+		return "", fmt.Errorf("read namespace %s of the control cluster at %s: %w", metav1.NamespaceSystem, host, err)
+	}
+
+	return namespace.UID, nil
+}

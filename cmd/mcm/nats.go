@@ -1,0 +1,41 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/embedded"
+)
+
+// connect joins the bus: an external NATS, or an embedded one that it starts.
+// The returned stop ends both.
+func (n *natsOptions) connect(ctx context.Context) (conn *bus.Conn, stop func(), err error) {
+	log := slog.New(logr.ToSlogHandler(klog.Background().WithName("nats")))
+	cfg := bus.Config{
+		URLs: n.urls, Name: "mcm " + identity(), Creds: n.creds, CA: n.ca, Cert: n.cert, Key: n.key,
+		AllowInsecure: n.allowInsecure, Logger: log,
+	}
+	stop = func() {}
+	if len(n.urls) == 0 {
+		server, err := embedded.Start(embedded.Options{
+			Listen: n.listen, StoreDir: n.storeDir, ConfigFile: n.configFile, MonitorPort: n.monitorPort,
+			AllowInsecure: n.allowInsecure, Logger: log,
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		klog.Background().Info("embedded NATS takes drivers", "url", server.URL(), "jetstream", n.storeDir != "")
+		cfg.InProcess, cfg.FailFast, stop = server, true, server.Stop
+	}
+	if conn, err = bus.Connect(ctx, cfg); err != nil {
+		stop()
+
+		return nil, nil, err
+	}
+
+	return conn, func() { conn.Close(); stop() }, nil
+}

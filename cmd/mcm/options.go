@@ -1,0 +1,207 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/component-base/featuregate"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/mcm/machine"
+)
+
+// options are the flags. Where the machine controller manager has a flag for
+// the same thing, name and meaning are the same.
+type options struct {
+	controlKubeconfig, targetKubeconfig string
+	namespace                           string
+	allNamespaces                       bool
+	clusterName                         string
+	keySecret                           string
+
+	address    string
+	port       int
+	kubeQPS    float32
+	kubeBurst  int
+	workers    int
+	settings   machine.Settings
+	lease      leaseOptions
+	nats       natsOptions
+	logging    *logsapi.LoggingConfiguration
+	syncPeriod time.Duration
+}
+
+type leaseOptions struct {
+	elect                                     bool
+	leaseDuration, renewDeadline, retryPeriod time.Duration
+}
+
+type natsOptions struct {
+	urls                         []string
+	creds, ca, cert, key         string
+	allowInsecure                bool
+	listen, storeDir, configFile string
+	monitorPort                  int
+}
+
+func newCommand() *cobra.Command {
+	o := &options{settings: machine.DefaultSettings(), logging: logsapi.NewLoggingConfiguration()}
+	cmd := &cobra.Command{
+		Use:   "mcm",
+		Short: "Turns Machine objects into instances and nodes, through drivers on NATS",
+		Long: `mcm is the machine controller manager of machinebus.
+
+It watches Machine objects in a control cluster, has the drivers on the bus make
+and remove their instances, and follows the nodes that join a target cluster.
+Without --nats-url it runs a NATS server of its own, for drivers to connect to.`,
+		Example: `  # control and target cluster are one, drivers connect to nats://127.0.0.1:4222
+  mcm --target-kubeconfig=$HOME/.kube/config
+
+  # two replicas of mcm with an external NATS
+  mcm --target-kubeconfig=target.yaml --control-kubeconfig=control.yaml \
+      --nats-url=tls://nats.example.org:4222 --nats-creds=mcm.creds --nats-ca=ca.pem`,
+		Version:       version(),
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.validate(); err != nil {
+				return err
+			}
+			if err := logsapi.ValidateAndApply(o.logging, featuregate.NewFeatureGate()); err != nil {
+				return fmt.Errorf("logging flags: %w", err)
+			}
+			ctrl.SetLogger(klog.Background())
+
+			return run(cmd.Context(), o)
+		},
+	}
+	o.addFlags(cmd.Flags())
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		return fmt.Errorf("%w (mcm --help lists the flags)", err)
+	})
+
+	return cmd
+}
+
+func (o *options) addFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.controlKubeconfig, "control-kubeconfig", "",
+		"kubeconfig of the cluster that holds the Machines; empty means the target cluster, inClusterConfig the one mcm runs in")
+	fs.StringVar(&o.targetKubeconfig, "target-kubeconfig", "",
+		"kubeconfig of the cluster that the nodes join; empty means the one mcm runs in, none that there is none")
+	fs.StringVar(&o.namespace, "namespace", "default", "namespace of the Machines, and of the leader election lease")
+	fs.BoolVar(&o.allNamespaces, "all-namespaces", false, "serve the Machines of all namespaces; --namespace then only holds the lease")
+	fs.StringVar(&o.clusterName, "cluster-name", "default", "name of this control plane on the bus; several on one bus need different ones")
+	fs.StringVar(&o.keySecret, "key-secret", "machinebus-control-plane-key",
+		"Secret in --namespace with the key that seals what drivers fetch; made when there is none")
+	fs.StringVar(&o.settings.DefaultProvider, "default-provider", "", "driver for classes that name no provider")
+
+	fs.StringVar(&o.address, "address", "0.0.0.0", "address for /metrics, /healthz and /readyz")
+	fs.IntVar(&o.port, "port", 10258, "port for /metrics, /healthz and /readyz")
+	fs.Float32Var(&o.kubeQPS, "kube-api-qps", 500, "requests a second to each API server at most; negative for no limit")
+	fs.IntVar(&o.kubeBurst, "kube-api-burst", 1000, "requests to each API server at once at most")
+	fs.IntVar(&o.workers, "concurrent-syncs", 50, "machines looked at in parallel; none of them ever waits for a driver")
+	fs.DurationVar(&o.syncPeriod, "min-resync-period", 12*time.Hour, "time after which every machine is looked at without a cause")
+
+	fs.DurationVar(&o.settings.CreationTimeout, "machine-creation-timeout", o.settings.CreationTimeout, "time a machine may take to join")
+	fs.DurationVar(&o.settings.HealthTimeout, "machine-health-timeout", o.settings.HealthTimeout, "time a machine may be unhealthy")
+	fs.DurationVar(&o.settings.OperationTimeout, "machine-operation-timeout", o.settings.OperationTimeout,
+		"time one attempt at a create or delete may take")
+	fs.StringSliceVar(&o.settings.NodeConditions, "node-conditions", o.settings.NodeConditions,
+		"node conditions that make a machine unhealthy when they are not False")
+	fs.DurationVar(&o.settings.Retry.ResourceExhausted, "resource-exhausted-retry", o.settings.Retry.ResourceExhausted,
+		"time before a create that found no capacity is tried again")
+	fs.DurationVar(&o.settings.Retry.Short, "retry-short", o.settings.Retry.Short, "time before an operation is tried again after a passing error")
+	fs.DurationVar(&o.settings.Retry.Medium, "retry-medium", o.settings.Retry.Medium, "the same after other errors of a create")
+	fs.DurationVar(&o.settings.Retry.Long, "retry-long", o.settings.Retry.Long, "the same after other errors of a delete, and for invalid objects")
+
+	o.lease.addFlags(fs)
+	o.nats.addFlags(fs)
+	logsapi.AddFlags(o.logging, fs)
+}
+
+func (l *leaseOptions) addFlags(fs *pflag.FlagSet) {
+	fs.BoolVar(&l.elect, "leader-elect", true, "let only one replica of mcm work at a time")
+	fs.DurationVar(&l.leaseDuration, "leader-elect-lease-duration", 15*time.Second, "time after which a silent leader is replaced")
+	fs.DurationVar(&l.renewDeadline, "leader-elect-renew-deadline", 10*time.Second, "time after which a leader that cannot renew stops")
+	fs.DurationVar(&l.retryPeriod, "leader-elect-retry-period", 2*time.Second, "time between tries to lead")
+}
+
+func (n *natsOptions) addFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&n.urls, "nats-url", nil, "external NATS servers; none means an embedded one")
+	fs.StringVar(&n.creds, "nats-creds", "", "credentials file for an external NATS")
+	fs.StringVar(&n.ca, "nats-ca", "", "PEM file with the CA of an external NATS")
+	fs.StringVar(&n.cert, "nats-cert", "", "PEM file with the client certificate for an external NATS")
+	fs.StringVar(&n.key, "nats-key", "", "PEM file with the key of --nats-cert")
+	fs.BoolVar(&n.allowInsecure, "nats-allow-insecure", false, "allow NATS beyond loopback without TLS or without authentication")
+	fs.StringVar(&n.listen, "nats-listen", "127.0.0.1:4222", "where drivers reach the embedded NATS; port 0 picks a free one")
+	fs.StringVar(&n.storeDir, "nats-store-dir", "", "JetStream directory of the embedded NATS; empty for no JetStream")
+	fs.StringVar(&n.configFile, "nats-config", "", "nats-server configuration file whose settings win over those of the embedded NATS")
+	fs.IntVar(&n.monitorPort, "nats-monitor-port", 0, "port on 127.0.0.1 for the embedded NATS's monitoring endpoints; 0 for none")
+}
+
+// validate names every flag at fault at once.
+func (o *options) validate() error {
+	var errs []error
+	positive := func(name string, d time.Duration) {
+		if d <= 0 {
+			errs = append(errs, fmt.Errorf("--%s must be positive, not %s", name, d))
+		}
+	}
+	positive("machine-creation-timeout", o.settings.CreationTimeout)
+	positive("machine-health-timeout", o.settings.HealthTimeout)
+	positive("machine-operation-timeout", o.settings.OperationTimeout)
+	positive("resource-exhausted-retry", o.settings.Retry.ResourceExhausted)
+	positive("retry-short", o.settings.Retry.Short)
+	positive("retry-medium", o.settings.Retry.Medium)
+	positive("retry-long", o.settings.Retry.Long)
+	positive("min-resync-period", o.syncPeriod)
+	if o.workers < 1 {
+		errs = append(errs, fmt.Errorf("--concurrent-syncs must be at least 1, not %d", o.workers))
+	}
+	if o.port < 1 || o.port > 65535 {
+		errs = append(errs, fmt.Errorf("--port must be in 1..65535, not %d", o.port))
+	}
+	if net.ParseIP(o.address) == nil {
+		errs = append(errs, fmt.Errorf("--address %q is no IP address", o.address))
+	}
+	if o.targetKubeconfig == noTarget && o.controlKubeconfig == "" {
+		errs = append(errs, errors.New("--target-kubeconfig=none needs a --control-kubeconfig"))
+	}
+	if err := bus.ValidToken("--cluster-name", o.clusterName); err != nil {
+		errs = append(errs, err)
+	}
+
+	return errors.Join(errs...)
+}
+
+func (o *options) listenAddress() string { return net.JoinHostPort(o.address, strconv.Itoa(o.port)) }
+
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+
+	return "unknown"
+}
+
+// identity names this process on the bus, for people.
+func identity() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown-host"
+	}
+
+	return fmt.Sprintf("%s/%d", host, os.Getpid())
+}

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"syscall"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/fetch"
+	"github.com/machinebus/machinebus/mcm/machine"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// run wires everything together and returns when ctx ends and all of it has
+// stopped.
+func run(ctx context.Context, o *options) error {
+	control, target, err := o.restConfigs()
+	if err != nil {
+		return err
+	}
+	scheme, err := newScheme()
+	if err != nil {
+		return err
+	}
+	mgr, err := o.newManager(control, scheme)
+	if err != nil {
+		return err
+	}
+	conn, closeBus, err := o.nats.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeBus()
+
+	m := &mcm{options: o, manager: mgr, conn: conn, log: slog.New(logr.ToSlogHandler(klog.Background().WithName("bus")))}
+	if err := m.setUp(ctx, client.Options{Scheme: scheme}); err != nil {
+		return err
+	}
+	defer m.caller.Close()
+	nodes, err := m.addTarget(target)
+	if err != nil {
+		return err
+	}
+	if err := m.reconciler.SetupWithManager(ctx, mgr, nodes, m.dispatcher, o.workers); err != nil {
+		return fmt.Errorf("set up the machine controller: %w", err)
+	}
+	klog.Background().Info("starting", "version", version(), "cluster", o.clusterName, "bus", conn.URL())
+	err = mgr.Start(ctx)
+	m.dispatcher.Wait()
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("%w: is another mcm running? choose another --port", err)
+	}
+	if err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+
+	return nil
+}
+
+// mcm holds the parts while they are put together.
+type mcm struct {
+	options    *options
+	manager    ctrl.Manager
+	conn       *bus.Conn
+	log        *slog.Logger
+	caller     *bus.Caller
+	announcer  *bus.Announcer
+	dispatcher *dispatch.Dispatcher
+	reconciler *machine.Reconciler
+}
+
+// setUp makes the parts between the bus and the control cluster.
+func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
+	direct, err := client.New(m.manager.GetConfig(), opts)
+	if err != nil {
+		return fmt.Errorf("connect to the control cluster: %w", err)
+	}
+	uid, err := clusterUID(ctx, direct, m.manager.GetConfig().Host)
+	if err != nil {
+		return err
+	}
+	key, err := fetch.ControlPlaneKey(ctx, direct, client.ObjectKey{Namespace: m.options.namespace, Name: m.options.keySecret})
+	if err != nil {
+		return err
+	}
+	if m.announcer, err = bus.NewAnnouncer(m.conn, m.options.clusterName); err != nil {
+		return err
+	}
+	if m.caller, err = bus.NewCaller(m.conn, bus.CallerConfig{Cluster: m.options.clusterName, Logger: m.log}); err != nil {
+		return err
+	}
+	m.dispatcher = dispatch.New(logr.NewContext(ctx, klog.Background().WithName("dispatch")), m.caller, m.announcer)
+	for _, c := range m.dispatcher.Collectors() {
+		if err := ctrlmetrics.Registry.Register(c); err != nil {
+			return fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	m.reconciler = &machine.Reconciler{
+		Control: m.manager.GetClient(), Dispatcher: m.dispatcher, Settings: m.options.settings,
+		// The newer events API keeps only the first text of a reason for minutes.
+		Events: m.manager.GetEventRecorderFor("mcm"), //nolint:staticcheck // see above
+	}
+	namesake := dispatch.NewNamesake(string(uid))
+	if _, err := bus.WatchHello(m.conn, m.options.clusterName, namesake.OnHello); err != nil {
+		return err
+	}
+
+	return errors.Join(
+		m.manager.Add(&dispatch.Hello{Greeter: m.announcer, Message: &driverv1.Hello{
+			ClusterUid: string(uid), Key: key.Public(), Mcm: identity(), Version: version(),
+		}}),
+		m.manager.Add(m.fetches(key)),
+		m.addChecks(namesake),
+	)
+}
+
+// addTarget adds the cluster that nodes join, if there is one.
+func (m *mcm) addTarget(target *rest.Config) (cache.Cache, error) {
+	if target == nil {
+		return nil, nil //nolint:nilnil // no target cluster is a way to run
+	}
+	cluster, err := newTarget(m.manager, target, m.manager.GetScheme())
+	if err != nil {
+		return nil, err
+	}
+	m.reconciler.Target = cluster.GetClient()
+
+	return cluster.GetCache(), nil
+}
+
+// fetches serves drivers, on every replica and not only the leading one.
+func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
+	handler := &fetch.Handler{
+		Reader: m.manager.GetClient(), Operations: m.dispatcher, DefaultProvider: m.options.settings.DefaultProvider,
+	}
+
+	return everywhere(func(ctx context.Context) error {
+		if err := handler.AnnounceChanges(ctx, m.manager.GetCache(), m.announcer); err != nil {
+			return err
+		}
+		server, err := bus.ServeFetches(m.conn, m.options.clusterName, key, handler, m.log)
+		if err != nil {
+			return err
+		}
+		<-ctx.Done()
+		server.Stop()
+
+		return nil
+	})
+}
+
+// everywhere is a runnable for leaders and others alike.
+type everywhere func(context.Context) error
+
+func (f everywhere) Start(ctx context.Context) error { return f(ctx) }
+
+func (everywhere) NeedLeaderElection() bool { return false }
+
+// addChecks serves /healthz and /readyz beside /metrics.
+func (m *mcm) addChecks(namesake *dispatch.Namesake) error {
+	ready := &healthz.Handler{Checks: map[string]healthz.Checker{
+		"namesake": namesake.Check,
+		"bus": func(*http.Request) error {
+			if !m.conn.Up() {
+				return errors.New("NATS cannot be reached")
+			}
+
+			return nil
+		},
+		"caches": func(r *http.Request) error {
+			if !m.manager.GetCache().WaitForCacheSync(r.Context()) {
+				return errors.New("the control cluster's objects are not read yet")
+			}
+
+			return nil
+		},
+	}}
+	live := &healthz.Handler{Checks: map[string]healthz.Checker{"ping": healthz.Ping}}
+
+	return errors.Join(
+		m.manager.AddMetricsServerExtraHandler("/healthz", http.StripPrefix("/healthz", live)),
+		m.manager.AddMetricsServerExtraHandler("/readyz", http.StripPrefix("/readyz", ready)),
+	)
+}

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// following runs `mcmctl sub` and returns once it listens.
+func following(t *testing.T, args ...string) (out *output, stop context.CancelFunc, done <-chan error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), bounded)
+	t.Cleanup(cancel)
+	var errOut output
+	out = &output{}
+	end := make(chan error, 1)
+	go func() { end <- execute(ctx, out, &errOut, append([]string{"sub"}, args...)...) }()
+	await(t, "mcmctl to listen", func() bool {
+		return strings.Contains(errOut.String(), "listening to") || len(end) > 0
+	})
+
+	return out, cancel, end
+}
+
+func call(t *testing.T, url string) {
+	t.Helper()
+	caller, err := bus.NewCaller(connectTo(t, url), bus.CallerConfig{Cluster: "default", Logger: quiet()})
+	if err != nil {
+		t.Fatalf("bus.NewCaller(...): %v", err)
+	}
+	defer caller.Close()
+	if _, err := caller.Call(t.Context(), createRequest("m1.example")); err != nil {
+		t.Fatalf("Caller.Call(...): %v", err)
+	}
+}
+
+func TestSub(t *testing.T) {
+	t.Parallel()
+	url := startBus(t)
+	startReplica(t, url, bus.ServerConfig{Provider: "virtual", Replica: "one"},
+		func(context.Context, *bus.Task) *driverv1.Result {
+			return &driverv1.Result{Payload: &driverv1.Result_Create{
+				Create: &driverv1.CreateResponse{Instance: instance()},
+			}}
+		})
+	all, _, allDone := following(t, "--nats-url", url, "--count", "3")
+	lines, _, linesDone := following(t, "reply.>", "--nats-url", url, "--count", "2", "-o", "json")
+	beats, stopBeats, beatsDone := following(t, "session.virtual.*", "--nats-url", url)
+	call(t, url)
+
+	t.Run("Table", func(t *testing.T) {
+		t.Parallel()
+		if err := <-allDone; err != nil {
+			t.Fatalf("mcmctl sub: %v", err)
+		}
+		token := regexp.MustCompile(`^[0-9:.]{12}|(reply\.virtual)\.\S+`)
+		got := strings.Split(strings.TrimSpace(token.ReplaceAllString(all.String(), "$1")), "\n")
+		for i, line := range got {
+			got[i] = strings.TrimSpace(token.ReplaceAllString(line, "$1"))
+		}
+		want := []string{
+			"mcm.v1.default.driver.virtual.create.default.m1~example  " +
+				"create uid-m1.example.create.0 attempt 1 class default/small timeout 20s",
+			"mcm.v1.default.reply.virtual  accepted uid-m1.example.create.0 attempt 1 by one",
+			"mcm.v1.default.reply.virtual  result uid-m1.example.create.0 attempt 1 by one: OK virtual://1",
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("the request and its frames, without signs of life: -want, +got:\n%s", diff)
+		}
+	})
+	t.Run("JSON", func(t *testing.T) {
+		t.Parallel()
+		if err := <-linesDone; err != nil {
+			t.Fatalf("mcmctl sub: %v", err)
+		}
+		var got []string
+		for line := range strings.SplitSeq(strings.TrimSpace(lines.String()), "\n") {
+			var row messageRow
+			if err := json.Unmarshal([]byte(line), &row); err != nil || row.Time == "" || row.Tree != "reply" {
+				t.Fatalf("want a message of the reply tree, got %v:\n%s", err, line)
+			}
+			got = append(got, string(row.Message))
+		}
+		want := []string{
+			`{"accepted":{},"attempt":1,"operationId":"uid-m1.example.create.0","replica":"one"}`,
+			`{"attempt":1,"operationId":"uid-m1.example.create.0","replica":"one",` +
+				`"result":{"create":{"instance":{"providerId":"virtual://1"}}}}`,
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("-want, +got:\n%s", diff)
+		}
+	})
+	t.Run("Sessions", func(t *testing.T) {
+		t.Parallel()
+		await(t, "a session", func() bool { return strings.Contains(beats.String(), "session one runs") })
+		stopBeats()
+		if err := <-beatsDone; err != nil {
+			t.Errorf("want an interrupted sub to end well, got: %v", err)
+		}
+	})
+}
+
+func TestSubStrangers(t *testing.T) {
+	t.Parallel()
+	url := startBus(t)
+	out, _, done := following(t, "mcm.v1.>", "--nats-url", url, "--count", "3", "-o", "json")
+	caller, err := bus.NewCaller(connectTo(t, url), bus.CallerConfig{Cluster: "default", Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer caller.Close()
+	conn := rawConn(t, url)
+	for _, data := range []string{"+ACK", "", "{}"} {
+		if err := conn.Publish("mcm.v1.stranger", []byte(data)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := <-done; err != nil {
+		t.Fatalf("mcmctl sub: %v", err)
+	}
+	var got []messageRow
+	for line := range strings.SplitSeq(strings.TrimSpace(out.String()), "\n") {
+		var row messageRow
+		if err := json.Unmarshal([]byte(line), &row); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		got = append(got, row)
+	}
+	if !strings.Contains(got[0].Error, "2b 41 43 4b") || got[0].Message != nil {
+		t.Errorf("want an error that shows the bytes, got %+v", got[0])
+	}
+	if !strings.Contains(string(got[1].Message), "no responders") {
+		t.Errorf("want the empty message explained, got %+v", got[1])
+	}
+	if string(got[2].Message) != "{}" {
+		t.Errorf("want the JSON as it came, got %+v", got[2])
+	}
+}
+
+func TestSubForbidden(t *testing.T) {
+	t.Parallel()
+	config := filepath.Join(t.TempDir(), "nats.conf")
+	users := `authorization { users: [{user: "u", password: "s3cret", permissions: {subscribe: "mcm.v1.other.>"}}] }`
+	if err := os.WriteFile(config, []byte(users), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	url := startBusWith(t, config)
+	cases := map[string]struct {
+		reason string
+		url    string
+		want   []string
+	}{
+		"Subject": {
+			"the server's refusal names the subject", strings.Replace(url, "//", "//u:s3cret@", 1),
+			[]string{"mcm.v1.default.>", "use credentials that may listen there"},
+		},
+		"Password": {
+			"wrong credentials are told from a server that is not there", strings.Replace(url, "//", "//u:s3cret0@", 1),
+			[]string{"refused the credentials"},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, stderr, err := mcmctl(t, "sub", "--nats-url", tc.url, "--cluster", "default", "--for", "5s")
+			if err == nil {
+				t.Fatalf("%s: want an error", tc.reason)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%s\nwant %q in: %v", tc.reason, want, err)
+				}
+			}
+			if strings.Contains(err.Error()+stderr, "s3cret") {
+				t.Errorf("the password is shown: %v\n%s", err, stderr)
+			}
+		})
+	}
+}
+
+func TestSubject(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		reason string
+		args   []string
+		want   string
+		beats  bool
+	}{
+		"All":     {"everything of the chosen clusters", nil, "mcm.v1.*.>", false},
+		"Tail":    {"what follows the cluster", []string{"audit.>"}, "mcm.v1.*.audit.>", false},
+		"Session": {"who names the tree wants to see it", []string{"session.*.one"}, "mcm.v1.*.session.*.one", true},
+		"Hello":   {"also as the last token", []string{"hello"}, "mcm.v1.*.hello", true},
+		"Full":    {"a full subject stands", []string{"mcm.v1.a.session.>"}, "mcm.v1.a.session.>", true},
+		"Service": {"also one of NATS's own", []string{"$SRV.>"}, "$SRV.>", false},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := &follower{}
+			if got := f.subject("*", tc.args); got != tc.want || f.beats != tc.beats {
+				t.Errorf("%s: want %s %t, got %s %t", tc.reason, tc.want, tc.beats, got, f.beats)
+			}
+		})
+	}
+}

@@ -1,0 +1,202 @@
+package cloud
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"net/http"
+	"time"
+
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
+)
+
+// creation is one create at work.
+type creation struct {
+	req   cloudapi.CreateRequest
+	entry cloudapi.LogEntry // what its log entries share
+}
+
+// Create makes an instance, or returns the one that the request's idempotency
+// token stands for, with existing true. It takes the create latency.
+func (c *Cloud) Create(req cloudapi.CreateRequest) (_ cloudapi.Instance, existing bool, _ error) {
+	if req.Identity == "" {
+		req.Identity = c.identity
+	}
+	w := &creation{req: req, entry: cloudapi.LogEntry{
+		Op: cloudapi.OpCreate, Name: req.Name, Token: req.IdempotencyToken, Identity: req.Identity,
+		MachineUID: req.Tags[cloudapi.TagMachineUID],
+	}}
+	if err := checkCreate(&req); err != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+
+		return cloudapi.Instance{}, false, c.refuse(w.entry, err)
+	}
+	i, existing, err := c.create(w)
+	if err != nil {
+		return cloudapi.Instance{}, false, err
+	}
+
+	return *i, existing, nil
+}
+
+func checkCreate(req *cloudapi.CreateRequest) *cloudapi.Error {
+	var missing string
+	switch "" {
+	case req.Name:
+		missing = "name"
+	case req.MachineType:
+		missing = "machineType"
+	case req.Region:
+		missing = "region"
+	case req.IdempotencyToken:
+		if req.Identity == cloudapi.IdentityToken {
+			missing = "idempotencyToken"
+		}
+	}
+	if missing != "" {
+		return refusal(http.StatusBadRequest, cloudapi.CodeInvalidArgument, "%s is missing", missing)
+	}
+	if err := checkIdentity(req.Identity); err != nil {
+		return refusal(http.StatusBadRequest, cloudapi.CodeInvalidArgument, "identity: %v", err)
+	}
+
+	return nil
+}
+
+// create returns a copy of the instance. Its error is an untyped nil on success.
+func (c *Cloud) create(w *creation) (_ *cloudapi.Instance, existing bool, _ error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.record(with(w.entry, cloudapi.EventBegin)); err != nil {
+		return nil, false, err
+	}
+	found, mine, err := c.claim(w)
+	if err != nil {
+		return nil, false, c.refuse(w.entry, err)
+	}
+	if found != nil {
+		entry := with(w.entry, cloudapi.EventExisting)
+		entry.ID = found.ID
+		c.note(entry)
+		c.stats.Existing++
+
+		return snapshot(found), true, nil
+	}
+	made, err := c.make(w)
+	mine.settle(c, made)
+	if err != nil {
+		return nil, false, c.refuse(w.entry, err)
+	}
+
+	return snapshot(made), false, nil
+}
+
+// make takes the time that a create takes and makes the instance at the moment
+// that the knobs say. c.mu is held, but not while it waits.
+func (c *Cloud) make(w *creation) (*instance, *cloudapi.Error) {
+	// Creates at work will be instances soon; those that already are count once.
+	if quota := c.knobs.Quota; quota > 0 && c.stats.Live+c.unborn() >= quota {
+		return nil, refusal(http.StatusForbidden, cloudapi.CodeQuotaExceeded,
+			"the quota of %d instances is used up; delete some, or raise the knob quota", quota)
+	}
+	c.stats.ConcurrentCreates++
+	c.stats.MaxConcurrentCreates = max(c.stats.MaxConcurrentCreates, c.stats.ConcurrentCreates)
+	defer func() { c.stats.ConcurrentCreates-- }()
+
+	latency := time.Duration(c.knobs.CreateLatency)
+	var made *instance
+	if c.knobs.CreateEffect == cloudapi.EffectStart {
+		var err *cloudapi.Error
+		if made, err = c.bear(w); err != nil {
+			return nil, err
+		}
+		c.stats.bornEarly++
+		defer func() { c.stats.bornEarly-- }()
+	}
+	h := c.hold(w)
+	c.mu.Unlock()
+	err := h.wait(c)
+	if err == nil {
+		err = c.pause(latency)
+	}
+	c.mu.Lock()
+	switch {
+	case made != nil:
+		return made, nil // shutting down does not undo it
+	case err != nil:
+		return nil, err
+	}
+
+	return c.bear(w)
+}
+
+// bear brings the instance into being. c.mu is held.
+func (c *Cloud) bear(w *creation) (*instance, *cloudapi.Error) {
+	checksum := sha256.Sum256(w.req.UserData)
+	id := newID()
+	i := &instance{gone: make(chan struct{}), Instance: cloudapi.Instance{
+		ID: id, Name: w.req.Name, MachineType: w.req.MachineType, Region: w.req.Region, Zone: w.req.Zone,
+		Tags: maps.Clone(w.req.Tags), UserDataSHA256: hex.EncodeToString(checksum[:]),
+		State: cloudapi.StatePending, CreatedAt: time.Now().UTC(), NodeName: w.req.Name,
+		ProviderID: "virtual:///" + w.req.Region + "/" + id,
+		Addresses: []cloudapi.Address{
+			{Type: "InternalIP", Address: fmt.Sprintf("10.%d.%d.%d", byte((c.addresses+1)>>16), byte((c.addresses+1)>>8), byte(c.addresses+1))},
+			{Type: "Hostname", Address: w.req.Name},
+		},
+	}}
+	entry := with(w.entry, cloudapi.EventCreated)
+	entry.ID = id
+	if err := c.record(entry); err != nil {
+		return nil, err
+	}
+	if c.isDuplicate(i) {
+		c.stats.DuplicatesEver++
+	}
+	c.addresses++
+	c.stats.Created++
+	c.stats.Live++
+	c.instances[id] = i
+	c.order = append(c.order, i)
+	i.boot = time.AfterFunc(time.Duration(c.knobs.BootDelay), func() { c.booted(i) })
+
+	return i, nil
+}
+
+// booted is called by the instance's timer.
+func (c *Cloud) booted(i *instance) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if i.State != cloudapi.StatePending || c.ctx.Err() != nil {
+		return
+	}
+	i.State = cloudapi.StateRunning
+	c.note(cloudapi.LogEntry{
+		Op: cloudapi.LogBoot, Event: cloudapi.EventRunning, Name: i.Name, ID: i.ID,
+		MachineUID: i.Tags[cloudapi.TagMachineUID],
+	})
+	c.listener.Booted(*snapshot(i))
+}
+
+func newID() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+
+	return "i-" + hex.EncodeToString(b[:])
+}
+
+// snapshot copies what others may read without the lock. An instance's tags and
+// addresses never change.
+func snapshot(i *instance) *cloudapi.Instance {
+	copied := i.Instance
+
+	return &copied
+}
+
+func with(entry cloudapi.LogEntry, event string) cloudapi.LogEntry {
+	entry.Event = event
+
+	return entry
+}

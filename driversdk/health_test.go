@@ -1,0 +1,188 @@
+package driversdk
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+func TestHealth(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		reason                       string
+		connected, serving, draining bool
+		status                       int
+		text                         string
+	}{
+		"starting":     {"not yet", true, false, false, http.StatusServiceUnavailable, "starting"},
+		"ready":        {"takes operations", true, true, false, http.StatusOK, "ok"},
+		"disconnected": {"nothing can reach it", false, true, false, http.StatusServiceUnavailable, "not connected to NATS"},
+		"draining":     {"takes no more", true, true, true, http.StatusServiceUnavailable, "draining"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := &health{connected: func() bool { return tc.connected }}
+			h.serving.Store(tc.serving)
+			h.draining.Store(tc.draining)
+			handler := h.handler(prometheus.NewRegistry())
+			for path, status := range map[string]int{"/readyz": tc.status, "/healthz": http.StatusOK} {
+				w := httptest.NewRecorder()
+				handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+				if w.Code != status {
+					t.Errorf("%s: GET %s: want %d, have %d", tc.reason, path, status, w.Code)
+				}
+				if got := strings.TrimSpace(w.Body.String()); path == "/readyz" && got != tc.text {
+					t.Errorf("%s: want %q, have %q", tc.reason, tc.text, got)
+				}
+			}
+		})
+	}
+}
+
+func TestServe_Health(t *testing.T) {
+	t.Parallel()
+	address := freeAddress(t)
+	w := start(t, &testDriver{}, func(c *Config) { c.Listen = address })
+	ready := func() (int, string) { return get(t, "http://"+address+"/readyz") }
+	eventually(t, "ready", func() bool { code, _ := ready(); return code == http.StatusOK })
+
+	w.nats.Stop()
+	eventually(t, "not ready without NATS", func() bool {
+		code, text := ready()
+
+		return code == http.StatusServiceUnavailable && text == "not connected to NATS"
+	})
+	if err := w.nats.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "ready again", func() bool { code, _ := ready(); return code == http.StatusOK })
+	if _, text := get(t, "http://"+address+"/metrics"); !strings.Contains(text, "machinebus_driver_connected 1") {
+		t.Errorf("metrics do not say that the replica is connected:\n%s", text)
+	}
+}
+
+func TestServe_AddressInUse(t *testing.T) {
+	t.Parallel()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	w := newBus(t)
+	err = Serve(t.Context(), Config{
+		Provider: testProvider, NATS: NATSConfig{URLs: []string{w.nats.URL()}}, Listen: l.Addr().String(),
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}, &testDriver{})
+	if err == nil || !strings.Contains(err.Error(), "health endpoint cannot listen on "+l.Addr().String()) {
+		t.Errorf("want an error that names the address, have %v", err)
+	}
+}
+
+// A bus that is not there yet is waited for, and does not keep a replica from
+// stopping.
+func TestServe_NoBus(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cfg, err := Config{
+		Provider: testProvider, NATS: NATSConfig{URLs: []string{"nats://" + freeAddress(t)}},
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}.complete()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newReplica(cfg)
+	served := make(chan error, 1)
+	go func() { served <- serve(ctx, r, &testDriver{}) }()
+	eventually(t, "running without a bus", func() bool { return r.health.serving.Load() })
+	cancel()
+	if err := <-served; err != nil {
+		t.Errorf("Serve: %v", err)
+	}
+}
+
+func TestServe_Metrics(t *testing.T) {
+	t.Parallel()
+	w := start(t, &testDriver{onDelete: func(context.Context, *Request[testSpec]) error {
+		panic("no")
+	}}, func(c *Config) { c.Slots = 3 })
+	class := &driverv1.ClassReference{Class: w.store.setClass("c", "1", `{"size":"s"}`)}
+	for n := range 3 {
+		w.ask(create(machine(fmt.Sprintf("m%d", n)), class)).result()
+	}
+	w.ask(deletion(machine("m1"), class)).result()
+
+	for name, want := range map[string]struct {
+		labels map[string]string
+		value  float64
+	}{
+		"machinebus_driver_operations_total":           {map[string]string{"operation": "create", "code": "OK"}, 3},
+		"machinebus_driver_operation_duration_seconds": {map[string]string{"operation": "create"}, 3},
+		"machinebus_driver_operations_running":         {nil, 0},
+		"machinebus_driver_slots":                      {nil, 3},
+		"machinebus_driver_fetches_total":              {map[string]string{"what": "class", "code": "OK"}, 1},
+		"machinebus_driver_cache_lookups_total":        {map[string]string{"what": "class", "result": "hit"}, 3},
+		"machinebus_driver_connected":                  {nil, 1},
+		"machinebus_driver_draining":                   {nil, 0},
+	} {
+		if got := w.figure(name, want.labels); got != want.value {
+			t.Errorf("%s%v: want %v, have %v", name, want.labels, want.value, got)
+		}
+	}
+	if got := w.figure("machinebus_driver_operations_total", map[string]string{"operation": "delete", "code": "Internal"}); got != 1 {
+		t.Errorf("an operation that panics is counted: have %v", got)
+	}
+
+	families, err := w.stats.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("metric %s: %s", p.Metric, p.Text)
+	}
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+
+	return l.Addr().String()
+}
+
+func get(t *testing.T, url string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return resp.StatusCode, strings.TrimSpace(string(body))
+}

@@ -1,0 +1,83 @@
+package dispatch
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// helloEvery is the time between the leading manager's signs of life.
+const helloEvery = 5 * time.Second
+
+// A Greeter says who leads; bus.Announcer is one.
+type Greeter interface {
+	Hello(h *driverv1.Hello) error
+}
+
+// Hello says on the bus that this manager leads, until ctx ends. It runs on the
+// leader only.
+type Hello struct {
+	Greeter Greeter
+	Message *driverv1.Hello
+}
+
+// Start implements manager.Runnable.
+func (h *Hello) Start(ctx context.Context) error {
+	tick := time.NewTicker(helloEvery)
+	defer tick.Stop()
+	for {
+		if err := h.Greeter.Hello(h.Message); err != nil {
+			ctrl.LoggerFrom(ctx).V(1).Info("hello not sent", "err", err.Error())
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (h *Hello) NeedLeaderElection() bool { return true }
+
+// A Namesake watches for another control plane that uses this one's name on the
+// bus: drivers could not tell their machines apart.
+type Namesake struct {
+	own string
+
+	mu    sync.Mutex
+	other string
+	seen  time.Time
+}
+
+// NewNamesake returns a Namesake for the control plane whose kube-system
+// namespace has this uid.
+func NewNamesake(clusterUID string) *Namesake { return &Namesake{own: clusterUID} }
+
+// OnHello takes what any manager of this name says.
+func (n *Namesake) OnHello(h *driverv1.Hello) {
+	if h.GetClusterUid() == n.own {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.other, n.seen = h.GetMcm(), time.Now()
+}
+
+// Check is a readiness check: it fails for as long as a namesake is heard.
+func (n *Namesake) Check(_ *http.Request) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.other != "" && time.Since(n.seen) < 3*helloEvery {
+		return fmt.Errorf("manager %s of another control cluster uses the same name on this bus: "+
+			"give each its own --cluster-name", n.other)
+	}
+
+	return nil
+}

@@ -1,0 +1,155 @@
+package fetch
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// An InFlight tells whether an operation of a machine is under way at a
+// provider; dispatch.Dispatcher is one.
+type InFlight interface {
+	InFlight(provider, operationID string, uid types.UID) bool
+}
+
+// A Handler answers fetches from the manager's caches. It is a
+// bus.FetchHandler and safe for concurrent use.
+type Handler struct {
+	// Reader reads classes and secrets.
+	Reader client.Reader
+	// Operations knows what is under way.
+	Operations InFlight
+	// DefaultProvider is the driver for classes that name none; may be empty.
+	DefaultProvider string
+}
+
+// Class returns a class of the asking driver's provider.
+func (h *Handler) Class(ctx context.Context, provider string, req *driverv1.FetchClassRequest) (*driverv1.Class, error) {
+	class, err := h.class(ctx, provider, req.GetClass())
+	if err != nil {
+		return nil, err
+	}
+
+	return classMessage(class, provider)
+}
+
+// Secret returns a secret, if the class that the driver names is its
+// provider's and refers to it.
+func (h *Handler) Secret(ctx context.Context, provider string, req *driverv1.FetchSecretRequest) (*driverv1.SecretContent, error) {
+	class, err := h.class(ctx, provider, req.GetClass())
+	if err != nil {
+		return nil, err
+	}
+	want := req.GetSecret()
+	if !refersTo(class, want.GetNamespace(), want.GetName()) {
+		return nil, dispatch.Errorf(dispatch.PermissionDenied, "MachineClass %s/%s does not refer to Secret %s/%s",
+			class.Namespace, class.Name, want.GetNamespace(), want.GetName())
+	}
+	secret := &corev1.Secret{}
+	err = h.Reader.Get(ctx, client.ObjectKey{Namespace: want.GetNamespace(), Name: want.GetName()}, secret)
+	if apierrors.IsNotFound(err) {
+		return nil, dispatch.Errorf(dispatch.NotFound, "Secret %s/%s does not exist", want.GetNamespace(), want.GetName())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read secret: %w", err)
+	}
+
+	return &driverv1.SecretContent{Reference: reference(secret), Data: secret.Data}, nil
+}
+
+// Bootstrap returns what replaces the placeholders of a machine's user data,
+// while the operation that needs them is under way at the asking driver's
+// provider.
+func (h *Handler) Bootstrap(
+	_ context.Context, provider string, req *driverv1.FetchBootstrapRequest,
+) (*driverv1.BootstrapContent, error) {
+	if !h.Operations.InFlight(provider, req.GetOperationId(), types.UID(req.GetMachineUid())) {
+		return nil, dispatch.Errorf(dispatch.PermissionDenied, "no operation %s is under way at provider %s",
+			req.GetOperationId(), provider)
+	}
+
+	return &driverv1.BootstrapContent{Values: map[string]string{PlaceholderMachineName: req.GetMachine()}}, nil
+}
+
+// PlaceholderMachineName stands in user data for the machine's name.
+const PlaceholderMachineName = "<<MACHINE_NAME>>"
+
+// class reads a class and refuses one of another provider as if there were
+// none: a driver learns nothing of others.
+func (h *Handler) class(ctx context.Context, provider string, ref *driverv1.ObjectReference) (*v1alpha1.MachineClass, error) {
+	class := &v1alpha1.MachineClass{}
+	err := h.Reader.Get(ctx, client.ObjectKey{Namespace: ref.GetNamespace(), Name: ref.GetName()}, class)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("read class: %w", err)
+	}
+	owner := ""
+	if err == nil {
+		owner, err = dispatch.Provider(class, h.DefaultProvider)
+	}
+	if err != nil || owner != provider {
+		return nil, dispatch.Errorf(dispatch.NotFound, "provider %s has no MachineClass %s/%s",
+			provider, ref.GetNamespace(), ref.GetName())
+	}
+
+	return class, nil
+}
+
+func refersTo(class *v1alpha1.MachineClass, namespace, name string) bool {
+	for _, ref := range []*corev1.SecretReference{class.SecretRef, class.CredentialsSecretRef} {
+		if ref == nil || ref.Name != name {
+			continue
+		}
+		if ref.Namespace == namespace || ref.Namespace == "" && namespace == class.Namespace {
+			return true
+		}
+	}
+
+	return false
+}
+
+func reference(o metav1.Object) *driverv1.ObjectReference {
+	return &driverv1.ObjectReference{
+		Namespace: o.GetNamespace(), Name: o.GetName(), Uid: string(o.GetUID()), ResourceVersion: o.GetResourceVersion(),
+	}
+}
+
+func classMessage(class *v1alpha1.MachineClass, provider string) (*driverv1.Class, error) {
+	spec, err := json.Marshal(class.ProviderSpec)
+	if err != nil {
+		return nil, fmt.Errorf("providerSpec of class %s: %w", class.Name, err)
+	}
+	m := &driverv1.Class{
+		Reference: reference(class), Provider: provider, ProviderSpec: spec,
+		Labels: class.Labels, Annotations: class.Annotations,
+	}
+	if t := class.NodeTemplate; t != nil {
+		m.NodeTemplate = &driverv1.ClassNodeTemplate{
+			InstanceType: t.InstanceType, Region: t.Region, Zone: t.Zone,
+			Capacity: quantities(t.Capacity), VirtualCapacity: quantities(t.VirtualCapacity),
+		}
+		if t.Architecture != nil {
+			m.NodeTemplate.Architecture = *t.Architecture
+		}
+	}
+
+	return m, nil
+}
+
+func quantities(list corev1.ResourceList) map[string]string {
+	m := make(map[string]string, len(list))
+	for name, q := range list {
+		m[string(name)] = q.String()
+	}
+
+	return m
+}

@@ -77,8 +77,8 @@ func (d specDecoder[S]) checkType(object map[string]any) error {
 		return Errorf(InvalidArgument, "providerSpec.kind is %q, but this driver understands %q", kind, d.kind)
 	}
 	if len(d.apiVersions) > 0 && !slices.Contains(d.apiVersions, version) {
-		return Errorf(InvalidArgument, "providerSpec.apiVersion is %q, but this driver understands %q",
-			version, strings.Join(d.apiVersions, `", "`))
+		return Errorf(InvalidArgument, "providerSpec.apiVersion is %q, but this driver understands %s",
+			version, strings.Join(d.apiVersions, ", "))
 	}
 
 	return nil

@@ -65,7 +65,7 @@ func TestSpecDecoder(t *testing.T) {
 		"trailing":       {"two values", decoder, `{} {}`, "providerSpec is not JSON: there is more after its end"},
 		"right type":     {"any of the versions", typed, `{"apiVersion":"x/v2","kind":"Wide"}`, ""},
 		"wrong kind":     {"says what is understood", typed, `{"apiVersion":"x/v1","kind":"Narrow"}`, `providerSpec.kind is "Narrow", but this driver understands "Wide"`},
-		"wrong version":  {"says what is understood", typed, `{"apiVersion":"x/v3","kind":"Wide"}`, `providerSpec.apiVersion is "x/v3", but this driver understands "x/v1", "x/v2"`},
+		"wrong version":  {"says what is understood", typed, `{"apiVersion":"x/v3","kind":"Wide"}`, `providerSpec.apiVersion is "x/v3", but this driver understands x/v1, x/v2`},
 		"without a type": {"a driver that names its types wants one", typed, `{"region":"eu"}`, `providerSpec.kind is ""`},
 	}
 	for name, tc := range cases {

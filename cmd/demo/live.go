@@ -2,13 +2,13 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
 
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/cmd/internal/stack"
@@ -139,5 +139,19 @@ func machineTable(machines []v1alpha1.Machine) string {
 	return b.String()
 }
 
-// errMoment is what the kill waits for.
-var errMoment = errors.New("not all creates are with a replica")
+// nodesGone expects that no Node of the demo's machines is left.
+func (s *setup) nodesGone(ctx context.Context) error {
+	return stack.Poll(ctx, "the machines' Nodes are gone", func(ctx context.Context) error {
+		var nodes corev1.NodeList
+		if err := s.kube.List(ctx, &nodes, client.MatchingLabels(exampleNodeLabels)); err != nil {
+			return err
+		}
+		if len(nodes.Items) > 0 {
+			return fmt.Errorf("%d are left", len(nodes.Items))
+		}
+		return nil
+	})
+}
+
+// exampleNodeLabels are those that the examples put on their Nodes.
+var exampleNodeLabels = map[string]string{"example.com/pool": "demo"}

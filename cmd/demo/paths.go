@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 )
@@ -54,28 +53,13 @@ func (p paths) checkBuilt(programs ...string) error {
 	return nil
 }
 
-// lock keeps others from doing the same at once. The kernel releases it when
-// this process ends, however that happens.
+// lock keeps others from doing the same at once. Busy is the error for the one
+// who comes second.
 func (p paths) lock(name, busy string) (release func(), err error) {
-	f, err := os.OpenFile(filepath.Join(p.run, name+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
+	release, err = stack.Lock(filepath.Join(p.run, name+".lock"))
+	var locked *stack.LockedError
+	if errors.As(err, &locked) {
+		return nil, fmt.Errorf("%s (process %s)", busy, locked.Holder)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		holder, _ := os.ReadFile(f.Name()) // the message is good without it
-		f.Close()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf(busy, strings.TrimSpace(string(holder)))
-		}
-		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
-	}
-	if err := f.Truncate(0); err != nil {
-		f.Close()
-		return nil, err
-	}
-	if _, err := fmt.Fprintln(f, os.Getpid()); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return func() { f.Close() }, nil
+	return release, err
 }

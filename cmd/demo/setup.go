@@ -36,6 +36,9 @@ type setup struct {
 	manager *stack.Manager
 	tap     *stack.Tap
 	drivers []*stack.Driver
+
+	victim *stack.Driver // the replica that was killed
+	killed []string      // ids of the creates it ran
 }
 
 // programs are what the set-up consists of.
@@ -66,7 +69,7 @@ func (s *setup) startCloud(ctx context.Context) error {
 	}
 	s.cloud = cloud
 	latency, boot := cloudapi.Duration(createLatency), cloudapi.Duration(bootDelay)
-	if _, err := cloud.Patch(ctx, cloudapi.KnobsPatch{CreateLatency: &latency, BootDelay: &boot}); err != nil {
+	if _, err := cloud.Admin.Patch(ctx, cloudapi.KnobsPatch{CreateLatency: &latency, BootDelay: &boot}); err != nil {
 		return err
 	}
 	s.tell("ready at %s: a create takes %s, a boot %s", cloud.Endpoint, createLatency, bootDelay)

@@ -19,7 +19,7 @@ func (n *natsOptions) connect(ctx context.Context) (conn *bus.Conn, stop func(),
 		URLs: n.urls, Name: "mcm " + identity(), Creds: n.creds, CA: n.ca, Cert: n.cert, Key: n.key,
 		AllowInsecure: n.allowInsecure, Logger: log,
 	}
-	stop = func() {}
+	stopServer := func() {}
 	if len(n.urls) == 0 {
 		server, err := embedded.Start(embedded.Options{
 			Listen: n.listen, StoreDir: n.storeDir, ConfigFile: n.configFile, MonitorPort: n.monitorPort,
@@ -29,13 +29,13 @@ func (n *natsOptions) connect(ctx context.Context) (conn *bus.Conn, stop func(),
 			return nil, nil, err
 		}
 		klog.Background().Info("embedded NATS takes drivers", "url", server.URL(), "jetstream", n.storeDir != "")
-		cfg.InProcess, cfg.FailFast, stop = server, true, server.Stop
+		cfg.InProcess, cfg.FailFast, stopServer = server, true, server.Stop
 	}
 	if conn, err = bus.Connect(ctx, cfg); err != nil {
-		stop()
+		stopServer()
 
 		return nil, nil, err
 	}
 
-	return conn, func() { conn.Close(); stop() }, nil
+	return conn, func() { conn.Close(); stopServer() }, nil
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/component-base/featuregate"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/klog/v2"
@@ -79,7 +78,7 @@ Without --nats-url it runs a NATS server of its own, for drivers to connect to.`
 			if err := o.validate(); err != nil {
 				return err
 			}
-			if err := logsapi.ValidateAndApply(o.logging, featuregate.NewFeatureGate()); err != nil {
+			if err := logsapi.ValidateAndApply(o.logging, nil); err != nil {
 				return fmt.Errorf("logging flags: %w", err)
 			}
 			ctrl.SetLogger(klog.Background())

@@ -54,6 +54,8 @@ type pass struct {
 	version  string // of the class and its secrets
 	provider string
 	node     *corev1.Node // nil when there is none
+
+	untouched bool // no operation of the machine ever reached a driver
 }
 
 // A next says what follows a step.

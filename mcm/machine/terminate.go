@@ -59,6 +59,13 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 	case dispatch.Stale:
 		// Settled by the phase that it led to.
 	case dispatch.Done:
+		if kind == dispatch.Create && p.journal.Settled == 0 && state.Attempt == 0 {
+			// No attempt ever reached a driver: there is nothing to delete, and
+			// nobody needs to be asked.
+			p.untouched = true
+
+			return proceed, nil
+		}
 		if kind == dispatch.Create && state.Err == nil && state.Instance != nil {
 			p.machine.Spec.ProviderID = state.Instance.ProviderID
 		}
@@ -83,7 +90,7 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 
 // deleteInstance has the machine's instance removed, if there can be one.
 func (p *pass) deleteInstance(ctx context.Context) (next, error) {
-	if p.machine.Spec.ProviderID == "" && p.journal == (journal{}) {
+	if p.machine.Spec.ProviderID == "" && (p.journal == (journal{}) || p.untouched) {
 		return proceed, nil // no operation was ever sent
 	}
 	if _, err := p.lookupClass(ctx); err != nil && (p.class.Object == nil || p.provider == "") {
@@ -168,6 +175,9 @@ func uidOf(o client.Object) *types.UID {
 // release lets the API server remove the Machine.
 func (p *pass) release(ctx context.Context) (next, error) {
 	id := dispatch.OperationID(p.machine.UID, dispatch.Delete, p.journal.Settled)
+	if p.untouched {
+		id = dispatch.OperationID(p.machine.UID, dispatch.Create, p.journal.Settled)
+	}
 	controllerutil.RemoveFinalizer(p.machine, v1alpha1.FinalizerName)
 	if err := p.patch(ctx); err != nil && !apierrors.IsNotFound(err) {
 		return wait, err

@@ -11,8 +11,9 @@ import (
 // A Cloud is one virtual-cloud.
 type Cloud struct {
 	*Process
-	*cloudapi.Admin
 
+	// Admin turns its knobs and reads its log.
+	Admin *cloudapi.Admin
 	// Endpoint and APIToken are what a driver needs.
 	Endpoint, APIToken string
 }
@@ -52,7 +53,7 @@ func (c *Cloud) Instances(ctx context.Context) ([]cloudapi.Instance, error) {
 
 // Created returns what the cloud's log tells of instances that came to be.
 func (c *Cloud) Created(ctx context.Context) ([]cloudapi.LogEntry, error) {
-	entries, err := c.Log(ctx, 0)
+	entries, err := c.Admin.Log(ctx, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -72,6 +73,6 @@ func (c *Cloud) Hold(ctx context.Context, patterns ...string) error {
 		patterns = []string{}
 	}
 	effect := cloudapi.EffectStart
-	_, err := c.Patch(ctx, cloudapi.KnobsPatch{Hold: &patterns, CreateEffect: &effect})
+	_, err := c.Admin.Patch(ctx, cloudapi.KnobsPatch{Hold: &patterns, CreateEffect: &effect})
 	return err
 }

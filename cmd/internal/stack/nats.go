@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
 )
 
 // A NATSServer is a nats-server of its own, as production has it. It is the
@@ -62,13 +61,4 @@ func listening(ctx context.Context, p *Process, port int) error {
 		}
 		return conn.Close()
 	})
-}
-
-// makeDir makes a folder of the Site and returns its path.
-func (s *Site) makeDir(name string) (string, error) {
-	dir := s.path(name)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("make a data folder: %w", err)
-	}
-	return dir, nil
 }

@@ -74,6 +74,11 @@ func (s *Site) Program(name string) string { return filepath.Join(s.bin, name) }
 // path returns the path of a file in the Site's folder.
 func (s *Site) path(name string) string { return filepath.Join(s.dir, name) }
 
+// Start runs a built program under a name of its own. It returns at once.
+func (s *Site) Start(name, program string, args ...string) (*Process, error) {
+	return s.start(command{name: name, program: program, args: args})
+}
+
 // start runs a command and remembers it for Close.
 func (s *Site) start(c command) (*Process, error) {
 	s.mu.Lock()

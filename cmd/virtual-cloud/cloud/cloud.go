@@ -73,15 +73,17 @@ type Cloud struct {
 	names     map[string]*claim // creates of unique names at work
 	used      []usedToken       // oldest first
 	held      []*held
-	addresses uint32 // how many were given out
+	bornEarly int // creates at work whose instance exists already
 }
 
-// instance is one that exists. Its timers and channels are guarded by Cloud.mu.
+// instance is one that exists, guarded by Cloud.mu. Its tags and addresses never
+// change, so a copy of Instance may be read without.
 type instance struct {
 	cloudapi.Instance
 
-	boot *time.Timer
-	gone chan struct{} // closed when deleted
+	token    string // idempotency token, in whatever mode
+	boot     *time.Timer
+	deleting chan struct{} // closed when the delete at work ends; nil without one
 }
 
 // New starts a cloud. When ctx ends, calls that wait give up and instances boot
@@ -211,4 +213,3 @@ func checkIdentity(i cloudapi.Identity) error {
 		return fmt.Errorf("%q is no identity mode; use token, unique_name or none", string(i))
 	}
 }
-

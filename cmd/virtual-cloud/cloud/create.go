@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"maps"
 	"net/http"
 	"time"
 
@@ -14,8 +13,9 @@ import (
 
 // creation is one create at work.
 type creation struct {
-	req   cloudapi.CreateRequest
-	entry cloudapi.LogEntry // what its log entries share
+	req      cloudapi.CreateRequest // without user data
+	checksum string                 // of the user data
+	entry    cloudapi.LogEntry      // what its log entries share
 }
 
 // Create makes an instance, or returns the one that the request's idempotency
@@ -24,7 +24,9 @@ func (c *Cloud) Create(req cloudapi.CreateRequest) (_ cloudapi.Instance, existin
 	if req.Identity == "" {
 		req.Identity = c.identity
 	}
-	w := &creation{req: req, entry: cloudapi.LogEntry{
+	checksum := sha256.Sum256(req.UserData)
+	req.UserData = nil
+	w := &creation{req: req, checksum: hex.EncodeToString(checksum[:]), entry: cloudapi.LogEntry{
 		Op: cloudapi.OpCreate, Name: req.Name, Token: req.IdempotencyToken, Identity: req.Identity,
 		MachineUID: req.Tags[cloudapi.TagMachineUID],
 	}}
@@ -34,12 +36,8 @@ func (c *Cloud) Create(req cloudapi.CreateRequest) (_ cloudapi.Instance, existin
 
 		return cloudapi.Instance{}, false, c.refuse(w.entry, err)
 	}
-	i, existing, err := c.create(w)
-	if err != nil {
-		return cloudapi.Instance{}, false, err
-	}
 
-	return *i, existing, nil
+	return c.create(w)
 }
 
 func checkCreate(req *cloudapi.CreateRequest) *cloudapi.Error {
@@ -66,16 +64,15 @@ func checkCreate(req *cloudapi.CreateRequest) *cloudapi.Error {
 	return nil
 }
 
-// create returns a copy of the instance. Its error is an untyped nil on success.
-func (c *Cloud) create(w *creation) (_ *cloudapi.Instance, existing bool, _ error) {
+func (c *Cloud) create(w *creation) (_ cloudapi.Instance, existing bool, _ error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.record(with(w.entry, cloudapi.EventBegin)); err != nil {
-		return nil, false, err
+		return cloudapi.Instance{}, false, err
 	}
 	found, mine, err := c.claim(w)
 	if err != nil {
-		return nil, false, c.refuse(w.entry, err)
+		return cloudapi.Instance{}, false, c.refuse(w.entry, err)
 	}
 	if found != nil {
 		entry := with(w.entry, cloudapi.EventExisting)
@@ -83,22 +80,23 @@ func (c *Cloud) create(w *creation) (_ *cloudapi.Instance, existing bool, _ erro
 		c.note(entry)
 		c.stats.Existing++
 
-		return snapshot(found), true, nil
+		return found.Instance, true, nil
 	}
-	made, err := c.make(w)
+	made, err := c.make(w, mine)
 	mine.settle(c, made)
 	if err != nil {
-		return nil, false, c.refuse(w.entry, err)
+		return cloudapi.Instance{}, false, c.refuse(w.entry, err)
 	}
 
-	return snapshot(made), false, nil
+	return made.Instance, false, nil
 }
 
 // make takes the time that a create takes and makes the instance at the moment
 // that the knobs say. c.mu is held, but not while it waits.
-func (c *Cloud) make(w *creation) (*instance, *cloudapi.Error) {
+func (c *Cloud) make(w *creation, mine *claim) (*instance, *cloudapi.Error) {
 	// Creates at work will be instances soon; those that already are count once.
-	if quota := c.knobs.Quota; quota > 0 && c.stats.Live+c.unborn() >= quota {
+	unborn := c.stats.ConcurrentCreates - c.bornEarly
+	if quota := c.knobs.Quota; quota > 0 && c.stats.Live+unborn >= quota {
 		return nil, refusal(http.StatusForbidden, cloudapi.CodeQuotaExceeded,
 			"the quota of %d instances is used up; delete some, or raise the knob quota", quota)
 	}
@@ -113,8 +111,9 @@ func (c *Cloud) make(w *creation) (*instance, *cloudapi.Error) {
 		if made, err = c.bear(w); err != nil {
 			return nil, err
 		}
-		c.stats.bornEarly++
-		defer func() { c.stats.bornEarly-- }()
+		c.bornEarly++
+		defer func() { c.bornEarly-- }()
+		mine.settle(c, made) // whoever repeats the create need not wait for its answer
 	}
 	h := c.hold(w)
 	c.mu.Unlock()
@@ -135,15 +134,14 @@ func (c *Cloud) make(w *creation) (*instance, *cloudapi.Error) {
 
 // bear brings the instance into being. c.mu is held.
 func (c *Cloud) bear(w *creation) (*instance, *cloudapi.Error) {
-	checksum := sha256.Sum256(w.req.UserData)
-	id := newID()
-	i := &instance{gone: make(chan struct{}), Instance: cloudapi.Instance{
+	id, n := newID(), uint32(c.stats.Created)+1
+	i := &instance{token: w.req.IdempotencyToken, Instance: cloudapi.Instance{
 		ID: id, Name: w.req.Name, MachineType: w.req.MachineType, Region: w.req.Region, Zone: w.req.Zone,
-		Tags: maps.Clone(w.req.Tags), UserDataSHA256: hex.EncodeToString(checksum[:]),
+		Tags: w.req.Tags, UserDataSHA256: w.checksum,
 		State: cloudapi.StatePending, CreatedAt: time.Now().UTC(), NodeName: w.req.Name,
 		ProviderID: "virtual:///" + w.req.Region + "/" + id,
 		Addresses: []cloudapi.Address{
-			{Type: "InternalIP", Address: fmt.Sprintf("10.%d.%d.%d", byte((c.addresses+1)>>16), byte((c.addresses+1)>>8), byte(c.addresses+1))},
+			{Type: "InternalIP", Address: fmt.Sprintf("10.%d.%d.%d", byte(n>>16), byte(n>>8), byte(n))},
 			{Type: "Hostname", Address: w.req.Name},
 		},
 	}}
@@ -152,10 +150,9 @@ func (c *Cloud) bear(w *creation) (*instance, *cloudapi.Error) {
 	if err := c.record(entry); err != nil {
 		return nil, err
 	}
-	if c.isDuplicate(i) {
+	if byUID, byName := duplicateOf(c.order, i); byUID || byName {
 		c.stats.DuplicatesEver++
 	}
-	c.addresses++
 	c.stats.Created++
 	c.stats.Live++
 	c.instances[id] = i
@@ -177,7 +174,7 @@ func (c *Cloud) booted(i *instance) {
 		Op: cloudapi.LogBoot, Event: cloudapi.EventRunning, Name: i.Name, ID: i.ID,
 		MachineUID: i.Tags[cloudapi.TagMachineUID],
 	})
-	c.listener.Booted(*snapshot(i))
+	c.listener.Booted(i.Instance)
 }
 
 func newID() string {
@@ -187,14 +184,7 @@ func newID() string {
 	return "i-" + hex.EncodeToString(b[:])
 }
 
-// snapshot copies what others may read without the lock. An instance's tags and
-// addresses never change.
-func snapshot(i *instance) *cloudapi.Instance {
-	copied := i.Instance
-
-	return &copied
-}
-
+// with names the event of a log entry.
 func with(entry cloudapi.LogEntry, event string) cloudapi.LogEntry {
 	entry.Event = event
 

@@ -22,19 +22,36 @@ func (c *Cloud) Delete(id string) (cloudapi.Instance, error) {
 	if err := c.record(with(entry, cloudapi.EventBegin)); err != nil {
 		return cloudapi.Instance{}, err
 	}
-	if i.State == cloudapi.StateDeleting {
-		if err := c.await(i.gone); err != nil {
+	for i.deleting != nil {
+		if err := c.await(i.deleting); err != nil {
 			return cloudapi.Instance{}, c.refuse(entry, err)
 		}
+	}
+	if i.State == cloudapi.StateGone {
 		c.note(with(entry, cloudapi.EventExisting))
 
-		return *snapshot(i), nil
+		return i.Instance, nil
 	}
-	before := i.State
-	i.State = cloudapi.StateDeleting
-	i.boot.Stop()
-	c.listener.Stopped(id)
+	if err := c.remove(i, entry); err != nil {
+		return cloudapi.Instance{}, c.refuse(entry, err)
+	}
 
+	return i.Instance, nil
+}
+
+// remove switches an instance off and, after the latency, ends it. c.mu is held,
+// but not while it waits.
+func (c *Cloud) remove(i *instance, entry cloudapi.LogEntry) *cloudapi.Error {
+	i.deleting = make(chan struct{})
+	defer func() {
+		close(i.deleting)
+		i.deleting = nil
+	}()
+	if i.State != cloudapi.StateDeleting { // else an earlier delete could not be logged
+		i.State = cloudapi.StateDeleting
+		i.boot.Stop()
+		c.listener.Stopped(i.ID)
+	}
 	latency := time.Duration(c.knobs.DeleteLatency)
 	c.mu.Unlock()
 	err := c.pause(latency)
@@ -43,17 +60,14 @@ func (c *Cloud) Delete(id string) (cloudapi.Instance, error) {
 		err = c.record(with(entry, cloudapi.EventDeleted))
 	}
 	if err != nil {
-		_ = before
-
-		return cloudapi.Instance{}, c.refuse(entry, err)
+		return err
 	}
 	i.State = cloudapi.StateGone
-	delete(c.instances, id)
+	delete(c.instances, i.ID)
 	c.order = slices.DeleteFunc(c.order, func(o *instance) bool { return o == i })
 	c.retireToken(i)
 	c.stats.Deleted++
 	c.stats.Live--
-	close(i.gone)
 
-	return *snapshot(i), nil
+	return nil
 }

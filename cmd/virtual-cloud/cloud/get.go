@@ -15,7 +15,7 @@ func (c *Cloud) Get(id string) (cloudapi.Instance, error) {
 		return cloudapi.Instance{}, c.refuse(cloudapi.LogEntry{Op: cloudapi.OpGet}, notFound(id))
 	}
 
-	return *snapshot(i), nil
+	return i.Instance, nil
 }
 
 // List returns the instances that filter chooses, oldest first, without those
@@ -27,7 +27,7 @@ func (c *Cloud) List(filter cloudapi.Filter) []cloudapi.Instance {
 	now, lag := time.Now(), time.Duration(c.knobs.ListLag)
 	for _, i := range c.order {
 		if now.Sub(i.CreatedAt) >= lag && chosen(i, filter) {
-			list = append(list, *snapshot(i))
+			list = append(list, i.Instance)
 		}
 	}
 

@@ -41,7 +41,7 @@ func (c *Cloud) claimToken(w *creation) (found *instance, mine *claim, _ *clouda
 		other, ok := c.tokens[w.req.IdempotencyToken]
 		switch {
 		case !ok:
-			mine := &claim{req: withoutUserData(w.req), settled: make(chan struct{})}
+			mine := &claim{req: w.req, settled: make(chan struct{})}
 			c.tokens[w.req.IdempotencyToken] = mine
 
 			return nil, mine, nil
@@ -81,7 +81,7 @@ func (c *Cloud) claimName(w *creation) (*claim, *cloudapi.Error) {
 		}
 		other, ok := c.names[w.req.Name]
 		if !ok {
-			mine := &claim{req: withoutUserData(w.req), settled: make(chan struct{})}
+			mine := &claim{req: w.req, settled: make(chan struct{})}
 			c.names[w.req.Name] = mine
 
 			return mine, nil
@@ -93,8 +93,13 @@ func (c *Cloud) claimName(w *creation) (*claim, *cloudapi.Error) {
 }
 
 // settle tells those who wait how the create ended. A token that made nothing is
-// free again. c.mu is held.
+// free again. Only the first call counts. c.mu is held.
 func (mine *claim) settle(c *Cloud, made *instance) {
+	select {
+	case <-mine.settled:
+		return
+	default:
+	}
 	mine.made = made
 	if c.names[mine.req.Name] == mine {
 		delete(c.names, mine.req.Name)
@@ -117,7 +122,7 @@ func (c *Cloud) forgetTokens() {
 // retireToken starts the time after which the token of a deleted instance may be
 // used again. c.mu is held.
 func (c *Cloud) retireToken(i *instance) {
-	if cl, ok := c.tokens[i.token]; ok && cl.made == i {
+	if stands, ok := c.tokens[i.token]; ok && stands.made == i {
 		c.used = append(c.used, usedToken{token: i.token, until: time.Now().Add(tokenLife)})
 	}
 }
@@ -134,22 +139,16 @@ func (c *Cloud) await(settled <-chan struct{}) *cloudapi.Error {
 	}
 }
 
-func (cl *claim) id() string {
-	if cl.made == nil {
+func (mine *claim) id() string {
+	if mine.made == nil {
 		return ""
 	}
 
-	return cl.made.ID
+	return mine.made.ID
 }
 
 // sameParameters compares what a token is bound to. Tags and user data may
 // differ: a repeated create of a machine may carry a newer bootstrap token.
 func sameParameters(a, b *cloudapi.CreateRequest) bool {
 	return a.Name == b.Name && a.MachineType == b.MachineType && a.Region == b.Region && a.Zone == b.Zone
-}
-
-func withoutUserData(req cloudapi.CreateRequest) cloudapi.CreateRequest {
-	req.UserData = nil
-
-	return req
 }

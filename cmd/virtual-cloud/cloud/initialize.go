@@ -29,5 +29,5 @@ func (c *Cloud) Initialize(id string) (cloudapi.Instance, error) {
 	}
 	i.Initialized = true
 
-	return *snapshot(i), nil
+	return i.Instance, nil
 }

@@ -8,19 +8,18 @@ import (
 
 // The codes of [Error]. Fault rules may set others.
 const (
-	CodeInvalidArgument  = "InvalidArgument"          // 400
-	CodeUnauthorized     = "Unauthorized"             // 401
-	CodeQuotaExceeded    = "QuotaExceeded"            // 403
-	CodeNotFound         = "NotFound"                 // 404
-	CodeAlreadyExists    = "AlreadyExists"            // 409; InstanceID says which
-	CodeTokenMismatch    = "IdempotencyTokenMismatch" // 409; the token was used for another instance
-	CodeTokenUsed        = "IdempotencyTokenUsed"     // 409; the token's instance has been deleted
-	CodeConflict         = "Conflict"                 // 409; the instance's state forbids it
-	CodeRequestTooLarge  = "RequestTooLarge"          // 413
-	CodeRateLimited      = "RateLimited"              // 429
-	CodeInternal         = "Internal"                 // 500
-	CodeUnavailable      = "Unavailable"              // 503; the cloud shuts down, and did nothing
-	CodeMethodNotAllowed = "MethodNotAllowed"         // 405
+	CodeInvalidArgument = "InvalidArgument"          // 400
+	CodeUnauthorized    = "Unauthorized"             // 401
+	CodeQuotaExceeded   = "QuotaExceeded"            // 403
+	CodeNotFound        = "NotFound"                 // 404
+	CodeAlreadyExists   = "AlreadyExists"            // 409; InstanceID says which
+	CodeTokenMismatch   = "IdempotencyTokenMismatch" // 409; the token was used for another instance
+	CodeTokenUsed       = "IdempotencyTokenUsed"     // 409; the token's instance has been deleted
+	CodeConflict        = "Conflict"                 // 409; the instance's state forbids it
+	CodeRequestTooLarge = "RequestTooLarge"          // 413
+	CodeRateLimited     = "RateLimited"              // 429
+	CodeInternal        = "Internal"                 // 500
+	CodeUnavailable     = "Unavailable"              // 503; the cloud shuts down, and did nothing
 )
 
 // An Error is a refusal by the cloud. A call that got no answer returns another

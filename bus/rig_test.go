@@ -1,0 +1,212 @@
+package bus_test
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/embedded"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	provider = "virtual"
+	cluster  = "default"
+)
+
+// A rig is a bus with the asking side on it.
+type rig struct {
+	srv    *embedded.Server
+	conn   *bus.Conn
+	caller *bus.Caller
+}
+
+func newRig(t testing.TB) *rig {
+	t.Helper()
+	r := &rig{srv: bustest.Server(t, embedded.Options{})}
+	r.conn = bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}, Name: "mcm"})
+	r.caller = newCaller(t, r.conn, bus.CallerConfig{})
+
+	return r
+}
+
+func newCaller(t testing.TB, conn *bus.Conn, cfg bus.CallerConfig) *bus.Caller {
+	t.Helper()
+	cfg.Cluster, cfg.Logger = cluster, bustest.Quiet()
+	caller, err := bus.NewCaller(conn, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(caller.Close)
+
+	return caller
+}
+
+// A replica is a running driver behind a proxy of its own.
+type replica struct {
+	*bus.Server
+
+	proxy *bustest.Proxy
+	conn  *bus.Conn
+	stop  context.CancelFunc
+	done  chan error
+}
+
+// replica starts one and returns when the rig's caller knows of it.
+func (r *rig) replica(t testing.TB, h bus.HandlerFunc, change ...func(*bus.ServerConfig)) *replica {
+	t.Helper()
+	rep := &replica{proxy: bustest.NewProxy(t, r.srv.URL()), done: make(chan error, 1)}
+	rep.conn = bustest.Connect(t, bus.Config{
+		URLs: []string{rep.proxy.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider),
+	})
+	cfg := bus.ServerConfig{
+		Provider: provider, Version: "1.2.3", Slots: 4, Logger: bustest.Quiet(),
+		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, DrainTimeout: time.Minute,
+	}
+	for number := range driverv1.Operation_name {
+		if number != 0 {
+			cfg.Capabilities = append(cfg.Capabilities, driverv1.Operation(number))
+		}
+	}
+	for _, f := range change {
+		f(&cfg)
+	}
+	var err error
+	if rep.Server, err = bus.NewServer(rep.conn, cfg, h); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	rep.stop = stop
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		rep.done <- rep.Run(ctx)
+	}()
+	t.Cleanup(func() { stop(); <-ended })
+	r.sees(t, rep)
+
+	return rep
+}
+
+func (r *rig) sees(t testing.TB, rep *replica) {
+	t.Helper()
+	bustest.Eventually(t, "session of the new replica", func() bool { return r.session(rep) != nil })
+}
+
+// session returns what the rig's caller last heard of a replica.
+func (r *rig) session(rep *replica) *driverv1.Session {
+	for _, known := range r.caller.Replicas() {
+		if known.Session.GetReplica() == rep.Replica() {
+			return known.Session
+		}
+	}
+
+	return nil
+}
+
+var serial atomic.Uint64
+
+// create is a request nobody made before.
+func create(machine string) bus.Request {
+	uid := machine + "-" + strconv.FormatUint(serial.Add(1), 10)
+
+	return bus.Request{
+		Provider: provider, Namespace: "shop", Name: machine, OperationID: uid + ".create.0", Timeout: time.Minute,
+		Body: &driverv1.Envelope{Body: &driverv1.Envelope_Create{Create: &driverv1.CreateRequest{
+			Machine: &driverv1.Machine{Namespace: "shop", Name: machine, Uid: uid},
+		}}},
+	}
+}
+
+func status(machine string) bus.Request {
+	return bus.Request{
+		Provider: provider, Namespace: "shop", Name: machine, Timeout: time.Minute,
+		OperationID: "read." + strconv.FormatUint(serial.Add(1), 10),
+		Body: &driverv1.Envelope{Body: &driverv1.Envelope_Status{Status: &driverv1.StatusRequest{
+			Machine: &driverv1.Machine{Namespace: "shop", Name: machine, Uid: machine},
+		}}},
+	}
+}
+
+// created is what a driver answers to any create or status.
+func created(t *bus.Task) *driverv1.Result {
+	instance := &driverv1.Instance{ProviderId: "virtual://" + bus.MachineOf(t.Request).GetName()}
+	if t.Operation == driverv1.Operation_OPERATION_STATUS {
+		return &driverv1.Result{Payload: &driverv1.Result_InstanceStatus{
+			InstanceStatus: &driverv1.StatusResponse{Instance: instance},
+		}}
+	}
+
+	return &driverv1.Result{Payload: &driverv1.Result_Create{Create: &driverv1.CreateResponse{Instance: instance}}}
+}
+
+// A gate is a handler whose operations wait to be let through.
+type gate struct {
+	entered chan *bus.Task
+	open    chan struct{}
+	once    sync.Once
+	runs    atomic.Int32
+}
+
+func newGate(t testing.TB) *gate {
+	g := &gate{entered: make(chan *bus.Task, 100), open: make(chan struct{})}
+	t.Cleanup(g.release)
+
+	return g
+}
+
+func (g *gate) release() { g.once.Do(func() { close(g.open) }) }
+
+func (g *gate) handle(ctx context.Context, t *bus.Task) *driverv1.Result {
+	g.runs.Add(1)
+	g.entered <- t
+	select {
+	case <-g.open:
+		return created(t)
+	case <-ctx.Done():
+		return &driverv1.Result{Status: bus.StatusOf(ctx.Err())}
+	}
+}
+
+// An answer is what a Call in the background returned.
+type answer struct {
+	out *bus.Outcome
+	err error
+}
+
+func call(ctx context.Context, c *bus.Caller, req bus.Request) <-chan answer {
+	ch := make(chan answer, 1)
+	go func() {
+		out, err := c.Call(ctx, req)
+		ch <- answer{out, err}
+	}()
+
+	return ch
+}
+
+// wantOK fails unless the operation succeeded.
+func wantOK(t testing.TB, a answer) *bus.Outcome {
+	t.Helper()
+	if a.err != nil {
+		t.Fatalf("Call: %v (code %v, origin %v)", a.err, bus.CodeOf(a.err), bus.OriginOf(a.err))
+	}
+
+	return a.out
+}
+
+func wantError(t testing.TB, err error, origin bus.Origin, code driverv1.Code) {
+	t.Helper()
+	if err == nil || bus.OriginOf(err) != origin || bus.CodeOf(err) != code {
+		t.Fatalf("error is %v (code %v, origin %v), want code %v, origin %v",
+			err, bus.CodeOf(err), bus.OriginOf(err), code, origin)
+	}
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/cmd/internal/stack"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+const create = driverv1.Operation_OPERATION_CREATE
+
+// allHeld expects every machine's create to be with a replica.
+func (s *setup) allHeld(context.Context, []v1alpha1.Machine) error {
+	held := 0
+	for _, d := range s.drivers {
+		held += len(s.tap.Running(d.Replica, create))
+	}
+	if held < machineCount {
+		return fmt.Errorf("they hold %d of %d", held, machineCount)
+	}
+	return nil
+}
+
+// kill ends the replica that has the most to do, as a crash would.
+func (s *setup) kill(ctx context.Context) error {
+	victim := slices.MaxFunc(s.drivers, func(a, b *stack.Driver) int {
+		return len(s.tap.Running(a.Replica, create)) - len(s.tap.Running(b.Replica, create))
+	})
+	s.begin("killing replica %s (SIGKILL, process %d)", victim.Replica, victim.PID())
+	if err := victim.Kill(); err != nil {
+		return err
+	}
+	s.victim = victim
+	session := s.tap.Sessions()[victim.Replica]
+	var names []string
+	for _, state := range session.GetOperations() {
+		if state.GetOperation() == create && !state.GetSettled() {
+			s.killed = append(s.killed, state.GetOperationId())
+			names = append(names, state.GetName())
+		}
+	}
+	if len(names) == 0 {
+		return fmt.Errorf("session %d of replica %s, its last, lists no running create: it died too late to show anything",
+			session.GetSequence(), victim.Replica)
+	}
+	s.tell("its last session message, number %d, lists %d running creates: %s",
+		session.GetSequence(), len(names), strings.Join(names, ", "))
+	s.tell("the cloud has made the instances of all of them, and nobody was told")
+	if err := s.cloud.Hold(ctx); err != nil {
+		return err
+	}
+	s.tell("the cloud answers again")
+	return nil
+}
+
+// checkCloud counts what the cloud made, by its own log.
+func (s *setup) checkCloud(ctx context.Context) error {
+	created, err := s.cloud.Created(ctx)
+	if err != nil {
+		return err
+	}
+	machines := map[string]bool{}
+	for _, entry := range created {
+		machines[entry.MachineUID] = true
+	}
+	s.tell("the cloud's log: %d instances made, for %d different machines", len(created), len(machines))
+	if len(created) != machineCount || len(machines) != machineCount {
+		return fmt.Errorf("the cloud made %d instances for %d machines, instead of exactly one for each of %d",
+			len(created), len(machines), machineCount)
+	}
+	return nil
+}
+
+// checkKilled follows the operations that the killed replica ran to their end.
+func (s *setup) checkKilled(ctx context.Context) error {
+	ended := map[string]*driverv1.Audit{}
+	err := stack.Poll(ctx, "the bus told how the killed replica's creates ended", func(context.Context) error {
+		for _, audit := range s.tap.Audits() {
+			ended[audit.GetOperationId()] = audit
+		}
+		for _, id := range s.killed {
+			if ended[id] == nil {
+				return fmt.Errorf("nothing was heard of %s", id)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, id := range s.killed {
+		audit := ended[id]
+		s.tell("the killed replica's create of %s: %s on replica %s, attempt %d",
+			audit.GetName(), bus.CodeName(audit.GetStatus().GetCode()), audit.GetReplica(), audit.GetAttempts())
+		switch {
+		case audit.GetStatus().GetCode() != driverv1.Code_CODE_OK:
+			return fmt.Errorf("create of %s: %s", audit.GetName(), audit.GetStatus().GetMessage())
+		case audit.GetReplica() == s.victim.Replica || audit.GetAttempts() < 2:
+			return fmt.Errorf("create of %s did not move from the killed replica to the other one", audit.GetName())
+		}
+	}
+	return nil
+}

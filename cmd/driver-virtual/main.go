@@ -1,0 +1,32 @@
+// Driver-virtual is the reference driver: it makes and removes the instances of
+// virtual-cloud. Package virtual is the driver; this is all there is to a main.
+package main
+
+import (
+	"context"
+	"flag"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/machinebus/machinebus/cmd/driver-virtual/virtual"
+	"github.com/machinebus/machinebus/driversdk"
+)
+
+func main() {
+	cfg := driversdk.Config{Provider: virtual.Provider, Version: "0.1.0", Kind: virtual.Kind, APIVersions: []string{virtual.APIVersion}}
+	cfg.RegisterFlags(flag.CommandLine)
+	flag.DurationVar(&cfg.SettleTime, "settle-time", 0, "how long the cloud's list may lag behind; 0 means not at all")
+	driver := &virtual.Driver{Identity: driversdk.IdentityToken}
+	flag.TextVar(driver, "identity", driver, "what keeps the cloud from making a second instance: token, unique_name or none")
+	flag.Parse()
+	cfg.CreateIdentity = driver.Identity
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := driversdk.Serve(ctx, cfg, driver); err != nil {
+		slog.Error("driver-virtual stopped", "err", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,118 @@
+package virtual
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
+	"github.com/machinebus/machinebus/driversdk"
+)
+
+// A create whose answer is lost is sent again at once, where it is identified:
+// the next operation has another token, and this one can still learn what
+// became of it.
+const (
+	createTries = 4
+	createPause = 100 * time.Millisecond // doubles with each
+)
+
+// Create makes the machine's instance, or returns the one there is [CREATE-1].
+func (d *Driver) Create(ctx context.Context, req *driversdk.Request[Spec]) (*driversdk.Instance, error) {
+	cloud, err := cloudOf(req.Class)
+	if err != nil {
+		return nil, err
+	}
+	existing, err := d.existing(ctx, cloud, req)
+	if err != nil || existing != nil {
+		return existing, err
+	}
+	req.Progress("creating instance " + req.Machine.Name)
+	spec := req.Class.Spec
+	made, err := d.send(ctx, cloud, req, cloudapi.CreateRequest{
+		Name: req.Machine.Name, MachineType: spec.MachineType, Region: spec.Region, Zone: spec.Zone,
+		Tags: tags(req), UserData: req.UserData,
+		IdempotencyToken: req.OperationID, Identity: identities[d.Identity],
+	})
+	if err != nil {
+		return inTheWay(ctx, cloud, req, err)
+	}
+
+	return instanceOf(made), nil
+}
+
+// existing returns the machine's instance, or nil. Where nothing else has kept
+// a lost create from being repeated, the oldest of several stays.
+func (d *Driver) existing(
+	ctx context.Context, cloud *cloudapi.Client, req *driversdk.Request[Spec],
+) (*driversdk.Instance, error) {
+	list, err := owned(ctx, cloud, req)
+	if err != nil || len(list) == 0 {
+		return nil, err
+	}
+	if len(list) > 1 {
+		if !req.Recover {
+			return nil, tooMany(req, list)
+		}
+		for _, surplus := range list[1:] {
+			req.Progress("removing surplus instance " + surplus.ID)
+			if err := remove(ctx, cloud, req, surplus.ID); err != nil {
+				return nil, err
+			}
+		}
+	}
+
+	return instanceOf(&list[0]), nil
+}
+
+// send sends the create until there is an answer to it.
+func (d *Driver) send(
+	ctx context.Context, cloud *cloudapi.Client, req *driversdk.Request[Spec], body cloudapi.CreateRequest,
+) (*cloudapi.Instance, error) {
+	tries, pause := createTries, createPause
+	if d.Identity == driversdk.IdentityNone {
+		tries = 1 // a repeated one would make a second instance
+	}
+	for {
+		if err := req.BeginMutation(ctx); err != nil {
+			return nil, err
+		}
+		made, err := cloud.Create(ctx, body)
+		var answered *cloudapi.Error
+		if tries--; err == nil || errors.As(err, &answered) || tries == 0 {
+			return made, err
+		}
+		req.Progress("creating instance " + body.Name + ": the answer was lost; asking again")
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(pause):
+			pause *= 2
+		}
+	}
+}
+
+// inTheWay looks at the instance that keeps the cloud from making another: it
+// may be the machine's own [CREATE-2].
+func inTheWay(
+	ctx context.Context, cloud *cloudapi.Client, req *driversdk.Request[Spec], refusal error,
+) (*driversdk.Instance, error) {
+	var e *cloudapi.Error
+	if !errors.As(refusal, &e) || e.InstanceID == "" {
+		return nil, coded(refusal)
+	}
+	if e.Code != cloudapi.CodeAlreadyExists && e.Code != cloudapi.CodeTokenMismatch {
+		return nil, coded(refusal)
+	}
+	found, err := cloud.Get(ctx, e.InstanceID)
+	switch {
+	case cloudapi.CodeOf(err) == cloudapi.CodeNotFound:
+		return nil, driversdk.Errorf(driversdk.Aborted, "instance %s was in the way and is gone: %w", e.InstanceID, refusal)
+	case err != nil:
+		return nil, coded(err)
+	case !mine(req, found):
+		return nil, coded(refusal)
+	}
+
+	return instanceOf(found), nil
+}

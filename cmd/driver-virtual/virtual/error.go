@@ -1,0 +1,69 @@
+package virtual
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
+	"github.com/machinebus/machinebus/driversdk"
+)
+
+// codes say what the cloud's refusals mean to the manager.
+var codes = map[string]driversdk.Code{
+	cloudapi.CodeInvalidArgument: driversdk.InvalidArgument,
+	cloudapi.CodeUnauthorized:    driversdk.Unauthenticated,
+	cloudapi.CodeQuotaExceeded:   driversdk.ResourceExhausted,
+	cloudapi.CodeNotFound:        driversdk.NotFound,
+	cloudapi.CodeAlreadyExists:   driversdk.AlreadyExists,
+	cloudapi.CodeTokenMismatch:   driversdk.AlreadyExists,
+	// The next operation comes with another token.
+	cloudapi.CodeTokenUsed: driversdk.Aborted,
+	// Somebody else is at it, such as the other one of two deletes.
+	cloudapi.CodeConflict:        driversdk.Aborted,
+	cloudapi.CodeRequestTooLarge: driversdk.InvalidArgument,
+	// Not ResourceExhausted: that would make an autoscaler give the node group up.
+	cloudapi.CodeRateLimited: driversdk.Unavailable,
+	cloudapi.CodeInternal:    driversdk.Internal,
+	cloudapi.CodeUnavailable: driversdk.Unavailable,
+}
+
+// coded gives an error of the cloud's client a code.
+func coded(err error) error {
+	var refused *cloudapi.Error
+	var network *net.OpError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &refused):
+		return driversdk.WithRetryAfter(driversdk.NewError(codeOf(refused), err), refused.RetryAfter)
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	case errors.As(err, &network) && network.Op == "dial":
+		return driversdk.NewError(driversdk.Unavailable, err) // no connection, so no effect
+	default:
+		return driversdk.NewError(driversdk.Unknown, err) // the answer was lost
+	}
+}
+
+func codeOf(e *cloudapi.Error) driversdk.Code {
+	if code, ok := codes[e.Code]; ok {
+		return code
+	}
+	switch {
+	case e.Status == http.StatusUnauthorized:
+		return driversdk.Unauthenticated
+	case e.Status == http.StatusForbidden:
+		return driversdk.PermissionDenied
+	case e.Status == http.StatusTooManyRequests, e.Status == http.StatusBadGateway,
+		e.Status == http.StatusServiceUnavailable, e.Status == http.StatusGatewayTimeout:
+		return driversdk.Unavailable
+	case e.Status >= http.StatusInternalServerError:
+		return driversdk.Internal
+	default:
+		// A 404 among them: whoever does not speak as the cloud does must not
+		// make an instance look gone.
+		return driversdk.FailedPrecondition
+	}
+}

@@ -1,0 +1,82 @@
+package virtual
+
+import (
+	"context"
+	"maps"
+	"strings"
+
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
+	"github.com/machinebus/machinebus/driversdk"
+)
+
+// Tags tell whose an instance is.
+const (
+	tagPrefix    = "machinebus.io/"
+	tagUID       = cloudapi.TagMachineUID
+	tagCluster   = tagPrefix + "cluster"
+	tagNamespace = tagPrefix + "machine-namespace"
+	tagMachine   = tagPrefix + "machine-name"
+	tagClass     = tagPrefix + "class"
+)
+
+// tags are what an instance is recorded with [MACHINE-1].
+func tags(req *driversdk.Request[Spec]) map[string]string {
+	t := maps.Clone(req.Class.Spec.Tags)
+	if t == nil {
+		t = map[string]string{}
+	}
+	t[tagUID] = req.Machine.UID
+	t[tagCluster] = req.Cluster
+	t[tagNamespace] = req.Machine.Namespace
+	t[tagMachine] = req.Machine.Name
+	t[tagClass] = classTag(req.Class)
+
+	return t
+}
+
+func classTag(class *driversdk.Class[Spec]) string { return class.Namespace + "/" + class.Name }
+
+// mine tells whether an instance belongs to the request's machine. A machine
+// without a uid is one that the manager knows by its provider id only: then the
+// control plane must be the same.
+func mine(req *driversdk.Request[Spec], i *cloudapi.Instance) bool {
+	return i.Tags[tagCluster] == req.Cluster && (req.Machine.UID == "" || i.Tags[tagUID] == req.Machine.UID)
+}
+
+// owned returns all instances of the request's machine, oldest first.
+func owned(ctx context.Context, cloud *cloudapi.Client, req *driversdk.Request[Spec]) ([]cloudapi.Instance, error) {
+	if req.Machine.UID == "" {
+		return nil, nil // every instance has a tag with that of its machine
+	}
+	list, err := cloud.List(ctx, cloudapi.Filter{Tags: map[string]string{tagCluster: req.Cluster, tagUID: req.Machine.UID}})
+
+	return list, coded(err)
+}
+
+// idOf returns the cloud's id in a provider id, "virtual:///<region>/<id>".
+func idOf(providerID string) (string, error) {
+	rest, ok := strings.CutPrefix(providerID, Provider+":///")
+	_, id, split := strings.Cut(rest, "/")
+	if !ok || !split || id == "" {
+		return "", driversdk.Errorf(driversdk.InvalidArgument,
+			"provider id %q is none of this driver's: want %s:///<region>/<id>", providerID, Provider)
+	}
+
+	return id, nil
+}
+
+// instanceOf writes an instance of the cloud in the SDK's terms.
+func instanceOf(i *cloudapi.Instance) *driversdk.Instance {
+	instance := &driversdk.Instance{
+		ProviderID: i.ProviderID, NodeName: i.NodeName,
+		MachineName: i.Tags[tagMachine], MachineUID: i.Tags[tagUID],
+	}
+	if instance.MachineName == "" { // somebody removed the tag
+		instance.MachineName = i.Name
+	}
+	for _, a := range i.Addresses {
+		instance.Addresses = append(instance.Addresses, driversdk.Address{Type: a.Type, Address: a.Address})
+	}
+
+	return instance
+}

@@ -70,7 +70,7 @@ func (r *rig) replica(t testing.TB, h bus.HandlerFunc, change ...func(*bus.Serve
 	})
 	cfg := bus.ServerConfig{
 		Provider: provider, Version: "1.2.3", Slots: 4, Logger: bustest.Quiet(),
-		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, DrainTimeout: time.Minute,
+		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, DrainTimeout: 20 * time.Millisecond,
 	}
 	for number := range driverv1.Operation_name {
 		if number != 0 {

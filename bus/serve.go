@@ -178,6 +178,14 @@ func NewServer(conn *Conn, cfg ServerConfig, handler Handler) (*Server, error) {
 // Replica returns the replica's id.
 func (s *Server) Replica() string { return s.cfg.Replica }
 
+// Running is how many operations run at this moment, reads included.
+func (s *Server) Running() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return s.running + len(s.reads)
+}
+
 // Run may be called once. It answers until ctx ends and then drains: it takes no more work, lets
 // running operations finish for DrainTimeout, cancels what is left, and returns
 // when all have returned and their results are sent.

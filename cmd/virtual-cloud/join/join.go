@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -109,8 +110,7 @@ func New(client kubernetes.Interface, period time.Duration, logger *slog.Logger)
 	if logger == nil {
 		logger = slog.Default()
 	}
-	factory := informers.NewSharedInformerFactoryWithOptions(client, 0,
-		informers.WithTransform(cache.TransformStripManagedFields()))
+	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(stripped))
 	nodes := factory.Core().V1().Nodes()
 
 	return &Joiner{
@@ -121,6 +121,15 @@ func New(client kubernetes.Interface, period time.Duration, logger *slog.Logger)
 		kubelets:  map[string]*kubelet{},
 		complains: rate.Sometimes{Interval: complaintPeriod},
 	}
+}
+
+// stripped drops from a cached object what is large and never looked at.
+func stripped(object any) (any, error) {
+	if m, ok := object.(metav1.Object); ok {
+		m.SetManagedFields(nil)
+	}
+
+	return object, nil
 }
 
 // Booted starts an instance's kubelet.

@@ -25,9 +25,10 @@ type nodeIdentity struct {
 // register creates the instance's Node, or takes over the one that an earlier
 // life of the instance left.
 func (j *Joiner) register(ctx context.Context, k *kubelet, ready bool) error {
-	made, err := j.client.CoreV1().Nodes().Create(ctx, newNode(k.instance, ready), metav1.CreateOptions{})
+	node, err := j.client.CoreV1().Nodes().Create(ctx, newNode(k.instance, ready), metav1.CreateOptions{})
+	tookOver := apierrors.IsAlreadyExists(err)
 	switch {
-	case apierrors.IsAlreadyExists(err):
+	case tookOver:
 		existing, err := j.client.CoreV1().Nodes().Get(ctx, k.instance.NodeName, metav1.GetOptions{})
 		if err != nil {
 			return fmt.Errorf("node %s: %w", k.instance.NodeName, err)
@@ -35,13 +36,13 @@ func (j *Joiner) register(ctx context.Context, k *kubelet, ready bool) error {
 		if err := j.takeOver(ctx, k, existing, ready); err != nil {
 			return err
 		}
-		made = existing
+		node = existing
 	case err != nil:
 		return fmt.Errorf("register node %s: %w", k.instance.NodeName, err)
 	}
 	k.registered, k.told = true, false
-	k.node = nodeIdentity{uid: made.UID, reportedAt: time.Now()}
-	j.log.Info("node registered", "node", made.Name, "instance", k.instance.ID, "took_over", err != nil)
+	k.node = nodeIdentity{uid: node.UID, reportedAt: time.Now()}
+	j.log.Info("node registered", "node", node.Name, "instance", k.instance.ID, "took_over", tookOver)
 
 	return nil
 }

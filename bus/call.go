@@ -106,7 +106,8 @@ type call struct {
 	target  string          // replica of the next attempt; empty for any
 	avoid   map[string]bool // replicas that lost an attempt or have just refused one
 	lastTry time.Time
-	sendErr error // why the last try was not sent
+	limit   time.Time // of a read; zero for mutations
+	sendErr error     // why the last try was not sent
 	out     Outcome
 }
 
@@ -139,7 +140,7 @@ func (k *call) try(ctx context.Context) (verdict, *driverv1.Result, driverv1.Bus
 	if err != nil {
 		return k.unsent(err), nil, none
 	}
-	f := follow{k: k, a: a, timer: time.NewTimer(acceptTimeout), unbind: func() {}}
+	f := follow{k: k, a: a, timer: time.NewTimer(k.within(acceptTimeout)), unbind: func() {}}
 	defer func() { f.timer.Stop(); f.unbind() }()
 	v, busy := f.run(ctx)
 	k.out.Replica = f.last.holder
@@ -149,6 +150,19 @@ func (k *call) try(ctx context.Context) (verdict, *driverv1.Result, driverv1.Bus
 
 	return v, f.last.result, busy
 }
+
+// within cuts d to what is left of a read's time; a context of its own for that
+// would cost each read a twentieth of its round trip.
+func (k *call) within(d time.Duration) time.Duration {
+	if k.limit.IsZero() {
+		return d
+	}
+
+	return min(d, max(0, time.Until(k.limit)))
+}
+
+// overdue tells that a read's time is over.
+func (k *call) overdue() bool { return !k.limit.IsZero() && !time.Now().Before(k.limit) }
 
 // unsent tells an outage from a request that can never be sent.
 func (k *call) unsent(err error) verdict {
@@ -182,10 +196,9 @@ func (k *call) send(a *attempt) (unregister func(), err error) {
 
 // read has an operation done that may be asked any number of times.
 func (k *call) read(ctx context.Context) error {
-	limited, cancel := context.WithTimeout(ctx, k.req.Timeout)
-	defer cancel()
+	k.limit = k.started.Add(k.req.Timeout)
 	for {
-		v, result, _ := k.try(limited)
+		v, result, _ := k.try(ctx)
 		switch v {
 		case gotResult:
 			return k.settle(result)
@@ -202,11 +215,9 @@ func (k *call) read(ctx context.Context) error {
 			if done, err := k.elsewhere(); done {
 				return err
 			}
-		case gotEnd, gotLate:
-			if ctx.Err() != nil {
-				return ctx.Err() //nolint:wrapcheck // the caller's own
-			}
-
+		case gotEnd:
+			return ctx.Err() //nolint:wrapcheck // the caller's own
+		case gotLate:
 			return timeoutErrorf("no answer from the driver of provider %s within %s", k.req.Provider, k.req.Timeout)
 		case gotSilence, gotDeath, gotDenial:
 			k.number++

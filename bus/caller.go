@@ -149,7 +149,7 @@ func (c *Caller) sweep(ctx context.Context) {
 
 // register has messages on a fresh reply subject passed to f.
 func (c *Caller) register(provider string, f func(*nats.Msg)) (reply string, unregister func()) {
-	reply = replyPrefix(c.cfg.Cluster, provider) + c.id + "." + nuid.Next()
+	reply = root + "." + c.cfg.Cluster + "." + string(TreeReply) + "." + provider + "." + c.id + "." + nuid.Next()
 	c.mu.Lock()
 	c.waiting[reply] = f
 	c.mu.Unlock()

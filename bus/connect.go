@@ -264,6 +264,16 @@ func (c *Conn) Up() bool { return c.nc.IsConnected() }
 // URL returns the server the connection stands to, for people.
 func (c *Conn) URL() string { return c.nc.ConnectedUrlRedacted() }
 
+// Flush waits until the server has taken everything sent so far, subscriptions
+// included.
+func (c *Conn) Flush(ctx context.Context) error {
+	if err := c.nc.FlushWithContext(ctx); err != nil {
+		return fmt.Errorf("no answer from NATS: %w", err)
+	}
+
+	return nil
+}
+
 // Close sends what is still in the client's hands, at most for two seconds, and
 // closes. It does not wait for handlers: whoever owns them does that first.
 func (c *Conn) Close() {

@@ -275,27 +275,24 @@ func TestSilentRequestIsFoundAgain(t *testing.T) {
 	t.Parallel()
 	r, g := newRig(t), newGate(t)
 	rep := r.replica(t, g.handle)
+	asked := make(chan struct{}, 9)
+	tap := bustest.Raw(t, r.srv.URL())
+	_, err := tap.Subscribe("mcm.v1."+cluster+".replica."+provider+".*.ops", func(*nats.Msg) { asked <- struct{}{} })
+	if err != nil || tap.Flush() != nil {
+		t.Fatal(err)
+	}
 	// The request arrives, its first frame does not: held, not lost.
 	rep.proxy.Hold(bustest.ToServer)
 	req := create("m")
 	done := call(t.Context(), r.caller, req)
 	bustest.Receive(t, "the handler", g.entered)
-	bustest.Eventually(t, "the caller gives up waiting for a first frame", func() bool { return r.caller.Dropped() > 0 || mended(rep) })
+	bustest.Receive(t, "the caller asks who has it", asked)
+	rep.proxy.Mend()
 	g.release()
 	out := wantOK(t, bustest.Receive(t, "the outcome", done))
 	if g.runs.Load() != 1 || out.Attempts != 1 {
 		t.Errorf("outcome = %+v after %d runs, want one of each", out, g.runs.Load())
 	}
-}
-
-// mended lets a held proxy go after a bit more than the accept timeout.
-func mended(rep *replica) bool {
-	timer := time.NewTimer(700 * time.Millisecond)
-	defer timer.Stop()
-	<-timer.C
-	rep.proxy.Mend()
-
-	return true
 }
 
 func TestFramesOfStrangersAreDropped(t *testing.T) {

@@ -63,8 +63,11 @@ func (f *follow) run(ctx context.Context) (verdict, driverv1.BusyReason) {
 			if f.hasResult() {
 				return gotResult, none
 			}
+			if f.k.overdue() {
+				return gotLate, none
+			}
 			if !f.k.c.conn.Up() {
-				f.timer.Reset(acceptTimeout) // an outage is nobody's silence
+				f.timer.Reset(f.k.within(acceptTimeout)) // an outage is nobody's silence
 
 				continue
 			}
@@ -91,7 +94,7 @@ func (f *follow) accepted() {
 	}
 	k := f.k
 	f.gone, f.unbind = k.c.replicas.bind(f.a, k.req.Provider, f.last.holder)
-	f.timer.Reset(k.req.Timeout + lateBy)
+	f.timer.Reset(k.within(k.req.Timeout + lateBy))
 	f.taken()
 }
 

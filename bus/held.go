@@ -135,7 +135,9 @@ func (s *Server) settle(h *held, result *driverv1.Result) {
 		s.cfg.OnSettled(h.operation, code, took)
 	}
 	s.send(h, resultFrame(result))
-	s.renewNow()
+	if Mutates(h.operation) {
+		s.renewNow() // reads are in no session
+	}
 }
 
 // forgetOld bounds what is kept for an mcm that never acknowledges.

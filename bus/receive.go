@@ -48,7 +48,7 @@ func (s *Server) open(m *nats.Msg) (Subject, *driverv1.Envelope, bool) {
 
 		return subject, nil, false
 	}
-	if m.Reply != "" && !strings.HasPrefix(m.Reply, replyPrefix(subject.Cluster, s.cfg.Provider)) {
+	if m.Reply != "" && !strings.HasPrefix(m.Reply, s.replies[subject.Cluster]) {
 		s.drop("reply subject outside of the provider's reply tree", "subject", m.Subject, "reply", m.Reply)
 
 		return subject, nil, false

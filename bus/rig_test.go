@@ -1,7 +1,10 @@
 package bus_test
 
 import (
+	"bytes"
 	"context"
+	"flag"
+	"log/slog"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -16,7 +19,16 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	// These tests wait for clocks of the protocol far more than they compute.
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		if err := f.Value.Set("8"); err != nil {
+			panic(err)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
 
 const (
 	provider = "virtual"
@@ -91,7 +103,13 @@ func (r *rig) replica(t testing.TB, h bus.HandlerFunc, change ...func(*bus.Serve
 		defer close(ended)
 		rep.done <- rep.Run(ctx)
 	}()
-	t.Cleanup(func() { stop(); <-ended })
+	t.Cleanup(func() {
+		// Off the bus it waits for nobody's acknowledgement.
+		rep.proxy.Cut()
+		bustest.Eventually(t, "the replica notices the cut", func() bool { return !rep.conn.Up() })
+		stop()
+		<-ended
+	})
 	r.sees(t, rep)
 
 	return rep
@@ -209,4 +227,58 @@ func wantError(t testing.TB, err error, origin bus.Origin, code driverv1.Code) {
 		t.Fatalf("error is %v (code %v, origin %v), want code %v, origin %v",
 			err, bus.CodeOf(err), bus.OriginOf(err), code, origin)
 	}
+}
+
+func audit(machine string) *driverv1.Audit {
+	return &driverv1.Audit{
+		OperationId: "x", Provider: provider, Operation: driverv1.Operation_OPERATION_CREATE, Namespace: "shop", Name: machine,
+	}
+}
+
+// run runs a replica on a connection of its own making until the test ends.
+func run(t testing.TB, conn *bus.Conn, h bus.HandlerFunc) *bus.Server {
+	t.Helper()
+	server, err := bus.NewServer(conn, bus.ServerConfig{
+		Provider: provider, Version: "1.0.0", Logger: bustest.Quiet(),
+		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+		Capabilities:   []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_STATUS},
+	}, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+
+	return server
+}
+
+// violations keeps what a connection logs as errors.
+type violations struct {
+	mu    sync.Mutex
+	lines bytes.Buffer
+}
+
+func (v *violations) Write(p []byte) (int, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+
+	return v.lines.Write(p)
+}
+
+func (v *violations) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(v, &slog.HandlerOptions{Level: slog.LevelError}))
+}
+
+func (v *violations) all() string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+
+	return v.lines.String()
 }

@@ -110,6 +110,7 @@ type Server struct {
 	log     *slog.Logger
 	started time.Time
 	stats   *serviceStats
+	replies map[string]string // where replies may go, by cluster
 
 	mu       sync.Mutex
 	held     map[string]*held   // mutations running or not acknowledged, by cluster and operation id
@@ -161,6 +162,7 @@ func NewServer(conn *Conn, cfg ServerConfig, handler Handler) (*Server, error) {
 	s := &Server{
 		conn: conn, cfg: cfg, handler: handler, started: time.Now(),
 		log:      cfg.Logger.With("replica", cfg.Replica, "provider", cfg.Provider),
+		replies:  map[string]string{},
 		held:     map[string]*held{},
 		machines: map[string]*held{},
 		reads:    map[*held]struct{}{},
@@ -169,6 +171,9 @@ func NewServer(conn *Conn, cfg ServerConfig, handler Handler) (*Server, error) {
 		denials:  denials{},
 		renew:    make(chan struct{}, 1),
 		acked:    make(chan struct{}, 1),
+	}
+	for _, cluster := range cfg.Clusters {
+		s.replies[cluster] = replyPrefix(cluster, cfg.Provider)
 	}
 	s.stats = newServiceStats(cfg.Capabilities)
 

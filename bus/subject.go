@@ -263,7 +263,7 @@ func wildcard(cluster string, tree Tree, tokens ...string) string {
 // whose reply subject lies elsewhere would make the replica publish for
 // somebody else.
 func replyPrefix(cluster, provider string) string {
-	return wildcard(cluster, TreeReply, provider) + "."
+	return root + "." + cluster + "." + string(TreeReply) + "." + provider + "."
 }
 
 // InboxPrefix is where a driver of provider receives the answers to its own

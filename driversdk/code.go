@@ -110,8 +110,7 @@ func WithRetryAfter(err error, wait time.Duration) error {
 		return err
 	}
 	coded := NewError(CodeOf(err), err)
-	var e *bus.Error
-	if errors.As(coded, &e) {
+	if e, ok := errors.AsType[*bus.Error](coded); ok {
 		e.RetryAfter = wait
 	}
 

@@ -16,7 +16,7 @@ import (
 // A Config says what a driver is and where its replica runs. What the author
 // knows (the first group) is set in code, the rest by flags and environment,
 // see [Config.RegisterFlags]. Only Provider is needed.
-type Config struct {
+type Config struct { //nolint:recvcheck // flags write into it, everything else reads
 	// Provider is what MachineClass.provider says, in lower case.
 	Provider string
 	// Version is the driver's own, SemVer; empty means 0.0.0.

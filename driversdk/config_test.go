@@ -35,18 +35,21 @@ func TestConfig_RegisterFlags(t *testing.T) { // not parallel: the environment i
 		"nothing": {"the documented defaults", nil, nil, defaults, ""},
 		"environment": {
 			"stands in for flags",
-			map[string]string{"NATS_URL": "nats://a:1, nats://b:2", "MACHINEBUS_SLOTS": "7", "MACHINEBUS_CLUSTERS": "east,west"}, nil,
+			map[string]string{"NATS_URL": "nats://a:1, nats://b:2", "MACHINEBUS_SLOTS": "7", "MACHINEBUS_CLUSTERS": "east,west"},
+			nil,
 			with(func(c *Config) {
 				c.NATS.URLs, c.Slots, c.Clusters = []string{"nats://a:1", "nats://b:2"}, 7, []string{"east", "west"}
 			}), "",
 		},
 		"both": {
 			"the command line wins",
-			map[string]string{"NATS_URL": "nats://a:1", "MACHINEBUS_SLOTS": "7"}, []string{"--nats-url=nats://c:3", "--slots=8"},
+			map[string]string{"NATS_URL": "nats://a:1", "MACHINEBUS_SLOTS": "7"},
+			[]string{"--nats-url=nats://c:3", "--slots=8"},
 			with(func(c *Config) { c.NATS.URLs, c.Slots = []string{"nats://c:3"}, 8 }), "",
 		},
 		"keys": {
-			"one for each cluster", nil, []string{"--control-plane-key=east=XA,west=XB"},
+			"one for each cluster", nil,
+			[]string{"--control-plane-key=east=XA,west=XB"},
 			with(func(c *Config) { c.ControlPlaneKeys = map[string]string{"east": "XA", "west": "XB"} }), "",
 		},
 		"the rest": {

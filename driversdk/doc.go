@@ -9,8 +9,9 @@
 //		flag.Parse()
 //
 //		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-//		defer stop()
-//		if err := driversdk.Serve(ctx, cfg, &acme.Driver{}); err != nil {
+//		err := driversdk.Serve(ctx, cfg, &acme.Driver{})
+//		stop()
+//		if err != nil {
 //			slog.Error("driver stopped", "err", err)
 //			os.Exit(1)
 //		}

@@ -35,14 +35,15 @@ func (*Shelf) List(context.Context, *driversdk.Class[Spec]) ([]*driversdk.Instan
 }
 
 // The whole main of a driver. S is inferred from the driver's methods.
-func ExampleServe() {
+func ExampleServe() { //nolint:testableexamples // it serves until it is told to stop
 	cfg := driversdk.Config{Provider: "shelf", Version: "1.0.0", CreateIdentity: driversdk.IdentityUniqueName}
 	cfg.RegisterFlags(flag.CommandLine)
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := driversdk.Serve(ctx, cfg, &Shelf{}); err != nil {
+	err := driversdk.Serve(ctx, cfg, &Shelf{})
+	stop()
+	if err != nil {
 		slog.Error("driver stopped", "err", err)
 		os.Exit(1)
 	}

@@ -85,8 +85,7 @@ func collect(t reflect.Type, fields map[string]reflect.Type, above []reflect.Typ
 		return // a struct that embeds a pointer to itself
 	}
 	var embedded []reflect.Type
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for f := range t.Fields() {
 		tag := f.Tag.Get("json")
 		name, _, _ := strings.Cut(tag, ",")
 		inner := f.Type

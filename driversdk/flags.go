@@ -39,7 +39,7 @@ func (c *Config) RegisterFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Listen, "listen", c.Listen,
 		"`address` of /healthz, /readyz and /metrics, such as :8081; none means no endpoint [MACHINEBUS_LISTEN]")
 	fs.StringVar(&c.LogFormat, "log-format", c.LogFormat,
-		"text or json; none means text [MACHINEBUS_LOG_FORMAT]")
+		"`format`: text or json; none means text [MACHINEBUS_LOG_FORMAT]")
 	fs.TextVar(&c.LogLevel, "log-level", c.LogLevel,
 		"least `level` that is logged: debug, info, warn or error [MACHINEBUS_LOG_LEVEL]")
 
@@ -47,7 +47,7 @@ func (c *Config) RegisterFlags(fs *flag.FlagSet) {
 }
 
 // flagVariables are the environment variables that stand in for flags.
-var flagVariables = map[string]string{
+var flagVariables = map[string]string{ //nolint:gosec // names, not values
 	"nats-url":            "NATS_URL",
 	"nats-creds":          "NATS_CREDS",
 	"nats-ca":             "NATS_CA",

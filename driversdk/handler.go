@@ -34,7 +34,7 @@ type call struct {
 	providerID string
 }
 
-func newHandler[S any](driver Driver[S], classes *classes[S], m *metrics, log *slog.Logger, hard context.Context) *handler[S] {
+func newHandler[S any](hard context.Context, driver Driver[S], classes *classes[S], m *metrics, log *slog.Logger) *handler[S] {
 	h := &handler[S]{driver: driver, classes: classes, metrics: m, log: log, hard: hard}
 	h.verbs = map[driverv1.Operation]verb{
 		driverv1.Operation_OPERATION_CREATE: h.create,
@@ -77,6 +77,13 @@ func (h *handler[S]) Handle(ctx context.Context, t *bus.Task) *driverv1.Result {
 	defer h.metrics.begin(t.Operation)()
 
 	c := &call{ctx: ctx, task: t, providerID: bus.MachineOf(t.Request).GetProviderId()}
+	defer func() {
+		if r := recover(); r != nil {
+			// The server answers it and logs it, stack included; only the SDK
+			// knows what must not be in that log.
+			panic(c.scrub.text(fmt.Sprint(r))) //nolint:forbidigo // it is the driver's, passed on
+		}
+	}()
 	begun := time.Now()
 	result, err := h.do(ctx, c)
 	if result == nil {

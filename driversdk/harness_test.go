@@ -1,9 +1,9 @@
 package driversdk
 
 import (
+	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"sync"
@@ -197,7 +197,7 @@ type world struct {
 
 func newBus(t *testing.T) *world {
 	t.Helper()
-	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
+	quiet := slog.New(slog.DiscardHandler)
 	srv, err := embedded.Start(embedded.Options{Listen: "127.0.0.1:0", Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
@@ -221,6 +221,12 @@ func newBus(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(fetches.Stop)
+	// A round trip: from here on the server knows who answers fetches.
+	unwatch, err := bus.Watch(conn, "unused", func(string, string, map[string][]string, []byte) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	unwatch()
 	if w.nc, err = nats.Connect(srv.URL()); err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +247,7 @@ func start(t *testing.T, d Driver[testSpec], change func(*Config)) *world {
 	w := newBus(t)
 	cfg := Config{
 		Provider: testProvider, NATS: NATSConfig{URLs: []string{w.nats.URL()}}, Metrics: w.stats,
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Logger: slog.New(slog.DiscardHandler),
 	}
 	if change != nil {
 		change(&cfg)
@@ -441,4 +447,24 @@ func (w *world) figure(name string, labels map[string]string) float64 {
 	}
 
 	return sum
+}
+
+// A lockedBuffer takes what many goroutines write.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.buf.String()
 }

@@ -83,10 +83,22 @@ func TestServe_AddressInUse(t *testing.T) {
 	w := newBus(t)
 	err = Serve(t.Context(), Config{
 		Provider: testProvider, NATS: NATSConfig{URLs: []string{w.nats.URL()}}, Listen: l.Addr().String(),
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Logger: slog.New(slog.DiscardHandler),
 	}, &testDriver{})
 	if err == nil || !strings.Contains(err.Error(), "health endpoint cannot listen on "+l.Addr().String()) {
 		t.Errorf("want an error that names the address, have %v", err)
+	}
+}
+
+func TestServe_SharedRegistry(t *testing.T) {
+	t.Parallel()
+	w := start(t, &testDriver{}, nil)
+	err := Serve(t.Context(), Config{
+		Provider: testProvider, NATS: NATSConfig{URLs: []string{w.nats.URL()}}, Metrics: w.stats,
+		Logger: slog.New(slog.DiscardHandler),
+	}, &testDriver{})
+	if err == nil || !strings.Contains(err.Error(), "a registry of its own") {
+		t.Errorf("want an error that tells the remedy, have %v", err)
 	}
 }
 
@@ -97,7 +109,7 @@ func TestServe_NoBus(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cfg, err := Config{
 		Provider: testProvider, NATS: NATSConfig{URLs: []string{"nats://" + freeAddress(t)}},
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Logger: slog.New(slog.DiscardHandler),
 	}.complete()
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +127,7 @@ func TestServe_NoBus(t *testing.T) {
 func TestServe_Metrics(t *testing.T) {
 	t.Parallel()
 	w := start(t, &testDriver{onDelete: func(context.Context, *Request[testSpec]) error {
-		panic("no")
+		panic("no") //nolint:forbidigo // what the test is about
 	}}, func(c *Config) { c.Slots = 3 })
 	class := &driverv1.ClassReference{Class: w.store.setClass("c", "1", `{"size":"s"}`)}
 	for n := range 3 {
@@ -170,7 +182,7 @@ func freeAddress(t *testing.T) string {
 
 func get(t *testing.T, url string) (int, string) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package driversdk
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -26,10 +27,11 @@ type metrics struct {
 
 // newMetrics registers with registry; nil makes a new one, with the figures of
 // the Go runtime and the process.
-func newMetrics(registry *prometheus.Registry) *metrics {
+func newMetrics(registry *prometheus.Registry) (*metrics, error) {
+	var process []prometheus.Collector
 	if registry == nil {
 		registry = prometheus.NewRegistry()
-		registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		process = append(process, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	}
 	const namespace = "machinebus_driver"
 	m := &metrics{
@@ -64,13 +66,24 @@ func newMetrics(registry *prometheus.Registry) *metrics {
 			Help: "Notices that a class or a secret has a new version.",
 		}, []string{"what"}),
 	}
-	registry.MustRegister(m.operations, m.durations, m.running, m.slots, m.fetches, m.lookups, m.changes)
 
-	return m
+	return m, register(registry, append(process,
+		m.operations, m.durations, m.running, m.slots, m.fetches, m.lookups, m.changes)...)
+}
+
+func register(registry *prometheus.Registry, all ...prometheus.Collector) error {
+	for _, c := range all {
+		if err := registry.Register(c); err != nil {
+			return fmt.Errorf("register metrics (each replica needs a registry of its own): %w", err)
+		}
+	}
+
+	return nil
 }
 
 // watch adds the figures that are asked for when scraped.
-func (m *metrics) watch(h *health) {
+func (m *metrics) watch(h *health) error {
+	var gauges []prometheus.Collector
 	for name, figure := range map[string]struct {
 		help string
 		is   func() bool
@@ -78,7 +91,7 @@ func (m *metrics) watch(h *health) {
 		"machinebus_driver_connected": {"1 while the replica is connected to NATS.", h.connected},
 		"machinebus_driver_draining":  {"1 while the replica takes no more work because it is about to stop.", h.draining.Load},
 	} {
-		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: figure.help}, func() float64 {
+		gauges = append(gauges, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: figure.help}, func() float64 {
 			if figure.is() {
 				return 1
 			}
@@ -86,6 +99,8 @@ func (m *metrics) watch(h *health) {
 			return 0
 		}))
 	}
+
+	return register(m.registry, gauges...)
 }
 
 // begin counts an operation as running until the returned function is called.

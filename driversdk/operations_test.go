@@ -3,7 +3,9 @@ package driversdk
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -106,10 +108,12 @@ func TestServe_Failures(t *testing.T) {
 			code:     Unknown, message: "odd",
 		},
 		"panic": {
-			reason:   "one operation's panic is its own",
-			spec:     good,
-			onCreate: func(context.Context, *Request[testSpec]) (*Instance, error) { panic("at the disco") },
-			code:     Internal,
+			reason: "one operation's panic is its own",
+			spec:   good,
+			onCreate: func(context.Context, *Request[testSpec]) (*Instance, error) {
+				panic("at the disco") //nolint:forbidigo // what the test is about
+			},
+			code: Internal,
 		},
 		"no provider id": {
 			reason:   "INSTANCE-1",
@@ -176,6 +180,26 @@ func TestServe_Failures(t *testing.T) {
 	}
 }
 
+func TestServe_PanicLog(t *testing.T) {
+	t.Parallel()
+	var log lockedBuffer
+	w := start(t, &testDriver{onCreate: func(_ context.Context, req *Request[testSpec]) (*Instance, error) {
+		panic("refused: " + string(req.Class.Secret["token"])) //nolint:forbidigo // what the test is about
+	}}, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	class := &driverv1.ClassReference{
+		Class:  w.store.setClass("c", "1", `{"size":"s"}`),
+		Secret: w.store.setSecret("s", "1", map[string]string{"token": "correct-horse-battery"}),
+	}
+	w.ask(create(machine("m1"), class)).result()
+	text := log.String()
+	if !strings.Contains(text, "refused: [redacted]") || strings.Contains(text, "correct-horse") {
+		t.Errorf("want the panic without the secret in the log, have:\n%s", text)
+	}
+	if !strings.Contains(text, "TestServe_PanicLog.func1") {
+		t.Errorf("want the driver's method in the logged stack, have:\n%s", text)
+	}
+}
+
 func TestServe_Recover(t *testing.T) {
 	t.Parallel()
 	own := &Instance{ProviderID: "acme://1", MachineName: "m1", MachineUID: "uid-m1"}
@@ -189,11 +213,13 @@ func TestServe_Recover(t *testing.T) {
 		"nothing there": {"then it is created", nil, 1, "acme://m1"},
 		"somebody else's": {
 			"an instance of that name with another uid is not ours",
-			[]*Instance{{ProviderID: "acme://2", MachineName: "m1", MachineUID: "other"}}, 1, "acme://m1",
+			[]*Instance{{ProviderID: "acme://2", MachineName: "m1", MachineUID: "other"}},
+			1, "acme://m1",
 		},
 		"two": {
 			"the driver sorts out several",
-			[]*Instance{own, {ProviderID: "acme://3", MachineName: "m1", MachineUID: "uid-m1"}}, 1, "acme://m1",
+			[]*Instance{own, {ProviderID: "acme://3", MachineName: "m1", MachineUID: "uid-m1"}},
+			1, "acme://m1",
 		},
 	}
 	for name, tc := range cases {

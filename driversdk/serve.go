@@ -60,14 +60,19 @@ func newReplica(cfg Config) *replica {
 }
 
 func serve[S any](ctx context.Context, r *replica, d Driver[S]) error {
-	m := newMetrics(r.cfg.Metrics)
+	m, err := newMetrics(r.cfg.Metrics)
+	if err != nil {
+		return err
+	}
 	conn, err := bus.Connect(ctx, r.natsConfig())
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	r.health.connected = conn.Up
-	m.watch(&r.health)
+	if err := m.watch(&r.health); err != nil {
+		return err
+	}
 	m.slots.Set(float64(r.cfg.Slots))
 	if r.cfg.Listen != "" {
 		l, err := listenHealth(ctx, r.cfg.Listen)
@@ -86,7 +91,7 @@ func serve[S any](ctx context.Context, r *replica, d Driver[S]) error {
 	defer hardStop()
 	known := newClasses(fetch, specDecoder[S]{kind: r.cfg.Kind, apiVersions: r.cfg.APIVersions}, m)
 	defer known.wait()
-	h := newHandler(d, known, m, r.log, hard)
+	h := newHandler(hard, d, known, m, r.log)
 	r.server, err = bus.NewServer(conn, r.serverConfig(h.capabilities(), m, known.changed), h)
 	if err != nil {
 		return err
@@ -139,6 +144,7 @@ func (r *replica) run(ctx context.Context, hardStop func()) error {
 	r.health.draining.Store(true)
 	signal.Notify(r.second, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(r.second)
+	r.log.Info("told to stop: finishing what runs; another signal cancels it")
 	select {
 	case err := <-done:
 		return err

@@ -8,12 +8,15 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/conf"
 	"github.com/nats-io/nats-server/v2/server"
 )
 
@@ -108,24 +111,46 @@ func (s *Server) serverOptions(listen string) (*server.Options, error) {
 	if port == "0" {
 		port = strconv.Itoa(server.RANDOM_PORT)
 	}
+	theirs, err := s.configured()
+	if err != nil {
+		return nil, err
+	}
 	var cfg strings.Builder
-	fmt.Fprintf(&cfg, "host: %q\nport: %s\nmax_payload: %d\nmax_pending: %d\n", host, port, maxPayload, maxPending)
-	fmt.Fprintf(&cfg, "ping_interval: \"5s\"\nping_max: 2\nwrite_deadline: \"5s\"\n")
-	if s.opts.StoreDir != "" {
+	// A setting with two spellings is read in no particular order, so that ours
+	// must be absent where the file has one of them.
+	ours := func(line string, unless ...string) {
+		for _, key := range unless {
+			if theirs[key] {
+				return
+			}
+		}
+		cfg.WriteString(line + "\n")
+	}
+	ours(fmt.Sprintf("host: %q", host), "host", "net", "listen")
+	ours("port: "+port, "port", "listen")
+	ours(fmt.Sprintf("max_payload: %d", maxPayload), "max_payload")
+	ours(fmt.Sprintf("max_pending: %d", maxPending), "max_pending")
+	ours(`ping_interval: "5s"`, "ping_interval")
+	ours("ping_max: 2", "ping_max")
+	ours(`write_deadline: "5s"`, "write_deadline")
+	if s.opts.StoreDir != "" && !theirs["jetstream"] {
 		if err := os.MkdirAll(s.opts.StoreDir, 0o700); err != nil {
 			return nil, fmt.Errorf("NATS store directory: %w", err)
 		}
-		fmt.Fprintf(&cfg, "jetstream { store_dir: %q }\n", s.opts.StoreDir)
+		ours(fmt.Sprintf("jetstream { store_dir: %q }", s.opts.StoreDir))
 	}
 	if s.opts.MonitorPort != 0 {
-		fmt.Fprintf(&cfg, "http: \"127.0.0.1:%d\"\n", s.opts.MonitorPort)
+		ours(fmt.Sprintf("http: \"127.0.0.1:%d\"", s.opts.MonitorPort), "http", "http_port", "monitor_port")
 	}
 	if s.opts.ConfigFile != "" {
-		text, err := os.ReadFile(s.opts.ConfigFile)
+		// Included rather than copied, so that what the file includes itself is
+		// looked for beside it. Here, an include is relative to the working
+		// directory, even if it starts with a slash.
+		path, err := relative(s.opts.ConfigFile)
 		if err != nil {
 			return nil, fmt.Errorf("NATS configuration file: %w", err)
 		}
-		cfg.Write(text)
+		fmt.Fprintf(&cfg, "include %q\n", path)
 	}
 	o := &server.Options{}
 	if err := o.ProcessConfigString(cfg.String()); err != nil {
@@ -137,6 +162,37 @@ func (s *Server) serverOptions(listen string) (*server.Options, error) {
 	}
 
 	return o, nil
+}
+
+func relative(path string) (string, error) {
+	here, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	path, err = filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+
+	return filepath.Rel(here, path)
+}
+
+// configured returns the top-level settings of the configuration file, in lower
+// case as the server takes them.
+func (s *Server) configured() (map[string]bool, error) {
+	keys := map[string]bool{}
+	if s.opts.ConfigFile == "" {
+		return keys, nil
+	}
+	settings, err := conf.ParseFile(s.opts.ConfigFile)
+	if err != nil {
+		return nil, fmt.Errorf("NATS configuration file %s: %w", s.opts.ConfigFile, err)
+	}
+	for key := range settings {
+		keys[strings.ToLower(key)] = true
+	}
+
+	return keys, nil
 }
 
 func orNone(file string) string {
@@ -236,5 +292,10 @@ func (s *Server) Stop() {
 
 // Restart runs a stopped server again on the port it had.
 func (s *Server) Restart() error {
-	return s.start(strings.TrimPrefix(s.URL(), "nats://"))
+	u, err := url.Parse(s.URL())
+	if err != nil {
+		return fmt.Errorf("restart NATS at %q: %w", s.URL(), err)
+	}
+
+	return s.start(u.Host)
 }

@@ -8,21 +8,26 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/cmd/internal/stack"
-	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
-
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 const create = driverv1.Operation_OPERATION_CREATE
 
-// allHeld expects every machine's create to be with a replica.
-func (s *setup) allHeld(context.Context, []v1alpha1.Machine) error {
-	held := 0
+// halfWay expects the machines that are not held back to run, and the creates of
+// all others to be with a replica.
+func (s *setup) halfWay(_ context.Context, machines []v1alpha1.Machine) error {
+	held, running := 0, 0
 	for _, d := range s.drivers {
 		held += len(s.tap.Running(d.Replica, create))
 	}
-	if held < machineCount {
-		return fmt.Errorf("they hold %d of %d", held, machineCount)
+	for i := range machines {
+		if machines[i].Status.CurrentStatus.Phase == v1alpha1.MachineRunning {
+			running++
+		}
+	}
+	if running != machineCount-heldCount || held != heldCount {
+		return fmt.Errorf("%d run and %d creates are with the replicas", running, held)
 	}
 	return nil
 }

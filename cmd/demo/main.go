@@ -37,7 +37,7 @@ func main() {
 	switch {
 	case err == nil:
 	case errors.Is(context.Cause(ctx), errInterrupted):
-		fmt.Fprintln(os.Stderr, "demo: interrupted; everything it started is gone")
+		fmt.Fprintln(os.Stderr, "demo: interrupted")
 		os.Exit(exitInterrupted)
 	default:
 		fmt.Fprintln(os.Stderr, "demo:", err)

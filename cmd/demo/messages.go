@@ -19,6 +19,7 @@ func (s *setup) listen(ctx context.Context) (*stack.Process, error) {
 	if err != nil {
 		return nil, err
 	}
+	sub.ExpectEnd()
 	return sub, stack.Poll(ctx, "mcmctl sub listens", func(context.Context) error {
 		select {
 		case <-sub.Done():

@@ -5,16 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"time"
 
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
 	"github.com/machinebus/machinebus/cmd/internal/stack"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
 // stepLimit bounds each wait of the story.
 const stepLimit = time.Minute
 
 // run plays the whole story. Whatever happens, nothing it started is left.
-func run(ctx context.Context, n *narrator, p paths) (err error) {
+func run(ctx context.Context, n *narrator, p paths) error {
 	if err := p.checkBuilt(programs()...); err != nil {
 		return err
 	}
@@ -32,25 +36,34 @@ func run(ctx context.Context, n *narrator, p paths) (err error) {
 		machineCount, machineCount)
 	n.plain("Every program writes a log: %s", s.logs())
 	n.steps = 8
-	defer func() {
-		switch {
-		case err == nil:
-		case errors.Is(context.Cause(ctx), errInterrupted):
-			n.plain("")
-			n.tell("interrupted: cleaning up")
-		default:
-			n.plain("")
-			n.tell("this went wrong, and the demo ends here: %v", err)
-			n.tell("cleaning up; the logs stay: %s", s.logs())
-		}
-		if stopErr := s.stop(); stopErr != nil {
-			err = errors.Join(err, fmt.Errorf("cleaning up: %w", stopErr))
-		} else if err == nil {
-			n.tell("all processes have ended")
-			n.plain("\nThe demo went as it should. To play with the same set-up: make up")
-		}
-	}()
-	return s.story(ctx)
+	return s.finish(ctx, s.story(ctx))
+}
+
+// errFailed is what is left to say when the narrator has told everything.
+var errFailed = errors.New("the demo failed, see above")
+
+// finish cleans up after the story and tells how it went.
+func (s *setup) finish(ctx context.Context, err error) error {
+	s.plain("")
+	switch {
+	case err == nil:
+	case errors.Is(context.Cause(ctx), errInterrupted):
+		s.tell("interrupted: cleaning up")
+	default:
+		s.tell("this went wrong: %v", err)
+		s.tell("cleaning up; the logs stay: %s", s.logs())
+	}
+	stopErr := s.stop()
+	if stopErr != nil {
+		s.tell("cleaning up went wrong: %v", stopErr)
+	} else {
+		s.tell("all processes have ended")
+	}
+	if err != nil || stopErr != nil {
+		return errFailed
+	}
+	s.plain("\nThe demo went as it should. To play with the same set-up: make up")
+	return nil
 }
 
 func (s *setup) story(ctx context.Context) error {
@@ -71,17 +84,20 @@ func (s *setup) limited(ctx context.Context, step func(context.Context) error) e
 	return step(ctx)
 }
 
-// everything is the pattern of all instances' names.
-const everything = "*"
-
-// ask applies the examples, while the cloud keeps its answers to creates back:
+// heldBack are the instances whose creates the cloud does not answer at first:
 // so there is a moment at which a replica can be killed in the middle of one.
+var heldBack = []string{"demo-0[5-9]", "demo-10"}
+
+// heldCount is how many machines of the examples that are.
+const heldCount = 6
+
+// ask applies the examples and shows how far the machines get.
 func (s *setup) ask(ctx context.Context) error {
 	s.begin("asking for %d Machines, as `kubectl apply -f deploy/examples` would", machineCount)
-	if err := s.cloud.Hold(ctx, everything); err != nil {
+	if err := s.cloud.Hold(ctx, heldBack...); err != nil {
 		return err
 	}
-	s.tell("the cloud is told to make instances, but to keep its answers back until the next step")
+	s.tell("the cloud is told to make all instances, but to keep back its answers about %s", strings.Join(heldBack, " and "))
 	sub, err := s.listen(ctx)
 	if err != nil {
 		return err
@@ -89,7 +105,7 @@ func (s *setup) ask(ctx context.Context) error {
 	if err := s.applyExamples(ctx); err != nil {
 		return err
 	}
-	if err := s.watch(ctx, "both replicas together hold all creates", s.allHeld); err != nil {
+	if err := s.watch(ctx, "four machines run and six creates are with the replicas", s.halfWay); err != nil {
 		return err
 	}
 	s.plain("\n$ mcmctl sub --count %d", messages)
@@ -126,11 +142,10 @@ func (s *setup) check(ctx context.Context) error {
 
 // remove deletes the machines and shows that nothing is left of them.
 func (s *setup) remove(ctx context.Context) error {
-	s.begin("deleting the Machines")
-	if err := s.kubectl(ctx, "delete", "machines", "--all", "--wait=false"); err != nil {
+	s.begin("deleting the Machines, as `kubectl delete machines --all` would")
+	if err := s.kube.DeleteAllOf(ctx, &v1alpha1.Machine{}, client.InNamespace(s.cluster.Namespace)); err != nil {
 		return err
 	}
-	s.plain("")
 	if err := s.watch(ctx, "all machines are gone", noneLeft); err != nil {
 		return err
 	}

@@ -8,24 +8,34 @@ import (
 	"os/exec"
 	"strings"
 	"syscall"
+
+	"github.com/machinebus/machinebus/cmd/internal/stack"
 )
 
 // kubectl runs kubectl against the demo's cluster and shows the command and what
-// it prints. The dev cluster brings its own; for another cluster it must be
-// installed.
+// it prints.
 func (s *setup) kubectl(ctx context.Context, args ...string) error {
-	program, first := s.site.Program("devcluster"), []string{"kubectl"}
-	if s.cluster.Foreign {
-		found, err := exec.LookPath("kubectl")
-		if err != nil {
-			s.tell("(kubectl is not installed: kubectl %s is left out)", strings.Join(args, " "))
-			return nil
-		}
-		program, first = found, nil
-	}
 	s.plain("\n$ kubectl %s", strings.Join(args, " "))
+	program, first := s.findKubectl()
+	if program == "" {
+		s.plain("(kubectl is not installed)")
+		return nil
+	}
 	all := append(first, "--kubeconfig", s.cluster.Kubeconfig, "--namespace", s.cluster.Namespace)
 	return s.command(ctx, s.out, program, append(all, args...)...)
+}
+
+// findKubectl prefers the one that comes with the dev cluster, which need not be
+// built when another cluster is used.
+func (s *setup) findKubectl() (program string, first []string) {
+	if len(stack.Missing(s.paths.bin, "devcluster")) == 0 {
+		return s.site.Program("devcluster"), []string{"kubectl"}
+	}
+	program, err := exec.LookPath("kubectl")
+	if err != nil {
+		return "", nil
+	}
+	return program, nil
 }
 
 // mcmctl does the same with mcmctl.

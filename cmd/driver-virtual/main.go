@@ -24,8 +24,9 @@ func main() {
 	cfg.CreateIdentity = driver.Identity
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := driversdk.Serve(ctx, cfg, driver); err != nil {
+	err := driversdk.Serve(ctx, cfg, driver)
+	stop()
+	if err != nil {
 		slog.Error("driver-virtual stopped", "err", err)
 		os.Exit(1)
 	}

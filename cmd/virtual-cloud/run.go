@@ -25,14 +25,14 @@ import (
 const shutdownTimeout = 5 * time.Second
 
 // run serves until ctx ends, and returns when everything it started has ended.
-func run(ctx context.Context, o *options, stdout, stderr io.Writer) (err error) {
+func run(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	logger := slog.New(slog.NewTextHandler(stderr, nil))
 	if err := o.complete(); err != nil {
 		return err
 	}
 	opts := cloud.Options{Identity: cloudapi.Identity(o.identity), Knobs: o.knobs, Logger: logger}
 	if o.logFile != "" {
-		file, err := os.OpenFile(o.logFile, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+		file, err := os.OpenFile(o.logFile, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 		if err != nil {
 			return fmt.Errorf("--log: %w", err)
 		}
@@ -100,10 +100,8 @@ func listen(address string, guarded bool) (net.Listener, error) {
 		return nil, fmt.Errorf("--listen %s: %w; give a host of this computer and a port, such as 127.0.0.1:0", address, err)
 	}
 	if tcp, ok := listener.Addr().(*net.TCPAddr); !guarded && (!ok || !tcp.IP.IsLoopback()) {
-		listener.Close()
-
-		return nil, fmt.Errorf("--listen %s: others could reach it, and nobody is asked for a token; "+
-			"give --api-token-file, or listen on 127.0.0.1", address)
+		return nil, errors.Join(fmt.Errorf("--listen %s: others could reach it, and nobody is asked for a token; "+
+			"give --api-token-file, or listen on 127.0.0.1", address), listener.Close())
 	}
 
 	return listener, nil

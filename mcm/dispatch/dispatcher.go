@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -52,14 +51,18 @@ type entry struct {
 	kind     Kind
 	number   int64
 	machine  types.NamespacedName
+	uid      types.UID
 	provider string
 	started  time.Time
 	request  bus.Request
 
-	state     State
-	cancelled bool
-	holder    string // replica that keeps the result until it is acknowledged
-	settled   bool
+	state   State
+	told    bool   // a reason to wait was notified, and nothing since
+	gone    bool   // the machine is: nobody will settle this
+	holder  string // replica that keeps the result until it is acknowledged
+	settled bool
+
+	quit chan struct{} // closed when it is cancelled
 }
 
 // New returns a Dispatcher whose operations let go when ctx ends: then they go
@@ -86,19 +89,14 @@ func (d *Dispatcher) Start(op Operation) State {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if e, ok := d.machines[uid]; ok {
-		switch {
-		case e.id == id && !e.settled:
-			return e.state
-		case op.Number <= e.number:
-			return State{Phase: Stale, ID: id, Kind: op.Kind}
-		case !e.settled:
-			return State{Phase: Refused, ID: id, Kind: op.Kind, Reason: "operation " + e.id + " has not ended"}
+		if state, begun := d.against(e, &op); begun {
+			return state
 		}
 	}
 	e := &entry{
 		id: id, kind: op.Kind, number: op.Number, provider: op.Provider, started: time.Now(),
-		machine: types.NamespacedName{Namespace: op.Machine.Namespace, Name: op.Machine.Name},
-		state:   State{Phase: Waiting, ID: id, Kind: op.Kind},
+		machine: types.NamespacedName{Namespace: op.Machine.Namespace, Name: op.Machine.Name}, uid: uid,
+		state: State{Phase: Waiting, ID: id, Kind: op.Kind}, quit: make(chan struct{}),
 	}
 	e.request = bus.Request{
 		Provider: op.Provider, Namespace: op.Machine.Namespace, Name: op.Machine.Name,
@@ -111,6 +109,32 @@ func (d *Dispatcher) Start(op Operation) State {
 	d.running.Go(func() { d.run(e) })
 
 	return e.state
+}
+
+// against holds an operation against the newest one of its machine. It tells
+// what is known of the asked one; begun is false when that has yet to begin.
+func (d *Dispatcher) against(e *entry, op *Operation) (state State, begun bool) {
+	state = State{ID: op.ID(), Kind: op.Kind}
+	switch {
+	case e.settled && op.Number <= e.number:
+		state.Phase, state.Settled = Stale, e.number+1
+	case e.settled:
+		return state, false
+	case e.id == op.ID():
+		return e.state, true
+	case op.Number < e.number:
+		state.Phase, state.Settled = Stale, e.number
+	case op.Number == e.number || e.state.Phase != Done:
+		state.Phase, state.Reason = Refused, "operation "+e.id+" has not ended"
+	default:
+		// Its outcome is stored, or the caller would not count it; that the store
+		// worked was lost on the way.
+		d.release(e)
+
+		return state, false
+	}
+
+	return state, true
 }
 
 // State returns what is known of a machine's newest operation; false when there
@@ -130,30 +154,48 @@ func (d *Dispatcher) State(uid types.UID) (State, bool) {
 // forget it, and it can never be started again.
 func (d *Dispatcher) Settle(uid types.UID, id string) {
 	d.mu.Lock()
-	e, ok := d.machines[uid]
-	if !ok || e.id != id || e.state.Phase != Done || e.settled {
-		d.mu.Unlock()
-
-		return
+	defer d.mu.Unlock()
+	if e, ok := d.machines[uid]; ok && e.id == id && e.state.Phase == Done && !e.settled {
+		d.release(e)
 	}
+}
+
+// release lets go of an operation that has ended. d.mu is held; publishing does
+// not block.
+func (d *Dispatcher) release(e *entry) {
 	// Only the number matters from now on.
 	e.settled, e.request, e.state = true, bus.Request{}, State{Phase: Done}
-	holder := e.holder
-	d.mu.Unlock()
-	if holder == "" {
+	if e.holder == "" {
 		return
 	}
-	if err := d.caller.Acknowledge(e.provider, holder, id); err != nil {
+	if err := d.caller.Acknowledge(e.provider, e.holder, e.id); err != nil {
 		d.log(e).V(1).Info("result not acknowledged; its replica keeps it for a day", "err", err.Error())
 	}
 }
 
-// Forget drops what is remembered of a machine that is gone.
+// Forget drops what is remembered of a machine that is gone. An operation that
+// has not ended, because somebody took the machine away from under it, is
+// cancelled.
 func (d *Dispatcher) Forget(uid types.UID) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if e, ok := d.machines[uid]; ok && e.settled {
+	e, ok := d.machines[uid]
+	ended := ok && e.state.Phase == Done
+	switch {
+	case ended && !e.settled:
+		d.release(e)
 		delete(d.machines, uid)
+	case ended:
+		delete(d.machines, uid)
+	case ok:
+		e.gone = true
+	}
+	d.mu.Unlock()
+	if !ok || ended {
+		return
+	}
+	d.log(e).Info("machine is gone; cancelling its operation")
+	if err := d.Cancel(uid); err != nil {
+		d.log(e).Info("operation of a machine that is gone not cancelled", "err", err.Error())
 	}
 }
 
@@ -163,8 +205,8 @@ func (d *Dispatcher) Cancel(uid types.UID) error {
 	d.mu.Lock()
 	e, ok := d.machines[uid]
 	ok = ok && !e.settled && e.state.Phase != Done
-	if ok {
-		e.cancelled = true
+	if ok && !e.cancelled() {
+		close(e.quit)
 	}
 	d.mu.Unlock()
 	if !ok {
@@ -174,12 +216,13 @@ func (d *Dispatcher) Cancel(uid types.UID) error {
 	return d.caller.Cancel(e.provider, e.id)
 }
 
-// cancelled tells whether an operation that waits should rather end.
-func (d *Dispatcher) cancelled(e *entry) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	return e.cancelled
+func (e *entry) cancelled() bool {
+	select {
+	case <-e.quit:
+		return true
+	default:
+		return false
+	}
 }
 
 // InFlight tells whether an operation of a machine is under way at a provider:
@@ -195,42 +238,61 @@ func (d *Dispatcher) InFlight(provider, operationID string, uid types.UID) bool 
 // run has an operation done, for as long as it takes.
 func (d *Dispatcher) run(e *entry) {
 	defer d.metrics.started(e.provider, e.kind)()
-	req := e.request
+	req, quit := e.request, (<-chan struct{})(e.quit)
 	for {
 		room := d.caller.Room(e.provider)
 		out, err := d.caller.Call(d.ctx, req)
 		if d.ctx.Err() != nil {
 			return
 		}
-		var failure *bus.Error
-		if !errors.As(err, &failure) || failure.Origin == bus.OriginDriver {
+		if ended(err) {
 			d.finish(e, out, err)
 
 			return
 		}
-		if failure.Origin == bus.OriginTimeout {
+		if bus.OriginOf(err) == bus.OriginTimeout {
 			req.Recover, req.Attempt = true, out.Attempts
 		}
-		if d.cancelled(e) {
+		d.waiting(e, err.Error(), out.Attempts)
+		if !d.pause(room, quit) {
+			return
+		}
+		switch {
+		case !e.cancelled():
+		case !req.Recover:
 			d.finish(e, out, Errorf(Canceled, "given up while waiting: %w", err))
 
 			return
-		}
-		d.waiting(e, err.Error(), out.Attempts)
-		if !d.pause(room) {
-			return
+		default:
+			// A replica may still be at it, and that is all there is to know.
+			req.OnlyIfHeld, quit = true, nil
 		}
 	}
 }
 
-// pause waits for a sign of room or a moment; false means that the dispatcher
-// ends.
-func (d *Dispatcher) pause(room <-chan struct{}) bool {
+// ended tells whether a call's error is the operation's outcome. Otherwise it
+// is to be called again.
+func ended(err error) bool {
+	switch bus.OriginOf(err) {
+	case bus.OriginBus:
+		return CodeOf(err) == InvalidArgument // can never be sent
+	case bus.OriginTimeout:
+		return false
+	default:
+		return true
+	}
+}
+
+// pause waits for a sign of room, a moment, or quit; false means that the
+// dispatcher ends.
+func (d *Dispatcher) pause(room, quit <-chan struct{}) bool {
 	again := time.NewTimer(retryWait)
 	defer again.Stop()
 	select {
 	case <-room:
 	case <-again.C:
+	case <-quit:
+		return true
 	case <-d.ctx.Done():
 		return false
 	}

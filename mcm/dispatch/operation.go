@@ -70,7 +70,8 @@ const (
 	Running
 	// Done: it has ended; Err says how.
 	Done
-	// Stale: it was settled before; the caller looks at an old object.
+	// Stale: it was settled before; the caller looks at an old object, or at one
+	// whose journal somebody has turned back.
 	Stale
 	// Refused: another operation of the machine has not ended.
 	Refused
@@ -85,7 +86,12 @@ type State struct {
 	// Reason says in one line what a waiting operation waits for; empty before
 	// anything is known.
 	Reason string
-	// Replica has it, in its Attempt's try; Progress is the driver's own word.
+	// Waited says that there was a Reason, whatever has followed.
+	Waited bool
+	// Settled is, for a Stale one, how many operations were settled in truth.
+	Settled int64
+	// Replica has it, in its Attempt's try; Progress is the driver's own word. An
+	// operation that is Done with Attempt 0 was seen by no driver.
 	Replica  string
 	Attempt  uint32
 	Progress string

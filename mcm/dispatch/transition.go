@@ -8,13 +8,25 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// accepted notes that a replica has the operation. Nobody is notified: there is
-// nothing for a controller to do.
+// accepted notes that a replica has the operation. That is news only for a
+// controller that was told of a reason to wait.
 func (d *Dispatcher) accepted(e *entry, attempt uint32, replica string) {
 	d.mu.Lock()
-	e.state = State{Phase: Running, ID: e.id, Kind: e.kind, Replica: replica, Attempt: attempt}
+	news := e.told
+	e.told = false
+	e.state = State{Phase: Running, ID: e.id, Kind: e.kind, Replica: replica, Attempt: attempt, Waited: e.state.Waited}
 	d.mu.Unlock()
 	d.log(e).V(1).Info("a replica has the operation", "attempt", attempt, "replica", replica)
+	if news {
+		d.notify(e.machine)
+	}
+	if !e.cancelled() {
+		return
+	}
+	// The request was on its way, where it could not be cancelled.
+	if err := d.caller.Cancel(e.provider, e.id); err != nil {
+		d.log(e).Info("operation not cancelled", "err", err.Error())
+	}
 }
 
 func (d *Dispatcher) progress(e *entry, message string) {
@@ -27,7 +39,8 @@ func (d *Dispatcher) progress(e *entry, message string) {
 func (d *Dispatcher) waiting(e *entry, reason string, attempts uint32) {
 	d.mu.Lock()
 	news := e.state.Phase != Waiting || e.state.Reason != reason
-	e.state = State{Phase: Waiting, ID: e.id, Kind: e.kind, Reason: reason, Attempt: attempts}
+	e.told = true
+	e.state = State{Phase: Waiting, ID: e.id, Kind: e.kind, Reason: reason, Attempt: attempts, Waited: true}
 	d.mu.Unlock()
 	if news {
 		d.log(e).Info("operation waits", "reason", reason, "attempt", attempts)
@@ -45,6 +58,10 @@ func (d *Dispatcher) finish(e *entry, out *bus.Outcome, err error) {
 	e.state = state
 	if !out.Plain {
 		e.holder = out.Replica
+	}
+	if e.gone {
+		d.release(e)
+		delete(d.machines, e.uid)
 	}
 	d.mu.Unlock()
 	d.metrics.finished(e.provider, e.kind, CodeOf(err), out)

@@ -44,7 +44,9 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, nod
 	b := ctrl.NewControllerManagedBy(mgr).
 		Named("machine").
 		// Status and journal are this controller's own; it need not hear of them.
-		For(&v1alpha1.Machine{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		For(&v1alpha1.Machine{}, builder.WithPredicates(predicate.Or[client.Object](
+			predicate.GenerationChangedPredicate{}, nodeLabelChanged()))).
+		Watches(&v1alpha1.Machine{}, r.forgetMachine()).
 		Watches(&v1alpha1.MachineClass{}, handler.EnqueueRequestsFromMapFunc(r.machinesOfClass)).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.machinesOfSecret)).
 		WatchesRawSource(operationChanges(notifier)).
@@ -108,6 +110,28 @@ func operationChanges(notifier Notifier) source.Source {
 	})
 }
 
+// nodeLabelChanged passes a machine whose Node can be found from now on: the
+// Node's own event may have come before.
+func nodeLabelChanged() predicate.Predicate {
+	return predicate.Funcs{
+		CreateFunc: func(event.CreateEvent) bool { return false },
+		DeleteFunc: func(event.DeleteEvent) bool { return false },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			return e.ObjectOld.GetLabels()[v1alpha1.LabelKeyNode] != e.ObjectNew.GetLabels()[v1alpha1.LabelKeyNode]
+		},
+	}
+}
+
+// forgetMachine has the dispatcher forget a machine once no pass can see it any
+// more: before, a pass over an old copy would begin its operation anew.
+func (r *Reconciler) forgetMachine() handler.EventHandler {
+	return handler.Funcs{
+		DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+			r.Dispatcher.Forget(e.Object.GetUID())
+		},
+	}
+}
+
 // machinesOfClass are those for which a change of their class can make a
 // difference: a running machine needs its class only when it is deleted.
 func (r *Reconciler) machinesOfClass(ctx context.Context, class client.Object) []reconcile.Request {
@@ -121,8 +145,7 @@ func (r *Reconciler) machinesOfClass(ctx context.Context, class client.Object) [
 	var requests []reconcile.Request
 	for i := range list.Items {
 		m := &list.Items[i]
-		p := pass{machine: m}
-		if p.creating() || !m.DeletionTimestamp.IsZero() {
+		if creating(m) || !m.DeletionTimestamp.IsZero() {
 			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(m)})
 		}
 	}

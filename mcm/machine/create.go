@@ -27,14 +27,14 @@ func (p *pass) createInstance(ctx context.Context) (next, error) {
 	if n.stop || err != nil {
 		return n, err
 	}
-	if state.Stated {
-		p.machine.Status.LastKnownState = state.LastKnownState
-	}
 	if state.Err == nil {
 		state.Err = p.checkInstance(state.Instance)
 	}
 	if state.Err != nil {
 		return p.createFailed(ctx, state)
+	}
+	if state.Stated {
+		p.machine.Status.LastKnownState = state.LastKnownState
 	}
 
 	return proceed, p.created(ctx, state)
@@ -118,6 +118,10 @@ func addresses(i *dispatch.Instance) []corev1.NodeAddress {
 
 // createFailed stores how a create failed and when it is tried again.
 func (p *pass) createFailed(ctx context.Context, state dispatch.State) (next, error) {
+	// What the driver remembered before belongs to a try that goes on.
+	if code := dispatch.CodeOf(state.Err); state.LastKnownState != "" || !transient(code) && code != dispatch.ResourceExhausted {
+		p.machine.Status.LastKnownState = state.LastKnownState
+	}
 	p.failCreation(state.Err)
 
 	return p.failed(ctx, state, "FailedCreate", p.Settings.Retry.create(dispatch.CodeOf(state.Err)))

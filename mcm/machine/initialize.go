@@ -3,6 +3,8 @@ package machine
 import (
 	"context"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
@@ -20,11 +22,25 @@ func (p *pass) initializeInstance(ctx context.Context) (next, error) {
 	if state.Err != nil && dispatch.CodeOf(state.Err) != dispatch.Unimplemented {
 		return p.initializeFailed(ctx, state)
 	}
-	if state.Err == nil && state.Stated && state.LastKnownState != "" {
+	if state.LastKnownState != "" {
 		p.machine.Status.LastKnownState = state.LastKnownState
 	}
 
-	return proceed, nil
+	return proceed, p.described(ctx, state.Instance)
+}
+
+// described stores what a driver says of an instance that was there before its
+// machine: adopting it was guesswork.
+func (p *pass) described(ctx context.Context, i *dispatch.Instance) error {
+	switch {
+	case i == nil:
+	case p.Target == nil:
+		p.machine.Status.Addresses = addresses(i)
+	case i.NodeName != "":
+		metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, i.NodeName)
+	}
+
+	return p.patch(ctx)
 }
 
 func (p *pass) initializeFailed(ctx context.Context, state dispatch.State) (next, error) {

@@ -26,6 +26,9 @@ func (p *pass) followNode(ctx context.Context) (next, error) {
 	if err := p.lookupNode(ctx); err != nil {
 		return wait, err
 	}
+	if p.node != nil && !p.node.DeletionTimestamp.IsZero() && p.node.Labels[v1alpha1.LabelKeyMachineName] == p.machine.Name {
+		return p.followNodeOut(ctx)
+	}
 	if err := p.claimNode(ctx); err != nil {
 		return wait, err
 	}
@@ -33,6 +36,8 @@ func (p *pass) followNode(ctx context.Context) (next, error) {
 	p.copyConditions()
 	var n next
 	switch phase := p.machine.Status.CurrentStatus.Phase; {
+	case phase == v1alpha1.MachineInPlaceUpdating, phase == v1alpha1.MachineInPlaceUpdateFailed:
+		n = wait // the update decides
 	case healthy && phase != v1alpha1.MachineRunning:
 		n = p.joinOrHold(phase)
 	case phase == v1alpha1.MachinePending:
@@ -88,6 +93,18 @@ func (p *pass) claimNode(ctx context.Context) error {
 	p.node = node
 
 	return nil
+}
+
+// followNodeOut deletes the machine whose Node somebody deletes: the Node's
+// finalizer waits for that.
+func (p *pass) followNodeOut(ctx context.Context) (next, error) {
+	p.warn("NodeDeleted", "Node %s is being deleted; its machine follows", p.node.Name)
+	err := p.Control.Delete(ctx, p.machine, client.Preconditions{UID: uidOf(p.machine)})
+	if err != nil {
+		return wait, fmt.Errorf("delete machine %s/%s: %w", p.machine.Namespace, p.machine.Name, err)
+	}
+
+	return wait, nil
 }
 
 // nodeHealth tells whether the Node is as it should be, and describes what is

@@ -42,9 +42,14 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 		return state, proceed, nil
 	case dispatch.Waiting:
 		return state, wait, p.waiting(ctx, state)
+	case dispatch.Running:
+		return state, wait, p.running(ctx, state)
 	case dispatch.Stale:
-		// Our cache has not seen yet what we stored; its event comes.
-		return state, again(conflictRetry), nil
+		// Either our cache has not seen yet what we stored, and this write is a
+		// conflict; or somebody turned the journal back, and this sets it right.
+		p.journal = journal{Settled: state.Settled}
+
+		return state, again(conflictRetry), p.patch(ctx)
 	default:
 		return state, wait, nil
 	}
@@ -55,17 +60,35 @@ func (p *pass) waiting(ctx context.Context, state dispatch.State) error {
 	if state.Reason == "" {
 		return nil
 	}
-	kind := v1alpha1.MachineOperationCreate
-	if state.Kind == dispatch.Delete {
-		kind = v1alpha1.MachineOperationDelete
-	}
 	text := "Waiting: " + state.Reason
 	if p.machine.Status.LastOperation.Description != text {
 		p.warn("WaitingForDriver", "%s waits: %s", state.Kind, state.Reason)
 	}
-	p.setLastOperation(kind, v1alpha1.MachineStateProcessing, "", text)
+	p.setLastOperation(operationType(state.Kind), v1alpha1.MachineStateProcessing, "", text)
 
 	return p.patchStatus(ctx)
+}
+
+// running takes back what waiting has told.
+func (p *pass) running(ctx context.Context, state dispatch.State) error {
+	if !state.Waited {
+		return nil
+	}
+	text := v1alpha1.TextCreating
+	if state.Kind == dispatch.Delete {
+		text = v1alpha1.DeletionTextDeleteVM
+	}
+	p.setLastOperation(operationType(state.Kind), v1alpha1.MachineStateProcessing, "", text)
+
+	return p.patchStatus(ctx)
+}
+
+func operationType(kind dispatch.Kind) v1alpha1.MachineOperationType {
+	if kind == dispatch.Delete {
+		return v1alpha1.MachineOperationDelete
+	}
+
+	return v1alpha1.MachineOperationCreate
 }
 
 // failed stores a failure, which the step has put into the status, and when the

@@ -115,9 +115,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	for _, do := range steps {
 		n, err := do(p, ctx)
-		if apierrors.IsConflict(err) {
-			// Somebody wrote the object since our cache saw it; its event starts
-			// the next pass.
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			// Somebody wrote or removed the object since our cache saw it; its
+			// event starts the next pass.
 			p.log.V(1).Info("object has changed, looking again", "err", err.Error())
 
 			return reconcile.Result{RequeueAfter: conflictRetry}, nil
@@ -160,13 +160,15 @@ func (p *pass) patch(ctx context.Context) error {
 	return nil
 }
 
-// patchStatus stores what changed in status; this controller is its only
-// writer besides the machine's set, so it needs no lock.
+// patchStatus stores what changed in status, provided that nobody else has
+// changed the object: a pass over an old copy must not undo what came since, and
+// half of one record in another's would be neither.
 func (p *pass) patchStatus(ctx context.Context) error {
 	if equality.Semantic.DeepEqual(p.machine.Status, p.stored.Status) {
 		return nil
 	}
-	if err := p.Control.Status().Patch(ctx, p.machine, client.MergeFrom(p.stored)); err != nil {
+	err := p.Control.Status().Patch(ctx, p.machine, client.MergeFromWithOptions(p.stored, client.MergeFromWithOptimisticLock{}))
+	if err != nil {
 		return fmt.Errorf("store status of machine %s/%s: %w", p.machine.Namespace, p.machine.Name, err)
 	}
 	p.stored = p.machine.DeepCopy()
@@ -226,11 +228,19 @@ func (p *pass) creationTimeout() time.Duration {
 func (p *pass) age() time.Duration { return p.now.Sub(p.machine.CreationTimestamp.Time) }
 
 // creating tells whether the machine's instance is still to be made or made
-// ready.
-func (p *pass) creating() bool {
-	phase := p.machine.Status.CurrentStatus.Phase
+// ready. A machine that Failed without ever having had one is tried further: only
+// its set, if it has one, replaces it.
+func (p *pass) creating() bool { return creating(p.machine) }
 
-	return phase == v1alpha1.MachinePhaseNew || phase == v1alpha1.MachineCrashLoopBackOff
+func creating(m *v1alpha1.Machine) bool {
+	switch m.Status.CurrentStatus.Phase {
+	case v1alpha1.MachinePhaseNew, v1alpha1.MachineCrashLoopBackOff:
+		return true
+	case v1alpha1.MachineFailed:
+		return m.Spec.ProviderID == ""
+	default:
+		return false
+	}
 }
 
 // fault returns an error's text without what an error chain adds for logs.

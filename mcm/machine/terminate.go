@@ -6,6 +6,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -26,6 +27,9 @@ func (p *pass) markTerminating(ctx context.Context) (next, error) {
 	if p.machine.Status.CurrentStatus.Phase == v1alpha1.MachineTerminating {
 		return proceed, nil
 	}
+	if !p.creating() && p.journal.Operation == dispatch.Initialize {
+		p.journal = p.journal.settle() // as the phase says, for the last time
+	}
 	p.setPhase(v1alpha1.MachineTerminating)
 	p.machine.Status.CurrentStatus.PreserveExpiryTime = nil
 	p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "", v1alpha1.DeletionTextGetVMStatus)
@@ -44,10 +48,11 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 	if kind == "" || kind == dispatch.Delete {
 		return proceed, nil
 	}
-	if _, err := p.lookupClass(ctx); err != nil {
-		p.log.V(1).Info("class of the operation to be ended cannot be read", "err", err.Error())
-	}
+	_, classErr := p.lookupClass(ctx)
 	state, known := p.Dispatcher.State(p.machine.UID)
+	if !known && p.provider == "" {
+		return p.cannotDelete(ctx, classErr) // nobody can be asked what became of it
+	}
 	if !known {
 		// Begun by another manager: a replica may still have it.
 		state = p.Dispatcher.Start(dispatch.Operation{
@@ -68,6 +73,9 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 		}
 		if kind == dispatch.Create && state.Err == nil && state.Instance != nil {
 			p.machine.Spec.ProviderID = state.Instance.ProviderID
+			if p.Target != nil && state.Instance.NodeName != "" {
+				metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, state.Instance.NodeName)
+			}
 		}
 		p.journal = p.journal.settle()
 		if err := p.patch(ctx); err != nil {
@@ -90,14 +98,12 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 
 // deleteInstance has the machine's instance removed, if there can be one.
 func (p *pass) deleteInstance(ctx context.Context) (next, error) {
-	if p.machine.Spec.ProviderID == "" && (p.journal == (journal{}) || p.untouched) {
-		return proceed, nil // no operation was ever sent
+	// A machine without a journal is no such case: another manager, which keeps
+	// none, may have made its instance.
+	if p.untouched {
+		return proceed, nil
 	}
-	if _, err := p.lookupClass(ctx); err != nil && (p.class.Object == nil || p.provider == "") {
-		if dispatch.CodeOf(err) == dispatch.Unknown {
-			return wait, err
-		}
-
+	if _, err := p.lookupClass(ctx); err != nil && p.provider == "" {
 		return p.cannotDelete(ctx, err)
 	}
 	state, n, err := p.operate(ctx, dispatch.Delete)
@@ -128,6 +134,9 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 // cannotDelete notes that the instance cannot be removed as the class stands. A
 // change of the class starts the next pass.
 func (p *pass) cannotDelete(ctx context.Context, err error) (next, error) {
+	if dispatch.CodeOf(err) == dispatch.Unknown {
+		return wait, err // not the class's fault: the API server's
+	}
 	text := v1alpha1.ErrorText(dispatch.CodeOf(err).String(), fault(err)) + ". " + v1alpha1.DeletionTextDeleteVM
 	if p.machine.Status.LastOperation.Description != text {
 		p.warn("CannotDelete", "%s", fault(err))
@@ -183,7 +192,6 @@ func (p *pass) release(ctx context.Context) (next, error) {
 		return wait, err
 	}
 	p.Dispatcher.Settle(p.machine.UID, id)
-	p.Dispatcher.Forget(p.machine.UID)
 	p.say("Deleted", "Machine, instance and node are gone")
 
 	return wait, nil

@@ -78,8 +78,9 @@ func (d *Driver) send(
 			return nil, err
 		}
 		made, err := cloud.Create(ctx, body)
-		var answered *cloudapi.Error
-		if tries--; err == nil || errors.As(err, &answered) || tries == 0 {
+		_, answered := errors.AsType[*cloudapi.Error](err)
+		tries--
+		if err == nil || answered || tries == 0 {
 			return made, err
 		}
 		req.Progress("creating instance " + body.Name + ": the answer was lost; asking again")

@@ -182,7 +182,8 @@ func TestDriver_Codes(t *testing.T) {
 		"gateway":    {"not the cloud's words", cloudapi.Fault{Status: http.StatusBadGateway, Code: "HTTP"}, driversdk.Unavailable},
 		"foreign 404": {
 			"who is not the cloud must not make an instance look gone",
-			cloudapi.Fault{Status: http.StatusNotFound, Code: "HTTP"}, driversdk.FailedPrecondition,
+			cloudapi.Fault{Status: http.StatusNotFound, Code: "HTTP"},
+			driversdk.FailedPrecondition,
 		},
 		"forbidden": {"by somebody in between", cloudapi.Fault{Status: http.StatusForbidden, Code: "HTTP"}, driversdk.PermissionDenied},
 	}

@@ -1,7 +1,6 @@
 package virtual
 
 import (
-	"io"
 	"log/slog"
 	"net/http/httptest"
 	"testing"
@@ -28,7 +27,7 @@ type world struct {
 
 func newWorld(t *testing.T, knobs cloudapi.Knobs) *world {
 	t.Helper()
-	c, err := cloud.New(t.Context(), cloud.Options{Knobs: knobs, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	c, err := cloud.New(t.Context(), cloud.Options{Knobs: knobs, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,8 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -41,8 +43,7 @@ func LoadYAML(path string) ([]*unstructured.Unstructured, error) {
 		}
 		decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(content), len(content))
 		for {
-			object := &unstructured.Unstructured{}
-			err := decoder.Decode(&object.Object)
+			object, err := nextObject(decoder)
 			if errors.Is(err, io.EOF) {
 				break
 			}
@@ -55,6 +56,19 @@ func LoadYAML(path string) ([]*unstructured.Unstructured, error) {
 		}
 	}
 	return objects, nil
+}
+
+// nextObject reads whole numbers as such, like the API machinery does.
+func nextObject(decoder *yaml.YAMLOrJSONDecoder) (*unstructured.Unstructured, error) {
+	var raw runtime.RawExtension
+	if err := decoder.Decode(&raw); err != nil {
+		return nil, err
+	}
+	object := &unstructured.Unstructured{}
+	if len(raw.Raw) == 0 {
+		return object, nil
+	}
+	return object, json.Unmarshal(raw.Raw, &object.Object)
 }
 
 // Apply has the API server merge objects into what is there (server-side apply).

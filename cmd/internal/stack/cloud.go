@@ -21,24 +21,24 @@ type Cloud struct {
 // StartCloud starts a cloud whose instances join the cluster of kubeconfig as
 // Nodes; with an empty one they join none.
 func (s *Site) StartCloud(ctx context.Context, name, kubeconfig string, args ...string) (*Cloud, error) {
-	c := &Cloud{APIToken: strings.ToLower(rand.Text())}
-	adminToken := strings.ToLower(rand.Text())
-	all := []string{"--listen", Loopback(0), "--log", s.path(name + ".jsonl")}
-	if kubeconfig != "" {
-		all = append(all, "--kubeconfig", kubeconfig)
-	}
-	p, err := s.start(command{
-		name: name, program: "virtual-cloud", args: append(all, args...),
-		env: []string{"VIRTUAL_CLOUD_API_TOKENS=" + c.APIToken, "VIRTUAL_CLOUD_ADMIN_TOKEN=" + adminToken},
-	})
+	token := strings.ToLower(rand.Text())
+	file, err := s.private(name+".token", token)
 	if err != nil {
 		return nil, err
 	}
-	c.Process = p
+	all := []string{"--listen", Loopback(0), "--api-token-file", file, "--log", s.path(name + ".jsonl")}
+	if kubeconfig != "" {
+		all = append(all, "--join-kubeconfig", kubeconfig)
+	}
+	p, err := s.Start(name, "virtual-cloud", append(all, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cloud{Process: p, APIToken: token}
 	if c.Endpoint, err = p.line(ctx, "listening "); err != nil {
 		return nil, err
 	}
-	c.Admin, err = cloudapi.NewAdmin(c.Endpoint, adminToken)
+	c.Admin, err = cloudapi.NewAdmin(c.Endpoint, token)
 	return c, err
 }
 

@@ -22,7 +22,7 @@ func (s *Site) StartDevCluster(ctx context.Context, users ...string) (*DevCluste
 	for _, user := range users {
 		args = append(args, "--users", user)
 	}
-	p, err := s.start(command{name: "devcluster", program: "devcluster", args: args})
+	p, err := s.Start("devcluster", "devcluster", args...)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 )
 
 // A Driver is one replica of driver-virtual.
@@ -14,6 +15,9 @@ type Driver struct {
 	// Replica is its id on the bus.
 	Replica string
 }
+
+// drainTimeout is how long a driver finishes its work when it is told to stop.
+const drainTimeout = 2 * time.Second
 
 // DriverOptions are what is told to a driver. Name and NATSURL are needed.
 type DriverOptions struct {
@@ -32,11 +36,12 @@ type DriverOptions struct {
 // taken for this.
 func (s *Site) StartDriver(ctx context.Context, tap *Tap, o DriverOptions) (*Driver, error) {
 	known := tap.Sessions()
-	args := []string{"--nats-url", o.NATSURL}
+	// By default a driver that is told to stop finishes what it does, for minutes.
+	args := []string{"--nats-url", o.NATSURL, "--drain-timeout", drainTimeout.String()}
 	if len(o.Clusters) > 0 {
 		args = append(args, "--clusters", strings.Join(o.Clusters, ","))
 	}
-	p, err := s.start(command{name: o.Name, program: "driver-virtual", args: append(args, o.Args...)})
+	p, err := s.Start(o.Name, "driver-virtual", append(args, o.Args...)...)
 	if err != nil {
 		return nil, err
 	}

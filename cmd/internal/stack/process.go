@@ -33,6 +33,7 @@ type Process struct {
 
 	cmd   *exec.Cmd
 	asked atomic.Bool // to end, by Stop or Kill
+	ready atomic.Bool
 	done  chan struct{}
 	err   error // how it ended; valid once done is closed
 }
@@ -42,7 +43,6 @@ type command struct {
 	name    string
 	program string
 	args    []string
-	env     []string // beside PATH and HOME; nothing else is inherited
 }
 
 // start runs a command with its output in dir. A detached process is the leader
@@ -68,7 +68,7 @@ func start(dir string, c command, program string, detached bool) (*Process, erro
 	p.cmd = exec.Command(program, c.args...)
 	p.cmd.Stdout, p.cmd.Stderr = stdout, stderr
 	// The ambient KUBECONFIG, NATS_URL and the like must not reach the programs.
-	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}, c.env...)
+	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
 	// Ctrl-C in a terminal reaches only us, and we decide the order.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if detached {
@@ -100,6 +100,10 @@ func (p *Process) Kill() error {
 	return nil
 }
 
+// ExpectEnd makes it no error that the process ends by itself, as long as its
+// exit code is 0.
+func (p *Process) ExpectEnd() { p.asked.Store(true) }
+
 // Pause stops the process from running (SIGSTOP) until Resume.
 func (p *Process) Pause() error { return p.signal(syscall.SIGSTOP) }
 
@@ -107,8 +111,8 @@ func (p *Process) Pause() error { return p.signal(syscall.SIGSTOP) }
 func (p *Process) Resume() error { return p.signal(syscall.SIGCONT) }
 
 // Stop asks the process to end (SIGTERM) and kills it when it has not by the
-// limit, which is an error, as is an exit code other than 0 and an end that
-// nobody asked for. A process that was killed by Kill is fine.
+// limit, which is an error, as is an exit code other than 0 once it was ready, and
+// an end that nobody asked for. A process that was killed by Kill is fine.
 func (p *Process) Stop() error {
 	select {
 	case <-p.done:
@@ -138,7 +142,8 @@ func (p *Process) unexpected() error {
 	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	// A program that has not yet set up its signals is ended by SIGTERM itself.
 	byUs := ok && status.Signaled() && (status.Signal() == syscall.SIGKILL || status.Signal() == syscall.SIGTERM)
-	if p.asked.Load() && (p.err == nil || byUs) {
+	// One that is stopped while it starts may well call that a failure.
+	if p.asked.Load() && (p.err == nil || byUs || !p.ready.Load()) {
 		return nil
 	}
 	return p.ended()
@@ -202,8 +207,8 @@ func (p *Process) line(ctx context.Context, prefix string) (string, error) {
 	return rest, err
 }
 
-// until polls check until it succeeds, at most for the start limit. What
-// completes the sentence "waited until ...".
+// until polls check, which tells whether the process is ready, at most for the
+// start limit. What completes the sentence "waited until ...".
 func (p *Process) until(ctx context.Context, what string, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("not within %s", startLimit))
 	defer cancel()
@@ -227,6 +232,7 @@ func (p *Process) until(ctx context.Context, what string, check func(context.Con
 	if err != nil {
 		return fmt.Errorf("%s: %w\n%s", p.Name, err, p.lastLines())
 	}
+	p.ready.Store(true)
 	return nil
 }
 

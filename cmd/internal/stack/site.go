@@ -74,12 +74,24 @@ func (s *Site) Program(name string) string { return filepath.Join(s.bin, name) }
 // path returns the path of a file in the Site's folder.
 func (s *Site) path(name string) string { return filepath.Join(s.dir, name) }
 
+// private writes a secret to a file of its own, and returns its path.
+func (s *Site) private(name, content string) (string, error) {
+	path := filepath.Join(s.path("private"), name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return "", fmt.Errorf("make a folder for secrets: %w", err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		return "", fmt.Errorf("write a secret: %w", err)
+	}
+	return path, nil
+}
+
 // Start runs a built program under a name of its own. It returns at once.
 func (s *Site) Start(name, program string, args ...string) (*Process, error) {
 	return s.start(command{name: name, program: program, args: args})
 }
 
-// start runs a command and remembers it for Close.
+// start remembers what it starts for Close.
 func (s *Site) start(c command) (*Process, error) {
 	s.mu.Lock()
 	taken := slices.ContainsFunc(s.processes, func(p *Process) bool { return p.Name == c.name })

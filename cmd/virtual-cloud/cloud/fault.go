@@ -21,7 +21,8 @@ func (c *Cloud) strike(op, name string) *cloudapi.Fault {
 		}
 		if f.Next > 0 {
 			faults := slices.Clone(c.knobs.Faults)
-			if faults[n].Next--; faults[n].Next == 0 {
+			faults[n].Next--
+			if faults[n].Next == 0 {
 				faults = slices.Delete(faults, n, n+1)
 			}
 			c.knobs.Faults = faults

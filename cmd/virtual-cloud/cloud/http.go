@@ -151,13 +151,11 @@ func readJSON[T any](w http.ResponseWriter, r *http.Request) (T, error) {
 }
 
 func badBody(err error) *cloudapi.Error {
-	var tooLarge *http.MaxBytesError
-	if errors.As(err, &tooLarge) {
+	if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return refusal(http.StatusRequestEntityTooLarge, cloudapi.CodeRequestTooLarge,
 			"the body is larger than %d bytes", tooLarge.Limit)
 	}
-	var wrongType *json.UnmarshalTypeError
-	if errors.As(err, &wrongType) {
+	if wrongType, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return refusal(http.StatusBadRequest, cloudapi.CodeInvalidArgument,
 			"the body: field %q must be of type %s", wrongType.Field, wrongType.Type)
 	}
@@ -168,12 +166,11 @@ func badBody(err error) *cloudapi.Error {
 func writeJSON(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(body) // fails only when the client has gone
+	_ = json.NewEncoder(w).Encode(body) //nolint:errchkjson // fails only when the client has gone
 }
 
 func asError(err error) *cloudapi.Error {
-	var e *cloudapi.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*cloudapi.Error](err); ok {
 		return e
 	}
 

@@ -3,6 +3,7 @@ package cloud
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
@@ -86,10 +87,8 @@ func (s *server) tokens(w http.ResponseWriter, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, t := range in.Tokens {
-		if t == "" {
-			return nil, refusal(http.StatusBadRequest, cloudapi.CodeInvalidArgument, "a token is empty")
-		}
+	if slices.Contains(in.Tokens, "") {
+		return nil, refusal(http.StatusBadRequest, cloudapi.CodeInvalidArgument, "a token is empty")
 	}
 	if err := s.cloud.noteTokens(len(in.Tokens)); err != nil {
 		return nil, err
@@ -119,8 +118,8 @@ func (s *server) log(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/jsonl")
 	encoder := json.NewEncoder(w)
 	for _, e := range s.cloud.Log(after) {
-		if encoder.Encode(e) != nil {
-			return // the client has gone
+		if encoder.Encode(e) != nil { //nolint:errchkjson // fails only when the client has gone
+			return
 		}
 	}
 }

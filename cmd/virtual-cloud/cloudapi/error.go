@@ -41,8 +41,7 @@ func (e *Error) Error() string {
 
 // CodeOf returns the code of the [Error] in err's chain, or "" without one.
 func CodeOf(err error) string {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Code
 	}
 

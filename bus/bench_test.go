@@ -1,0 +1,86 @@
+package bus_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/embedded"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// BenchmarkStatus compares a read over the bus with a bare request and reply of
+// the same bytes, one in flight, over the same server. Each pair of sub-benchmarks
+// shares a run, so that their ratio means something on a shared machine.
+func BenchmarkStatus(b *testing.B) {
+	for _, where := range []string{"tcp", "inprocess"} {
+		r := &rig{srv: bustest.Server(b, embedded.Options{})}
+		cfg := bus.Config{URLs: []string{r.srv.URL()}}
+		opts := []nats.Option{}
+		if where == "inprocess" {
+			cfg = bus.Config{InProcess: r.srv}
+			opts = append(opts, nats.InProcessServer(r.srv))
+		}
+		r.conn = bustest.Connect(b, cfg)
+		r.caller = newCaller(b, r.conn, bus.CallerConfig{})
+		// As deployed: mcm is next to its server, drivers are not.
+		driver := bustest.Connect(b, bus.Config{URLs: []string{r.srv.URL()}, InboxPrefix: bus.InboxPrefix(provider)})
+		result := &driverv1.Result{Payload: &driverv1.Result_InstanceStatus{InstanceStatus: &driverv1.StatusResponse{
+			Instance: &driverv1.Instance{ProviderId: "virtual://shop/m", NodeName: "m"},
+		}}}
+		run(b, driver, func(context.Context, *bus.Task) *driverv1.Result { return result })
+		bustest.Eventually(b, "the session", func() bool { return len(r.caller.Replicas()) == 1 })
+		req := status("m")
+
+		request, reply := wireBytes(b, r, req)
+		raw := bustest.Raw(b, r.srv.URL(), opts...)
+		peer := bustest.Raw(b, r.srv.URL())
+		if _, err := peer.QueueSubscribe("raw.>", "driver", func(m *nats.Msg) { _ = m.Respond(reply) }); err != nil || peer.Flush() != nil {
+			b.Fatal(err)
+		}
+		b.Run(where+"/raw", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := raw.Request("raw.default.driver.virtual.status.shop.m", request, time.Minute); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(where+"/bus", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := r.caller.Call(b.Context(), req); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// wireBytes listens to one call and returns what it put on the wire.
+func wireBytes(b *testing.B, r *rig, req bus.Request) (request, reply []byte) {
+	b.Helper()
+	tap := bustest.Raw(b, r.srv.URL())
+	seen := make(chan *nats.Msg, 9)
+	sub, err := tap.Subscribe("mcm.v1.default.*.virtual.>", func(m *nats.Msg) {
+		if s, err := bus.ParseSubject(m.Subject); err == nil && (s.Tree == bus.TreeDriver || s.Tree == bus.TreeReply) {
+			seen <- m
+		}
+	})
+	if err != nil || tap.Flush() != nil {
+		b.Fatal(err)
+	}
+	if _, err := r.caller.Call(b.Context(), req); err != nil {
+		b.Fatal(err)
+	}
+	request, reply = bustest.Receive(b, "the request", seen).Data, bustest.Receive(b, "the reply", seen).Data
+	if err := sub.Unsubscribe(); err != nil || tap.Flush() != nil {
+		b.Fatal(err)
+	}
+
+	return request, reply
+}

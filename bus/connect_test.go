@@ -1,0 +1,127 @@
+package bus_test
+
+import (
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/embedded"
+)
+
+func TestConnectRefuses(t *testing.T) {
+	t.Parallel()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := free.Addr().String()
+	if err := free.Close(); err != nil {
+		t.Fatal(err)
+	}
+	missing := filepath.Join(t.TempDir(), "missing")
+	cases := map[string]struct {
+		reason string
+		cfg    bus.Config
+		want   string
+	}{
+		"nobody there":       {"the error names the server and the remedy", bus.Config{URLs: []string{"nats://u:hidden@" + addr}, FailFast: true}, "is the server running"},
+		"plain beyond":       {"payloads would be readable", bus.Config{URLs: []string{"nats://nats.example:4222"}}, "without TLS"},
+		"anonymous beyond":   {"anybody could take its place", bus.Config{URLs: []string{"tls://nats.example:4222"}}, "without credentials"},
+		"one of several":     {"each counts", bus.Config{URLs: []string{"nats://127.0.0.1:4222,nats://nats.example:4222"}}, "nats.example"},
+		"beyond by address":  {"only loopback is this host alone", bus.Config{URLs: []string{"nats://10.0.0.1:4222"}}, "10.0.0.1"},
+		"no URL":             {"the error shows what one looks like", bus.Config{URLs: []string{"nats"}}, "nats://host:4222"},
+		"missing creds":      {"the error names the file", bus.Config{URLs: []string{"nats://" + addr}, Creds: missing}, missing},
+		"missing CA":         {"the error names the file", bus.Config{URLs: []string{"nats://" + addr}, CA: missing}, missing},
+		"half a certificate": {"the error says what is missing", bus.Config{URLs: []string{"nats://" + addr}, Cert: missing}, "both"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tc.cfg.Logger = bustest.Quiet()
+			conn, err := bus.Connect(t.Context(), tc.cfg)
+			if err == nil {
+				conn.Close()
+				t.Fatalf("no error: %s", tc.reason)
+			}
+			if !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "hidden") {
+				t.Errorf("error = %q, want one with %q and without a password: %s", err, tc.want, tc.reason)
+			}
+		})
+	}
+}
+
+func TestConnectAllowsInsecureWhenTold(t *testing.T) {
+	t.Parallel()
+	srv := bustest.Server(t, embedded.Options{Listen: "0.0.0.0:0", AllowInsecure: true})
+	for name, cfg := range map[string]bus.Config{
+		"told":       {URLs: []string{srv.URL()}, AllowInsecure: true},
+		"in process": {InProcess: srv},
+	} {
+		if conn := bustest.Connect(t, cfg); !conn.Up() {
+			t.Errorf("%s: not connected", name)
+		}
+	}
+}
+
+func TestConnectWithoutServerWaits(t *testing.T) {
+	t.Parallel()
+	srv := bustest.Server(t, embedded.Options{})
+	url := srv.URL()
+	srv.Stop()
+	conn, err := bus.Connect(t.Context(), bus.Config{URLs: []string{url}, Logger: bustest.Quiet()})
+	if err != nil {
+		t.Fatalf("Connect without a server: %v, want a connection that comes up later", err)
+	}
+	t.Cleanup(conn.Close)
+	up := make(chan struct{}, 9)
+	conn.OnUp(func() { up <- struct{}{} })
+	if conn.Up() {
+		t.Error("up without a server")
+	}
+	if err := srv.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Receive(t, "the first connection", up)
+	late := make(chan struct{}, 9)
+	conn.OnUp(func() { late <- struct{}{} })
+	bustest.Receive(t, "a hook that comes late is called at once", late)
+}
+
+// TestNothingOldIsSentAfterAnOutage: a request published into an outage must
+// fail at once, not run later.
+func TestNothingOldIsSentAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	seen := make(chan string, 99)
+	listen := func() {
+		nc := bustest.Raw(t, r.srv.URL())
+		if _, err := nc.Subscribe("mcm.v1.*.audit.>", func(m *nats.Msg) { seen <- m.Subject }); err != nil || nc.Flush() != nil {
+			t.Fatal(err)
+		}
+	}
+	announcer, err := bus.NewAnnouncer(r.conn, cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.srv.Stop()
+	bustest.Eventually(t, "the outage is noticed", func() bool { return !r.conn.Up() })
+	if err := announcer.Audit(audit("old")); err == nil {
+		t.Error("publishing into an outage gave no error")
+	}
+	if err := r.srv.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	listen()
+	bustest.Eventually(t, "the connection is back", r.conn.Up)
+	if err := announcer.Audit(audit("new")); err != nil {
+		t.Fatal(err)
+	}
+	if got := bustest.Receive(t, "the new message", seen); !strings.HasSuffix(got, ".new") {
+		t.Errorf("first message after the outage is %s, want the new one", got)
+	}
+}

@@ -1,0 +1,98 @@
+package bus_test
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/micro"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+func TestDiscovery(t *testing.T) {
+	t.Parallel()
+	const took = 30 * time.Millisecond
+	r := newRig(t)
+	rep := r.replica(t, func(_ context.Context, task *bus.Task) *driverv1.Result {
+		if task.Operation == driverv1.Operation_OPERATION_STATUS {
+			return &driverv1.Result{Status: &driverv1.Status{Code: driverv1.Code_CODE_NOT_FOUND, Message: "gone"}}
+		}
+		busy := time.NewTimer(took)
+		defer busy.Stop()
+		<-busy.C
+
+		return created(task)
+	})
+	for range 3 {
+		wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m"))))
+	}
+	_, err := r.caller.Call(t.Context(), status("m"))
+	wantError(t, err, bus.OriginDriver, driverv1.Code_CODE_NOT_FOUND)
+
+	nc := bustest.Raw(t, r.srv.URL())
+	ask := func(subject string, v any) {
+		t.Helper()
+		m, err := nc.Request(subject, nil, 10*time.Second)
+		if err != nil {
+			t.Fatalf("%s: %v", subject, err)
+		}
+		if err := json.Unmarshal(m.Data, v); err != nil {
+			t.Fatalf("%s: %v in %s", subject, err, m.Data)
+		}
+	}
+	name := bus.ServiceName(provider)
+	for _, tail := range []string{"", "." + name, "." + name + "." + rep.Replica()} {
+		var ping micro.Ping
+		ask("$SRV.PING"+tail, &ping)
+		if ping.Type != micro.PingResponseType || ping.ID != rep.Replica() || ping.Name != name {
+			t.Errorf("ping%s = %+v", tail, ping)
+		}
+	}
+	var info micro.Info
+	ask("$SRV.INFO."+name, &info)
+	if info.Version != "1.2.3" || info.Metadata["create_identity"] != "token" || info.Metadata["slots"] != "4" ||
+		info.Metadata["provider"] != provider || info.Metadata["draining"] != "false" || len(info.Endpoints) != 8 {
+		t.Errorf("info = %+v", info)
+	}
+	var stats micro.Stats
+	ask("$SRV.STATS."+name, &stats)
+	figures := map[string]*micro.EndpointStats{}
+	for _, e := range stats.Endpoints {
+		figures[e.Name] = e
+	}
+	if e := figures["create"]; e.NumRequests != 3 || e.NumErrors != 0 || e.AverageProcessingTime < took {
+		t.Errorf("create = %+v, want 3 requests of at least %s", e, took)
+	}
+	if e := figures["status"]; e.NumRequests != 1 || e.NumErrors != 1 || e.LastError != "5:gone" {
+		t.Errorf("status = %+v, want one failed request", e)
+	}
+	var data map[string]uint64
+	if err := json.Unmarshal(figures["create"].Data, &data); err != nil || data["unacknowledged"] != 3 {
+		t.Errorf("data = %v, %v; want 3 results that nobody acknowledged", data, err)
+	}
+}
+
+func TestDiscoveryAnswersNoForeignSubject(t *testing.T) {
+	t.Parallel()
+	r, g := newRig(t), newGate(t)
+	r.replica(t, g.handle)
+	nc := bustest.Raw(t, r.srv.URL())
+	const victim = "mcm.v1.default.driver.other.delete.shop.m"
+	seen, err := nc.SubscribeSync(victim)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.PublishRequest("$SRV.PING", victim, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nc.Request("$SRV.PING", nil, 10*time.Second); err != nil { // answered after the first
+		t.Fatal(err)
+	}
+	if n, _, _ := seen.Pending(); n != 0 {
+		t.Errorf("the replica published %d messages where it was told to", n)
+	}
+}

@@ -1,0 +1,185 @@
+package bus
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+const (
+	opCreate = driverv1.Operation_OPERATION_CREATE
+	opStatus = driverv1.Operation_OPERATION_STATUS
+)
+
+func session(id string, sequence uint64, change ...func(*driverv1.Session)) *driverv1.Session {
+	s := &driverv1.Session{
+		Cluster: "c", Provider: "p", Replica: id, Sequence: sequence, Slots: 2,
+		Capabilities:   []driverv1.Operation{opCreate, opStatus},
+		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+	}
+	for _, f := range change {
+		f(s)
+	}
+
+	return s
+}
+
+func TestSweepAndExcuse(t *testing.T) {
+	t.Parallel()
+	start := time.Unix(1000, 0)
+	r := newReplicas()
+	r.onSession(session("a", 1), start)
+	a := newAttempt("op", 1, TreeDriver, "")
+	gone, unbind := r.bind(a, "p", "a")
+	defer unbind()
+	if dead := r.sweep(start.Add(deathLimit)); len(dead) != 0 {
+		t.Errorf("dead at the limit: %v, want nobody before it has passed", dead)
+	}
+	// Time in which nobody could be heard does not count.
+	r.excuse(start.Add(deathLimit), deathLimit)
+	if dead := r.sweep(start.Add(2 * deathLimit)); len(dead) != 0 {
+		t.Errorf("dead after an excused silence: %v", dead)
+	}
+	// An excuse never gives more life than a session of this moment would.
+	r.excuse(start.Add(2*deathLimit), time.Hour)
+	if diff := cmp.Diff([]string{"p/a"}, r.sweep(start.Add(3*deathLimit+1))); diff != "" {
+		t.Errorf("dead (-want +got):\n%s", diff)
+	}
+	select {
+	case <-gone:
+	default:
+		t.Error("whoever waits for the dead replica was not told")
+	}
+}
+
+func TestOldSessionChangesNothing(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1000, 0)
+	r := newReplicas()
+	r.onSession(session("a", 2, func(s *driverv1.Session) { s.Running = 2 }), now)
+	r.onSession(session("a", 1), now)
+	if !r.full("p") {
+		t.Error("a session overtaken on its way freed slots")
+	}
+}
+
+func TestPick(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1000, 0)
+	r := newReplicas()
+	r.onSession(session("a", 1), now)
+	for i, want := range []string{"a", "a", ""} {
+		if got := r.pick("p", opCreate, now, nil); got != want {
+			t.Errorf("pick %d = %q, want %q: what was sent counts until the next session", i, got, want)
+		}
+	}
+	if !r.full("p") {
+		t.Error("not full, although both slots are spoken for")
+	}
+	if got := r.pick("p", opStatus, now, nil); got != "a" {
+		t.Errorf("pick for a read = %q, want a: reads have slots of their own", got)
+	}
+	room := r.room("p")
+	r.onSession(session("a", 2), now)
+	select {
+	case <-room:
+	default:
+		t.Error("a session with room told nobody")
+	}
+	cases := map[string]struct {
+		reason string
+		change func(*driverv1.Session)
+		now    time.Time
+		except map[string]bool
+		op     driverv1.Operation
+	}{
+		"draining":   {"it takes no new work", func(s *driverv1.Session) { s.Draining = true }, now, nil, opCreate},
+		"suspect":    {"two sessions are missing", func(*driverv1.Session) {}, now.Add(suspectAfter + 1), nil, opCreate},
+		"excepted":   {"it refused a moment ago", func(*driverv1.Session) {}, now, map[string]bool{"a": true}, opCreate},
+		"incapable":  {"it does not implement it", func(*driverv1.Session) {}, now, nil, driverv1.Operation_OPERATION_LIST},
+		"over-full":  {"its figures may be odd", func(s *driverv1.Session) { s.Running = 9 }, now, nil, opCreate},
+		"other name": {"only replicas of the provider count", func(s *driverv1.Session) { s.Provider = "q" }, now, nil, opCreate},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newReplicas()
+			r.onSession(session("a", 1, tc.change), now)
+			if got := r.pick("p", tc.op, tc.now, tc.except); got != "" {
+				t.Errorf("picked %q: %s", got, tc.reason)
+			}
+		})
+	}
+}
+
+func TestIdentityIsTheWeakest(t *testing.T) {
+	t.Parallel()
+	r, now := newReplicas(), time.Unix(1000, 0)
+	if known, _, _ := r.identity("p"); known {
+		t.Error("something is known of a provider without replicas")
+	}
+	r.onSession(session("a", 1), now)
+	if _, identified, _ := r.identity("p"); !identified {
+		t.Error("a token identifies a create")
+	}
+	r.onSession(session("b", 1, func(s *driverv1.Session) {
+		s.CreateIdentity = driverv1.CreateIdentity_CREATE_IDENTITY_UNSPECIFIED
+	}), now)
+	if _, identified, _ := r.identity("p"); identified {
+		t.Error("during an upgrade the weakest driver counts, for nobody knows which one made the lost create")
+	}
+}
+
+func TestDenials(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1000, 0)
+	d := denials{}
+	d.add("c/op", 2, now)
+	for reason, tc := range map[string]struct {
+		attempt uint32
+		after   time.Duration
+		want    bool
+	}{
+		"an earlier attempt":      {1, 0, true},
+		"the denied attempt":      {2, denialKept, true},
+		"the next attempt":        {3, 0, false},
+		"after any accept_by":     {2, denialKept + 1, false},
+		"an attempt long passed":  {1, time.Hour, false},
+		"the next, a while later": {3, time.Second, false},
+	} {
+		h := &held{cluster: "c", id: "op", attempt: tc.attempt, started: now.Add(tc.after)}
+		if got := d.covers(h); got != tc.want {
+			t.Errorf("%s: covered = %v, want %v", reason, got, tc.want)
+		}
+	}
+	d.add("c/other", 1, now.Add(denialKept+1))
+	if len(d) != 1 {
+		t.Errorf("%d denials are kept, want only the one that still counts", len(d))
+	}
+}
+
+// TestResultBeatsDeath: when a result and the news of its sender's death wait
+// side by side, the result counts.
+func TestResultBeatsDeath(t *testing.T) {
+	t.Parallel()
+	for range 50 { // select chooses at random
+		gone := make(chan struct{})
+		close(gone)
+		a := newAttempt("op", 1, TreeDriver, "")
+		k := &call{req: &Request{Timeout: time.Minute}, op: opCreate, number: 1}
+		f := follow{k: k, a: a, timer: time.NewTimer(time.Hour), gone: gone}
+		if why := a.onFrame(&driverv1.Envelope{
+			OperationId: "op", Attempt: 1, Replica: "a", Body: &driverv1.Envelope_Result{Result: &driverv1.Result{}},
+		}); why != "" {
+			t.Fatal(why)
+		}
+		a.wake()
+		if v, _ := f.run(t.Context()); v != gotResult {
+			t.Fatalf("verdict = %v, want the result", v)
+		}
+		f.timer.Stop()
+	}
+}

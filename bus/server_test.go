@@ -1,0 +1,383 @@
+package bus_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A speaker sends a replica what a Caller never would.
+type speaker struct {
+	nc     *nats.Conn
+	reply  string
+	frames chan *driverv1.Envelope
+}
+
+func newSpeaker(t *testing.T, r *rig) *speaker {
+	t.Helper()
+	s := &speaker{
+		nc: bustest.Raw(t, r.srv.URL()), frames: make(chan *driverv1.Envelope, 100),
+		reply: "mcm.v1." + cluster + ".reply." + provider + ".speaker.1",
+	}
+	_, err := s.nc.Subscribe("mcm.v1.*.reply.*.speaker.*", func(m *nats.Msg) {
+		env, err := bus.Decode(m.Data, m.Header.Get("Content-Type"))
+		if err != nil {
+			t.Error(err)
+
+			return
+		}
+		s.frames <- env
+	})
+	if err != nil || s.nc.Flush() != nil {
+		t.Fatal(err)
+	}
+
+	return s
+}
+
+func (s *speaker) send(t *testing.T, subject, reply string, env *driverv1.Envelope) {
+	t.Helper()
+	payload, err := bus.Encode(env, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: payload}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func directed(rep *replica, verb, machine string) string {
+	return "mcm.v1." + cluster + ".replica." + provider + "." + rep.Replica() + "." + verb + ".shop." + machine
+}
+
+// request is a full envelope for a create.
+func request(change ...func(*driverv1.Envelope)) *driverv1.Envelope {
+	req := create("m")
+	env := req.Body
+	env.OperationId, env.Attempt, env.Timeout = req.OperationID, 1, durationpb.New(time.Minute)
+	for _, f := range change {
+		f(env)
+	}
+
+	return env
+}
+
+func TestServerRefuses(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		reason string
+		verb   string
+		change func(*driverv1.Envelope)
+		code   driverv1.Code
+		text   string
+	}{
+		"stale": {
+			"a backlog delivered after a pause must not run [ENV-8]", "create",
+			func(e *driverv1.Envelope) { e.AcceptBy = timestamppb.New(time.Now().Add(-time.Second)) },
+			driverv1.Code_CODE_ABORTED, "stale",
+		},
+		"lower epoch": {
+			"a deposed mcm must not start anything [ENV-6]", "create",
+			func(e *driverv1.Envelope) { e.Epoch = 6 }, driverv1.Code_CODE_ABORTED, "epoch 7",
+		},
+		"no machine": {
+			"nothing could keep two mutations of it apart", "create",
+			func(e *driverv1.Envelope) { e.GetCreate().Machine.Uid = "" }, driverv1.Code_CODE_INVALID_ARGUMENT, "uid",
+		},
+		"no operation id": {
+			"a retry could not be told from a new operation", "create",
+			func(e *driverv1.Envelope) { e.OperationId = "" }, driverv1.Code_CODE_INVALID_ARGUMENT, "operation id",
+		},
+		"another operation than the subject": {
+			"permissions and audit go by the subject", "delete",
+			func(*driverv1.Envelope) {}, driverv1.Code_CODE_INVALID_ARGUMENT, "subject says delete",
+		},
+		"unknown body": {
+			"a body of the future is answered [ENV-4]", "create",
+			func(e *driverv1.Envelope) { e.Body = nil }, driverv1.Code_CODE_UNIMPLEMENTED, "create",
+		},
+		"operation the driver lacks": {
+			"a driver answers for what it does not implement", "initialize",
+			func(e *driverv1.Envelope) {
+				e.Body = &driverv1.Envelope_Initialize{Initialize: &driverv1.InitializeRequest{Machine: e.GetCreate().GetMachine()}}
+			}, driverv1.Code_CODE_UNIMPLEMENTED, "initialize",
+		},
+	}
+	r, g := newRig(t), newGate(t)
+	g.release()
+	rep := r.replica(t, g.handle, func(cfg *bus.ServerConfig) {
+		cfg.Capabilities = []driverv1.Operation{
+			driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_STATUS,
+		}
+	})
+	s := newSpeaker(t, r)
+	// Epoch 7 leads. A hello of another control plane's epoch changes nothing here.
+	for subject, hello := range map[string]*driverv1.Hello{
+		"mcm.v1." + cluster + ".hello": {Cluster: cluster, Epoch: 7, Mcm: "a"},
+		"mcm.v1.elsewhere.hello":       {Cluster: cluster, Epoch: 99, Mcm: "b"},
+	} {
+		s.send(t, subject, "", &driverv1.Envelope{Body: &driverv1.Envelope_Hello{Hello: hello}})
+	}
+	// The epoch is known once a request of it is taken.
+	s.send(t, directed(rep, "create", "m"), s.reply, request(func(e *driverv1.Envelope) { e.Epoch = 7 }))
+	for bustest.Receive(t, "the first request's frames", s.frames).GetResult() == nil {
+	}
+	for name, tc := range cases { //nolint:paralleltest // one replica and one reply subject for all
+		t.Run(name, func(t *testing.T) {
+			env := request(func(e *driverv1.Envelope) { e.Epoch = 7 }, tc.change)
+			s.send(t, directed(rep, tc.verb, "m"), s.reply, env)
+			frame := bustest.Receive(t, "the refusal", s.frames)
+			status := frame.GetResult().GetStatus()
+			if status.GetCode() != tc.code || !strings.Contains(status.GetMessage(), tc.text) {
+				t.Errorf("answer = %v, want code %v and %q: %s", frame, tc.code, tc.text, tc.reason)
+			}
+			if frame.GetOperationId() != env.GetOperationId() || frame.GetAttempt() != env.GetAttempt() {
+				t.Errorf("answer = %v lacks the request's id and attempt [ENV-5]", frame)
+			}
+		})
+	}
+	if g.runs.Load() != 1 {
+		t.Errorf("ran %d times, want once", g.runs.Load())
+	}
+}
+
+func TestReplyOutsideOfTheReplyTreeIsDropped(t *testing.T) {
+	t.Parallel()
+	r, g := newRig(t), newGate(t)
+	g.release()
+	rep := r.replica(t, g.handle)
+	s := newSpeaker(t, r)
+	for _, reply := range []string{
+		"", "_INBOX.x", "mcm.v1." + cluster + ".driver.other.delete.shop.m", "mcm.v1." + cluster + ".reply.other.a.b",
+		"mcm.v1.other.reply." + provider + ".a.b",
+	} {
+		s.send(t, directed(rep, "create", "m"), reply, request())
+	}
+	s.send(t, directed(rep, "create", "m"), s.reply, request())
+	for bustest.Receive(t, "the good request's frames", s.frames).GetResult() == nil {
+	}
+	if g.runs.Load() != 1 {
+		t.Errorf("ran %d times, want once: the others would have made the replica speak for somebody else", g.runs.Load())
+	}
+}
+
+func TestDuplicateRequestAttaches(t *testing.T) {
+	t.Parallel()
+	r, g := newRig(t), newGate(t)
+	rep := r.replica(t, g.handle)
+	s := newSpeaker(t, r)
+	env := request()
+	for range 3 {
+		s.send(t, directed(rep, "create", "m"), s.reply, env)
+		if frame := bustest.Receive(t, "a frame", s.frames); frame.GetAccepted() == nil {
+			t.Errorf("frame = %v, want accepted", frame)
+		}
+	}
+	env.Attempt = 2 // another mcm's count
+	s.send(t, directed(rep, "create", "m"), s.reply, env)
+	if frame := bustest.Receive(t, "a frame", s.frames); frame.GetAccepted() == nil || frame.GetAttempt() != 2 {
+		t.Errorf("frame = %v, want accepted for attempt 2", frame)
+	}
+	g.release()
+	if frame := bustest.Receive(t, "a frame", s.frames); frame.GetResult() == nil || frame.GetAttempt() != 2 {
+		t.Errorf("frame = %v, want the result for whoever asked last", frame)
+	}
+	if g.runs.Load() != 1 {
+		t.Errorf("ran %d times, want once", g.runs.Load())
+	}
+}
+
+func TestDeniedAttemptIsNotTakenLater(t *testing.T) {
+	t.Parallel()
+	r, g := newRig(t), newGate(t)
+	g.release()
+	rep := r.replica(t, g.handle)
+	s := newSpeaker(t, r)
+	env := request()
+	ops := &driverv1.Envelope{OperationId: env.GetOperationId(), Attempt: 1, Body: &driverv1.Envelope_Ops{
+		Ops: &driverv1.OpsRequest{OperationId: env.GetOperationId()},
+	}}
+	s.send(t, strings.TrimSuffix(directed(rep, "ops", "m"), ".shop.m"), s.reply, ops)
+	if frame := bustest.Receive(t, "the denial", s.frames); frame.GetOpsHeld() == nil || len(frame.GetOpsHeld().GetOperations()) != 0 {
+		t.Fatalf("frame = %v, want a denial", frame)
+	}
+	s.send(t, directed(rep, "create", "m"), s.reply, env)
+	if frame := bustest.Receive(t, "the overtaken request's answer", s.frames); frame.GetBusy() == nil {
+		t.Errorf("frame = %v, want busy: mcm counts on it that nothing runs here [OPS-1]", frame)
+	}
+	env.Attempt = 2
+	s.send(t, directed(rep, "create", "m"), s.reply, env)
+	if frame := bustest.Receive(t, "the next attempt's answer", s.frames); frame.GetAccepted() == nil {
+		t.Errorf("frame = %v, want accepted", frame)
+	}
+}
+
+func TestJSON(t *testing.T) {
+	t.Parallel()
+	r, g := newRig(t), newGate(t)
+	g.release()
+	rep := r.replica(t, g.handle)
+	s := newSpeaker(t, r)
+	cases := map[string]struct {
+		reason, verb, body string
+		want               driverv1.Code
+	}{
+		"read": {
+			"people read with what they have at hand", "status",
+			`{"operationId":"a","status":{"machine":{"name":"m","uid":"u"}}}`, driverv1.Code_CODE_OK,
+		},
+		"mutation": {
+			"people must not create by accident", "create",
+			`{"operationId":"a","create":{"machine":{"name":"m","uid":"u"}}}`, driverv1.Code_CODE_INVALID_ARGUMENT,
+		},
+		"rubbish": {"people get told", "status", `{`, driverv1.Code_CODE_INVALID_ARGUMENT},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { //nolint:paralleltest // one reply subject for all
+			m := nats.NewMsg(directed(rep, tc.verb, "m"))
+			m.Reply, m.Data = s.reply, []byte(tc.body)
+			m.Header.Set("Content-Type", "application/json")
+			if err := s.nc.PublishMsg(m); err != nil {
+				t.Fatal(err)
+			}
+			frame := bustest.Receive(t, "the answer", s.frames)
+			if got := frame.GetResult().GetStatus().GetCode(); frame.GetResult() == nil || got != tc.want {
+				t.Errorf("answer = %v, want code %v: %s", frame, tc.want, tc.reason)
+			}
+		})
+	}
+}
+
+func TestSlowReadIsAccepted(t *testing.T) {
+	t.Parallel()
+	r, g := newRig(t), newGate(t)
+	rep := r.replica(t, g.handle)
+	req := status("m")
+	accepted := make(chan string, 1)
+	req.OnAccepted = func(_ uint32, replica string) { accepted <- replica }
+	done := call(t.Context(), r.caller, req)
+	if got := bustest.Receive(t, "accepted", accepted); got != rep.Replica() {
+		t.Errorf("accepted by %q, want %q", got, rep.Replica())
+	}
+	g.release()
+	wantOK(t, bustest.Receive(t, "the outcome", done))
+	if g.runs.Load() != 1 {
+		t.Errorf("ran %d times, want once: the caller knew who had it", g.runs.Load())
+	}
+}
+
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	r, g := newRig(t), newGate(t)
+	patient := func(cfg *bus.ServerConfig) { cfg.DrainTimeout = time.Minute }
+	req := create("m")
+	holder, other, done := r.pair(t, g, req, patient)
+	holder.stop()
+	bustest.Eventually(t, "the session says draining", func() bool { return r.session(holder).GetDraining() })
+	for range 4 { // neither mutations nor reads go to it
+		a, b := call(t.Context(), r.caller, create("new")), call(t.Context(), r.caller, status("new"))
+		bustest.Receive(t, "the handler", g.entered)
+		bustest.Receive(t, "the handler", g.entered)
+		defer func() {
+			for _, ch := range []<-chan answer{a, b} {
+				if out := wantOK(t, bustest.Receive(t, "the new one's outcome", ch)); out.Replica != other.Replica() {
+					t.Errorf("a draining replica took new work: %+v", out)
+				}
+			}
+		}()
+	}
+	g.release()
+	out := wantOK(t, bustest.Receive(t, "the running one's outcome", done))
+	if out.Replica != holder.Replica() || out.Attempts != 1 {
+		t.Errorf("outcome = %+v, want the draining replica to finish what it had", out)
+	}
+	if err := r.caller.Acknowledge(provider, out.Replica, req.OperationID); err != nil {
+		t.Fatal(err)
+	}
+	if err := bustest.Receive(t, "Run returns", holder.done); err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	bustest.Eventually(t, "the replica is known to have stopped", func() bool { return r.session(holder) == nil })
+}
+
+func TestDrainTimeoutCancels(t *testing.T) {
+	t.Parallel()
+	r, g := newRig(t), newGate(t)
+	rep := r.replica(t, g.handle, func(cfg *bus.ServerConfig) { cfg.DrainTimeout = 10 * time.Millisecond })
+	read, mutation := call(t.Context(), r.caller, status("a")), call(t.Context(), r.caller, create("b"))
+	bustest.Receive(t, "the handler", g.entered)
+	bustest.Receive(t, "the handler", g.entered)
+	rep.stop()
+	for _, done := range []<-chan answer{read, mutation} {
+		got := bustest.Receive(t, "the outcome", done)
+		wantError(t, got.err, bus.OriginDriver, driverv1.Code_CODE_CANCELED)
+	}
+	if err := bustest.Receive(t, "Run returns", rep.done); err != nil {
+		t.Errorf("Run: %v", err)
+	}
+}
+
+func TestAnnouncements(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	changes := make(chan *driverv1.Changed, 9)
+	r.replica(t, func(context.Context, *bus.Task) *driverv1.Result { return nil }, func(cfg *bus.ServerConfig) {
+		cfg.OnChanged = func(_ string, change *driverv1.Changed) { changes <- change }
+	})
+	announcer, err := bus.NewAnnouncer(r.conn, cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hellos := make(chan *driverv1.Hello, 9)
+	watcher := bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}})
+	stop, err := bus.WatchHello(watcher, "*", func(h *driverv1.Hello) { hellos <- h })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	bustest.Eventually(t, "a hello arrives", func() bool {
+		if err := announcer.Hello(&driverv1.Hello{Mcm: "mcm-0", Epoch: 3}); err != nil {
+			t.Fatal(err)
+		}
+
+		return len(hellos) > 0
+	})
+	if h := <-hellos; h.GetCluster() != cluster || h.GetProtocolMax() != 1 || h.GetMcm() != "mcm-0" {
+		t.Errorf("hello = %v", h)
+	}
+	want := &driverv1.Changed{Kind: driverv1.Changed_KIND_SECRET, Reference: &driverv1.ObjectReference{Name: "s"}}
+	if err := announcer.Changed(provider, want); err != nil {
+		t.Fatal(err)
+	}
+	if got := bustest.Receive(t, "the change", changes); got.GetReference().GetName() != "s" {
+		t.Errorf("change = %v, want %v", got, want)
+	}
+	if err := announcer.Audit(&driverv1.Audit{Provider: provider, Name: "no name"}); err == nil {
+		t.Error("an audit of an impossible name gave no error")
+	}
+}
+
+func TestNewServerRefuses(t *testing.T) {
+	t.Parallel()
+	can := []driverv1.Operation{driverv1.Operation_OPERATION_CREATE}
+	for reason, cfg := range map[string]bus.ServerConfig{
+		"provider": {Provider: "a.b", Capabilities: can},
+		"cluster":  {Provider: "a", Clusters: []string{"*"}, Capabilities: can},
+		"replica":  {Provider: "a", Replica: ">", Capabilities: can},
+		"slots":    {Provider: "a", Slots: -1, Capabilities: can},
+		"nothing":  {Provider: "a"},
+	} {
+		if _, err := bus.NewServer(nil, cfg, bus.HandlerFunc(nil)); err == nil || !strings.Contains(err.Error(), reason) {
+			t.Errorf("error = %v, want one that names %s", err, reason)
+		}
+	}
+}

@@ -91,7 +91,7 @@ func TestFaultyHandlersAreAnswered(t *testing.T) {
 	}{
 		"panic": {
 			"a panic is an internal error, and its value stays in the replica's log",
-			func(context.Context, *bus.Task) *driverv1.Result { panic("secret value") }, create("m"),
+			func(context.Context, *bus.Task) *driverv1.Result { panic("secret value") }, create("m"), //nolint:forbidigo // a driver that panics
 			driverv1.Code_CODE_INTERNAL, "panicked",
 		},
 		"nil": {

@@ -1,6 +1,7 @@
 package bus_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -74,7 +75,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		want, _ := proto.MarshalOptions{Deterministic: true}.Marshal(env)
 		got, _ := proto.MarshalOptions{Deterministic: true}.Marshal(back)
-		if string(want) != string(got) { // NaN and unknown fields compare as bytes only
+		if !bytes.Equal(want, got) { // NaN and unknown fields compare as bytes only
 			t.Fatalf("changed on the way:\n%x\n%x", want, got)
 		}
 	})

@@ -119,8 +119,7 @@ func failureCode(code driverv1.Code) driverv1.Code {
 // OriginOf returns who made err; an error that is none of ours came from a
 // driver's code.
 func OriginOf(err error) Origin {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Origin
 	}
 
@@ -139,8 +138,7 @@ func StatusOf(err error) *driverv1.Status {
 	}
 	// Protobuf carries no text that is not UTF-8, and clouds send such.
 	s := &driverv1.Status{Code: CodeOf(err), Message: strings.ToValidUTF8(err.Error(), "\uFFFD")}
-	var e *Error
-	if errors.As(err, &e) && e.RetryAfter > 0 {
+	if e, ok := errors.AsType[*Error](err); ok && e.RetryAfter > 0 {
 		s.RetryAfter = durationpb.New(e.RetryAfter)
 	}
 

@@ -206,13 +206,13 @@ func TestHolderOutOfReachIsWaitedFor(t *testing.T) {
 	r, g := newRig(t), newGate(t)
 	req := create("m")
 	ctx, forget := context.WithCancel(t.Context())
-	rep, other := r.replica(t, g.handle), (*replica)(nil)
+	rep := r.replica(t, g.handle)
 	first := call(ctx, r.caller, req)
 	bustest.Receive(t, "the handler", g.entered)
 	bustest.Eventually(t, "the session lists it", func() bool { return len(r.session(rep).GetOperations()) == 1 })
 	forget()
 	bustest.Receive(t, "the first call's end", first)
-	other = r.replica(t, g.handle)
+	other := r.replica(t, g.handle)
 
 	req.Recover, req.Attempt = true, 1
 	// Out of reach, but not dead yet: asking it must not start a second attempt.

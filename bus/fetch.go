@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -55,9 +56,7 @@ func NewFetchClient(conn *Conn, provider string, pins map[string]string, log *sl
 		log = slog.Default()
 	}
 	f := &FetchClient{conn: conn, provider: provider, key: key, log: log, pins: map[string]string{}}
-	for cluster, pin := range pins {
-		f.pins[cluster] = pin
-	}
+	maps.Copy(f.pins, pins)
 
 	return f, nil
 }

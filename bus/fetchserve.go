@@ -51,8 +51,10 @@ func ServeFetches(conn *Conn, cluster string, key *SealKey, handler FetchHandler
 	if log == nil {
 		log = slog.Default()
 	}
-	s := &FetchServer{conn: conn, key: key, handler: handler, log: log, slots: make(chan struct{}, fetchesAtOnce),
-		halt: make(chan struct{})}
+	s := &FetchServer{
+		conn: conn, key: key, handler: handler, log: log, slots: make(chan struct{}, fetchesAtOnce),
+		halt: make(chan struct{}),
+	}
 	var err error
 	if s.sub, err = conn.subscribe(wildcard(cluster, TreeFetch, "*", "*"), fetchQueue, s.onFetch); err != nil {
 		return nil, err

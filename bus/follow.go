@@ -28,63 +28,72 @@ func (k *call) listener(a *attempt) func(*nats.Msg) {
 }
 
 func (f *follow) run(ctx context.Context) (verdict, driverv1.BusyReason) {
-	const none = driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
 	for {
+		v, sure := gotEnd, true
 		select {
 		case <-f.a.notify:
-			before := f.last
-			f.last = f.a.heard()
-			switch {
-			case f.last.result != nil:
-				f.answered()
-
-				return gotResult, none
-			case f.last.nobody && f.last.holder == "":
-				return gotNobody, none
-			case f.last.busy != nil && f.last.holder == "":
-				return gotBusy, f.last.busy.GetReason()
-			}
-			f.accepted()
-			if f.last.progress != before.progress && f.k.req.OnProgress != nil {
-				f.k.req.OnProgress(f.last.progress)
-			}
-			if f.last.doubt && Mutates(f.k.op) {
-				if v, sure := f.askHolder(ctx); sure {
-					return v, none
-				}
-			}
+			v, sure = f.onNews(ctx)
 		case <-f.gone:
+			v = gotDeath
 			if f.hasResult() {
-				return gotResult, none
+				v = gotResult
 			}
-
-			return gotDeath, none
 		case <-f.timer.C:
-			if f.hasResult() {
-				return gotResult, none
-			}
-			if f.k.overdue() {
-				return gotLate, none
-			}
-			if !f.k.c.conn.Up() {
-				f.timer.Reset(f.k.within(acceptTimeout)) // an outage is nobody's silence
-
-				continue
-			}
-			if f.gone == nil {
-				return gotSilence, none
-			}
-			if Mutates(f.k.op) {
-				if v, sure := f.askHolder(ctx); sure {
-					return v, none
-				}
-			}
-
-			return gotLate, none
+			v, sure = f.onTimer(ctx)
 		case <-ctx.Done():
-			return gotEnd, none
+		}
+		if sure {
+			return v, f.last.busy.GetReason()
 		}
 	}
+}
+
+// onNews judges what was heard.
+func (f *follow) onNews(ctx context.Context) (v verdict, sure bool) {
+	before := f.last
+	f.last = f.a.heard()
+	switch {
+	case f.last.result != nil:
+		f.answered()
+
+		return gotResult, true
+	case f.last.nobody && f.last.holder == "":
+		return gotNobody, true
+	case f.last.busy != nil && f.last.holder == "":
+		return gotBusy, true
+	}
+	f.accepted()
+	if f.last.progress != before.progress && f.k.req.OnProgress != nil {
+		f.k.req.OnProgress(f.last.progress)
+	}
+	if f.last.doubt && Mutates(f.k.op) {
+		return f.askHolder(ctx)
+	}
+
+	return 0, false
+}
+
+// onTimer judges what was not heard in time.
+func (f *follow) onTimer(ctx context.Context) (v verdict, sure bool) {
+	switch {
+	case f.hasResult():
+		return gotResult, true
+	case f.k.overdue():
+		return gotLate, true
+	case !f.k.c.conn.Up():
+		f.timer.Reset(f.k.within(acceptTimeout)) // an outage is nobody's silence
+
+		return 0, false
+	case f.gone == nil:
+		return gotSilence, true
+	}
+	if Mutates(f.k.op) {
+		if v, sure := f.askHolder(ctx); sure {
+			return v, true
+		}
+	}
+
+	return gotLate, true
 }
 
 // accepted notes the holder when it is first heard of.

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"log/slog"
 	"testing"
 	"time"
 
@@ -181,5 +182,42 @@ func TestResultBeatsDeath(t *testing.T) {
 			t.Fatalf("verdict = %v, want the result", v)
 		}
 		f.timer.Stop()
+	}
+}
+
+// TestBelievedHolderOutOfReach: that nobody listens at the replica which holds
+// an attempt does not mean that nothing runs there.
+func TestBelievedHolderOutOfReach(t *testing.T) {
+	t.Parallel()
+	c := &Caller{replicas: newReplicas(), log: slog.New(slog.DiscardHandler)}
+	c.replicas.onSession(session("holder", 1), time.Now())
+	c.replicas.onSession(session("other", 1), time.Now())
+	k := &call{c: c, req: &Request{Provider: "p", Timeout: time.Minute}, op: opCreate, number: 1, ran: 1, target: "holder"}
+	done, err := k.after(t.Context(), gotNobody, 0)
+	if done || err != nil || k.target != "holder" || k.number != 1 {
+		t.Errorf("after nobody at a live holder: done %v, %v, attempt %d at %q; want it asked again", done, err, k.number, k.target)
+	}
+	c.replicas.onSession(session("holder", 2, func(s *driverv1.Session) { s.Stopped = true }), time.Now())
+	done, err = k.after(t.Context(), gotNobody, 0)
+	if done || err != nil || k.target != "other" || k.number != 2 || !k.again {
+		t.Errorf("after nobody at a dead holder: done %v, %v, attempt %d at %q; want attempt 2 at the other", done, err, k.number, k.target)
+	}
+}
+
+// TestBusyReplicaIsNotAskedTwice: a replica's sessions say only later that it
+// is full.
+func TestBusyReplicaIsNotAskedTwice(t *testing.T) {
+	t.Parallel()
+	for _, op := range []driverv1.Operation{opCreate, opStatus} {
+		c := &Caller{replicas: newReplicas()}
+		c.replicas.onSession(session("a", 1), time.Now())
+		c.replicas.onSession(session("b", 1), time.Now())
+		k := &call{c: c, req: &Request{Provider: "p"}, op: op, number: 1}
+		for i, want := range []bool{false, true} {
+			k.out.Replica = []string{"a", "b"}[i]
+			if done, err := k.elsewhere(); done != want || done != (err != nil) || !done && k.target != "b" {
+				t.Errorf("%s: after %s was busy: done %v, %v, next %q", Verb(op), k.out.Replica, done, err, k.target)
+			}
+		}
 	}
 }

@@ -21,10 +21,11 @@ import (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	// These tests wait for clocks of the protocol far more than they compute.
-	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+	// These tests wait for clocks of the protocol far more than they compute;
+	// fuzzing only computes.
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue && flag.Lookup("test.fuzz").Value.String() == "" {
 		if err := f.Value.Set("8"); err != nil {
-			panic(err)
+			panic(err) //nolint:forbidigo // a number that flag itself would take
 		}
 	}
 	goleak.VerifyTestMain(m)
@@ -42,23 +43,23 @@ type rig struct {
 	caller *bus.Caller
 }
 
-func newRig(t testing.TB) *rig {
-	t.Helper()
-	r := &rig{srv: bustest.Server(t, embedded.Options{})}
-	r.conn = bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}, Name: "mcm"})
-	r.caller = newCaller(t, r.conn, bus.CallerConfig{})
+func newRig(tb testing.TB) *rig {
+	tb.Helper()
+	r := &rig{srv: bustest.Server(tb, embedded.Options{})}
+	r.conn = bustest.Connect(tb, bus.Config{URLs: []string{r.srv.URL()}, Name: "mcm"})
+	r.caller = newCaller(tb, r.conn, bus.CallerConfig{})
 
 	return r
 }
 
-func newCaller(t testing.TB, conn *bus.Conn, cfg bus.CallerConfig) *bus.Caller {
-	t.Helper()
+func newCaller(tb testing.TB, conn *bus.Conn, cfg bus.CallerConfig) *bus.Caller {
+	tb.Helper()
 	cfg.Cluster, cfg.Logger = cluster, bustest.Quiet()
 	caller, err := bus.NewCaller(conn, cfg)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(caller.Close)
+	tb.Cleanup(caller.Close)
 
 	return caller
 }
@@ -74,10 +75,10 @@ type replica struct {
 }
 
 // replica starts one and returns when the rig's caller knows of it.
-func (r *rig) replica(t testing.TB, h bus.HandlerFunc, change ...func(*bus.ServerConfig)) *replica {
-	t.Helper()
-	rep := &replica{proxy: bustest.NewProxy(t, r.srv.URL()), done: make(chan error, 1)}
-	rep.conn = bustest.Connect(t, bus.Config{
+func (r *rig) replica(tb testing.TB, h bus.HandlerFunc, change ...func(*bus.ServerConfig)) *replica {
+	tb.Helper()
+	rep := &replica{proxy: bustest.NewProxy(tb, r.srv.URL()), done: make(chan error, 1)}
+	rep.conn = bustest.Connect(tb, bus.Config{
 		URLs: []string{rep.proxy.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider),
 	})
 	cfg := bus.ServerConfig{
@@ -94,30 +95,30 @@ func (r *rig) replica(t testing.TB, h bus.HandlerFunc, change ...func(*bus.Serve
 	}
 	var err error
 	if rep.Server, err = bus.NewServer(rep.conn, cfg, h); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(t.Context())
+	ctx, stop := context.WithCancel(tb.Context())
 	rep.stop = stop
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		rep.done <- rep.Run(ctx)
 	}()
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		// Off the bus it waits for nobody's acknowledgement.
 		rep.proxy.Cut()
-		bustest.Eventually(t, "the replica notices the cut", func() bool { return !rep.conn.Up() })
+		bustest.Eventually(tb, "the replica notices the cut", func() bool { return !rep.conn.Up() })
 		stop()
 		<-ended
 	})
-	r.sees(t, rep)
+	r.sees(tb, rep)
 
 	return rep
 }
 
-func (r *rig) sees(t testing.TB, rep *replica) {
-	t.Helper()
-	bustest.Eventually(t, "session of the new replica", func() bool { return r.session(rep) != nil })
+func (r *rig) sees(tb testing.TB, rep *replica) {
+	tb.Helper()
+	bustest.Eventually(tb, "session of the new replica", func() bool { return r.session(rep) != nil })
 }
 
 // session returns what the rig's caller last heard of a replica.
@@ -175,9 +176,10 @@ type gate struct {
 	runs    atomic.Int32
 }
 
-func newGate(t testing.TB) *gate {
+func newGate(tb testing.TB) *gate {
+	tb.Helper()
 	g := &gate{entered: make(chan *bus.Task, 100), open: make(chan struct{})}
-	t.Cleanup(g.release)
+	tb.Cleanup(g.release)
 
 	return g
 }
@@ -212,19 +214,19 @@ func call(ctx context.Context, c *bus.Caller, req bus.Request) <-chan answer {
 }
 
 // wantOK fails unless the operation succeeded.
-func wantOK(t testing.TB, a answer) *bus.Outcome {
-	t.Helper()
+func wantOK(tb testing.TB, a answer) *bus.Outcome {
+	tb.Helper()
 	if a.err != nil {
-		t.Fatalf("Call: %v (code %v, origin %v)", a.err, bus.CodeOf(a.err), bus.OriginOf(a.err))
+		tb.Fatalf("Call: %v (code %v, origin %v)", a.err, bus.CodeOf(a.err), bus.OriginOf(a.err))
 	}
 
 	return a.out
 }
 
-func wantError(t testing.TB, err error, origin bus.Origin, code driverv1.Code) {
-	t.Helper()
+func wantError(tb testing.TB, err error, origin bus.Origin, code driverv1.Code) {
+	tb.Helper()
 	if err == nil || bus.OriginOf(err) != origin || bus.CodeOf(err) != code {
-		t.Fatalf("error is %v (code %v, origin %v), want code %v, origin %v",
+		tb.Fatalf("error is %v (code %v, origin %v), want code %v, origin %v",
 			err, bus.CodeOf(err), bus.OriginOf(err), code, origin)
 	}
 }
@@ -236,23 +238,23 @@ func audit(machine string) *driverv1.Audit {
 }
 
 // run runs a replica on a connection of its own making until the test ends.
-func run(t testing.TB, conn *bus.Conn, h bus.HandlerFunc) *bus.Server {
-	t.Helper()
+func run(tb testing.TB, conn *bus.Conn, h bus.HandlerFunc) *bus.Server {
+	tb.Helper()
 	server, err := bus.NewServer(conn, bus.ServerConfig{
 		Provider: provider, Version: "1.0.0", Logger: bustest.Quiet(),
 		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
 		Capabilities:   []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_STATUS},
 	}, h)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(t.Context())
+	ctx, stop := context.WithCancel(tb.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Run(ctx) }()
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		stop()
 		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
+			tb.Errorf("Run: %v", err)
 		}
 	})
 

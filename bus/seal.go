@@ -65,11 +65,11 @@ func (k *SealKey) Seal(m proto.Message, recipient string) (*driverv1.Sealed, err
 	if !nkeys.IsValidPublicCurveKey(recipient) {
 		return nil, Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "recipient %q is no public curve key", recipient)
 	}
-	clear, err := proto.Marshal(m)
+	text, err := proto.Marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("encode what is to be sealed: %w", err)
 	}
-	box, err := k.pair.Seal(clear, recipient)
+	box, err := k.pair.Seal(text, recipient)
 	if err != nil {
 		return nil, fmt.Errorf("seal: %w", err)
 	}
@@ -80,11 +80,11 @@ func (k *SealKey) Seal(m proto.Message, recipient string) (*driverv1.Sealed, err
 // Open reads a box into m. It fails unless the holder of sender sealed it for
 // this key; the box's own word on its sender counts for nothing.
 func (k *SealKey) Open(box *driverv1.Sealed, sender string, m proto.Message) error {
-	clear, err := k.pair.Open(box.GetBox(), sender)
+	text, err := k.pair.Open(box.GetBox(), sender)
 	if err != nil {
 		return fmt.Errorf("open what control plane key %s is said to have sealed: %w", sender, err)
 	}
-	if err := proto.Unmarshal(clear, m); err != nil {
+	if err := proto.Unmarshal(text, m); err != nil {
 		return fmt.Errorf("decode what was sealed: %w", err)
 	}
 

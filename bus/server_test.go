@@ -55,6 +55,16 @@ func (s *speaker) send(t *testing.T, subject, reply string, env *driverv1.Envelo
 	}
 }
 
+// result waits for a result, whatever frames come before it.
+func (s *speaker) result(t *testing.T) *driverv1.Result {
+	t.Helper()
+	for {
+		if r := bustest.Receive(t, "a result", s.frames).GetResult(); r != nil {
+			return r
+		}
+	}
+}
+
 func directed(rep *replica, verb, machine string) string {
 	return "mcm.v1." + cluster + ".replica." + provider + "." + rep.Replica() + "." + verb + ".shop." + machine
 }
@@ -71,7 +81,7 @@ func request(change ...func(*driverv1.Envelope)) *driverv1.Envelope {
 	return env
 }
 
-func TestServerRefuses(t *testing.T) {
+func TestServerRefuses(t *testing.T) { //nolint:tparallel // its cases share one replica and one reply subject
 	t.Parallel()
 	cases := map[string]struct {
 		reason string
@@ -115,12 +125,13 @@ func TestServerRefuses(t *testing.T) {
 	r, g := newRig(t), newGate(t)
 	g.release()
 	rep := r.replica(t, g.handle, func(cfg *bus.ServerConfig) {
+		cfg.Clusters = []string{cluster, "elsewhere"}
 		cfg.Capabilities = []driverv1.Operation{
 			driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_STATUS,
 		}
 	})
 	s := newSpeaker(t, r)
-	// Epoch 7 leads. A hello of another control plane's epoch changes nothing here.
+	// Epoch 7 leads. What another control plane says of this one changes nothing.
 	for subject, hello := range map[string]*driverv1.Hello{
 		"mcm.v1." + cluster + ".hello": {Cluster: cluster, Epoch: 7, Mcm: "a"},
 		"mcm.v1.elsewhere.hello":       {Cluster: cluster, Epoch: 99, Mcm: "b"},
@@ -129,9 +140,8 @@ func TestServerRefuses(t *testing.T) {
 	}
 	// The epoch is known once a request of it is taken.
 	s.send(t, directed(rep, "create", "m"), s.reply, request(func(e *driverv1.Envelope) { e.Epoch = 7 }))
-	for bustest.Receive(t, "the first request's frames", s.frames).GetResult() == nil {
-	}
-	for name, tc := range cases { //nolint:paralleltest // one replica and one reply subject for all
+	s.result(t)
+	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			env := request(func(e *driverv1.Envelope) { e.Epoch = 7 }, tc.change)
 			s.send(t, directed(rep, tc.verb, "m"), s.reply, env)
@@ -163,8 +173,7 @@ func TestReplyOutsideOfTheReplyTreeIsDropped(t *testing.T) {
 		s.send(t, directed(rep, "create", "m"), reply, request())
 	}
 	s.send(t, directed(rep, "create", "m"), s.reply, request())
-	for bustest.Receive(t, "the good request's frames", s.frames).GetResult() == nil {
-	}
+	s.result(t)
 	if g.runs.Load() != 1 {
 		t.Errorf("ran %d times, want once: the others would have made the replica speak for somebody else", g.runs.Load())
 	}
@@ -221,7 +230,7 @@ func TestDeniedAttemptIsNotTakenLater(t *testing.T) {
 	}
 }
 
-func TestJSON(t *testing.T) {
+func TestJSON(t *testing.T) { //nolint:tparallel // its cases share one replica and one reply subject
 	t.Parallel()
 	r, g := newRig(t), newGate(t)
 	g.release()
@@ -242,7 +251,7 @@ func TestJSON(t *testing.T) {
 		"rubbish": {"people get told", "status", `{`, driverv1.Code_CODE_INVALID_ARGUMENT},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) { //nolint:paralleltest // one reply subject for all
+		t.Run(name, func(t *testing.T) {
 			m := nats.NewMsg(directed(rep, tc.verb, "m"))
 			m.Reply, m.Data = s.reply, []byte(tc.body)
 			m.Header.Set("Content-Type", "application/json")
@@ -283,20 +292,26 @@ func TestDrain(t *testing.T) {
 	holder, other, done := r.pair(t, g, req, patient)
 	holder.stop()
 	bustest.Eventually(t, "the session says draining", func() bool { return r.session(holder).GetDraining() })
-	for range 4 { // neither mutations nor reads go to it
-		a, b := call(t.Context(), r.caller, create("new")), call(t.Context(), r.caller, status("new"))
+	s, read := newSpeaker(t, r), status("old")
+	read.Body.OperationId, read.Body.Attempt = read.OperationID, 1
+	s.send(t, directed(holder, "status", "old"), s.reply, read.Body) // by somebody with an old session
+	if frame := bustest.Receive(t, "the refusal", s.frames); frame.GetBusy().GetReason() != driverv1.BusyReason_BUSY_REASON_DRAINING {
+		t.Errorf("frame = %v, want busy for draining", frame)
+	}
+	var fresh []<-chan answer // neither mutations nor reads go to it
+	for range 2 {
+		fresh = append(fresh, call(t.Context(), r.caller, create("new")), call(t.Context(), r.caller, status("new")))
+	}
+	for range fresh {
 		bustest.Receive(t, "the handler", g.entered)
-		bustest.Receive(t, "the handler", g.entered)
-		defer func() {
-			for _, ch := range []<-chan answer{a, b} {
-				if out := wantOK(t, bustest.Receive(t, "the new one's outcome", ch)); out.Replica != other.Replica() {
-					t.Errorf("a draining replica took new work: %+v", out)
-				}
-			}
-		}()
 	}
 	g.release()
 	out := wantOK(t, bustest.Receive(t, "the running one's outcome", done))
+	for _, ch := range fresh {
+		if out := wantOK(t, bustest.Receive(t, "the new one's outcome", ch)); out.Replica != other.Replica() {
+			t.Errorf("a draining replica took new work: %+v", out)
+		}
+	}
 	if out.Replica != holder.Replica() || out.Attempts != 1 {
 		t.Errorf("outcome = %+v, want the draining replica to finish what it had", out)
 	}

@@ -26,8 +26,8 @@ func Quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 // Server runs a server on a free port of 127.0.0.1 until the test ends. Options
 // that are not set get values that suit tests.
-func Server(t testing.TB, opts embedded.Options) *embedded.Server {
-	t.Helper()
+func Server(tb testing.TB, opts embedded.Options) *embedded.Server {
+	tb.Helper()
 	if opts.Listen == "" {
 		opts.Listen = "127.0.0.1:0"
 	}
@@ -36,45 +36,45 @@ func Server(t testing.TB, opts embedded.Options) *embedded.Server {
 	}
 	srv, err := embedded.Start(opts)
 	if err != nil {
-		t.Fatalf("start a NATS server: %v", err)
+		tb.Fatalf("start a NATS server: %v", err)
 	}
-	t.Cleanup(srv.Stop)
+	tb.Cleanup(srv.Stop)
 
 	return srv
 }
 
 // Connect connects until the test ends.
-func Connect(t testing.TB, cfg bus.Config) *bus.Conn {
-	t.Helper()
+func Connect(tb testing.TB, cfg bus.Config) *bus.Conn {
+	tb.Helper()
 	if cfg.Logger == nil {
 		cfg.Logger = Quiet()
 	}
 	cfg.FailFast = true
-	conn, err := bus.Connect(t.Context(), cfg)
+	conn, err := bus.Connect(tb.Context(), cfg)
 	if err != nil {
-		t.Fatalf("connect: %v", err)
+		tb.Fatalf("connect: %v", err)
 	}
-	t.Cleanup(conn.Close)
+	tb.Cleanup(conn.Close)
 
 	return conn
 }
 
 // Raw is a plain NATS client, to listen in on the bus or to speak out of turn.
-func Raw(t testing.TB, url string, opts ...nats.Option) *nats.Conn {
-	t.Helper()
+func Raw(tb testing.TB, url string, opts ...nats.Option) *nats.Conn {
+	tb.Helper()
 	nc, err := nats.Connect(url, opts...)
 	if err != nil {
-		t.Fatalf("connect a plain client: %v", err)
+		tb.Fatalf("connect a plain client: %v", err)
 	}
-	t.Cleanup(nc.Close)
+	tb.Cleanup(nc.Close)
 
 	return nc
 }
 
 // Eventually waits until ok holds, and fails the test with what when that takes
 // unreasonably long.
-func Eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
+func Eventually(tb testing.TB, what string, ok func() bool) {
+	tb.Helper()
 	tick := time.NewTicker(between)
 	defer tick.Stop()
 	limit := time.NewTimer(patience)
@@ -83,21 +83,21 @@ func Eventually(t testing.TB, what string, ok func() bool) {
 		select {
 		case <-tick.C:
 		case <-limit.C:
-			t.Fatalf("waited in vain: %s", what)
+			tb.Fatalf("waited in vain: %s", what)
 		}
 	}
 }
 
 // Receive waits for something on a channel; a closed channel gives a zero value.
-func Receive[T any](t testing.TB, what string, ch <-chan T) T {
-	t.Helper()
+func Receive[T any](tb testing.TB, what string, ch <-chan T) T {
+	tb.Helper()
 	limit := time.NewTimer(patience)
 	defer limit.Stop()
 	select {
 	case v := <-ch:
 		return v
 	case <-limit.C:
-		t.Fatalf("waited in vain: %s", what)
-		panic("not reached")
+		tb.Fatalf("waited in vain: %s", what)
+		panic("not reached") //nolint:forbidigo // Fatalf does not return
 	}
 }

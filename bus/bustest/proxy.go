@@ -1,6 +1,7 @@
 package bustest
 
 import (
+	"context"
 	"net"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ const (
 // them. A replica behind a Proxy that is Cut is dead as far as anybody can see:
 // it says no goodbye and nothing more.
 type Proxy struct {
+	ctx      context.Context //nolint:containedctx // the test's
 	target   string
 	listener net.Listener
 	work     sync.WaitGroup
@@ -32,19 +34,19 @@ type Proxy struct {
 }
 
 // NewProxy runs a proxy to the server at url until the test ends.
-func NewProxy(t testing.TB, url string) *Proxy {
-	t.Helper()
+func NewProxy(tb testing.TB, url string) *Proxy {
+	tb.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		t.Fatalf("proxy: %v", err)
+		tb.Fatalf("proxy: %v", err)
 	}
 	p := &Proxy{
-		target: strings.TrimPrefix(url, "nats://"), listener: listener,
+		ctx: tb.Context(), target: strings.TrimPrefix(url, "nats://"), listener: listener,
 		held: map[Direction]bool{}, conns: map[net.Conn]struct{}{},
 	}
 	p.free = sync.NewCond(&p.mu)
 	p.work.Go(p.accept)
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		p.Cut()
 		_ = listener.Close()
 		p.work.Wait()
@@ -90,7 +92,7 @@ func (p *Proxy) accept() {
 		if err != nil {
 			return
 		}
-		server, err := net.Dial("tcp", p.target)
+		server, err := (&net.Dialer{}).DialContext(p.ctx, "tcp", p.target)
 		if err != nil || !p.add(client, server) {
 			_ = client.Close()
 			if server != nil {

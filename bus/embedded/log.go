@@ -12,9 +12,11 @@ type slogger struct{ log *slog.Logger }
 func (l slogger) Noticef(format string, v ...any) {
 	l.log.Debug("nats-server: " + fmt.Sprintf(format, v...))
 }
+
 func (l slogger) Warnf(format string, v ...any) {
 	l.log.Warn("nats-server: " + fmt.Sprintf(format, v...))
 }
+
 func (l slogger) Errorf(format string, v ...any) {
 	l.log.Error("nats-server: " + fmt.Sprintf(format, v...))
 }

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/cmd/internal/stack"
@@ -36,10 +39,10 @@ type cluster struct {
 
 func (s *setup) startCluster(ctx context.Context) error {
 	if path := os.Getenv(kubeconfigVariable); path != "" {
-		s.begin("using the cluster of %s=%s", kubeconfigVariable, path)
+		s.beginf("using the cluster of %s=%s", kubeconfigVariable, path)
 		s.cluster = cluster{Kubeconfig: path, Namespace: foreignNamespace, Foreign: true}
 	} else {
-		s.begin("starting a Kubernetes control plane (etcd, API server, controller manager, scheduler)")
+		s.beginf("starting a Kubernetes control plane (etcd, API server, controller manager, scheduler)")
 		dev, err := s.site.StartDevCluster(ctx)
 		if err != nil {
 			return err
@@ -60,7 +63,7 @@ func (s *setup) startCluster(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.tell("ready, with the CRDs of %s: Machine, MachineSet, MachineDeployment, MachineClass", s.paths.short(s.paths.crds()))
+	s.tellf("ready, with the CRDs of %s: Machine, MachineSet, MachineDeployment, MachineClass", s.paths.short(s.paths.crds()))
 	return nil
 }
 
@@ -82,8 +85,15 @@ func (c cluster) clean(ctx context.Context, n *narrator, kube client.Client) err
 	if !c.Foreign {
 		return nil
 	}
-	n.tell("removing the demo's objects from the cluster")
-	if err := c.removeMachines(ctx, n, kube); err != nil {
+	n.tellf("removing the demo's objects from the cluster")
+	var machines v1alpha1.MachineList
+	err := kube.List(ctx, &machines, client.InNamespace(c.Namespace))
+	if meta.IsNoMatchError(err) {
+		err = nil // the CRDs were never made
+	} else if err == nil {
+		err = errors.Join(c.removeMachines(ctx, n, kube), removeNodes(ctx, kube, machines.Items))
+	}
+	if err != nil {
 		return err
 	}
 	var errs []error
@@ -99,60 +109,87 @@ func (c cluster) clean(ctx context.Context, n *narrator, kube client.Client) err
 	return errors.Join(errs...)
 }
 
-// removeMachines deletes all machines and classes, and waits for mcm to let them
-// go. What it does not let go, because it has died, is taken from it: the
-// instances were ours, and end with their cloud.
+// removeMachines deletes all machines and waits for mcm to let them go, then the
+// classes, which it needs for that. What it does not let go, because it has died,
+// is taken from it: the instances were ours, and end with their cloud.
 func (c cluster) removeMachines(ctx context.Context, n *narrator, kube client.Client) error {
-	const patience = 15 * time.Second
-	waiting, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not within %s", patience))
-	defer cancel()
-	kinds := []client.Object{&v1alpha1.Machine{}, &v1alpha1.MachineClass{}}
-	for _, kind := range kinds {
-		if err := kube.DeleteAllOf(ctx, kind, client.InNamespace(c.Namespace)); client.IgnoreNotFound(err) != nil {
+	const patience = 10 * time.Second
+	for _, kind := range []struct {
+		object client.Object
+		list   client.ObjectList
+	}{
+		{&v1alpha1.Machine{}, &v1alpha1.MachineList{}},
+		{&v1alpha1.MachineClass{}, &v1alpha1.MachineClassList{}},
+	} {
+		if err := kube.DeleteAllOf(ctx, kind.object, client.InNamespace(c.Namespace)); err != nil {
+			return err
+		}
+		waiting, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not within %s", patience))
+		err := stack.Poll(waiting, "they are gone", func(ctx context.Context) error {
+			err := kube.List(ctx, kind.list, client.InNamespace(c.Namespace))
+			if left := meta.LenList(kind.list); err == nil && left > 0 {
+				err = fmt.Errorf("%d are left", left)
+			}
+			return err
+		})
+		cancel()
+		if err == nil {
+			continue
+		}
+		n.tellf("mcm does not let go of everything (%v): removing the finalizers", err)
+		if err := c.release(ctx, kube, kind.list); err != nil {
 			return err
 		}
 	}
-	err := stack.Poll(waiting, "all machines and classes are gone", func(ctx context.Context) error {
-		left, err := c.objects(ctx, kube)
-		if err == nil && len(left) > 0 {
-			err = fmt.Errorf("%d are left", len(left))
-		}
+	return nil
+}
+
+// release removes the finalizers of all objects of a kind.
+func (c cluster) release(ctx context.Context, kube client.Client, list client.ObjectList) error {
+	if err := kube.List(ctx, list, client.InNamespace(c.Namespace)); err != nil {
 		return err
+	}
+	return meta.EachListItem(list, func(item runtime.Object) error {
+		object, ok := item.(client.Object)
+		if !ok {
+			return fmt.Errorf("a list of %T", item)
+		}
+		return client.IgnoreNotFound(removeFinalizers(ctx, kube, object))
 	})
-	if err == nil {
-		return nil
+}
+
+// removeNodes removes what is left of the machines' Nodes: those that mcm could
+// not, and none of another machine of the same name.
+func removeNodes(ctx context.Context, kube client.Client, machines []v1alpha1.Machine) error {
+	var errs []error
+	for i := range machines {
+		node := &corev1.Node{}
+		err := kube.Get(ctx, client.ObjectKey{Name: machines[i].Name}, node)
+		if err == nil && strings.HasPrefix(node.Spec.ProviderID, "virtual://") {
+			err = errors.Join(removeFinalizers(ctx, kube, node), client.IgnoreNotFound(kube.Delete(ctx, node)))
+		}
+		errs = append(errs, client.IgnoreNotFound(err))
 	}
-	n.tell("mcm does not let go of everything (%v): removing the finalizers", err)
-	left, err := c.objects(ctx, kube)
-	for _, object := range left {
-		err = errors.Join(err, client.IgnoreNotFound(removeFinalizers(ctx, kube, object)))
+	return errors.Join(errs...)
+}
+
+// nodesGone waits until no Node of these machines is left.
+func nodesGone(ctx context.Context, kube client.Client, machines []v1alpha1.Machine) error {
+	for i := range machines {
+		name := machines[i].Name
+		err := stack.Poll(ctx, "Node "+name+" is gone", func(ctx context.Context) error {
+			return absent(kube.Get(ctx, client.ObjectKey{Name: name}, &corev1.Node{}))
+		})
+		if err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 func removeFinalizers(ctx context.Context, kube client.Client, object client.Object) error {
 	return kube.Patch(ctx, object, client.RawPatch(
 		"application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`)))
-}
-
-// objects returns the machines and classes there are.
-func (c cluster) objects(ctx context.Context, kube client.Client) ([]client.Object, error) {
-	var machines v1alpha1.MachineList
-	if err := kube.List(ctx, &machines, client.InNamespace(c.Namespace)); err != nil {
-		return nil, err
-	}
-	var classes v1alpha1.MachineClassList
-	if err := kube.List(ctx, &classes, client.InNamespace(c.Namespace)); err != nil {
-		return nil, err
-	}
-	var objects []client.Object
-	for i := range machines.Items {
-		objects = append(objects, &machines.Items[i])
-	}
-	for i := range classes.Items {
-		objects = append(objects, &classes.Items[i])
-	}
-	return objects, nil
 }
 
 // absent turns the answer to a get into nil when there is no such object.

@@ -22,7 +22,7 @@ func down(ctx context.Context, n *narrator, p paths) error {
 	}
 	alive := st.alive()
 	if len(alive) == 0 && st.Cluster == nil {
-		n.plain("nothing is up")
+		n.plainf("nothing is up")
 		return st.remove()
 	}
 	if st.Cluster != nil && st.Cluster.Foreign {
@@ -32,13 +32,13 @@ func down(ctx context.Context, n *narrator, p paths) error {
 	}
 	var errs []error
 	for _, process := range slices.Backward(alive) {
-		n.tell("ending %s (process %d)", process.Name, process.PID)
+		n.tellf("ending %s (process %d)", process.Name, process.PID)
 		errs = append(errs, process.Stop())
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err // the state stays, for another try
 	}
-	n.tell("all is down")
+	n.tellf("all is down")
 	return st.remove()
 }
 

@@ -36,14 +36,14 @@ func (s *setup) applyExamples(ctx context.Context) error {
 		if err := stack.Apply(ctx, s.kube, objects...); err != nil {
 			return err
 		}
-		s.tell("applied %s", s.paths.short(s.paths.example(file)))
+		s.tellf("applied %s", s.paths.short(s.paths.example(file)))
 	}
 	if machines != machineCount {
 		return fmt.Errorf("the examples hold %d Machines instead of %d", machines, machineCount)
 	}
-	s.tell("(changed in memory: the class's endpoint is %s and the Secret's apiToken is this cloud's)", s.cloud.Endpoint)
+	s.tellf("(changed in memory: the class's endpoint is %s and the Secret's apiToken is this cloud's)", s.cloud.Endpoint)
 	if s.cluster.Foreign {
-		s.tell("(and their namespace is %s)", s.cluster.Namespace)
+		s.tellf("(and their namespace is %s)", s.cluster.Namespace)
 	}
 	return nil
 }

@@ -37,7 +37,7 @@ func (s *setup) kill(ctx context.Context) error {
 	victim := slices.MaxFunc(s.drivers, func(a, b *stack.Driver) int {
 		return len(s.tap.Running(a.Replica, create)) - len(s.tap.Running(b.Replica, create))
 	})
-	s.begin("killing replica %s (SIGKILL, process %d)", victim.Replica, victim.PID())
+	s.beginf("killing replica %s (SIGKILL, process %d)", victim.Replica, victim.PID())
 	if err := victim.Kill(); err != nil {
 		return err
 	}
@@ -54,13 +54,13 @@ func (s *setup) kill(ctx context.Context) error {
 		return fmt.Errorf("session %d of replica %s, its last, lists no running create: it died too late to show anything",
 			session.GetSequence(), victim.Replica)
 	}
-	s.tell("its last session message, number %d, lists %d running creates: %s",
+	s.tellf("its last session message, number %d, lists %d running creates: %s",
 		session.GetSequence(), len(names), strings.Join(names, ", "))
-	s.tell("the cloud has made the instances of all of them, and nobody was told")
+	s.tellf("the cloud has made the instances of all of them, and nobody was told")
 	if err := s.cloud.Hold(ctx); err != nil {
 		return err
 	}
-	s.tell("the cloud answers again")
+	s.tellf("the cloud answers again")
 	return nil
 }
 
@@ -74,7 +74,7 @@ func (s *setup) checkCloud(ctx context.Context) error {
 	for _, entry := range created {
 		machines[entry.MachineUID] = true
 	}
-	s.tell("the cloud's log: %d instances made, for %d different machines", len(created), len(machines))
+	s.tellf("the cloud's log: %d instances made, for %d different machines", len(created), len(machines))
 	if len(created) != machineCount || len(machines) != machineCount {
 		return fmt.Errorf("the cloud made %d instances for %d machines, instead of exactly one for each of %d",
 			len(created), len(machines), machineCount)
@@ -101,7 +101,7 @@ func (s *setup) checkKilled(ctx context.Context) error {
 	}
 	for _, id := range s.killed {
 		audit := ended[id]
-		s.tell("the killed replica's create of %s: %s on replica %s, attempt %d",
+		s.tellf("the killed replica's create of %s: %s on replica %s, attempt %d",
 			audit.GetName(), bus.CodeName(audit.GetStatus().GetCode()), audit.GetReplica(), audit.GetAttempts())
 		switch {
 		case audit.GetStatus().GetCode() != driverv1.Code_CODE_OK:

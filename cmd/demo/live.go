@@ -8,10 +8,8 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/machinebus/machinebus/cmd/internal/stack"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
@@ -20,11 +18,7 @@ import (
 // sentence "waited until ...".
 func (s *setup) watch(ctx context.Context, what string, reached func(context.Context, []v1alpha1.Machine) error) error {
 	view := &liveView{narrator: s.narrator}
-	var died error
-	err := stack.Poll(ctx, what, func(ctx context.Context) error {
-		if died = s.site.Failed(); died != nil {
-			return nil
-		}
+	return s.site.Poll(ctx, what, func(ctx context.Context) error {
 		machines, err := s.machines(ctx)
 		if err != nil {
 			return err
@@ -32,10 +26,6 @@ func (s *setup) watch(ctx context.Context, what string, reached func(context.Con
 		view.show(machines)
 		return reached(ctx, machines)
 	})
-	if died != nil {
-		return died
-	}
-	return err
 }
 
 // machines returns the demo's machines, by name.
@@ -82,7 +72,7 @@ func (v *liveView) show(machines []v1alpha1.Machine) {
 	if !v.terminal {
 		if counts := phaseCounts(machines); counts != v.last {
 			v.last = counts
-			v.tell("Machines: %s", counts)
+			v.tellf("Machines: %s", counts)
 		}
 		return
 	}
@@ -138,20 +128,3 @@ func machineTable(machines []v1alpha1.Machine) string {
 	}
 	return b.String()
 }
-
-// nodesGone expects that no Node of the demo's machines is left.
-func (s *setup) nodesGone(ctx context.Context) error {
-	return stack.Poll(ctx, "the machines' Nodes are gone", func(ctx context.Context) error {
-		var nodes corev1.NodeList
-		if err := s.kube.List(ctx, &nodes, client.MatchingLabels(exampleNodeLabels)); err != nil {
-			return err
-		}
-		if len(nodes.Items) > 0 {
-			return fmt.Errorf("%d are left", len(nodes.Items))
-		}
-		return nil
-	})
-}
-
-// exampleNodeLabels are those that the examples put on their Nodes.
-var exampleNodeLabels = map[string]string{"example.com/pool": "demo"}

@@ -42,6 +42,6 @@ func (s *setup) heard(ctx context.Context, sub *stack.Process) error {
 		return context.Cause(ctx)
 	}
 	text, err := os.ReadFile(sub.Output)
-	s.plain("%s", strings.TrimRight(string(text), "\n"))
+	s.plainf("%s", strings.TrimRight(string(text), "\n"))
 	return err
 }

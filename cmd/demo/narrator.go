@@ -25,19 +25,19 @@ func newNarrator(out *os.File) *narrator {
 	}
 }
 
-// begin announces the next step.
-func (n *narrator) begin(format string, args ...any) {
+// beginf announces the next step.
+func (n *narrator) beginf(format string, args ...any) {
 	n.step++
 	fmt.Fprintf(n.out, "\n[%5.1fs] %d/%d %s\n", n.elapsed(), n.step, n.steps, fmt.Sprintf(format, args...))
 }
 
-// tell adds a line to the step.
-func (n *narrator) tell(format string, args ...any) {
+// tellf adds a line to the step.
+func (n *narrator) tellf(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	fmt.Fprintf(n.out, "[%5.1fs]     %s\n", n.elapsed(), strings.ReplaceAll(text, "\n", "\n             "))
 }
 
-// plain prints lines as they are.
-func (n *narrator) plain(format string, args ...any) { fmt.Fprintf(n.out, format+"\n", args...) }
+// plainf prints lines as they are.
+func (n *narrator) plainf(format string, args ...any) { fmt.Fprintf(n.out, format+"\n", args...) }
 
 func (n *narrator) elapsed() float64 { return time.Since(n.start).Seconds() }

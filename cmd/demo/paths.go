@@ -57,8 +57,7 @@ func (p paths) checkBuilt(programs ...string) error {
 // who comes second.
 func (p paths) lock(name, busy string) (release func(), err error) {
 	release, err = stack.Lock(filepath.Join(p.run, name+".lock"))
-	var locked *stack.LockedError
-	if errors.As(err, &locked) {
+	if locked, ok := errors.AsType[*stack.LockedError](err); ok {
 		return nil, fmt.Errorf("%s (process %s)", busy, locked.Holder)
 	}
 	return release, err

@@ -32,9 +32,9 @@ func run(ctx context.Context, n *narrator, p paths) error {
 		return err
 	}
 	s := &setup{narrator: n, paths: p, site: site}
-	n.plain("machinebus demo: %d Machine objects become %d Nodes, through two driver replicas on NATS, one of which dies.",
+	n.plainf("machinebus demo: %d Machine objects become %d Nodes, through two driver replicas on NATS, one of which dies.",
 		machineCount, machineCount)
-	n.plain("Every program writes a log: %s", s.logs())
+	n.plainf("Every program writes a log: %s", s.logs())
 	n.steps = 8
 	return s.finish(ctx, s.story(ctx))
 }
@@ -44,25 +44,25 @@ var errFailed = errors.New("the demo failed, see above")
 
 // finish cleans up after the story and tells how it went.
 func (s *setup) finish(ctx context.Context, err error) error {
-	s.plain("")
+	s.plainf("")
 	switch {
 	case err == nil:
 	case errors.Is(context.Cause(ctx), errInterrupted):
-		s.tell("interrupted: cleaning up")
+		s.tellf("interrupted: cleaning up")
 	default:
-		s.tell("this went wrong: %v", err)
-		s.tell("cleaning up; the logs stay: %s", s.logs())
+		s.tellf("this went wrong: %v", err)
+		s.tellf("cleaning up; the logs stay: %s", s.logs())
 	}
 	stopErr := s.stop()
 	if stopErr != nil {
-		s.tell("cleaning up went wrong: %v", stopErr)
+		s.tellf("cleaning up went wrong: %v", stopErr)
 	} else {
-		s.tell("all processes have ended")
+		s.tellf("all processes have ended")
 	}
 	if err != nil || stopErr != nil {
 		return errFailed
 	}
-	s.plain("\nThe demo went as it should. To play with the same set-up: make up")
+	s.plainf("\nThe demo went as it should. To play with the same set-up: make up")
 	return nil
 }
 
@@ -93,11 +93,11 @@ const heldCount = 6
 
 // ask applies the examples and shows how far the machines get.
 func (s *setup) ask(ctx context.Context) error {
-	s.begin("asking for %d Machines, as `kubectl apply -f deploy/examples` would", machineCount)
+	s.beginf("asking for %d Machines, as `kubectl apply -f deploy/examples` would", machineCount)
 	if err := s.cloud.Hold(ctx, heldBack...); err != nil {
 		return err
 	}
-	s.tell("the cloud is told to make all instances, but to keep back its answers about %s", strings.Join(heldBack, " and "))
+	s.tellf("the cloud is told to make all instances, but to keep back its answers about %s", strings.Join(heldBack, " and "))
 	sub, err := s.listen(ctx)
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ func (s *setup) ask(ctx context.Context) error {
 	if err := s.watch(ctx, "four machines run and six creates are with the replicas", s.halfWay); err != nil {
 		return err
 	}
-	s.plain("\n$ mcmctl sub --count %d", messages)
+	s.plainf("\n$ mcmctl sub --count %d", messages)
 	if err := s.heard(ctx, sub); err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ func (s *setup) ask(ctx context.Context) error {
 
 // check waits until everything is well and proves that nothing was made twice.
 func (s *setup) check(ctx context.Context) error {
-	s.begin("waiting until all %d Machines run", machineCount)
+	s.beginf("waiting until all %d Machines run", machineCount)
 	if err := s.watch(ctx, "all machines are Running", allRunning); err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func (s *setup) check(ctx context.Context) error {
 	if err := s.mcmctl(ctx, "drivers"); err != nil {
 		return err
 	}
-	s.plain("")
+	s.plainf("")
 	if err := s.checkCloud(ctx); err != nil {
 		return err
 	}
@@ -142,7 +142,11 @@ func (s *setup) check(ctx context.Context) error {
 
 // remove deletes the machines and shows that nothing is left of them.
 func (s *setup) remove(ctx context.Context) error {
-	s.begin("deleting the Machines, as `kubectl delete machines --all` would")
+	s.beginf("deleting the Machines, as `kubectl delete machines --all` would")
+	machines, err := s.machines(ctx)
+	if err != nil {
+		return err
+	}
 	if err := s.kube.DeleteAllOf(ctx, &v1alpha1.Machine{}, client.InNamespace(s.cluster.Namespace)); err != nil {
 		return err
 	}
@@ -152,14 +156,14 @@ func (s *setup) remove(ctx context.Context) error {
 	if err := s.kubectl(ctx, "get", "machines,nodes"); err != nil {
 		return err
 	}
-	s.plain("")
+	s.plainf("")
 	stats, err := s.cloud.Admin.Stats(ctx)
 	if err != nil {
 		return err
 	}
-	s.tell("the cloud: %d instances made, %d deleted, %d left", stats.Created, stats.Deleted, stats.Live)
+	s.tellf("the cloud: %d instances made, %d deleted, %d left", stats.Created, stats.Deleted, stats.Live)
 	if stats.Live != 0 {
 		return fmt.Errorf("%d instances are left in the cloud", stats.Live)
 	}
-	return s.nodesGone(ctx)
+	return nodesGone(ctx, s.kube, machines)
 }

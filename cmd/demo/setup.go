@@ -62,7 +62,7 @@ func (s *setup) start(ctx context.Context) error {
 }
 
 func (s *setup) startCloud(ctx context.Context) error {
-	s.begin("starting the virtual cloud, whose instances join the cluster as Nodes")
+	s.beginf("starting the virtual cloud, whose instances join the cluster as Nodes")
 	cloud, err := s.site.StartCloud(ctx, "virtual-cloud", s.cluster.Kubeconfig)
 	if err != nil {
 		return err
@@ -72,12 +72,12 @@ func (s *setup) startCloud(ctx context.Context) error {
 	if _, err := cloud.Admin.Patch(ctx, cloudapi.KnobsPatch{CreateLatency: &latency, BootDelay: &boot}); err != nil {
 		return err
 	}
-	s.tell("ready at %s: a create takes %s, a boot %s", cloud.Endpoint, createLatency, bootDelay)
+	s.tellf("ready at %s: a create takes %s, a boot %s", cloud.Endpoint, createLatency, bootDelay)
 	return nil
 }
 
 func (s *setup) startManager(ctx context.Context) error {
-	s.begin("starting mcm, the machine controller manager, with NATS inside")
+	s.beginf("starting mcm, the machine controller manager, with NATS inside")
 	manager, err := s.site.StartManager(ctx, stack.ManagerOptions{
 		Control: s.cluster.Kubeconfig, Namespace: s.cluster.Namespace, Cluster: clusterName,
 	})
@@ -85,13 +85,13 @@ func (s *setup) startManager(ctx context.Context) error {
 		return err
 	}
 	s.manager = manager
-	s.tell("ready: the bus is at %s, health and metrics at http://%s", manager.NATSURL, manager.Address)
+	s.tellf("ready: the bus is at %s, health and metrics at http://%s", manager.NATSURL, manager.Address)
 	s.tap, err = stack.OpenTap(ctx, manager.NATSURL, clusterName)
 	return err
 }
 
 func (s *setup) startDrivers(ctx context.Context) error {
-	s.begin("starting two replicas of driver-virtual, which know nothing but the bus")
+	s.beginf("starting two replicas of driver-virtual, which know nothing but the bus")
 	for i := 1; i <= 2; i++ {
 		driver, err := s.site.StartDriver(ctx, s.tap, stack.DriverOptions{
 			Name: fmt.Sprintf("driver-virtual-%d", i), NATSURL: s.manager.NATSURL, Clusters: []string{clusterName},
@@ -100,7 +100,7 @@ func (s *setup) startDrivers(ctx context.Context) error {
 			return err
 		}
 		s.drivers = append(s.drivers, driver)
-		s.tell("replica %s is on the bus (process %d)", driver.Replica, driver.PID())
+		s.tellf("replica %s is on the bus (process %d)", driver.Replica, driver.PID())
 	}
 	return nil
 }
@@ -113,14 +113,17 @@ func (s *setup) stop() error {
 	// The cluster first: mcm and the drivers delete what is left of the machines.
 	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
 	defer cancel()
-	var err error
+	var errs []error
+	if s.cloud != nil && s.cluster.Foreign {
+		errs = append(errs, s.cloud.Hold(ctx)) // nothing can be deleted in the middle of its creation
+	}
 	if s.kube != nil {
-		err = s.cluster.clean(ctx, s.narrator, s.kube)
+		errs = append(errs, s.cluster.clean(ctx, s.narrator, s.kube))
 	}
 	if s.tap != nil {
 		s.tap.Close()
 	}
-	return errors.Join(err, s.site.Close())
+	return errors.Join(append(errs, s.site.Close())...)
 }
 
 // logs names the folder with everybody's log.

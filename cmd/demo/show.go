@@ -15,13 +15,13 @@ import (
 // kubectl runs kubectl against the demo's cluster and shows the command and what
 // it prints.
 func (s *setup) kubectl(ctx context.Context, args ...string) error {
-	s.plain("\n$ kubectl %s", strings.Join(args, " "))
-	program, first := s.findKubectl()
+	s.plainf("\n$ kubectl %s", strings.Join(args, " "))
+	program, all := s.findKubectl()
 	if program == "" {
-		s.plain("(kubectl is not installed)")
+		s.plainf("(kubectl is not installed)")
 		return nil
 	}
-	all := append(first, "--kubeconfig", s.cluster.Kubeconfig, "--namespace", s.cluster.Namespace)
+	all = append(all, "--kubeconfig", s.cluster.Kubeconfig, "--namespace", s.cluster.Namespace)
 	return s.command(ctx, s.out, program, append(all, args...)...)
 }
 
@@ -40,7 +40,7 @@ func (s *setup) findKubectl() (program string, first []string) {
 
 // mcmctl does the same with mcmctl.
 func (s *setup) mcmctl(ctx context.Context, args ...string) error {
-	s.plain("\n$ mcmctl %s", strings.Join(args, " "))
+	s.plainf("\n$ mcmctl %s", strings.Join(args, " "))
 	return s.command(ctx, s.out, s.site.Program("mcmctl"), s.mcmctlArgs(args...)...)
 }
 

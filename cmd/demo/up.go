@@ -37,8 +37,8 @@ func up(ctx context.Context, n *narrator, p paths) (err error) {
 	n.steps = 5
 	if err := s.bringUp(ctx, st); err != nil {
 		if errors.Is(context.Cause(ctx), errInterrupted) {
-			n.plain("")
-			n.tell("interrupted: cleaning up")
+			n.plainf("")
+			n.tellf("interrupted: cleaning up")
 		}
 		if stopErr := s.stop(); stopErr != nil {
 			return errors.Join(err, fmt.Errorf("cleaning up: %w; make down tries again", stopErr))
@@ -58,7 +58,7 @@ func (s *setup) bringUp(ctx context.Context, st *state) error {
 		return err
 	}
 	return s.limited(ctx, func(ctx context.Context) error {
-		s.begin("asking for %d Machines, as `kubectl apply -f deploy/examples` would", machineCount)
+		s.beginf("asking for %d Machines, as `kubectl apply -f deploy/examples` would", machineCount)
 		if err := s.applyExamples(ctx); err != nil {
 			return err
 		}
@@ -73,7 +73,7 @@ func (s *setup) usage() {
 		kubectl = s.paths.short(s.site.Program("devcluster")) + " kubectl"
 	}
 	mcmctl := s.paths.short(s.site.Program("mcmctl"))
-	s.plain(`
+	s.plainf(`
 The set-up is up, and stays so until: make down
 
   export KUBECONFIG=%s

@@ -167,17 +167,7 @@ func (e *env) eventually(what string, check func(context.Context) error) {
 	e.Helper()
 	ctx, cancel := context.WithTimeoutCause(e.ctx(), patience, fmt.Errorf("not within %s", patience))
 	defer cancel()
-	var died error
-	err := stack.Poll(ctx, what, func(ctx context.Context) error {
-		if died = e.site.Failed(); died != nil {
-			return nil
-		}
-		return check(ctx)
-	})
-	if died != nil {
-		e.Fatalf("while waiting until %s: %v", what, died)
-	}
-	if err != nil {
+	if err := e.site.Poll(ctx, what, check); err != nil {
 		e.Fatal(err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -51,9 +52,7 @@ func (e *env) newClass(name string, fields map[string]any) *v1alpha1.MachineClas
 	var spec map[string]any
 	e.must(json.Unmarshal(class.ProviderSpec.Raw, &spec))
 	spec["endpoint"] = e.cloud.Endpoint
-	for field, value := range fields {
-		spec[field] = value
-	}
+	maps.Copy(spec, fields)
 	class.ProviderSpec.Raw, err = json.Marshal(spec)
 	e.must(err)
 	return class

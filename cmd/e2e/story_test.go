@@ -164,12 +164,21 @@ func TestBothReplicasServe(t *testing.T) {
 	e.waitRunning(names...)
 	e.wantInstances(machines)
 
-	share := map[string]int{}
-	for _, audit := range tap.Audits() {
-		if audit.GetOperation() == create && audit.GetStatus().GetCode() == driverv1.Code_CODE_OK {
-			share[audit.GetReplica()]++
+	var share map[string]int
+	e.eventually("audit messages tell who did the creates", func(context.Context) error {
+		share = map[string]int{}
+		told := 0
+		for _, audit := range tap.Audits() {
+			if audit.GetOperation() == create && audit.GetStatus().GetCode() == driverv1.Code_CODE_OK {
+				share[audit.GetReplica()]++
+				told++
+			}
 		}
-	}
+		if told != machines {
+			return fmt.Errorf("%d of %d are told", told, machines)
+		}
+		return nil
+	})
 	for _, d := range drivers {
 		if share[d.Replica] < machines/4 {
 			t.Errorf("replica %s did %d of %d creates, want at least a quarter (all: %v)", d.Replica, share[d.Replica], machines, share)

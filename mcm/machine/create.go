@@ -47,7 +47,7 @@ func (p *pass) adopt(ctx context.Context) (next, error) {
 		return proceed, nil
 	}
 	controllerutil.AddFinalizer(p.machine, v1alpha1.FinalizerName)
-	p.journal = p.journal.begin(dispatch.Initialize, p.now)
+	p.begin(dispatch.Initialize)
 	if p.Target != nil && p.machine.Labels[v1alpha1.LabelKeyNode] == "" {
 		metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, p.machine.Name)
 	}
@@ -75,16 +75,22 @@ func (p *pass) checkInstance(instance *dispatch.Instance) error {
 // created stores what the driver made, and begins its initialization in the
 // same write.
 func (p *pass) created(ctx context.Context, state dispatch.State) error {
+	if p.Target == nil {
+		p.machine.Status.Addresses = addresses(state.Instance)
+	}
+	// Mostly nothing. It cannot be left to a later step: that may have to wait.
+	if err := p.patchStatus(ctx); err != nil {
+		return err
+	}
 	p.machine.Spec.ProviderID = state.Instance.ProviderID
 	if p.Target != nil {
 		metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, state.Instance.NodeName)
-	} else {
-		p.machine.Status.Addresses = addresses(state.Instance)
 	}
 	if _, ok := p.machine.Annotations[v1alpha1.AnnotationKeyMachinePriority]; !ok {
 		metav1.SetMetaDataAnnotation(&p.machine.ObjectMeta, v1alpha1.AnnotationKeyMachinePriority, v1alpha1.MachinePriorityDefault)
 	}
-	p.journal = p.journal.settle().begin(dispatch.Initialize, p.now)
+	p.journal = p.journal.settle()
+	p.begin(dispatch.Initialize)
 	if err := p.patch(ctx); err != nil {
 		return err
 	}

@@ -13,13 +13,12 @@ import (
 // operate begins an operation, or looks how it is doing. It lets the step go on
 // only when the operation is done; the step then stores what came of it.
 func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State, next, error) {
-	begun := p.journal.Operation == kind
-	if !begun {
+	if p.journal.Operation != kind {
 		if d := p.journal.wait(p.now, p.version); d > 0 {
 			return dispatch.State{}, again(d), nil
 		}
 		controllerutil.AddFinalizer(p.machine, v1alpha1.FinalizerName)
-		p.journal = p.journal.begin(kind, p.now)
+		p.begin(kind)
 		if err := p.patch(ctx); err != nil {
 			return dispatch.State{}, wait, err
 		}
@@ -29,12 +28,13 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 		Kind: kind, Number: p.journal.Settled, Machine: p.machine.DeepCopy(), Class: p.class, Provider: p.provider,
 		Timeout: p.Settings.OperationTimeout,
 	}
-	if begun && !known {
+	if !known && !p.unsent {
 		// Another manager began it, or this one before it was restarted.
 		op.Recover, op.Attempt = true, 1
 	}
+	p.unsent = false
 	state := p.Dispatcher.Start(op)
-	if begun && !known && state.Phase != dispatch.Stale {
+	if op.Recover && state.Phase != dispatch.Stale {
 		p.log.Info("taking up an operation begun earlier", "operation_id", op.ID())
 	}
 	switch state.Phase {
@@ -53,6 +53,12 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 	default:
 		return state, wait, nil
 	}
+}
+
+// begin notes in the journal, which the caller stores, that an operation is about
+// to be sent.
+func (p *pass) begin(kind dispatch.Kind) {
+	p.journal, p.unsent = p.journal.begin(kind, p.now), true
 }
 
 // waiting tells what the operation waits for, when it is anything to speak of.

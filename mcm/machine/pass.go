@@ -55,6 +55,7 @@ type pass struct {
 	provider string
 	node     *corev1.Node // nil when there is none
 
+	unsent    bool // this pass has begun an operation and not sent it yet
 	untouched bool // no operation of the machine ever reached a driver
 }
 

@@ -1,11 +1,11 @@
 package stack
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -85,7 +85,7 @@ func (r Recorded) gone() bool {
 
 // Since is how long a recorded process has run, roughly.
 func (r Recorded) Since() time.Duration {
-	info, err := os.Stat(filepath.Join("/proc", strconv.Itoa(r.PID)))
+	info, err := os.Stat("/proc/" + strconv.Itoa(r.PID))
 	if err != nil {
 		return 0
 	}
@@ -97,7 +97,7 @@ var errNoProcess = errors.New("no such process")
 // startTime returns field 22 of /proc/PID/stat. A process that has ended and was
 // not waited for by its parent (a zombie) counts as gone.
 func startTime(pid int) (uint64, error) {
-	content, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 		return 0, errNoProcess
 	}
@@ -105,10 +105,9 @@ func startTime(pid int) (uint64, error) {
 		return 0, err
 	}
 	// The second field, the program's name in parentheses, may hold anything.
-	_, rest, ok := strings.Cut(string(content[strings.LastIndexByte(string(content), ')')+1:]), " ")
-	fields := strings.Fields(rest)
+	fields := strings.Fields(string(content[bytes.LastIndexByte(content, ')')+1:]))
 	const state, start = 0, 19 // counted from the third field
-	if !ok || len(fields) <= start {
+	if len(fields) <= start {
 		return 0, fmt.Errorf("unreadable /proc/%d/stat", pid)
 	}
 	if fields[state] == "Z" || fields[state] == "X" {

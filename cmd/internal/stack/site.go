@@ -178,3 +178,21 @@ func (s *Site) Failed() error {
 	}
 	return nil
 }
+
+// Poll is like [Poll], but ends early when one of the processes has ended by
+// itself.
+func (s *Site) Poll(ctx context.Context, what string, check func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	err := Poll(ctx, what, func(ctx context.Context) error {
+		if err := s.Failed(); err != nil {
+			cancel()
+			return err
+		}
+		return check(ctx)
+	})
+	if failed := s.Failed(); err != nil && failed != nil {
+		return fmt.Errorf("while waiting until %s: %w", what, failed)
+	}
+	return err
+}

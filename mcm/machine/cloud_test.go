@@ -1,0 +1,135 @@
+package machine_test
+
+import (
+	"context"
+	"sync"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A cloud is the one thing here that is not real: it keeps instances in memory,
+// together with a driver for it.
+type cloud struct {
+	mu        sync.Mutex
+	instances map[string]string // providerID by machine uid
+	made      int               // instances ever made
+	tasks     []*bus.Task       // every operation that came
+
+	// on is asked first; a result that is not nil is the answer.
+	on            func(ctx context.Context, t *bus.Task) *driverv1.Result
+	noInitialize  bool
+	entered       chan *bus.Task // gets every create that is held
+}
+
+func newCloud() *cloud {
+	return &cloud{instances: map[string]string{}, entered: make(chan *bus.Task, 100)}
+}
+
+func (c *cloud) capabilities() []driverv1.Operation {
+	all := []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE}
+	if c.noInitialize {
+		return all
+	}
+
+	return append(all, driverv1.Operation_OPERATION_INITIALIZE)
+}
+
+func (c *cloud) handle(ctx context.Context, t *bus.Task) *driverv1.Result {
+	c.mu.Lock()
+	c.tasks = append(c.tasks, t)
+	on := c.on
+	c.mu.Unlock()
+	if on != nil {
+		if result := on(ctx, t); result != nil {
+			return result
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m := bus.MachineOf(t.Request)
+	switch t.Operation {
+	case driverv1.Operation_OPERATION_DELETE:
+		delete(c.instances, m.GetUid())
+
+		return &driverv1.Result{Payload: &driverv1.Result_Delete{Delete: &driverv1.DeleteResponse{}}}
+	case driverv1.Operation_OPERATION_INITIALIZE:
+		return &driverv1.Result{Payload: &driverv1.Result_Initialize{Initialize: &driverv1.InitializeResponse{}}}
+	default:
+		if _, there := c.instances[m.GetUid()]; !there {
+			c.instances[m.GetUid()] = "virtual://" + m.GetName()
+			c.made++
+		}
+
+		return &driverv1.Result{Payload: &driverv1.Result_Create{Create: &driverv1.CreateResponse{
+			LastKnownState: "made",
+			Instance: &driverv1.Instance{
+				ProviderId: "virtual://" + m.GetName(), NodeName: m.GetName(),
+				Addresses: []*driverv1.Address{{Type: "InternalIP", Address: "10.0.0.1"}},
+			},
+		}}}
+	}
+}
+
+// answer sets what is asked first.
+func (c *cloud) answer(on func(ctx context.Context, t *bus.Task) *driverv1.Result) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.on = on
+}
+
+// failOnce fails the first operation of a kind for each machine with what the
+// machine's annotation "fail" says.
+func (c *cloud) failOnce(op driverv1.Operation, failure func(*driverv1.Machine) *driverv1.Result) {
+	var mu sync.Mutex
+	seen := map[string]bool{}
+	c.answer(func(_ context.Context, t *bus.Task) *driverv1.Result {
+		m := bus.MachineOf(t.Request)
+		mu.Lock()
+		defer mu.Unlock()
+		if t.Operation != op || seen[m.GetUid()] {
+			return nil
+		}
+		seen[m.GetUid()] = true
+
+		return failure(m)
+	})
+}
+
+// hold keeps every create until open is closed.
+func (c *cloud) hold(open <-chan struct{}) {
+	c.answer(func(ctx context.Context, t *bus.Task) *driverv1.Result {
+		if t.Operation != driverv1.Operation_OPERATION_CREATE {
+			return nil
+		}
+		c.entered <- t
+		select {
+		case <-open:
+			return nil
+		case <-ctx.Done():
+			return &driverv1.Result{Status: bus.StatusOf(ctx.Err())}
+		}
+	})
+}
+
+// has returns how many instances exist, and how many were ever made.
+func (c *cloud) has() (instances, made int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	return len(c.instances), c.made
+}
+
+// count returns how many operations of a kind came.
+func (c *cloud) count(op driverv1.Operation) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for _, t := range c.tasks {
+		if t.Operation == op {
+			n++
+		}
+	}
+
+	return n
+}

@@ -1,0 +1,319 @@
+package machine_test
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+func TestDeleteDuringCreate(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	open := make(chan struct{})
+	defer close(open)
+	r.cloud.hold(open)
+	m := r.machine("a")
+	r.create(t, m)
+	bustest.Receive(t, "the driver to get the create", r.cloud.entered)
+	r.delete(t, m)
+	r.gone(t, m) // though the create was never let through
+	if there, made := r.cloud.has(); there != 0 || made != 0 {
+		t.Errorf("the cloud has %d instances of %d", there, made)
+	}
+	if n := r.cloud.count(remove); n != 1 {
+		t.Errorf("%d deletes, want 1: a cancelled create may have made something", n)
+	}
+}
+
+// Between the cloud's last word and its being stored, a deletion must learn of
+// the instance.
+func TestDeleteAfterCreate(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	open := make(chan struct{})
+	r.cloud.hold(open)
+	m := r.machine("a")
+	r.create(t, m)
+	bustest.Receive(t, "the driver to get the create", r.cloud.entered)
+	close(open)
+	r.delete(t, m)
+	r.gone(t, m)
+	if there, _ := r.cloud.has(); there != 0 {
+		t.Errorf("the cloud has %d instances", there)
+	}
+}
+
+func TestDeleteWithoutADriver(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.startManager(t)
+	m := r.machine("a")
+	r.create(t, m)
+	r.event(t, m, "WaitingForDriver", "no driver for provider virtual")
+	r.delete(t, m)
+	r.gone(t, m) // nothing ever ran, so nobody has to be asked
+	r.startDriver(t)
+	other := r.machine("b")
+	r.create(t, other)
+	r.phase(t, other, v1alpha1.MachinePending)
+	if _, made := r.cloud.has(); made != 1 {
+		t.Errorf("%d instances were made, want that of the other machine alone", made)
+	}
+}
+
+// Somebody who removes the finalizer by force gets no instance afterwards.
+func TestMachineTornAway(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.startManager(t)
+	m := r.machine("a")
+	r.create(t, m)
+	r.event(t, m, "WaitingForDriver", "no driver for provider virtual")
+	r.change(t, m, func() { m.Finalizers = nil })
+	r.delete(t, m)
+	r.gone(t, m)
+	r.startDriver(t)
+	other := r.machine("b")
+	r.create(t, other)
+	r.phase(t, other, v1alpha1.MachinePending)
+	if _, made := r.cloud.has(); made != 1 {
+		t.Errorf("%d instances were made, want that of the other machine alone", made)
+	}
+}
+
+func TestRestartDuringCreate(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	open := make(chan struct{})
+	r.cloud.hold(open)
+	m := r.machine("a")
+	r.create(t, m)
+	first := bustest.Receive(t, "the driver to get the create", r.cloud.entered).Request.GetOperationId()
+	if want := string(m.UID) + ".create.0"; first != want {
+		t.Errorf("operation id is %s, want %s", first, want)
+	}
+	r.stop()
+	r.startManager(t)
+	close(open)
+	got := r.phase(t, m, v1alpha1.MachinePending)
+	if got.Spec.ProviderID != "virtual://"+m.Name {
+		t.Errorf("providerID is %q", got.Spec.ProviderID)
+	}
+	r.event(t, m, "Created", "attempt 1")
+	if n := r.cloud.count(create); n != 1 {
+		t.Errorf("the driver got %d creates, want the one that went on", n)
+	}
+}
+
+func TestRestartThenDelete(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	open := make(chan struct{})
+	defer close(open)
+	r.cloud.hold(open)
+	m := r.machine("a")
+	r.create(t, m)
+	bustest.Receive(t, "the driver to get the create", r.cloud.entered)
+	r.stop()
+	r.delete(t, m)
+	r.startManager(t)
+	r.gone(t, m) // the new manager found the create, and cancelled it
+	if there, made := r.cloud.has(); there != 0 || made != 0 {
+		t.Errorf("the cloud has %d instances of %d", there, made)
+	}
+}
+
+func TestRestartWhileRunning(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	m := r.machine("a")
+	r.create(t, m)
+	r.join(t, m)
+	r.phase(t, m, v1alpha1.MachineRunning)
+	r.stop()
+	r.startManager(t)
+	r.delete(t, m)
+	r.gone(t, m)
+	if there, made := r.cloud.has(); there != 0 || made != 1 {
+		t.Errorf("the cloud has %d instances of %d", there, made)
+	}
+}
+
+func TestJournalTurnedBack(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	m := r.machine("a")
+	r.create(t, m)
+	r.phase(t, m, v1alpha1.MachinePending)
+	r.change(t, m, func() { delete(m.Annotations, v1alpha1.AnnotationKeyOperation) })
+	r.delete(t, m)
+	r.gone(t, m)
+	if there, _ := r.cloud.has(); there != 0 {
+		t.Errorf("the cloud has %d instances", there)
+	}
+}
+
+func TestJournalUnreadable(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	m := r.machine("a")
+	m.Annotations = map[string]string{v1alpha1.AnnotationKeyOperation: "what?"}
+	r.create(t, m)
+	r.event(t, m, "InvalidJournal", v1alpha1.AnnotationKeyOperation)
+	r.change(t, m, func() { m.Annotations[v1alpha1.AnnotationKeyOperation] = `{"settled":4}` })
+	r.change(t, m, func() { m.Spec.ProviderID = "" })
+	r.phase(t, m, v1alpha1.MachinePending)
+}
+
+func TestDeleteWithoutAClass(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	m := r.machine("a")
+	r.create(t, m)
+	r.phase(t, m, v1alpha1.MachinePending)
+	r.delete(t, r.class())
+	r.delete(t, m)
+	r.event(t, m, "CannotDelete", "does not exist")
+	got := r.get(t, m)
+	if last := got.Status.LastOperation; last.ErrorCode != "NotFound" || last.State != "Failed" || last.Type != "Delete" {
+		t.Errorf("last operation is %+v", last)
+	}
+	r.create(t, r.class())
+	r.gone(t, m)
+	if there, _ := r.cloud.has(); there != 0 {
+		t.Errorf("the cloud has %d instances", there)
+	}
+}
+
+// A machine that another manager left behind says nothing of what it has.
+func TestDeleteTakenOver(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	m := r.machine("a")
+	m.Finalizers = []string{v1alpha1.FinalizerName}
+	r.create(t, m)
+	r.delete(t, m)
+	r.startDriver(t)
+	r.startManager(t)
+	r.gone(t, m)
+	if n := r.cloud.count(remove); n != 1 {
+		t.Errorf("%d deletes, want 1", n)
+	}
+}
+
+func TestNodeHealth(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	m := r.machine("a")
+	r.create(t, m)
+	r.phase(t, m, v1alpha1.MachinePending)
+	node := r.join(t, m)
+	r.phase(t, m, v1alpha1.MachineRunning)
+	r.condition(t, node, ready(corev1.ConditionUnknown))
+	got := r.phase(t, m, v1alpha1.MachineUnknown)
+	want := "Machine " + m.Name + " is unhealthy - changing MachinePhase to Unknown. Node conditions: Ready=Unknown (Test)"
+	if last := got.Status.LastOperation; last.Description != want || last.Type != "HealthCheck" || last.State != "Processing" {
+		t.Errorf("last operation is %+v", last)
+	}
+	r.event(t, m, "Unhealthy", "Ready=Unknown")
+	r.condition(t, node, ready(corev1.ConditionTrue))
+	got = r.phase(t, m, v1alpha1.MachineRunning)
+	if want := "Machine " + m.Name + " successfully re-joined the cluster"; got.Status.LastOperation.Description != want {
+		t.Errorf("last operation is %+v", got.Status.LastOperation)
+	}
+}
+
+func TestHealthTimeout(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	for name, disabled := range map[string]bool{"timeout": false, "disabled": true} {
+		m := r.machine(name)
+		m.Spec.MachineHealthTimeout, m.Spec.DisableHealthTimeout = &metav1.Duration{Duration: 1}, new(disabled)
+		r.create(t, m)
+		node := r.join(t, m)
+		r.phase(t, m, v1alpha1.MachineRunning)
+		r.condition(t, node, ready(corev1.ConditionFalse))
+		if disabled {
+			r.phase(t, m, v1alpha1.MachineUnknown)
+			r.condition(t, node, ready(corev1.ConditionUnknown)) // another pass
+			r.until(t, "copied conditions", m, func(m *v1alpha1.Machine) bool {
+				return m.Status.Conditions[0].Status == corev1.ConditionUnknown
+			})
+			if got := r.get(t, m); got.Status.CurrentStatus.Phase != v1alpha1.MachineUnknown {
+				t.Errorf("phase is %q", got.Status.CurrentStatus.Phase)
+			}
+
+			continue
+		}
+		r.phase(t, m, v1alpha1.MachineFailed)
+		r.event(t, m, "HealthTimeout", "health checks failing since last")
+		r.condition(t, node, ready(corev1.ConditionTrue))
+		r.phase(t, m, v1alpha1.MachineRunning) // nobody has replaced it yet
+	}
+}
+
+func TestNodeDeleted(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	m := r.machine("a")
+	r.create(t, m)
+	node := r.join(t, m)
+	r.phase(t, m, v1alpha1.MachineRunning)
+	r.delete(t, node)
+	r.gone(t, m)
+	r.event(t, m, "NodeDeleted", node.Name)
+	if r.node(t, node.Name) != nil {
+		t.Error("the node is still there")
+	}
+	if there, _ := r.cloud.has(); there != 0 {
+		t.Errorf("the cloud has %d instances", there)
+	}
+}
+
+// A Node that has the name but is another instance is none of ours.
+func TestNodeOfAnother(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	m := r.machine("a")
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: m.Name}, Spec: corev1.NodeSpec{ProviderID: "virtual://another"},
+	}
+	r.create(t, node)
+	t.Cleanup(func() { r.forceDelete(t, node) })
+	r.condition(t, node, ready(corev1.ConditionTrue))
+	r.create(t, m)
+	r.phase(t, m, v1alpha1.MachinePending)
+	r.delete(t, m)
+	r.gone(t, m)
+	got := r.node(t, m.Name)
+	if got == nil || len(got.Finalizers) != 0 || got.Labels[v1alpha1.LabelKeyMachineName] != "" {
+		t.Errorf("the node of another instance was touched: %+v", got)
+	}
+}
+
+func TestCriticalComponents(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	m := r.machine("a")
+	r.create(t, m)
+	r.phase(t, m, v1alpha1.MachinePending)
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: m.Name},
+		Spec: corev1.NodeSpec{ProviderID: "virtual://" + m.Name, Taints: []corev1.Taint{
+			{Key: v1alpha1.TaintKeyCriticalComponentsNotReady, Effect: corev1.TaintEffectNoSchedule},
+		}},
+	}
+	r.create(t, node)
+	t.Cleanup(func() { r.forceDelete(t, node) })
+	r.condition(t, node, ready(corev1.ConditionTrue))
+	got := r.until(t, "copied conditions", m, func(m *v1alpha1.Machine) bool { return len(m.Status.Conditions) == 1 })
+	if got.Status.CurrentStatus.Phase != v1alpha1.MachinePending {
+		t.Errorf("phase is %q", got.Status.CurrentStatus.Phase)
+	}
+	r.change(t, node, func() { node.Spec.Taints = nil })
+	r.phase(t, m, v1alpha1.MachineRunning)
+}

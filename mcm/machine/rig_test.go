@@ -1,0 +1,426 @@
+package machine_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/machine"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+const (
+	provider    = "virtual"
+	clusterName = "default"
+	// patience bounds every wait; it is far above what is waited for.
+	patience = 60 * time.Second
+)
+
+var (
+	apiServer *rest.Config // of the API server that all tests share
+	scheme    = runtime.NewScheme()
+)
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	ctrl.SetLogger(logr.Discard())
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		fmt.Fprintln(os.Stderr, "KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: "+
+			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
+
+		return 1
+	}
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+
+			return 1
+		}
+	}
+	env := &envtest.Environment{CRDDirectoryPaths: []string{"../../deploy/crds"}, ErrorIfCRDPathMissing: true}
+	cfg, err := env.Start()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "start an API server:", err)
+
+		return 1
+	}
+	defer func() {
+		if err := env.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, "stop the API server:", err)
+		}
+	}()
+	cfg.QPS, cfg.Burst = -1, -1
+	apiServer = cfg
+
+	return m.Run()
+}
+
+// A rig is a namespace with a class, a bus, a cloud and its driver, and a
+// running manager.
+type rig struct {
+	client.Client
+
+	namespace string
+	settings  machine.Settings
+	noTarget  bool
+	nats      *embedded.Server
+	cloud     *cloud
+	requests  atomic.Int64 // of the manager to the API server
+	stop      func()       // stops the manager
+}
+
+var namespaces atomic.Int64
+
+// newRig prepares everything but driver and manager.
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	c, err := client.New(apiServer, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{
+		Client: c, namespace: fmt.Sprintf("t%d", namespaces.Add(1)), nats: bustest.Server(t, embedded.Options{}),
+		cloud: newCloud(), settings: machine.DefaultSettings(),
+	}
+	r.settings.Retry = machine.Retry{
+		Short: 100 * time.Millisecond, Medium: 200 * time.Millisecond, Long: 300 * time.Millisecond,
+		ResourceExhausted: 400 * time.Millisecond,
+	}
+	r.create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.namespace}})
+	r.create(t, r.secret())
+	r.create(t, r.class())
+
+	return r
+}
+
+// newRunningRig is newRig with a driver and a manager.
+func newRunningRig(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t)
+	r.startDriver(t)
+	r.startManager(t)
+
+	return r
+}
+
+func (r *rig) secret() *corev1.Secret {
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "boot"},
+		Data:       map[string][]byte{"userData": []byte("#!/bin/sh")},
+	}
+}
+
+func (r *rig) class() *v1alpha1.MachineClass {
+	return &v1alpha1.MachineClass{
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "small"}, Provider: provider,
+		ProviderSpec: runtime.RawExtension{Raw: []byte(`{"size":"s"}`)},
+		SecretRef:    &corev1.SecretReference{Namespace: r.namespace, Name: "boot"},
+	}
+}
+
+// machine returns a Machine; names of machines are names of Nodes, which have no
+// namespaces.
+func (r *rig) machine(name string) *v1alpha1.Machine {
+	return &v1alpha1.Machine{
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: r.namespace + "-" + name},
+		Spec:       v1alpha1.MachineSpec{Class: v1alpha1.ClassSpec{Kind: "MachineClass", Name: "small"}},
+	}
+}
+
+func (r *rig) create(t *testing.T, o client.Object) {
+	t.Helper()
+	if err := r.Create(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *rig) delete(t *testing.T, o client.Object) {
+	t.Helper()
+	if err := r.Delete(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startManager runs what cmd/mcm runs, until the test ends or r.stop is called.
+func (r *rig) startManager(t *testing.T) {
+	t.Helper()
+	cfg := rest.CopyConfig(apiServer)
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return counter{next, &r.requests} })
+	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
+		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"},
+		Cache:      cache.Options{DefaultNamespaces: map[string]cache.Config{r.namespace: {}}},
+		Controller: config.Controller{SkipNameValidation: new(true)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	conn, err := bus.Connect(ctx, bus.Config{URLs: []string{r.nats.URL()}, Name: "mcm", Logger: bustest.Quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	caller, err := bus.NewCaller(conn, bus.CallerConfig{Cluster: clusterName, Logger: bustest.Quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	announcer, err := bus.NewAnnouncer(conn, clusterName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dispatcher := dispatch.New(ctx, caller, announcer)
+	reconciler := &machine.Reconciler{
+		Control: mgr.GetClient(), Dispatcher: dispatcher, Settings: r.settings,
+		Events: mgr.GetEventRecorderFor("mcm"), //nolint:staticcheck // the newer API keeps only the first text of a reason
+	}
+	var nodes cache.Cache
+	if !r.noTarget {
+		target, err := cluster.New(cfg, func(o *cluster.Options) { o.Scheme = scheme })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := mgr.Add(target); err != nil {
+			t.Fatal(err)
+		}
+		reconciler.Target, nodes = target.GetClient(), target.GetCache()
+	}
+	if err := reconciler.SetupWithManager(ctx, mgr, nodes, dispatcher, 4); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- mgr.Start(ctx) }()
+	r.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error("manager:", err)
+		}
+		dispatcher.Wait()
+		caller.Close()
+		conn.Close()
+	})
+	t.Cleanup(r.stop)
+	if !mgr.GetCache().WaitForCacheSync(ctx) {
+		t.Fatal("the manager's caches do not fill")
+	}
+}
+
+// A counter counts requests, without Events, watches and what fills the caches.
+type counter struct {
+	next http.RoundTripper
+	n    *atomic.Int64
+}
+
+func (c counter) RoundTrip(req *http.Request) (*http.Response, error) {
+	path, isList := req.URL.Path, req.URL.Query().Has("limit") || req.URL.Query().Has("resourceVersion")
+	if !strings.HasSuffix(path, "/events") && !strings.Contains(path, "/events/") &&
+		!req.URL.Query().Has("watch") && (req.Method != http.MethodGet || !isList) {
+		c.n.Add(1)
+	}
+
+	return c.next.RoundTrip(req)
+}
+
+// startDriver starts a replica of the cloud's driver.
+func (r *rig) startDriver(t *testing.T) (replica string) {
+	t.Helper()
+	conn := bustest.Connect(t, bus.Config{
+		URLs: []string{r.nats.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider),
+	})
+	server, err := bus.NewServer(conn, bus.ServerConfig{
+		Provider: provider, Slots: 100, Logger: bustest.Quiet(), DrainTimeout: 10 * time.Millisecond,
+		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, Capabilities: r.cloud.capabilities(),
+	}, bus.HandlerFunc(r.cloud.handle))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- server.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+
+	return server.Replica()
+}
+
+// get returns the stored machine, nil when there is none.
+func (r *rig) get(t *testing.T, m *v1alpha1.Machine) *v1alpha1.Machine {
+	t.Helper()
+	got := &v1alpha1.Machine{}
+	err := r.Get(t.Context(), client.ObjectKeyFromObject(m), got)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return got
+}
+
+// until waits until the machine is as wanted and returns it; nil when it is
+// gone.
+func (r *rig) until(t *testing.T, what string, m *v1alpha1.Machine, ok func(*v1alpha1.Machine) bool) *v1alpha1.Machine {
+	t.Helper()
+	var got *v1alpha1.Machine
+	if !poll(t, func() bool { got = r.get(t, m); return ok(got) }) {
+		if got != nil {
+			got.ManagedFields = nil
+		}
+		t.Fatalf("waited in vain for machine %s: %s; it is\n%+v\nwith events\n%s", m.Name, what, got,
+			strings.Join(r.events(t, m), "\n"))
+	}
+
+	return got
+}
+
+// poll waits until ok holds; false means that this takes unreasonably long.
+func poll(t *testing.T, ok func() bool) bool {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-limit.C:
+			return false
+		}
+	}
+
+	return true
+}
+
+func (r *rig) phase(t *testing.T, m *v1alpha1.Machine, want v1alpha1.MachinePhase) *v1alpha1.Machine {
+	t.Helper()
+
+	return r.until(t, "phase "+string(want), m, func(m *v1alpha1.Machine) bool {
+		return m != nil && m.Status.CurrentStatus.Phase == want
+	})
+}
+
+func (r *rig) gone(t *testing.T, m *v1alpha1.Machine) {
+	t.Helper()
+	r.until(t, "gone", m, func(m *v1alpha1.Machine) bool { return m == nil })
+}
+
+// events returns the machine's Events as "Reason: message".
+func (r *rig) events(t *testing.T, m *v1alpha1.Machine) []string {
+	t.Helper()
+	list := &corev1.EventList{}
+	if err := r.List(t.Context(), list, client.InNamespace(r.namespace)); err != nil {
+		t.Fatal(err)
+	}
+	var texts []string
+	for i := range list.Items {
+		if e := &list.Items[i]; e.InvolvedObject.Name == m.Name {
+			texts = append(texts, e.Reason+": "+e.Message)
+		}
+	}
+
+	return texts
+}
+
+// event waits for an Event of the machine with that reason and text.
+func (r *rig) event(t *testing.T, m *v1alpha1.Machine, reason, part string) {
+	t.Helper()
+	var all []string
+	if !poll(t, func() bool {
+		all = r.events(t, m)
+		for _, text := range all {
+			if strings.HasPrefix(text, reason+": ") && strings.Contains(text, part) {
+				return true
+			}
+		}
+
+		return false
+	}) {
+		t.Errorf("no Event %s with %q on machine %s; there are\n%s", reason, part, m.Name, strings.Join(all, "\n"))
+	}
+}
+
+// join makes the machine's Node, as its kubelet would.
+func (r *rig) join(t *testing.T, m *v1alpha1.Machine, conditions ...corev1.NodeCondition) *corev1.Node {
+	t.Helper()
+	if len(conditions) == 0 {
+		conditions = []corev1.NodeCondition{ready(corev1.ConditionTrue)}
+	}
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: m.Name}, Spec: corev1.NodeSpec{ProviderID: "virtual://" + m.Name},
+	}
+	r.create(t, node)
+	t.Cleanup(func() { r.forceDelete(t, node) })
+	r.condition(t, node, conditions...)
+
+	return node
+}
+
+// forceDelete leaves no Node behind that a failed test made.
+func (r *rig) forceDelete(t *testing.T, node *corev1.Node) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
+	for _, err := range []error{r.Patch(ctx, node.DeepCopy(), patch), r.Delete(ctx, node.DeepCopy())} {
+		if client.IgnoreNotFound(err) != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func (r *rig) condition(t *testing.T, node *corev1.Node, conditions ...corev1.NodeCondition) {
+	t.Helper()
+	before := node.DeepCopy()
+	node.Status.Conditions = conditions
+	if err := r.Status().Patch(t.Context(), node, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func ready(status corev1.ConditionStatus) corev1.NodeCondition {
+	return corev1.NodeCondition{Type: corev1.NodeReady, Status: status, Reason: "Test"}
+}
+
+// node returns a stored Node, nil when there is none.
+func (r *rig) node(t *testing.T, name string) *corev1.Node {
+	t.Helper()
+	node := &corev1.Node{}
+	err := r.Get(t.Context(), client.ObjectKey{Name: name}, node)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return node
+}

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -118,20 +119,22 @@ func failure(code driverv1.Code, err error) *driverv1.Result {
 	return &driverv1.Result{Status: &driverv1.Status{Code: code, Message: err.Error()}}
 }
 
-// join plays the kubelet of an instance.
+// join plays the kubelet of an instance. It may be repeated.
 func (d *plainDriver) join(instance *driverv1.Instance) error {
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: instance.GetNodeName()},
 		Spec:       corev1.NodeSpec{ProviderID: instance.GetProviderId()},
 	}
 	ctx := context.Background() // also while the test ends
-	if err := d.env.kube.Create(ctx, node); err != nil {
+	if err := d.env.kube.Create(ctx, node); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
+	// A patch, because controllers of the cluster write to a new Node as well.
+	before := client.MergeFrom(node.DeepCopy())
 	node.Status.Conditions = []corev1.NodeCondition{{
 		Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: metav1.Now(),
 	}}
-	return d.env.kube.Status().Update(ctx, node)
+	return d.env.kube.Status().Patch(ctx, node, before)
 }
 
 func (d *plainDriver) leave(name string) error {

@@ -17,9 +17,9 @@ type cloud struct {
 	tasks     []*bus.Task       // every operation that came
 
 	// on is asked first; a result that is not nil is the answer.
-	on            func(ctx context.Context, t *bus.Task) *driverv1.Result
-	noInitialize  bool
-	entered       chan *bus.Task // gets every create that is held
+	on           func(ctx context.Context, t *bus.Task) *driverv1.Result
+	noInitialize bool
+	entered      chan *bus.Task // gets every create that is held
 }
 
 func newCloud() *cloud {

@@ -45,7 +45,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, nod
 		Named("machine").
 		// Status and journal are this controller's own; it need not hear of them.
 		For(&v1alpha1.Machine{}, builder.WithPredicates(predicate.Or[client.Object](
-			predicate.GenerationChangedPredicate{}, nodeLabelChanged()))).
+			predicate.GenerationChangedPredicate{}, outside()))).
 		Watches(&v1alpha1.Machine{}, r.forgetMachine()).
 		Watches(&v1alpha1.MachineClass{}, handler.EnqueueRequestsFromMapFunc(r.machinesOfClass)).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.machinesOfSecret)).
@@ -110,14 +110,17 @@ func operationChanges(notifier Notifier) source.Source {
 	})
 }
 
-// nodeLabelChanged passes a machine whose Node can be found from now on: the
-// Node's own event may have come before.
-func nodeLabelChanged() predicate.Predicate {
+// outside passes changes outside of the spec that make a difference: of the
+// machine's Node, whose own event may have come before, and of a journal that could
+// not be read.
+func outside() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 		UpdateFunc: func(e event.UpdateEvent) bool {
-			return e.ObjectOld.GetLabels()[v1alpha1.LabelKeyNode] != e.ObjectNew.GetLabels()[v1alpha1.LabelKeyNode]
+			_, err := readJournal(e.ObjectOld)
+
+			return err != nil || e.ObjectOld.GetLabels()[v1alpha1.LabelKeyNode] != e.ObjectNew.GetLabels()[v1alpha1.LabelKeyNode]
 		},
 	}
 }

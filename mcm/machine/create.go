@@ -78,6 +78,9 @@ func (p *pass) created(ctx context.Context, state dispatch.State) error {
 	if p.Target == nil {
 		p.machine.Status.Addresses = addresses(state.Instance)
 	}
+	if p.machine.Status.CurrentStatus.Phase == v1alpha1.MachineFailed {
+		p.setPhase(v1alpha1.MachineCrashLoopBackOff) // there is hope again, and more to be done
+	}
 	// Mostly nothing. It cannot be left to a later step: that may have to wait.
 	if err := p.patchStatus(ctx); err != nil {
 		return err

@@ -40,7 +40,7 @@ func codes() map[string]driverv1.Code {
 
 // failing makes machines whose first operation of a kind fails with the code
 // they are named after.
-func (r *rig) failing(t *testing.T, op driverv1.Operation, change func(*v1alpha1.Machine)) map[string]*v1alpha1.Machine {
+func (r *rig) failing(t *testing.T, op driverv1.Operation) map[string]*v1alpha1.Machine {
 	t.Helper()
 	r.cloud.failOnce(op, func(m *driverv1.Machine) *driverv1.Result {
 		return failure(codes()[strings.TrimPrefix(m.GetName(), r.namespace+"-")])
@@ -48,7 +48,6 @@ func (r *rig) failing(t *testing.T, op driverv1.Operation, change func(*v1alpha1
 	machines := map[string]*v1alpha1.Machine{}
 	for name := range codes() {
 		m := r.machine(name)
-		change(m)
 		machines[name] = m
 		r.create(t, m)
 	}
@@ -59,8 +58,7 @@ func (r *rig) failing(t *testing.T, op driverv1.Operation, change func(*v1alpha1
 func TestCreateErrors(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.settings.Retry.Short, r.settings.Retry.ResourceExhausted = time.Second, 2*time.Second
-	r.settings.Retry.Medium = 3 * time.Second
+	r.settings.Retry.Short, r.settings.Retry.Medium, r.settings.Retry.ResourceExhausted = time.Hour, 2*time.Hour, 3*time.Hour
 	r.startDriver(t)
 	r.startManager(t)
 	periods := map[driverv1.Code]time.Duration{
@@ -70,7 +68,8 @@ func TestCreateErrors(t *testing.T) {
 		driverv1.Code_CODE_ABORTED:            r.settings.Retry.Short,
 		driverv1.Code_CODE_UNAVAILABLE:        r.settings.Retry.Short,
 	}
-	for name, m := range r.failing(t, create, func(*v1alpha1.Machine) {}) {
+	machines := r.failing(t, create)
+	for name, m := range machines {
 		t.Run(name, func(t *testing.T) {
 			got := r.until(t, "a failure", m, func(m *v1alpha1.Machine) bool { return m.Status.LastOperation.ErrorCode != "" })
 			code := codes()[name]
@@ -88,8 +87,12 @@ func TestCreateErrors(t *testing.T) {
 			}
 			r.event(t, m, "FailedCreate", fmt.Sprintf("failed with %s (driver replica", bus.CodeName(code)))
 			r.event(t, m, "FailedCreate", fmt.Sprintf("next try in %s: no luck", period))
-			r.phase(t, m, v1alpha1.MachinePending) // by another operation
 		})
+	}
+	class := r.class()
+	r.change(t, class, func() { class.ProviderSpec.Raw = []byte(`{"size":"m"}`) }) // no need to wait any more
+	for _, m := range machines {
+		r.phase(t, m, v1alpha1.MachinePending)
 	}
 	if n := r.cloud.count(create); n != 2*len(codes()) {
 		t.Errorf("%d creates for %d machines that failed once", n, len(codes()))
@@ -107,23 +110,6 @@ func TestRetryAfter(t *testing.T) {
 	m := r.machine("a")
 	r.create(t, m)
 	r.event(t, m, "FailedCreate", "next try in 10ms")
-	r.phase(t, m, v1alpha1.MachinePending)
-}
-
-// A class that is corrected is tried at once, however long the wait would be.
-func TestCorrectedClass(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.settings.Retry.Medium = time.Hour
-	r.startDriver(t)
-	r.startManager(t)
-	r.cloud.failOnce(create, func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_INVALID_ARGUMENT) })
-	m := r.machine("a")
-	r.create(t, m)
-	r.phase(t, m, v1alpha1.MachineCrashLoopBackOff)
-	r.event(t, m, "FailedCreate", "next try in 1h0m0s")
-	class := r.class()
-	r.change(t, class, func() { class.ProviderSpec.Raw = []byte(`{"size":"m"}`) })
 	r.phase(t, m, v1alpha1.MachinePending)
 }
 
@@ -173,7 +159,7 @@ func TestFailedForGood(t *testing.T) {
 func TestInitializeErrors(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
-	for name, m := range r.failing(t, initialize, func(*v1alpha1.Machine) {}) {
+	for name, m := range r.failing(t, initialize) {
 		t.Run(name, func(t *testing.T) {
 			code := bus.CodeName(codes()[name])
 			if code != "Unimplemented" { // which says that there is nothing to do
@@ -214,7 +200,7 @@ func TestInitializeErrorText(t *testing.T) {
 func TestDeleteErrors(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
-	machines := r.failing(t, remove, func(*v1alpha1.Machine) {})
+	machines := r.failing(t, remove)
 	for _, m := range machines {
 		r.phase(t, m, v1alpha1.MachinePending)
 	}

@@ -165,7 +165,6 @@ func TestJournalUnreadable(t *testing.T) {
 	r.create(t, m)
 	r.event(t, m, "InvalidJournal", v1alpha1.AnnotationKeyOperation)
 	r.change(t, m, func() { m.Annotations[v1alpha1.AnnotationKeyOperation] = `{"settled":4}` })
-	r.change(t, m, func() { m.Spec.ProviderID = "" })
 	r.phase(t, m, v1alpha1.MachinePending)
 }
 

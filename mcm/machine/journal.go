@@ -6,6 +6,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
@@ -22,16 +23,17 @@ type journal struct {
 	Operation dispatch.Kind `json:"operation,omitempty"`
 	// Begun is when.
 	Begun *metav1.Time `json:"begun,omitempty"`
-	// NotBefore is the earliest time for the next try after a failure, and Class
-	// the version of the class and its secrets that failed: with another one
-	// there is no need to wait.
-	NotBefore *metav1.Time `json:"notBefore,omitempty"`
-	Class     string       `json:"class,omitempty"`
+	// Failed is the operation that was settled last if it failed, and NotBefore
+	// the earliest time for its next try. Class is the version of the class and
+	// its secrets that it failed with: with another one there is no need to wait.
+	Failed    dispatch.Kind `json:"failed,omitempty"`
+	NotBefore *metav1.Time  `json:"notBefore,omitempty"`
+	Class     string        `json:"class,omitempty"`
 }
 
-func readJournal(m *v1alpha1.Machine) (journal, error) {
+func readJournal(m client.Object) (journal, error) {
 	var j journal
-	text, ok := m.Annotations[v1alpha1.AnnotationKeyOperation]
+	text, ok := m.GetAnnotations()[v1alpha1.AnnotationKeyOperation]
 	if !ok {
 		return j, nil
 	}
@@ -64,12 +66,15 @@ func (j journal) settle() journal { return journal{Settled: j.Settled + 1} }
 // failed is settle for an outcome after which the operation is to be tried
 // again, as another one, no sooner than after wait.
 func (j journal) failed(now time.Time, wait time.Duration, class string) journal {
-	return journal{Settled: j.Settled + 1, NotBefore: &metav1.Time{Time: now.Add(wait)}, Class: class}
+	return journal{
+		Settled: j.Settled + 1, Failed: j.Operation, NotBefore: &metav1.Time{Time: now.Add(wait)}, Class: class,
+	}
 }
 
-// wait is how long to wait before the next operation.
-func (j journal) wait(now time.Time, class string) time.Duration {
-	if j.NotBefore == nil || j.Class != class {
+// wait is how long to wait before the next operation, if that is another try: a
+// delete does not wait for what a create has to.
+func (j journal) wait(kind dispatch.Kind, now time.Time, class string) time.Duration {
+	if j.NotBefore == nil || j.Failed != kind || j.Class != class {
 		return 0
 	}
 

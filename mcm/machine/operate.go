@@ -14,7 +14,7 @@ import (
 // only when the operation is done; the step then stores what came of it.
 func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State, next, error) {
 	if p.journal.Operation != kind {
-		if d := p.journal.wait(p.now, p.version); d > 0 {
+		if d := p.journal.wait(kind, p.now, p.version); d > 0 {
 			return dispatch.State{}, again(d), nil
 		}
 		controllerutil.AddFinalizer(p.machine, v1alpha1.FinalizerName)

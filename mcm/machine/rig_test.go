@@ -2,6 +2,7 @@ package machine_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net/http"
 	"os"
@@ -39,7 +40,7 @@ const (
 	provider    = "virtual"
 	clusterName = "default"
 	// patience bounds every wait; it is far above what is waited for.
-	patience = 60 * time.Second
+	patience = 30 * time.Second
 )
 
 var (
@@ -77,6 +78,13 @@ func run(m *testing.M) int {
 		}
 	}()
 	cfg.QPS, cfg.Burst = -1, -1
+	// These tests wait more than they work.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+
+		return 1
+	}
 	apiServer = cfg
 
 	return m.Run()

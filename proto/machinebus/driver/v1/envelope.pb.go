@@ -58,8 +58,8 @@ type Envelope struct {
 	// attempt counts the tries at this operation from 1.
 	Attempt uint32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// epoch grows each time another mcm replica takes the lead. A replica MUST
-	// refuse a request with a lower epoch than the highest it has seen from that
-	// control plane, with CODE_ABORTED [ENV-6]. Zero means that mcm does not
+	// refuse a mutation with a lower epoch than the highest it has seen from that
+	// control plane, with CODE_ABORTED [ENV-6]; a read is served all the same. Zero means that mcm does not
 	// count epochs.
 	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// replica is the sender's replica id in everything a replica sends [ENV-7].

@@ -654,7 +654,8 @@ func (x *OpsRequest) GetOperationId() string {
 }
 
 // OpsResponse answers OpsRequest. A replica that does not list an operation it
-// is asked for does not hold it, and will not report on it again [OPS-1].
+// is asked for does not hold it, MUST NOT take the attempt it was asked about
+// later, and will not report on it again [OPS-1].
 type OpsResponse struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Operations []*OperationState      `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`

@@ -48,8 +48,7 @@ func Errorf(code Code, format string, args ...any) error {
 
 // RetryAfter returns the provider's own word on when to come again, or 0.
 func RetryAfter(err error) time.Duration {
-	var e *bus.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*bus.Error](err); ok {
 		return e.RetryAfter
 	}
 

@@ -238,7 +238,7 @@ func (d *Dispatcher) InFlight(provider, operationID string, uid types.UID) bool 
 // run has an operation done, for as long as it takes.
 func (d *Dispatcher) run(e *entry) {
 	defer d.metrics.started(e.provider, e.kind)()
-	req, quit := e.request, (<-chan struct{})(e.quit)
+	req, quit := e.request, e.quit
 	for {
 		room := d.caller.Room(e.provider)
 		out, err := d.caller.Call(d.ctx, req)
@@ -285,7 +285,7 @@ func ended(err error) bool {
 
 // pause waits for a sign of room, a moment, or quit; false means that the
 // dispatcher ends.
-func (d *Dispatcher) pause(room, quit <-chan struct{}) bool {
+func (d *Dispatcher) pause(room <-chan struct{}, quit chan struct{}) bool {
 	again := time.NewTimer(retryWait)
 	defer again.Stop()
 	select {

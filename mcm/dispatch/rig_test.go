@@ -42,7 +42,7 @@ type manager struct {
 	stop    func()
 }
 
-func newRig(t testing.TB) *rig {
+func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{srv: bustest.Server(t, embedded.Options{})}
 	r.manager = r.newManager(t)
@@ -50,7 +50,7 @@ func newRig(t testing.TB) *rig {
 	return r
 }
 
-func (r *rig) newManager(t testing.TB) *manager {
+func (r *rig) newManager(t *testing.T) *manager {
 	t.Helper()
 	conn := bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}, Name: "mcm"})
 	caller, err := bus.NewCaller(conn, bus.CallerConfig{Cluster: cluster, Logger: bustest.Quiet()})
@@ -78,7 +78,7 @@ func (r *rig) newManager(t testing.TB) *manager {
 }
 
 // replica starts a driver replica and returns when the rig's manager knows it.
-func (r *rig) replica(t testing.TB, h bus.HandlerFunc, change ...func(*bus.ServerConfig)) *bus.Server {
+func (r *rig) replica(t *testing.T, h bus.HandlerFunc, change ...func(*bus.ServerConfig)) *bus.Server {
 	t.Helper()
 	conn := bustest.Connect(t, bus.Config{
 		URLs: []string{r.srv.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider),
@@ -124,7 +124,7 @@ func (r *rig) session(rep *bus.Server) *driverv1.Session {
 }
 
 // until waits for a phase of a machine's operation and returns the state.
-func (m *manager) until(t testing.TB, uid types.UID, phase dispatch.Phase) dispatch.State {
+func (m *manager) until(t *testing.T, uid types.UID, phase dispatch.Phase) dispatch.State {
 	t.Helper()
 	var state dispatch.State
 	bustest.Eventually(t, "phase of the operation", func() bool {
@@ -138,7 +138,7 @@ func (m *manager) until(t testing.TB, uid types.UID, phase dispatch.Phase) dispa
 }
 
 // noticed waits for a notice of the machine.
-func (m *manager) noticed(t testing.TB, machine *v1alpha1.Machine) {
+func (m *manager) noticed(t *testing.T, machine *v1alpha1.Machine) {
 	t.Helper()
 	want := types.NamespacedName{Namespace: machine.Namespace, Name: machine.Name}
 	if got := bustest.Receive(t, "notice of a change", m.notices); got != want {
@@ -163,7 +163,8 @@ type gate struct {
 	answer  func(*bus.Task) *driverv1.Result
 }
 
-func newGate(t testing.TB) *gate {
+func newGate(t *testing.T) *gate {
+	t.Helper()
 	g := &gate{entered: make(chan *bus.Task, 100), open: make(chan struct{}), answer: created}
 	g.release = sync.OnceFunc(func() { close(g.open) })
 	t.Cleanup(g.release)
@@ -203,7 +204,7 @@ func created(t *bus.Task) *driverv1.Result {
 // at once answers without waiting.
 func atOnce(_ context.Context, t *bus.Task) *driverv1.Result { return created(t) }
 
-func contains(t testing.TB, text, part string) {
+func contains(t *testing.T, text, part string) {
 	t.Helper()
 	if !strings.Contains(text, part) {
 		t.Errorf("%q does not contain %q", text, part)

@@ -52,7 +52,7 @@ func (p *pass) resolveClass(ctx context.Context) (next, error) {
 func (p *pass) refuse(ctx context.Context, err error) (next, error) {
 	news := p.failCreation(err)
 	if news {
-		p.warn("InvalidMachine", "%s", fault(err))
+		p.warnf("InvalidMachine", "%s", fault(err))
 	}
 
 	return again(p.Settings.Retry.Long), p.patchStatus(ctx)

@@ -54,7 +54,7 @@ func (p *pass) adopt(ctx context.Context) (next, error) {
 	if err := p.patch(ctx); err != nil {
 		return wait, err
 	}
-	p.say("Adopted", "Takes over the instance %s", p.machine.Spec.ProviderID)
+	p.sayf("Adopted", "Takes over the instance %s", p.machine.Spec.ProviderID)
 
 	return proceed, nil
 }
@@ -98,7 +98,7 @@ func (p *pass) created(ctx context.Context, state dispatch.State) error {
 		return err
 	}
 	p.Dispatcher.Settle(p.machine.UID, state.ID)
-	p.say("Created", "Created instance %s in %s (driver replica %s, attempt %d)",
+	p.sayf("Created", "Created instance %s in %s (driver replica %s, attempt %d)",
 		state.Instance.ProviderID, state.Took.Round(time.Millisecond), orPlain(state.Replica), state.Attempt)
 
 	return nil

@@ -70,24 +70,22 @@ func TestCreateErrors(t *testing.T) {
 	}
 	machines := r.failing(t, create)
 	for name, m := range machines {
-		t.Run(name, func(t *testing.T) {
-			got := r.until(t, "a failure", m, func(m *v1alpha1.Machine) bool { return m.Status.LastOperation.ErrorCode != "" })
-			code := codes()[name]
-			last := got.Status.LastOperation
-			want := fmt.Sprintf("Cloud provider message - machine codes error: code = [%s] message = [no luck]", bus.CodeName(code))
-			if last.ErrorCode != bus.CodeName(code) || last.Description != want || last.Type != "Create" || last.State != "Failed" {
-				t.Errorf("last operation is %+v", last)
-			}
-			if phase := got.Status.CurrentStatus.Phase; phase != v1alpha1.MachineCrashLoopBackOff {
-				t.Errorf("phase is %q", phase)
-			}
-			period, ok := periods[code]
-			if !ok {
-				period = r.settings.Retry.Medium
-			}
-			r.event(t, m, "FailedCreate", fmt.Sprintf("failed with %s (driver replica", bus.CodeName(code)))
-			r.event(t, m, "FailedCreate", fmt.Sprintf("next try in %s: no luck", period))
-		})
+		got := r.until(t, "a failure", m, func(m *v1alpha1.Machine) bool { return m.Status.LastOperation.ErrorCode != "" })
+		code := codes()[name]
+		last := got.Status.LastOperation
+		want := fmt.Sprintf("Cloud provider message - machine codes error: code = [%s] message = [no luck]", bus.CodeName(code))
+		if last.ErrorCode != bus.CodeName(code) || last.Description != want || last.Type != "Create" || last.State != "Failed" {
+			t.Errorf("last operation is %+v", last)
+		}
+		if phase := got.Status.CurrentStatus.Phase; phase != v1alpha1.MachineCrashLoopBackOff {
+			t.Errorf("phase is %q", phase)
+		}
+		period, ok := periods[code]
+		if !ok {
+			period = r.settings.Retry.Medium
+		}
+		r.event(t, m, "FailedCreate", fmt.Sprintf("failed with %s (driver replica", bus.CodeName(code)))
+		r.event(t, m, "FailedCreate", fmt.Sprintf("next try in %s: no luck", period))
 	}
 	class := r.class()
 	r.change(t, class, func() { class.ProviderSpec.Raw = []byte(`{"size":"m"}`) }) // no need to wait any more
@@ -160,16 +158,14 @@ func TestInitializeErrors(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
 	for name, m := range r.failing(t, initialize) {
-		t.Run(name, func(t *testing.T) {
-			code := bus.CodeName(codes()[name])
-			if code != "Unimplemented" { // which says that there is nothing to do
-				r.event(t, m, "FailedInitialize", "failed with "+code)
-			}
-			got := r.phase(t, m, v1alpha1.MachinePending)
-			if got.Spec.ProviderID == "" {
-				t.Error("machine has lost its instance")
-			}
-		})
+		code := bus.CodeName(codes()[name])
+		if code != "Unimplemented" { // which says that there is nothing to do
+			r.event(t, m, "FailedInitialize", "failed with "+code)
+		}
+		got := r.phase(t, m, v1alpha1.MachinePending)
+		if got.Spec.ProviderID == "" {
+			t.Error("machine has lost its instance")
+		}
 	}
 	if _, made := r.cloud.has(); made != len(codes()) {
 		t.Errorf("%d instances made for %d machines", made, len(codes()))
@@ -208,21 +204,19 @@ func TestDeleteErrors(t *testing.T) {
 		r.delete(t, m)
 	}
 	for name, m := range machines {
-		t.Run(name, func(t *testing.T) {
-			code := codes()[name]
-			period := r.settings.Retry.Long
-			switch code {
-			case driverv1.Code_CODE_UNKNOWN, driverv1.Code_CODE_DEADLINE_EXCEEDED, driverv1.Code_CODE_ABORTED, driverv1.Code_CODE_UNAVAILABLE:
-				period = r.settings.Retry.Short
-			case driverv1.Code_CODE_NOT_FOUND:
-				r.gone(t, m) // which is what was wanted
+		code := codes()[name]
+		period := r.settings.Retry.Long
+		switch code {
+		case driverv1.Code_CODE_UNKNOWN, driverv1.Code_CODE_DEADLINE_EXCEEDED, driverv1.Code_CODE_ABORTED, driverv1.Code_CODE_UNAVAILABLE:
+			period = r.settings.Retry.Short
+		case driverv1.Code_CODE_NOT_FOUND:
+			r.gone(t, m) // which is what was wanted
 
-				return
-			}
-			r.event(t, m, "FailedDelete", "failed with "+bus.CodeName(code))
-			r.event(t, m, "FailedDelete", fmt.Sprintf("next try in %s: no luck", period))
-			r.gone(t, m)
-		})
+			continue
+		}
+		r.event(t, m, "FailedDelete", "failed with "+bus.CodeName(code))
+		r.event(t, m, "FailedDelete", fmt.Sprintf("next try in %s: no luck", period))
+		r.gone(t, m)
 	}
 	if n := r.cloud.count(remove); n != 2*len(codes())-1 {
 		t.Errorf("%d deletes for %d machines, of which one needed no second", n, len(codes()))
@@ -235,70 +229,70 @@ func TestInvalid(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		reason, text, code string
-		spoil              func(*rig, *testing.T, *v1alpha1.Machine)
-		mend               func(*rig, *testing.T)
+		spoil              func(*rig, *v1alpha1.Machine)
+		mend               func(*rig)
 	}{
 		"missing class": {
 			"it may be applied after its machines", "MachineClass %[1]s/small does not exist", "NotFound",
-			func(r *rig, t *testing.T, _ *v1alpha1.Machine) { r.delete(t, r.class()) },
-			func(r *rig, t *testing.T) { r.create(t, r.class()) },
+			func(r *rig, _ *v1alpha1.Machine) { r.delete(r.t, r.class()) },
+			func(r *rig) { r.create(r.t, r.class()) },
 		},
 		"missing secret": {
 			"so may its secret", "Secret %[1]s/boot does not exist", "NotFound",
-			func(r *rig, t *testing.T, _ *v1alpha1.Machine) { r.delete(t, r.secret()) },
-			func(r *rig, t *testing.T) { r.create(t, r.secret()) },
+			func(r *rig, _ *v1alpha1.Machine) { r.delete(r.t, r.secret()) },
+			func(r *rig) { r.create(r.t, r.secret()) },
 		},
 		"missing credentials": {
 			"they have a secret of their own", "credentialsSecretRef: Secret %[1]s/keys does not exist", "NotFound",
-			func(r *rig, t *testing.T, _ *v1alpha1.Machine) {
+			func(r *rig, _ *v1alpha1.Machine) {
 				class := r.class()
-				r.change(t, class, func() { class.CredentialsSecretRef = &corev1.SecretReference{Name: "keys"} })
+				r.change(r.t, class, func() { class.CredentialsSecretRef = &corev1.SecretReference{Name: "keys"} })
 			},
-			func(r *rig, t *testing.T) {
+			func(r *rig) {
 				secret := r.secret()
 				secret.Name = "keys"
-				r.create(t, secret)
+				r.create(r.t, secret)
 			},
 		},
 		"no user data": {
 			"instances could not join", "userdata field not found", "InvalidArgument",
-			func(r *rig, t *testing.T, _ *v1alpha1.Machine) {
+			func(r *rig, _ *v1alpha1.Machine) {
 				secret := r.secret()
-				r.change(t, secret, func() { secret.Data = nil })
+				r.change(r.t, secret, func() { secret.Data = nil })
 			},
-			func(r *rig, t *testing.T) {
+			func(r *rig) {
 				secret := r.secret()
-				r.change(t, secret, func() { secret.Data = r.secret().Data })
+				r.change(r.t, secret, func() { secret.Data = r.secret().Data })
 			},
 		},
 		"no provider": {
 			"and no default", "names no provider", "InvalidArgument",
-			func(r *rig, t *testing.T, _ *v1alpha1.Machine) {
+			func(r *rig, _ *v1alpha1.Machine) {
 				class := r.class()
-				r.change(t, class, func() { class.Provider = "" })
+				r.change(r.t, class, func() { class.Provider = "" })
 			},
-			func(r *rig, t *testing.T) {
+			func(r *rig) {
 				class := r.class()
-				r.change(t, class, func() { class.Provider = "Virtual" })
+				r.change(r.t, class, func() { class.Provider = "Virtual" })
 			},
 		},
 		"impossible provider": {
 			"it would be two tokens of a subject", "my.cloud", "InvalidArgument",
-			func(r *rig, t *testing.T, _ *v1alpha1.Machine) {
+			func(r *rig, _ *v1alpha1.Machine) {
 				class := r.class()
-				r.change(t, class, func() { class.Provider = "my.cloud" })
+				r.change(r.t, class, func() { class.Provider = "my.cloud" })
 			},
-			func(r *rig, t *testing.T) {
+			func(r *rig) {
 				class := r.class()
-				r.change(t, class, func() { class.Provider = provider })
+				r.change(r.t, class, func() { class.Provider = provider })
 			},
 		},
 		"other kind": {
 			"old classes had a kind for each provider", `kind is "AWSMachineClass"`, "InvalidArgument",
-			func(_ *rig, _ *testing.T, m *v1alpha1.Machine) { m.Spec.Class.Kind = "AWSMachineClass" },
-			func(r *rig, t *testing.T) {
+			func(_ *rig, m *v1alpha1.Machine) { m.Spec.Class.Kind = "AWSMachineClass" },
+			func(r *rig) {
 				m := r.machine("a")
-				r.change(t, m, func() { m.Spec.Class.Kind = "MachineClass" })
+				r.change(r.t, m, func() { m.Spec.Class.Kind = "MachineClass" })
 			},
 		},
 	} {
@@ -307,7 +301,7 @@ func TestInvalid(t *testing.T) {
 			r := newRig(t)
 			r.settings.Retry.Long = time.Hour
 			m := r.machine("a")
-			c.spoil(r, t, m)
+			c.spoil(r, m)
 			r.startDriver(t)
 			r.startManager(t)
 			r.create(t, m)
@@ -323,7 +317,7 @@ func TestInvalid(t *testing.T) {
 			if len(got.Finalizers) != 0 || r.cloud.count(create) != 0 {
 				t.Errorf("something was begun: finalizers %v, %d creates", got.Finalizers, r.cloud.count(create))
 			}
-			c.mend(r, t)
+			c.mend(r)
 			r.phase(t, m, v1alpha1.MachinePending)
 		})
 	}

@@ -98,7 +98,7 @@ func (p *pass) claimNode(ctx context.Context) error {
 // followNodeOut deletes the machine whose Node somebody deletes: the Node's
 // finalizer waits for that.
 func (p *pass) followNodeOut(ctx context.Context) (next, error) {
-	p.warn("NodeDeleted", "Node %s is being deleted; its machine follows", p.node.Name)
+	p.warnf("NodeDeleted", "Node %s is being deleted; its machine follows", p.node.Name)
 	err := p.Control.Delete(ctx, p.machine, client.Preconditions{UID: uidOf(p.machine)})
 	if err != nil {
 		return wait, fmt.Errorf("delete machine %s/%s: %w", p.machine.Namespace, p.machine.Name, err)
@@ -165,11 +165,11 @@ func (p *pass) joinOrHold(phase v1alpha1.MachinePhase) next {
 	if last.Type == v1alpha1.MachineOperationCreate && last.State != v1alpha1.MachineStateSuccessful {
 		text := fmt.Sprintf(v1alpha1.TextFormatJoined, name, p.age().Round(time.Second))
 		p.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateSuccessful, "", text)
-		p.say("Joined", "%s as node %s", text, p.node.Name)
+		p.sayf("Joined", "%s as node %s", text, p.node.Name)
 	} else {
 		text := fmt.Sprintf(v1alpha1.TextFormatRejoined, name)
 		p.setLastOperation(v1alpha1.MachineOperationHealthCheck, v1alpha1.MachineStateSuccessful, "", text)
-		p.say("Rejoined", "%s", text)
+		p.sayf("Rejoined", "%s", text)
 	}
 
 	return wait
@@ -183,7 +183,7 @@ func (p *pass) awaitJoin() next {
 	text := fmt.Sprintf(v1alpha1.TextFormatFailedToJoin, p.machine.Name, limit.Minutes())
 	p.setPhase(v1alpha1.MachineFailed)
 	p.setLastOperation(p.machine.Status.LastOperation.Type, v1alpha1.MachineStateFailed, "", text)
-	p.warn("FailedToJoin", "%s", text)
+	p.warnf("FailedToJoin", "%s", text)
 
 	return wait
 }
@@ -195,7 +195,7 @@ func (p *pass) suspect(text string) next {
 	description := fmt.Sprintf(v1alpha1.TextFormatUnhealthy, p.machine.Name, text)
 	p.setPhase(v1alpha1.MachineUnknown)
 	p.setLastOperation(v1alpha1.MachineOperationHealthCheck, v1alpha1.MachineStateProcessing, "", description)
-	p.warn("Unhealthy", "Node %s: %s", p.machine.Labels[v1alpha1.LabelKeyNode], text)
+	p.warnf("Unhealthy", "Node %s: %s", p.machine.Labels[v1alpha1.LabelKeyNode], text)
 
 	return again(p.healthTimeout())
 }
@@ -212,7 +212,7 @@ func (p *pass) awaitRecovery() next {
 	text := fmt.Sprintf("Machine %s %s %s", p.machine.Name, v1alpha1.TextHealthFailing, limit)
 	p.setPhase(v1alpha1.MachineFailed)
 	p.setLastOperation(p.machine.Status.LastOperation.Type, v1alpha1.MachineStateFailed, "", text)
-	p.warn("HealthTimeout", "%s", text)
+	p.warnf("HealthTimeout", "%s", text)
 
 	return wait
 }

@@ -68,7 +68,7 @@ func (p *pass) waiting(ctx context.Context, state dispatch.State) error {
 	}
 	text := "Waiting: " + state.Reason
 	if p.machine.Status.LastOperation.Description != text {
-		p.warn("WaitingForDriver", "%s waits: %s", state.Kind, state.Reason)
+		p.warnf("WaitingForDriver", "%s waits: %s", state.Kind, state.Reason)
 	}
 	p.setLastOperation(operationType(state.Kind), v1alpha1.MachineStateProcessing, "", text)
 
@@ -112,7 +112,7 @@ func (p *pass) failed(ctx context.Context, state dispatch.State, reason string, 
 		return wait, err
 	}
 	p.Dispatcher.Settle(p.machine.UID, state.ID)
-	p.warn(reason, "%s failed with %s (driver replica %s, attempt %d), next try in %s: %s", state.Kind,
+	p.warnf(reason, "%s failed with %s (driver replica %s, attempt %d), next try in %s: %s", state.Kind,
 		dispatch.CodeOf(state.Err), orPlain(state.Replica), state.Attempt, retry, fault(state.Err))
 
 	return again(retry), nil

@@ -110,7 +110,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	var err error
 	if p.journal, err = readJournal(m); err != nil {
-		p.warn("InvalidJournal", "%s", err.Error())
+		p.warnf("InvalidJournal", "%s", err.Error())
 
 		return reconcile.Result{}, reconcile.TerminalError(err)
 	}
@@ -203,12 +203,12 @@ func (p *pass) setLastOperation(
 	}
 }
 
-// say and warn record Events on the machine.
-func (p *pass) say(reason, format string, args ...any) {
+// sayf and warnf record Events on the machine.
+func (p *pass) sayf(reason, format string, args ...any) {
 	p.Events.Eventf(p.machine, corev1.EventTypeNormal, reason, format, args...)
 }
 
-func (p *pass) warn(reason, format string, args ...any) {
+func (p *pass) warnf(reason, format string, args ...any) {
 	p.Events.Eventf(p.machine, corev1.EventTypeWarning, reason, format, args...)
 }
 

@@ -2,6 +2,7 @@ package machine_test
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"net/http"
@@ -45,49 +46,39 @@ const (
 
 var (
 	apiServer *rest.Config // of the API server that all tests share
+	errStart  error        // why there is none
 	scheme    = runtime.NewScheme()
 )
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
-
-func run(m *testing.M) int {
-	ctrl.SetLogger(logr.Discard())
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		fmt.Fprintln(os.Stderr, "KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: "+
-			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
-
-		return 1
+func TestMain(m *testing.M) {
+	stop := func() error { return nil }
+	apiServer, stop, errStart = start()
+	m.Run()
+	if err := stop(); err != nil {
+		fmt.Fprintln(os.Stderr, "stop the API server:", err)
 	}
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			fmt.Fprintln(os.Stderr, err)
+}
 
-			return 1
-		}
+// start starts the API server. Its error stops the tests that need it.
+func start() (cfg *rest.Config, stop func() error, err error) {
+	ctrl.SetLogger(logr.Discard())
+	stop = func() error { return nil }
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		return nil, stop, errors.New("KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: " +
+			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
+	}
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, stop, err
 	}
 	env := &envtest.Environment{CRDDirectoryPaths: []string{"../../deploy/crds"}, ErrorIfCRDPathMissing: true}
-	cfg, err := env.Start()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "start an API server:", err)
-
-		return 1
+	if cfg, err = env.Start(); err != nil {
+		return nil, stop, fmt.Errorf("start an API server: %w", errors.Join(err, env.Stop()))
 	}
-	defer func() {
-		if err := env.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, "stop the API server:", err)
-		}
-	}()
 	cfg.QPS, cfg.Burst = -1, -1
 	// These tests wait more than they work.
 	flag.Parse()
-	if err := flag.Set("test.parallel", "8"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
 
-		return 1
-	}
-	apiServer = cfg
-
-	return m.Run()
+	return cfg, env.Stop, flag.Set("test.parallel", "8")
 }
 
 // A rig is a namespace with a class, a bus, a cloud and its driver, and a
@@ -95,6 +86,7 @@ func run(m *testing.M) int {
 type rig struct {
 	client.Client
 
+	t         *testing.T
 	namespace string
 	settings  machine.Settings
 	noTarget  bool
@@ -109,12 +101,15 @@ var namespaces atomic.Int64
 // newRig prepares everything but driver and manager.
 func newRig(t *testing.T) *rig {
 	t.Helper()
+	if errStart != nil {
+		t.Fatal(errStart)
+	}
 	c, err := client.New(apiServer, client.Options{Scheme: scheme})
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := &rig{
-		Client: c, namespace: fmt.Sprintf("t%d", namespaces.Add(1)), nats: bustest.Server(t, embedded.Options{}),
+		Client: c, t: t, namespace: fmt.Sprintf("t%d", namespaces.Add(1)), nats: bustest.Server(t, embedded.Options{}),
 		cloud: newCloud(), settings: machine.DefaultSettings(),
 	}
 	r.settings.Retry = machine.Retry{

@@ -36,7 +36,7 @@ func (p *pass) markTerminating(ctx context.Context) (next, error) {
 	if err := p.patchStatus(ctx); err != nil {
 		return wait, err
 	}
-	p.say("Terminating", "Deletion was asked for")
+	p.sayf("Terminating", "Deletion was asked for")
 
 	return proceed, nil
 }
@@ -61,27 +61,10 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 		})
 	}
 	switch state.Phase {
-	case dispatch.Stale:
-		// Settled by the phase that it led to.
 	case dispatch.Done:
-		if kind == dispatch.Create && p.journal.Settled == 0 && state.Attempt == 0 {
-			// No attempt ever reached a driver: there is nothing to delete, and
-			// nobody needs to be asked.
-			p.untouched = true
-
-			return proceed, nil
-		}
-		if kind == dispatch.Create && state.Err == nil && state.Instance != nil {
-			p.machine.Spec.ProviderID = state.Instance.ProviderID
-			if p.Target != nil && state.Instance.NodeName != "" {
-				metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, state.Instance.NodeName)
-			}
-		}
-		p.journal = p.journal.settle()
-		if err := p.patch(ctx); err != nil {
-			return wait, err
-		}
-		p.Dispatcher.Settle(p.machine.UID, state.ID)
+		return p.creationEnded(ctx, state)
+	case dispatch.Stale:
+		p.journal = p.journal.settle() // as the phase that it led to said
 
 		return proceed, nil
 	default:
@@ -91,7 +74,29 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 
 		return again(cancelAgain), nil
 	}
+}
+
+// creationEnded stores what an operation that was begun before the deletion came
+// to.
+func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, error) {
+	if state.Kind == dispatch.Create && p.journal.Settled == 0 && state.Attempt == 0 {
+		// No attempt ever reached a driver: there is nothing to delete, and
+		// nobody needs to be asked.
+		p.untouched = true
+
+		return proceed, nil
+	}
+	if state.Kind == dispatch.Create && state.Err == nil && state.Instance != nil {
+		p.machine.Spec.ProviderID = state.Instance.ProviderID
+		if p.Target != nil && state.Instance.NodeName != "" {
+			metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, state.Instance.NodeName)
+		}
+	}
 	p.journal = p.journal.settle()
+	if err := p.patch(ctx); err != nil {
+		return wait, err
+	}
+	p.Dispatcher.Settle(p.machine.UID, state.ID)
 
 	return proceed, nil
 }
@@ -124,7 +129,7 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 		if err := p.patchStatus(ctx); err != nil {
 			return wait, err
 		}
-		p.say("InstanceDeleted", "Deleted instance %s in %s (driver replica %s, attempt %d)",
+		p.sayf("InstanceDeleted", "Deleted instance %s in %s (driver replica %s, attempt %d)",
 			p.machine.Spec.ProviderID, state.Took.Round(time.Millisecond), orPlain(state.Replica), state.Attempt)
 	}
 
@@ -139,7 +144,7 @@ func (p *pass) cannotDelete(ctx context.Context, err error) (next, error) {
 	}
 	text := v1alpha1.ErrorText(dispatch.CodeOf(err).String(), fault(err)) + ". " + v1alpha1.DeletionTextDeleteVM
 	if p.machine.Status.LastOperation.Description != text {
-		p.warn("CannotDelete", "%s", fault(err))
+		p.warnf("CannotDelete", "%s", fault(err))
 	}
 	p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, dispatch.CodeOf(err).String(), text)
 
@@ -192,7 +197,7 @@ func (p *pass) release(ctx context.Context) (next, error) {
 		return wait, err
 	}
 	p.Dispatcher.Settle(p.machine.UID, id)
-	p.say("Deleted", "Machine, instance and node are gone")
+	p.sayf("Deleted", "Machine, instance and node are gone")
 
 	return wait, nil
 }

@@ -1,0 +1,424 @@
+package fetch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/fetch"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+const clusterName = "default"
+
+var (
+	apiServer *rest.Config // of the API server that all tests share
+	errStart  error        // why there is none
+	scheme    = runtime.NewScheme()
+)
+
+func TestMain(m *testing.M) {
+	stop := func() error { return nil }
+	apiServer, stop, errStart = start()
+	m.Run()
+	if err := stop(); err != nil {
+		fmt.Fprintln(os.Stderr, "stop the API server:", err)
+	}
+}
+
+// start starts the API server. Its error stops the tests that need it.
+func start() (cfg *rest.Config, stop func() error, err error) {
+	ctrl.SetLogger(logr.Discard())
+	stop = func() error { return nil }
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		return nil, stop, errors.New("KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: " +
+			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
+	}
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, stop, err
+	}
+	env := &envtest.Environment{CRDDirectoryPaths: []string{"../../deploy/crds"}, ErrorIfCRDPathMissing: true}
+	if cfg, err = env.Start(); err != nil {
+		return nil, stop, fmt.Errorf("start an API server: %w", errors.Join(err, env.Stop()))
+	}
+
+	return cfg, env.Stop, nil
+}
+
+// A rig is a namespace with a class and its secrets, and a manager's side of a
+// bus that serves them.
+type rig struct {
+	client.Client
+
+	namespace string
+	srv       *embedded.Server
+	key       *bus.SealKey
+	flying    flying
+}
+
+// flying is the one operation under way; a dispatcher needs more to begin one.
+type flying struct {
+	provider, id string
+	uid          types.UID
+}
+
+func (f flying) InFlight(provider, id string, uid types.UID) bool {
+	return f == flying{provider: provider, id: id, uid: uid}
+}
+
+var namespaces atomic.Int64
+
+func newClient(t *testing.T) (client.Client, string) {
+	t.Helper()
+	if errStart != nil {
+		t.Fatal(errStart)
+	}
+	c, err := client.New(apiServer, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := fmt.Sprintf("t%d", namespaces.Add(1))
+	if err := c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+		t.Fatal(err)
+	}
+
+	return c, name
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{srv: bustest.Server(t, embedded.Options{}), flying: flying{"virtual", "u1.create.0", "u1"}}
+	r.Client, r.namespace = newClient(t)
+	for _, o := range []client.Object{
+		r.secret("boot"), r.secret("keys"), r.secret("other"), r.class("small", "Virtual"), r.class("foreign", "aws"),
+	} {
+		if err := r.Create(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	objects, err := cache.New(apiServer, cache.Options{
+		Scheme: scheme, DefaultNamespaces: map[string]cache.Config{r.namespace: {}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}, Name: "mcm"})
+	announcer, err := bus.NewAnnouncer(conn, clusterName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	handler := &fetch.Handler{Reader: objects, Operations: r.flying}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- objects.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	if err := handler.AnnounceChanges(ctx, objects, announcer); err != nil {
+		t.Fatal(err)
+	}
+	if !objects.WaitForCacheSync(ctx) {
+		t.Fatal("the caches do not fill")
+	}
+	if r.key, err = bus.NewSealKey(); err != nil {
+		t.Fatal(err)
+	}
+	server, err := bus.ServeFetches(conn, clusterName, r.key, handler, bustest.Quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+
+	return r
+}
+
+func (r *rig) secret(name string) *corev1.Secret {
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: name},
+		Data:       map[string][]byte{"userData": []byte("boot " + name)},
+	}
+}
+
+func (r *rig) class(name, provider string) *v1alpha1.MachineClass {
+	return &v1alpha1.MachineClass{
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: name, Labels: map[string]string{"l": "v"}},
+		Provider:   provider, ProviderSpec: runtime.RawExtension{Raw: []byte(`{"size":"s"}`)},
+		SecretRef:            &corev1.SecretReference{Namespace: r.namespace, Name: "boot"},
+		CredentialsSecretRef: &corev1.SecretReference{Name: "keys"}, // in the class's namespace
+		NodeTemplate: &v1alpha1.NodeTemplate{
+			InstanceType: "s", Region: "r", Zone: "z", Architecture: new("arm64"),
+			Capacity: corev1.ResourceList{"cpu": resource.MustParse("2"), "gpu": resource.MustParse("0"), "memory": resource.MustParse("4Gi")},
+		},
+	}
+}
+
+func (r *rig) ref(name string) *driverv1.ObjectReference {
+	return &driverv1.ObjectReference{Namespace: r.namespace, Name: name}
+}
+
+// driver is the asking side of a provider's driver.
+func (r *rig) driver(t *testing.T, provider string) *bus.FetchClient {
+	t.Helper()
+	conn := bustest.Connect(t, bus.Config{
+		URLs: []string{r.srv.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider),
+	})
+	c, err := bus.NewFetchClient(conn, provider, map[string]string{clusterName: r.key.Public()}, bustest.Quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return c
+}
+
+func TestClass(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	got, err := r.driver(t, "virtual").Class(t.Context(), clusterName, r.ref("small"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &driverv1.Class{
+		Reference: r.ref("small"), Provider: "virtual", ProviderSpec: []byte(`{"size":"s"}`), Labels: map[string]string{"l": "v"},
+		NodeTemplate: &driverv1.ClassNodeTemplate{
+			InstanceType: "s", Region: "r", Zone: "z", Architecture: "arm64",
+			Capacity: map[string]string{"cpu": "2", "gpu": "0", "memory": "4Gi"},
+		},
+	}
+	if got.GetReference().GetUid() == "" || got.GetReference().GetResourceVersion() == "" {
+		t.Errorf("reference %v lacks uid or version", got.GetReference())
+	}
+	diff := cmp.Diff(want, got, protocmp.Transform(),
+		protocmp.IgnoreFields(&driverv1.ObjectReference{}, "uid", "resource_version"))
+	if diff != "" {
+		t.Errorf("class (-want +got):\n%s", diff)
+	}
+	for name, c := range map[string]struct {
+		reason, provider, namespace, class string
+	}{
+		"other provider's":  {"a driver learns nothing of others", "virtual", r.namespace, "foreign"},
+		"asked by another":  {"nor do they of it", "aws", r.namespace, "small"},
+		"missing":           {"there is none", "virtual", r.namespace, "huge"},
+		"missing namespace": {"none there either", "virtual", r.namespace, ""},
+	} {
+		ref := &driverv1.ObjectReference{Namespace: c.namespace, Name: c.class}
+		_, err := r.driver(t, c.provider).Class(t.Context(), clusterName, ref)
+		if dispatch.CodeOf(err) != dispatch.NotFound {
+			t.Errorf("%s: error is %v, want NotFound: %s", name, err, c.reason)
+		}
+	}
+}
+
+func TestSecret(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for name, c := range map[string]struct {
+		reason, provider, class, namespace, secret string
+		code                                       dispatch.Code
+	}{
+		"secretRef":            {"the class refers to it", "virtual", "small", r.namespace, "boot", dispatch.OK},
+		"credentialsSecretRef": {"the class's namespace counts", "virtual", "small", r.namespace, "keys", dispatch.OK},
+		"not referred to":      {"no class does", "virtual", "small", r.namespace, "other", dispatch.PermissionDenied},
+		"same name elsewhere":  {"a namespace is part of the name", "virtual", "small", "kube-system", "boot", dispatch.PermissionDenied},
+		"other's class":        {"its secrets are the other's as well", "virtual", "foreign", r.namespace, "boot", dispatch.NotFound},
+		"asked by another":     {"the class is not its own", "aws", "small", r.namespace, "boot", dispatch.NotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := r.driver(t, c.provider).Secret(t.Context(), clusterName, r.ref(c.class),
+				&driverv1.ObjectReference{Namespace: c.namespace, Name: c.secret})
+			if dispatch.CodeOf(err) != c.code {
+				t.Fatalf("error is %v, want %v: %s", err, c.code, c.reason)
+			}
+			if err == nil && string(got.GetData()["userData"]) != "boot "+c.secret {
+				t.Errorf("data are %v", got.GetData())
+			}
+		})
+	}
+	t.Run("missing", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t)
+		if err := r.Delete(t.Context(), r.secret("keys")); err != nil {
+			t.Fatal(err)
+		}
+		d := r.driver(t, "virtual")
+		bustest.Eventually(t, "NotFound for a secret that is gone", func() bool {
+			_, err := d.Secret(t.Context(), clusterName, r.ref("small"), r.ref("keys"))
+
+			return dispatch.CodeOf(err) == dispatch.NotFound
+		})
+	})
+}
+
+func TestBootstrap(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for name, c := range map[string]struct {
+		reason, provider, id, uid string
+		code                      dispatch.Code
+	}{
+		"under way":       {"its machine is about to boot", "virtual", "u1.create.0", "u1", dispatch.OK},
+		"other provider":  {"the operation is not its own", "aws", "u1.create.0", "u1", dispatch.PermissionDenied},
+		"other operation": {"it has ended, or never was", "virtual", "u1.create.1", "u1", dispatch.PermissionDenied},
+		"other machine":   {"the operation is of another one", "virtual", "u1.create.0", "u2", dispatch.PermissionDenied},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := r.driver(t, c.provider).Bootstrap(t.Context(), clusterName, c.id,
+				&driverv1.Machine{Namespace: r.namespace, Name: "m1", Uid: c.uid})
+			if dispatch.CodeOf(err) != c.code {
+				t.Fatalf("error is %v, want %v: %s", err, c.code, c.reason)
+			}
+			if err == nil && !cmp.Equal(got, map[string]string{fetch.PlaceholderMachineName: "m1"}) {
+				t.Errorf("values are %v", got)
+			}
+		})
+	}
+}
+
+func TestChanged(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	raw := bustest.Raw(t, r.srv.URL())
+	type notice struct{ Provider, Kind, Name string }
+	var mu sync.Mutex
+	heard := map[notice]int{}
+	for _, provider := range []string{"virtual", "aws"} {
+		conn := bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider)})
+		server, err := bus.NewServer(conn, bus.ServerConfig{
+			Provider: provider, Logger: bustest.Quiet(), DrainTimeout: time.Millisecond,
+			Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_LIST},
+			OnChanged: func(_ string, c *driverv1.Changed) {
+				mu.Lock()
+				defer mu.Unlock()
+				heard[notice{provider, c.GetKind().String(), c.GetReference().GetName()}]++
+			},
+		}, bus.HandlerFunc(func(context.Context, *bus.Task) *driverv1.Result { return nil }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- server.Run(ctx) }()
+		t.Cleanup(func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+		// A discovery answer tells that the replica's subscriptions stand.
+		bustest.Eventually(t, "replica of "+provider, func() bool {
+			_, err := raw.Request("$SRV.PING.mcm-driver-"+provider, nil, time.Second)
+
+			return err == nil
+		})
+	}
+	touch := func(o client.Object) {
+		patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"touched":"yes"}}}`))
+		if err := r.Patch(t.Context(), o, patch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	touch(r.secret("other")) // of no class: nobody hears of it
+	touch(r.class("foreign", ""))
+	touch(r.secret("boot"))
+	count := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+
+		return len(heard)
+	}
+	// Only then: providers of a secret are those of the classes there are.
+	bustest.Eventually(t, "notices of the secret and of a class", func() bool { return count() == 3 })
+	if err := r.Delete(t.Context(), r.class("small", "")); err != nil {
+		t.Fatal(err)
+	}
+	want := map[notice]int{
+		{"aws", "KIND_CLASS", "foreign"}: 1, {"virtual", "KIND_CLASS", "small"}: 1,
+		{"aws", "KIND_SECRET", "boot"}: 1, {"virtual", "KIND_SECRET", "boot"}: 1,
+	}
+	bustest.Eventually(t, "notice of the deleted class", func() bool { return count() == 4 })
+	mu.Lock()
+	defer mu.Unlock()
+	if diff := cmp.Diff(want, heard); diff != "" {
+		t.Errorf("notices (-want +got):\n%s", diff)
+	}
+}
+
+func TestControlPlaneKey(t *testing.T) {
+	t.Parallel()
+	c, namespace := newClient(t)
+	name := client.ObjectKey{Namespace: namespace, Name: "key"}
+	const managers = 8
+	keys := make(chan string, managers)
+	var all sync.WaitGroup
+	for range managers {
+		all.Go(func() {
+			key, err := fetch.ControlPlaneKey(t.Context(), c, name)
+			if err != nil {
+				t.Error(err)
+
+				return
+			}
+			keys <- key.Public()
+		})
+	}
+	all.Wait()
+	close(keys)
+	different := map[string]bool{}
+	for key := range keys {
+		different[key] = true
+	}
+	if len(different) != 1 {
+		t.Errorf("%d managers have %d different keys", managers, len(different))
+	}
+}
+
+func TestControlPlaneKeyUnreadable(t *testing.T) {
+	t.Parallel()
+	c, namespace := newClient(t)
+	for name, data := range map[string]map[string][]byte{"garbage": {"seed": []byte("hush")}, "empty": nil} {
+		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: data}
+		if err := c.Create(t.Context(), secret); err != nil {
+			t.Fatal(err)
+		}
+		_, err := fetch.ControlPlaneKey(t.Context(), c, client.ObjectKeyFromObject(secret))
+		if err == nil {
+			t.Errorf("%s: no error", name)
+
+			continue
+		}
+		want := fmt.Sprintf("Secret %s/%s, key \"seed\": not the seed of a curve key (an nkeys seed that starts with SX) "+
+			"(delete the Secret to have a new one made)", namespace, name)
+		if err.Error() != want {
+			t.Errorf("%s: error is %q, want %q", name, err, want)
+		}
+	}
+}

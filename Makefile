@@ -51,10 +51,10 @@ demo-parts: build $(if $(DEMO_KUBECONFIG),,devcluster)
 ##@ Build
 
 .PHONY: build
-build: ## Build every program into .out/bin
+build: ## Build every program into .out/bin, and the nats-server that tests run as a process
 	@echo '==> building the programs (about 2 minutes the first time)'
 	@mkdir -p $(BIN)
-	@go build -o $(BIN)/ ./cmd/...
+	@go build -o $(BIN)/ ./cmd/... github.com/nats-io/nats-server/v2
 
 $(BIN)/demo:
 	@$(MAKE) build

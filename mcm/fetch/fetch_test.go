@@ -43,7 +43,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	stop := func() error { return nil }
+	var stop func() error
 	apiServer, stop, errStart = start()
 	m.Run()
 	if err := stop(); err != nil {
@@ -132,7 +132,7 @@ func newRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	handler := &fetch.Handler{Reader: objects, Operations: r.flying}
+	handler := &fetch.Handler{Reader: objects, Operations: r.flying, Machines: r.Client}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- objects.Start(ctx) }()
@@ -300,6 +300,44 @@ func TestBootstrap(t *testing.T) {
 				t.Errorf("values are %v", got)
 			}
 		})
+	}
+}
+
+// Fetches come to any manager, operations are begun by the leading one.
+func TestBootstrapAtAnotherManager(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	m := &v1alpha1.Machine{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: r.namespace, Name: "m1",
+			Annotations: map[string]string{v1alpha1.AnnotationKeyOperation: `{"settled":3,"operation":"create"}`},
+		},
+		Spec: v1alpha1.MachineSpec{Class: v1alpha1.ClassSpec{Kind: "MachineClass", Name: "small"}},
+	}
+	idle := m.DeepCopy()
+	idle.Name, idle.Annotations[v1alpha1.AnnotationKeyOperation] = "m2", `{"settled":3}`
+	for _, o := range []client.Object{m, idle} {
+		if err := r.Create(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		reason, provider, id, machine string
+		uid                           types.UID
+		code                          dispatch.Code
+	}{
+		"under way":       {"the journal says so", "virtual", string(m.UID) + ".create.3", "m1", m.UID, dispatch.OK},
+		"other provider":  {"the class is not its own", "aws", string(m.UID) + ".create.3", "m1", m.UID, dispatch.PermissionDenied},
+		"other operation": {"that one was settled", "virtual", string(m.UID) + ".create.2", "m1", m.UID, dispatch.PermissionDenied},
+		"other uid":       {"an earlier machine of the name", "virtual", "u9.create.3", "m1", "u9", dispatch.PermissionDenied},
+		"none":            {"nothing is under way", "virtual", string(idle.UID) + ".create.3", "m2", idle.UID, dispatch.PermissionDenied},
+		"no machine":      {"there is none", "virtual", string(m.UID) + ".create.3", "m3", m.UID, dispatch.PermissionDenied},
+	} {
+		_, err := r.driver(t, c.provider).Bootstrap(t.Context(), clusterName, c.id,
+			&driverv1.Machine{Namespace: r.namespace, Name: c.machine, Uid: string(c.uid)})
+		if dispatch.CodeOf(err) != c.code {
+			t.Errorf("%s: error is %v, want %v: %s", name, err, c.code, c.reason)
+		}
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/machine"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -27,8 +28,11 @@ type InFlight interface {
 type Handler struct {
 	// Reader reads classes and secrets.
 	Reader client.Reader
-	// Operations knows what is under way.
+	// Operations knows what this manager has under way.
 	Operations InFlight
+	// Machines reads Machines as they are stored, not from a cache: their journals
+	// say what another manager has under way. Nil means that there is no other.
+	Machines client.Reader
 	// DefaultProvider is the driver for classes that name none; may be empty.
 	DefaultProvider string
 }
@@ -71,14 +75,43 @@ func (h *Handler) Secret(ctx context.Context, provider string, req *driverv1.Fet
 // while the operation that needs them is under way at the asking driver's
 // provider.
 func (h *Handler) Bootstrap(
-	_ context.Context, provider string, req *driverv1.FetchBootstrapRequest,
+	ctx context.Context, provider string, req *driverv1.FetchBootstrapRequest,
 ) (*driverv1.BootstrapContent, error) {
-	if !h.Operations.InFlight(provider, req.GetOperationId(), types.UID(req.GetMachineUid())) {
+	underWay := h.Operations.InFlight(provider, req.GetOperationId(), types.UID(req.GetMachineUid()))
+	if !underWay && h.Machines != nil {
+		var err error
+		if underWay, err = h.elsewhere(ctx, provider, req); err != nil {
+			return nil, err
+		}
+	}
+	if !underWay {
 		return nil, dispatch.Errorf(dispatch.PermissionDenied, "no operation %s is under way at provider %s",
 			req.GetOperationId(), provider)
 	}
 
 	return &driverv1.BootstrapContent{Values: map[string]string{PlaceholderMachineName: req.GetMachine()}}, nil
+}
+
+// elsewhere tells whether another manager, the leading one, has the operation
+// under way: fetches go to any of them.
+func (h *Handler) elsewhere(ctx context.Context, provider string, req *driverv1.FetchBootstrapRequest) (bool, error) {
+	m := &v1alpha1.Machine{}
+	err := h.Machines.Get(ctx, client.ObjectKey{Namespace: req.GetNamespace(), Name: req.GetMachine()}, m)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read machine: %w", err)
+	}
+	if string(m.UID) != req.GetMachineUid() || machine.UnderWay(m) != req.GetOperationId() {
+		return false, nil
+	}
+	_, err = h.class(ctx, provider, &driverv1.ObjectReference{Namespace: m.Namespace, Name: m.Spec.Class.Name})
+	if dispatch.CodeOf(err) == dispatch.NotFound {
+		return false, nil
+	}
+
+	return err == nil, err
 }
 
 // PlaceholderMachineName stands in user data for the machine's name.

@@ -45,6 +45,17 @@ func readJournal(m client.Object) (journal, error) {
 	return j, nil
 }
 
+// UnderWay returns the id of the operation that the machine's journal says was
+// begun and not settled; empty for none.
+func UnderWay(m *v1alpha1.Machine) (operationID string) {
+	j, err := readJournal(m)
+	if err != nil || j.Operation == "" {
+		return ""
+	}
+
+	return dispatch.OperationID(m.UID, j.Operation, j.Settled)
+}
+
 func (j journal) write(m *v1alpha1.Machine) error {
 	text, err := json.Marshal(j)
 	if err != nil {

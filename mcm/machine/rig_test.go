@@ -51,7 +51,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	stop := func() error { return nil }
+	var stop func() error
 	apiServer, stop, errStart = start()
 	m.Run()
 	if err := stop(); err != nil {

@@ -60,7 +60,7 @@ $(BIN)/demo:
 	@$(MAKE) build
 
 .PHONY: devcluster
-devcluster: $(BIN)/devcluster ## Build the dev cluster (etcd and Kubernetes in one program)
+devcluster: $(BIN)/devcluster $(KUBEBUILDER_ASSETS)/etcd ## Build the dev cluster (etcd and Kubernetes in one program)
 
 KUBERNETES = $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' deploy/devcluster/go.mod)
 VERSION_PACKAGE := k8s.io/component-base/version
@@ -74,8 +74,10 @@ $(BIN)/devcluster: $(shell find deploy/devcluster -type f -not -name '*_test.go'
 		-X $(VERSION_PACKAGE).gitMajor=$$major \
 		-X $(VERSION_PACKAGE).gitMinor=$$minor" . \
 		|| $(call remedy,if the compiler or linker was killed: it needs about 4 GB of free memory and 5 GB of disk)
-	@$@ assets --dir $(KUBEBUILDER_ASSETS) >/dev/null
 	@touch $@
+
+$(KUBEBUILDER_ASSETS)/etcd: $(BIN)/devcluster
+	@$< assets --dir $(KUBEBUILDER_ASSETS) >/dev/null
 
 .PHONY: generate
 generate: generated ## Write the generated Go code and CRDs into the tree

@@ -83,7 +83,8 @@ func (d *Dispatcher) Wait() { d.running.Wait() }
 
 // Start begins an operation, unless it is under way already, and returns what
 // is known of it. It never blocks. The caller stores what a Done operation came
-// to, and then calls Settle.
+// to, and then calls Settle. An operation that still waits for another provider
+// than op's is cancelled.
 func (d *Dispatcher) Start(op Operation) State {
 	uid, id := op.Machine.UID, op.ID()
 	d.mu.Lock()
@@ -121,6 +122,10 @@ func (d *Dispatcher) against(e *entry, op *Operation) (state State, begun bool) 
 	case e.settled:
 		return state, false
 	case e.id == op.ID():
+		if op.Provider != e.provider && op.Provider != "" && e.unseen() && !e.cancelled() {
+			close(e.quit) // its class names another driver by now
+		}
+
 		return e.state, true
 	case op.Number < e.number:
 		state.Phase, state.Settled = Stale, e.number
@@ -214,6 +219,11 @@ func (d *Dispatcher) Cancel(uid types.UID) error {
 	}
 
 	return d.caller.Cancel(e.provider, e.id)
+}
+
+// unseen tells that no driver has heard of an operation so far.
+func (e *entry) unseen() bool {
+	return e.state.Phase == Waiting && e.state.Attempt == 0 && !e.request.Recover
 }
 
 func (e *entry) cancelled() bool {

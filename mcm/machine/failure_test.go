@@ -342,3 +342,19 @@ func TestNoDriver(t *testing.T) {
 	close(open)
 	r.phase(t, m, v1alpha1.MachinePending)
 }
+
+// A class that names a driver nobody runs can be corrected.
+func TestCorrectedProvider(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	class := r.class()
+	r.change(t, class, func() { class.Provider = "virtaul" })
+	m := r.machine("a")
+	r.create(t, m)
+	r.event(t, m, "WaitingForDriver", "no driver for provider virtaul")
+	r.change(t, class, func() { class.Provider = provider })
+	r.phase(t, m, v1alpha1.MachinePending)
+	if _, made := r.cloud.has(); made != 1 {
+		t.Errorf("%d instances were made", made)
+	}
+}

@@ -39,6 +39,10 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 	}
 	switch state.Phase {
 	case dispatch.Done:
+		if state.Attempt == 0 && dispatch.CodeOf(state.Err) == dispatch.Canceled {
+			return state, again(0), p.discard(ctx, state)
+		}
+
 		return state, proceed, nil
 	case dispatch.Waiting:
 		return state, wait, p.waiting(ctx, state)
@@ -53,6 +57,18 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 	default:
 		return state, wait, nil
 	}
+}
+
+// discard settles an operation that was given up before any driver saw it: the
+// class names another provider by now, and the next one goes there.
+func (p *pass) discard(ctx context.Context, state dispatch.State) error {
+	p.journal = p.journal.settle()
+	if err := p.patch(ctx); err != nil {
+		return err
+	}
+	p.Dispatcher.Settle(p.machine.UID, state.ID)
+
+	return nil
 }
 
 // begin notes in the journal, which the caller stores, that an operation is about

@@ -1,0 +1,58 @@
+package dispatch_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// Two control planes of one name on one bus would be one for the drivers.
+func TestNamesake(t *testing.T) {
+	t.Parallel()
+	srv := bustest.Server(t, embedded.Options{})
+	conn := bustest.Connect(t, bus.Config{URLs: []string{srv.URL()}, Name: "mcm"})
+	namesake := dispatch.NewNamesake("uid-1")
+	heard := make(chan string, 10)
+	stop, err := bus.WatchHello(conn, cluster, func(h *driverv1.Hello) {
+		namesake.OnHello(h)
+		heard <- h.GetMcm()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	announcer, err := bus.NewAnnouncer(conn, cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lead := func(name, uid string) {
+		ctx, cancel := context.WithCancel(t.Context())
+		hello := &dispatch.Hello{Greeter: announcer, Message: &driverv1.Hello{Mcm: name, ClusterUid: uid}}
+		done := make(chan error, 1)
+		go func() { done <- hello.Start(ctx) }()
+		if got := bustest.Receive(t, "hello of "+name, heard); got != name {
+			t.Errorf("heard %s, want %s", got, name)
+		}
+		cancel()
+		if err := bustest.Receive(t, "end of "+name, done); err != nil {
+			t.Error(err)
+		}
+		if !hello.NeedLeaderElection() {
+			t.Error("a manager that does not lead says that it does")
+		}
+	}
+	lead("one", "uid-1")
+	if err := namesake.Check(nil); err != nil {
+		t.Errorf("its own hello fails the check: %v", err)
+	}
+	lead("two", "uid-2")
+	if err := namesake.Check(nil); err == nil || !strings.Contains(err.Error(), "manager two") {
+		t.Errorf("check is %v, want an error that names manager two", err)
+	}
+}

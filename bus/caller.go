@@ -42,7 +42,7 @@ type Caller struct {
 	cfg      CallerConfig
 	log      *slog.Logger
 	id       string
-	started  time.Time
+	since    atomic.Pointer[time.Time] // when the connection was last made
 	replicas *replicas
 	dropped  atomic.Uint64
 
@@ -67,9 +67,11 @@ func NewCaller(conn *Conn, cfg CallerConfig) (*Caller, error) {
 		cfg.Epoch = func() uint64 { return 0 }
 	}
 	c := &Caller{
-		conn: conn, cfg: cfg, log: cfg.Logger, id: nuid.Next(), started: time.Now(),
+		conn: conn, cfg: cfg, log: cfg.Logger, id: nuid.Next(),
 		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){},
 	}
+	c.reconnected()
+	conn.OnUp(c.reconnected)
 	// Replies come on the connection that publishes the requests: only then does
 	// the server say that nobody listens.
 	replies, err := conn.subscribe(wildcard(cfg.Cluster, TreeReply, "*", c.id, "*"), "", c.onReply)
@@ -86,6 +88,14 @@ func NewCaller(conn *Conn, cfg CallerConfig) (*Caller, error) {
 	c.done.Go(func() { c.sweep(ctx) })
 
 	return c, nil
+}
+
+// hears returns since when replicas could be heard.
+func (c *Caller) hears() time.Time { return *c.since.Load() }
+
+func (c *Caller) reconnected() {
+	now := time.Now()
+	c.since.Store(&now)
 }
 
 // Close stops listening. Calls that still wait must be ended by their contexts.

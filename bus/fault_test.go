@@ -201,6 +201,32 @@ func TestRecoverAttachesToWhatRuns(t *testing.T) {
 	}
 }
 
+// Whom nobody can be heard by knows nothing of what is held.
+func TestRecoverWithoutTheBus(t *testing.T) {
+	t.Parallel()
+	r, g := newRig(t), newGate(t)
+	r.replica(t, g.handle)
+	r.srv.Stop()
+	bustest.Eventually(t, "the connection is lost", func() bool { return !r.caller.Up() })
+	req := create("m")
+	req.Recover, req.Attempt, req.OnlyIfHeld = true, 1, true
+	_, err := r.caller.Call(t.Context(), req)
+	wantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_UNAVAILABLE)
+}
+
+func TestRecoverOfWhatNobodyImplements(t *testing.T) {
+	t.Parallel()
+	r, g := newRig(t), newGate(t)
+	rep := r.replica(t, g.handle, func(c *bus.ServerConfig) {
+		c.Capabilities = []driverv1.Operation{driverv1.Operation_OPERATION_DELETE}
+	})
+	r.sees(t, rep)
+	req := create("m")
+	req.Recover, req.Attempt = true, 1
+	_, err := r.caller.Call(t.Context(), req)
+	wantError(t, err, bus.OriginDriver, driverv1.Code_CODE_UNIMPLEMENTED)
+}
+
 func TestHolderOutOfReachIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	r, g := newRig(t), newGate(t)

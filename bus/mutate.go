@@ -147,6 +147,9 @@ func (k *call) next(ctx context.Context) (done bool, err error) {
 	}
 	k.number, k.again = k.ran+1, true
 	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
+	if k.target == "" && k.c.replicas.unable(k.req.Provider, k.op) {
+		return true, Errorf(driverv1.Code_CODE_UNIMPLEMENTED, "no replica of provider %s implements %s", k.req.Provider, Verb(k.op))
+	}
 	if k.target == "" {
 		return true, k.notStarted("the replica that had the operation is gone and no other replica of provider %s has room",
 			k.req.Provider)
@@ -227,7 +230,10 @@ func (k *call) find(ctx context.Context) (done bool, err error) {
 // resume looks, before an operation is tried again, for the replica that holds
 // it, once every live replica has had the time to say what it holds.
 func (k *call) resume(ctx context.Context) (done bool, err error) {
-	warm := time.NewTimer(time.Until(k.c.started.Add(deathLimit)))
+	if !k.c.conn.Up() {
+		return true, k.down() // nobody can be heard
+	}
+	warm := time.NewTimer(time.Until(k.c.hears().Add(deathLimit)))
 	defer warm.Stop()
 	select {
 	case <-warm.C:

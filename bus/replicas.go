@@ -215,6 +215,24 @@ func (r *replicas) full(provider string) bool {
 	return known
 }
 
+// unable tells that replicas of the provider are known and none implements op.
+func (r *replicas) unable(provider string, op driverv1.Operation) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := false
+	for _, rep := range r.byKey {
+		if rep.provider != provider || rep.session == nil {
+			continue
+		}
+		known = true
+		if slices.Contains(rep.session.GetCapabilities(), op) {
+			return false
+		}
+	}
+
+	return known
+}
+
 // holding returns the replica that lists an operation in its session, or has
 // accepted it since.
 func (r *replicas) holding(provider, operationID string) (id string, attempt uint32, ok bool) {

@@ -145,7 +145,7 @@ func (m *mcm) addTarget(target *rest.Config) (cache.Cache, error) {
 // fetches serves drivers, on every replica and not only the leading one.
 func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	handler := &fetch.Handler{
-		Reader: m.manager.GetClient(), Operations: m.dispatcher, DefaultProvider: m.options.settings.DefaultProvider,
+		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher, DefaultProvider: m.options.settings.DefaultProvider,
 	}
 
 	return everywhere(func(ctx context.Context) error {

@@ -199,17 +199,17 @@ func (d *Dispatcher) Forget(uid types.UID) {
 		return
 	}
 	d.log(e).Info("machine is gone; cancelling its operation")
-	if err := d.Cancel(uid); err != nil {
+	if err := d.Cancel(uid, e.id); err != nil {
 		d.log(e).Info("operation of a machine that is gone not cancelled", "err", err.Error())
 	}
 }
 
-// Cancel asks that a machine's operation end early: at once when it waits, or
+// Cancel asks that an operation of a machine end early: at once when it waits, or
 // as soon as the replica that has it lets go. Its outcome is still reported.
-func (d *Dispatcher) Cancel(uid types.UID) error {
+func (d *Dispatcher) Cancel(uid types.UID, id string) error {
 	d.mu.Lock()
 	e, ok := d.machines[uid]
-	ok = ok && !e.settled && e.state.Phase != Done
+	ok = ok && e.id == id && !e.settled && e.state.Phase != Done
 	if ok && !e.cancelled() {
 		close(e.quit)
 	}

@@ -247,10 +247,10 @@ func TestCancelWhileWaiting(t *testing.T) {
 	op := operation(dispatch.Create, machine, 0)
 	r.Start(op)
 	r.noticed(t, machine)
-	if err := r.Cancel(machine.UID); err != nil {
+	if err := r.Cancel(machine.UID, op.ID()); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Cancel(machine.UID); err != nil {
+	if err := r.Cancel(machine.UID, op.ID()); err != nil {
 		t.Fatal("second Cancel:", err)
 	}
 	r.noticed(t, machine)
@@ -277,18 +277,37 @@ func TestCancelWhileRunning(t *testing.T) {
 	r.Start(op)
 	bustest.Receive(t, "the driver to get the create", g.entered)
 	r.until(t, machine.UID, dispatch.Running)
-	if err := r.Cancel(machine.UID); err != nil {
+	if err := r.Cancel(machine.UID, op.ID()); err != nil {
 		t.Fatal(err)
 	}
 	s := r.until(t, machine.UID, dispatch.Done)
 	if dispatch.CodeOf(s.Err) != dispatch.Canceled || s.Attempt != 1 {
 		t.Errorf("cancelled operation is %+v, want done with Canceled after one attempt", s)
 	}
-	if err := r.Cancel(machine.UID); err != nil {
+	if err := r.Cancel(machine.UID, op.ID()); err != nil {
 		t.Error("Cancel of what has ended:", err)
 	}
-	if err := r.Cancel("nobody"); err != nil {
+	if err := r.Cancel("nobody", op.ID()); err != nil {
 		t.Error("Cancel of what never was:", err)
+	}
+}
+
+// Who cancels an operation by what an old object says must not hit a newer one.
+func TestCancelOfAnEarlierOperation(t *testing.T) {
+	t.Parallel()
+	r, machine := newRig(t), newMachine("m1")
+	g := newGate(t)
+	r.replica(t, g.handle)
+	running := operation(dispatch.Delete, machine, 2)
+	r.Start(running)
+	bustest.Receive(t, "the driver to get the delete", g.entered)
+	earlier := operation(dispatch.Initialize, machine, 1)
+	if err := r.Cancel(machine.UID, earlier.ID()); err != nil {
+		t.Fatal(err)
+	}
+	g.release()
+	if s := r.until(t, machine.UID, dispatch.Done); s.Err != nil {
+		t.Errorf("delete ended with %v after the cancel of an operation before it", s.Err)
 	}
 }
 
@@ -299,8 +318,9 @@ func TestCancelOnTheWay(t *testing.T) {
 	r, machine := newRig(t), newMachine("m1")
 	g := newGate(t)
 	rep := r.replica(t, g.handle)
-	r.Start(operation(dispatch.Create, machine, 0))
-	if err := r.Cancel(machine.UID); err != nil {
+	op := operation(dispatch.Create, machine, 0)
+	r.Start(op)
+	if err := r.Cancel(machine.UID, op.ID()); err != nil {
 		t.Fatal(err)
 	}
 	s := r.until(t, machine.UID, dispatch.Done)
@@ -419,7 +439,7 @@ func TestCancelAfterDeath(t *testing.T) {
 		t.Errorf("operation of a dead replica is %+v, want one attempt", s)
 	}
 	other := newGate(t)
-	if err := r.Cancel(machine.UID); err != nil {
+	if err := r.Cancel(machine.UID, op.ID()); err != nil {
 		t.Fatal(err)
 	}
 	r.replica(t, other.handle)

@@ -22,7 +22,7 @@ func (p *pass) resolveClass(ctx context.Context) (next, error) {
 	if !p.creating() {
 		return proceed, nil
 	}
-	if _, running := p.Dispatcher.State(p.machine.UID); running {
+	if _, running := p.begun(); running {
 		// What runs was sent with a class; it may end although the class is
 		// gone by now.
 		_, err := p.lookupClass(ctx)
@@ -52,7 +52,7 @@ func (p *pass) resolveClass(ctx context.Context) (next, error) {
 func (p *pass) refuse(ctx context.Context, err error) (next, error) {
 	news := p.failCreation(err)
 	if news {
-		p.warnf("InvalidMachine", "%s", fault(err))
+		p.cautionf("InvalidMachine", "%s", fault(err))
 	}
 
 	return again(p.Settings.Retry.Long), p.patchStatus(ctx)

@@ -63,6 +63,7 @@ func TestCreateErrors(t *testing.T) {
 	r.startManager(t)
 	periods := map[driverv1.Code]time.Duration{
 		driverv1.Code_CODE_RESOURCE_EXHAUSTED: r.settings.Retry.ResourceExhausted,
+		driverv1.Code_CODE_CANCELED:           r.settings.Retry.Short,
 		driverv1.Code_CODE_UNKNOWN:            r.settings.Retry.Short,
 		driverv1.Code_CODE_DEADLINE_EXCEEDED:  r.settings.Retry.Short,
 		driverv1.Code_CODE_ABORTED:            r.settings.Retry.Short,
@@ -207,7 +208,8 @@ func TestDeleteErrors(t *testing.T) {
 		code := codes()[name]
 		period := r.settings.Retry.Long
 		switch code {
-		case driverv1.Code_CODE_UNKNOWN, driverv1.Code_CODE_DEADLINE_EXCEEDED, driverv1.Code_CODE_ABORTED, driverv1.Code_CODE_UNAVAILABLE:
+		case driverv1.Code_CODE_CANCELED, driverv1.Code_CODE_UNKNOWN, driverv1.Code_CODE_DEADLINE_EXCEEDED,
+			driverv1.Code_CODE_ABORTED, driverv1.Code_CODE_UNAVAILABLE:
 			period = r.settings.Retry.Short
 		case driverv1.Code_CODE_NOT_FOUND:
 			r.gone(t, m) // which is what was wanted

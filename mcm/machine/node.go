@@ -165,11 +165,11 @@ func (p *pass) joinOrHold(phase v1alpha1.MachinePhase) next {
 	if last.Type == v1alpha1.MachineOperationCreate && last.State != v1alpha1.MachineStateSuccessful {
 		text := fmt.Sprintf(v1alpha1.TextFormatJoined, name, p.age().Round(time.Second))
 		p.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateSuccessful, "", text)
-		p.sayf("Joined", "%s as node %s", text, p.node.Name)
+		p.notef("Joined", "%s as node %s", text, p.node.Name)
 	} else {
 		text := fmt.Sprintf(v1alpha1.TextFormatRejoined, name)
 		p.setLastOperation(v1alpha1.MachineOperationHealthCheck, v1alpha1.MachineStateSuccessful, "", text)
-		p.sayf("Rejoined", "%s", text)
+		p.notef("Rejoined", "%s", text)
 	}
 
 	return wait
@@ -183,7 +183,7 @@ func (p *pass) awaitJoin() next {
 	text := fmt.Sprintf(v1alpha1.TextFormatFailedToJoin, p.machine.Name, limit.Minutes())
 	p.setPhase(v1alpha1.MachineFailed)
 	p.setLastOperation(p.machine.Status.LastOperation.Type, v1alpha1.MachineStateFailed, "", text)
-	p.warnf("FailedToJoin", "%s", text)
+	p.cautionf("FailedToJoin", "%s", text)
 
 	return wait
 }
@@ -195,7 +195,7 @@ func (p *pass) suspect(text string) next {
 	description := fmt.Sprintf(v1alpha1.TextFormatUnhealthy, p.machine.Name, text)
 	p.setPhase(v1alpha1.MachineUnknown)
 	p.setLastOperation(v1alpha1.MachineOperationHealthCheck, v1alpha1.MachineStateProcessing, "", description)
-	p.warnf("Unhealthy", "Node %s: %s", p.machine.Labels[v1alpha1.LabelKeyNode], text)
+	p.cautionf("Unhealthy", "Node %s: %s", p.machine.Labels[v1alpha1.LabelKeyNode], text)
 
 	return again(p.healthTimeout())
 }
@@ -212,7 +212,7 @@ func (p *pass) awaitRecovery() next {
 	text := fmt.Sprintf("Machine %s %s %s", p.machine.Name, v1alpha1.TextHealthFailing, limit)
 	p.setPhase(v1alpha1.MachineFailed)
 	p.setLastOperation(p.machine.Status.LastOperation.Type, v1alpha1.MachineStateFailed, "", text)
-	p.warnf("HealthTimeout", "%s", text)
+	p.cautionf("HealthTimeout", "%s", text)
 
 	return wait
 }

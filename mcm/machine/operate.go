@@ -23,7 +23,7 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 			return dispatch.State{}, wait, err
 		}
 	}
-	_, known := p.Dispatcher.State(p.machine.UID)
+	_, known := p.begun()
 	op := dispatch.Operation{
 		Kind: kind, Number: p.journal.Settled, Machine: p.machine.DeepCopy(), Class: p.class, Provider: p.provider,
 		Timeout: p.Settings.OperationTimeout,
@@ -84,7 +84,7 @@ func (p *pass) waiting(ctx context.Context, state dispatch.State) error {
 	}
 	text := "Waiting: " + state.Reason
 	if p.machine.Status.LastOperation.Description != text {
-		p.warnf("WaitingForDriver", "%s waits: %s", state.Kind, state.Reason)
+		p.cautionf("WaitingForDriver", "%s waits: %s", state.Kind, state.Reason)
 	}
 	p.setLastOperation(operationType(state.Kind), v1alpha1.MachineStateProcessing, "", text)
 

@@ -25,7 +25,7 @@ type Dispatcher interface {
 	Start(op dispatch.Operation) dispatch.State
 	State(uid types.UID) (dispatch.State, bool)
 	Settle(uid types.UID, id string)
-	Cancel(uid types.UID) error
+	Cancel(uid types.UID, id string) error
 	Forget(uid types.UID)
 }
 
@@ -57,6 +57,8 @@ type pass struct {
 
 	unsent    bool // this pass has begun an operation and not sent it yet
 	untouched bool // no operation of the machine ever reached a driver
+
+	notes []func() // Events about what the next write stores
 }
 
 // A next says what follows a step.
@@ -155,7 +157,7 @@ func (p *pass) patch(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("store machine %s/%s: %w", p.machine.Namespace, p.machine.Name, err)
 	}
-	p.stored = p.machine.DeepCopy()
+	p.wrote()
 	p.machine.Status = status // the answer holds the stored one
 
 	return nil
@@ -172,7 +174,7 @@ func (p *pass) patchStatus(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("store status of machine %s/%s: %w", p.machine.Namespace, p.machine.Name, err)
 	}
-	p.stored = p.machine.DeepCopy()
+	p.wrote()
 
 	return nil
 }
@@ -203,13 +205,40 @@ func (p *pass) setLastOperation(
 	}
 }
 
-// sayf and warnf record Events on the machine.
+// begun is what the dispatcher knows of the operation that the journal says was
+// begun; false when it knows of none, or of a newer one than our cache.
+func (p *pass) begun() (dispatch.State, bool) {
+	state, known := p.Dispatcher.State(p.machine.UID)
+
+	return state, known && state.ID == dispatch.OperationID(p.machine.UID, p.journal.Operation, p.journal.Settled)
+}
+
+// sayf and warnf record Events on the machine, about what is done. notef and
+// cautionf record those about what the next write to the machine stores, once it
+// is stored: after a conflict the next pass finds the same again.
 func (p *pass) sayf(reason, format string, args ...any) {
 	p.Events.Eventf(p.machine, corev1.EventTypeNormal, reason, format, args...)
 }
 
 func (p *pass) warnf(reason, format string, args ...any) {
 	p.Events.Eventf(p.machine, corev1.EventTypeWarning, reason, format, args...)
+}
+
+func (p *pass) notef(reason, format string, args ...any) {
+	p.notes = append(p.notes, func() { p.sayf(reason, format, args...) })
+}
+
+func (p *pass) cautionf(reason, format string, args ...any) {
+	p.notes = append(p.notes, func() { p.warnf(reason, format, args...) })
+}
+
+// wrote takes over what a write to the API server came to.
+func (p *pass) wrote() {
+	p.stored = p.machine.DeepCopy()
+	for _, note := range p.notes {
+		note()
+	}
+	p.notes = nil
 }
 
 // creationTimeout is how long the machine may take to join.

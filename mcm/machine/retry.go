@@ -6,10 +6,11 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
-// transient are the codes after which trying again soon may well help.
+// transient are the codes after which trying again soon may well help. Canceled
+// is one of them: it is a replica that stops, or ourselves, and never the cloud.
 func transient(code dispatch.Code) bool {
 	switch code {
-	case dispatch.Unknown, dispatch.DeadlineExceeded, dispatch.Aborted, dispatch.Unavailable:
+	case dispatch.Canceled, dispatch.Unknown, dispatch.DeadlineExceeded, dispatch.Aborted, dispatch.Unavailable:
 		return true
 	default:
 		return false

@@ -49,7 +49,7 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 		return proceed, nil
 	}
 	_, classErr := p.lookupClass(ctx)
-	state, known := p.Dispatcher.State(p.machine.UID)
+	state, known := p.begun()
 	if !known && p.provider == "" {
 		return p.cannotDelete(ctx, classErr) // nobody can be asked what became of it
 	}
@@ -68,7 +68,7 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 
 		return proceed, nil
 	default:
-		if err := p.Dispatcher.Cancel(p.machine.UID); err != nil {
+		if err := p.Dispatcher.Cancel(p.machine.UID, state.ID); err != nil {
 			p.log.Info("creation not cancelled yet", "err", err.Error())
 		}
 
@@ -144,7 +144,7 @@ func (p *pass) cannotDelete(ctx context.Context, err error) (next, error) {
 	}
 	text := v1alpha1.ErrorText(dispatch.CodeOf(err).String(), fault(err)) + ". " + v1alpha1.DeletionTextDeleteVM
 	if p.machine.Status.LastOperation.Description != text {
-		p.warnf("CannotDelete", "%s", fault(err))
+		p.cautionf("CannotDelete", "%s", fault(err))
 	}
 	p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, dispatch.CodeOf(err).String(), text)
 

@@ -87,7 +87,7 @@ func TestRetry(t *testing.T) {
 	for code := dispatch.Canceled; code <= dispatch.Uninitialized; code++ {
 		create, remove := r.Medium, r.Long
 		switch code {
-		case dispatch.Unknown, dispatch.DeadlineExceeded, dispatch.Aborted, dispatch.Unavailable:
+		case dispatch.Canceled, dispatch.Unknown, dispatch.DeadlineExceeded, dispatch.Aborted, dispatch.Unavailable:
 			create, remove = r.Short, r.Short
 		case dispatch.ResourceExhausted:
 			create = r.ResourceExhausted

@@ -59,7 +59,7 @@ func poll(ctx context.Context, what string, ask func(context.Context) error) err
 		return err == nil, nil
 	})
 	if err != nil {
-		return fmt.Errorf("wait for %s (last answer: %v): %w", what, last, context.Cause(ctx))
+		return fmt.Errorf("wait for %s (last answer: %w): %w", what, last, context.Cause(ctx))
 	}
 	return nil
 }

@@ -128,7 +128,7 @@ func (c *cluster) redirectLogs() error {
 }
 
 func (c *cluster) startAPIServer() error {
-	port := c.listener.Addr().(*net.TCPAddr).Port
+	port := c.listener.Addr().(*net.TCPAddr).Port //nolint:errcheck,forcetypeassert // made by net.Listen("tcp", …)
 	args := append(apiServerArgs(port, c.etcd.url, c.tokenFile(), c.pki), c.options.apiServerArgs...)
 	api, err := startAPIServer(c.listener, args)
 	if err != nil {

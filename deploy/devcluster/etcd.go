@@ -127,7 +127,7 @@ func freeURLs(n int) ([]url.URL, error) {
 		if err != nil {
 			return nil, fmt.Errorf("find a free port on %s: %w", loopback, err)
 		}
-		defer l.Close() // held until all are found: they must differ
+		defer l.Close() //nolint:gocritic // held until all are found: they must differ
 		urls = append(urls, url.URL{Scheme: "http", Host: l.Addr().String()})
 	}
 	return urls, nil

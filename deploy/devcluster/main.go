@@ -20,7 +20,7 @@ import (
 	"k8s.io/component-base/version"
 )
 
-func init() {
+func init() { //nolint:gochecknoinits // only before main is the main goroutine sure to be on the main thread
 	// Pdeathsig is tied to the thread that forked. The main goroutine starts all children, and the main thread
 	// lives as long as the process.
 	runtime.LockOSThread()

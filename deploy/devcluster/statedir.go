@@ -48,7 +48,7 @@ func openStateDir(path string, keep bool) (*stateDir, error) {
 	}
 	d := &stateDir{path: path, lock: lock}
 	if err := d.prepare(keep); err != nil {
-		lock.Close()
+		_ = lock.Close() // nothing was written to it
 		return nil, err
 	}
 	return d, nil

@@ -77,6 +77,15 @@ $(BIN)/devcluster: $(shell find deploy/devcluster -type f -not -name '*_test.go'
 	@$@ assets --dir $(KUBEBUILDER_ASSETS) >/dev/null
 	@touch $@
 
+# For others: make images PROGRAMS=./cmd/driver-mine PLATFORMS=linux/amd64,linux/arm64
+PROGRAMS ?= ./cmd/mcm ./cmd/mcmctl ./cmd/driver-virtual
+PLATFORMS ?= linux/$(shell go env GOARCH)
+
+.PHONY: images
+images: ## Build container images (OCI layouts) with their SBOMs into .out/images, without a daemon
+	@echo '==> building images for $(PLATFORMS) (about 6 minutes the first time)'
+	@go run -C .tools/images . --dir $(CURDIR) --out $(OUT)/images --platforms $(PLATFORMS) $(PROGRAMS)
+
 .PHONY: generate
 generate: generated ## Write the generated Go code and CRDs into the tree
 	@.tools/generated.sh write $(GENERATED)

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"path"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -93,8 +94,8 @@ func emptyBase(platforms []string) (v1.ImageIndex, error) {
 }
 
 func buildImage(ctx context.Context, dir, out, program, platforms string, base v1.ImageIndex) error {
-	name := path.Base(program)
-	layout, sbom := filepath.Join(out, name), filepath.Join(out, name+".sbom")
+	title := path.Base(program)
+	layout, sbom := filepath.Join(out, title), filepath.Join(out, title+".sbom")
 	if err := errors.Join(os.RemoveAll(layout), os.RemoveAll(sbom)); err != nil {
 		return err
 	}
@@ -104,10 +105,10 @@ func buildImage(ctx context.Context, dir, out, program, platforms string, base v
 		build.WithTrimpath(true),
 		build.WithDefaultLdflags([]string{"-s", "-w"}),
 		build.WithUser(user),
-		build.WithSPDX("v0.19.1"),
+		build.WithSPDX(koVersion()),
 		build.WithSBOMDir(sbom),
 		build.WithJobs(1), // the Go tool fills the cores by itself
-		build.WithLabel("org.opencontainers.image.title", name),
+		build.WithLabel("org.opencontainers.image.title", title),
 		build.WithLabel("org.opencontainers.image.licenses", "Apache-2.0"),
 	)
 	if err != nil {
@@ -131,6 +132,21 @@ func buildImage(ctx context.Context, dir, out, program, platforms string, base v
 	fmt.Printf("%s@%s\n", layout, digest)
 
 	return nil
+}
+
+// koVersion is what go.mod pins; the list of what is linked names its maker.
+func koVersion() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	for _, dep := range info.Deps {
+		if dep.Path == "github.com/google/ko" {
+			return dep.Version
+		}
+	}
+
+	return "unknown"
 }
 
 // baseOf gives every program the same base. Its name is only ever written down, and never looked up.

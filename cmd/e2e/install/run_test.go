@@ -229,7 +229,8 @@ func (r *rig) createMachine(name string) {
 	r.Helper()
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
-		StringData: map[string]string{"userData": "#cloud-config\n", "apiToken": r.cloud.APIToken},
+		// The placeholder needs the rights to bootstrap tokens.
+		StringData: map[string]string{"userData": "#cloud-config\n# <<BOOTSTRAP_TOKEN>>\n", "apiToken": r.cloud.APIToken},
 	}
 	list, err := stack.LoadYAML(deployDir + "/examples/machineclass.yaml")
 	if err != nil {

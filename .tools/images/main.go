@@ -1,0 +1,159 @@
+// Images builds container images of the module's programs without a container daemon and without any registry: for each
+// an OCI image layout and the list of what is linked into it (SPDX). It is ko as a library, on an empty base.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"syscall"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/google/ko/pkg/build"
+	"github.com/google/ko/pkg/publish"
+)
+
+// user is nobody in particular, and not root.
+const user = "65532:65532"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "images:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	fs := flag.NewFlagSet("images", flag.ContinueOnError)
+	fs.Usage = func() {
+		fmt.Fprintln(fs.Output(), "images [flags] ./cmd/program...")
+		fs.PrintDefaults()
+	}
+	dir := fs.String("dir", ".", "`folder` of the module")
+	out := fs.String("out", "images", "`folder` for the results; what it has of the same programs is replaced")
+	platforms := fs.String("platforms", "linux/amd64", "`platforms` to build for, with commas")
+	if err := fs.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return nil
+		}
+
+		return err
+	}
+	if fs.NArg() == 0 {
+		return errors.New("no program given: name some, such as ./cmd/mcm")
+	}
+	base, err := emptyBase(strings.Split(*platforms, ","))
+	if err != nil {
+		return err
+	}
+	for _, program := range fs.Args() {
+		if err := buildImage(ctx, *dir, *out, program, *platforms, base); err != nil {
+			return fmt.Errorf("%s: %w", program, err)
+		}
+	}
+
+	return nil
+}
+
+// emptyBase is what FROM scratch is elsewhere: the programs are static.
+func emptyBase(platforms []string) (v1.ImageIndex, error) {
+	base := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+	for _, text := range platforms {
+		platform, err := v1.ParsePlatform(text)
+		if err != nil {
+			return nil, fmt.Errorf("platform %q: %w", text, err)
+		}
+		if platform.OS == "" || platform.Architecture == "" {
+			return nil, fmt.Errorf("platform %q: want something like linux/amd64", text)
+		}
+		image := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+		image, err = mutate.ConfigFile(image, &v1.ConfigFile{
+			OS: platform.OS, Architecture: platform.Architecture, Variant: platform.Variant,
+			RootFS: v1.RootFS{Type: "layers"},
+		})
+		if err != nil {
+			return nil, fmt.Errorf("empty image: %w", err)
+		}
+		base = mutate.AppendManifests(base, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: platform}})
+	}
+
+	return base, nil
+}
+
+func buildImage(ctx context.Context, dir, out, program, platforms string, base v1.ImageIndex) error {
+	title := path.Base(program)
+	layout, sbom := filepath.Join(out, title), filepath.Join(out, title+".sbom")
+	if err := errors.Join(os.RemoveAll(layout), os.RemoveAll(sbom)); err != nil {
+		return err
+	}
+	builder, err := build.NewGo(ctx, dir,
+		build.WithBaseImages(baseOf(base)),
+		build.WithPlatforms(strings.Split(platforms, ",")...),
+		build.WithTrimpath(true),
+		build.WithDefaultLdflags([]string{"-s", "-w"}),
+		build.WithUser(user),
+		build.WithSPDX(koVersion()),
+		build.WithSBOMDir(sbom),
+		build.WithJobs(1), // the Go tool fills the cores by itself
+		build.WithLabel("org.opencontainers.image.title", title),
+		build.WithLabel("org.opencontainers.image.licenses", "Apache-2.0"),
+	)
+	if err != nil {
+		return fmt.Errorf("set up ko: %w", err)
+	}
+	importPath, err := builder.QualifyImport(program)
+	if err != nil {
+		return fmt.Errorf("no such program: %w", err)
+	}
+	result, err := builder.Build(ctx, importPath)
+	if err != nil {
+		return fmt.Errorf("build: %w", err)
+	}
+	if _, err := publish.NewLayout(layout).Publish(ctx, result, importPath); err != nil {
+		return fmt.Errorf("write %s: %w", layout, err)
+	}
+	digest, err := result.Digest()
+	if err != nil {
+		return fmt.Errorf("digest: %w", err)
+	}
+	fmt.Printf("%s@%s\n", layout, digest)
+
+	return nil
+}
+
+// koVersion is what go.mod pins; the list of what is linked names its maker.
+func koVersion() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	for _, dep := range info.Deps {
+		if dep.Path == "github.com/google/ko" {
+			return dep.Version
+		}
+	}
+
+	return "unknown"
+}
+
+// baseOf gives every program the same base. Its name is only ever written down, and never looked up.
+func baseOf(base v1.ImageIndex) build.GetBase {
+	return func(context.Context, string) (name.Reference, build.Result, error) {
+		ref, err := name.ParseReference("scratch.invalid/empty:latest")
+
+		return ref, base, err
+	}
+}

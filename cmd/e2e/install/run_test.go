@@ -1,0 +1,411 @@
+package install
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/cmd/internal/stack"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+const namespace = "machinebus"
+
+// TestRunWithEmbeddedNATS runs mcm and a driver as the folder install does, with
+// the arguments, the NATS configuration and the roles from there.
+func TestRunWithEmbeddedNATS(t *testing.T) {
+	r := newRig(t, "kustomize/install")
+	ca := newAuthority(t)
+	conf := embeddedConf(t, ca, map[string]string{"VIRTUAL_PASSWORD": driverHash, "OPERATOR_PASSWORD": driverHash})
+	// Listener and store are the Site's.
+	args := r.args("mcm", map[string]string{
+		"--nats-listen=0.0.0.0:4222": "", "--nats-store-dir=/var/lib/machinebus/jetstream": "",
+		"--nats-config=/etc/machinebus/nats/nats.conf": "--nats-config=" + conf,
+	})
+	manager := r.startManager("mcm", "", args)
+	server, err := url.Parse(manager.NATSURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.Scheme, server.User = "tls", url.UserPassword("virtual", driverPassword)
+	r.startDriver(r.args("driver-virtual", map[string]string{
+		"--nats-ca=/etc/machinebus/nats-client/ca.crt": "--nats-ca=" + filepath.Join(ca.issue(t.TempDir(), "nobody"), "ca.crt"),
+		"--listen=:8081": "--listen=" + stack.Loopback(0),
+	}), "--nats-url="+server.String())
+
+	r.createMachine("embedded")
+	r.deleteMachine("embedded")
+	r.nothingWasRefused()
+}
+
+// TestRunWithExternalNATS does the same with the folder install-external-nats and
+// the three servers of deploy/nats; the second replica of mcm has to take over.
+func TestRunWithExternalNATS(t *testing.T) {
+	r := newRig(t, "kustomize/install-external-nats")
+	ca := newAuthority(t)
+	servers := strings.Join(startCluster(t, r.site, ca), ",")
+	paths := func(commonName string) map[string]string {
+		const mount = "/etc/machinebus/nats-client/"
+		dir := ca.issue(filepath.Join(t.TempDir(), commonName), commonName)
+		return map[string]string{
+			"--nats-url=tls://nats.machinebus-nats.svc:4222": "--nats-url=" + servers,
+			"--nats-ca=" + mount + "ca.crt":                  "--nats-ca=" + filepath.Join(dir, "ca.crt"),
+			"--nats-cert=" + mount + "tls.crt":               "--nats-cert=" + filepath.Join(dir, "tls.crt"),
+			"--nats-key=" + mount + "tls.key":                "--nats-key=" + filepath.Join(dir, "tls.key"),
+		}
+	}
+	args := r.args("mcm", paths("mcm"))
+	leader := r.startManager("mcm-1", servers, args)
+	r.leads(leader)
+	second := r.startManager("mcm-2", servers, args)
+	forDriver := paths("driver-virtual")
+	forDriver["--listen=:8081"] = "--listen=" + stack.Loopback(0)
+	r.startDriver(r.args("driver-virtual", forDriver))
+
+	r.createMachine("external")
+	if err := leader.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	r.leads(second)
+	r.deleteMachine("external")
+	r.nothingWasRefused()
+}
+
+// A rig is what it takes to run mcm as one of the folders of deploy/ does.
+type rig struct {
+	*testing.T
+
+	objects    []*unstructured.Unstructured
+	site       *stack.Site
+	cloud      *stack.Cloud
+	kubeconfig string // of mcm's ServiceAccount
+	refused    map[string]string
+}
+
+// newRig makes the roles and the ServiceAccount of a folder.
+func newRig(t *testing.T, dir string) *rig {
+	t.Helper()
+	ensureNamespaces(t)
+	r := &rig{T: t, objects: objects(t, dir), site: newSite(t)}
+	kinds := []string{"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
+	for _, o := range r.objects {
+		if slices.Contains(kinds, o.GetKind()) {
+			if err := stack.Apply(t.Context(), shared.kube, o); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	r.kubeconfig = r.accountKubeconfig("mcm")
+	cloud, err := r.site.StartCloud(t.Context(), "virtual-cloud", shared.cluster.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.cloud = cloud
+	r.refused = r.refusals()
+
+	return r
+}
+
+func newSite(t *testing.T) *stack.Site {
+	t.Helper()
+	site, err := stack.NewSite(stack.SiteOptions{Bin: shared.bin, Dir: filepath.Join(shared.dir, t.Name())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := site.Close(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("the logs of this test are in %s", site.Dir())
+		}
+	})
+
+	return site
+}
+
+// accountKubeconfig logs in as a ServiceAccount, as a Pod would.
+func (r *rig) accountKubeconfig(name string) string {
+	r.Helper()
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	token := &authenticationv1.TokenRequest{}
+	if err := shared.kube.SubResource("token").Create(r.Context(), account, token); err != nil {
+		r.Fatal(err)
+	}
+	config, err := clientcmd.LoadFromFile(shared.cluster.Kubeconfig)
+	if err != nil {
+		r.Fatal(err)
+	}
+	user := config.Contexts[config.CurrentContext].AuthInfo
+	config.AuthInfos = map[string]*clientcmdapi.AuthInfo{user: {Token: token.Status.Token}}
+	path := filepath.Join(r.TempDir(), name+".kubeconfig")
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		r.Fatal(err)
+	}
+
+	return path
+}
+
+// args returns a Deployment's arguments, with what must differ here replaced; an
+// empty replacement drops one.
+func (r *rig) args(deployment string, replace map[string]string) []string {
+	r.Helper()
+	container := typed[appsv1.Deployment](r.T, r.objects, "Deployment", deployment).Spec.Template.Spec.Containers[0]
+	left := maps.Clone(replace)
+	var args []string
+	for _, arg := range container.Args {
+		if with, ok := replace[arg]; ok {
+			delete(left, arg)
+			arg = with
+		}
+		if arg != "" {
+			args = append(args, strings.ReplaceAll(arg, "$(NAMESPACE)", namespace))
+		}
+	}
+	if len(left) > 0 {
+		r.Fatalf("%s has no arguments %v any more", deployment, slices.Sorted(maps.Keys(left)))
+	}
+
+	return args
+}
+
+func (r *rig) startManager(name, natsURL string, args []string) *stack.Manager {
+	r.Helper()
+	manager, err := r.site.StartManager(r.Context(), stack.ManagerOptions{
+		Name: name, Control: r.kubeconfig, NATSURL: natsURL, Args: append(args, "--leader-elect", "-v=1"),
+	})
+	if err != nil {
+		r.Fatal(err)
+	}
+
+	return manager
+}
+
+func (r *rig) startDriver(args []string, more ...string) {
+	r.Helper()
+	if _, err := r.site.Start("driver-virtual", "driver-virtual", append(args, more...)...); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// leads waits until a replica of mcm is the leader.
+func (r *rig) leads(manager *stack.Manager) {
+	r.Helper()
+	r.eventually(manager.Name+" leads", func(ctx context.Context) error {
+		lines, err := scrape(ctx, "http://"+manager.Address+"/metrics", regexp.MustCompile(`^leader_election_master_status\{.*\} 1$`))
+		if err == nil && len(lines) == 0 {
+			err = errors.New("it does not lead")
+		}
+
+		return err
+	})
+}
+
+// createMachine makes a class and a machine of it, which has to join.
+func (r *rig) createMachine(name string) {
+	r.Helper()
+	secret := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		// The placeholder needs the rights to bootstrap tokens.
+		StringData: map[string]string{"userData": "#cloud-config\n# <<BOOTSTRAP_TOKEN>>\n", "apiToken": r.cloud.APIToken},
+	}
+	list, err := stack.LoadYAML(deployDir + "/examples/machineclass.yaml")
+	if err != nil {
+		r.Fatal(err)
+	}
+	class := &v1alpha1.MachineClass{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(list[0].Object, class); err != nil {
+		r.Fatal(err)
+	}
+	class.ObjectMeta = secret.ObjectMeta
+	class.SecretRef = &corev1.SecretReference{Namespace: namespace, Name: name}
+	var spec map[string]any
+	if err := json.Unmarshal(class.ProviderSpec.Raw, &spec); err != nil {
+		r.Fatal(err)
+	}
+	spec["endpoint"] = r.cloud.Endpoint
+	if class.ProviderSpec.Raw, err = json.Marshal(spec); err != nil {
+		r.Fatal(err)
+	}
+	machine := &v1alpha1.Machine{
+		ObjectMeta: *secret.ObjectMeta.DeepCopy(),
+		Spec:       v1alpha1.MachineSpec{Class: v1alpha1.ClassSpec{Kind: v1alpha1.KindMachineClass, Name: name}},
+	}
+	for _, o := range []client.Object{secret, class, machine} {
+		if err := shared.kube.Create(r.Context(), o); err != nil {
+			r.Fatal(err)
+		}
+	}
+	r.eventually("the machine is Running", func(ctx context.Context) error {
+		if err := shared.kube.Get(ctx, client.ObjectKeyFromObject(machine), machine); err != nil {
+			return err
+		}
+		if phase := machine.Status.CurrentStatus.Phase; phase != v1alpha1.MachineRunning {
+			return fmt.Errorf("it is %q, last operation: %s", phase, machine.Status.LastOperation.Description)
+		}
+
+		return nil
+	})
+	r.eventually("it has an Event", func(ctx context.Context) error {
+		events := &corev1.EventList{}
+		err := shared.kube.List(ctx, events, client.InNamespace(namespace), client.MatchingFields{"involvedObject.name": name})
+		if err == nil && len(events.Items) == 0 {
+			err = errors.New("there is none")
+		}
+
+		return err
+	})
+}
+
+func (r *rig) deleteMachine(name string) {
+	r.Helper()
+	machine := &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	if err := shared.kube.Delete(r.Context(), machine); err != nil {
+		r.Fatal(err)
+	}
+	r.eventually("the machine is gone", func(ctx context.Context) error {
+		err := shared.kube.Get(ctx, client.ObjectKeyFromObject(machine), machine)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+
+		return errors.Join(err, fmt.Errorf("last operation: %s", machine.Status.LastOperation.Description))
+	})
+}
+
+// nothingWasRefused fails the test when the API server or NATS denied anything
+// since the rig was made.
+func (r *rig) nothingWasRefused() {
+	r.Helper()
+	before := r.refused
+	for series, count := range r.refusals() {
+		if before[series] != count {
+			r.Errorf("the API server refused: %s was %q and is %s", series, before[series], count)
+		}
+	}
+	logs, err := filepath.Glob(filepath.Join(r.site.Dir(), "*.log"))
+	if err != nil || len(logs) == 0 {
+		r.Fatalf("no logs in %s: %v", r.site.Dir(), err)
+	}
+	refusal := regexp.MustCompile(`(?i)forbidden|permissions? violation|authorization violation`)
+	for _, path := range logs {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			r.Fatal(err)
+		}
+		for line := range strings.Lines(string(content)) {
+			if refusal.MatchString(line) {
+				r.Errorf("%s: %s", filepath.Base(path), line)
+			}
+		}
+	}
+}
+
+// refusals are the API server's own counters of requests that RBAC denied, by
+// what was requested.
+func (r *rig) refusals() map[string]string {
+	r.Helper()
+	text, err := kubectl(r.T, nil, "get", "--raw", "/metrics")
+	if err != nil {
+		r.Fatal(err)
+	}
+	counted := 0
+	counts := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		series, count, ok := strings.Cut(strings.TrimSpace(line), "} ")
+		if !ok || !strings.HasPrefix(series, "apiserver_request_total{") {
+			continue
+		}
+		counted++
+		if strings.Contains(series, `code="403"`) {
+			counts[series] = count
+		}
+	}
+	if counted == 0 {
+		r.Fatal("the API server counts no requests under apiserver_request_total")
+	}
+
+	return counts
+}
+
+// eventually waits, and gives up when a process has died.
+func (r *rig) eventually(what string, check func(context.Context) error) {
+	r.Helper()
+	var died error
+	eventually(r.T, what, func(ctx context.Context) error {
+		if died = r.site.Failed(); died != nil {
+			return nil //nolint:nilerr // the wait is over, and the error kept
+		}
+
+		return check(ctx)
+	})
+	if died != nil {
+		r.Fatalf("while waiting until %s: %v", what, died)
+	}
+}
+
+func eventually(t *testing.T, what string, check func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("not within %s", patience))
+	defer cancel()
+	if err := stack.Poll(ctx, what, check); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func answersOK(ctx context.Context, address string) error {
+	_, err := scrape(ctx, address, nil)
+
+	return err
+}
+
+// scrape returns the lines at an HTTP address that match.
+func scrape(ctx context.Context, address string, match *regexp.Regexp) ([]string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body := &bytes.Buffer{}
+	if _, err := body.ReadFrom(resp.Body); err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s: %s: %s", address, resp.Status, body)
+	}
+	var lines []string
+	for scanner := bufio.NewScanner(body); match != nil && scanner.Scan(); {
+		if match.MatchString(scanner.Text()) {
+			lines = append(lines, scanner.Text())
+		}
+	}
+
+	return lines, nil
+}

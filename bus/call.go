@@ -57,7 +57,8 @@ type Outcome struct {
 //     payload.
 //   - OriginBus: nothing ran. [Caller.Room] tells when to try again, except
 //     for the code InvalidArgument: such a request can never be sent.
-//   - OriginTimeout: a mutation may have run. Call again with Recover.
+//   - OriginTimeout: a mutation may have run. Call again with Recover. Where a
+//     replica said so, Outcome.Result is what it knows.
 //
 // A read whose replica dies is asked again. A mutation whose replica dies goes to
 // another one, told to look first for what the dead one may have made; if nothing
@@ -231,8 +232,12 @@ func (k *call) read(ctx context.Context) error {
 
 func (k *call) settle(result *driverv1.Result) error {
 	k.out.Result = result
+	err := ErrorOf(result.GetStatus())
+	if failure, ok := errors.AsType[*Error](err); ok && result.GetOutcomeUnknown() {
+		failure.Origin = OriginTimeout // the replica itself does not know
+	}
 
-	return ErrorOf(result.GetStatus())
+	return err
 }
 
 func (k *call) down() error {

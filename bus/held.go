@@ -34,6 +34,7 @@ type held struct {
 	attempt     uint32
 
 	accepted bool
+	begun    bool // a call that changes something may be at the provider
 	progress string
 	result   *driverv1.Result // set once settled
 	ended    time.Time
@@ -79,8 +80,28 @@ func (s *Server) run(ctx context.Context, h *held) {
 	task := &Task{
 		Cluster: h.cluster, Operation: h.operation, Request: h.request,
 		progress: func(message string) { s.report(h, message) },
+		begin:    func() error { return s.mayBegin(ctx, h) },
 	}
-	s.settle(h, s.handle(ctx, task))
+	result := s.handle(ctx, task)
+	if ctx.Err() != nil && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
+		s.mu.Lock()
+		// Whatever the driver says, its call was cut off halfway [RESULT-3].
+		result.OutcomeUnknown = result.GetOutcomeUnknown() || h.begun
+		s.mu.Unlock()
+	}
+	s.settle(h, result)
+}
+
+// mayBegin decides whether a held operation may change something now.
+func (s *Server) mayBegin(ctx context.Context, h *held) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return NewError(CodeOf(err), fmt.Errorf("nothing was begun: %w", err))
+	}
+	h.begun = true
+
+	return nil
 }
 
 // handle calls the handler and makes a result of whatever comes of it [RESULT-1].
@@ -123,6 +144,9 @@ func (s *Server) settle(h *held, result *driverv1.Result) {
 	if Mutates(h.operation) {
 		s.running--
 		delete(s.machines, h.machineKey())
+		if result.GetOutcomeUnknown() {
+			delete(s.held, h.key()) // to be tried again under this very id [RESULT-4]
+		}
 		s.forgetOld(now)
 	} else {
 		delete(s.reads, h)

@@ -241,7 +241,12 @@ func (s *Server) onCancel(subject Subject, env *driverv1.Envelope) {
 	if env.GetEpoch() < s.epochs[subject.Cluster] {
 		return
 	}
-	if h, ok := s.held[subject.Cluster+"/"+id]; ok && h.result == nil {
+	h, ok := s.held[subject.Cluster+"/"+id]
+	switch {
+	case !ok || h.result != nil:
+	case h.begun:
+		s.log.Info("cancel comes too late: the provider is at it", "operation_id", id)
+	default:
 		s.log.Info("cancelling on request", "operation_id", id)
 		h.cancel()
 	}

@@ -58,11 +58,19 @@ type Task struct {
 	Request *driverv1.Envelope
 
 	progress func(string)
+	begin    func() error
 }
 
 // Progress tells mcm what the operation is doing, in one line without secrets.
 // It never blocks and may be called often: only the newest line counts.
 func (t *Task) Progress(message string) { t.progress(message) }
+
+// BeginMutation is called right before a call that changes something at the
+// provider. It fails when the operation must not go on: it was cancelled, its
+// deadline has passed, or the replica stops. From the first success on a cancel
+// comes too late and no longer ends the operation's context: what a provider made
+// of a call cut off halfway nobody could tell.
+func (t *Task) BeginMutation() error { return t.begin() }
 
 // A ServerConfig describes a replica.
 type ServerConfig struct {

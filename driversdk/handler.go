@@ -141,13 +141,7 @@ func checked(method string, i *Instance, err error) (*driverv1.Instance, error) 
 func (c *call) progress(message string) { c.task.Progress(c.scrub.text(message)) }
 
 // mayMutate is what [Request.BeginMutation] asks.
-func (c *call) mayMutate() error {
-	if err := c.ctx.Err(); err != nil {
-		return NewError(CodeOf(err), fmt.Errorf("nothing was started: the operation has ended: %w", err))
-	}
-
-	return nil
-}
+func (c *call) mayMutate() error { return c.task.BeginMutation() }
 
 // logEnd says how an operation ended: what changes something and what fails is
 // worth a line in production.

@@ -264,7 +264,12 @@ func (d *Dispatcher) run(e *entry) {
 			req.Recover, req.Attempt = true, out.Attempts
 		}
 		d.waiting(e, err.Error(), out.Attempts)
-		if !d.pause(room, quit) {
+		again := retryWait
+		if out.Result != nil {
+			// No replica was lost, the cloud is in trouble: room is no news.
+			room, again = nil, unknownWait(out.Attempts)
+		}
+		if !d.pause(room, quit, again) {
 			return
 		}
 		switch {
@@ -293,10 +298,18 @@ func ended(err error) bool {
 	}
 }
 
-// pause waits for a sign of room, a moment, or quit; false means that the
-// dispatcher ends.
-func (d *Dispatcher) pause(room <-chan struct{}, quit chan struct{}) bool {
-	again := time.NewTimer(retryWait)
+// unknownWait is how long an operation waits whose replica could not say what
+// came of it: from five seconds to three minutes.
+func unknownWait(attempts uint32) time.Duration {
+	const first, most = 5 * time.Second, 3 * time.Minute
+
+	return min(first<<min(attempts-1, 6), most)
+}
+
+// pause waits for a sign of room, for as long as given, or for quit; false means
+// that the dispatcher ends.
+func (d *Dispatcher) pause(room <-chan struct{}, quit <-chan struct{}, atMost time.Duration) bool {
+	again := time.NewTimer(atMost)
 	defer again.Stop()
 	select {
 	case <-room:

@@ -11,6 +11,30 @@
 // driver; an operation is one thing mcm wants done for one machine or class; an
 // attempt is one try to have an operation done, by one replica.
 //
+// Subjects, all below mcm.v1.<cluster>:
+//
+//	driver.<provider>.<op>.<namespace>.<name>   to any replica of a provider
+//	replica.<provider>.<replica>.<op>...        to this one
+//	replica.<provider>.<replica>.ops|cancel|ack control of this one
+//	plain.<provider>.<op>.<namespace>.<name>    to a driver that only answers
+//	reply.<provider>.<caller>.<token>           reply frames
+//	session.<provider>.<replica>                a replica's signs of life
+//	fetch.<provider>.class|secret|bootstrap     a driver's questions to mcm
+//	changed.<provider>, hello, audit.<provider>.<op>.<namespace>.<name>
+//
+// <op> is create, initialize, delete, status, list, volumeids, validate or
+// migrateclass; a dot inside a Kubernetes name is written "~". A replica MUST
+// subscribe to driver.<provider>.> in the queue group "driver" [SUBJECT-1], and
+// to replica.<provider>.<replica>.> [SUBJECT-2]. A plain driver MUST subscribe to
+// plain.<provider>.> in the queue group "driver" and answer each request with one
+// Result [SUBJECT-3]. A replica MUST NOT answer a request whose reply subject does
+// not lie below reply.<provider>. [SUBJECT-4]: it would publish for somebody else.
+//
+// A replica MUST NOT run two mutations of one machine at a time; it answers the
+// second one busy [RUN-1]. A request for an operation that it runs already, or
+// whose Result it keeps, MUST NOT run it again: the replica answers accepted, and
+// from then on sends that operation's frames to the new reply subject [RUN-2].
+//
 // Every MUST below carries a clause id such as [CREATE-1]. The ids are stable:
 // the conformance suite has one test for each, and a clause that is dropped
 // leaves its id unused.
@@ -46,8 +70,8 @@ const (
 type Envelope struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// operation_id names one operation for its whole life: machine uid, the
-	// operation, and the number of operations of that kind already settled for
-	// the machine ("<uid>.create.0"). It is the same for every attempt, every
+	// operation, and the number of operations of any kind already settled for the
+	// machine ("<uid>.create.0", then "<uid>.initialize.1"). It is the same for every attempt, every
 	// replica and every mcm that takes the operation over, and never used again
 	// for another one. Reads carry a random one.
 	//
@@ -62,7 +86,8 @@ type Envelope struct {
 	// control plane, with CODE_ABORTED [ENV-6]; a read is served all the same. Zero means that mcm does not
 	// count epochs.
 	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// replica is the sender's replica id in everything a replica sends [ENV-7].
+	// replica is the sender's replica id: a replica MUST set it in everything it
+	// sends [ENV-7].
 	Replica string `protobuf:"bytes,4,opt,name=replica,proto3" json:"replica,omitempty"`
 	// accept_by is the moment after which a request is stale: a replica MUST NOT
 	// start a mutation that reaches it later than this, and says so with

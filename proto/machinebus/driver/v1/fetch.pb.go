@@ -303,7 +303,8 @@ type FetchSecretRequest struct {
 	// the answer is sealed to it.
 	Recipient string `protobuf:"bytes,3,opt,name=recipient,proto3" json:"recipient,omitempty"`
 	// nonce is chosen at random by the asker and comes back inside the seal, so
-	// that an old answer cannot be played again [FETCH-2].
+	// that an old answer cannot be played again: the asker MUST refuse an answer
+	// with another one [FETCH-2].
 	Nonce         []byte `protobuf:"bytes,4,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

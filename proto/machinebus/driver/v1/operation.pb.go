@@ -175,9 +175,9 @@ func (x *ObjectReference) GetResourceVersion() string {
 type ClassReference struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Class *ObjectReference       `protobuf:"bytes,1,opt,name=class,proto3" json:"class,omitempty"`
-	// secret is spec.secretRef: user data, and possibly credentials.
+	// secret is the class's secretRef: user data, and possibly credentials.
 	Secret *ObjectReference `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
-	// credentials_secret is spec.credentialsSecretRef; its keys win over those
+	// credentials_secret is its credentialsSecretRef; its keys win over those
 	// of secret.
 	CredentialsSecret *ObjectReference `protobuf:"bytes,3,opt,name=credentials_secret,json=credentialsSecret,proto3" json:"credentials_secret,omitempty"`
 	unknownFields     protoimpl.UnknownFields
@@ -613,8 +613,9 @@ func (x *Instance) GetMachineUid() string {
 // CreateRequest asks for the machine's instance.
 //
 // Create MUST be idempotent: when an instance that carries the machine's uid
-// exists, Create returns it and makes no second one [CREATE-1]. An instance of
-// that name that belongs to somebody else is CODE_ALREADY_EXISTS [CREATE-2].
+// exists, Create returns it and makes no second one [CREATE-1]. Where the cloud
+// knows names, an instance of that name that belongs to somebody else MUST be
+// left alone and answered with CODE_ALREADY_EXISTS [CREATE-2].
 // Create MUST NOT return success before the provider has accepted the instance
 // for good [CREATE-3]. When the call's deadline passes, a driver returns
 // CODE_DEADLINE_EXCEEDED and MUST NOT start anything new for it [CREATE-4].
@@ -835,8 +836,8 @@ func (x *InitializeResponse) GetLastKnownState() string {
 //
 // Delete of an absent instance MUST succeed [DELETE-1]. Delete MUST find the
 // instance by provider_id, or by the machine's name and uid where provider_id is
-// empty [DELETE-2]. Success means that the provider will not bring the instance
-// back [DELETE-3].
+// empty [DELETE-2]. Success MUST mean that the provider will not bring the
+// instance back [DELETE-3].
 type DeleteRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Machine       *Machine               `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`

@@ -240,9 +240,11 @@ func (x *Status) GetRetryAfter() *durationpb.Duration {
 	return nil
 }
 
-// Accepted is the first frame of a replica that takes a mutation: from here on
-// mcm knows who holds it. A replica MUST send it before it calls its cloud
-// [ACCEPT-1]. Reads are answered by their Result alone.
+// Accepted says who holds a request. A replica that takes a mutation MUST send it
+// at once, before it calls its cloud [ACCEPT-1]. A replica that has not answered
+// a read after 100 ms MUST send it then [ACCEPT-2]: mcm takes 500 ms without any
+// frame for a sign that the request was lost, asks the replicas who has a
+// mutation, and asks a read again.
 type Accepted struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -328,10 +330,19 @@ func (x *Progress) GetMessage() string {
 
 // Result ends an attempt. A replica MUST send exactly one for each request it
 // accepted, also when its driver panics or its deadline passes [RESULT-1]. A
-// failure may carry a payload as well, such as last_known_state.
+// failure may carry a payload as well, such as last_known_state. A replica MUST
+// keep the Result of a mutation until mcm acknowledges it, or for a day, and send
+// it again to whoever asks for that operation again [RESULT-2].
 type Result struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Status *Status                `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
+	// outcome_unknown says of a failed mutation that it may have had, or may yet
+	// have, its effect: its deadline passed or its replica was stopped while the
+	// cloud was at it, or the cloud's answer was lost. mcm then tries the same
+	// operation again, with the same operation_id and with recover, where a known
+	// failure would be followed by a new operation. A replica MUST set it whenever
+	// it does not know [RESULT-3], and MUST NOT keep such a Result [RESULT-4].
+	OutcomeUnknown bool `protobuf:"varint,2,opt,name=outcome_unknown,json=outcomeUnknown,proto3" json:"outcome_unknown,omitempty"`
 	// Types that are valid to be assigned to Payload:
 	//
 	//	*Result_Create
@@ -382,6 +393,13 @@ func (x *Result) GetStatus() *Status {
 		return x.Status
 	}
 	return nil
+}
+
+func (x *Result) GetOutcomeUnknown() bool {
+	if x != nil {
+		return x.OutcomeUnknown
+	}
+	return false
 }
 
 func (x *Result) GetPayload() isResult_Payload {
@@ -574,9 +592,10 @@ const file_machinebus_driver_v1_reply_proto_rawDesc = "" +
 	"\n" +
 	"\bAccepted\"$\n" +
 	"\bProgress\x12\x18\n" +
-	"\amessage\x18\x01 \x01(\tR\amessage\"\x83\x05\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage\"\xac\x05\n" +
 	"\x06Result\x124\n" +
-	"\x06status\x18\x01 \x01(\v2\x1c.machinebus.driver.v1.StatusR\x06status\x12>\n" +
+	"\x06status\x18\x01 \x01(\v2\x1c.machinebus.driver.v1.StatusR\x06status\x12'\n" +
+	"\x0foutcome_unknown\x18\x02 \x01(\bR\x0eoutcomeUnknown\x12>\n" +
 	"\x06create\x18\x10 \x01(\v2$.machinebus.driver.v1.CreateResponseH\x00R\x06create\x12J\n" +
 	"\n" +
 	"initialize\x18\x11 \x01(\v2(.machinebus.driver.v1.InitializeResponseH\x00R\n" +

@@ -446,7 +446,7 @@ func (x *OperationState) GetLastProgress() string {
 
 // Hello is what the leading mcm says when it starts to lead and from then on
 // every few seconds, on mcm.v1.<cluster>.hello. On hearing one of a new mcm a
-// replica sends its session at once.
+// replica MUST send its session at once [HELLO-1].
 type Hello struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Cluster string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -460,8 +460,12 @@ type Hello struct {
 	// key is the control plane's public curve key: what it seals with.
 	Key string `protobuf:"bytes,6,opt,name=key,proto3" json:"key,omitempty"`
 	// mcm names the leading process, for people.
-	Mcm           string `protobuf:"bytes,7,opt,name=mcm,proto3" json:"mcm,omitempty"`
-	Version       string `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
+	Mcm     string `protobuf:"bytes,7,opt,name=mcm,proto3" json:"mcm,omitempty"`
+	Version string `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
+	// scope is the namespace whose machines are served; empty means all. Two
+	// managers of one cluster that serve different ones need different names on
+	// the bus.
+	Scope         string `protobuf:"bytes,9,opt,name=scope,proto3" json:"scope,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -548,6 +552,13 @@ func (x *Hello) GetMcm() string {
 func (x *Hello) GetVersion() string {
 	if x != nil {
 		return x.Version
+	}
+	return ""
+}
+
+func (x *Hello) GetScope() string {
+	if x != nil {
+		return x.Scope
 	}
 	return ""
 }
@@ -985,7 +996,7 @@ const file_machinebus_driver_v1_session_proto_rawDesc = "" +
 	"\asettled\x18\x06 \x01(\bR\asettled\x12.\n" +
 	"\x04code\x18\a \x01(\x0e2\x1a.machinebus.driver.v1.CodeR\x04code\x123\n" +
 	"\aelapsed\x18\b \x01(\v2\x19.google.protobuf.DurationR\aelapsed\x12#\n" +
-	"\rlast_progress\x18\t \x01(\tR\flastProgress\"\xdc\x01\n" +
+	"\rlast_progress\x18\t \x01(\tR\flastProgress\"\xf2\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1f\n" +
 	"\vcluster_uid\x18\x02 \x01(\tR\n" +
@@ -995,7 +1006,8 @@ const file_machinebus_driver_v1_session_proto_rawDesc = "" +
 	"\fprotocol_max\x18\x05 \x01(\rR\vprotocolMax\x12\x10\n" +
 	"\x03key\x18\x06 \x01(\tR\x03key\x12\x10\n" +
 	"\x03mcm\x18\a \x01(\tR\x03mcm\x12\x18\n" +
-	"\aversion\x18\b \x01(\tR\aversion\"\xc5\x01\n" +
+	"\aversion\x18\b \x01(\tR\aversion\x12\x14\n" +
+	"\x05scope\x18\t \x01(\tR\x05scope\"\xc5\x01\n" +
 	"\aChanged\x126\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\".machinebus.driver.v1.Changed.KindR\x04kind\x12C\n" +
 	"\treference\x18\x02 \x01(\v2%.machinebus.driver.v1.ObjectReferenceR\treference\"=\n" +

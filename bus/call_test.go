@@ -281,6 +281,61 @@ func TestCancel(t *testing.T) {
 	}
 }
 
+// What a provider makes of a call that is cut off halfway nobody can tell, so
+// from BeginMutation on it is not cut off.
+func TestCancelComesTooLate(t *testing.T) {
+	t.Parallel()
+	r, g := newRig(t), newGate(t)
+	r.replica(t, func(ctx context.Context, task *bus.Task) *driverv1.Result {
+		if !bus.Mutates(task.Operation) {
+			return created(task)
+		}
+		if err := task.BeginMutation(); err != nil {
+			return &driverv1.Result{Status: bus.StatusOf(err)}
+		}
+
+		return g.handle(ctx, task)
+	})
+	req := create("m")
+	done := call(t.Context(), r.caller, req)
+	bustest.Receive(t, "the handler", g.entered)
+	if err := r.caller.Cancel(provider, req.OperationID); err != nil {
+		t.Fatal(err)
+	}
+	// Once this is answered the replica has had the cancel.
+	if _, err := r.caller.Call(t.Context(), status("m2")); err != nil {
+		t.Error(err)
+	}
+	g.release()
+	wantOK(t, bustest.Receive(t, "the outcome", done))
+}
+
+func TestBeginMutationAfterACancel(t *testing.T) {
+	t.Parallel()
+	r, g := newRig(t), newGate(t)
+	r.replica(t, func(ctx context.Context, task *bus.Task) *driverv1.Result {
+		g.handle(ctx, task)
+
+		return &driverv1.Result{Status: bus.StatusOf(task.BeginMutation())}
+	})
+	req := create("m")
+	done := call(t.Context(), r.caller, req)
+	bustest.Receive(t, "the handler", g.entered)
+	bustest.Eventually(t, "the replica is known to hold it", func() bool {
+		if err := r.caller.Cancel(provider, req.OperationID); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case got := <-done:
+			wantError(t, got.err, bus.OriginDriver, driverv1.Code_CODE_CANCELED)
+
+			return true
+		default:
+			return false
+		}
+	})
+}
+
 func TestCallEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	r, g := newRig(t), newGate(t)

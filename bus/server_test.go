@@ -341,6 +341,39 @@ func TestDrainTimeoutCancels(t *testing.T) {
 	}
 }
 
+// A replica that stops while its provider is at it does not know what comes of
+// it, and must not keep others from trying again.
+func TestDrainTimeoutLeavesTheOutcomeUnknown(t *testing.T) {
+	t.Parallel()
+	r, g := newRig(t), newGate(t)
+	rep := r.replica(t, func(ctx context.Context, task *bus.Task) *driverv1.Result {
+		if err := task.BeginMutation(); err != nil {
+			t.Error(err)
+		}
+
+		return g.handle(ctx, task)
+	}, func(cfg *bus.ServerConfig) { cfg.DrainTimeout = 10 * time.Millisecond })
+	req := create("b")
+	done := call(t.Context(), r.caller, req)
+	bustest.Receive(t, "the handler", g.entered)
+	rep.stop()
+	got := bustest.Receive(t, "the outcome", done)
+	wantError(t, got.err, bus.OriginTimeout, driverv1.Code_CODE_CANCELED)
+	if got.out.Attempts != 1 || !got.out.Result.GetOutcomeUnknown() {
+		t.Errorf("outcome = %+v, want one attempt of unknown outcome", got.out)
+	}
+	next := newGate(t)
+	next.release()
+	r.replica(t, next.handle)
+	req.Recover, req.Attempt = true, got.out.Attempts
+	if out := wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, req))); out.Attempts != 2 {
+		t.Errorf("attempts = %d, want 2", out.Attempts)
+	}
+	if task := bustest.Receive(t, "the next replica", next.entered); !task.Request.GetRecover() {
+		t.Error("the next attempt was not told to look first")
+	}
+}
+
 func TestAnnouncements(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -299,11 +299,11 @@ func ended(err error) bool {
 }
 
 // unknownWait is how long an operation waits whose replica could not say what
-// came of it: from five seconds to three minutes.
+// came of it: from two seconds to about two minutes.
 func unknownWait(attempts uint32) time.Duration {
-	const first, most = 5 * time.Second, 3 * time.Minute
+	const first = 2 * time.Second
 
-	return min(first<<min(attempts-1, 6), most)
+	return first << min(attempts-1, 6)
 }
 
 // pause waits for a sign of room, for as long as given, or for quit; false means

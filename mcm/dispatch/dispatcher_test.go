@@ -292,6 +292,43 @@ func TestCancelWhileRunning(t *testing.T) {
 	}
 }
 
+// A replica that does not know what came of an operation is asked for the same
+// one again, not for another.
+func TestOutcomeUnknown(t *testing.T) {
+	t.Parallel()
+	r, machine := newRig(t), newMachine("m1")
+	requests := make(chan *driverv1.Envelope, 9)
+	r.replica(t, func(_ context.Context, task *bus.Task) *driverv1.Result {
+		requests <- task.Request
+		if task.Request.GetAttempt() == 1 {
+			return &driverv1.Result{
+				Status:         &driverv1.Status{Code: driverv1.Code_CODE_UNAVAILABLE, Message: "connection reset"},
+				OutcomeUnknown: true,
+			}
+		}
+
+		return created(task)
+	})
+	op := operation(dispatch.Create, machine, 0)
+	r.Start(op)
+	if s := r.until(t, machine.UID, dispatch.Waiting); !strings.Contains(s.Reason, "connection reset") {
+		bustest.Eventually(t, "the reason is told", func() bool {
+			s, _ := r.State(machine.UID)
+
+			return strings.Contains(s.Reason, "connection reset")
+		})
+	}
+	if s := r.until(t, machine.UID, dispatch.Done); s.Err != nil || s.Attempt != 2 {
+		t.Errorf("operation ended with %v after %d attempts, want success after 2", s.Err, s.Attempt)
+	}
+	first := bustest.Receive(t, "the first request", requests)
+	second := bustest.Receive(t, "the second request", requests)
+	if first.GetOperationId() != second.GetOperationId() || first.GetRecover() || !second.GetRecover() {
+		t.Errorf("requests were %s (recover %v) and %s (recover %v), want one id and recover with the second",
+			first.GetOperationId(), first.GetRecover(), second.GetOperationId(), second.GetRecover())
+	}
+}
+
 // Who cancels an operation by what an old object says must not hit a newer one.
 func TestCancelOfAnEarlierOperation(t *testing.T) {
 	t.Parallel()

@@ -119,7 +119,7 @@ func TestWhatTheNodeTells(t *testing.T) {
 			}
 
 			r.drainer.Forget(req.UID)
-			req.Node = node
+			req.Node, req.Failed = node, !tc.failed
 			r.succeed(t, req)
 			if again := r.getNode(t); again.ResourceVersion != node.ResourceVersion {
 				t.Error("a second drain has written the node although it is as it should be")

@@ -34,7 +34,8 @@ func (r *run) prepareNode(ctx context.Context) error {
 }
 
 // markTerminating sets the Node's condition Terminating, unless an earlier drain
-// did, and returns the Node.
+// did: that one knew the machine's phase before it became Terminating. It returns
+// the Node.
 func (r *run) markTerminating(ctx context.Context) (*corev1.Node, error) {
 	want := corev1.NodeCondition{
 		Type: v1alpha1.NodeTerminating, Status: corev1.ConditionTrue,
@@ -44,7 +45,7 @@ func (r *run) markTerminating(ctx context.Context) (*corev1.Node, error) {
 		want.Reason, want.Message = v1alpha1.ReasonUnhealthy, v1alpha1.MessageUnhealthy
 	}
 	for _, has := range r.req.Node.Status.Conditions {
-		if has.Type == want.Type && has.Status == want.Status && has.Reason == want.Reason {
+		if has.Type == want.Type && has.Status == want.Status {
 			return r.readNode(ctx)
 		}
 	}

@@ -18,7 +18,7 @@ type Request struct {
 	// Node is the machine's Node, as a cache has it: not nil, and never changed.
 	Node *corev1.Node
 	// Failed says that the machine goes because it was unhealthy, which the Node's
-	// condition Terminating tells.
+	// condition Terminating tells. If it tells anything already, that stands.
 	Failed bool
 	// Timeout is how long the drain may take.
 	Timeout time.Duration

@@ -1,0 +1,56 @@
+package bootstrap
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// A token is <id>.<secret>. Both are of lower-case letters and digits, of these
+// lengths.
+const (
+	idLength     = 6
+	secretLength = 16
+)
+
+// candidates is how many ids a machine may try. There are two billion ids: when
+// all candidates are taken, somebody has taken them on purpose.
+const candidates = 3
+
+// tokenID returns the n-th candidate for the id of a machine's token.
+func tokenID(uid types.UID, n int) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d", uid, n))
+	text := strconv.FormatUint(binary.BigEndian.Uint64(sum[:]), 36)
+
+	return strings.Repeat("0", max(0, idLength-len(text))) + text[max(0, len(text)-idLength):]
+}
+
+// newSecret returns the secret half of a token: 80 random bits.
+func newSecret() string { return strings.ToLower(rand.Text()[:secretLength]) }
+
+var (
+	secretPattern = regexp.MustCompile(`^[a-z0-9]{16}$`)
+	groupPattern  = regexp.MustCompile(`^system:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]$`)
+)
+
+// ValidateGroups refuses a list of groups, separated by commas, with which the
+// API server would refuse every token. An empty list is fine.
+func ValidateGroups(groups string) error {
+	if groups == "" {
+		return nil
+	}
+	for group := range strings.SplitSeq(groups, ",") {
+		if !groupPattern.MatchString(group) {
+			return fmt.Errorf("group %q of bootstrap tokens must be system:bootstrappers: "+
+				"and then lower-case letters, digits, colons and dashes, the last no dash or colon", group)
+		}
+	}
+
+	return nil
+}

@@ -1,0 +1,99 @@
+package drain
+
+import (
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// A Policy makes drain requests of machines that are being deleted. Timeout and
+// MaxEvictRetries hold for machines that do not say otherwise.
+type Policy struct {
+	Timeout         time.Duration
+	MaxEvictRetries int
+}
+
+// DefaultPolicy is that of the machine controller manager.
+func DefaultPolicy() Policy { return Policy{Timeout: 2 * time.Hour, MaxEvictRetries: 360} }
+
+const (
+	// forcedTimeout is enough for a few requests for each pod.
+	forcedTimeout = time.Minute
+	// unhealthyLimit is how long a Node may be unhealthy before its pods are not
+	// expected to end in order.
+	unhealthyLimit = 5 * time.Minute
+	// evictPeriod is what a machine's retries are thought to take each.
+	evictPeriod = 20 * time.Second
+)
+
+const conditionReadonlyFilesystem corev1.NodeConditionType = "ReadonlyFilesystem"
+
+// Request returns how the Node of a machine with a deletion timestamp is to be
+// drained at this moment, and after how long to ask again although nothing else
+// has changed; 0 means never. Node must not be nil. Failed tells whether the machine goes because it was
+// unhealthy.
+//
+// A drain is forced when the machine's label asks for it, when the machine's time
+// to drain is over, and when the Node has been unhealthy for five minutes.
+func (p Policy) Request(
+	machine *v1alpha1.Machine, node *corev1.Node, failed bool, now time.Time,
+) (req Request, again time.Duration) {
+	limit := p.Timeout
+	if own := machine.Spec.MachineDrainTimeout; own != nil {
+		limit = own.Duration
+	}
+	retries := p.MaxEvictRetries
+	if own := machine.Spec.MaxEvictRetries; own != nil {
+		retries = int(*own)
+	}
+	req = Request{
+		UID: machine.UID, Machine: types.NamespacedName{Namespace: machine.Namespace, Name: machine.Name},
+		Deployment: machine.Labels[v1alpha1.LabelKeyMachineDeployment], Node: node, Failed: failed,
+		MaxEvictRetries: min(retries, int(limit/evictPeriod)),
+	}
+	left := limit
+	if t := machine.DeletionTimestamp; t != nil {
+		left = t.Add(limit).Sub(now)
+	}
+	if Forced(machine) || left <= 0 {
+		req.Force, req.Timeout, req.MaxEvictRetries = true, forcedTimeout, 1
+
+		return req, 0
+	}
+	req.Timeout = left
+	since, ill := unhealthySince(node)
+	if !ill {
+		return req, left
+	}
+	if patience := since.Add(unhealthyLimit).Sub(now); patience > 0 {
+		return req, min(left, patience)
+	}
+	req.Force = true
+
+	return req, 0
+}
+
+// Forced tells whether a machine is to be deleted by force: without regard to
+// what its Node runs.
+func Forced(machine *v1alpha1.Machine) bool {
+	force, err := strconv.ParseBool(machine.Labels[v1alpha1.LabelKeyForceDeletion])
+
+	return err == nil && force
+}
+
+// unhealthySince returns since when the Node has not been ready or able to write.
+func unhealthySince(node *corev1.Node) (since time.Time, ill bool) {
+	for _, c := range node.Status.Conditions {
+		bad := c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue ||
+			c.Type == conditionReadonlyFilesystem && c.Status != corev1.ConditionFalse
+		if bad && (!ill || c.LastTransitionTime.Time.Before(since)) {
+			since, ill = c.LastTransitionTime.Time, true
+		}
+	}
+
+	return since, ill
+}

@@ -1,0 +1,124 @@
+package machineclass
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/record"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// indexSecretsOfClass finds the classes that refer to a secret.
+const indexSecretsOfClass = "machineclass.secrets"
+
+// A SecretReconciler keeps Secrets while MachineClasses refer to them.
+type SecretReconciler struct {
+	keeper
+
+	namespace string
+}
+
+// NewSecretReconciler returns a SecretReconciler that reads from c, a manager's
+// client. Namespace is the one that the manager serves, empty for all of them:
+// secrets elsewhere cannot be read.
+func NewSecretReconciler(c client.Client, events record.EventRecorder, namespace string) *SecretReconciler {
+	return &SecretReconciler{namespace: namespace, keeper: keeper{
+		client: c, events: events, finalizer: v1alpha1.FinalizerNameSecret,
+		kind: "secret", user: "machine class", users: "machine classes",
+	}}
+}
+
+// SetupWithManager adds the controller to a manager.
+func (r *SecretReconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
+	err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.MachineClass{}, indexSecretsOfClass, func(o client.Object) []string {
+		var keys []string
+		for _, key := range secretsOf(o) {
+			keys = append(keys, key.String())
+		}
+
+		return keys
+	})
+	if err != nil {
+		return fmt.Errorf("index classes by secret: %w", err)
+	}
+
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("machineclass-secret").
+		For(&corev1.Secret{}, builder.WithPredicates(metadataChanged())).
+		// On an update, this maps the secrets before and those after.
+		Watches(&v1alpha1.MachineClass{}, handler.EnqueueRequestsFromMapFunc(r.requests), builder.WithPredicates(secretsChanged())).
+		Complete(r)
+}
+
+// Reconcile looks at one secret.
+func (r *SecretReconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	secret := &corev1.Secret{}
+	if err := r.client.Get(ctx, req.NamespacedName, secret); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	classes := &v1alpha1.MachineClassList{}
+	err := r.client.List(ctx, classes, client.MatchingFields{indexSecretsOfClass: req.String()}, client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("list classes of secret %s: %w", req.NamespacedName, err)
+	}
+	names := make([]string, 0, len(classes.Items))
+	for i := range classes.Items {
+		names = append(names, client.ObjectKeyFromObject(&classes.Items[i]).String())
+	}
+
+	return reconcile.Result{}, r.keep(ctx, secret, names)
+}
+
+// secretsOf returns the secrets that a class refers to, each once. A reference
+// without a namespace means the class's own.
+func secretsOf(o client.Object) []client.ObjectKey {
+	class, ok := o.(*v1alpha1.MachineClass)
+	if !ok {
+		return nil
+	}
+	var keys []client.ObjectKey
+	for _, ref := range []*corev1.SecretReference{class.SecretRef, class.CredentialsSecretRef} {
+		if ref == nil || ref.Name == "" {
+			continue
+		}
+		key := client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}
+		if key.Namespace == "" {
+			key.Namespace = class.Namespace
+		}
+		if len(keys) == 0 || keys[0] != key {
+			keys = append(keys, key)
+		}
+	}
+
+	return keys
+}
+
+func (r *SecretReconciler) requests(_ context.Context, o client.Object) []reconcile.Request {
+	var requests []reconcile.Request
+	for _, key := range secretsOf(o) {
+		if r.namespace == "" || r.namespace == key.Namespace {
+			requests = append(requests, reconcile.Request{NamespacedName: key})
+		}
+	}
+
+	return requests
+}
+
+// secretsChanged drops updates of classes that keep their secrets.
+func secretsChanged() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := secretsOf(e.ObjectOld), secretsOf(e.ObjectNew)
+
+		return !slices.Equal(before, after)
+	}}
+}

@@ -17,6 +17,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/machine"
 )
 
@@ -28,6 +29,7 @@ type options struct {
 	allNamespaces                       bool
 	clusterName                         string
 	keySecret                           string
+	tokenGroups                         string
 
 	address    string
 	port       int
@@ -104,6 +106,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.clusterName, "cluster-name", "default", "name of this control plane on the bus; several on one bus need different ones")
 	fs.StringVar(&o.keySecret, "key-secret", "machinebus-control-plane-key",
 		"Secret in --namespace with the key that seals what drivers fetch; made when there is none")
+	fs.StringVar(&o.tokenGroups, "bootstrap-token-auth-extra-groups", "",
+		"groups, separated by commas, that bootstrap tokens give besides system:bootstrappers")
 	fs.StringVar(&o.settings.DefaultProvider, "default-provider", "", "driver for classes that name no provider")
 
 	fs.StringVar(&o.address, "address", "0.0.0.0", "address for /metrics, /healthz and /readyz")
@@ -178,11 +182,23 @@ func (o *options) validate() error {
 	if o.targetKubeconfig == noTarget && o.controlKubeconfig == "" {
 		errs = append(errs, errors.New("--target-kubeconfig=none needs a --control-kubeconfig"))
 	}
+	if err := bootstrap.ValidateGroups(o.tokenGroups); err != nil {
+		errs = append(errs, fmt.Errorf("--bootstrap-token-auth-extra-groups: %w", err))
+	}
 	if err := bus.ValidToken("--cluster-name", o.clusterName); err != nil {
 		errs = append(errs, err)
 	}
 
 	return errors.Join(errs...)
+}
+
+// scope is the namespace whose machines are served; empty means all.
+func (o *options) scope() string {
+	if o.allNamespaces {
+		return ""
+	}
+
+	return o.namespace
 }
 
 func (o *options) listenAddress() string { return net.JoinHostPort(o.address, strconv.Itoa(o.port)) }

@@ -14,14 +14,17 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/fetch"
 	"github.com/machinebus/machinebus/mcm/machine"
+	"github.com/machinebus/machinebus/mcm/machineclass"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -47,16 +50,15 @@ func run(ctx context.Context, o *options) error {
 	defer closeBus()
 
 	m := &mcm{options: o, manager: mgr, conn: conn, log: slog.New(logr.ToSlogHandler(klog.Background().WithName("bus")))}
+	if err := m.addTarget(target); err != nil {
+		return err
+	}
 	if err := m.setUp(ctx, client.Options{Scheme: scheme}); err != nil {
 		return err
 	}
 	defer m.caller.Close()
-	nodes, err := m.addTarget(target)
-	if err != nil {
+	if err := m.addControllers(ctx); err != nil {
 		return err
-	}
-	if err := m.reconciler.SetupWithManager(ctx, mgr, nodes, m.dispatcher, o.workers); err != nil {
-		return fmt.Errorf("set up the machine controller: %w", err)
 	}
 	klog.Background().Info("starting", "version", version(), "cluster", o.clusterName, "bus", conn.URL())
 	err = mgr.Start(ctx)
@@ -81,6 +83,8 @@ type mcm struct {
 	announcer  *bus.Announcer
 	dispatcher *dispatch.Dispatcher
 	reconciler *machine.Reconciler
+	target     cluster.Cluster   // nil when there is none
+	tokens     *bootstrap.Tokens // nil when there is none
 }
 
 // setUp makes the parts between the bus and the control cluster.
@@ -114,14 +118,14 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 		// The newer events API keeps only the first text of a reason for minutes.
 		Events: m.manager.GetEventRecorderFor("mcm"), //nolint:staticcheck // see above
 	}
-	namesake := dispatch.NewNamesake(string(uid))
+	namesake := dispatch.NewNamesake(string(uid), m.options.scope())
 	if _, err := bus.WatchHello(m.conn, m.options.clusterName, namesake.OnHello); err != nil {
 		return err
 	}
 
 	return errors.Join(
 		m.manager.Add(&dispatch.Hello{Greeter: m.announcer, Message: &driverv1.Hello{
-			ClusterUid: string(uid), Key: key.Public(), Mcm: identity(), Version: version(),
+			ClusterUid: string(uid), Key: key.Public(), Mcm: identity(), Version: version(), Scope: m.options.scope(),
 		}}),
 		m.manager.Add(m.fetches(key)),
 		m.addChecks(namesake),
@@ -129,23 +133,53 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 }
 
 // addTarget adds the cluster that nodes join, if there is one.
-func (m *mcm) addTarget(target *rest.Config) (cache.Cache, error) {
+func (m *mcm) addTarget(target *rest.Config) error {
 	if target == nil {
-		return nil, nil //nolint:nilnil // no target cluster is a way to run
+		return nil
 	}
-	cluster, err := newTarget(m.manager, target, m.manager.GetScheme())
+	var err error
+	if m.target, err = newTarget(m.manager, target, m.manager.GetScheme()); err != nil {
+		return err
+	}
+	// Not the cached client: it would want to hold every Secret of the cluster.
+	direct, err := client.New(target, client.Options{Scheme: m.manager.GetScheme()})
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("connect to the target cluster at %s: %w", target.Host, err)
 	}
-	m.reconciler.Target = cluster.GetClient()
+	m.tokens = &bootstrap.Tokens{Target: direct, ExtraGroups: m.options.tokenGroups}
 
-	return cluster.GetCache(), nil
+	return nil
+}
+
+// addControllers adds the controllers of machines, classes and their secrets.
+func (m *mcm) addControllers(ctx context.Context) error {
+	var nodes cache.Cache
+	if m.target != nil {
+		nodes = m.target.GetCache()
+		m.reconciler.Target, m.reconciler.Tokens = m.target.GetClient(), m.tokens
+	}
+	c, events := m.manager.GetClient(), m.reconciler.Events
+	if err := m.reconciler.SetupWithManager(ctx, m.manager, nodes, m.dispatcher, m.options.workers); err != nil {
+		return fmt.Errorf("set up the machine controller: %w", err)
+	}
+	if err := machineclass.NewClassReconciler(c, events).SetupWithManager(ctx, m.manager); err != nil {
+		return fmt.Errorf("set up the class controller: %w", err)
+	}
+	if err := machineclass.NewSecretReconciler(c, events, m.options.scope()).SetupWithManager(ctx, m.manager); err != nil {
+		return fmt.Errorf("set up the secret controller: %w", err)
+	}
+
+	return nil
 }
 
 // fetches serves drivers, on every replica and not only the leading one.
 func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	handler := &fetch.Handler{
-		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher, DefaultProvider: m.options.settings.DefaultProvider,
+		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher,
+		DefaultProvider: m.options.settings.DefaultProvider, CreationTimeout: m.options.settings.CreationTimeout,
+	}
+	if m.tokens != nil {
+		handler.Tokens = m.tokens
 	}
 
 	return everywhere(func(ctx context.Context) error {

@@ -47,9 +47,11 @@ func (h *Hello) Start(ctx context.Context) error {
 func (h *Hello) NeedLeaderElection() bool { return true }
 
 // A Namesake watches for another control plane that uses this one's name on the
-// bus: drivers could not tell their machines apart.
+// bus: drivers could not tell their machines apart. Managers that serve
+// different namespaces of one cluster are such too: they would answer each other's
+// fetches.
 type Namesake struct {
-	own string
+	uid, scope string
 
 	mu    sync.Mutex
 	other string
@@ -57,12 +59,12 @@ type Namesake struct {
 }
 
 // NewNamesake returns a Namesake for the control plane whose kube-system
-// namespace has this uid.
-func NewNamesake(clusterUID string) *Namesake { return &Namesake{own: clusterUID} }
+// namespace has this uid and whose managers serve this namespace, or all with "".
+func NewNamesake(clusterUID, scope string) *Namesake { return &Namesake{uid: clusterUID, scope: scope} }
 
 // OnHello takes what any manager of this name says.
 func (n *Namesake) OnHello(h *driverv1.Hello) {
-	if h.GetClusterUid() == n.own {
+	if h.GetClusterUid() == n.uid && h.GetScope() == n.scope {
 		return
 	}
 	n.mu.Lock()
@@ -75,7 +77,7 @@ func (n *Namesake) Check(_ *http.Request) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.other != "" && time.Since(n.seen) < 3*helloEvery {
-		return fmt.Errorf("manager %s of another control cluster uses the same name on this bus: "+
+		return fmt.Errorf("manager %s serves another cluster or namespace under the same name on this bus: "+
 			"give each its own --cluster-name", n.other)
 	}
 

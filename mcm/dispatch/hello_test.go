@@ -17,7 +17,7 @@ func TestNamesake(t *testing.T) {
 	t.Parallel()
 	srv := bustest.Server(t, embedded.Options{})
 	conn := bustest.Connect(t, bus.Config{URLs: []string{srv.URL()}, Name: "mcm"})
-	namesake := dispatch.NewNamesake("uid-1")
+	namesake := dispatch.NewNamesake("uid-1", "")
 	heard := make(chan string, 10)
 	stop, err := bus.WatchHello(conn, cluster, func(h *driverv1.Hello) {
 		namesake.OnHello(h)

@@ -29,6 +29,7 @@ import (
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/fetch"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -338,6 +339,45 @@ func TestBootstrapAtAnotherManager(t *testing.T) {
 		if dispatch.CodeOf(err) != c.code {
 			t.Errorf("%s: error is %v, want %v: %s", name, err, c.code, c.reason)
 		}
+	}
+}
+
+// What boots from user data must be let into the cluster as its node.
+func TestBootstrapToken(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	m := &v1alpha1.Machine{
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "m1"},
+		Spec:       v1alpha1.MachineSpec{Class: v1alpha1.ClassSpec{Kind: "MachineClass", Name: "small"}},
+	}
+	if err := r.Create(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	id := dispatch.OperationID(m.UID, dispatch.Create, 0)
+	h := &fetch.Handler{
+		Reader: r.Client, Operations: flying{provider: "virtual", id: id, uid: m.UID},
+		Tokens: &bootstrap.Tokens{Target: r.Client}, CreationTimeout: time.Hour,
+	}
+	ask := func(uid types.UID) (map[string]string, error) {
+		h.Operations = flying{provider: "virtual", id: id, uid: uid}
+		content, err := h.Bootstrap(t.Context(), "virtual", &driverv1.FetchBootstrapRequest{
+			OperationId: id, Namespace: r.namespace, Machine: "m1", MachineUid: string(uid),
+		})
+
+		return content.GetValues(), err
+	}
+	first, err := ask(m.UID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(first[bootstrap.Placeholder]) != len("abcdef.0123456789abcdef") || first[fetch.PlaceholderMachineName] != "m1" {
+		t.Errorf("values are %d long for %v", len(first[bootstrap.Placeholder]), first[fetch.PlaceholderMachineName])
+	}
+	if again, err := ask(m.UID); err != nil || !cmp.Equal(first, again) {
+		t.Errorf("asked again, the values differ (%v): a create that is tried again would boot from others", err)
+	}
+	if _, err := ask("earlier"); dispatch.CodeOf(err) != dispatch.NotFound {
+		t.Errorf("an earlier machine of that name got %v, want NotFound", err)
 	}
 }
 

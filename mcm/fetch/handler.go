@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -12,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/machine"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -35,6 +37,16 @@ type Handler struct {
 	Machines client.Reader
 	// DefaultProvider is the driver for classes that name none; may be empty.
 	DefaultProvider string
+	// Tokens makes the tokens with which nodes join; nil without a target cluster.
+	Tokens TokenIssuer
+	// CreationTimeout is how long a machine may take to join that does not say so
+	// itself: its token is valid for as long.
+	CreationTimeout time.Duration
+}
+
+// A TokenIssuer makes bootstrap tokens; bootstrap.Tokens is one.
+type TokenIssuer interface {
+	Ensure(ctx context.Context, m *v1alpha1.Machine, validFor time.Duration) (token string, err error)
 }
 
 // Class returns a class of the asking driver's provider.
@@ -89,7 +101,24 @@ func (h *Handler) Bootstrap(
 			req.GetOperationId(), provider)
 	}
 
-	return &driverv1.BootstrapContent{Values: map[string]string{PlaceholderMachineName: req.GetMachine()}}, nil
+	values := map[string]string{PlaceholderMachineName: req.GetMachine()}
+	if h.Tokens == nil {
+		return &driverv1.BootstrapContent{Values: values}, nil
+	}
+	m := &v1alpha1.Machine{}
+	if err := h.Reader.Get(ctx, client.ObjectKey{Namespace: req.GetNamespace(), Name: req.GetMachine()}, m); err != nil {
+		return nil, fmt.Errorf("read machine: %w", err)
+	}
+	if string(m.UID) != req.GetMachineUid() {
+		return nil, dispatch.Errorf(dispatch.NotFound, "machine %s/%s has another uid by now", m.Namespace, m.Name)
+	}
+	token, err := h.Tokens.Ensure(ctx, m, machine.CreationTimeout(m, h.CreationTimeout))
+	if err != nil {
+		return nil, err
+	}
+	values[bootstrap.Placeholder] = token
+
+	return &driverv1.BootstrapContent{Values: values}, nil
 }
 
 // elsewhere tells whether another manager, the leading one, has the operation

@@ -33,6 +33,12 @@ func (p *pass) followNode(ctx context.Context) (next, error) {
 		return wait, err
 	}
 	healthy, text := p.nodeHealth()
+	if healthy && p.machine.Status.CurrentStatus.Phase == v1alpha1.MachinePending && p.Tokens != nil {
+		// Joined, with or without its critical components: nobody needs it now.
+		if err := p.Tokens.Delete(ctx, p.machine); err != nil {
+			return wait, err
+		}
+	}
 	p.copyConditions()
 	var n next
 	switch phase := p.machine.Status.CurrentStatus.Phase; {

@@ -29,14 +29,21 @@ type Dispatcher interface {
 	Forget(uid types.UID)
 }
 
+// Tokens is the part of bootstrap.Tokens that the steps use.
+type Tokens interface {
+	Delete(ctx context.Context, m *v1alpha1.Machine) error
+}
+
 // A Reconciler runs the steps. Its fields are set once and only read.
 type Reconciler struct {
 	// Control holds the Machines; Target the Nodes, nil when there is no target
 	// cluster.
 	Control, Target client.Client
 	Dispatcher      Dispatcher
-	Events          record.EventRecorder
-	Settings        Settings
+	// Tokens are those with which nodes join; nil when there are none.
+	Tokens   Tokens
+	Events   record.EventRecorder
+	Settings Settings
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 }
@@ -241,18 +248,23 @@ func (p *pass) wrote() {
 	p.notes = nil
 }
 
-// creationTimeout is how long the machine may take to join.
-func (p *pass) creationTimeout() time.Duration {
-	if text, ok := p.machine.Annotations[v1alpha1.AnnotationKeyEffectiveCreationTimeout]; ok {
+// CreationTimeout is how long a machine may take to join: what it says itself,
+// or else otherwise.
+func CreationTimeout(m *v1alpha1.Machine, otherwise time.Duration) time.Duration {
+	if text, ok := m.Annotations[v1alpha1.AnnotationKeyEffectiveCreationTimeout]; ok {
 		if d, err := time.ParseDuration(text); err == nil && d > 0 {
 			return d
 		}
 	}
-	if d := p.machine.Spec.MachineCreationTimeout; d != nil {
+	if d := m.Spec.MachineCreationTimeout; d != nil {
 		return d.Duration
 	}
 
-	return p.Settings.CreationTimeout
+	return otherwise
+}
+
+func (p *pass) creationTimeout() time.Duration {
+	return CreationTimeout(p.machine, p.Settings.CreationTimeout)
 }
 
 func (p *pass) age() time.Duration { return p.now.Sub(p.machine.CreationTimestamp.Time) }

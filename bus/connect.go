@@ -59,8 +59,9 @@ type Config struct {
 // ever and buffers nothing while it is down, so that nothing old is sent later.
 // It is safe for concurrent use.
 type Conn struct {
-	nc  *nats.Conn
-	log *slog.Logger
+	nc        *nats.Conn
+	log       *slog.Logger
+	inProcess bool
 
 	mu      sync.Mutex
 	onUp    []func()
@@ -72,7 +73,7 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	c := &Conn{log: cfg.Logger}
+	c := &Conn{log: cfg.Logger, inProcess: cfg.InProcess != nil}
 	opts, err := cfg.options(c)
 	if err != nil {
 		return nil, err
@@ -261,8 +262,18 @@ func (c *Conn) OnUp(f func()) {
 // Up tells whether the connection stands at this moment.
 func (c *Conn) Up() bool { return c.nc.IsConnected() }
 
-// URL returns the server the connection stands to, for people.
-func (c *Conn) URL() string { return c.nc.ConnectedUrlRedacted() }
+// URL returns the server the connection stands to, for people; "in process" for
+// one without a socket.
+func (c *Conn) URL() string { return c.where(c.nc) }
+
+// where is URL for handlers that run before the connection is stored.
+func (c *Conn) where(nc *nats.Conn) string {
+	if c.inProcess {
+		return "in process" // the client would name NATS's default URL
+	}
+
+	return nc.ConnectedUrlRedacted()
+}
 
 // Flush waits until the server has taken everything sent so far, subscriptions
 // included.
@@ -284,7 +295,7 @@ func (c *Conn) Close() {
 }
 
 func (c *Conn) up(nc *nats.Conn, text string) {
-	c.log.Info(text, "url", nc.ConnectedUrlRedacted())
+	c.log.Info(text, "url", c.where(nc))
 	c.mu.Lock()
 	hooks := append([]func(){}, c.onUp...)
 	c.lastLog = time.Time{}

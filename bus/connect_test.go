@@ -62,8 +62,15 @@ func TestConnectAllowsInsecureWhenTold(t *testing.T) {
 		"told":       {URLs: []string{srv.URL()}, AllowInsecure: true},
 		"in process": {InProcess: srv},
 	} {
-		if conn := bustest.Connect(t, cfg); !conn.Up() {
+		conn := bustest.Connect(t, cfg)
+		if !conn.Up() {
 			t.Errorf("%s: not connected", name)
+		}
+		if want := srv.URL(); name == "told" && conn.URL() != want {
+			t.Errorf("%s: URL = %q, want %q", name, conn.URL(), want)
+		}
+		if name == "in process" && conn.URL() != "in process" {
+			t.Errorf("%s: URL = %q, but no address was connected to", name, conn.URL())
 		}
 	}
 }

@@ -102,17 +102,38 @@ func (s *Server) info() micro.Info {
 		ServiceIdentity: s.identity(), Type: micro.InfoResponseType,
 		Description: fmt.Sprintf("machinebus driver of provider %s", s.cfg.Provider),
 	}
-	for _, op := range s.cfg.Capabilities {
+	for _, e := range s.endpoints() {
 		info.Endpoints = append(info.Endpoints, micro.EndpointInfo{
-			Name: Verb(op), Subject: s.endpointSubject(op), QueueGroup: driverQueue,
+			Name: s.endpointName(e), Subject: s.endpointSubject(e), QueueGroup: driverQueue,
 		})
 	}
 
 	return info
 }
 
-func (s *Server) endpointSubject(op driverv1.Operation) string {
-	return wildcard("*", TreeDriver, s.cfg.Provider, Verb(op), "*", "*")
+// endpoints are the operations of each cluster: an endpoint has one subject.
+func (s *Server) endpoints() []endpoint {
+	list := make([]endpoint, 0, len(s.cfg.Clusters)*len(s.cfg.Capabilities))
+	for _, cluster := range s.cfg.Clusters {
+		for _, op := range s.cfg.Capabilities {
+			list = append(list, endpoint{cluster, op})
+		}
+	}
+
+	return list
+}
+
+// endpointName is the operation's, with its cluster where there are several.
+func (s *Server) endpointName(e endpoint) string {
+	if len(s.cfg.Clusters) == 1 {
+		return Verb(e.op)
+	}
+
+	return Verb(e.op) + "-" + e.cluster
+}
+
+func (s *Server) endpointSubject(e endpoint) string {
+	return wildcard(e.cluster, TreeDriver, s.cfg.Provider, Verb(e.op), "*", "*")
 }
 
 func (s *Server) serviceStats() micro.Stats {
@@ -120,9 +141,9 @@ func (s *Server) serviceStats() micro.Stats {
 	s.mu.Lock()
 	running, reads, kept := s.running, len(s.reads), len(s.held)-s.running
 	s.mu.Unlock()
-	for _, op := range s.cfg.Capabilities {
-		e := s.stats.endpoint(op)
-		e.Name, e.Subject, e.QueueGroup = Verb(op), s.endpointSubject(op), driverQueue
+	for _, end := range s.endpoints() {
+		e := s.stats.figures(end)
+		e.Name, e.Subject, e.QueueGroup = s.endpointName(end), s.endpointSubject(end), driverQueue
 		extra, err := json.Marshal(map[string]uint64{
 			"running": uint64(max(running, 0)), "reading": uint64(reads), "unacknowledged": uint64(max(kept, 0)),
 			"busy": s.stats.busy.Load(), "dropped": s.stats.dropped.Load(),
@@ -136,33 +157,34 @@ func (s *Server) serviceStats() micro.Stats {
 	return stats
 }
 
+// An endpoint is one operation of one cluster.
+type endpoint struct {
+	cluster string
+	op      driverv1.Operation
+}
+
 // serviceStats counts what a replica did since it started.
 type serviceStats struct {
 	busy, dropped atomic.Uint64
 
 	mu  sync.Mutex
-	ops map[driverv1.Operation]*micro.EndpointStats
+	ops map[endpoint]*micro.EndpointStats
 }
 
-func newServiceStats(ops []driverv1.Operation) *serviceStats {
-	st := &serviceStats{ops: make(map[driverv1.Operation]*micro.EndpointStats, len(ops))}
-	for _, op := range ops {
-		st.ops[op] = &micro.EndpointStats{}
+func newServiceStats(endpoints []endpoint) *serviceStats {
+	st := &serviceStats{ops: make(map[endpoint]*micro.EndpointStats, len(endpoints))}
+	for _, e := range endpoints {
+		st.ops[e] = &micro.EndpointStats{}
 	}
 
 	return st
 }
 
-func (st *serviceStats) knows(op driverv1.Operation) bool {
-	_, ok := st.ops[op] // the map's keys never change
-	return ok
-}
-
 // settled counts an operation that ran.
-func (st *serviceStats) settled(op driverv1.Operation, status *driverv1.Status, took time.Duration) {
+func (st *serviceStats) settled(end endpoint, status *driverv1.Status, took time.Duration) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	e := st.ops[op]
+	e := st.ops[end]
 	e.NumRequests++
 	e.ProcessingTime += took
 	e.AverageProcessingTime = e.ProcessingTime / time.Duration(e.NumRequests)
@@ -173,19 +195,19 @@ func (st *serviceStats) settled(op driverv1.Operation, status *driverv1.Status, 
 }
 
 // refused counts an operation that was answered with an error without running.
-func (st *serviceStats) refused(op driverv1.Operation) {
+func (st *serviceStats) refused(end endpoint) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if e, ok := st.ops[op]; ok {
+	if e, ok := st.ops[end]; ok {
 		e.NumRequests++
 		e.NumErrors++
 	}
 }
 
-func (st *serviceStats) endpoint(op driverv1.Operation) *micro.EndpointStats {
+func (st *serviceStats) figures(end endpoint) *micro.EndpointStats {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	e := *st.ops[op]
+	e := *st.ops[end]
 
 	return &e
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/machinebus/machinebus/bus"
@@ -55,7 +56,8 @@ func TestDiscovery(t *testing.T) {
 	var info micro.Info
 	ask("$SRV.INFO."+name, &info)
 	if info.Version != "1.2.3" || info.Metadata["create_identity"] != "token" || info.Metadata["slots"] != "4" ||
-		info.Metadata["provider"] != provider || info.Metadata["draining"] != "false" || len(info.Endpoints) != 8 {
+		info.Metadata["provider"] != provider || info.Metadata["draining"] != "false" || len(info.Endpoints) != 8 ||
+		info.Endpoints[0].Subject != "mcm.v1.default.driver.virtual."+info.Endpoints[0].Name+".*.*" {
 		t.Errorf("info = %+v", info)
 	}
 	var stats micro.Stats
@@ -73,6 +75,39 @@ func TestDiscovery(t *testing.T) {
 	var data map[string]uint64
 	if err := json.Unmarshal(figures["create"].Data, &data); err != nil || data["unacknowledged"] != 3 {
 		t.Errorf("data = %v, %v; want 3 results that nobody acknowledged", data, err)
+	}
+}
+
+// A replica of several clusters has an endpoint for each, with its own figures.
+func TestDiscoveryOfSeveralClusters(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.replica(t, func(_ context.Context, task *bus.Task) *driverv1.Result { return created(task) },
+		func(cfg *bus.ServerConfig) {
+			cfg.Clusters = []string{cluster, "other"}
+			cfg.Capabilities = []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_STATUS}
+		})
+	wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m"))))
+	m, err := bustest.Raw(t, r.srv.URL()).Request("$SRV.STATS."+bus.ServiceName(provider), nil, 10*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stats micro.Stats
+	if err := json.Unmarshal(m.Data, &stats); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]int{}
+	for _, e := range stats.Endpoints {
+		got[e.Name+" "+e.Subject] = e.NumRequests
+	}
+	want := map[string]int{
+		"create-default mcm.v1.default.driver.virtual.create.*.*": 1,
+		"status-default mcm.v1.default.driver.virtual.status.*.*": 0,
+		"create-other mcm.v1.other.driver.virtual.create.*.*":     0,
+		"status-other mcm.v1.other.driver.virtual.status.*.*":     0,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("requests by endpoint (-want +got):\n%s", diff)
 	}
 }
 

@@ -3,6 +3,7 @@ package bus
 import (
 	"errors"
 	"fmt"
+	"mime"
 
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -40,7 +41,7 @@ func Decode(payload []byte, contentType string) (*driverv1.Envelope, error) {
 		return nil, errEmpty
 	}
 	env := &driverv1.Envelope{}
-	if contentType == contentTypeJSON {
+	if isJSON(contentType) {
 		if err := lenientJSON.Unmarshal(payload, env); err != nil {
 			return nil, fmt.Errorf("decode JSON envelope: %w", err)
 		}
@@ -58,7 +59,7 @@ func Decode(payload []byte, contentType string) (*driverv1.Envelope, error) {
 func Encode(env *driverv1.Envelope, contentType string) ([]byte, error) {
 	var payload []byte
 	var err error
-	if contentType == contentTypeJSON {
+	if isJSON(contentType) {
 		payload, err = protojson.Marshal(env)
 	} else {
 		payload, err = proto.Marshal(env)
@@ -77,12 +78,29 @@ func decodeMsg(m *nats.Msg) (*driverv1.Envelope, error) {
 	return Decode(m.Data, contentTypeOf(m))
 }
 
+// contentTypeOf returns one spelling for JSON, which callers compare with.
 func contentTypeOf(m *nats.Msg) string {
 	if m.Header == nil {
 		return ""
 	}
 
-	return m.Header.Get(headerContentType)
+	contentType := m.Header.Get(headerContentType)
+	if isJSON(contentType) {
+		return contentTypeJSON
+	}
+
+	return contentType
+}
+
+// isJSON tells whether a content type is JSON, whatever its parameters: JSON is
+// always UTF-8.
+func isJSON(contentType string) bool {
+	if contentType == "" || contentType == contentTypeJSON {
+		return contentType != "" // almost every message: no need to parse
+	}
+	mediaType, _, _ := mime.ParseMediaType(contentType) // empty unless the type itself is sound
+
+	return mediaType == contentTypeJSON
 }
 
 func isNoResponders(m *nats.Msg) bool {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"mime"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -34,6 +35,33 @@ func TestDecodeIgnoresUnknownFields(t *testing.T) {
 	}
 }
 
+func TestDecodeJSON(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		reason, contentType string
+		json                bool
+	}{
+		"plain":         {"as the contract has it", "application/json", true},
+		"charset":       {"many clients add it", "application/json; charset=utf-8", true},
+		"upper case":    {"media types have no case", "Application/JSON", true},
+		"bad charset":   {"a parameter changes nothing", "application/json; charset", true},
+		"none":          {"protobuf is the default", "", false},
+		"other":         {"protobuf is the default", "application/x-protobuf", false},
+		"looks alike":   {"it is another type", "application/jsonlines", false},
+		"no type":       {"nobody can tell", ";", false},
+		"two of a kind": {"nobody can tell", "application/json, text/plain", false},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			env, err := bus.Decode([]byte(`{"operationId":"a"}`), tc.contentType)
+			if json := err == nil && env.GetOperationId() == "a"; json != tc.json {
+				t.Errorf("Decode(%q) = %v, %v; JSON %t: %s", tc.contentType, env, err, tc.json, tc.reason)
+			}
+		})
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	sample := &driverv1.Envelope{
 		OperationId: "u.create.0", Attempt: 2, Timeout: durationpb.New(time.Minute),
@@ -46,15 +74,16 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		f.Add(payload, contentType == "application/json")
+		f.Add(payload, contentType)
 	}
-	f.Add([]byte(`{"result":{"status":{"code":99}}}`), true)
-	f.Add([]byte(`null`), true)
-	f.Fuzz(func(t *testing.T, payload []byte, json bool) {
-		contentType := ""
-		if json {
-			contentType = "application/json"
-		}
+	f.Add([]byte(`{"operationId":"a"}`), "application/json; charset=utf-8")
+	f.Add([]byte(`{"result":{"status":{"code":99}}}`), "application/json")
+	f.Add([]byte(`null`), "application/JSON;q=\xff")
+	f.Add([]byte{10, 1, 'a'}, ";=\r\n")
+	f.Fuzz(func(t *testing.T, payload []byte, contentType string) {
+		// A type that its parser does not know must not be taken for JSON.
+		mediaType, _, _ := mime.ParseMediaType(contentType)
+		json := mediaType == "application/json"
 		env, err := bus.Decode(payload, contentType)
 		if err != nil {
 			return

@@ -154,7 +154,7 @@ func (s *Server) settle(h *held, result *driverv1.Result) {
 	s.mu.Unlock()
 
 	code, took := result.GetStatus().GetCode(), now.Sub(h.started)
-	s.stats.settled(h.operation, result.GetStatus(), took)
+	s.stats.settled(endpoint{h.cluster, h.operation}, result.GetStatus(), took)
 	if s.cfg.OnSettled != nil {
 		s.cfg.OnSettled(h.operation, code, took)
 	}

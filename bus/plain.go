@@ -15,7 +15,8 @@ import (
 // and then the outcome is unknown.
 func (k *call) plain(ctx context.Context) error {
 	if len(k.c.replicas.live(k.req.Provider)) > 0 {
-		return k.allBusy() // it has only just come or is about to go
+		// Gone and not yet known to be dead, about to go, or only just come.
+		return k.notStarted("no replica of provider %s answers; waiting until it is known whether one lives", k.req.Provider)
 	}
 	if k.again && k.op == driverv1.Operation_OPERATION_CREATE {
 		found, err := k.plainLook(ctx)

@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -88,7 +89,7 @@ func (s *Server) accept(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 		return
 	}
 	if refusal := s.check(h, subject); refusal != nil {
-		s.stats.refused(op)
+		s.stats.refused(endpoint{h.cluster, op})
 		s.send(h, resultFrame(refusal))
 
 		return
@@ -125,7 +126,7 @@ func (s *Server) acceptRead(h *held) {
 
 // check returns why a request cannot be served at all, or nil.
 func (s *Server) check(h *held, subject Subject) *driverv1.Result {
-	if h.operation == driverv1.Operation_OPERATION_UNSPECIFIED || !s.stats.knows(h.operation) {
+	if h.operation == driverv1.Operation_OPERATION_UNSPECIFIED || !slices.Contains(s.cfg.Capabilities, h.operation) {
 		return failure(driverv1.Code_CODE_UNIMPLEMENTED,
 			fmt.Sprintf("driver of provider %s does not implement %s", s.cfg.Provider, subject.Verb))
 	}

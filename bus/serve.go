@@ -131,6 +131,8 @@ type Server struct {
 	draining bool
 	sequence uint64
 
+	lastTooLarge time.Time // when a session was last said not to fit; of publishSessions
+
 	renew chan struct{}  // asks for a session at once
 	tasks sync.WaitGroup // added to under mu while not draining
 	acked chan struct{}  // signals that a kept result went
@@ -183,7 +185,7 @@ func NewServer(conn *Conn, cfg ServerConfig, handler Handler) (*Server, error) {
 	for _, cluster := range cfg.Clusters {
 		s.replies[cluster] = replyPrefix(cluster, cfg.Provider)
 	}
-	s.stats = newServiceStats(cfg.Capabilities)
+	s.stats = newServiceStats(s.endpoints())
 
 	return s, nil
 }
@@ -216,8 +218,10 @@ func (s *Server) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	loops.Go(func() { s.heartbeat(beat) })
 	loops.Go(func() { s.acceptSlowReads(beat) })
-	s.conn.OnUp(s.renewNow)
-	s.log.Info("serving", "clusters", s.cfg.Clusters, "slots", s.cfg.Slots, "version", s.cfg.Version)
+	announce := sync.OnceFunc(func() {
+		s.log.Info("serving", "clusters", s.cfg.Clusters, "slots", s.cfg.Slots, "version", s.cfg.Version)
+	})
+	s.conn.OnUp(func() { announce(); s.renewNow() })
 
 	<-ctx.Done()
 	s.drain(requests)

@@ -2,11 +2,13 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -56,20 +58,63 @@ func (s *Server) publishSessions(stopped bool) {
 		return // nothing old is ever sent later
 	}
 	for _, cluster := range s.cfg.Clusters {
-		session := s.session(cluster, stopped)
-		payload, err := Encode(&driverv1.Envelope{
-			Replica: s.cfg.Replica, Body: &driverv1.Envelope_Session{Session: session},
-		}, "")
-		if err != nil {
-			s.log.Error("cannot encode a session", "err", err)
-
-			return
-		}
-		subject := wildcard(cluster, TreeSession, s.cfg.Provider, s.cfg.Replica)
-		if err := s.conn.publish(&nats.Msg{Subject: subject, Data: payload}); err != nil {
+		err := s.publishSession(s.session(cluster, stopped))
+		switch {
+		case err == nil:
+		case errors.Is(err, errTooLarge):
+			// The replica is taken for dead, although it works.
+			if time.Since(s.lastTooLarge) > reconnectLog {
+				s.lastTooLarge = time.Now()
+				s.log.Error("session not sent: mcm takes this replica for dead until it fits", "err", err)
+			}
+		case errors.Is(err, errEncode):
+			s.log.Error("session not sent", "err", err)
+		default:
 			s.log.Debug("session not sent", "err", err)
 		}
 	}
+}
+
+// publishSession sends a session, with less said in it when it would be larger
+// than the server takes.
+func (s *Server) publishSession(session *driverv1.Session) error {
+	subject := wildcard(session.GetCluster(), TreeSession, s.cfg.Provider, s.cfg.Replica)
+	env := &driverv1.Envelope{Replica: s.cfg.Replica, Body: &driverv1.Envelope_Session{Session: session}}
+	for _, shorten := range []func(*driverv1.Session, int){dropProgress, dropSettled, nil} {
+		payload, err := Encode(env, "")
+		if err != nil {
+			return err
+		}
+		m := &nats.Msg{Subject: subject, Data: payload}
+		limit := int(s.conn.nc.MaxPayload())
+		if shorten == nil || limit <= 0 || m.Size() <= limit {
+			return s.conn.publish(m)
+		}
+		shorten(session, m.Size()-limit)
+	}
+
+	return nil
+}
+
+// dropProgress leaves out what people would like to know and mcm does not need.
+func dropProgress(session *driverv1.Session, _ int) {
+	for _, op := range session.GetOperations() {
+		op.LastProgress = ""
+	}
+}
+
+// dropSettled leaves out settled operations until excess bytes are saved. A call
+// that still waits for one asks the replica for its result; one that is resumed
+// later is sent again, to be recovered.
+func dropSettled(session *driverv1.Session, excess int) {
+	session.Operations = slices.DeleteFunc(session.Operations, func(op *driverv1.OperationState) bool {
+		if !op.GetSettled() || excess <= 0 {
+			return false
+		}
+		excess -= proto.Size(op)
+
+		return true
+	})
 }
 
 func (s *Server) session(cluster string, stopped bool) *driverv1.Session {

@@ -117,6 +117,29 @@ func WithRetryAfter(err error, wait time.Duration) error {
 	return coded
 }
 
+// OutcomeUnknown says of an error of Create, Initialize or Delete that the cloud's
+// answer was lost: what was asked for may have happened or may still happen. A
+// driver returns it when a call that changes something was sent and not answered
+// (a broken connection, a time-out of the client); a refusal by the cloud is none.
+//
+// The manager then does not take the operation as failed: it tries it again under
+// the same [Request.OperationID], with [Request.Recover]. The error keeps its code
+// and its text; a nil err stays nil. When the context ends after
+// [Request.BeginMutation] the SDK says it by itself.
+func OutcomeUnknown(err error) error {
+	if err == nil {
+		return nil
+	}
+
+	return &outcomeUnknownError{err: err}
+}
+
+type outcomeUnknownError struct{ err error }
+
+func (e *outcomeUnknownError) Error() string { return e.err.Error() }
+
+func (e *outcomeUnknownError) Unwrap() error { return e.err }
+
 // codedBy gives an error that has no code the context's, if that has ended: a
 // client library may not say that it gave up because of its context.
 func codedBy(ctx context.Context, err error) error {

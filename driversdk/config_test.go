@@ -100,6 +100,38 @@ func TestConfig_RegisterFlags(t *testing.T) { // not parallel: the environment i
 	}
 }
 
+func TestParseFlags(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		reason string
+		args   []string
+		says   string
+		err    string
+	}{
+		"right":   {"nothing is said", []string{"--slots=3"}, "", ""},
+		"unknown": {"one line, without the list", []string{"--slost=3"}, "", "flag provided but not defined: -slost (-h lists the flags)"},
+		"value":   {"one line, without the list", []string{"--slots=x"}, "", `invalid value "x" for flag -slots: parse error (-h lists the flags)`},
+		"help":    {"the list was asked for", []string{"-h"}, "-drain-timeout", flag.ErrHelp.Error()},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var cfg Config
+			var said bytes.Buffer
+			fs := flag.NewFlagSet("driver", flag.ExitOnError)
+			fs.SetOutput(&said)
+			cfg.RegisterFlags(fs)
+			text := ""
+			if err := parseFlags(fs, tc.args); err != nil {
+				text = err.Error()
+			}
+			if text != tc.err || (said.Len() > 0) != (tc.says != "") || !strings.Contains(said.String(), tc.says) {
+				t.Errorf("%s: error %q, want %q; said %q, want %q", tc.reason, text, tc.err, said.String(), tc.says)
+			}
+		})
+	}
+}
+
 // Every flag has a variable, and its help names it.
 func TestConfig_FlagVariables(t *testing.T) {
 	t.Parallel()

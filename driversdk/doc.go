@@ -6,7 +6,7 @@
 //	func main() {
 //		cfg := driversdk.Config{Provider: "acme", Version: "1.0.0", CreateIdentity: driversdk.IdentityToken}
 //		cfg.RegisterFlags(flag.CommandLine)
-//		flag.Parse()
+//		driversdk.ParseFlags()
 //
 //		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 //		err := driversdk.Serve(ctx, cfg, &acme.Driver{})

@@ -38,7 +38,7 @@ func (*Shelf) List(context.Context, *driversdk.Class[Spec]) ([]*driversdk.Instan
 func ExampleServe() { //nolint:testableexamples // it serves until it is told to stop
 	cfg := driversdk.Config{Provider: "shelf", Version: "1.0.0", CreateIdentity: driversdk.IdentityUniqueName}
 	cfg.RegisterFlags(flag.CommandLine)
-	flag.Parse()
+	driversdk.ParseFlags()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := driversdk.Serve(ctx, cfg, &Shelf{})

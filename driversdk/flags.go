@@ -1,9 +1,12 @@
 package driversdk
 
 import (
+	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -44,6 +47,37 @@ func (c *Config) RegisterFlags(fs *flag.FlagSet) {
 		"least `level` that is logged: debug, info, warn or error [MACHINEBUS_LOG_LEVEL]")
 
 	c.flagErrs = fromEnvironment(fs)
+}
+
+// ParseFlags parses the command line as [flag.Parse] does and ends the program
+// like it, with 0 after -h and 2 after a wrong flag; but it says what is wrong in
+// one line, without the list of all flags.
+func ParseFlags() {
+	switch err := parseFlags(flag.CommandLine, os.Args[1:]); {
+	case errors.Is(err, flag.ErrHelp):
+		os.Exit(0) //nolint:forbidigo // as flag.Parse does, so that a main stays short
+	case err != nil:
+		fmt.Fprintf(flag.CommandLine.Output(), "%s: %v\n", filepath.Base(os.Args[0]), err)
+		os.Exit(2) //nolint:forbidigo // see above
+	}
+}
+
+// parseFlags leaves it to its caller to show the error, except for the help
+// that was asked for.
+func parseFlags(fs *flag.FlagSet, args []string) error {
+	fs.Init(fs.Name(), flag.ContinueOnError)
+	var said bytes.Buffer
+	out := fs.Output()
+	fs.SetOutput(&said)
+	err := fs.Parse(args)
+	fs.SetOutput(out)
+	if errors.Is(err, flag.ErrHelp) {
+		_, _ = said.WriteTo(out) // nobody could be told
+	} else if err != nil {
+		err = fmt.Errorf("%w (-h lists the flags)", err)
+	}
+
+	return err
 }
 
 // flagVariables are the environment variables that stand in for flags.

@@ -2,8 +2,10 @@ package driversdk
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/machinebus/machinebus/bus"
@@ -30,6 +32,7 @@ type call struct {
 	ctx   context.Context // ends at the deadline, when cancelled, at the hard stop
 	task  *bus.Task
 	scrub scrubber
+	begun atomic.Bool // something may have been changed
 	// What the log says of it.
 	providerID string
 }
@@ -93,6 +96,7 @@ func (h *handler[S]) Handle(ctx context.Context, t *bus.Task) *driverv1.Result {
 		result.Status = bus.StatusOf(err)
 		result.Status.Code = CodeOf(err)
 		result.Status.Message = c.scrub.text(err.Error())
+		result.OutcomeUnknown = c.outcomeUnknown(err)
 	}
 	h.logEnd(c, result.GetStatus(), time.Since(begun))
 
@@ -141,7 +145,29 @@ func checked(method string, i *Instance, err error) (*driverv1.Instance, error) 
 func (c *call) progress(message string) { c.task.Progress(c.scrub.text(message)) }
 
 // mayMutate is what [Request.BeginMutation] asks.
-func (c *call) mayMutate() error { return c.task.BeginMutation() }
+func (c *call) mayMutate() error {
+	// The bus knows of the deadline and of cancels, not of the hard stop.
+	if err := c.ctx.Err(); err != nil {
+		return NewError(CodeOf(err), fmt.Errorf("nothing was started: %w", err))
+	}
+	if err := c.task.BeginMutation(); err != nil {
+		return err
+	}
+	c.begun.Store(true)
+
+	return nil
+}
+
+// outcomeUnknown tells whether an operation that failed may have had an effect
+// all the same: the driver says so, or its call was cut off halfway.
+func (c *call) outcomeUnknown(err error) bool {
+	if !bus.Mutates(c.task.Operation) {
+		return false
+	}
+	_, said := errors.AsType[*outcomeUnknownError](err)
+
+	return said || c.begun.Load() && c.ctx.Err() != nil
+}
 
 // logEnd says how an operation ended: what changes something and what fails is
 // worth a line in production.

@@ -366,7 +366,7 @@ func (e *exchange) result() *driverv1.Result {
 			e.w.t.Fatalf("busy: %v", frame.GetBusy().GetReason())
 		}
 		if r := frame.GetResult(); r != nil {
-			e.w.directed(frame.GetReplica(), "ack", &driverv1.Envelope{
+			e.w.directed(frame.GetReplica(), "ack", "", &driverv1.Envelope{
 				Body: &driverv1.Envelope_Acknowledge{Acknowledge: &driverv1.Acknowledge{OperationId: e.id}},
 			})
 
@@ -378,13 +378,14 @@ func (e *exchange) result() *driverv1.Result {
 	return nil
 }
 
-func (w *world) directed(replica, verb string, env *driverv1.Envelope) {
+func (w *world) directed(replica, verb, reply string, env *driverv1.Envelope) {
 	w.t.Helper()
 	payload, err := bus.Encode(env, "")
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if err := w.nc.Publish(fmt.Sprintf("mcm.v1.%s.replica.%s.%s.%s", testCluster, testProvider, replica, verb), payload); err != nil {
+	subject := fmt.Sprintf("mcm.v1.%s.replica.%s.%s.%s", testCluster, testProvider, replica, verb)
+	if err := w.nc.PublishRequest(subject, reply, payload); err != nil {
 		w.t.Fatal(err)
 	}
 }

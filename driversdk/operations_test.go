@@ -374,12 +374,129 @@ func TestServe_HardStop(t *testing.T) {
 	w.stop()
 	w.session(func(s *driverv1.Session) bool { return s.GetDraining() })
 	w.replica.second <- os.Interrupt
-	if got := running.result().GetStatus().GetCode(); got != Canceled {
-		t.Errorf("a create at the hard stop: want %v, have %v", Canceled, got)
+	if got := running.result(); got.GetStatus().GetCode() != Canceled || !got.GetOutcomeUnknown() {
+		t.Errorf("a create at the hard stop: want %v with an unknown outcome, have %v", Canceled, got)
 	}
 	err := <-w.served
 	w.served <- err
 	if err != nil {
 		t.Errorf("Serve: %v", err)
+	}
+}
+
+// From BeginMutation on an operation cannot be called off, and what cuts it off
+// leaves the outcome unknown.
+func TestServe_Outcome(t *testing.T) {
+	t.Parallel()
+	type ended struct {
+		Code    Code
+		Unknown bool
+	}
+	refused := Errorf(ResourceExhausted, "quota")
+	cases := map[string]struct {
+		reason string
+		err    error // what Create returns when it is let go
+		drain  time.Duration
+		end    func(w *world, e *exchange, release chan struct{})
+		want   ended
+	}{
+		"cancelled": {
+			reason: "a cancel comes too late for a create that has begun",
+			end: func(w *world, e *exchange, release chan struct{}) {
+				w.directed(w.replica.name, "cancel", "", &driverv1.Envelope{
+					Body: &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: e.id}},
+				})
+				// What is sent to one replica is taken in order: its answer to this
+				// says that it has had the cancel.
+				w.directed(w.replica.name, "ops", e.sub.Subject, &driverv1.Envelope{
+					OperationId: e.id, Body: &driverv1.Envelope_Ops{Ops: &driverv1.OpsRequest{OperationId: e.id}},
+				})
+				const framesAtMost = 9
+				for range framesAtMost {
+					if e.frame().GetOpsHeld() != nil {
+						break
+					}
+				}
+				close(release)
+			},
+			want: ended{Code: OK},
+		},
+		"drain timeout": {
+			reason: "the call to the cloud was cut off",
+			drain:  10 * time.Millisecond,
+			end:    func(w *world, _ *exchange, _ chan struct{}) { w.stop() },
+			want:   ended{Code: Canceled, Unknown: true},
+		},
+		"refused": {
+			reason: "the cloud's own no is a known outcome",
+			err:    refused,
+			end:    func(_ *world, _ *exchange, release chan struct{}) { close(release) },
+			want:   ended{Code: ResourceExhausted},
+		},
+		"lost": {
+			reason: "the driver says that the answer was lost, and its code stays",
+			err:    WithRetryAfter(OutcomeUnknown(Errorf(Unavailable, "connection reset")), time.Second),
+			end:    func(_ *world, _ *exchange, release chan struct{}) { close(release) },
+			want:   ended{Code: Unavailable, Unknown: true},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d, started, release := blocking()
+			wait := d.onCreate
+			d.onCreate = func(ctx context.Context, req *Request[testSpec]) (*Instance, error) {
+				made, err := wait(ctx, req)
+				if err == nil && tc.err != nil {
+					return nil, tc.err
+				}
+
+				return made, err
+			}
+			w := start(t, d, func(c *Config) { c.DrainTimeout = tc.drain })
+			e := w.ask(create(machine("m1"), &driverv1.ClassReference{Class: w.store.setClass("c", "1", `{"size":"s"}`)}))
+			<-started
+			tc.end(w, e, release)
+			result := e.result()
+			got := ended{Code: result.GetStatus().GetCode(), Unknown: result.GetOutcomeUnknown()}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("%s (-want +got):\n%s\n%v", tc.reason, diff, result)
+			}
+		})
+	}
+}
+
+// A gated driver's list of instances waits for its context.
+type gated struct {
+	testDriver
+
+	started chan struct{}
+}
+
+func (g *gated) List(ctx context.Context, _ *Class[testSpec]) ([]*Instance, error) {
+	close(g.started)
+	<-ctx.Done()
+
+	return nil, ctx.Err()
+}
+
+func TestServe_CancelBeforeBegin(t *testing.T) {
+	t.Parallel()
+	d := &gated{started: make(chan struct{})}
+	w := start(t, d, nil)
+	env := create(machine("m1"), &driverv1.ClassReference{Class: w.store.setClass("c", "1", `{"size":"s"}`)})
+	env.Recover, env.Attempt = true, 2 // which looks at what exists before it begins
+	e := w.ask(env)
+	<-d.started
+	w.directed(w.replica.name, "cancel", "", &driverv1.Envelope{
+		Body: &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: e.id}},
+	})
+	if got := e.result(); got.GetStatus().GetCode() != Canceled || got.GetOutcomeUnknown() {
+		t.Errorf("nothing was begun: want %v and a known outcome, have %v", Canceled, got)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.creates != 0 {
+		t.Errorf("Create was called %d times after the cancel", d.creates)
 	}
 }

@@ -20,7 +20,7 @@ func main() {
 	flag.DurationVar(&cfg.SettleTime, "settle-time", 0, "how long the cloud's list may lag behind; 0 means not at all")
 	driver := &virtual.Driver{Identity: driversdk.IdentityToken}
 	flag.TextVar(driver, "identity", driver, "what keeps the cloud from making a second instance: token, unique_name or none")
-	flag.Parse()
+	driversdk.ParseFlags()
 	cfg.CreateIdentity = driver.Identity
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -124,9 +123,10 @@ func TestMain_BadInput(t *testing.T) {
 		exit   int
 		says   string
 	}{
-		"unknown flag":  {"names it", []string{"--slost=3"}, 2, "flag provided but not defined: -slost"},
+		"unknown flag":  {"names it", []string{"--slost=3"}, 2, "flag provided but not defined: -slost (-h lists the flags)\n"},
 		"argument":      {"names it", []string{"slots=3"}, 1, "unexpected argument"},
-		"identity":      {"says what there is", []string{"--identity=luck"}, 2, "want token, unique_name or none"},
+		"identity":      {"says what there is", []string{"--identity=luck"}, 2, "want token, unique_name or none (-h lists the flags)\n"},
+		"help":          {"lists the flags", []string{"-h"}, 0, "-drain-timeout"},
 		"taken address": {"names it and the remedy", []string{"--listen=" + l.Addr().String()}, 1, "choose another --listen"},
 		"no such file":  {"names it", []string{"--nats-creds=/nowhere"}, 1, "/nowhere"},
 		"plain text":    {"is not sent beyond this host", []string{"--nats-url=nats://192.0.2.1:4222"}, 1, "--nats-allow-insecure"},
@@ -349,9 +349,9 @@ func TestMain_HardStop(t *testing.T) {
 	if code := driver.wait(t); code != 0 {
 		t.Errorf("want exit code 0, have %d", code)
 	}
-	var e *bus.Error
-	if err := <-created; !errors.As(err, &e) || e.Code != driverv1.Code_CODE_CANCELED {
-		t.Errorf("the create that was cancelled: have %v", err)
+	// The cloud may have been at it: nobody may take that for a failure.
+	if err := <-created; bus.OriginOf(err) != bus.OriginTimeout {
+		t.Errorf("the create that was cut off: want an unknown outcome, have %v (%v)", err, bus.OriginOf(err))
 	}
 }
 

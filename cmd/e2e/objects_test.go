@@ -116,6 +116,12 @@ func (e *env) deleteAll(names ...string) {
 		m := &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: e.name}}
 		e.must(e.kube.Delete(e.ctx(), m))
 	}
+	e.waitGone(names...)
+}
+
+// waitGone waits until nothing is left of deleted machines.
+func (e *env) waitGone(names ...string) {
+	e.Helper()
 	e.eventually("all machines, Nodes and instances are gone", func(ctx context.Context) error {
 		for _, name := range names {
 			m, err := e.machine(ctx, name)

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"runtime/debug"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -202,6 +204,27 @@ func (o *options) scope() string {
 }
 
 func (o *options) listenAddress() string { return net.JoinHostPort(o.address, strconv.Itoa(o.port)) }
+
+// probePort fails if --port is taken. The manager listens only after the bus has
+// started and other replicas have been told of this one.
+func (o *options) probePort(ctx context.Context) error {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", o.listenAddress())
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return portTaken(err)
+	}
+	if err != nil {
+		return fmt.Errorf("--address and --port: %w", err)
+	}
+	if err := l.Close(); err != nil {
+		return fmt.Errorf("--address and --port: %w", err)
+	}
+
+	return nil
+}
+
+func portTaken(err error) error {
+	return fmt.Errorf("%w: is another mcm running? choose another --port", err)
+}
 
 func version() string {
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {

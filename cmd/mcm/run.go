@@ -31,6 +31,10 @@ import (
 // run wires everything together and returns when ctx ends and all of it has
 // stopped.
 func run(ctx context.Context, o *options) error {
+	if err := o.probePort(ctx); err != nil {
+		return err
+	}
+	o.settings.Namespace = o.scope()
 	control, target, err := o.restConfigs()
 	if err != nil {
 		return err
@@ -64,7 +68,7 @@ func run(ctx context.Context, o *options) error {
 	err = mgr.Start(ctx)
 	m.dispatcher.Wait()
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("%w: is another mcm running? choose another --port", err)
+		return portTaken(err) // since it was probed
 	}
 	if err != nil {
 		return fmt.Errorf("run: %w", err)

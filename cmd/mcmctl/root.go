@@ -34,7 +34,7 @@ against production; it works while mcm is down, too.`,
 		return fmt.Errorf("%w (see: %s --help)", err, cmd.CommandPath())
 	})
 	conn.addFlags(root)
-	root.AddCommand(newDrivers(conn), newOps(conn), newSub(conn), newDecode(), newVersion())
+	root.AddCommand(newDrivers(conn), newOps(conn), newSub(conn), newDecode(), newCompletion(), newVersion())
 
 	return root
 }

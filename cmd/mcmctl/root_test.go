@@ -60,11 +60,15 @@ func TestCompletion(t *testing.T) {
 			t.Errorf("mcmctl completion %s: got %d bytes, %v", shell, len(out), err)
 		}
 	}
+	if out, _, err := mcmctl(t, "completion", "nosuch"); err == nil || !strings.Contains(err.Error(), `unknown shell "nosuch"`) {
+		t.Errorf("mcmctl completion nosuch: got %q, %v; want an error that names the shell", out, err)
+	}
 	cases := map[string]struct {
 		reason string
 		args   []string
 		want   string
 	}{
+		"Shell":  {"shells complete", []string{"completion", ""}, "bash\nfish\npowershell\nzsh\n"},
 		"Format": {"formats complete", []string{"drivers", "-o", ""}, "table\nwide\njson\n:4\n"},
 		"Tree":   {"sub offers the trees", []string{"sub", "aud"}, "audit.>"},
 	}

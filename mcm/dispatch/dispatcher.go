@@ -308,7 +308,7 @@ func unknownWait(attempts uint32) time.Duration {
 
 // pause waits for a sign of room, for as long as given, or for quit; false means
 // that the dispatcher ends.
-func (d *Dispatcher) pause(room <-chan struct{}, quit <-chan struct{}, atMost time.Duration) bool {
+func (d *Dispatcher) pause(room, quit <-chan struct{}, atMost time.Duration) bool {
 	again := time.NewTimer(atMost)
 	defer again.Stop()
 	select {

@@ -111,6 +111,11 @@ func (p *pass) lookupSecret(ctx context.Context, field string, ref *corev1.Secre
 	if namespace == "" {
 		namespace = p.class.Object.Namespace
 	}
+	if only := p.Settings.Namespace; only != "" && namespace != only {
+		// The cache's own error for this has no type to know it by.
+		return nil, dispatch.Errorf(dispatch.InvalidArgument, "MachineClass %s: %s: Secret %s/%s: mcm serves only namespace %s: "+
+			"put the Secret there or run mcm with --all-namespaces", p.class.Object.Name, field, namespace, ref.Name, only)
+	}
 	secret := &corev1.Secret{}
 	err := p.Control.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, secret)
 	if apierrors.IsNotFound(err) {

@@ -256,6 +256,18 @@ func TestInvalid(t *testing.T) {
 				r.create(r.t, secret)
 			},
 		},
+		"secret elsewhere": {
+			"the manager reads one namespace only", "secretRef: Secret elsewhere/boot: mcm serves only namespace %[1]s: put the Secret there",
+			"InvalidArgument",
+			func(r *rig, _ *v1alpha1.Machine) {
+				class := r.class()
+				r.change(r.t, class, func() { class.SecretRef.Namespace = "elsewhere" })
+			},
+			func(r *rig) {
+				class := r.class()
+				r.change(r.t, class, func() { class.SecretRef.Namespace = r.namespace })
+			},
+		},
 		"no user data": {
 			"instances could not join", "userdata field not found", "InvalidArgument",
 			func(r *rig, _ *v1alpha1.Machine) {

@@ -33,14 +33,29 @@ func (p *pass) followNode(ctx context.Context) (next, error) {
 		return wait, err
 	}
 	healthy, text := p.nodeHealth()
-	if healthy && p.machine.Status.CurrentStatus.Phase == v1alpha1.MachinePending && p.Tokens != nil {
-		// Joined, with or without its critical components: nobody needs it now.
-		if err := p.Tokens.Delete(ctx, p.machine); err != nil {
+	if healthy {
+		if err := p.spendToken(ctx); err != nil {
 			return wait, err
 		}
 	}
 	p.copyConditions()
-	var n next
+	n := p.followHealth(healthy, text)
+
+	return n, p.patchStatus(ctx)
+}
+
+// spendToken deletes the token of a machine that has joined, with or without
+// its critical components: nobody needs it now.
+func (p *pass) spendToken(ctx context.Context) error {
+	if p.Tokens == nil || p.machine.Status.CurrentStatus.Phase != v1alpha1.MachinePending {
+		return nil
+	}
+
+	return p.Tokens.Delete(ctx, p.machine)
+}
+
+// followHealth sets the phase that the Node's health leads to.
+func (p *pass) followHealth(healthy bool, text string) (n next) {
 	switch phase := p.machine.Status.CurrentStatus.Phase; {
 	case phase == v1alpha1.MachineInPlaceUpdating, phase == v1alpha1.MachineInPlaceUpdateFailed:
 		n = wait // the update decides
@@ -56,7 +71,7 @@ func (p *pass) followNode(ctx context.Context) (next, error) {
 		n = wait
 	}
 
-	return n, p.patchStatus(ctx)
+	return n
 }
 
 // lookupNode finds the machine's Node; node stays nil when there is none, or

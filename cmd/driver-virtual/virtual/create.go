@@ -29,16 +29,20 @@ func (d *Driver) Create(ctx context.Context, req *driversdk.Request[Spec]) (*dri
 	}
 	req.Progress("creating instance " + req.Machine.Name)
 	spec := req.Class.Spec
-	made, err := d.send(ctx, cloud, req, cloudapi.CreateRequest{
+	made, unanswered, err := d.send(ctx, cloud, req, cloudapi.CreateRequest{
 		Name: req.Machine.Name, MachineType: spec.MachineType, Region: spec.Region, Zone: spec.Zone,
 		Tags: tags(req), UserData: req.UserData,
 		IdempotencyToken: req.OperationID, Identity: identities[d.Identity],
 	})
-	if err != nil {
-		return inTheWay(ctx, cloud, req, err)
+	if err == nil {
+		return instanceOf(made), nil
+	}
+	found, err := inTheWay(ctx, cloud, req, err)
+	if unanswered {
+		err = driversdk.OutcomeUnknown(err)
 	}
 
-	return instanceOf(made), nil
+	return found, err
 }
 
 // existing returns the machine's instance, or nil. Where nothing else has kept
@@ -65,28 +69,30 @@ func (d *Driver) existing(
 	return instanceOf(&list[0]), nil
 }
 
-// send sends the create until there is an answer to it.
+// send sends the create until there is an answer to it. Unanswered tells that
+// some try may have had an effect that the last one's error does not speak of.
 func (d *Driver) send(
 	ctx context.Context, cloud *cloudapi.Client, req *driversdk.Request[Spec], body cloudapi.CreateRequest,
-) (*cloudapi.Instance, error) {
+) (made *cloudapi.Instance, unanswered bool, err error) {
 	tries, pause := createTries, createPause
 	if d.Identity == driversdk.IdentityNone {
 		tries = 1 // a repeated one would make a second instance
 	}
 	for {
 		if err := req.BeginMutation(ctx); err != nil {
-			return nil, err
+			return nil, unanswered, err
 		}
-		made, err := cloud.Create(ctx, body)
+		made, err = cloud.Create(ctx, body)
+		unanswered = unanswered || lost(err)
 		_, answered := errors.AsType[*cloudapi.Error](err)
 		tries--
 		if err == nil || answered || tries == 0 {
-			return made, err
+			return made, unanswered, err
 		}
 		req.Progress("creating instance " + body.Name + ": the answer was lost; asking again")
 		select {
 		case <-ctx.Done():
-			return nil, err
+			return nil, unanswered, err
 		case <-time.After(pause):
 			pause *= 2
 		}

@@ -54,5 +54,5 @@ func remove(ctx context.Context, cloud *cloudapi.Client, req *driversdk.Request[
 		return nil
 	}
 
-	return coded(err)
+	return mutation(err)
 }

@@ -47,6 +47,29 @@ func coded(err error) error {
 	}
 }
 
+// mutation gives an error of a call that changes something a code, and says when
+// nobody can tell whether it had an effect.
+func mutation(err error) error {
+	if lost(err) {
+		return driversdk.OutcomeUnknown(coded(err))
+	}
+
+	return coded(err)
+}
+
+// lost tells whether a request was sent, or may have been, and not answered.
+func lost(err error) bool {
+	if err == nil {
+		return false
+	}
+	if _, answered := errors.AsType[*cloudapi.Error](err); answered {
+		return false
+	}
+	network, ok := errors.AsType[*net.OpError](err)
+
+	return !ok || network.Op != "dial" // without a connection nothing was sent
+}
+
 func codeOf(e *cloudapi.Error) driversdk.Code {
 	if code, ok := codes[e.Code]; ok {
 		return code

@@ -20,7 +20,7 @@ func (d *Driver) Initialize(ctx context.Context, req *driversdk.Request[Spec]) (
 	req.Progress("initializing instance " + found.ID)
 	done, err := cloud.Initialize(ctx, found.ID)
 	if err != nil {
-		return nil, coded(err)
+		return nil, mutation(err)
 	}
 
 	return instanceOf(done), nil

@@ -1,9 +1,11 @@
 package v1alpha1
 
-// AnnotationKeyOperation on a Machine is the journal of the operation that a driver works on: a JSON object with the
-// operation's id, attempt, replica and epoch. It is written before the first attempt and read back after a restart or a
-// change of leader, so that an operation keeps its identity and is never started twice. It is an annotation and not a
-// status field because clusters may keep CRDs that drop status fields unknown to them.
+// AnnotationKeyOperation on a Machine is the journal of its operations: a JSON object that holds how many operations
+// are settled; the operation begun and when, while there is one; and after a failure which operation failed, the
+// earliest time for its next try (notBefore) and the version of the class it failed with. The operation's id follows
+// from the Machine's uid, the operation and the number settled. The journal is written before the first attempt and read
+// back after a restart or a change of leader, so that an operation keeps its identity and is never started twice. It is
+// an annotation and not a status field because clusters may keep CRDs that drop status fields unknown to them.
 const AnnotationKeyOperation = "machinebus.io/operation"
 
 // Annotations of Machines, MachineSets and MachineDeployments.

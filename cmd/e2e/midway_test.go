@@ -1,0 +1,172 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/machinebus/machinebus/cmd/internal/stack"
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// slowCreates makes the cloud take so long for an instance, which is there only
+// at the end: until then no list shows it.
+func (e *env) slowCreates(latency time.Duration) {
+	e.Helper()
+	knob, effect := cloudapi.Duration(latency), cloudapi.EffectEnd
+	_, err := e.cloud.Admin.Patch(e.ctx(), cloudapi.KnobsPatch{CreateLatency: &knob, CreateEffect: &effect})
+	e.must(err)
+}
+
+// waitCreating waits until one of the drivers tells of running creates, and
+// returns it and their ids.
+func (e *env) waitCreating(tap *stack.Tap, drivers []*stack.Driver) (d *stack.Driver, ids []string) {
+	e.Helper()
+	e.eventually("a replica tells of running creates", func(ctx context.Context) error {
+		stats, err := e.cloud.Admin.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		for _, d = range drivers {
+			if ids = tap.Running(d.Replica, create); len(ids) > 0 && stats.ConcurrentCreates > 0 {
+				return nil
+			}
+		}
+		return fmt.Errorf("none does; the cloud has %d at work", stats.ConcurrentCreates)
+	})
+	return d, ids
+}
+
+// TestDeleteDuringCreate deletes a machine whose instance is being made. What the
+// cloud makes of it must go as well.
+func TestDeleteDuringCreate(t *testing.T) {
+	e := newEnv(t)
+	manager, tap := e.startManager("")
+	drivers := e.startDrivers(1, manager.NATSURL, tap)
+	e.createClass()
+	e.slowCreates(2 * time.Second)
+	names := e.createMachines(1, className)
+	e.waitCreating(tap, drivers)
+	m := &v1alpha1.Machine{}
+	m.Name, m.Namespace = names[0], e.name
+	e.must(e.kube.Delete(e.ctx(), m))
+
+	// Only when the cloud is done with the create can nothing come any more.
+	e.eventually("the cloud has no create at work", func(ctx context.Context) error {
+		stats, err := e.cloud.Admin.Stats(ctx)
+		if err == nil && stats.ConcurrentCreates > 0 {
+			err = fmt.Errorf("%d are", stats.ConcurrentCreates)
+		}
+		return err
+	})
+	e.waitGone(names...)
+	stats, err := e.cloud.Admin.Stats(e.ctx())
+	e.must(err)
+	if stats.Created != 1 || stats.Deleted != stats.Created || stats.Live != 0 {
+		t.Errorf("the cloud created %d, deleted %d, and %d live; want 1, 1, 0", stats.Created, stats.Deleted, stats.Live)
+	}
+}
+
+// TestRollingRestart replaces a replica that may not wait for its creates to end.
+func TestRollingRestart(t *testing.T) {
+	t.Parallel()
+	for _, identity := range []string{"token", "unique_name"} {
+		t.Run(identity, func(t *testing.T) {
+			e := newEnv(t)
+			manager, tap := e.startManager("")
+			args := []string{"--identity=" + identity, "--drain-timeout=1s"}
+			drivers := e.startDrivers(2, manager.NATSURL, tap, args...)
+			e.createClass()
+			const machines = 6
+			e.slowCreates(4 * time.Second)
+			names := e.createMachines(machines, className)
+			victim, cut := e.waitCreating(tap, drivers)
+			e.must(victim.Stop())
+			_, err := e.site.StartDriver(e.ctx(), tap, stack.DriverOptions{
+				Name: "driver-virtual-new", NATSURL: manager.NATSURL, Clusters: []string{e.name}, Args: args,
+			})
+			e.must(err)
+			e.waitRunning(names...)
+			e.wantInstances(machines)
+			e.wantNoDuplicates()
+			// A new operation would come with another token.
+			ended := e.waitSucceeded(tap, cut)
+			for _, audit := range ended {
+				if audit.GetReplica() == victim.Replica {
+					t.Errorf("operation %s ended on the stopped replica: its drain timeout cut nothing off", audit.GetOperationId())
+				}
+			}
+			e.deleteAll(names...)
+			e.wantInstances(machines)
+		})
+	}
+}
+
+// TestManagerFailover kills the leading manager in the middle of creates.
+func TestManagerFailover(t *testing.T) {
+	e := newEnv(t)
+	nats, err := e.site.StartNATS(e.ctx())
+	e.must(err)
+	election := []string{
+		"--leader-elect=true", "--leader-elect-lease-duration=2s",
+		"--leader-elect-renew-deadline=1500ms", "--leader-elect-retry-period=500ms",
+	}
+	leader, tap := e.startManager(nats.URL, election...)
+	drivers := e.startDrivers(2, nats.URL, tap)
+	e.createClass()
+	witness := e.name + "-witness"
+	e.createMachine(witness, className)
+	e.waitRunning(witness) // so the first manager leads before there is another
+	_, err = e.site.StartManager(e.ctx(), stack.ManagerOptions{
+		Name: "mcm-2", Control: shared.cluster.Kubeconfig, Namespace: e.name, Cluster: e.name, NATSURL: nats.URL,
+		Args: append([]string{"-v=2"}, election...),
+	})
+	e.must(err)
+
+	const machines = 10
+	e.slowCreates(2 * time.Second)
+	names := append(e.createMachines(machines, className), witness)
+	e.waitCreating(tap, drivers)
+	e.must(leader.Kill())
+	e.waitRunning(names...)
+	e.wantInstances(len(names))
+	e.wantNoDuplicates()
+	e.deleteAll(names...)
+	e.wantInstances(len(names))
+}
+
+// wantNoDuplicates expects that no machine ever had two instances.
+func (e *env) wantNoDuplicates() {
+	e.Helper()
+	stats, err := e.cloud.Admin.Stats(e.ctx())
+	e.must(err)
+	if stats.DuplicatesEver != 0 {
+		e.Errorf("the cloud had %d duplicates", stats.DuplicatesEver)
+	}
+}
+
+// waitSucceeded waits until audit messages tell that these operations succeeded.
+func (e *env) waitSucceeded(tap *stack.Tap, ids []string) map[string]*driverv1.Audit {
+	e.Helper()
+	succeeded := map[string]*driverv1.Audit{}
+	e.eventually("the operations succeeded under their first ids", func(context.Context) error {
+		last := map[string]driverv1.Code{}
+		for _, audit := range tap.Audits() {
+			id, code := audit.GetOperationId(), audit.GetStatus().GetCode()
+			last[id] = code
+			if code == driverv1.Code_CODE_OK {
+				succeeded[id] = audit
+			}
+		}
+		for _, id := range ids {
+			if succeeded[id] == nil {
+				return fmt.Errorf("%s has not, its last code is %s", id, last[id])
+			}
+		}
+		return nil
+	})
+	return succeeded
+}

@@ -35,8 +35,10 @@ type Reconciler struct {
 	// cluster.
 	Control, Target client.Client
 	Dispatcher      Dispatcher
-	Events          record.EventRecorder
-	Settings        Settings
+	// Drainer empties Nodes of Target; nil means that they are not drained.
+	Drainer  Drainer
+	Events   record.EventRecorder
+	Settings Settings
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 }
@@ -57,6 +59,7 @@ type pass struct {
 
 	unsent    bool // this pass has begun an operation and not sent it yet
 	untouched bool // no operation of the machine ever reached a driver
+	unhealthy bool // the machine was Failed before this pass made it Terminating
 
 	notes []func() // Events about what the next write stores
 }
@@ -88,6 +91,7 @@ var liveSteps = []step{
 var deletionSteps = []step{
 	(*pass).markTerminating,
 	(*pass).endCreation,
+	(*pass).drainNode,
 	(*pass).deleteInstance,
 	(*pass).deleteNode,
 	(*pass).release,

@@ -1,6 +1,10 @@
 package machine
 
-import "time"
+import (
+	"time"
+
+	"github.com/machinebus/machinebus/mcm/drain"
+)
 
 // Settings are the controller's clocks and defaults.
 type Settings struct {
@@ -15,6 +19,8 @@ type Settings struct {
 	// NodeConditions are the condition types that, when not False, make a Node
 	// unhealthy.
 	NodeConditions []string
+	// DrainPolicy says how long and how hard Nodes are drained.
+	DrainPolicy drain.Policy
 	// Retry says when a failed operation is tried again.
 	Retry Retry
 }
@@ -34,6 +40,7 @@ func DefaultSettings() Settings {
 		HealthTimeout:    10 * time.Minute,
 		OperationTimeout: 10 * time.Minute,
 		NodeConditions:   []string{"KernelDeadlock", "ReadonlyFilesystem", "DiskPressure", "NetworkUnavailable"},
+		DrainPolicy:      drain.DefaultPolicy(),
 		Retry: Retry{
 			Short: 5 * time.Second, Medium: 3 * time.Minute, Long: 10 * time.Minute,
 			ResourceExhausted: 10 * time.Minute,

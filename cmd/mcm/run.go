@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -22,6 +24,7 @@ import (
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/drain"
 	"github.com/machinebus/machinebus/mcm/fetch"
 	"github.com/machinebus/machinebus/mcm/machine"
 	"github.com/machinebus/machinebus/mcm/machineclass"
@@ -54,7 +57,7 @@ func run(ctx context.Context, o *options) error {
 	defer closeBus()
 
 	m := &mcm{options: o, manager: mgr, conn: conn, log: slog.New(logr.ToSlogHandler(klog.Background().WithName("bus")))}
-	if err := m.addTarget(target); err != nil {
+	if err := m.addTarget(ctx, target); err != nil {
 		return err
 	}
 	if err := m.setUp(ctx, client.Options{Scheme: scheme}); err != nil {
@@ -67,6 +70,9 @@ func run(ctx context.Context, o *options) error {
 	klog.Background().Info("starting", "version", version(), "cluster", o.clusterName, "bus", conn.URL())
 	err = mgr.Start(ctx)
 	m.dispatcher.Wait()
+	if m.drainer != nil {
+		m.drainer.Wait()
+	}
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return portTaken(err) // since it was probed
 	}
@@ -89,6 +95,7 @@ type mcm struct {
 	reconciler *machine.Reconciler
 	target     cluster.Cluster   // nil when there is none
 	tokens     *bootstrap.Tokens // nil when there is none
+	drainer    *drain.Drainer    // nil when there is none
 }
 
 // setUp makes the parts between the bus and the control cluster.
@@ -112,10 +119,8 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 		return err
 	}
 	m.dispatcher = dispatch.New(logr.NewContext(ctx, klog.Background().WithName("dispatch")), m.caller, m.announcer)
-	for _, c := range m.dispatcher.Collectors() {
-		if err := ctrlmetrics.Registry.Register(c); err != nil {
-			return fmt.Errorf("register metrics: %w", err)
-		}
+	if err := register(m.dispatcher.Collectors()); err != nil {
+		return err
 	}
 	m.reconciler = &machine.Reconciler{
 		Control: m.manager.GetClient(), Dispatcher: m.dispatcher, Settings: m.options.settings,
@@ -137,7 +142,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 }
 
 // addTarget adds the cluster that nodes join, if there is one.
-func (m *mcm) addTarget(target *rest.Config) error {
+func (m *mcm) addTarget(ctx context.Context, target *rest.Config) error {
 	if target == nil {
 		return nil
 	}
@@ -151,6 +156,21 @@ func (m *mcm) addTarget(target *rest.Config) error {
 		return fmt.Errorf("connect to the target cluster at %s: %w", target.Host, err)
 	}
 	m.tokens = &bootstrap.Tokens{Target: direct, ExtraGroups: m.options.tokenGroups}
+	clientset, err := kubernetes.NewForConfigAndClient(m.target.GetConfig(), m.target.GetHTTPClient())
+	if err != nil {
+		return fmt.Errorf("connect to the target cluster at %s: %w", target.Host, err)
+	}
+	m.drainer = drain.New(logr.NewContext(ctx, klog.Background().WithName("drain")), clientset, drain.Settings{})
+
+	return register(m.drainer.Collectors())
+}
+
+func register(collectors []prometheus.Collector) error {
+	for _, c := range collectors {
+		if err := ctrlmetrics.Registry.Register(c); err != nil {
+			return fmt.Errorf("register metrics: %w", err)
+		}
+	}
 
 	return nil
 }
@@ -160,7 +180,7 @@ func (m *mcm) addControllers(ctx context.Context) error {
 	var nodes cache.Cache
 	if m.target != nil {
 		nodes = m.target.GetCache()
-		m.reconciler.Target, m.reconciler.Tokens = m.target.GetClient(), m.tokens
+		m.reconciler.Target, m.reconciler.Tokens, m.reconciler.Drainer = m.target.GetClient(), m.tokens, m.drainer
 	}
 	c, events := m.manager.GetClient(), m.reconciler.Events
 	if err := m.reconciler.SetupWithManager(ctx, m.manager, nodes, m.dispatcher, m.options.workers); err != nil {

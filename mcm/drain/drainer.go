@@ -116,7 +116,7 @@ func (d *Drainer) run(ctx context.Context, e *entry) {
 	started := time.Now()
 	r := &run{
 		Drainer: d, req: e.req, log: log,
-		say: func(reason string, news bool) { d.progress(e, reason, news) },
+		say: func(reason string, held, news bool) { d.progress(e, reason, held, news) },
 	}
 	err := safely(log, func() error { return r.drain(ctx) })
 	if ctx.Err() != nil {
@@ -139,9 +139,9 @@ func (d *Drainer) run(ctx context.Context, e *entry) {
 }
 
 // progress notes what a drain waits for, and notifies when that is news.
-func (d *Drainer) progress(e *entry, reason string, news bool) {
+func (d *Drainer) progress(e *entry, reason string, held, news bool) {
 	d.mu.Lock()
-	e.state.Reason = reason
+	e.state.Reason, e.state.Held = reason, held
 	current := d.drains[e.req.UID] == e
 	d.mu.Unlock()
 	if news && current {

@@ -49,6 +49,9 @@ type State struct {
 	// Reason says in one line what a running drain waits for; empty when for
 	// nothing worth telling.
 	Reason string
+	// Held says that Reason is a refusal or failure, and not only that pods take
+	// their time to end.
+	Held bool
 	// Err is how a Done drain failed, nil for success: the Node is empty, or gone.
 	Err error
 	// Ended is when a Done drain did.

@@ -25,7 +25,7 @@ type run struct {
 	*Drainer
 	req Request
 	log logr.Logger
-	say func(reason string, news bool)
+	say func(reason string, held, news bool)
 }
 
 // errNodeGone ends a drain: with the Node its pods are gone.

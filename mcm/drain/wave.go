@@ -49,10 +49,10 @@ func newWave(r *run, pods []corev1.Pod) *wave {
 func (w *wave) drain(ctx context.Context) error {
 	for len(w.left) > 0 {
 		w.evictDue(ctx)
-		w.tell()
 		if len(w.left) == 0 {
 			break
 		}
+		w.tell()
 		if err := pause(ctx, w.settings.Poll); err != nil {
 			return w.unfinished(err)
 		}
@@ -179,9 +179,9 @@ func (w *wave) tell() {
 	w.told = refusal
 	switch {
 	case refusal != "":
-		w.say(fmt.Sprintf("%d pods left: %s", len(w.left), refusal), news)
+		w.say(fmt.Sprintf("%d pods left: %s", len(w.left), refusal), true, news)
 	case len(ending) > 0:
-		w.say(fmt.Sprintf("%d pods are ending: %s", len(ending), some(ending)), false)
+		w.say(fmt.Sprintf("%d pods are ending: %s", len(ending), some(ending)), false, false)
 	}
 }
 

@@ -29,8 +29,8 @@ const (
 	indexSecret = "secretRefs"
 )
 
-// A Notifier says when a machine's operation has changed; dispatch.Dispatcher
-// is one.
+// A Notifier says when there is news of a machine's operation or drain;
+// dispatch.Dispatcher and drain.Drainer are such.
 type Notifier interface {
 	Notify(f func(types.NamespacedName))
 }
@@ -49,8 +49,11 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, nod
 		Watches(&v1alpha1.Machine{}, r.forgetMachine()).
 		Watches(&v1alpha1.MachineClass{}, handler.EnqueueRequestsFromMapFunc(r.machinesOfClass)).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.machinesOfSecret)).
-		WatchesRawSource(operationChanges(notifier)).
+		WatchesRawSource(notices(notifier)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: workers})
+	if r.Drainer != nil {
+		b = b.WatchesRawSource(notices(r.Drainer))
+	}
 	if nodes != nil {
 		b = b.WatchesRawSource(source.Kind(nodes, &corev1.Node{},
 			handler.TypedEnqueueRequestsFromMapFunc(r.machinesOfNode), nodeChanged()))
@@ -101,8 +104,8 @@ func (r *Reconciler) index(ctx context.Context, indexer client.FieldIndexer) err
 	return nil
 }
 
-// operationChanges is a source of the machines whose operations changed.
-func operationChanges(notifier Notifier) source.Source {
+// notices is a source of the machines that a notifier tells of.
+func notices(notifier Notifier) source.Source {
 	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		notifier.Notify(func(name types.NamespacedName) { queue.Add(reconcile.Request{NamespacedName: name}) })
 
@@ -111,8 +114,8 @@ func operationChanges(notifier Notifier) source.Source {
 }
 
 // outside passes changes outside of the spec that make a difference: of the
-// machine's Node, whose own event may have come before, and of a journal that could
-// not be read.
+// machine's Node, whose own event may have come before, of the wish to delete it,
+// by force perhaps, and of a journal that could not be read.
 func outside() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
@@ -120,17 +123,23 @@ func outside() predicate.Predicate {
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			_, err := readJournal(e.ObjectOld)
 
-			return err != nil || e.ObjectOld.GetLabels()[v1alpha1.LabelKeyNode] != e.ObjectNew.GetLabels()[v1alpha1.LabelKeyNode]
+			changed := func(label string) bool { return e.ObjectOld.GetLabels()[label] != e.ObjectNew.GetLabels()[label] }
+
+			return err != nil || changed(v1alpha1.LabelKeyNode) || changed(v1alpha1.LabelKeyForceDeletion) ||
+				e.ObjectOld.GetDeletionTimestamp().IsZero() != e.ObjectNew.GetDeletionTimestamp().IsZero()
 		},
 	}
 }
 
-// forgetMachine has the dispatcher forget a machine once no pass can see it any
-// more: before, a pass over an old copy would begin its operation anew.
+// forgetMachine has dispatcher and drainer forget a machine once no pass can see
+// it any more: before, a pass over an old copy would begin its operation anew.
 func (r *Reconciler) forgetMachine() handler.EventHandler {
 	return handler.Funcs{
 		DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			r.Dispatcher.Forget(e.Object.GetUID())
+			if r.Drainer != nil {
+				r.Drainer.Forget(e.Object.GetUID())
+			}
 		},
 	}
 }

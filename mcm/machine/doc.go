@@ -7,6 +7,6 @@
 // pass. No step blocks.
 //
 // Which driver replica does an operation, and what happens when one dies, is not
-// decided here but in package dispatch; sets and deployments of machines have
+// decided here but in package dispatch, and how a Node is emptied in package drain; sets and deployments of machines have
 // packages of their own.
 package machine

@@ -41,7 +41,9 @@ type Reconciler struct {
 	Control, Target client.Client
 	Dispatcher      Dispatcher
 	// Tokens are those with which nodes join; nil when there are none.
-	Tokens   Tokens
+	Tokens Tokens
+	// Drainer empties Nodes of Target; nil means that they are not drained.
+	Drainer  Drainer
 	Events   record.EventRecorder
 	Settings Settings
 	// Now is the clock; nil means time.Now.
@@ -64,6 +66,7 @@ type pass struct {
 
 	unsent    bool // this pass has begun an operation and not sent it yet
 	untouched bool // no operation of the machine ever reached a driver
+	unhealthy bool // the machine was Failed before this pass made it Terminating
 
 	notes []func() // Events about what the next write stores
 }
@@ -95,6 +98,7 @@ var liveSteps = []step{
 var deletionSteps = []step{
 	(*pass).markTerminating,
 	(*pass).endCreation,
+	(*pass).drainNode,
 	(*pass).deleteInstance,
 	(*pass).deleteNode,
 	(*pass).release,

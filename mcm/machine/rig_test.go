@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -33,6 +34,7 @@ import (
 	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/drain"
 	"github.com/machinebus/machinebus/mcm/machine"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -204,6 +206,7 @@ func (r *rig) startManager(t *testing.T) {
 		Events: mgr.GetEventRecorderFor("mcm"), //nolint:staticcheck // the newer API keeps only the first text of a reason
 	}
 	var nodes cache.Cache
+	waitForDrains := func() {}
 	if !r.noTarget {
 		target, err := cluster.New(cfg, func(o *cluster.Options) { o.Scheme = scheme })
 		if err != nil {
@@ -213,6 +216,10 @@ func (r *rig) startManager(t *testing.T) {
 			t.Fatal(err)
 		}
 		reconciler.Target, nodes = target.GetClient(), target.GetCache()
+		drainer := drain.New(ctx, kubernetes.NewForConfigOrDie(cfg), drain.Settings{
+			Poll: 20 * time.Millisecond, EvictRetry: 50 * time.Millisecond,
+		})
+		reconciler.Drainer, waitForDrains = drainer, drainer.Wait
 	}
 	if err := reconciler.SetupWithManager(ctx, mgr, nodes, dispatcher, 4); err != nil {
 		t.Fatal(err)
@@ -225,6 +232,7 @@ func (r *rig) startManager(t *testing.T) {
 			t.Error("manager:", err)
 		}
 		dispatcher.Wait()
+		waitForDrains()
 		caller.Close()
 		conn.Close()
 	})
@@ -241,9 +249,10 @@ type counter struct {
 }
 
 func (c counter) RoundTrip(req *http.Request) (*http.Response, error) {
-	path, isList := req.URL.Path, req.URL.Query().Has("limit") || req.URL.Query().Has("resourceVersion")
+	path, query := req.URL.Path, req.URL.Query()
+	isList := query.Has("limit") && !query.Has("fieldSelector") || query.Has("resourceVersion") // a drain selects
 	if !strings.HasSuffix(path, "/events") && !strings.Contains(path, "/events/") &&
-		!req.URL.Query().Has("watch") && (req.Method != http.MethodGet || !isList) {
+		!query.Has("watch") && (req.Method != http.MethodGet || !isList) {
 		c.n.Add(1)
 	}
 

@@ -1,6 +1,10 @@
 package machine
 
-import "time"
+import (
+	"time"
+
+	"github.com/machinebus/machinebus/mcm/drain"
+)
 
 // Settings are the controller's clocks and defaults.
 type Settings struct {
@@ -17,6 +21,8 @@ type Settings struct {
 	// NodeConditions are the condition types that, when not False, make a Node
 	// unhealthy.
 	NodeConditions []string
+	// DrainPolicy says how long and how hard Nodes are drained.
+	DrainPolicy drain.Policy
 	// Retry says when a failed operation is tried again.
 	Retry Retry
 }
@@ -36,6 +42,7 @@ func DefaultSettings() Settings {
 		HealthTimeout:    10 * time.Minute,
 		OperationTimeout: 10 * time.Minute,
 		NodeConditions:   []string{"KernelDeadlock", "ReadonlyFilesystem", "DiskPressure", "NetworkUnavailable"},
+		DrainPolicy:      drain.DefaultPolicy(),
 		Retry: Retry{
 			Short: 5 * time.Second, Medium: 3 * time.Minute, Long: 10 * time.Minute,
 			ResourceExhausted: 10 * time.Minute,

@@ -30,6 +30,7 @@ func (p *pass) markTerminating(ctx context.Context) (next, error) {
 	if !p.creating() && p.journal.Operation == dispatch.Initialize {
 		p.journal = p.journal.settle() // as the phase says, for the last time
 	}
+	p.unhealthy = p.machine.Status.CurrentStatus.Phase == v1alpha1.MachineFailed
 	p.setPhase(v1alpha1.MachineTerminating)
 	p.machine.Status.CurrentStatus.PreserveExpiryTime = nil
 	p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "", v1alpha1.DeletionTextGetVMStatus)

@@ -334,7 +334,7 @@ func (w *world) ask(env *driverv1.Envelope) *exchange {
 		w.t.Fatal(err)
 	}
 	subject := fmt.Sprintf("mcm.v1.%s.driver.%s.%s.ns.%s", testCluster, testProvider, bus.Verb(op), name)
-	if err := w.nc.PublishRequest(subject, reply, payload); err != nil {
+	if err := w.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: payload}); err != nil {
 		w.t.Fatal(err)
 	}
 
@@ -385,7 +385,7 @@ func (w *world) directed(replica, verb, reply string, env *driverv1.Envelope) {
 		w.t.Fatal(err)
 	}
 	subject := fmt.Sprintf("mcm.v1.%s.replica.%s.%s.%s", testCluster, testProvider, replica, verb)
-	if err := w.nc.PublishRequest(subject, reply, payload); err != nil {
+	if err := w.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: payload}); err != nil {
 		w.t.Fatal(err)
 	}
 }

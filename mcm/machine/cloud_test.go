@@ -120,6 +120,21 @@ func (c *cloud) has() (instances, made int) {
 	return len(c.instances), c.made
 }
 
+// operations returns how many different operations of a kind came: one may be
+// sent more than once, but only under its one id.
+func (c *cloud) operations(op driverv1.Operation) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ids := map[string]bool{}
+	for _, t := range c.tasks {
+		if t.Operation == op {
+			ids[t.Request.GetOperationId()] = true
+		}
+	}
+
+	return len(ids)
+}
+
 // count returns how many operations of a kind came.
 func (c *cloud) count(op driverv1.Operation) int {
 	c.mu.Lock()

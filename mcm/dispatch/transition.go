@@ -52,6 +52,7 @@ func (d *Dispatcher) waiting(e *entry, reason string, attempts uint32) {
 func (d *Dispatcher) finish(e *entry, out *bus.Outcome, err error) {
 	state := State{
 		Phase: Done, ID: e.id, Kind: e.kind, Replica: out.Replica, Attempt: out.Attempts, Err: err, Took: out.Took,
+		Provider: e.provider, ClassGeneration: e.class,
 	}
 	state.Instance, state.LastKnownState, state.Stated = payload(out.Result)
 	d.mu.Lock()

@@ -27,7 +27,9 @@ func newCloud() *cloud {
 }
 
 func (c *cloud) capabilities() []driverv1.Operation {
-	all := []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE}
+	all := []driverv1.Operation{
+		driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_STATUS,
+	}
 	if c.noInitialize {
 		return all
 	}

@@ -40,7 +40,7 @@ func (d *Dispatcher) Ask(op Operation) State {
 		}
 	}
 	ctx, cancel := context.WithCancel(d.ctx)
-	id := fmt.Sprintf("%s.%s.%x", uid, Status, rand.Uint64()) //nolint:gosec // it only tells replies apart
+	id := fmt.Sprintf("%s.%s.%x", uid, Status, rand.Uint64())
 	r := &reading{op: op, cancel: cancel, state: State{Phase: Waiting, ID: id, Kind: Status}}
 	d.readings[uid] = r
 	req := bus.Request{

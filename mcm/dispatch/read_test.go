@@ -10,7 +10,9 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-func reads(c *bus.ServerConfig) { c.Capabilities = append(c.Capabilities, driverv1.Operation_OPERATION_STATUS) }
+func reads(c *bus.ServerConfig) {
+	c.Capabilities = append(c.Capabilities, driverv1.Operation_OPERATION_STATUS)
+}
 
 func TestAsk(t *testing.T) {
 	t.Parallel()

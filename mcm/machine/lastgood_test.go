@@ -2,7 +2,7 @@ package machine_test
 
 import (
 	"context"
-	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +12,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/machineclass"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -29,8 +30,8 @@ func (r *rig) deletedWith(t *testing.T, m *v1alpha1.Machine) *driverv1.ClassRefe
 	t.Helper()
 	r.cloud.mu.Lock()
 	defer r.cloud.mu.Unlock()
-	for i := len(r.cloud.tasks) - 1; i >= 0; i-- {
-		if task := r.cloud.tasks[i]; task.Operation == remove && bus.MachineOf(task.Request).GetName() == m.Name {
+	for _, task := range slices.Backward(r.cloud.tasks) {
+		if task.Operation == remove && bus.MachineOf(task.Request).GetName() == m.Name {
 			return bus.ClassOf(task.Request)
 		}
 	}
@@ -48,16 +49,12 @@ func (r *rig) acceptedClass(t *testing.T) *v1alpha1.MachineClass {
 		if err := r.Get(t.Context(), client.ObjectKeyFromObject(class), class); err != nil {
 			t.Fatal(err)
 		}
-		last := struct{ Generation int64 }{}
-		text := class.Annotations[v1alpha1.AnnotationKeyAccepted]
-		if text == "" {
-			return false
-		}
-		if err := json.Unmarshal([]byte(text), &last); err != nil {
+		former, err := machineclass.LastAccepted(class)
+		if err != nil {
 			t.Fatal(err)
 		}
 
-		return last.Generation == class.Generation
+		return former == nil && class.Annotations[v1alpha1.AnnotationKeyAccepted] != ""
 	}) {
 		t.Fatalf("class is not noted as accepted: %v", class.Annotations)
 	}

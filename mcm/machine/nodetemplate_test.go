@@ -66,7 +66,8 @@ func TestNodeTemplate(t *testing.T) {
 		Labels:      map[string]string{"foreign": "stays", "pool": "one", "gone": "soon"},
 		Annotations: map[string]string{"foreign": "stays", "note": "one"},
 		Taints: []corev1.Taint{
-			{Key: "foreign", Effect: corev1.TaintEffectNoSchedule}, {Key: "pool", Value: "one", Effect: corev1.TaintEffectNoSchedule},
+			{Key: "foreign", Effect: corev1.TaintEffectNoSchedule},
+			{Key: "pool", Value: "one", Effect: corev1.TaintEffectNoSchedule},
 			{Key: "gone", Effect: corev1.TaintEffectNoExecute},
 		},
 		Applied: `{"metadata":{"labels":{"gone":"soon","pool":"one"},"annotations":{"note":"one"}},` +

@@ -24,12 +24,17 @@ import (
 
 // A Dispatcher is the part of dispatch.Dispatcher that the steps use.
 type Dispatcher interface {
-	Start(op dispatch.Operation) dispatch.State
+	mutations
 	Ask(op dispatch.Operation) dispatch.State
+	Forget(uid types.UID)
+}
+
+// mutations are what changes something at a provider.
+type mutations interface {
+	Start(op dispatch.Operation) dispatch.State
 	State(uid types.UID) (dispatch.State, bool)
 	Settle(uid types.UID, id string)
 	Cancel(uid types.UID, id string) error
-	Forget(uid types.UID)
 }
 
 // Tokens is the part of bootstrap.Tokens that the steps use.

@@ -107,6 +107,8 @@ func (p *pass) findNode(ctx context.Context) (next, error) {
 		return proceed, p.patch(ctx)
 	case code == dispatch.OK, code == dispatch.NotFound, code == dispatch.Unimplemented, code == dispatch.Uninitialized:
 		return proceed, nil // what belongs to it may be there all the same, and is deleted
+	case p.another(code):
+		return proceed, nil // the deletion knows what to do about the class
 	case transient(code):
 		p.failFinding(state.Err)
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -207,7 +208,7 @@ func classMessage(class *v1alpha1.MachineClass, provider string) (*driverv1.Clas
 	}
 	m := &driverv1.Class{
 		Reference: reference(class), Provider: provider, ProviderSpec: spec,
-		Labels: class.Labels, Annotations: class.Annotations,
+		Labels: class.Labels, Annotations: driverAnnotations(class.Annotations),
 	}
 	if t := class.NodeTemplate; t != nil {
 		m.NodeTemplate = &driverv1.ClassNodeTemplate{
@@ -220,6 +221,16 @@ func classMessage(class *v1alpha1.MachineClass, provider string) (*driverv1.Clas
 	}
 
 	return m, nil
+}
+
+// driverAnnotations leaves out those that hold the class itself, as it was: it may
+// have been another provider's.
+func driverAnnotations(all map[string]string) map[string]string {
+	some := maps.Clone(all)
+	delete(some, corev1.LastAppliedConfigAnnotation)
+	delete(some, v1alpha1.AnnotationKeyAccepted)
+
+	return some
 }
 
 func quantities(list corev1.ResourceList) map[string]string {

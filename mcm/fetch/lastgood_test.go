@@ -49,7 +49,8 @@ func TestLastAcceptedClass(t *testing.T) {
 	if _, err := virtual.Class(t.Context(), clusterName, r.ref("small")); dispatch.CodeOf(err) != dispatch.NotFound {
 		t.Errorf("class as it stands for the provider of before: %v", err)
 	}
-	if got, err := aws.Class(t.Context(), clusterName, r.ref("small")); err != nil || string(got.GetProviderSpec()) != `{"size":7}` {
+	if got, err := aws.Class(t.Context(), clusterName, r.ref("small")); err != nil || string(got.GetProviderSpec()) != `{"size":7}` ||
+		len(got.GetAnnotations()) != 0 {
 		t.Errorf("class as it stands: %v, %v", got, err)
 	}
 	if _, err := aws.Secret(t.Context(), clusterName, r.ref("small"), r.ref("boot")); dispatch.CodeOf(err) != dispatch.PermissionDenied {

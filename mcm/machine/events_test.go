@@ -84,10 +84,11 @@ func TestEventsOfAFailedMachine(t *testing.T) {
 	r.cloud.failOnce(create, func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED) })
 	r.startManager(t)
 	m := r.machine("a")
-	m.Spec.MachineCreationTimeout = &metav1.Duration{Duration: 3 * time.Second}
 	r.create(t, m)
 	r.event(t, m, "WaitingForDriver", "no driver for provider virtual")
 	r.startDriver(t)
+	r.phase(t, m, v1alpha1.MachinePending)
+	r.change(t, m, func() { m.Spec.MachineCreationTimeout = &metav1.Duration{Duration: 60 * time.Millisecond} })
 	r.phase(t, m, v1alpha1.MachineFailed)
 	r.cloud.failOnce(remove, func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_UNAVAILABLE) })
 	r.delete(t, m)
@@ -95,5 +96,5 @@ func TestEventsOfAFailedMachine(t *testing.T) {
 	told := r.story(t, m, "Warning WaitingForDriver", "Warning FailedCreate", "Normal Created", "Warning FailedToJoin",
 		"Normal Terminating", "Warning FailedDelete", "Normal InstanceDeleted", "Normal Deleted")
 	tells(t, told, "create waits: no driver for provider virtual", "create failed with ResourceExhausted", "next try in 30ms: no luck",
-		"failed to join the cluster in 0.05 minutes", "delete failed with Unavailable", "next try in 20ms: no luck")
+		"failed to join the cluster in 0.001 minutes", "delete failed with Unavailable", "next try in 20ms: no luck")
 }

@@ -34,6 +34,10 @@ type journal struct {
 	// LastGood says that the operation begun, or the next try of the one that
 	// failed, uses the class as it was last accepted.
 	LastGood bool `json:"lastGood,omitempty"`
+	// Return says that the delete is of an instance that must not join, of a
+	// machine that stays. Without it a journal that came from a backup could have
+	// a live machine's instance deleted.
+	Return bool `json:"return,omitempty"`
 }
 
 func readJournal(m client.Object) (journal, error) {
@@ -75,7 +79,7 @@ func (j journal) write(m *v1alpha1.Machine) error {
 func (j journal) begin(kind dispatch.Kind, now time.Time) journal {
 	return journal{
 		Settled: j.Settled, Operation: kind, Begun: &metav1.Time{Time: now},
-		Provider: j.Provider, LastGood: j.LastGood && j.Failed == kind,
+		Provider: j.Provider, LastGood: j.LastGood && j.Failed == kind, Return: j.Return,
 	}
 }
 
@@ -87,7 +91,7 @@ func (j journal) settle() journal { return journal{Settled: j.Settled + 1, Provi
 func (j journal) failed(now time.Time, wait time.Duration, class string) journal {
 	return journal{
 		Settled: j.Settled + 1, Failed: j.Operation, NotBefore: &metav1.Time{Time: now.Add(wait)}, Class: class,
-		Provider: j.Provider,
+		Provider: j.Provider, Return: j.Return,
 	}
 }
 

@@ -27,22 +27,20 @@ func (p *pass) classForDelete(ctx context.Context) error {
 		// class is by now.
 		return nil
 	}
-	if p.provider == "" {
-		return err
-	}
-	if former := p.lastAccepted(); former != nil && (p.moved() || p.journal.LastGood) {
+	// A class that names no provider, or an impossible one, is spoiled too.
+	if former := p.lastAccepted(); former != nil && (p.provider == "" || p.moved() || p.journal.LastGood) {
 		now := p.version // a change of the class as it stands is what ends a wait
 		err = p.useClass(ctx, former)
 		p.version = now
 	}
 	switch {
+	case err != nil && (dispatch.CodeOf(err) == dispatch.Unknown || p.provider == ""):
+		return err
 	case p.moved():
 		return dispatch.Errorf(dispatch.FailedPrecondition, "MachineClass %s: field provider is %q, but the machine's instance is at %q: "+
 			"set it back until the machine is gone", p.class.Object.Name, p.class.Object.Provider, p.journal.Provider)
 	case err == nil:
 		return nil
-	case dispatch.CodeOf(err) == dispatch.Unknown || p.provider == "":
-		return err
 	default:
 		p.lacking = err // some drivers have credentials of their own
 
@@ -73,7 +71,7 @@ func (p *pass) removedSecret(key client.ObjectKey) *corev1.Secret {
 }
 
 // leaving tells whether the machine's instance is to go.
-func (p *pass) leaving() bool { return !p.machine.DeletionTimestamp.IsZero() || p.deleting() }
+func (p *pass) leaving() bool { return !p.machine.DeletionTimestamp.IsZero() || p.journal.Return }
 
 // lastAccepted is the class as its driver last made an instance from it; nil when
 // that is how it stands, or unknown.
@@ -114,6 +112,7 @@ func (p *pass) accept(ctx context.Context, state dispatch.State) {
 		err = p.Control.Patch(ctx, noted, client.MergeFrom(class))
 	}
 	if err != nil {
+		p.accepted.Delete(class.UID)
 		p.log.Info("accepted version of the class not noted", "class", class.Name, "err", err.Error())
 	}
 }

@@ -225,6 +225,12 @@ func TestClassMovesToAnotherProvider(t *testing.T) {
 
 	class = r.class()
 	r.change(t, class, func() { class.Provider = provider })
+	m = r.pending(t, "none")
+	r.change(t, class, func() { class.Provider = "" }) // nobody's is no better
+	r.delete(t, m)
+	r.gone(t, m)
+
+	r.change(t, class, func() { class.Provider = provider })
 	m = r.pending(t, "b")
 	r.change(t, class, func() { class.Provider = "other"; delete(class.Annotations, v1alpha1.AnnotationKeyAccepted) })
 	r.delete(t, m)

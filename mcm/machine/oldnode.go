@@ -56,7 +56,7 @@ func (p *pass) giveBack(ctx context.Context, state dispatch.State, node *corev1.
 	}
 	p.machine.Spec.ProviderID = state.Instance.ProviderID
 	p.journal = p.journal.settle()
-	p.journal.Provider = state.Provider
+	p.journal.Provider, p.journal.Return = state.Provider, true
 	p.begin(dispatch.Delete)
 	p.cautionf("OldNode", "Deletes instance %s: it would join as node %s, which is instance %q of before; "+
 		"delete that Node if its instance is gone", state.Instance.ProviderID, node.Name, node.Spec.ProviderID)
@@ -68,11 +68,10 @@ func (p *pass) giveBack(ctx context.Context, state dispatch.State, node *corev1.
 	return p.returnInstance(ctx)
 }
 
-// returnInstance goes on with what giveBack has begun: nothing else begins a
-// delete for a machine that is to stay. Then the machine is as if it had never had an
-// instance.
+// returnInstance goes on with what giveBack has begun. Then the machine is as if
+// it had never had an instance.
 func (p *pass) returnInstance(ctx context.Context) (next, error) {
-	if !p.deleting() {
+	if !p.journal.Return {
 		return proceed, nil
 	}
 	if err := p.classForDelete(ctx); err != nil {

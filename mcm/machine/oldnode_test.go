@@ -180,3 +180,18 @@ func TestOldNodeInterrupted(t *testing.T) {
 		})
 	}
 }
+
+// A journal may come from a backup that was made while its machine was deleted.
+func TestJournalOfADeletion(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	m := r.machine("a")
+	m.Annotations = map[string]string{v1alpha1.AnnotationKeyOperation: `{"settled":2,"operation":"delete"}`}
+	m.Spec.ProviderID, m.Labels = "virtual://"+m.Name, map[string]string{v1alpha1.LabelKeyNode: m.Name}
+	r.create(t, m)
+	r.join(t, m)
+	r.phase(t, m, v1alpha1.MachineRunning)
+	if n := r.cloud.count(remove); n != 0 {
+		t.Errorf("%d deletes for a machine that nobody deletes", n)
+	}
+}

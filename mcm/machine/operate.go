@@ -100,7 +100,7 @@ func (p *pass) waiting(ctx context.Context, state dispatch.State) error {
 func (p *pass) operationTimeout() time.Duration {
 	d, err := classTimeout(p.class.Object, p.Settings.OperationTimeout)
 	if err != nil && p.unsent {
-		p.warnf("InvalidField", "%s takes %s: %s", "The operation timeout", d, fault(err))
+		p.warnf("InvalidField", "%s; it is not used, the operation may take %s", fault(err), d)
 	}
 
 	return d

@@ -274,8 +274,8 @@ func TestStatusBeforeDeletion(t *testing.T) {
 			r.startDriver(t)
 			r.startManager(t)
 			r.gone(t, m)
-			if asked, deleted := r.cloud.count(status), r.cloud.count(remove); asked != 1 || deleted != 1 {
-				t.Errorf("asked %d times, deleted %d times, want once each: %s", asked, deleted, c.reason)
+			if asked, deleted := r.cloud.count(status), r.cloud.count(remove); asked < 1 || deleted != 1 {
+				t.Errorf("asked %d times, deleted %d times: %s", asked, deleted, c.reason)
 			}
 			drained := strings.Contains(strings.Join(r.events(t, m), "\n"), "Drained: ")
 			if drained != c.drained || (r.node(t, m.Name) == nil) != c.drained {
@@ -329,7 +329,7 @@ func TestStatusErrorsBeforeDeletion(t *testing.T) {
 			r.event(t, m, "FailedStatus", fmt.Sprintf("failed with %s (driver replica", bus.CodeName(code)))
 			r.event(t, m, "FailedStatus", fmt.Sprintf("next try in %s: no luck", period))
 			r.gone(t, m)
-			if asked, deleted := r.cloud.count(status), r.cloud.count(remove); asked != 2 || deleted != 1 {
+			if asked, deleted := r.cloud.count(status), r.cloud.count(remove); asked < 2 || deleted != 1 {
 				t.Errorf("asked %d times, deleted %d times", asked, deleted)
 			}
 		})

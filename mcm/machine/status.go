@@ -95,11 +95,17 @@ func (p *pass) findNode(ctx context.Context) (next, error) {
 	if err := p.classForDelete(ctx); err != nil {
 		return p.cannotDelete(ctx, err)
 	}
+
+	return p.askForNode(ctx)
+}
+
+// askForNode asks the driver for the name of the Node.
+func (p *pass) askForNode(ctx context.Context) (next, error) {
 	state, n, err := p.ask(ctx)
 	if n.stop || err != nil {
 		return n, err
 	}
-	switch code := dispatch.CodeOf(state.Err); {
+	switch code, m := dispatch.CodeOf(state.Err), p.machine; {
 	case code == dispatch.OK && state.Instance != nil && state.Instance.NodeName != "":
 		m.Spec.ProviderID = cmp.Or(m.Spec.ProviderID, state.Instance.ProviderID)
 		metav1.SetMetaDataLabel(&m.ObjectMeta, v1alpha1.LabelKeyNode, state.Instance.NodeName)

@@ -28,6 +28,9 @@ type Request struct {
 	// OnlyIfHeld, with Recover, begins nothing: when no replica holds the
 	// operation any more, Call fails with NotFound.
 	OnlyIfHeld bool
+	// TraceParent goes along with each attempt, for the driver's spans: a W3C
+	// traceparent header, empty when the operation is not traced.
+	TraceParent string
 	// OnAccepted and OnProgress are told what happens; they must not block. May
 	// be nil.
 	OnAccepted func(attempt uint32, replica string)
@@ -187,7 +190,7 @@ func (k *call) send(a *attempt) (unregister func(), err error) {
 		return func() {}, err
 	}
 	reply, unregister := k.c.register(k.req.Provider, k.listener(a))
-	err = k.c.publish(subject, reply, k.c.stamp(k.req.Body, k.req, k.number, k.again))
+	err = k.c.publishTraced(subject, reply, k.req.TraceParent, k.c.stamp(k.req.Body, k.req, k.number, k.again))
 	if err != nil {
 		k.c.log.Debug("request not sent", "operation_id", k.req.OperationID, "err", err)
 	}

@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -115,6 +116,17 @@ type call struct {
 	out     Outcome
 }
 
+// log is for lines about the operation.
+func (k *call) log() *slog.Logger {
+	object := "machine"
+	if MachineOf(k.req.Body) == nil {
+		object = "class"
+	}
+
+	return k.c.log.With(object, k.req.Namespace+"/"+k.req.Name, "operation", Verb(k.op), "operation_id", k.req.OperationID,
+		"provider", k.req.Provider, "attempt", k.number, "replica", k.out.Replica)
+}
+
 // A verdict is how one try ended.
 type verdict int
 
@@ -192,7 +204,7 @@ func (k *call) send(a *attempt) (unregister func(), err error) {
 	reply, unregister := k.c.register(k.req.Provider, k.listener(a))
 	err = k.c.publishTraced(subject, reply, k.req.TraceParent, k.c.stamp(k.req.Body, k.req, k.number, k.again))
 	if err != nil {
-		k.c.log.Debug("request not sent", "operation_id", k.req.OperationID, "err", err)
+		k.log().Debug("request not sent", "err", err)
 	}
 
 	return unregister, err

@@ -28,7 +28,7 @@ type held struct {
 	started   time.Time
 
 	traceParent string
-	cancel    context.CancelFunc
+	cancel      context.CancelFunc
 
 	// Where frames go: to whoever asked last.
 	reply       string

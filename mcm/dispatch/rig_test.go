@@ -112,6 +112,27 @@ func (r *rig) replica(t *testing.T, h bus.HandlerFunc, change ...func(*bus.Serve
 	return rep
 }
 
+// losable starts a replica that the returned function takes off the bus.
+func (r *rig) losable(t *testing.T, g *gate) (cut func()) {
+	t.Helper()
+	proxy := bustest.NewProxy(t, r.srv.URL())
+	conn := bustest.Connect(t, bus.Config{URLs: []string{proxy.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider)})
+	rep, err := bus.NewServer(conn, bus.ServerConfig{
+		Provider: provider, Logger: bustest.Quiet(), CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+		Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_CREATE},
+	}, bus.HandlerFunc(g.handle))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- rep.Run(ctx) }()
+	t.Cleanup(func() { cancel(); g.release(); <-done })
+	bustest.Eventually(t, "session", func() bool { return r.session(rep) != nil })
+
+	return proxy.Cut
+}
+
 // session returns what the rig's manager last heard of a replica.
 func (r *rig) session(rep *bus.Server) *driverv1.Session {
 	for _, known := range r.caller.Replicas() {

@@ -1,12 +1,15 @@
 package dispatch_test
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,6 +41,7 @@ type manager struct {
 	*dispatch.Dispatcher
 
 	caller  *bus.Caller
+	logs    *lockedBuffer // JSON lines, of all verbosities
 	notices chan types.NamespacedName
 	stop    func()
 }
@@ -62,7 +66,10 @@ func (r *rig) newManager(t *testing.T) *manager {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
+	logs := &lockedBuffer{}
+	ctx = logr.NewContext(ctx, logr.FromSlogHandler(slog.NewJSONHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	m := &manager{
+		logs:       logs,
 		Dispatcher: dispatch.New(ctx, caller, announcer), caller: caller,
 		notices: make(chan types.NamespacedName, 1000),
 	}
@@ -230,4 +237,24 @@ func contains(t *testing.T, text, part string) {
 	if !strings.Contains(text, part) {
 		t.Errorf("%q does not contain %q", text, part)
 	}
+}
+
+// A lockedBuffer takes what many goroutines write.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.buf.String()
 }

@@ -22,6 +22,7 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/cmd/internal/tracing"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/drain"
@@ -33,10 +34,17 @@ import (
 
 // run wires everything together and returns when ctx ends and all of it has
 // stopped.
-func run(ctx context.Context, o *options) error {
+func run(ctx context.Context, o *options) (err error) {
 	if err := o.probePort(ctx); err != nil {
 		return err
 	}
+	stopTraces, err := tracing.Start(ctx, "mcm", version(), func(err error) {
+		klog.Background().WithName("traces").Error(err, "spans not sent")
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stopTraces()) }()
 	o.settings.Namespace = o.scope()
 	control, target, err := o.restConfigs()
 	if err != nil {

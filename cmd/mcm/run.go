@@ -220,6 +220,11 @@ func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 		handler.Tokens = m.tokens
 	}
 
+	if len(m.options.unsealed) > 0 {
+		klog.Background().Info("drivers of these providers may get secrets unsealed: who may read their inboxes can read them",
+			"providers", m.options.unsealed)
+	}
+
 	return everywhere(func(ctx context.Context) error {
 		if err := handler.AnnounceChanges(ctx, m.manager.GetCache(), m.announcer); err != nil {
 			return err

@@ -28,7 +28,7 @@ func (h *handler[S]) traced(ctx context.Context, t *bus.Task) (context.Context, 
 	req, m := t.Request, bus.MachineOf(t.Request)
 	class := bus.ClassOf(req).GetClass()
 
-	return provider.Tracer(tracerName).Start(ctx, "driver "+bus.Verb(t.Operation),
+	return provider.Tracer(tracerName).Start(ctx, "driver "+bus.Verb(t.Operation), //nolint:spancheck // Handle ends it
 		trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(
 			attribute.String("machinebus.cluster", t.Cluster),
 			attribute.String("machinebus.operation_id", req.GetOperationId()),

@@ -87,7 +87,7 @@ func TestTrace(t *testing.T) {
 	attributes := map[string]string{}
 	for _, s := range spans.GetSpans() {
 		for _, a := range s.Attributes {
-			attributes[string(a.Key)] = a.Value.Emit()
+			attributes[string(a.Key)] = a.Value.String()
 		}
 	}
 	wantAttributes := map[string]string{

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -198,7 +199,7 @@ func (c *collector) wantChain(operationID, replica string) {
 	var chain []string
 	for s := driver; s != nil; s = byID[hex.EncodeToString(s.GetParentSpanId())] {
 		chain = append(chain, s.GetName())
-		if string(s.GetTraceId()) != string(driver.GetTraceId()) {
+		if !bytes.Equal(s.GetTraceId(), driver.GetTraceId()) {
 			c.Errorf("span %q is of another trace", s.GetName())
 		}
 	}
@@ -207,7 +208,7 @@ func (c *collector) wantChain(operationID, replica string) {
 	}
 	var below []string
 	for _, s := range c.spans {
-		if string(s.GetParentSpanId()) == string(driver.GetSpanId()) {
+		if bytes.Equal(s.GetParentSpanId(), driver.GetSpanId()) {
 			below = append(below, s.GetName())
 		}
 	}

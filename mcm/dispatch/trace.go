@@ -19,8 +19,8 @@ func startSpan(op *Operation) trace.Span {
 	if op.Span == nil || !op.Span.IsRecording() {
 		return trace.SpanFromContext(context.Background()) //nolint:forbidigo // the span that does nothing
 	}
-	above := trace.ContextWithSpan(context.Background(), op.Span) //nolint:forbidigo // a span is not cancelled
-	_, span := op.Span.TracerProvider().Tracer(tracerName).Start(above, "dispatch "+string(op.Kind),
+	above := trace.ContextWithSpan(context.Background(), op.Span)                                    //nolint:forbidigo // a span is not cancelled
+	_, span := op.Span.TracerProvider().Tracer(tracerName).Start(above, "dispatch "+string(op.Kind), //nolint:spancheck // run ends it
 		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
 			attribute.String("machinebus.operation_id", op.ID()),
 			attribute.String("machinebus.machine", op.Machine.Namespace+"/"+op.Machine.Name),
@@ -29,7 +29,7 @@ func startSpan(op *Operation) trace.Span {
 			attribute.Bool("machinebus.recover", op.Recover),
 		))
 
-	return span
+	return span //nolint:spancheck // run ends it
 }
 
 // traceParent is what goes to the driver, which makes spans only of what is

@@ -82,11 +82,12 @@ func (h *handler[S]) Handle(ctx context.Context, t *bus.Task) *driverv1.Result {
 	defer context.AfterFunc(h.hard, cancel)()
 	defer h.metrics.begin(t.Operation)()
 	ctx, span := h.traced(ctx, t)
-	defer span.End()
+	defer func() { span.End() }() // deferred itself, it would record what a panic says
 
 	c := &call{ctx: ctx, task: t, log: h.replica.log, providerID: bus.MachineOf(t.Request).GetProviderId()}
 	defer func() {
 		if r := recover(); r != nil {
+			fail(span, Internal)
 			// The server answers it and logs it, stack included; only the SDK
 			// knows what must not be in that log.
 			panic(c.scrub.text(fmt.Sprint(r))) //nolint:forbidigo // it is the driver's, passed on

@@ -102,16 +102,32 @@ func TestTrace(t *testing.T) {
 
 func TestTraceOfAFailureHoldsNoSecret(t *testing.T) {
 	t.Parallel()
-	w, class, spans := startTraced(t, &testDriver{
-		onCreate: func(_ context.Context, req *Request[testSpec]) (*Instance, error) {
-			return nil, Errorf(ResourceExhausted, "no room for password %s, user data %s", string(req.Class.Secret["password"]), string(req.UserData))
+	words := func(req *Request[testSpec]) string {
+		return fmt.Sprintf("no room for password %s, user data %s", string(req.Class.Secret["password"]), string(req.UserData))
+	}
+	for code, create := range map[string]func(context.Context, *Request[testSpec]) (*Instance, error){
+		"ResourceExhausted": func(_ context.Context, req *Request[testSpec]) (*Instance, error) {
+			return nil, Errorf(ResourceExhausted, "%s", words(req))
 		},
-	})
+		"Internal": func(_ context.Context, req *Request[testSpec]) (*Instance, error) {
+			panic(words(req)) //nolint:forbidigo // as a driver might
+		},
+	} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			testTraceOfAFailure(t, code, &testDriver{onCreate: create})
+		})
+	}
+}
+
+func testTraceOfAFailure(t *testing.T, code string, d *testDriver) {
+	t.Helper()
+	w, class, spans := startTraced(t, d)
 	w.askTraced(create(machine("m"), class), sampled).result()
 	eventually(t, "the operation's span has ended", func() bool { return len(spans.GetSpans()) == 5 })
 	for _, s := range spans.GetSpans() {
 		failed := s.Name == "Create" || s.Name == "driver create"
-		if failed && (s.Status.Code != codes.Error || s.Status.Description != "ResourceExhausted") {
+		if failed && (s.Status.Code != codes.Error || s.Status.Description != code) {
 			t.Errorf("status of span %q is %+v, want a failure with the driver's code", s.Name, s.Status)
 		}
 		text := fmt.Sprintf("%q", []any{s.Name, s.Status, s.Attributes, s.Events})

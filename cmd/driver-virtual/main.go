@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"log/slog"
 	"os"
@@ -41,5 +40,7 @@ func serve(ctx context.Context, cfg driversdk.Config, driver *virtual.Driver) er
 		return err
 	}
 
-	return errors.Join(driversdk.Serve(ctx, cfg, driver), stop())
+	defer stop()
+
+	return driversdk.Serve(ctx, cfg, driver)
 }

@@ -34,7 +34,7 @@ import (
 
 // run wires everything together and returns when ctx ends and all of it has
 // stopped.
-func run(ctx context.Context, o *options) (err error) {
+func run(ctx context.Context, o *options) error {
 	if err := o.probePort(ctx); err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func run(ctx context.Context, o *options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, stopTraces()) }()
+	defer stopTraces()
 	o.settings.Namespace = o.scope()
 	control, target, err := o.restConfigs()
 	if err != nil {

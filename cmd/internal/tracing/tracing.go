@@ -29,10 +29,11 @@ var switches = []string{"OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "
 // OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set and OTEL_SDK_DISABLED is not true;
 // otherwise nothing is traced. The other variables of OpenTelemetry (protocol,
 // headers, sampler, resource) mean what its specification says. Failures to
-// export are told to report. Stop sends what is left.
-func Start(ctx context.Context, service, version string, report func(error)) (stop func() error, err error) {
+// export are told to report: no program fails for want of its collector. Stop
+// sends what is left.
+func Start(ctx context.Context, service, version string, report func(error)) (stop func(), err error) {
 	if !wanted() {
-		return func() error { return nil }, nil
+		return func() {}, nil
 	}
 	exporter, err := autoexport.NewSpanExporter(ctx)
 	if err != nil {
@@ -49,20 +50,18 @@ func Start(ctx context.Context, service, version string, report func(error)) (st
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(report))
 	otel.SetTracerProvider(provider)
 
-	return func() error {
+	return func() {
 		// The program's own context has ended by now.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushLimit)
 		defer cancel()
 		if err := provider.Shutdown(ctx); err != nil {
-			return fmt.Errorf("send the last spans: %w", err)
+			report(fmt.Errorf("send the last spans: %w", err))
 		}
-
-		return nil
 	}, nil
 }
 
 func wanted() bool {
-	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") {
+	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") || os.Getenv("OTEL_TRACES_EXPORTER") == "none" {
 		return false
 	}
 	for _, name := range switches {

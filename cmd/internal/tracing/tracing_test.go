@@ -22,6 +22,10 @@ func TestOffUnlessConfigured(t *testing.T) {
 		"endpoint":         {"the usual way", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, true},
 		"traces' endpoint": {"of traces alone", map[string]string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x"}, true},
 		"exporter":         {"such as console", map[string]string{"OTEL_TRACES_EXPORTER": "console"}, true},
+		"none": {
+			"the specification's word for no exporter",
+			map[string]string{"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, false,
+		},
 		"disabled": {
 			"the switch of the specification", map[string]string{"OTEL_TRACES_EXPORTER": "console", "OTEL_SDK_DISABLED": "true"}, false,
 		},
@@ -42,6 +46,25 @@ func TestWrongExporter(t *testing.T) {
 	t.Setenv("OTEL_TRACES_EXPORTER", "carrier-pigeon")
 	if _, err := Start(t.Context(), "mcm", "1", nil); err == nil {
 		t.Error("no error for an exporter that does not exist")
+	}
+}
+
+// TestCollectorAway has nobody take the spans: that is told, and no more.
+func TestCollectorAway(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+	t.Setenv("OTEL_BSP_EXPORT_TIMEOUT", "100")
+	told := make(chan error, 10)
+	stop, err := Start(t.Context(), "mcm", "1", func(err error) { told <- err })
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, span := otel.Tracer("test").Start(t.Context(), "a span")
+	span.End()
+	stop()
+	select {
+	case <-told:
+	default:
+		t.Error("nobody was told that spans were lost")
 	}
 }
 
@@ -68,9 +91,7 @@ func TestExport(t *testing.T) {
 	}
 	_, span := otel.Tracer("test").Start(t.Context(), "a span")
 	span.End()
-	if err := stop(); err != nil {
-		t.Fatal(err)
-	}
+	stop()
 	of := map[string]string{}
 	spans := (<-got).GetResourceSpans()[0]
 	for _, attribute := range spans.GetResource().GetAttributes() {

@@ -49,7 +49,7 @@ func spanned[T any](ctx context.Context, name string, call func(context.Context)
 		return call(ctx)
 	}
 	ctx, own := above.TracerProvider().Tracer(tracerName).Start(ctx, name, trace.WithSpanKind(trace.SpanKindClient))
-	code := Internal // of a call that panics
+	code := Internal                              // of a call that panics
 	defer func() { fail(own, code); own.End() }() // deferred itself, End would record what a panic says
 	result, err := call(ctx)
 	code = CodeOf(err)

@@ -24,7 +24,8 @@ func TestOffUnlessConfigured(t *testing.T) {
 		"exporter":         {"such as console", map[string]string{"OTEL_TRACES_EXPORTER": "console"}, true},
 		"none": {
 			"the specification's word for no exporter",
-			map[string]string{"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, false,
+			map[string]string{"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"},
+			false,
 		},
 		"disabled": {
 			"the switch of the specification", map[string]string{"OTEL_TRACES_EXPORTER": "console", "OTEL_SDK_DISABLED": "true"}, false,

@@ -101,6 +101,7 @@ type mcm struct {
 	announcer  *bus.Announcer
 	dispatcher *dispatch.Dispatcher
 	reconciler *machine.Reconciler
+	removed    *machineclass.Removed
 	target     cluster.Cluster   // nil when there is none
 	tokens     *bootstrap.Tokens // nil when there is none
 	drainer    *drain.Drainer    // nil when there is none
@@ -131,8 +132,9 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 		"Reply frames that belonged to no operation in flight.", m.caller.Dropped))); err != nil {
 		return err
 	}
+	m.removed = machineclass.NewRemoved(m.manager.GetClient())
 	m.reconciler = &machine.Reconciler{
-		Control: m.manager.GetClient(), Dispatcher: m.dispatcher, Settings: m.options.settings,
+		Control: m.manager.GetClient(), Dispatcher: m.dispatcher, Settings: m.options.settings, Removed: m.removed,
 		// The newer events API keeps only the first text of a reason for minutes.
 		Events: m.manager.GetEventRecorderFor("mcm"), //nolint:staticcheck // see above
 	}
@@ -213,7 +215,7 @@ func (m *mcm) addControllers(ctx context.Context) error {
 // fetches serves drivers, on every replica and not only the leading one.
 func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	handler := &fetch.Handler{
-		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher,
+		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher, Removed: m.removed,
 		DefaultProvider: m.options.settings.DefaultProvider, CreationTimeout: m.options.settings.CreationTimeout,
 	}
 	if m.tokens != nil {
@@ -226,6 +228,9 @@ func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	}
 
 	return everywhere(func(ctx context.Context) error {
+		if err := m.removed.Watch(ctx, m.manager.GetCache()); err != nil {
+			return err
+		}
 		if err := handler.AnnounceChanges(ctx, m.manager.GetCache(), m.announcer); err != nil {
 			return err
 		}

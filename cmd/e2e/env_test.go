@@ -30,10 +30,11 @@ const secretMark = "user-data-that-nobody-may-read"
 type env struct {
 	*testing.T
 
-	name  string
-	site  *stack.Site
-	kube  client.Client
-	cloud *stack.Cloud
+	name    string
+	site    *stack.Site
+	cluster *stack.DevCluster
+	kube    client.Client
+	cloud   *stack.Cloud
 }
 
 // newEnv makes an env that ends with the test. Tests that have one run in
@@ -42,7 +43,7 @@ func newEnv(t *testing.T) *env {
 	t.Helper()
 	t.Parallel()
 	e := newPlane(t, nil)
-	cloud, err := e.site.StartCloud(e.ctx(), "virtual-cloud", shared.cluster.Kubeconfig)
+	cloud, err := e.site.StartCloud(e.ctx(), "virtual-cloud", e.cluster.Kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +61,7 @@ func newPlane(t *testing.T, cloud *stack.Cloud) *env {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &env{T: t, name: name, site: site, kube: shared.kube, cloud: cloud}
+	e := &env{T: t, name: name, site: site, cluster: shared.cluster, kube: shared.kube, cloud: cloud}
 	t.Cleanup(e.end)
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	if err := e.kube.Create(e.ctx(), namespace); err != nil {
@@ -118,7 +119,7 @@ func (e *env) secrets() map[string]string {
 func (e *env) startManager(natsURL string, args ...string) (*stack.Manager, *stack.Tap) {
 	e.Helper()
 	manager, err := e.site.StartManager(e.ctx(), stack.ManagerOptions{
-		Control: shared.cluster.Kubeconfig, Namespace: e.name, Cluster: e.name, NATSURL: natsURL,
+		Control: e.cluster.Kubeconfig, Namespace: e.name, Cluster: e.name, NATSURL: natsURL,
 		Args: append([]string{"-v=2"}, args...),
 	})
 	if err != nil {

@@ -114,6 +114,21 @@ func (s *Site) start(c command) (*Process, error) {
 	return p, nil
 }
 
+// restart runs the command of an ended process again, with more arguments
+// perhaps.
+func (s *Site) restart(p *Process, args ...string) (*Process, error) {
+	select {
+	case <-p.done:
+	default:
+		return nil, fmt.Errorf("%s still runs: stop it before a restart", p.Name)
+	}
+	s.forget(p)
+	c := p.command
+	c.args = append(slices.Clone(c.args), args...)
+	c.again++
+	return s.start(c)
+}
+
 // forget takes an ended process out, so that its name is free again.
 func (s *Site) forget(p *Process) {
 	s.mu.Lock()
@@ -141,11 +156,17 @@ func (s *Site) startOnFreePorts(
 		if err == nil {
 			return p, ports, nil
 		}
-		if try == tries || !strings.Contains(p.lastLines(), "address already in use") {
+		if try == tries || !portTaken(p.lastLines()) {
 			return nil, nil, err
 		}
 		s.forget(p) // it has ended, as its error tells
 	}
+}
+
+// portTaken tells whether a log says so, in the system's words or in those of
+// devcluster.
+func portTaken(log string) bool {
+	return strings.Contains(log, "address already in use") || strings.Contains(log, "is taken; choose another --secure-port")
 }
 
 // Close ends all processes, the youngest first, and returns what did not end as

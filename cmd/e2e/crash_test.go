@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -119,7 +118,7 @@ func TestManagerKilledInDelete(t *testing.T) {
 	for i, p := range deletePoints {
 		e.createPod(names[i])
 		reached := c.arm(p, names[i])
-		e.must(e.kube.Delete(e.ctx(), &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: e.name, Name: names[i]}}))
+		e.deleteMachine(names[i])
 		c.kill(p, reached)
 		e.waitGone(names[i])
 		e.wantNoPod(names[i])
@@ -221,6 +220,6 @@ func (e *env) wantNoPod(node string) {
 	e.Helper()
 	err := e.kube.Get(e.ctx(), client.ObjectKey{Namespace: e.name, Name: node}, &corev1.Pod{})
 	if client.IgnoreNotFound(err) != nil || err == nil {
-		e.Errorf("the pod of node %s is there: %v", node, errors.Join(err))
+		e.Errorf("the pod of node %s is there: %v", node, err)
 	}
 }

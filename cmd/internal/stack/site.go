@@ -115,18 +115,30 @@ func (s *Site) start(c command) (*Process, error) {
 }
 
 // restart runs the command of an ended process again, with more arguments
-// perhaps.
+// perhaps. It takes the place of the ended one: what depends on it was started
+// later and is to be stopped earlier.
 func (s *Site) restart(p *Process, args ...string) (*Process, error) {
 	select {
 	case <-p.done:
 	default:
 		return nil, fmt.Errorf("%s still runs: stop it before a restart", p.Name)
 	}
+	s.mu.Lock()
+	place := slices.Index(s.processes, p)
+	s.mu.Unlock()
 	s.forget(p)
 	c := p.command
 	c.args = append(slices.Clone(c.args), args...)
 	c.again++
-	return s.start(c)
+	again, err := s.start(c)
+	if err != nil {
+		return nil, err
+	}
+	s.forget(again)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.processes = slices.Insert(s.processes, max(0, min(place, len(s.processes))), again)
+	return again, nil
 }
 
 // forget takes an ended process out, so that its name is free again.

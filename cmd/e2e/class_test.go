@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 
@@ -104,9 +105,7 @@ func (e *env) editClass(name string, fields map[string]any) {
 	before := client.MergeFrom(class.DeepCopy())
 	var spec map[string]any
 	e.must(json.Unmarshal(class.ProviderSpec.Raw, &spec))
-	for field, value := range fields {
-		spec[field] = value
-	}
+	maps.Copy(spec, fields)
 	var err error
 	class.ProviderSpec.Raw, err = json.Marshal(spec)
 	e.must(err)

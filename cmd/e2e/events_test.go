@@ -32,7 +32,7 @@ func TestEvents(t *testing.T) {
 	e.must(err)
 	e.refuseNodes(bad)
 	m := e.newMachine(bad, className)
-	m.Spec.MachineConfiguration = &v1alpha1.MachineConfiguration{MachineCreationTimeout: &metav1.Duration{Duration: 3 * time.Second}}
+	m.Spec.MachineCreationTimeout = &metav1.Duration{Duration: 3 * time.Second}
 	e.must(e.kube.Create(e.ctx(), m))
 	e.waitEvent(bad, "Warning", "no power in the rack")
 	e.waitEvent(bad, "Warning", "failed to join")

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -127,9 +128,7 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer := httptest.NewRecorder()
 		g.proxy.ServeHTTP(answer, r.WithContext(context.WithoutCancel(r.Context())))
 		if s.wait(r.Context()) {
-			for name, values := range answer.Header() {
-				w.Header()[name] = values
-			}
+			maps.Copy(w.Header(), answer.Header())
 			w.WriteHeader(answer.Code)
 			_, _ = w.Write(answer.Body.Bytes())
 		}

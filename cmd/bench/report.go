@@ -65,6 +65,8 @@ func median[T int | float64 | time.Duration](values []T) T {
 	return sorted[len(sorted)/2]
 }
 
-func micros(d time.Duration) string { return fmt.Sprintf("%.0f µs", float64(d)/float64(time.Microsecond)) }
+func micros(d time.Duration) string {
+	return fmt.Sprintf("%.0f µs", float64(d)/float64(time.Microsecond))
+}
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.2f s", d.Seconds()) }

@@ -78,7 +78,8 @@ func newReadRig(ctx context.Context, inProcess bool) (r *readRig, err error) {
 	if err := r.startDriver(ctx, quiet); err != nil {
 		return r, err
 	}
-	return r, r.startPeer(ctx, opts)
+	err = r.startPeer(ctx, opts)
+	return r, err
 }
 
 func (r *readRig) closing(f func()) {
@@ -126,37 +127,8 @@ func (r *readRig) startPeer(ctx context.Context, opts []nats.Option) error {
 		return err
 	}
 	r.closing(r.peer.Close)
-	seen := make(chan *nats.Msg, 8)
-	tap, err := driver.ChanSubscribe("mcm.v1."+readCluster+".*."+readProvider+".>", seen)
+	reply, err := r.listen(ctx, driver)
 	if err != nil {
-		return err
-	}
-	if err := driver.Flush(); err != nil {
-		return err
-	}
-	if err := r.callBus(ctx); err != nil {
-		return err
-	}
-	var reply *driverv1.Envelope
-	limit := time.NewTimer(readySoon)
-	defer limit.Stop()
-	for r.request == nil || reply == nil {
-		select {
-		case m := <-seen:
-			env, err := bus.Decode(m.Data, "")
-			switch {
-			case err != nil:
-				return err
-			case env.GetStatus() != nil:
-				r.request = env
-			case env.GetResult() != nil:
-				reply = env
-			}
-		case <-limit.C:
-			return errors.New("a call's request and result were not seen on the bus")
-		}
-	}
-	if err := tap.Unsubscribe(); err != nil {
 		return err
 	}
 	_, err = driver.QueueSubscribe(peerSubject, "driver", func(m *nats.Msg) {
@@ -171,6 +143,41 @@ func (r *readRig) startPeer(ctx context.Context, opts []nats.Option) error {
 		return err
 	}
 	return driver.Flush()
+}
+
+// listen makes one call, and returns what came back on the bus; what was sent
+// becomes the peer's request.
+func (r *readRig) listen(ctx context.Context, conn *nats.Conn) (reply *driverv1.Envelope, err error) {
+	seen := make(chan *nats.Msg, 8)
+	tap, err := conn.ChanSubscribe("mcm.v1."+readCluster+".*."+readProvider+".>", seen)
+	if err != nil {
+		return nil, err
+	}
+	if err := conn.Flush(); err != nil {
+		return nil, err
+	}
+	if err := r.callBus(ctx); err != nil {
+		return nil, err
+	}
+	limit := time.NewTimer(readySoon)
+	defer limit.Stop()
+	for r.request == nil || reply == nil {
+		select {
+		case m := <-seen:
+			env, err := bus.Decode(m.Data, "")
+			switch {
+			case err != nil:
+				return nil, err
+			case env.GetStatus() != nil:
+				r.request = env
+			case env.GetResult() != nil:
+				reply = env
+			}
+		case <-limit.C:
+			return nil, errors.New("a call's request and result were not seen on the bus")
+		}
+	}
+	return reply, tap.Unsubscribe()
 }
 
 // callPeer is one request and reply by bare NATS.
@@ -222,6 +229,9 @@ type readSpec struct {
 type readDriver struct{}
 
 func (*readDriver) Get(_ context.Context, req *driversdk.Request[readSpec]) (*driversdk.Instance, error) {
+	if req.Machine.ProviderID == "" {
+		return nil, driversdk.Errorf(driversdk.NotFound, "machine %s has no instance", req.Machine.Name)
+	}
 	return &driversdk.Instance{ProviderID: req.Machine.ProviderID, NodeName: req.Machine.NodeName, MachineName: req.Machine.Name}, nil
 }
 

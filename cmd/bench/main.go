@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // benchmarks are in the order in which they run.
@@ -25,7 +26,7 @@ var benchmarks = []struct {
 	run        func(context.Context, *bench) error
 }{
 	{"read", "a status request over the bus, against bare NATS request and reply", benchRead},
-	{"create", "200 machines at 1 s provider latency, against blocking workers", benchCreate},
+	{"create", "machines at a provider that takes its time, against blocking workers", benchCreate},
 	{"requests", "requests to the API server for each machine", benchRequests},
 	{"delete", "deletion of an empty machine, beyond the cloud's own time", benchDelete},
 }
@@ -35,6 +36,8 @@ type bench struct {
 	report
 
 	rounds   int
+	machines int
+	latency  time.Duration
 	bin, dir string
 	crds     string
 	examples string
@@ -56,10 +59,15 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	only := fs.String("only", "", "`names` of the benchmarks to run, with commas; none means all of: "+strings.Join(names(), ", "))
 	repository := fs.String("repository", ".", "`folder` of the repository, for CRDs and examples")
 	fs.IntVar(&b.rounds, "rounds", 5, "`number` of interleaved rounds, of which the median counts; at least 5")
+	fs.IntVar(&b.machines, "machines", 200, "`number` of machines of the benchmark create")
+	fs.DurationVar(&b.latency, "latency", time.Second, "time that the provider takes there for each")
 	fs.StringVar(&b.bin, "bin", ".out/bin", "`folder` of the built programs")
 	fs.StringVar(&b.dir, "dir", ".out/run/bench", "`folder` for logs and data; it is emptied first")
 	if err := fs.Parse(args); err != nil {
 		return err
+	}
+	if b.machines < 1 || b.latency < 0 {
+		return fmt.Errorf("--machines=%d and --latency=%s: want at least one machine and no negative time", b.machines, b.latency)
 	}
 	const fewest = 5
 	if b.rounds < fewest {

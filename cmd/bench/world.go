@@ -37,6 +37,8 @@ type world struct {
 	cluster *stack.DevCluster
 	kube    client.WithWatch
 	cloud   *stack.Cloud
+	manager *stack.Manager
+	drivers []*stack.Driver
 	tap     *stack.Tap
 }
 
@@ -87,22 +89,23 @@ func (w *world) start(ctx context.Context, b *bench) (err error) {
 	if w.cloud, err = w.site.StartCloud(ctx, "virtual-cloud", w.cluster.Kubeconfig); err != nil {
 		return err
 	}
-	manager, err := w.site.StartManager(ctx, stack.ManagerOptions{
+	w.manager, err = w.site.StartManager(ctx, stack.ManagerOptions{
 		Control: w.cluster.UserKubeconfig(user), Args: []string{fmt.Sprintf("--concurrent-syncs=%d", workers)},
 	})
 	if err != nil {
 		return err
 	}
-	if w.tap, err = stack.OpenTap(ctx, manager.NATSURL, "default"); err != nil {
+	if w.tap, err = stack.OpenTap(ctx, w.manager.NATSURL, "default"); err != nil {
 		return err
 	}
 	for i := range 2 {
-		_, err := w.site.StartDriver(ctx, w.tap, stack.DriverOptions{
-			Name: fmt.Sprintf("driver-virtual-%d", i+1), NATSURL: manager.NATSURL, Args: []string{"--slots=256"},
+		driver, err := w.site.StartDriver(ctx, w.tap, stack.DriverOptions{
+			Name: fmt.Sprintf("driver-virtual-%d", i+1), NATSURL: w.manager.NATSURL, Args: []string{"--slots=256"},
 		})
 		if err != nil {
 			return err
 		}
+		w.drivers = append(w.drivers, driver)
 	}
 	return w.applyClass(ctx, b.examples)
 }

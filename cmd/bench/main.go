@@ -66,6 +66,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
+	if fs.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q: name benchmarks with --only", fs.Arg(0))
+	}
 	if b.machines < 1 || b.latency < 0 {
 		return fmt.Errorf("--machines=%d and --latency=%s: want at least one machine and no negative time", b.machines, b.latency)
 	}

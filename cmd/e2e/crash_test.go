@@ -169,15 +169,18 @@ func (c *crashes) arm(p crashPoint, machine string) *stop {
 // kill kills the manager once the point is reached, and starts it again.
 func (c *crashes) kill(p crashPoint, reached *stop) {
 	c.Helper()
-	c.await(reached)
+	c.await(reached, "is there", reached.reached)
 	c.must(c.manager.Kill())
-	if p.missed {
-		close(reached.letGo)
+	if p.missed || p.cloud.method == "" {
+		if p.missed {
+			close(reached.letGo)
+		}
+		c.await(reached, "is over", reached.over)
+		c.must(c.manager.Restart(c.ctx()))
+		return
 	}
 	c.must(c.manager.Restart(c.ctx()))
-	if !p.missed {
-		close(reached.letGo) // where the one that waits was not the killed one
-	}
+	close(reached.letGo)
 }
 
 // wantNoToken expects that a machine's bootstrap token is gone.

@@ -37,6 +37,7 @@ type env struct {
 	kube    client.Client
 	cloud   *stack.Cloud
 	secret  map[string]string // more secrets, by what they are
+	atEnd   []func()          // called when the processes have ended
 }
 
 // newEnv makes an env that ends with the test. Tests that have one run in
@@ -110,6 +111,9 @@ func (e *env) ctx() context.Context { return e.Context() }
 func (e *env) end() {
 	if err := e.site.Close(); err != nil {
 		e.Error(err)
+	}
+	for _, do := range e.atEnd {
+		do()
 	}
 	logs, err := filepath.Glob(filepath.Join(e.site.Dir(), "*"))
 	if err != nil {

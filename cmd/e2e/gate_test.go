@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -52,6 +53,7 @@ type stop struct {
 
 	reached chan struct{} // closed when the request is there
 	letGo   chan struct{} // closed to let it go on
+	over    chan struct{} // closed when it is answered, or who made it is gone
 }
 
 // openGate opens a gate before a server.
@@ -66,7 +68,7 @@ func (e *env) openGate(server string, transport http.RoundTripper) *gate {
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
 	}}
 	s := httptest.NewServer(g)
-	e.Cleanup(s.CloseClientConnections) // requests that nobody waits for any more
+	e.atEnd = append(e.atEnd, s.Close) // waits for its clients to be gone
 	g.url = s.URL
 	return g
 }
@@ -92,7 +94,7 @@ func (e *env) openKubeGate() (g *gate, kubeconfig string) {
 
 // arm has the gate stop a request.
 func (g *gate) arm(at stopAt) *stop {
-	s := &stop{stopAt: at, reached: make(chan struct{}), letGo: make(chan struct{})}
+	s := &stop{stopAt: at, reached: make(chan struct{}), letGo: make(chan struct{}), over: make(chan struct{})}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.armed = s
@@ -121,10 +123,12 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	s := g.take(r, body)
-	switch {
-	case s == nil:
+	if s == nil {
 		g.proxy.ServeHTTP(w, r)
-	case s.answered:
+		return
+	}
+	defer close(s.over)
+	if s.answered {
 		answer := httptest.NewRecorder()
 		g.proxy.ServeHTTP(answer, r.WithContext(context.WithoutCancel(r.Context())))
 		if s.wait(r.Context()) {
@@ -132,10 +136,10 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(answer.Code)
 			_, _ = w.Write(answer.Body.Bytes())
 		}
-	default:
-		if s.wait(r.Context()) {
-			g.proxy.ServeHTTP(w, r)
-		}
+		return
+	}
+	if s.wait(r.Context()) {
+		g.proxy.ServeHTTP(w, r)
 	}
 }
 
@@ -151,15 +155,16 @@ func (s *stop) wait(ctx context.Context) bool {
 	}
 }
 
-// await waits until the request is there.
-func (e *env) await(s *stop) {
+// await waits until a stop's channel is closed. What completes the sentence
+// "waited until the request ...".
+func (e *env) await(s *stop, what string, closed <-chan struct{}) {
 	e.Helper()
-	e.eventually("a program stands at "+s.String(), func(context.Context) error {
+	e.eventually(fmt.Sprintf("the request %s (%s)", what, s), func(context.Context) error {
 		select {
-		case <-s.reached:
+		case <-closed:
 			return nil
 		default:
-			return fmt.Errorf("the request has not come")
+			return errors.New("not yet")
 		}
 	})
 }

@@ -44,7 +44,8 @@ type command struct {
 	name    string
 	program string
 	args    []string
-	again   int // how often it was run before
+	env     []string // beside PATH and HOME
+	again   int      // how often it was run before
 }
 
 // logName is what its files are called: each run has its own.
@@ -78,7 +79,7 @@ func start(dir string, c command, program string, detached bool) (*Process, erro
 	p.cmd = exec.Command(program, c.args...)
 	p.cmd.Stdout, p.cmd.Stderr = stdout, stderr
 	// The ambient KUBECONFIG, NATS_URL and the like must not reach the programs.
-	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
+	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}, c.env...)
 	// Ctrl-C in a terminal reaches only us, and we decide the order.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if detached {

@@ -70,6 +70,7 @@ func run(ctx context.Context, o *options) error {
 	klog.Background().Info("starting", "version", version(), "cluster", o.clusterName, "bus", conn.URL())
 	err = mgr.Start(ctx)
 	m.dispatcher.Wait()
+	m.validator.Wait()
 	if m.drainer != nil {
 		m.drainer.Wait()
 	}
@@ -93,6 +94,7 @@ type mcm struct {
 	announcer  *bus.Announcer
 	dispatcher *dispatch.Dispatcher
 	reconciler *machine.Reconciler
+	validator  *machineclass.Validator
 	target     cluster.Cluster   // nil when there is none
 	tokens     *bootstrap.Tokens // nil when there is none
 	drainer    *drain.Drainer    // nil when there is none
@@ -191,6 +193,10 @@ func (m *mcm) addControllers(ctx context.Context) error {
 	}
 	if err := machineclass.NewSecretReconciler(c, events, m.options.scope()).SetupWithManager(ctx, m.manager); err != nil {
 		return fmt.Errorf("set up the secret controller: %w", err)
+	}
+	m.validator = machineclass.NewValidator(ctx, c, events, dispatch.NewClasses(m.caller), m.options.settings.DefaultProvider, m.options.scope())
+	if err := m.validator.SetupWithManager(m.manager); err != nil {
+		return fmt.Errorf("set up the validation of classes: %w", err)
 	}
 
 	return nil

@@ -175,14 +175,15 @@ func (e *env) waitEvent(machine, eventType, text string) *corev1.Event {
 	return found
 }
 
-func (e *env) events(ctx context.Context, machine string) ([]corev1.Event, error) {
+func (e *env) events(ctx context.Context, name string) ([]corev1.Event, error) {
 	var all corev1.EventList
 	if err := e.kube.List(ctx, &all, client.InNamespace(e.name)); err != nil {
 		return nil, err
 	}
 	var events []corev1.Event
 	for _, event := range all.Items {
-		if event.InvolvedObject.Kind == v1alpha1.KindMachine && event.InvolvedObject.Name == machine {
+		kind := event.InvolvedObject.Kind
+		if (kind == v1alpha1.KindMachine || kind == v1alpha1.KindMachineClass) && event.InvolvedObject.Name == name {
 			events = append(events, event)
 		}
 	}

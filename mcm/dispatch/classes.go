@@ -17,7 +17,7 @@ const (
 	// A question that was not answered is asked again after this long, then half
 	// as often each time. A read needs no slot that a replica would show as free, so
 	// room is no reason to ask sooner.
-	classWaitMin, classWaitMax = time.Second, 5 * time.Minute
+	firstClassWait, longestClassWait = time.Second, 5 * time.Minute
 	// mixedTries is how often a question goes to any replica of a fleet of which
 	// only some can answer it.
 	mixedTries = 32
@@ -59,14 +59,15 @@ func (c *Classes) Validate(ctx context.Context, provider string, class Class) (w
 // ask returns a driver's answer, however long it takes to get one.
 func (c *Classes) ask(ctx context.Context, op driverv1.Operation, req bus.Request) (*driverv1.Result, error) {
 	refused := 0
-	for wait := classWaitMin; ; wait = min(2*wait, classWaitMax) {
+	for wait := firstClassWait; ; wait = min(2*wait, longestClassWait) {
 		room := c.caller.Room(req.Provider)
 		switch live, able := c.offered(req.Provider, op); {
 		case able:
 			out, err := c.caller.Call(ctx, req)
 			if CodeOf(err) == Unimplemented {
 				// Said by a replica of an older version, while others are of a newer one.
-				if refused++; refused < mixedTries {
+				refused++
+				if refused < mixedTries {
 					continue
 				}
 			}

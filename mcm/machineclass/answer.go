@@ -24,9 +24,9 @@ const (
 )
 
 const (
-	// checkAgain is the time before a driver that could not tell is asked again. It
-	// grows with each time.
-	checkAgainMin, checkAgainMax = time.Minute, time.Hour
+	// A driver that could not tell is asked again after this time, which doubles
+	// each time.
+	firstRecheck, longestRecheck = time.Minute, time.Hour
 	// maxAnswer keeps an Event's message below the 1024 bytes that it may have.
 	maxAnswer = 800
 )
@@ -41,7 +41,7 @@ func (v *Validator) answer(ctx context.Context, class dispatch.Class) {
 		return
 	}
 	told := false
-	for wait := checkAgainMin; ; wait = min(2*wait, checkAgainMax) {
+	for wait := firstRecheck; ; wait = min(2*wait, longestRecheck) {
 		warnings, err := v.driver.Validate(ctx, provider, class)
 		if ctx.Err() != nil {
 			return

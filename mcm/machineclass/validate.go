@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -79,13 +80,13 @@ func (v *Validator) Wait() { v.running.Wait() }
 func (v *Validator) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	class := &v1alpha1.MachineClass{}
 	err := v.client.Get(ctx, req.NamespacedName, class)
-	if client.IgnoreNotFound(err) != nil {
-		return reconcile.Result{}, err
-	}
-	if err != nil || !class.DeletionTimestamp.IsZero() {
+	if apierrors.IsNotFound(err) || !class.DeletionTimestamp.IsZero() {
 		v.forget(req.NamespacedName)
 
 		return reconcile.Result{}, nil
+	}
+	if err != nil {
+		return reconcile.Result{}, err
 	}
 	d := dispatch.Class{Object: class}
 	secret, known, err := v.secret(ctx, class, class.SecretRef)

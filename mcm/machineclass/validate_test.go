@@ -74,7 +74,9 @@ const validate = driverv1.Operation_OPERATION_VALIDATE
 func accepts(string) *driverv1.Result { return &driverv1.Result{} }
 
 func refuses(code driverv1.Code, text string) func(string) *driverv1.Result {
-	return func(string) *driverv1.Result { return &driverv1.Result{Status: bus.StatusOf(bus.Errorf(code, "%s", text))} }
+	return func(string) *driverv1.Result {
+		return &driverv1.Result{Status: bus.StatusOf(bus.Errorf(code, "%s", text))}
+	}
 }
 
 func TestADriversAnswerIsShown(t *testing.T) {

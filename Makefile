@@ -80,7 +80,7 @@ $(KUBEBUILDER_ASSETS)/etcd: $(BIN)/devcluster
 	@$< assets --dir $(KUBEBUILDER_ASSETS) >/dev/null
 
 # For others: make images PROGRAMS=./cmd/driver-mine PLATFORMS=linux/amd64,linux/arm64
-PROGRAMS ?= ./cmd/mcm ./cmd/mcmctl ./cmd/driver-virtual
+PROGRAMS ?= ./cmd/mcm ./cmd/mcmctl ./cmd/mcm-autoscaler ./cmd/driver-virtual
 PLATFORMS ?= linux/$(shell go env GOARCH)
 
 .PHONY: images

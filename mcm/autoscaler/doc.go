@@ -9,5 +9,5 @@
 //
 // It makes and removes no machines; the controllers of sets and deployments do. Node
 // groups that a driver serves over the bus would be another source of groups beside
-// groups.go, under ids with a prefix of their own.
+// mark.go, under ids with a prefix of their own.
 package autoscaler

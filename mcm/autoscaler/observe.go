@@ -47,8 +47,8 @@ func (o *Observer) Intercept(
 		took, code := time.Since(begun), status.Code(err)
 		o.took.WithLabelValues(method, code.String()).Observe(took.Seconds())
 		const each, failed = 5, 2
-		switch {
-		case code == codes.OK || code == codes.Unimplemented:
+		switch code {
+		case codes.OK, codes.Unimplemented:
 			log.V(each).Info("call", "method", method, "client", clientOf(ctx), "request", req, "code", code.String(), "took", took.String())
 		default:
 			log.V(failed).Info("call failed", "method", method, "client", clientOf(ctx), "request", req, "code", code.String(),

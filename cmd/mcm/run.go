@@ -78,6 +78,7 @@ func run(ctx context.Context, o *options) error {
 	klog.Background().Info("starting", "version", version(), "cluster", o.clusterName, "bus", conn.URL())
 	err = mgr.Start(ctx)
 	m.dispatcher.Wait()
+	m.validator.Wait()
 	if m.drainer != nil {
 		m.drainer.Wait()
 	}
@@ -102,6 +103,7 @@ type mcm struct {
 	dispatcher *dispatch.Dispatcher
 	reconciler *machine.Reconciler
 	removed    *machineclass.Removed
+	validator  *machineclass.Validator
 	target     cluster.Cluster   // nil when there is none
 	tokens     *bootstrap.Tokens // nil when there is none
 	drainer    *drain.Drainer    // nil when there is none
@@ -207,6 +209,10 @@ func (m *mcm) addControllers(ctx context.Context) error {
 	}
 	if err := machineclass.NewSecretReconciler(c, events, m.options.scope()).SetupWithManager(ctx, m.manager); err != nil {
 		return fmt.Errorf("set up the secret controller: %w", err)
+	}
+	m.validator = machineclass.NewValidator(ctx, c, events, dispatch.NewClasses(m.caller), m.options.settings.DefaultProvider, m.options.scope())
+	if err := m.validator.SetupWithManager(m.manager); err != nil {
+		return fmt.Errorf("set up the validation of classes: %w", err)
 	}
 
 	return nil

@@ -1,7 +1,7 @@
 // Mcmctl shows what happens on the bus: which driver replicas live, which
-// operations they run, and what the messages say. It only listens: nothing it does
-// changes a machine, and it needs no Kubernetes cluster. What machines are there
-// and why they wait is told by kubectl.
+// operations they run, and what the messages say. Nothing it does changes a machine;
+// but for turning old classes into new ones it only listens and needs no Kubernetes
+// cluster. What machines are there and why they wait is told by kubectl.
 package main
 
 import (

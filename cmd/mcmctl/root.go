@@ -16,12 +16,14 @@ func newRoot() *cobra.Command {
 		Short: "See the driver replicas, operations and messages on the bus",
 		Long: `See the driver replicas, operations and messages on the bus.
 
-mcmctl talks to NATS only. It listens and never sends, so that it is safe to run
-against production; it works while mcm is down, too.`,
+mcmctl talks to NATS and works while mcm is down, too. But for migrate, which asks
+a driver a question, it listens and never sends, so that it is safe to run against
+production.`,
 		Example: `  mcmctl drivers                                    # which driver replicas live
   mcmctl ops --watch                                # what they are doing
   mcmctl sub 'driver.*.create.>'                    # every create that mcm asks for
-  nats sub 'mcm.v1.>' --translate 'mcmctl decode'   # the same with the nats CLI`,
+  nats sub 'mcm.v1.>' --translate 'mcmctl decode'   # the same with the nats CLI
+  mcmctl migrate --provider aws -f old.yaml         # an old class as a MachineClass`,
 		Version:                    version(),
 		Args:                       knownCommand,
 		SilenceErrors:              true,
@@ -34,7 +36,7 @@ against production; it works while mcm is down, too.`,
 		return fmt.Errorf("%w (see: %s --help)", err, cmd.CommandPath())
 	})
 	conn.addFlags(root)
-	root.AddCommand(newDrivers(conn), newOps(conn), newSub(conn), newDecode(), newCompletion(), newVersion())
+	root.AddCommand(newDrivers(conn), newOps(conn), newSub(conn), newDecode(), newMigrate(conn), newCompletion(), newVersion())
 
 	return root
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
+	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/machine"
 )
 
@@ -39,6 +40,7 @@ type options struct {
 	kubeBurst  int
 	workers    int
 	settings   machine.Settings
+	limits     dispatch.Limits
 	lease      leaseOptions
 	nats       natsOptions
 	logging    *logsapi.LoggingConfiguration
@@ -59,7 +61,7 @@ type natsOptions struct {
 }
 
 func newCommand() *cobra.Command {
-	o := &options{settings: machine.DefaultSettings(), logging: logsapi.NewLoggingConfiguration()}
+	o := &options{settings: machine.DefaultSettings(), limits: dispatch.DefaultLimits(), logging: logsapi.NewLoggingConfiguration()}
 	cmd := &cobra.Command{
 		Use:   "mcm",
 		Short: "Turns Machine objects into instances and nodes, through drivers on NATS",
@@ -135,9 +137,21 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.settings.Retry.Medium, "retry-medium", o.settings.Retry.Medium, "the same after other errors of a create")
 	fs.DurationVar(&o.settings.Retry.Long, "retry-long", o.settings.Retry.Long, "the same after other errors of a delete, and for invalid objects")
 
+	addLimitFlags(fs, &o.limits)
 	o.lease.addFlags(fs)
 	o.nats.addFlags(fs)
 	logsapi.AddFlags(o.logging, fs)
+}
+
+func addLimitFlags(fs *pflag.FlagSet, l *dispatch.Limits) {
+	fs.IntVar(&l.Provider.InFlight, "provider-max-in-flight", l.Provider.InFlight,
+		"creates that one provider's drivers may have in hand, and as many initializes and as many deletes; 0 for any number")
+	fs.Float64Var(&l.Provider.PerSecond, "provider-max-per-second", l.Provider.PerSecond,
+		"creates, initializes and deletes together that may begin each second at one provider; 0 for any number")
+	fs.IntVar(&l.Secret.InFlight, "secret-max-in-flight", l.Secret.InFlight,
+		"the same as --provider-max-in-flight for the classes that share credentials")
+	fs.Float64Var(&l.Secret.PerSecond, "secret-max-per-second", l.Secret.PerSecond,
+		"the same as --provider-max-per-second for the classes that share credentials")
 }
 
 func (l *leaseOptions) addFlags(fs *pflag.FlagSet) {
@@ -176,6 +190,14 @@ func (o *options) validate() error {
 	positive("retry-medium", o.settings.Retry.Medium)
 	positive("retry-long", o.settings.Retry.Long)
 	positive("min-resync-period", o.syncPeriod)
+	for name, n := range map[string]float64{
+		"provider-max-in-flight": float64(o.limits.Provider.InFlight), "provider-max-per-second": o.limits.Provider.PerSecond,
+		"secret-max-in-flight": float64(o.limits.Secret.InFlight), "secret-max-per-second": o.limits.Secret.PerSecond,
+	} {
+		if n < 0 {
+			errs = append(errs, fmt.Errorf("--%s must not be negative: %g (0 for no limit)", name, n))
+		}
+	}
 	if o.workers < 1 {
 		errs = append(errs, fmt.Errorf("--concurrent-syncs must be at least 1, not %d", o.workers))
 	}

@@ -119,6 +119,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 		return err
 	}
 	m.dispatcher = dispatch.New(logr.NewContext(ctx, klog.Background().WithName("dispatch")), m.caller, m.announcer)
+	m.dispatcher.Limit(m.options.limits)
 	if err := register(m.dispatcher.Collectors()); err != nil {
 		return err
 	}

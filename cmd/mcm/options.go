@@ -22,6 +22,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/machine"
+	"github.com/machinebus/machinebus/mcm/safety"
 )
 
 // options are the flags. Where the machine controller manager has a flag for
@@ -41,6 +42,7 @@ type options struct {
 	workers    int
 	settings   machine.Settings
 	limits     dispatch.Limits
+	safety     safety.Settings
 	lease      leaseOptions
 	nats       natsOptions
 	logging    *logsapi.LoggingConfiguration
@@ -61,7 +63,7 @@ type natsOptions struct {
 }
 
 func newCommand() *cobra.Command {
-	o := &options{settings: machine.DefaultSettings(), limits: dispatch.DefaultLimits(), logging: logsapi.NewLoggingConfiguration()}
+	o := &options{settings: machine.DefaultSettings(), limits: dispatch.DefaultLimits(), safety: safety.DefaultSettings(), logging: logsapi.NewLoggingConfiguration()}
 	cmd := &cobra.Command{
 		Use:   "mcm",
 		Short: "Turns Machine objects into instances and nodes, through drivers on NATS",
@@ -138,6 +140,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.settings.Retry.Long, "retry-long", o.settings.Retry.Long, "the same after other errors of a delete, and for invalid objects")
 
 	addLimitFlags(fs, &o.limits)
+	addSafetyFlags(fs, &o.safety)
 	o.lease.addFlags(fs)
 	o.nats.addFlags(fs)
 	logsapi.AddFlags(o.logging, fs)
@@ -152,6 +155,14 @@ func addLimitFlags(fs *pflag.FlagSet, l *dispatch.Limits) {
 		"the same as --provider-max-in-flight for the classes that share credentials")
 	fs.Float64Var(&l.Secret.PerSecond, "secret-max-per-second", l.Secret.PerSecond,
 		"the same as --provider-max-per-second for the classes that share credentials")
+}
+
+func addSafetyFlags(fs *pflag.FlagSet, s *safety.Settings) {
+	fs.DurationVar(&s.Period, "machine-safety-orphan-vms-period", s.Period, "time between two looks for instances without a machine")
+	fs.DurationVar(&s.Grace, "machine-safety-orphan-vms-grace", s.Grace,
+		"how long an instance must have been seen without a machine before it is deleted")
+	fs.IntVar(&s.MaxPerPass, "machine-safety-orphan-vms-max-per-pass", s.MaxPerPass, "instances without a machine deleted after one look at most")
+	fs.BoolVar(&s.DryRun, "machine-safety-orphan-vms-dry-run", s.DryRun, "tell of instances without a machine, by Event and metric, and delete none")
 }
 
 func (l *leaseOptions) addFlags(fs *pflag.FlagSet) {
@@ -190,6 +201,12 @@ func (o *options) validate() error {
 	positive("retry-medium", o.settings.Retry.Medium)
 	positive("retry-long", o.settings.Retry.Long)
 	positive("min-resync-period", o.syncPeriod)
+	positive("machine-safety-orphan-vms-period", o.safety.Period)
+	positive("machine-safety-orphan-vms-grace", o.safety.Grace)
+	if o.safety.MaxPerPass < 1 {
+		errs = append(errs, fmt.Errorf("--machine-safety-orphan-vms-max-per-pass must be at least 1, not %d "+
+			"(--machine-safety-orphan-vms-dry-run deletes none)", o.safety.MaxPerPass))
+	}
 	for name, n := range map[string]float64{
 		"provider-max-in-flight": float64(o.limits.Provider.InFlight), "provider-max-per-second": o.limits.Provider.PerSecond,
 		"secret-max-in-flight": float64(o.limits.Secret.InFlight), "secret-max-per-second": o.limits.Secret.PerSecond,

@@ -28,6 +28,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/fetch"
 	"github.com/machinebus/machinebus/mcm/machine"
 	"github.com/machinebus/machinebus/mcm/machineclass"
+	"github.com/machinebus/machinebus/mcm/safety"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -194,7 +195,26 @@ func (m *mcm) addControllers(ctx context.Context) error {
 		return fmt.Errorf("set up the secret controller: %w", err)
 	}
 
-	return nil
+	return m.addSafety()
+}
+
+// addSafety adds what looks for instances without a machine.
+func (m *mcm) addSafety() error {
+	o, settings := m.options, m.options.safety
+	settings.DefaultProvider, settings.Namespace = o.settings.DefaultProvider, o.scope()
+	settings.NodeGrace, settings.DeleteTimeout = o.settings.CreationTimeout, o.settings.OperationTimeout
+	collector := &safety.Collector{
+		Reader: m.manager.GetAPIReader(), Cache: m.manager.GetClient(), Dispatcher: m.dispatcher,
+		Events: m.reconciler.Events, Metrics: safety.NewMetrics(), Settings: settings,
+	}
+	if m.target != nil {
+		collector.Nodes = m.target.GetClient()
+	}
+	if err := register(collector.Metrics.Collectors()); err != nil {
+		return err
+	}
+
+	return m.manager.Add(collector)
 }
 
 // fetches serves drivers, on every replica and not only the leading one.

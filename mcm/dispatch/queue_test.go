@@ -79,40 +79,67 @@ func TestLimits(t *testing.T) {
 	}{
 		"none": {"no limit, no wait", Limits{}, []asked{create, create, create}, create, ""},
 		"provider in flight": {
-			"the limit is reached", Limits{Provider: Limit{InFlight: 2}}, []asked{create, create}, create,
+			"the limit is reached",
+			Limits{Provider: Limit{InFlight: 2}},
+			[]asked{create, create},
+			create,
 			"2 operations create of provider virtual are in flight",
 		},
 		"other provider": {
-			"providers have nothing to do with each other", Limits{Provider: Limit{InFlight: 1}}, []asked{create},
-			asked{"metal", "a", Create}, "",
+			"providers have nothing to do with each other",
+			Limits{Provider: Limit{InFlight: 1}},
+			[]asked{create},
+			asked{"metal", "a", Create},
+			"",
 		},
 		"delete among creates": {
-			"deletes have a limit of their own", Limits{Provider: Limit{InFlight: 1}, Secret: Limit{InFlight: 1}}, []asked{create},
-			asked{"virtual", "a", Delete}, "",
+			"deletes have a limit of their own",
+			Limits{Provider: Limit{InFlight: 1}, Secret: Limit{InFlight: 1}},
+			[]asked{create},
+			asked{"virtual", "a", Delete},
+			"",
 		},
 		"initialize among creates": {
-			"what exists is not held up by what does not", Limits{Provider: Limit{InFlight: 1}}, []asked{create},
-			asked{"virtual", "a", Initialize}, "",
+			"what exists is not held up by what does not",
+			Limits{Provider: Limit{InFlight: 1}},
+			[]asked{create},
+			asked{"virtual", "a", Initialize},
+			"",
 		},
 		"secret in flight": {
-			"the limit is reached", Limits{Secret: Limit{InFlight: 1}}, []asked{create}, create,
+			"the limit is reached",
+			Limits{Secret: Limit{InFlight: 1}},
+			[]asked{create},
+			create,
 			"1 operations create of secret a are in flight, as many as --secret-max-in-flight allows",
 		},
 		"other secret": {
-			"secrets have nothing to do with each other", Limits{Secret: Limit{InFlight: 1}}, []asked{create},
-			asked{"virtual", "b", Create}, "",
+			"secrets have nothing to do with each other",
+			Limits{Secret: Limit{InFlight: 1}},
+			[]asked{create},
+			asked{"virtual", "b", Create},
+			"",
 		},
 		"no secret": {
-			"classes without one have none in common", Limits{Secret: Limit{InFlight: 1}}, []asked{{"virtual", "", Create}},
-			asked{"virtual", "", Create}, "",
+			"classes without one have none in common",
+			Limits{Secret: Limit{InFlight: 1}},
+			[]asked{{"virtual", "", Create}},
+			asked{"virtual", "", Create},
+			"",
 		},
 		"provider rate": {
-			"the second's worth is used up, by whatever kind", Limits{Provider: Limit{PerSecond: 2}}, []asked{create, create},
-			asked{"virtual", "b", Delete}, "--provider-max-per-second allows (2)",
+			"the second's worth is used up, by whatever kind",
+			Limits{Provider: Limit{PerSecond: 2}},
+			[]asked{create, create},
+			asked{"virtual", "b", Delete},
+			"--provider-max-per-second allows (2)",
 		},
 		"secret rate": {
-			"the second's worth is used up", Limits{Secret: Limit{PerSecond: 1}}, []asked{create},
-			asked{"virtual", "a", Delete}, "--secret-max-per-second allows (1)",
+			"the second's worth is used up",
+			Limits{Secret: Limit{PerSecond: 1}},
+			[]asked{create},
+			asked{"virtual", "a", Delete},
+			"--secret-max-per-second allows (1)",
 		},
 	}
 	for name, tc := range cases {
@@ -152,8 +179,16 @@ func TestOrder(t *testing.T) {
 		owner string
 		kind  Kind
 	}{
-		{"big", Create}, {"big", Create}, {"big", Create}, {"big", Create}, {"small", Create}, {"small", Create},
-		{"big", Delete}, {"big", Delete}, {"small", Delete}, {"small", Initialize},
+		{"big", Create},
+		{"big", Create},
+		{"big", Create},
+		{"big", Create},
+		{"small", Create},
+		{"small", Create},
+		{"big", Delete},
+		{"big", Delete},
+		{"small", Delete},
+		{"small", Initialize},
 	} {
 		turns = append(turns, b.add(w.owner, w.kind))
 	}

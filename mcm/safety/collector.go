@@ -8,6 +8,7 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -34,7 +35,7 @@ type Dispatcher interface {
 //   - Nothing is deleted when the API server cannot be read, when it shows fewer
 //     than half of the Machines of the look before, and nothing of a class whose
 //     driver lists fewer than half of the instances that Machines are known to
-//     have.
+//     have. Then the grace period begins anew.
 //   - Right before the delete the Machine is looked for once more.
 //
 // Its fields are set once and only read.
@@ -80,7 +81,7 @@ func (c *Collector) NeedLeaderElection() bool { return true }
 
 // Pass looks once. It must not be called by several goroutines.
 func (c *Collector) Pass(ctx context.Context) {
-	log := logr.FromContextOrDiscard(ctx).WithName("safety")
+	log := ctrl.LoggerFrom(ctx).WithName("safety")
 	p := &pass{Collector: c, log: log, now: time.Now()}
 	if c.Now != nil {
 		p.now = c.Now()
@@ -130,14 +131,17 @@ func (p *pass) run(ctx context.Context) (outcome, error) {
 	p.known = newRegister(machines.Items)
 	last := p.machines
 	p.machines = len(machines.Items)
-	if 2*p.machines < last {
-		p.seen = nil
+	orphans := p.orphans()
+	if 2*p.machines < last && len(orphans) > 0 {
+		for k := range p.seen {
+			p.seen[k] = p.now
+		}
 		err := fmt.Errorf("the API server shows %d machines, and showed %d at the last look", p.machines, last)
 		p.doubt(err)
 
 		return doubtful, err
 	}
-	p.remove(ctx, p.due(p.orphans()))
+	p.remove(ctx, p.due(orphans))
 	if err := p.markNodes(ctx); err != nil {
 		return unread, err
 	}

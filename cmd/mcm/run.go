@@ -129,6 +129,9 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 		// The newer events API keeps only the first text of a reason for minutes.
 		Events: m.manager.GetEventRecorderFor("mcm"), //nolint:staticcheck // see above
 	}
+	if _, err := bus.ServeOutcomes(m.conn, m.options.clusterName, m.dispatcher.Newest); err != nil {
+		return err
+	}
 	namesake := dispatch.NewNamesake(string(uid), m.options.scope())
 	if _, err := bus.WatchHello(m.conn, m.options.clusterName, namesake.OnHello); err != nil {
 		return err

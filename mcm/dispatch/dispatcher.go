@@ -38,6 +38,7 @@ type Dispatcher struct {
 	auditor Auditor
 	metrics *metrics
 	queue   *queue
+	recent  recent
 	patient time.Duration   // how long an operation waits for its turn before that is told
 	ctx     context.Context //nolint:containedctx // operations end with the dispatcher, not with who started them
 

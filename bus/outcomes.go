@@ -8,6 +8,10 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
+// OperatorInbox is the prefix of the inboxes in which people's programs receive
+// answers.
+const OperatorInbox = "_INBOX_op"
+
 // ServeOutcomes answers whoever asks a control plane what has come of its newest
 // operations: newest returns them, and must not block. There is one message for
 // each, as they were published for audit.
@@ -17,8 +21,8 @@ func ServeOutcomes(conn *Conn, cluster string, newest func() []*driverv1.Audit) 
 	}
 
 	return conn.watch(wildcard(cluster, TreeOutcomes), func(m *nats.Msg) {
-		// As with discovery: below our root it would be a message of mcm's own.
-		if m.Reply == "" || strings.HasPrefix(m.Reply, root+".") {
+		// Anywhere else it would be a message of mcm's that it never meant to send.
+		if !strings.HasPrefix(m.Reply, OperatorInbox+".") && !strings.HasPrefix(m.Reply, nats.InboxPrefix) {
 			return
 		}
 		for _, audit := range newest() {

@@ -66,7 +66,7 @@ func (c *connection) connect(cmd *cobra.Command) (*bus.Conn, error) {
 	}
 	cfg := c.config
 	cfg.URLs = []string{c.url}
-	cfg.Name, cfg.FailFast = "mcmctl", true
+	cfg.Name, cfg.FailFast, cfg.InboxPrefix = "mcmctl", true, bus.OperatorInbox
 	cfg.Logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 
 	return bus.Connect(cmd.Context(), cfg)

@@ -265,7 +265,8 @@ func TestProbe(t *testing.T) {
 	b.refuse(turns[0], "no driver")
 	rounds := 0
 	for b.refill("virtual", 0, false) {
-		if rounds++; rounds > 10 {
+		rounds++
+		if rounds > 10 {
 			t.Fatalf("after %d rounds %d of %d are sent", rounds, running(), len(turns))
 		}
 	}

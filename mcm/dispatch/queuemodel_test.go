@@ -145,8 +145,8 @@ func (m *model) checkLimit(t *rapid.T, limit Limit, kind Kind, key string, count
 	if limit.PerSecond == 0 {
 		return
 	}
-	times := append(m.begun[key], m.clock)
-	m.begun[key] = times
+	m.begun[key] = append(m.begun[key], m.clock)
+	times := m.begun[key]
 	for i, first := range times {
 		passed := m.clock.Sub(first)
 		most := limit.PerSecond*passed.Seconds() + math.Max(1, math.Ceil(limit.PerSecond))

@@ -49,6 +49,7 @@ func (r *rig) metric(name string) string {
 }
 
 func TestOrphanIsDeleted(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.made("kept")
 	r.cloud.add(orphanID, "gone", "gone-uid")
@@ -94,6 +95,7 @@ func TestOrphanIsDeleted(t *testing.T) {
 
 // Whatever may be in use stays, however long it is looked at.
 func TestInUse(t *testing.T) {
+	t.Parallel()
 	cases := map[string]struct {
 		reason string
 		plant  func(r *rig)
@@ -125,6 +127,7 @@ func TestInUse(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t)
 			tc.plant(r)
 			r.passes()
@@ -145,6 +148,7 @@ func TestInUse(t *testing.T) {
 }
 
 func TestDoubtfulList(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	for _, name := range []string{"a", "b", "c"} {
 		r.made(name)
@@ -172,6 +176,7 @@ func TestDoubtfulList(t *testing.T) {
 // An API server that has lost its Machines, as after the restore of an old backup,
 // must not cost the instances as well.
 func TestMachinesVanish(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	machines := []*v1alpha1.Machine{r.made("a"), r.made("b"), r.made("c")}
 	r.Pass(t.Context())
@@ -192,6 +197,7 @@ func TestMachinesVanish(t *testing.T) {
 }
 
 func TestAPITrouble(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.cloud.add(orphanID, "gone", "gone-uid")
 	down := errors.New("the API server is down")
@@ -219,6 +225,7 @@ func (r *rig) passes2(f interceptor.Funcs) {
 
 // A machine that takes an instance over between the look and the delete keeps it.
 func TestMachineComesAtLast(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.cloud.add(orphanID, "late", "")
 	r.Pass(t.Context())
@@ -238,6 +245,7 @@ func TestMachineComesAtLast(t *testing.T) {
 }
 
 func TestCapAndDryRun(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.Settings.MaxPerPass, r.Settings.DryRun = 2, true
 	ids := []string{"virtual:///1", "virtual:///2", "virtual:///3"}
@@ -264,6 +272,7 @@ func TestCapAndDryRun(t *testing.T) {
 }
 
 func TestDeleteFails(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.cloud.add(orphanID, "gone", "") // by a driver that records no uid
 	r.cloud.failing(&driverv1.Status{Code: driverv1.Code_CODE_PERMISSION_DENIED, Message: "not allowed"})

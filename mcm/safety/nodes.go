@@ -26,33 +26,28 @@ func (p *pass) markNodes(ctx context.Context) error {
 	if err := p.Nodes.List(ctx, nodes); err != nil {
 		return fmt.Errorf("list nodes: %w", err)
 	}
-	names, byNode := map[string]bool{}, map[string]bool{}
-	for _, m := range p.known.byUID {
-		names[m.Name] = true
-		if node := m.Labels[v1alpha1.LabelKeyNode]; node != "" {
-			byNode[node] = true
-		}
-	}
+	names, byNode := p.known.nodes()
 	ours := map[string]bool{}
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
 		machine := node.Labels[v1alpha1.LabelKeyMachineName]
-		_, known := p.known.byProviderID[node.Spec.ProviderID]
-		managed := known || names[machine] || byNode[node.Name]
 		if names[machine] || p.nodes[machine] {
 			ours[machine] = true
 		}
+		_, managed := p.known.byProviderID[node.Spec.ProviderID]
+		managed = managed || names[machine] || byNode[node.Name]
 		// Where only one namespace is served, another manager may have claimed the
 		// Node for a machine that is not seen here.
 		foreign := machine != "" && !ours[machine] && p.Settings.Namespace != ""
-		if foreign || !managed && p.now.Sub(node.CreationTimestamp.Time) < p.Settings.NodeGrace {
+		young := p.now.Sub(node.CreationTimestamp.Time) < p.Settings.NodeGrace
+		if foreign || young && !managed {
 			continue
 		}
 		if err := p.mark(ctx, node, managed); err != nil {
 			return err
 		}
 	}
-	p.Collector.nodes = ours
+	p.nodes = ours
 
 	return nil
 }

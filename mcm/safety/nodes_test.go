@@ -22,7 +22,8 @@ func (r *rig) node(name, machine string) *corev1.Node {
 	r.create(node)
 	r.t.Cleanup(func() {
 		patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
-		if err := r.Patch(context.WithoutCancel(r.t.Context()), node, patch); client.IgnoreNotFound(err) != nil {
+		err := r.Patch(context.WithoutCancel(r.t.Context()), node, patch)
+		if client.IgnoreNotFound(err) != nil {
 			r.t.Error(err)
 		}
 	})
@@ -39,6 +40,7 @@ func (r *rig) marked(node *corev1.Node) (mark string, claimed bool) {
 }
 
 func TestNodes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.Nodes = r.WithWatch
 	m := r.machine(r.namespace+"-m", "")
@@ -62,7 +64,7 @@ func TestNodes(t *testing.T) {
 	r.Pass(t.Context())
 	want(mine, "1", false, "its machine is gone")
 
-	m = r.machine(m.Name, "")
+	r.machine(m.Name, "")
 	r.Pass(t.Context())
 	want(mine, "", false, "there is a machine again")
 }

@@ -60,7 +60,7 @@ func (p *pass) orphans() []found {
 			}})
 		}
 	}
-	p.Collector.seen = seen
+	p.seen = seen
 
 	return all
 }

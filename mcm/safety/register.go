@@ -63,6 +63,19 @@ func (r *register) belongs(i *dispatch.Listed) (*v1alpha1.Machine, belonging) {
 	return nil, orphan
 }
 
+// nodes returns the names of all machines, and those of their Nodes.
+func (r *register) nodes() (machines, nodes map[string]bool) {
+	machines, nodes = map[string]bool{}, map[string]bool{}
+	for _, m := range r.byUID {
+		machines[m.Name] = true
+		if node := m.Labels[v1alpha1.LabelKeyNode]; node != "" {
+			nodes[node] = true
+		}
+	}
+
+	return machines, nodes
+}
+
 // missing counts the instances that a class's machines have, and how many of
 // them are not in a list of the class. Those that are on their way out may be
 // gone.

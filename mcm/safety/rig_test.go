@@ -92,7 +92,6 @@ var namespaces atomic.Int64
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	t.Parallel()
 	if errStart != nil {
 		t.Fatal(errStart)
 	}

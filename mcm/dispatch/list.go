@@ -68,8 +68,11 @@ type Orphan struct {
 // operation's id the time, in milliseconds, takes the place of the number of
 // settled operations: it is later than all of the machine that the instance was
 // made for, and another one each time. The driver may delete by that machine's
-// uid, so the caller must know that there is no such machine any more.
-func (d *Dispatcher) Remove(ctx context.Context, orphan *Orphan, timeout time.Duration) error {
+// uid, so there must be no such machine any more: still, which is called once the
+// turn has come, says whether that holds, and its error ends it.
+func (d *Dispatcher) Remove(
+	ctx context.Context, orphan *Orphan, timeout time.Duration, still func(context.Context) error,
+) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(d.ctx, cancel)()
@@ -98,6 +101,9 @@ func (d *Dispatcher) Remove(ctx context.Context, orphan *Orphan, timeout time.Du
 	case <-e.turn.granted:
 	case <-ctx.Done():
 		return ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+	if err := still(ctx); err != nil {
+		return err
 	}
 	out, err := d.caller.Call(ctx, bus.Request{
 		Provider: e.provider, Namespace: m.Namespace, Name: m.Name, OperationID: e.id, Body: request(op), Timeout: timeout,

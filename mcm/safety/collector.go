@@ -19,7 +19,7 @@ import (
 type Dispatcher interface {
 	List(ctx context.Context, provider string, class dispatch.Class) ([]dispatch.Listed, error)
 	State(uid types.UID) (dispatch.State, bool)
-	Remove(ctx context.Context, orphan *dispatch.Orphan, timeout time.Duration) error
+	Remove(ctx context.Context, orphan *dispatch.Orphan, timeout time.Duration, still func(context.Context) error) error
 }
 
 // A Collector looks for instances without a machine, again and again. It cannot

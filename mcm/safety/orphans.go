@@ -3,6 +3,7 @@ package safety
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -151,13 +152,18 @@ func (p *pass) removeOne(ctx context.Context, o *dispatch.Orphan) {
 
 		return
 	}
-	if err := p.stillOrphan(ctx, o); err != nil {
-		log.Info("instance is left alone", "err", err.Error())
-
+	// A provider without room must not keep the others' from being looked after.
+	bounded, cancel := context.WithTimeout(ctx, 2*p.Settings.DeleteTimeout)
+	defer cancel()
+	err := p.Dispatcher.Remove(bounded, o, p.Settings.DeleteTimeout, func(ctx context.Context) error {
+		return p.stillOrphan(ctx, o)
+	})
+	if ctx.Err() != nil {
 		return
 	}
-	err := p.Dispatcher.Remove(ctx, o, p.Settings.DeleteTimeout)
-	if ctx.Err() != nil {
+	if errors.Is(err, errKept) {
+		log.Info("instance is left alone", "err", err.Error())
+
 		return
 	}
 	code := dispatch.CodeOf(err)
@@ -175,10 +181,13 @@ func (p *pass) removeOne(ctx context.Context, o *dispatch.Orphan) {
 	log.Info("instance without a machine deleted")
 }
 
+// errKept is wrapped by the reasons not to delete an instance after all.
+var errKept = errors.New("kept")
+
 // stillOrphan looks a last time: a machine of the name may have come since.
 func (p *pass) stillOrphan(ctx context.Context, o *dispatch.Orphan) error {
 	if _, inFlight := p.Dispatcher.State(o.MachineUID); inFlight {
-		return fmt.Errorf("an operation of machine uid %s is in flight", o.MachineUID)
+		return fmt.Errorf("%w: an operation of machine uid %s is in flight", errKept, o.MachineUID)
 	}
 	m := &v1alpha1.Machine{}
 	err := p.Reader.Get(ctx, client.ObjectKey{Namespace: o.Namespace, Name: o.MachineName}, m)
@@ -186,10 +195,10 @@ func (p *pass) stillOrphan(ctx context.Context, o *dispatch.Orphan) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("read machine %s/%s: %w", o.Namespace, o.MachineName, err)
+		return fmt.Errorf("%w: read machine %s/%s: %w", errKept, o.Namespace, o.MachineName, err)
 	}
 	if _, how := newRegister([]v1alpha1.Machine{*m}).belongs(&o.Listed); how != orphan {
-		return fmt.Errorf("it belongs to machine %s/%s by now", m.Namespace, m.Name)
+		return fmt.Errorf("%w: it belongs to machine %s/%s by now", errKept, m.Namespace, m.Name)
 	}
 
 	return nil

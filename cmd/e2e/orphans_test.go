@@ -116,7 +116,7 @@ func (e *env) waitClassEvent(eventType, text string) {
 // counter returns a counter of mcm's metrics, 0 when it is not there.
 func (e *env) counter(manager *stack.Manager, name, label string) float64 {
 	e.Helper()
-	request, err := http.NewRequestWithContext(e.ctx(), http.MethodGet, "http://"+manager.Address+"/metrics", nil)
+	request, err := http.NewRequestWithContext(e.ctx(), http.MethodGet, "http://"+manager.Address+"/metrics", http.NoBody)
 	e.must(err)
 	response, err := http.DefaultClient.Do(request)
 	e.must(err)

@@ -111,13 +111,14 @@ func (d *Dispatcher) Remove(
 	if ctx.Err() != nil {
 		return ctx.Err() //nolint:wrapcheck // the caller's own
 	}
+	state := &State{Err: err, Replica: out.Replica, Attempt: out.Attempts, Provider: e.provider}
 	if !out.Plain && out.Replica != "" && out.Result != nil {
 		if err := d.caller.Acknowledge(e.provider, out.Replica, e.id); err != nil {
-			d.log(e).V(1).Info("result not acknowledged; its replica keeps it for a day", "err", err.Error())
+			d.log(e, state).V(1).Info("result not acknowledged; its replica keeps it for a day", "err", err.Error())
 		}
 	}
 	d.metrics.finished(e.provider, e.kind, CodeOf(err), out)
-	d.audit(e, &State{Err: err}, out)
+	d.audit(e, state, out)
 
 	return err
 }

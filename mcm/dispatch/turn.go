@@ -77,7 +77,7 @@ func (d *Dispatcher) awaitTurn(e *entry) bool {
 
 			return false
 		case <-tell.C:
-			d.waiting(e, d.queue.why(e.turn), 0)
+			d.waiting(e, Errorf(Unavailable, "%s", d.queue.why(e.turn)), 0)
 			tell.Reset(tellEvery)
 		case <-d.ctx.Done():
 			return false

@@ -21,7 +21,9 @@ import (
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
+	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/machine"
+	"github.com/machinebus/machinebus/mcm/safety"
 )
 
 // options are the flags. Where the machine controller manager has a flag for
@@ -41,6 +43,8 @@ type options struct {
 	kubeBurst  int
 	workers    int
 	settings   machine.Settings
+	limits     dispatch.Limits
+	safety     safety.Settings
 	lease      leaseOptions
 	nats       natsOptions
 	logging    *logsapi.LoggingConfiguration
@@ -61,7 +65,7 @@ type natsOptions struct {
 }
 
 func newCommand() *cobra.Command {
-	o := &options{settings: machine.DefaultSettings(), logging: logsapi.NewLoggingConfiguration()}
+	o := &options{settings: machine.DefaultSettings(), limits: dispatch.DefaultLimits(), safety: safety.DefaultSettings(), logging: logsapi.NewLoggingConfiguration()}
 	cmd := &cobra.Command{
 		Use:   "mcm",
 		Short: "Turns Machine objects into instances and nodes, through drivers on NATS",
@@ -140,9 +144,30 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.settings.Retry.Medium, "retry-medium", o.settings.Retry.Medium, "the same after other errors of a create")
 	fs.DurationVar(&o.settings.Retry.Long, "retry-long", o.settings.Retry.Long, "the same after other errors of a delete, and for invalid objects")
 
+	addLimitFlags(fs, &o.limits)
+	addSafetyFlags(fs, &o.safety)
 	o.lease.addFlags(fs)
 	o.nats.addFlags(fs)
 	logsapi.AddFlags(o.logging, fs)
+}
+
+func addLimitFlags(fs *pflag.FlagSet, l *dispatch.Limits) {
+	fs.IntVar(&l.Provider.InFlight, "provider-max-in-flight", l.Provider.InFlight,
+		"creates that one provider's drivers may have in hand, and as many initializes and as many deletes; 0 for any number")
+	fs.Float64Var(&l.Provider.PerSecond, "provider-max-per-second", l.Provider.PerSecond,
+		"creates, initializes and deletes together that may begin each second at one provider; 0 for any number")
+	fs.IntVar(&l.Secret.InFlight, "secret-max-in-flight", l.Secret.InFlight,
+		"the same as --provider-max-in-flight for the classes that share credentials")
+	fs.Float64Var(&l.Secret.PerSecond, "secret-max-per-second", l.Secret.PerSecond,
+		"the same as --provider-max-per-second for the classes that share credentials")
+}
+
+func addSafetyFlags(fs *pflag.FlagSet, s *safety.Settings) {
+	fs.DurationVar(&s.Period, "machine-safety-orphan-vms-period", s.Period, "time between two looks for instances without a machine")
+	fs.DurationVar(&s.Grace, "machine-safety-orphan-vms-grace", s.Grace,
+		"how long an instance must have been seen without a machine before it is deleted")
+	fs.IntVar(&s.MaxPerPass, "machine-safety-orphan-vms-max-per-pass", s.MaxPerPass, "instances without a machine deleted after one look at most")
+	fs.BoolVar(&s.DryRun, "machine-safety-orphan-vms-dry-run", s.DryRun, "tell of instances without a machine, by Event and metric, and delete none")
 }
 
 func (l *leaseOptions) addFlags(fs *pflag.FlagSet) {
@@ -181,6 +206,20 @@ func (o *options) validate() error {
 	positive("retry-medium", o.settings.Retry.Medium)
 	positive("retry-long", o.settings.Retry.Long)
 	positive("min-resync-period", o.syncPeriod)
+	positive("machine-safety-orphan-vms-period", o.safety.Period)
+	positive("machine-safety-orphan-vms-grace", o.safety.Grace)
+	if o.safety.MaxPerPass < 1 {
+		errs = append(errs, fmt.Errorf("--machine-safety-orphan-vms-max-per-pass must be at least 1, not %d "+
+			"(--machine-safety-orphan-vms-dry-run deletes none)", o.safety.MaxPerPass))
+	}
+	for name, n := range map[string]float64{
+		"provider-max-in-flight": float64(o.limits.Provider.InFlight), "provider-max-per-second": o.limits.Provider.PerSecond,
+		"secret-max-in-flight": float64(o.limits.Secret.InFlight), "secret-max-per-second": o.limits.Secret.PerSecond,
+	} {
+		if n < 0 {
+			errs = append(errs, fmt.Errorf("--%s must not be negative: %g (0 for no limit)", name, n))
+		}
+	}
 	if o.workers < 1 {
 		errs = append(errs, fmt.Errorf("--concurrent-syncs must be at least 1, not %d", o.workers))
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/fetch"
 	"github.com/machinebus/machinebus/mcm/machine"
 	"github.com/machinebus/machinebus/mcm/machineclass"
+	"github.com/machinebus/machinebus/mcm/safety"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -130,6 +131,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 		return err
 	}
 	m.dispatcher = dispatch.New(logr.NewContext(ctx, klog.Background().WithName("dispatch")), m.caller, m.announcer)
+	m.dispatcher.Limit(m.options.limits)
 	if err := register(append(m.dispatcher.Collectors(), dropped("mcm_dispatch_replies_dropped_total",
 		"Reply frames that belonged to no operation in flight.", m.caller.Dropped))); err != nil {
 		return err
@@ -139,6 +141,9 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 		Control: m.manager.GetClient(), Dispatcher: m.dispatcher, Settings: m.options.settings, Removed: m.removed,
 		// The newer events API keeps only the first text of a reason for minutes.
 		Events: m.manager.GetEventRecorderFor("mcm"), //nolint:staticcheck // see above
+	}
+	if _, err := bus.ServeOutcomes(m.conn, m.options.clusterName, m.dispatcher.Newest); err != nil {
+		return err
 	}
 	namesake := dispatch.NewNamesake(string(uid), m.options.scope())
 	if _, err := bus.WatchHello(m.conn, m.options.clusterName, namesake.OnHello); err != nil {
@@ -215,7 +220,26 @@ func (m *mcm) addControllers(ctx context.Context) error {
 		return fmt.Errorf("set up the validation of classes: %w", err)
 	}
 
-	return nil
+	return m.addSafety()
+}
+
+// addSafety adds what looks for instances without a machine.
+func (m *mcm) addSafety() error {
+	o, settings := m.options, m.options.safety
+	settings.DefaultProvider, settings.Namespace = o.settings.DefaultProvider, o.scope()
+	settings.NodeGrace, settings.DeleteTimeout = o.settings.CreationTimeout, o.settings.OperationTimeout
+	collector := &safety.Collector{
+		Reader: m.manager.GetAPIReader(), Cache: m.manager.GetClient(), Dispatcher: m.dispatcher,
+		Events: m.reconciler.Events, Metrics: safety.NewMetrics(), Settings: settings,
+	}
+	if m.target != nil {
+		collector.Nodes = m.target.GetClient()
+	}
+	if err := register(collector.Metrics.Collectors()); err != nil {
+		return err
+	}
+
+	return m.manager.Add(collector)
 }
 
 // fetches serves drivers, on every replica and not only the leading one.

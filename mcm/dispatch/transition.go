@@ -97,4 +97,5 @@ func (d *Dispatcher) audit(e *entry, state *State, out *bus.Outcome) {
 	if err := d.auditor.Audit(record); err != nil {
 		d.log(e, state).V(1).Info("audit message not sent", "err", err.Error())
 	}
+	d.recent.add(record)
 }

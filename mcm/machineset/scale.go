@@ -27,7 +27,7 @@ func (p *pass) scale(ctx context.Context) (next, error) {
 
 		return proceed, nil
 	}
-	if n, err := p.lookLive(ctx); n.stop || err != nil {
+	if n, err := p.lookLive(ctx); n == wait || err != nil {
 		return n, err
 	}
 	if err := p.adopt(ctx); err != nil {

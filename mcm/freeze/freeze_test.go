@@ -299,9 +299,11 @@ func TestFewer(t *testing.T) {
 func TestShrink(t *testing.T) {
 	t.Parallel()
 	r := newRigWith(t, time.Hour)
-	shrinking, over := r.set(t, "shrinking", nil), r.set(t, "over", nil)
+	shrinking, first, over := r.set(t, "shrinking", nil), r.set(t, "first", nil), r.set(t, "over", nil)
 	r.change(t, shrinking, func() { shrinking.Spec.Replicas = 8 })
 	all := r.machines(t, shrinking, 8)
+	r.machines(t, first, 6)
+	until(t, "the looks that the machines' creation caused are over", func() bool { return r.setState(t, first).condition })
 	r.change(t, shrinking, func() {
 		shrinking.Spec.Replicas = 1
 		shrinking.Annotations = map[string]string{v1alpha1.AnnotationKeyDesiredReplicas: "1"}

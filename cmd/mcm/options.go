@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/freeze"
 	"github.com/machinebus/machinebus/mcm/machine"
 	"github.com/machinebus/machinebus/mcm/safety"
 )
@@ -35,6 +37,7 @@ type options struct {
 	clusterName                         string
 	keySecret                           string
 	tokenGroups                         string
+	controllers                         []string
 	unsealed                            []string
 
 	address    string
@@ -42,9 +45,11 @@ type options struct {
 	kubeQPS    float32
 	kubeBurst  int
 	workers    int
+	setWorkers int
 	settings   machine.Settings
 	limits     dispatch.Limits
 	safety     safety.Settings
+	freeze     freeze.Settings
 	lease      leaseOptions
 	nats       natsOptions
 	logging    *logsapi.LoggingConfiguration
@@ -65,7 +70,10 @@ type natsOptions struct {
 }
 
 func newCommand() *cobra.Command {
-	o := &options{settings: machine.DefaultSettings(), limits: dispatch.DefaultLimits(), safety: safety.DefaultSettings(), logging: logsapi.NewLoggingConfiguration()}
+	o := &options{
+		settings: machine.DefaultSettings(), limits: dispatch.DefaultLimits(), freeze: freeze.DefaultSettings(),
+		safety: safety.DefaultSettings(), logging: logsapi.NewLoggingConfiguration(),
+	}
 	cmd := &cobra.Command{
 		Use:   "mcm",
 		Short: "Turns Machine objects into instances and nodes, through drivers on NATS",
@@ -122,9 +130,13 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 	fs.StringVar(&o.address, "address", "0.0.0.0", "address for /metrics, /healthz and /readyz")
 	fs.IntVar(&o.port, "port", 10258, "port for /metrics, /healthz and /readyz")
+	fs.StringSliceVar(&o.controllers, "controllers", []string{"*"},
+		"controllers to run: * for all, foo for the one named foo, -foo for all but that, as in '*,-machine'; there are "+
+			strings.Join(controllerNames(), ", "))
 	fs.Float32Var(&o.kubeQPS, "kube-api-qps", 500, "requests a second to each API server at most; negative for no limit")
 	fs.IntVar(&o.kubeBurst, "kube-api-burst", 1000, "requests to each API server at once at most")
 	fs.IntVar(&o.workers, "concurrent-syncs", 50, "machines looked at in parallel; none of them ever waits for a driver")
+	fs.IntVar(&o.setWorkers, "concurrent-set-syncs", 10, "machine sets looked at in parallel")
 	fs.DurationVar(&o.syncPeriod, "min-resync-period", 12*time.Hour, "time after which every machine is looked at without a cause")
 
 	fs.DurationVar(&o.settings.CreationTimeout, "machine-creation-timeout", o.settings.CreationTimeout, "time a machine may take to join")
@@ -146,6 +158,11 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 	addLimitFlags(fs, &o.limits)
 	addSafetyFlags(fs, &o.safety)
+	fs.IntVar(&o.freeze.Up, "safety-up", o.freeze.Up,
+		"machines beyond replicas and surge that freeze a machine set: no more are made")
+	fs.IntVar(&o.freeze.Down, "safety-down", o.freeze.Down, "machines fewer than that which end the freeze")
+	fs.DurationVar(&o.freeze.Period, "machine-safety-overshooting-period", o.freeze.Period, "time between counts of machine sets without a cause")
+
 	o.lease.addFlags(fs)
 	o.nats.addFlags(fs)
 	logsapi.AddFlags(o.logging, fs)
@@ -223,6 +240,9 @@ func (o *options) validate() error {
 	if o.workers < 1 {
 		errs = append(errs, fmt.Errorf("--concurrent-syncs must be at least 1, not %d", o.workers))
 	}
+	if o.setWorkers < 1 {
+		errs = append(errs, fmt.Errorf("--concurrent-set-syncs must be at least 1, not %d", o.setWorkers))
+	}
 	if o.port < 1 || o.port > 65535 {
 		errs = append(errs, fmt.Errorf("--port must be in 1..65535, not %d", o.port))
 	}
@@ -232,6 +252,7 @@ func (o *options) validate() error {
 	if o.targetKubeconfig == noTarget && o.controlKubeconfig == "" {
 		errs = append(errs, errors.New("--target-kubeconfig=none needs a --control-kubeconfig"))
 	}
+	errs = append(errs, o.freeze.Validate(), validateControllers(o.controllers))
 	if err := bootstrap.ValidateGroups(o.tokenGroups); err != nil {
 		errs = append(errs, fmt.Errorf("--bootstrap-token-auth-extra-groups: %w", err))
 	}

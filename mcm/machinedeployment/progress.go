@@ -60,6 +60,7 @@ func (p *pass) followProgress() {
 	default:
 		p.underWay(current)
 	}
+	p.awaitDeadline()
 }
 
 // faulty says why the set could not be made, and since when: the same again is no
@@ -128,20 +129,26 @@ func (p *pass) standing(current *v1alpha1.MachineDeploymentCondition) string {
 	}
 }
 
-// overdue tells whether there was no progress for too long, and otherwise has the
-// deployment looked at when there would be.
+// overdue tells whether there was no progress for too long.
 func (p *pass) overdue(current *v1alpha1.MachineDeploymentCondition) bool {
-	if current.Reason == v1alpha1.ReasonProgressDeadlineExceeded {
-		return true
-	}
-	deadline := p.deployment.Spec.ProgressDeadlineSeconds
-	if deadline == nil {
-		return false
-	}
-	left := current.LastUpdateTime.Add(time.Duration(*deadline) * time.Second).Sub(p.now)
-	if left > 0 {
-		p.lookAgain(left)
-	}
+	return current.Reason == v1alpha1.ReasonProgressDeadlineExceeded ||
+		p.deployment.Spec.ProgressDeadlineSeconds != nil && p.left(current) <= 0
+}
 
-	return left <= 0
+// left is the time until the progress deadline.
+func (p *pass) left(current *v1alpha1.MachineDeploymentCondition) time.Duration {
+	deadline := time.Duration(*p.deployment.Spec.ProgressDeadlineSeconds) * time.Second
+
+	return current.LastUpdateTime.Add(deadline).Sub(p.now)
+}
+
+// awaitDeadline has a deployment looked at when a rollout without progress would
+// be overdue.
+func (p *pass) awaitDeadline() {
+	current := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentProgressing)
+	if current == nil || p.deployment.Spec.ProgressDeadlineSeconds == nil || current.Reason == v1alpha1.ReasonNewMachineSetAvailable ||
+		p.overdue(current) {
+		return
+	}
+	p.lookAgain(p.left(current))
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
+	"github.com/machinebus/machinebus/mcm/freeze"
 	"github.com/machinebus/machinebus/mcm/machine"
 )
 
@@ -32,13 +34,16 @@ type options struct {
 	clusterName                         string
 	keySecret                           string
 	tokenGroups                         string
+	controllers                         []string
 
 	address    string
 	port       int
 	kubeQPS    float32
 	kubeBurst  int
 	workers    int
+	setWorkers int
 	settings   machine.Settings
+	freeze     freeze.Settings
 	lease      leaseOptions
 	nats       natsOptions
 	logging    *logsapi.LoggingConfiguration
@@ -59,7 +64,7 @@ type natsOptions struct {
 }
 
 func newCommand() *cobra.Command {
-	o := &options{settings: machine.DefaultSettings(), logging: logsapi.NewLoggingConfiguration()}
+	o := &options{settings: machine.DefaultSettings(), freeze: freeze.DefaultSettings(), logging: logsapi.NewLoggingConfiguration()}
 	cmd := &cobra.Command{
 		Use:   "mcm",
 		Short: "Turns Machine objects into instances and nodes, through drivers on NATS",
@@ -114,9 +119,13 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 	fs.StringVar(&o.address, "address", "0.0.0.0", "address for /metrics, /healthz and /readyz")
 	fs.IntVar(&o.port, "port", 10258, "port for /metrics, /healthz and /readyz")
+	fs.StringSliceVar(&o.controllers, "controllers", []string{"*"},
+		"controllers to run: * for all, foo for the one named foo, -foo for all but that, as in '*,-machine'; there are "+
+			strings.Join(controllerNames(), ", "))
 	fs.Float32Var(&o.kubeQPS, "kube-api-qps", 500, "requests a second to each API server at most; negative for no limit")
 	fs.IntVar(&o.kubeBurst, "kube-api-burst", 1000, "requests to each API server at once at most")
 	fs.IntVar(&o.workers, "concurrent-syncs", 50, "machines looked at in parallel; none of them ever waits for a driver")
+	fs.IntVar(&o.setWorkers, "concurrent-set-syncs", 10, "machine sets looked at in parallel")
 	fs.DurationVar(&o.syncPeriod, "min-resync-period", 12*time.Hour, "time after which every machine is looked at without a cause")
 
 	fs.DurationVar(&o.settings.CreationTimeout, "machine-creation-timeout", o.settings.CreationTimeout, "time a machine may take to join")
@@ -134,6 +143,11 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.settings.Retry.Short, "retry-short", o.settings.Retry.Short, "time before an operation is tried again after a passing error")
 	fs.DurationVar(&o.settings.Retry.Medium, "retry-medium", o.settings.Retry.Medium, "the same after other errors of a create")
 	fs.DurationVar(&o.settings.Retry.Long, "retry-long", o.settings.Retry.Long, "the same after other errors of a delete, and for invalid objects")
+
+	fs.IntVar(&o.freeze.Up, "safety-up", o.freeze.Up,
+		"machines beyond replicas and surge that freeze a machine set: no more are made")
+	fs.IntVar(&o.freeze.Down, "safety-down", o.freeze.Down, "machines fewer than that which end the freeze")
+	fs.DurationVar(&o.freeze.Period, "machine-safety-overshooting-period", o.freeze.Period, "time between counts of machine sets without a cause")
 
 	o.lease.addFlags(fs)
 	o.nats.addFlags(fs)
@@ -179,6 +193,9 @@ func (o *options) validate() error {
 	if o.workers < 1 {
 		errs = append(errs, fmt.Errorf("--concurrent-syncs must be at least 1, not %d", o.workers))
 	}
+	if o.setWorkers < 1 {
+		errs = append(errs, fmt.Errorf("--concurrent-set-syncs must be at least 1, not %d", o.setWorkers))
+	}
 	if o.port < 1 || o.port > 65535 {
 		errs = append(errs, fmt.Errorf("--port must be in 1..65535, not %d", o.port))
 	}
@@ -188,6 +205,7 @@ func (o *options) validate() error {
 	if o.targetKubeconfig == noTarget && o.controlKubeconfig == "" {
 		errs = append(errs, errors.New("--target-kubeconfig=none needs a --control-kubeconfig"))
 	}
+	errs = append(errs, o.freeze.Validate(), validateControllers(o.controllers))
 	if err := bootstrap.ValidateGroups(o.tokenGroups); err != nil {
 		errs = append(errs, fmt.Errorf("--bootstrap-token-auth-extra-groups: %w", err))
 	}

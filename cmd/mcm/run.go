@@ -14,7 +14,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
@@ -27,7 +26,6 @@ import (
 	"github.com/machinebus/machinebus/mcm/drain"
 	"github.com/machinebus/machinebus/mcm/fetch"
 	"github.com/machinebus/machinebus/mcm/machine"
-	"github.com/machinebus/machinebus/mcm/machineclass"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -124,8 +122,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	}
 	m.reconciler = &machine.Reconciler{
 		Control: m.manager.GetClient(), Dispatcher: m.dispatcher, Settings: m.options.settings,
-		// The newer events API keeps only the first text of a reason for minutes.
-		Events: m.manager.GetEventRecorderFor("mcm"), //nolint:staticcheck // see above
+		Events: m.events(),
 	}
 	namesake := dispatch.NewNamesake(string(uid), m.options.scope())
 	if _, err := bus.WatchHello(m.conn, m.options.clusterName, namesake.OnHello); err != nil {
@@ -170,27 +167,6 @@ func register(collectors []prometheus.Collector) error {
 		if err := ctrlmetrics.Registry.Register(c); err != nil {
 			return fmt.Errorf("register metrics: %w", err)
 		}
-	}
-
-	return nil
-}
-
-// addControllers adds the controllers of machines, classes and their secrets.
-func (m *mcm) addControllers(ctx context.Context) error {
-	var nodes cache.Cache
-	if m.target != nil {
-		nodes = m.target.GetCache()
-		m.reconciler.Target, m.reconciler.Tokens, m.reconciler.Drainer = m.target.GetClient(), m.tokens, m.drainer
-	}
-	c, events := m.manager.GetClient(), m.reconciler.Events
-	if err := m.reconciler.SetupWithManager(ctx, m.manager, nodes, m.dispatcher, m.options.workers); err != nil {
-		return fmt.Errorf("set up the machine controller: %w", err)
-	}
-	if err := machineclass.NewClassReconciler(c, events).SetupWithManager(ctx, m.manager); err != nil {
-		return fmt.Errorf("set up the class controller: %w", err)
-	}
-	if err := machineclass.NewSecretReconciler(c, events, m.options.scope()).SetupWithManager(ctx, m.manager); err != nil {
-		return fmt.Errorf("set up the secret controller: %w", err)
 	}
 
 	return nil

@@ -23,6 +23,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/freeze"
 	"github.com/machinebus/machinebus/mcm/machine"
+	"github.com/machinebus/machinebus/mcm/machinedeployment"
 )
 
 // options are the flags. Where the machine controller manager has a flag for
@@ -44,10 +45,12 @@ type options struct {
 	setWorkers int
 	settings   machine.Settings
 	freeze     freeze.Settings
-	lease      leaseOptions
-	nats       natsOptions
-	logging    *logsapi.LoggingConfiguration
-	syncPeriod time.Duration
+
+	deployments machinedeployment.Settings
+	lease       leaseOptions
+	nats        natsOptions
+	logging     *logsapi.LoggingConfiguration
+	syncPeriod  time.Duration
 }
 
 type leaseOptions struct {
@@ -125,7 +128,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.Float32Var(&o.kubeQPS, "kube-api-qps", 500, "requests a second to each API server at most; negative for no limit")
 	fs.IntVar(&o.kubeBurst, "kube-api-burst", 1000, "requests to each API server at once at most")
 	fs.IntVar(&o.workers, "concurrent-syncs", 50, "machines looked at in parallel; none of them ever waits for a driver")
-	fs.IntVar(&o.setWorkers, "concurrent-set-syncs", 10, "machine sets looked at in parallel")
+	fs.IntVar(&o.setWorkers, "concurrent-set-syncs", 10, "machine sets, and machine deployments, looked at in parallel")
 	fs.DurationVar(&o.syncPeriod, "min-resync-period", 12*time.Hour, "time after which every machine is looked at without a cause")
 
 	fs.DurationVar(&o.settings.CreationTimeout, "machine-creation-timeout", o.settings.CreationTimeout, "time a machine may take to join")
@@ -144,6 +147,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.settings.Retry.Medium, "retry-medium", o.settings.Retry.Medium, "the same after other errors of a create")
 	fs.DurationVar(&o.settings.Retry.Long, "retry-long", o.settings.Retry.Long, "the same after other errors of a delete, and for invalid objects")
 
+	fs.BoolVar(&o.deployments.AnnotateNodes, "autoscaler-scaledown-annotation-during-rollout", true,
+		"keep the cluster-autoscaler from removing nodes of a machine deployment that is being rolled out")
 	fs.IntVar(&o.freeze.Up, "safety-up", o.freeze.Up,
 		"machines beyond replicas and surge that freeze a machine set: no more are made")
 	fs.IntVar(&o.freeze.Down, "safety-down", o.freeze.Down, "machines fewer than that which end the freeze")

@@ -18,27 +18,33 @@ func TestDivide(t *testing.T) {
 	}{
 		"Grow": {
 			"more go to the latest set", 10, 2,
-			[]share{{counts: full(4), Max: 6}, {counts: full(2), Max: 6, Latest: true}}, []int32{4, 8},
+			[]share{{counts: full(4), Max: 6}, {counts: full(2), Max: 6, Latest: true}},
+			[]int32{4, 8},
 		},
 		"GrowWithoutLatest": {
 			"or to the youngest, when the rollout to the latest has not begun", 10, 0,
-			[]share{{counts: full(4), Max: 6}, {counts: full(2), Max: 6}}, []int32{4, 6},
+			[]share{{counts: full(4), Max: 6}, {counts: full(2), Max: 6}},
+			[]int32{4, 6},
 		},
 		"Shrink": {
 			"fewer are taken in proportion", 5, 1,
-			[]share{{counts: full(8), Max: 12}, {counts: full(4), Max: 12, Latest: true}}, []int32{4, 2},
+			[]share{{counts: full(8), Max: 12}, {counts: full(4), Max: 12, Latest: true}},
+			[]int32{4, 2},
 		},
 		"Marked": {
 			"the autoscaler's choice goes first", 5, 1,
-			[]share{{counts: full(4), Max: 7}, {counts: full(3), Max: 7, Latest: true, Marked: 1}}, []int32{4, 2},
+			[]share{{counts: full(4), Max: 7}, {counts: full(3), Max: 7, Latest: true, Marked: 1}},
+			[]int32{4, 2},
 		},
 		"Unknown": {
 			"a set without the annotation is left to the rounding", 3, 1,
-			[]share{{counts: full(4)}, {counts: full(2), Latest: true}}, []int32{2, 2},
+			[]share{{counts: full(4)}, {counts: full(2), Latest: true}},
+			[]int32{2, 2},
 		},
 		"Zero": {
 			"nothing is left of nothing", 0, 1,
-			[]share{{counts: full(4), Max: 6}, {counts: full(2), Max: 6, Latest: true}}, []int32{0, 0},
+			[]share{{counts: full(4), Max: 6}, {counts: full(2), Max: 6, Latest: true}},
+			[]int32{0, 0},
 		},
 		"Room": {
 			"what is on its way out takes room", 6, 1,

@@ -246,7 +246,9 @@ func TestPool_DriverKilled(t *testing.T) {
 	p := newPool(e, manager.NATSURL, tap)
 	killed := 0
 	p.life(func(p *pool) {
-		busy := func(a, b *stack.Driver) int { return len(tap.Running(a.Replica, create)) - len(tap.Running(b.Replica, create)) }
+		busy := func(a, b *stack.Driver) int {
+			return len(tap.Running(a.Replica, create)) - len(tap.Running(b.Replica, create))
+		}
 		victim := slices.MaxFunc(p.drivers, busy)
 		e.must(victim.Kill())
 		killed++

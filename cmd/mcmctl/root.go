@@ -13,14 +13,16 @@ func newRoot() *cobra.Command {
 	conn := &connection{}
 	root := &cobra.Command{
 		Use:   "mcmctl",
-		Short: "See the driver replicas, operations and messages on the bus",
-		Long: `See the driver replicas, operations and messages on the bus.
+		Short: "See what happens on the bus, and steer rollouts",
+		Long: `See the driver replicas, operations and messages on the bus, and steer rollouts.
 
-mcmctl talks to NATS only. It listens and never sends, so that it is safe to run
-against production; it works while mcm is down, too.`,
+All but rollout talk to NATS only. They listen and never send, so that they are
+safe to run against production; they work while mcm is down, too. Rollout reads and
+changes machine deployments in the control cluster.`,
 		Example: `  mcmctl drivers                                    # which driver replicas live
   mcmctl ops --watch                                # what they are doing
   mcmctl sub 'driver.*.create.>'                    # every create that mcm asks for
+  mcmctl rollout status pool-a                      # follow a rollout to its end
   nats sub 'mcm.v1.>' --translate 'mcmctl decode'   # the same with the nats CLI`,
 		Version:                    version(),
 		Args:                       knownCommand,
@@ -34,7 +36,7 @@ against production; it works while mcm is down, too.`,
 		return fmt.Errorf("%w (see: %s --help)", err, cmd.CommandPath())
 	})
 	conn.addFlags(root)
-	root.AddCommand(newDrivers(conn), newOps(conn), newSub(conn), newDecode(), newCompletion(), newVersion())
+	root.AddCommand(newDrivers(conn), newOps(conn), newSub(conn), newDecode(), newRollout(), newCompletion(), newVersion())
 
 	return root
 }

@@ -24,17 +24,13 @@ const (
 	conflictRetry = 200 * time.Millisecond
 )
 
-// A Reconciler runs the steps. Its exported fields are set once and only read.
+// A Reconciler runs the steps. Its fields are set once and only read.
 type Reconciler struct {
 	// Client reads from the manager's cache.
 	Client client.Client
 	// Live reads from the API server itself.
 	Live   client.Reader
 	Events record.EventRecorder
-	// Now is the clock; nil means time.Now.
-	Now func() time.Time
-
-	ledger ledger
 }
 
 // A pass is one look at one set.
@@ -75,7 +71,6 @@ var liveSteps = []step{
 	(*pass).validate,
 	(*pass).addFinalizer,
 	(*pass).look,
-	(*pass).awaitCache,
 	(*pass).release,
 	(*pass).scale,
 	(*pass).propagate,
@@ -94,18 +89,11 @@ var deletionSteps = []step{
 func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	set := &v1alpha1.MachineSet{}
 	if err := r.Client.Get(ctx, req.NamespacedName, set); err != nil {
-		if apierrors.IsNotFound(err) {
-			r.ledger.forget(req.NamespacedName)
-		}
-
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	p := &pass{
 		Reconciler: r, set: set.DeepCopy(), stored: set, now: time.Now(),
 		log: logr.FromContextOrDiscard(ctx).WithValues("uid", set.UID),
-	}
-	if r.Now != nil {
-		p.now = r.Now()
 	}
 	steps := liveSteps
 	if !set.DeletionTimestamp.IsZero() {

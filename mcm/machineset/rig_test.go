@@ -112,8 +112,6 @@ type managerOptions struct {
 	direct bool
 	// elect has the manager wait until it leads.
 	elect bool
-	// now is the reconciler's clock.
-	now func() time.Time
 }
 
 // startManager runs a manager until the test ends or stop is called.
@@ -137,7 +135,7 @@ func (r *rig) startManager(t *testing.T, o managerOptions) (mgr ctrl.Manager, st
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	sets := &machineset.Reconciler{
-		Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Now: o.now,
+		Client: mgr.GetClient(), Live: mgr.GetAPIReader(),
 		Events: mgr.GetEventRecorderFor("mcm"), //nolint:staticcheck // the newer API keeps only the first text of a reason
 	}
 	if err := sets.SetupWithManager(ctx, mgr, 4); err != nil {

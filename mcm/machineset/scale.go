@@ -82,7 +82,6 @@ func (p *pass) createOne(ctx context.Context) (*v1alpha1.Machine, error) {
 	if err := p.Client.Create(ctx, m); err != nil {
 		return nil, fmt.Errorf("create a machine: %w", err)
 	}
-	p.ledger.created(client.ObjectKeyFromObject(p.set), m.UID, p.now)
 	p.Events.Eventf(p.set, corev1.EventTypeNormal, v1alpha1.EventSuccessfulCreate, "Created machine %s", m.Name)
 	p.log.Info("created machine", "machine", m.Name)
 
@@ -120,7 +119,9 @@ func (p *pass) delete(ctx context.Context, machines []*v1alpha1.Machine, only fu
 		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete machine %s: %w", m.Name, err)
 		}
-		p.noteDeleted(m, err == nil)
+		if err == nil {
+			p.tellDeleted(m)
+		}
 		mu.Lock()
 		defer mu.Unlock()
 		gone[m] = true
@@ -145,13 +146,8 @@ func (p *pass) delete(ctx context.Context, machines []*v1alpha1.Machine, only fu
 	}
 }
 
-// noteDeleted remembers and tells of a machine that is gone or going; asked is
-// false when it was gone already.
-func (p *pass) noteDeleted(m *v1alpha1.Machine, asked bool) {
-	p.ledger.deleted(client.ObjectKeyFromObject(p.set), m.UID, p.now)
-	if !asked {
-		return
-	}
+// tellDeleted tells of a machine whose deletion was asked for.
+func (p *pass) tellDeleted(m *v1alpha1.Machine) {
 	if unhealthy(m) {
 		staleMachines.Inc()
 	}

@@ -3,22 +3,12 @@ package machineset_test
 import (
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
-
-// impatient is a clock on which every pass comes a minute after the last one, so
-// that no pass waits for the cache.
-func impatient() func() time.Time {
-	start, passes := time.Now(), atomic.Int64{}
-
-	return func() time.Time { return start.Add(time.Duration(passes.Add(1)) * time.Minute) }
-}
 
 // poke has the set looked at.
 func (r *rig) poke(t *testing.T, set *v1alpha1.MachineSet, n int) {
@@ -30,43 +20,25 @@ func (r *rig) poke(t *testing.T, set *v1alpha1.MachineSet, n int) {
 // are.
 func TestStaleMachines(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
-		reason string
-		now    func() time.Time
-		looks  int // at the API server, at least
-	}{
-		"waiting":   {"the cache is waited for", nil, 1},
-		"impatient": {"what the cache says must not matter", impatient(), 4},
+	r := newRig(t)
+	r.startManager(t, managerOptions{})
+	r.proxy.hold("machines")
+	set := r.set("a", 3)
+	r.create(t, set)
+	until(t, "the machines are made", func() bool { return r.proxy.requests("POST machines") >= 3 })
+	for i := range 3 {
+		looks := r.proxy.requests("GET machines")
+		r.poke(t, set, i)
+		until(t, "a pass reads the machines", func() bool { return r.proxy.requests("GET machines") > looks })
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			r.startManager(t, managerOptions{now: tc.now})
-			r.proxy.hold("machines")
-			set := r.set("a", 3)
-			r.create(t, set)
-			until(t, "the machines are made", func() bool { return r.proxy.requests("POST machines") >= 3 })
-			for i := range 3 {
-				looks := r.proxy.requests("GET machines")
-				r.poke(t, set, i)
-				if tc.looks > 1 {
-					until(t, "a pass reads the machines", func() bool { return r.proxy.requests("GET machines") > looks })
-				}
-			}
-			r.proxy.release("machines")
-			until(t, "the set knows its machines", func() bool {
-				got := r.get(t, set)
-
-				return got.Status.Replicas == 3 && got.Status.ObservedGeneration == got.Generation
-			})
-			if made, deleted := r.proxy.requests("POST machines"), r.proxy.requests("DELETE machines"); made != 3 || deleted != 0 {
-				t.Errorf("made %d and deleted %d machines for 3 replicas: %s", made, deleted, tc.reason)
-			}
-			if looks := r.proxy.requests("GET machines"); looks < tc.looks {
-				t.Errorf("read the machines %d times, want %d at least", looks, tc.looks)
-			}
-		})
+	if got := r.get(t, set).Status; got.Replicas != 3 {
+		t.Errorf("status is %+v, want the 3 replicas that there are", got)
+	}
+	r.proxy.release("machines")
+	r.scale(t, set, 4)
+	until(t, "the set has one machine more", func() bool { return r.get(t, set).Status.Replicas == 4 })
+	if made, deleted := r.proxy.requests("POST machines"), r.proxy.requests("DELETE machines"); made != 4 || deleted != 0 {
+		t.Errorf("made %d and deleted %d machines for 4 replicas", made, deleted)
 	}
 }
 

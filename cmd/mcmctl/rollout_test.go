@@ -207,7 +207,8 @@ func TestRollout_History(t *testing.T) {
 	}
 	want := [][]string{
 		{"REVISION", "MACHINESET", "CLASS", "MACHINES", "CHANGE-CAUSE"},
-		{"1", "pool-a-1", "class-1", "0", "cause 1"}, {"2", "pool-a-2", "class-2", "0", "cause 2"},
+		{"1", "pool-a-1", "class-1", "0", "cause 1"},
+		{"2", "pool-a-2", "class-2", "0", "cause 2"},
 	}
 	if diff := cmp.Diff(want, cells); diff != "" {
 		t.Errorf("history: -want, +got:\n%s", diff)
@@ -246,7 +247,9 @@ func TestRollout_Status(t *testing.T) {
 	defer cancel()
 	var follow, errOut output
 	done := make(chan error, 1)
-	go func() { done <- execute(ctx, &follow, &errOut, append([]string{"rollout", "status", "pool-a"}, p.flags...)...) }()
+	go func() {
+		done <- execute(ctx, &follow, &errOut, append([]string{"rollout", "status", "pool-a"}, p.flags...)...)
+	}()
 	const line = "machine deployment pool-a: 1 of 3 updated, 3 available, 3 old - Machine pool-a-2-x: quota\n"
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -257,7 +260,9 @@ func TestRollout_Status(t *testing.T) {
 			t.Fatalf("want %q, got %q", line, follow.String())
 		}
 	}
-	p.report(func(s *v1alpha1.MachineDeploymentStatus) { s.Replicas, s.UpdatedReplicas, s.AvailableReplicas = 3, 3, 3 })
+	p.report(func(s *v1alpha1.MachineDeploymentStatus) {
+		s.Replicas, s.UpdatedReplicas, s.AvailableReplicas = 3, 3, 3
+	})
 	if err := <-done; err != nil || follow.String() != line+"machine deployment pool-a successfully rolled out\n" {
 		t.Errorf("the end of the rollout: %q, %v", follow.String(), err)
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -26,6 +27,7 @@ type player struct {
 
 	mu     sync.Mutex
 	broken map[string]bool // classes of which no machine comes up
+	held   map[string]int  // classes of which only so many machines come up
 	// most is the largest number of machines there were; least the smallest
 	// number of running ones since it was last set.
 	most, least int
@@ -35,6 +37,22 @@ func (p *player) breakClass(class string, broken bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.broken[class] = broken
+}
+
+// release lets n machines of a held class come up.
+func (p *player) release(class string, n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held[class] = n
+}
+
+// mayCome tells whether one more machine of a set may come up, running apart.
+func (p *player) mayCome(class string, running int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n, held := p.held[class]
+
+	return !held || running < n
 }
 
 func (p *player) isBroken(class string) bool {
@@ -86,10 +104,20 @@ func (p *player) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	if machines, err = p.machines(ctx, set); err != nil {
 		return reconcile.Result{}, err
 	}
+	running := 0
 	for i := range machines {
+		if machines[i].Status.CurrentStatus.Phase == v1alpha1.MachineRunning {
+			running++
+		}
+	}
+	for i := range machines {
+		if machines[i].Status.CurrentStatus.Phase == v1alpha1.MachineRunning || !p.mayCome(set.Spec.Template.Spec.Class.Name, running) {
+			continue
+		}
 		if err := p.come(ctx, &machines[i]); err != nil {
 			return reconcile.Result{}, err
 		}
+		running++
 	}
 
 	return reconcile.Result{}, p.report(ctx, set)
@@ -217,9 +245,15 @@ func (p *player) report(ctx context.Context, set *v1alpha1.MachineSet) error {
 func (r *rig) heal(t *testing.T, class string) {
 	t.Helper()
 	r.player.breakClass(class, false)
+	r.nudge(t)
+}
+
+// nudge has the sets look again.
+func (r *rig) nudge(t *testing.T) {
+	t.Helper()
 	for _, set := range r.sets(t) {
 		before := set.DeepCopy()
-		metav1.SetMetaDataAnnotation(&set.ObjectMeta, "test.invalid/look", "again")
+		metav1.SetMetaDataAnnotation(&set.ObjectMeta, "test.invalid/look", time.Now().String())
 		if err := r.Patch(t.Context(), set, client.MergeFrom(before)); err != nil {
 			t.Fatal(err)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	goruntime "runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -68,6 +69,18 @@ func run(m *testing.M) int {
 	}()
 	cfg.QPS, cfg.Burst = -1, -1
 	apiServer = cfg
+	goruntime.LockOSThread() // the oracle dies with the thread that starts it
+	stop, err := startOracle(env.KubeConfig)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+
+		return 1
+	}
+	defer func() {
+		if err := stop(); err != nil {
+			fmt.Fprintln(os.Stderr, "stop Kubernetes' controllers:", err)
+		}
+	}()
 
 	return m.Run()
 }

@@ -10,8 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/cmd/internal/stack"
@@ -31,30 +30,22 @@ type pool struct {
 	drivers []*stack.Driver
 }
 
-// newPool makes a pool without machines.
+// newPool makes the pool of deploy/examples, without machines.
 func newPool(e *env, nats string, tap *stack.Tap) *pool {
 	e.Helper()
 	p := &pool{env: e, name: e.name, tap: tap, nats: nats, drivers: e.startDrivers(2, nats, tap)}
 	e.createClass()
 	e.must(e.kube.Create(e.ctx(), e.newSecret(otherClass)))
 	e.must(e.kube.Create(e.ctx(), e.newClass(otherClass, nil)))
+	objects, err := stack.LoadYAML("../../deploy/examples/pool/machinedeployment.yaml")
+	e.must(err)
+	d := &v1alpha1.MachineDeployment{}
+	e.must(runtime.DefaultUnstructuredConverter.FromUnstructured(objects[0].Object, d))
 	labels := map[string]string{v1alpha1.LabelKeyMachineDeployment: p.name}
-	e.must(e.kube.Create(e.ctx(), &v1alpha1.MachineDeployment{
-		ObjectMeta: metav1.ObjectMeta{Name: p.name, Namespace: e.name},
-		Spec: v1alpha1.MachineDeploymentSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: v1alpha1.MachineTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec:       v1alpha1.MachineSpec{Class: v1alpha1.ClassSpec{Kind: v1alpha1.KindMachineClass, Name: className}},
-			},
-			Strategy: v1alpha1.MachineDeploymentStrategy{
-				Type: v1alpha1.RollingUpdateMachineDeploymentStrategyType,
-				RollingUpdate: &v1alpha1.RollingUpdateMachineDeployment{UpdateConfiguration: v1alpha1.UpdateConfiguration{
-					MaxSurge: new(intstr.FromInt32(1)), MaxUnavailable: new(intstr.FromInt32(1)),
-				}},
-			},
-		},
-	}))
+	d.Name, d.Namespace, d.Spec.Replicas = p.name, e.name, 0
+	d.Spec.Selector.MatchLabels, d.Spec.Template.Labels = labels, labels
+	d.Spec.Template.Spec.Class.Name = className
+	e.must(e.kube.Create(e.ctx(), d))
 	return p
 }
 

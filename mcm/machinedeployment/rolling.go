@@ -23,6 +23,10 @@ func (c counts) sure() int32 {
 	return max(0, c.Available-max(0, c.Active-c.Replicas))
 }
 
+// broken is how many of the set's replicas are unavailable, whatever it has yet
+// to delete.
+func (c counts) broken() int32 { return max(0, c.Replicas-c.Available) }
+
 func total(all []counts, of func(counts) int32) int32 {
 	var sum int32
 	for _, c := range all {
@@ -52,7 +56,7 @@ func plan(desired int32, l limits, latest counts, old []counts) (int32, []int32)
 	spare := latest.Replicas + total(old, replicasOf) - least - lacking
 	// First what does not work anyway.
 	for i, c := range old {
-		n := max(0, min(spare, c.Replicas-c.sure()))
+		n := max(0, min(spare, c.broken()))
 		replicas[i] -= n
 		spare -= n
 	}

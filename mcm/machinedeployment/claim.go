@@ -20,28 +20,36 @@ func (p *pass) claimSets(ctx context.Context) (bool, error) {
 	if err := p.Control.List(ctx, list, client.InNamespace(p.deployment.Namespace), client.UnsafeDisableDeepCopy); err != nil {
 		return false, fmt.Errorf("list machine sets: %w", err)
 	}
-	deleting := !p.deployment.DeletionTimestamp.IsZero()
 	for i := range list.Items {
-		set := &list.Items[i]
-		owner, matches := metav1.GetControllerOf(set), selects(p.deployment.Spec.Selector, set.Labels)
-		switch {
-		case owner != nil && owner.UID == p.deployment.UID && (matches || deleting):
-			p.sets = append(p.sets, set.DeepCopy())
-		case owner != nil && owner.UID == p.deployment.UID && set.DeletionTimestamp.IsZero():
-			if err := p.disown(ctx, set.DeepCopy()); err != nil {
-				return false, err
-			}
-		case owner == nil && matches && !deleting && set.DeletionTimestamp.IsZero():
-			adopted, err := p.adopt(ctx, set.DeepCopy())
-			if err != nil {
-				return false, err
-			}
-			p.sets = append(p.sets, adopted)
+		if err := p.claim(ctx, &list.Items[i]); err != nil {
+			return false, err
 		}
 	}
 	slices.SortFunc(p.sets, byAge)
 
 	return true, nil
+}
+
+// claim looks at one set of the cache, which is not ours to change.
+func (p *pass) claim(ctx context.Context, set *v1alpha1.MachineSet) error {
+	deleting := !p.deployment.DeletionTimestamp.IsZero()
+	matches := selects(p.deployment.Spec.Selector, set.Labels)
+	ours := metav1.IsControlledBy(set, p.deployment)
+	switch {
+	case ours && (matches || deleting):
+		p.sets = append(p.sets, set.DeepCopy())
+	case !set.DeletionTimestamp.IsZero() || deleting:
+	case ours:
+		return p.disown(ctx, set.DeepCopy())
+	case matches && metav1.GetControllerOf(set) == nil:
+		adopted := set.DeepCopy()
+		if err := p.adopt(ctx, adopted); err != nil {
+			return err
+		}
+		p.sets = append(p.sets, adopted)
+	}
+
+	return nil
 }
 
 func byAge(a, b *v1alpha1.MachineSet) int {
@@ -50,22 +58,22 @@ func byAge(a, b *v1alpha1.MachineSet) int {
 
 // adopt makes an orphan the deployment's, which must not be on its way out: our
 // copy of it may be old.
-func (p *pass) adopt(ctx context.Context, set *v1alpha1.MachineSet) (*v1alpha1.MachineSet, error) {
+func (p *pass) adopt(ctx context.Context, set *v1alpha1.MachineSet) error {
 	d := &v1alpha1.MachineDeployment{}
 	if err := p.Live.Get(ctx, client.ObjectKeyFromObject(p.deployment), d); err != nil {
-		return nil, fmt.Errorf("read deployment %s: %w", client.ObjectKeyFromObject(p.deployment), err)
+		return fmt.Errorf("read deployment %s: %w", client.ObjectKeyFromObject(p.deployment), err)
 	}
 	if d.UID != p.deployment.UID || !d.DeletionTimestamp.IsZero() {
-		return nil, fmt.Errorf("adopt machine set %s: the deployment is gone or being deleted", set.Name)
+		return fmt.Errorf("adopt machine set %s: the deployment is gone or being deleted", set.Name)
 	}
 	before := set.DeepCopy()
 	set.OwnerReferences = append(set.OwnerReferences, *p.controllerRef())
 	if err := p.patchSet(ctx, set, before); err != nil {
-		return nil, err
+		return err
 	}
 	p.log.Info("machine set adopted", "machineset", set.Name)
 
-	return set, nil
+	return nil
 }
 
 func (p *pass) controllerRef() *metav1.OwnerReference {

@@ -3,6 +3,7 @@ package machinedeployment
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -114,9 +115,7 @@ func (l *ledger) missing(deployment types.UID, cached []*v1alpha1.MachineSet) ma
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	missing := map[types.UID]entry{}
-	for uid, e := range l.sets[deployment] {
-		missing[uid] = e
-	}
+	maps.Copy(missing, l.sets[deployment])
 	for _, set := range cached {
 		if e, ok := missing[set.UID]; ok && set.Generation >= e.generation {
 			delete(missing, set.UID)

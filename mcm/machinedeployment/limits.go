@@ -42,7 +42,7 @@ func scaled(value *intstr.IntOrString, replicas int32, up bool) int32 {
 	}
 	const most = 1 << 24 // far from where sums of int32 overflow
 
-	return int32(max(0, min(n, most))) //nolint:gosec // bounded in the same line
+	return int32(max(0, min(n, most)))
 }
 
 // countsOf sums up a set as plans see it.

@@ -40,7 +40,6 @@ func startOracle(kubeconfig []byte) (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	//nolint:noctx // it is ended by stop
 	cmd := exec.Command(program, "kube-controller-manager", "--kubeconfig="+file,
 		"--controllers=deployment-controller,replicaset-controller", "--leader-elect=false", "--secure-port=0")
 	cmd.Stdout, cmd.Stderr = log, log

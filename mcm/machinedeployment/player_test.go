@@ -175,7 +175,7 @@ func (p *player) make(ctx context.Context, set *v1alpha1.MachineSet) error {
 }
 
 func (p *player) remove(ctx context.Context, m *v1alpha1.Machine) error {
-	if err := p.Delete(ctx, m); client.IgnoreNotFound(err) != nil {
+	if err := client.IgnoreNotFound(p.Delete(ctx, m)); err != nil {
 		return err
 	}
 
@@ -223,7 +223,7 @@ func (p *player) report(ctx context.Context, set *v1alpha1.MachineSet) error {
 	}
 	before := set.DeepCopy()
 	s := &set.Status
-	s.Replicas, s.ReadyReplicas, s.AvailableReplicas, s.FailedMachines = int32(len(machines)), 0, 0, nil //nolint:gosec // a few
+	s.Replicas, s.ReadyReplicas, s.AvailableReplicas, s.FailedMachines = int32(len(machines)), 0, 0, nil
 	s.ObservedGeneration = set.Generation
 	for i := range machines {
 		m := &machines[i]

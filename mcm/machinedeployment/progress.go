@@ -53,8 +53,8 @@ func (p *pass) followProgress() {
 		p.progress(corev1.ConditionTrue, v1alpha1.ReasonNewMachineSetCreated, fmt.Sprintf("Created new machine set %q", p.created))
 	case p.fault != "":
 		p.faulty()
-	case p.latest == nil:
-		return
+	case p.latest == nil && !p.oldMachines():
+		return // it is about to be made
 	case p.complete():
 		p.completed(current)
 	default:
@@ -73,7 +73,7 @@ func (p *pass) faulty() {
 }
 
 func (p *pass) completed(current *v1alpha1.MachineDeploymentCondition) {
-	message := fmt.Sprintf("MachineSet %q has successfully progressed.", p.latest.Name)
+	message := p.subject() + " has successfully progressed."
 	switch {
 	case current == nil || current.Reason != v1alpha1.ReasonNewMachineSetAvailable || current.Status != corev1.ConditionTrue:
 		p.progress(corev1.ConditionTrue, v1alpha1.ReasonNewMachineSetAvailable, message)
@@ -89,19 +89,22 @@ func (p *pass) underWay(current *v1alpha1.MachineDeploymentCondition) {
 		status.Replicas-status.UpdatedReplicas < stored.Replicas-stored.UpdatedReplicas ||
 		status.ReadyReplicas > stored.ReadyReplicas || status.AvailableReplicas > stored.AvailableReplicas
 	rolledOut := current != nil && current.Reason == v1alpha1.ReasonNewMachineSetAvailable
-	message := ""
+	var message string
 	switch {
-	case rolledOut && status.Replicas == status.UpdatedReplicas && !p.oldMachines():
+	case rolledOut && p.latest != nil && status.Replicas == status.UpdatedReplicas && !p.oldMachines():
 		// It was only scaled: that is no rollout.
-		message = fmt.Sprintf("MachineSet %q has successfully progressed.", p.latest.Name)
+		message = p.subject() + " has successfully progressed."
+	case p.latest == nil && (current == nil || current.Reason != v1alpha1.ReasonMachineSetUpdated && !p.overdue(current)):
+		message = p.subject() + " is progressing."
+		p.progress(corev1.ConditionTrue, v1alpha1.ReasonMachineSetUpdated, message)
 	case current == nil || rolledOut:
 		message = fmt.Sprintf("Found new machine set %q", p.latest.Name)
 		p.progress(corev1.ConditionTrue, v1alpha1.ReasonFoundNewMachineSet, message)
 	case progressed || current.Reason == v1alpha1.ReasonMachineSetCreateError:
-		message = fmt.Sprintf("MachineSet %q is progressing.", p.latest.Name)
+		message = p.subject() + " is progressing."
 		p.progress(corev1.ConditionTrue, v1alpha1.ReasonMachineSetUpdated, message)
 	case p.overdue(current):
-		message = fmt.Sprintf("MachineSet %q has timed out progressing.", p.latest.Name)
+		message = p.subject() + " has timed out progressing."
 		if current.Reason != v1alpha1.ReasonProgressDeadlineExceeded {
 			p.progress(corev1.ConditionFalse, v1alpha1.ReasonProgressDeadlineExceeded, message)
 		}
@@ -117,16 +120,26 @@ func (p *pass) underWay(current *v1alpha1.MachineDeploymentCondition) {
 
 // standing is what the condition says without the machine that was to blame.
 func (p *pass) standing(current *v1alpha1.MachineDeploymentCondition) string {
-	switch current.Reason {
-	case v1alpha1.ReasonNewMachineSetCreated:
+	switch {
+	case p.latest == nil:
+	case current.Reason == v1alpha1.ReasonNewMachineSetCreated:
 		return fmt.Sprintf("Created new machine set %q", p.latest.Name)
-	case v1alpha1.ReasonFoundNewMachineSet:
+	case current.Reason == v1alpha1.ReasonFoundNewMachineSet:
 		return fmt.Sprintf("Found new machine set %q", p.latest.Name)
-	case v1alpha1.ReasonDeploymentResumed:
+	case current.Reason == v1alpha1.ReasonDeploymentResumed:
 		return "Deployment is resumed"
-	default:
-		return fmt.Sprintf("MachineSet %q is progressing.", p.latest.Name)
 	}
+
+	return p.subject() + " is progressing."
+}
+
+// subject is who a message is about: the latest set, or what goes before it.
+func (p *pass) subject() string {
+	if p.latest == nil {
+		return "Removal of the earlier machine sets' machines"
+	}
+
+	return fmt.Sprintf("MachineSet %q", p.latest.Name)
 }
 
 // overdue tells whether there was no progress for too long.

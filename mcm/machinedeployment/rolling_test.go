@@ -75,7 +75,12 @@ func TestPlan(t *testing.T) {
 		},
 		"DeletesTheBrokenOne": {
 			"a set that deletes its broken machine keeps the one that works",
-			3, limits{1, 1}, full(1), []counts{{Replicas: 1, Active: 2, Available: 1}, {Replicas: 1, Active: 1}}, 1, []int32{1, 0},
+			3,
+			limits{1, 1},
+			full(1),
+			[]counts{{Replicas: 1, Active: 2, Available: 1}, {Replicas: 1, Active: 1}},
+			1,
+			[]int32{1, 0},
 		},
 		"OldestFirst": {
 			"sets shrink in the order of their age", 4, limits{2, 0}, full(2), []counts{full(2), full(2)}, 2, []int32{0, 2},

@@ -107,6 +107,19 @@ func TestNewSet(t *testing.T) {
 	}
 }
 
+// finalize gives an object these finalizers, and no other.
+func (r *rig) finalize(t *testing.T, o client.Object, finalizers ...string) {
+	t.Helper()
+	before, ok := o.DeepCopyObject().(client.Object)
+	if !ok {
+		t.Fatalf("%T is no object", o)
+	}
+	o.SetFinalizers(finalizers)
+	if err := r.Patch(t.Context(), o, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestRollingUpdate(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
@@ -156,7 +169,31 @@ func TestRecreate(t *testing.T) {
 	r.create(t, d)
 	r.complete(t, d)
 	r.player.watch()
+	// One old machine does not go.
+	stubborn := r.machines(t)[0]
+	r.finalize(t, &stubborn, "test.invalid/kept")
 	r.change(t, d, class("large"))
+	r.until(t, "the wait for the last old machine", d, func(*v1alpha1.MachineDeployment) bool {
+		left := r.machines(t)
+
+		return len(left) == 1 && !left[0].DeletionTimestamp.IsZero()
+	})
+	stubborn = r.machines(t)[0]
+	stubborn.Status.LastOperation = v1alpha1.LastOperation{Type: "Delete", State: "Failed", Description: "a pod cannot be evicted"}
+	if err := r.Status().Update(t.Context(), &stubborn); err != nil {
+		t.Fatal(err)
+	}
+	got := r.until(t, "the reason", d, func(d *v1alpha1.MachineDeployment) bool {
+		return strings.Contains(condition(d, v1alpha1.MachineDeploymentProgressing).Message, stubborn.Name)
+	})
+	if c := condition(got, v1alpha1.MachineDeploymentProgressing); c.Reason != "MachineSetUpdated" || !strings.Contains(c.Message, "cannot be evicted") {
+		t.Errorf("the rollout does not say that it waits for a machine to go: %+v", c)
+	}
+	if r.sets(t)["large"] != nil {
+		t.Error("the new set was made before the last old machine was gone")
+	}
+	stubborn = r.machines(t)[0]
+	r.finalize(t, &stubborn)
 	r.complete(t, d)
 	if most, least := r.player.seen(); most > 3 || least > 0 {
 		t.Errorf("there were up to %d machines and down to %d running, want 3 and 0", most, least)
@@ -362,12 +399,7 @@ func TestDelete(t *testing.T) {
 	d := r.deployment(2)
 	r.create(t, d)
 	r.complete(t, d)
-	set := r.sets(t)["small"]
-	before := set.DeepCopy()
-	set.Finalizers = []string{"test.invalid/kept"}
-	if err := r.Patch(t.Context(), set, client.MergeFrom(before)); err != nil {
-		t.Fatal(err)
-	}
+	r.finalize(t, r.sets(t)["small"], "test.invalid/kept")
 	if err := r.Delete(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
@@ -377,11 +409,6 @@ func TestDelete(t *testing.T) {
 	if r.get(t, d) == nil {
 		t.Error("the deployment is gone before its set")
 	}
-	set = r.sets(t)["small"]
-	before = set.DeepCopy()
-	set.Finalizers = nil
-	if err := r.Patch(t.Context(), set, client.MergeFrom(before)); err != nil {
-		t.Fatal(err)
-	}
+	r.finalize(t, r.sets(t)["small"])
 	r.until(t, "the end", d, func(d *v1alpha1.MachineDeployment) bool { return d == nil })
 }

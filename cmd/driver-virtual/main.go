@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/machinebus/machinebus/cmd/driver-virtual/virtual"
+	"github.com/machinebus/machinebus/cmd/internal/tracing"
 	"github.com/machinebus/machinebus/driversdk"
 )
 
@@ -24,10 +25,22 @@ func main() {
 	cfg.CreateIdentity = driver.Identity
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := driversdk.Serve(ctx, cfg, driver)
+	err := serve(ctx, cfg, driver)
 	stop()
 	if err != nil {
 		slog.Error("driver-virtual stopped", "err", err)
 		os.Exit(1)
 	}
+}
+
+// serve adds traces, which the SDK makes and leaves to the program to send.
+func serve(ctx context.Context, cfg driversdk.Config, driver *virtual.Driver) error {
+	stop, err := tracing.Start(ctx, "driver-virtual", cfg.Version, func(err error) { slog.Error("spans not sent", "err", err) })
+	if err != nil {
+		return err
+	}
+
+	defer stop()
+
+	return driversdk.Serve(ctx, cfg, driver)
 }

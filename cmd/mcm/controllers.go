@@ -103,7 +103,7 @@ func (m *mcm) addMachineClass(ctx context.Context) error {
 }
 
 func (m *mcm) addMachineSet(ctx context.Context) error {
-	if err := register(machineset.Collectors()); err != nil {
+	if err := register(append(machineset.Collectors(), machineset.NewInventory(ctx, m.manager.GetClient()))); err != nil {
 		return err
 	}
 	sets := &machineset.Reconciler{Client: m.manager.GetClient(), Live: m.manager.GetAPIReader(), Events: m.events()}

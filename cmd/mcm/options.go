@@ -36,6 +36,7 @@ type options struct {
 	keySecret                           string
 	tokenGroups                         string
 	controllers                         []string
+	unsealed                            []string
 
 	address    string
 	port       int
@@ -116,6 +117,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.clusterName, "cluster-name", "default", "name of this control plane on the bus; several on one bus need different ones")
 	fs.StringVar(&o.keySecret, "key-secret", "machinebus-control-plane-key",
 		"Secret in --namespace with the key that seals what drivers fetch; made when there is none")
+	fs.StringSliceVar(&o.unsealed, "unsealed-providers", nil,
+		"providers whose drivers cannot open sealed answers and may get secrets and bootstrap values readable; only where NATS requires TLS")
 	fs.StringVar(&o.tokenGroups, "bootstrap-token-auth-extra-groups", "",
 		"groups, separated by commas, that bootstrap tokens give besides system:bootstrappers")
 	fs.StringVar(&o.settings.DefaultProvider, "default-provider", "", "driver for classes that name no provider")
@@ -216,6 +219,11 @@ func (o *options) validate() error {
 	}
 	if err := bus.ValidToken("--cluster-name", o.clusterName); err != nil {
 		errs = append(errs, err)
+	}
+	for _, provider := range o.unsealed {
+		if err := bus.ValidToken("--unsealed-providers", provider); err != nil {
+			errs = append(errs, err)
+		}
 	}
 
 	return errors.Join(errs...)

@@ -21,6 +21,7 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/cmd/internal/tracing"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/drain"
@@ -35,6 +36,13 @@ func run(ctx context.Context, o *options) error {
 	if err := o.probePort(ctx); err != nil {
 		return err
 	}
+	stopTraces, err := tracing.Start(ctx, "mcm", version(), func(err error) {
+		klog.Background().WithName("traces").Error(err, "spans not sent")
+	})
+	if err != nil {
+		return err
+	}
+	defer stopTraces()
 	o.settings.Namespace = o.scope()
 	control, target, err := o.restConfigs()
 	if err != nil {
@@ -117,7 +125,8 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 		return err
 	}
 	m.dispatcher = dispatch.New(logr.NewContext(ctx, klog.Background().WithName("dispatch")), m.caller, m.announcer)
-	if err := register(m.dispatcher.Collectors()); err != nil {
+	if err := register(append(m.dispatcher.Collectors(), dropped("mcm_dispatch_replies_dropped_total",
+		"Reply frames that belonged to no operation in flight.", m.caller.Dropped))); err != nil {
 		return err
 	}
 	m.reconciler = &machine.Reconciler{
@@ -172,6 +181,11 @@ func register(collectors []prometheus.Collector) error {
 	return nil
 }
 
+// dropped is a figure that the bus counts itself.
+func dropped(name, help string, count func() uint64) prometheus.Collector {
+	return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(count()) })
+}
+
 // fetches serves drivers, on every replica and not only the leading one.
 func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	handler := &fetch.Handler{
@@ -182,12 +196,21 @@ func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 		handler.Tokens = m.tokens
 	}
 
+	if len(m.options.unsealed) > 0 {
+		klog.Background().Info("drivers of these providers may get secrets unsealed: who may read their inboxes can read them",
+			"providers", m.options.unsealed)
+	}
+
 	return everywhere(func(ctx context.Context) error {
 		if err := handler.AnnounceChanges(ctx, m.manager.GetCache(), m.announcer); err != nil {
 			return err
 		}
-		server, err := bus.ServeFetches(m.conn, m.options.clusterName, key, handler, m.log)
+		server, err := bus.ServeFetches(m.conn, m.options.clusterName, key, handler, m.log, m.options.unsealed...)
 		if err != nil {
+			return err
+		}
+		if err := register([]prometheus.Collector{dropped("mcm_fetch_dropped_total",
+			"Fetches not answered because they were unreadable or their reply subject is not their provider's.", server.Dropped)}); err != nil {
 			return err
 		}
 		<-ctx.Done()

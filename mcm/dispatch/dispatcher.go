@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/machinebus/machinebus/bus"
@@ -55,6 +56,7 @@ type entry struct {
 	provider string
 	started  time.Time
 	request  bus.Request
+	span     trace.Span
 
 	state   State
 	told    bool   // a reason to wait was notified, and nothing since
@@ -97,12 +99,12 @@ func (d *Dispatcher) Start(op Operation) State {
 	e := &entry{
 		id: id, kind: op.Kind, number: op.Number, provider: op.Provider, started: time.Now(),
 		machine: types.NamespacedName{Namespace: op.Machine.Namespace, Name: op.Machine.Name}, uid: uid,
-		state: State{Phase: Waiting, ID: id, Kind: op.Kind}, quit: make(chan struct{}),
+		state: State{Phase: Waiting, ID: id, Kind: op.Kind}, quit: make(chan struct{}), span: startSpan(&op),
 	}
 	e.request = bus.Request{
 		Provider: op.Provider, Namespace: op.Machine.Namespace, Name: op.Machine.Name,
 		OperationID: id, Body: request(&op), Timeout: op.Timeout, Recover: op.Recover, Attempt: op.Attempt,
-		OnlyIfHeld: op.OnlyIfHeld,
+		OnlyIfHeld: op.OnlyIfHeld, TraceParent: traceParent(e.span),
 		OnAccepted: func(attempt uint32, replica string) { d.accepted(e, attempt, replica) },
 		OnProgress: func(message string) { d.progress(e, message) },
 	}
@@ -168,13 +170,14 @@ func (d *Dispatcher) Settle(uid types.UID, id string) {
 // release lets go of an operation that has ended. d.mu is held; publishing does
 // not block.
 func (d *Dispatcher) release(e *entry) {
+	log := d.log(e, &e.state)
 	// Only the number matters from now on.
 	e.settled, e.request, e.state = true, bus.Request{}, State{Phase: Done}
 	if e.holder == "" {
 		return
 	}
 	if err := d.caller.Acknowledge(e.provider, e.holder, e.id); err != nil {
-		d.log(e).V(1).Info("result not acknowledged; its replica keeps it for a day", "err", err.Error())
+		log.V(1).Info("result not acknowledged; its replica keeps it for a day", "err", err.Error())
 	}
 }
 
@@ -194,13 +197,17 @@ func (d *Dispatcher) Forget(uid types.UID) {
 	case ok:
 		e.gone = true
 	}
+	var log logr.Logger
+	if ok {
+		log = d.log(e, &e.state)
+	}
 	d.mu.Unlock()
 	if !ok || ended {
 		return
 	}
-	d.log(e).Info("machine is gone; cancelling its operation")
+	log.Info("machine is gone; cancelling its operation")
 	if err := d.Cancel(uid, e.id); err != nil {
-		d.log(e).Info("operation of a machine that is gone not cancelled", "err", err.Error())
+		log.Info("operation of a machine that is gone not cancelled", "err", err.Error())
 	}
 }
 
@@ -248,6 +255,7 @@ func (d *Dispatcher) InFlight(provider, operationID string, uid types.UID) bool 
 // run has an operation done, for as long as it takes.
 func (d *Dispatcher) run(e *entry) {
 	defer d.metrics.started(e.provider, e.kind)()
+	defer e.span.End() // of one that is left to the next manager
 	req, quit := e.request, e.quit
 	for {
 		room := d.caller.Room(e.provider)
@@ -263,7 +271,7 @@ func (d *Dispatcher) run(e *entry) {
 		if bus.OriginOf(err) == bus.OriginTimeout {
 			req.Recover, req.Attempt = true, out.Attempts
 		}
-		d.waiting(e, err.Error(), out.Attempts)
+		d.waiting(e, err, out.Attempts)
 		again := retryWait
 		if out.Result != nil {
 			// No replica was lost, the cloud is in trouble: room is no news.
@@ -331,7 +339,13 @@ func (d *Dispatcher) pause(room, quit <-chan struct{}, atMost time.Duration) boo
 	}
 }
 
-func (d *Dispatcher) log(e *entry) logr.Logger {
-	return logr.FromContextOrDiscard(d.ctx).WithValues("machine", e.machine, "operation", e.kind,
-		"operation_id", e.id, "provider", e.provider)
+// log is for lines about an operation in some state of it.
+func (d *Dispatcher) log(e *entry, state *State) logr.Logger {
+	log := logr.FromContextOrDiscard(d.ctx).WithValues("machine", e.machine.String(), "operation", e.kind,
+		"operation_id", e.id, "provider", e.provider, "attempt", state.Attempt, "replica", state.Replica)
+	if span := e.span.SpanContext(); span.IsSampled() {
+		log = log.WithValues("trace_id", span.TraceID().String())
+	}
+
+	return log
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/machinebus/machinebus/bus"
@@ -53,6 +54,8 @@ type Operation struct {
 	// OnlyIfHeld, with Recover, waits for what a replica still holds but begins
 	// nothing: without one the operation ends with NotFound.
 	OnlyIfHeld bool
+	// Span is the pass's that begins the operation; nil for none.
+	Span trace.Span
 }
 
 // ID returns the operation's id.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -29,19 +28,23 @@ func controllerOf(o client.Object) []string {
 	return nil
 }
 
-// SetupWithManager adds the controller of sets to a manager.
+// SetupWithManager adds the controller of sets to a manager. Sets are counted when
+// a machine is made, and periodically. They are not when replicas change or a
+// machine goes: every set that shrinks by much has too many machines for a moment.
 func (r *SetReconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.Machine{}, indexController, controllerOf); err != nil {
 		return fmt.Errorf("index machines by controller: %w", err)
+	}
+	made := predicate.Funcs{
+		UpdateFunc: func(event.UpdateEvent) bool { return false },
+		DeleteFunc: func(event.DeleteEvent) bool { return false },
 	}
 
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("freeze").
 		For(&v1alpha1.MachineSet{}, builder.WithPredicates(changed())).
 		Watches(&v1alpha1.Machine{}, handler.EnqueueRequestsFromMapFunc(controllerRequest(v1alpha1.KindMachineSet)),
-			builder.WithPredicates(predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }})).
-		Watches(&v1alpha1.MachineDeployment{}, handler.EnqueueRequestsFromMapFunc(r.setsOf),
-			builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+			builder.WithPredicates(made)).
 		Complete(r)
 }
 
@@ -59,14 +62,16 @@ func (r *DeploymentReconciler) SetupWithManager(ctx context.Context, mgr ctrl.Ma
 		Complete(r)
 }
 
-// changed drops changes of what other controllers write to status; the condition
-// Frozen is put right at the next look.
+// changed passes what people and other writers do to a freeze, but for the
+// condition: that is put right at the next look.
 func changed() predicate.Predicate {
-	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		return !equality.Semantic.DeepEqual(e.ObjectOld.GetLabels(), e.ObjectNew.GetLabels()) ||
-			!equality.Semantic.DeepEqual(e.ObjectOld.GetAnnotations(), e.ObjectNew.GetAnnotations()) ||
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		_, before := e.ObjectOld.GetAnnotations()[v1alpha1.AnnotationKeyUnfreeze]
+		_, after := e.ObjectNew.GetAnnotations()[v1alpha1.AnnotationKeyUnfreeze]
+
+		return before != after || isFrozen(e.ObjectOld) != isFrozen(e.ObjectNew) ||
 			e.ObjectOld.GetResourceVersion() == e.ObjectNew.GetResourceVersion() // a resync
-	}})
+	}}
 }
 
 // controllerRequest maps an object to the object of a kind that controls it.
@@ -79,21 +84,4 @@ func controllerRequest(kind string) handler.MapFunc {
 
 		return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: o.GetNamespace(), Name: ref.Name}}}
 	}
-}
-
-func (r *SetReconciler) setsOf(ctx context.Context, deployment client.Object) []reconcile.Request {
-	list := &v1alpha1.MachineSetList{}
-	if err := r.Client.List(ctx, list, client.InNamespace(deployment.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "cannot list the sets of a deployment", "deployment", deployment.GetName())
-
-		return nil
-	}
-	var requests []reconcile.Request
-	for i := range list.Items {
-		if metav1.IsControlledBy(&list.Items[i], deployment) {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
-		}
-	}
-
-	return requests
 }

@@ -50,7 +50,8 @@ func (r *DeploymentReconciler) Reconcile(ctx context.Context, req reconcile.Requ
 	return reconcile.Result{RequeueAfter: r.Settings.Period}, err
 }
 
-// frozenSets returns the deployment's frozen sets by name.
+// frozenSets returns the deployment's frozen sets, without those about to be
+// thawed because somebody asked for it.
 func (r *DeploymentReconciler) frozenSets(ctx context.Context, deployment *v1alpha1.MachineDeployment) ([]*v1alpha1.MachineSet, error) {
 	list := &v1alpha1.MachineSetList{}
 	err := r.Client.List(ctx, list, client.InNamespace(deployment.Namespace),
@@ -61,7 +62,7 @@ func (r *DeploymentReconciler) frozenSets(ctx context.Context, deployment *v1alp
 	}
 	frozen := make([]*v1alpha1.MachineSet, 0, len(list.Items))
 	for i := range list.Items {
-		if list.Items[i].DeletionTimestamp.IsZero() {
+		if _, asked := list.Items[i].Annotations[v1alpha1.AnnotationKeyUnfreeze]; list.Items[i].DeletionTimestamp.IsZero() && !asked {
 			frozen = append(frozen, &list.Items[i])
 		}
 	}

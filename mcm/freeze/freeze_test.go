@@ -77,6 +77,12 @@ var namespaces atomic.Int64
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
+
+	return newRigWith(t, 200*time.Millisecond)
+}
+
+func newRigWith(t *testing.T, period time.Duration) *rig {
+	t.Helper()
 	if errStart != nil {
 		t.Fatal(errStart)
 	}
@@ -96,7 +102,7 @@ func newRig(t *testing.T) *rig {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	settings := freeze.DefaultSettings()
-	settings.Period = 200 * time.Millisecond
+	settings.Period = period
 	sets := &freeze.SetReconciler{
 		Client: mgr.GetClient(), Settings: settings,
 		Events: mgr.GetEventRecorderFor("mcm"), //nolint:staticcheck // the newer API keeps only the first text of a reason
@@ -286,6 +292,27 @@ func TestFewer(t *testing.T) {
 	until(t, "the other set is frozen", func() bool { return r.setState(t, over).condition })
 	if s := r.setState(t, near); s != (state{}) {
 		t.Errorf("5 machines have frozen a set of 2 replicas: %+v", s)
+	}
+}
+
+// TestShrink scales a set down by much, which is no overshooting.
+func TestShrink(t *testing.T) {
+	t.Parallel()
+	r := newRigWith(t, time.Hour)
+	shrinking, over := r.set(t, "shrinking", nil), r.set(t, "over", nil)
+	r.change(t, shrinking, func() { shrinking.Spec.Replicas = 8 })
+	all := r.machines(t, shrinking, 8)
+	r.change(t, shrinking, func() {
+		shrinking.Spec.Replicas = 1
+		shrinking.Annotations = map[string]string{v1alpha1.AnnotationKeyDesiredReplicas: "1"}
+	})
+	if err := r.Delete(t.Context(), all[0]); err != nil {
+		t.Fatal(err)
+	}
+	r.machines(t, over, 6)
+	until(t, "the other set is frozen, by what came later", func() bool { return r.setState(t, over).condition })
+	if s := r.setState(t, shrinking); s != (state{}) {
+		t.Errorf("the shrinking set is frozen: %+v", s)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -26,7 +27,7 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 	_, known := p.begun()
 	op := dispatch.Operation{
 		Kind: kind, Number: p.journal.Settled, Machine: p.machine.DeepCopy(), Class: p.class, Provider: p.provider,
-		Timeout: p.Settings.OperationTimeout,
+		Timeout: p.Settings.OperationTimeout, Span: trace.SpanFromContext(ctx),
 	}
 	if !known && !p.unsent {
 		// Another manager began it, or this one before it was restarted.
@@ -35,7 +36,7 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 	p.unsent = false
 	state := p.Dispatcher.Start(op)
 	if op.Recover && state.Phase != dispatch.Stale {
-		p.log.Info("taking up an operation begun earlier", "operation_id", op.ID())
+		p.log.Info("taking up an operation begun earlier", "operation_id", op.ID(), "attempt", state.Attempt, "replica", state.Replica)
 	}
 	switch state.Phase {
 	case dispatch.Done:

@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,6 +22,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
+
+const tracerName = "github.com/machinebus/machinebus/mcm/machine"
 
 // A Dispatcher is the part of dispatch.Dispatcher that the steps use.
 type Dispatcher interface {
@@ -110,6 +115,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.Control.Get(ctx, req.NamespacedName, m); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
+	ctx, span := otel.Tracer(tracerName).Start(ctx, "reconcile machine",
+		trace.WithAttributes(attribute.String("machinebus.machine", req.String())))
+	defer span.End()
 	p := &pass{
 		Reconciler: r, machine: m.DeepCopy(), stored: m, now: time.Now(),
 		log: logr.FromContextOrDiscard(ctx).WithValues("uid", m.UID),

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -59,6 +60,7 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 		state = p.Dispatcher.Start(dispatch.Operation{
 			Kind: kind, Number: p.journal.Settled, Machine: p.machine.DeepCopy(), Class: p.class, Provider: p.provider,
 			Timeout: p.Settings.OperationTimeout, Recover: true, Attempt: 1, OnlyIfHeld: true,
+			Span: trace.SpanFromContext(ctx),
 		})
 	}
 	switch state.Phase {

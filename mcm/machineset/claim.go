@@ -54,18 +54,19 @@ func (p *pass) look(ctx context.Context) (next, error) {
 // says. It stops at a set that is no longer the same or wants nothing any more.
 func (p *pass) lookLive(ctx context.Context) (next, error) {
 	set := &v1alpha1.MachineSet{}
-	if err := p.Live.Get(ctx, client.ObjectKeyFromObject(p.set), set); err != nil {
-		return wait, fmt.Errorf("read machine set: %w", err)
+	err := p.Live.Get(ctx, client.ObjectKeyFromObject(p.set), set)
+	if client.IgnoreNotFound(err) != nil {
+		return wait, fmt.Errorf("read machine set %s/%s: %w", p.set.Namespace, p.set.Name, err)
 	}
-	if set.UID != p.set.UID || !set.DeletionTimestamp.IsZero() {
-		return again(conflictRetry), nil
+	if err != nil || set.UID != p.set.UID || !set.DeletionTimestamp.IsZero() {
+		return wait, nil // the event of its deletion is still to come
 	}
 	p.take(set)
-	if n, err := p.validate(ctx); n.stop || err != nil {
+	if n, err := p.validate(ctx); n == wait || err != nil {
 		return n, err
 	}
 	list := &v1alpha1.MachineList{}
-	err := p.Live.List(ctx, list, client.InNamespace(set.Namespace), client.MatchingLabelsSelector{Selector: p.selector})
+	err = p.Live.List(ctx, list, client.InNamespace(set.Namespace), client.MatchingLabelsSelector{Selector: p.selector})
 	if err != nil {
 		return wait, fmt.Errorf("list machines of set %s/%s: %w", set.Namespace, set.Name, err)
 	}

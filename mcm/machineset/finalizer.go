@@ -59,7 +59,7 @@ func (p *pass) deleteMachines(ctx context.Context) (next, error) {
 func (p *pass) listLeft(ctx context.Context) error {
 	selector, err := metav1.LabelSelectorAsSelector(p.set.Spec.Selector)
 	if err != nil {
-		return nil //nolint:nilerr // an invalid set never had machines
+		return nil //nolint:nilerr // whoever broke the selector leaves the rest to the garbage collector
 	}
 	list := &v1alpha1.MachineList{}
 	err = p.Live.List(ctx, list, client.InNamespace(p.set.Namespace), client.MatchingLabelsSelector{Selector: selector})

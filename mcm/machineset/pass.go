@@ -52,18 +52,12 @@ type pass struct {
 }
 
 // A next says what follows a step.
-type next struct {
-	stop  bool
-	after time.Duration
-}
+type next bool
 
-var (
-	proceed = next{}           // with the next step
-	wait    = next{stop: true} // for an event
+const (
+	proceed next = true  // with the next step
+	wait    next = false // for an event
 )
-
-// again ends the pass and starts another one after d.
-func again(d time.Duration) next { return next{stop: true, after: max(d, time.Millisecond)} }
 
 type step func(p *pass, ctx context.Context) (next, error)
 
@@ -111,8 +105,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		if err != nil {
 			return reconcile.Result{}, errors.Join(append(p.errs, err)...)
 		}
-		if n.stop {
-			return reconcile.Result{RequeueAfter: n.after}, errors.Join(p.errs...)
+		if n == wait {
+			return reconcile.Result{}, errors.Join(p.errs...)
 		}
 	}
 	if len(p.errs) > 0 {

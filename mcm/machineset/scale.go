@@ -27,7 +27,7 @@ func (p *pass) scale(ctx context.Context) (next, error) {
 
 		return proceed, nil
 	}
-	if n, err := p.lookLive(ctx); n.stop || err != nil {
+	if n, err := p.lookLive(ctx); n == wait || err != nil {
 		return n, err
 	}
 	if err := p.adopt(ctx); err != nil {
@@ -54,7 +54,7 @@ func (p *pass) recheck(plan *plan) {
 // batch that was refused in part: what one quota or webhook refuses it refuses a
 // hundred times.
 func (p *pass) create(ctx context.Context, n int) {
-	for batch := 1; n > 0 && p.failure == nil; batch *= 2 {
+	for batch := 1; n > 0 && len(p.errs) == 0; batch *= 2 {
 		batch = min(batch, n)
 		made := make([]*v1alpha1.Machine, batch)
 		errs := inParallel(batch, func(i int) (err error) {
@@ -71,7 +71,7 @@ func (p *pass) create(ctx context.Context, n int) {
 			if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 				return // as all that is in it
 			}
-			p.failed(v1alpha1.ReasonFailedCreate, v1alpha1.EventFailedCreate, err)
+			p.failed(ctx, v1alpha1.ReasonFailedCreate, v1alpha1.EventFailedCreate, err)
 		}
 		n -= batch
 	}
@@ -142,7 +142,7 @@ func (p *pass) delete(ctx context.Context, machines []*v1alpha1.Machine, only fu
 
 			continue
 		}
-		p.failed(v1alpha1.ReasonFailedDelete, v1alpha1.EventFailedDelete, err)
+		p.failed(ctx, v1alpha1.ReasonFailedDelete, v1alpha1.EventFailedDelete, err)
 	}
 }
 
@@ -156,14 +156,17 @@ func (p *pass) tellDeleted(m *v1alpha1.Machine) {
 }
 
 // failed notes that a machine could not be created or deleted. The first cause
-// shows in the set's status.
-func (p *pass) failed(reason, event string, err error) {
+// shows in the set's status; that this manager is being stopped is none.
+func (p *pass) failed(ctx context.Context, reason, event string, err error) {
+	p.errs = append(p.errs, err)
+	if ctx.Err() != nil {
+		return
+	}
 	if p.failure == nil {
 		p.failure = &v1alpha1.MachineSetCondition{
 			Type: v1alpha1.MachineSetReplicaFailure, Status: corev1.ConditionTrue, Reason: reason, Message: err.Error(),
 		}
 	}
-	p.errs = append(p.errs, err)
 	p.Events.Eventf(p.set, corev1.EventTypeWarning, event, "%s", err)
 }
 

@@ -31,9 +31,7 @@ func TestStaleMachines(t *testing.T) {
 		r.poke(t, set, i)
 		until(t, "a pass reads the machines", func() bool { return r.proxy.requests("GET machines") > looks })
 	}
-	if got := r.get(t, set).Status; got.Replicas != 3 {
-		t.Errorf("status is %+v, want the 3 replicas that there are", got)
-	}
+	until(t, "the status tells of all machines", func() bool { return r.get(t, set).Status.Replicas == 3 })
 	r.proxy.release("machines")
 	r.scale(t, set, 4)
 	until(t, "the set has one machine more", func() bool { return r.get(t, set).Status.Replicas == 4 })

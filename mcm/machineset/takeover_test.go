@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"testing"
@@ -57,9 +58,7 @@ func (r *rig) dress(t *testing.T, m *unstructured.Unstructured, set *v1alpha1.Ma
 	if labels == nil {
 		labels = map[string]string{}
 	}
-	for key, value := range set.Spec.Template.Labels {
-		labels[key] = value
-	}
+	maps.Copy(labels, set.Spec.Template.Labels)
 	m.SetLabels(labels)
 	m.SetFinalizers([]string{v1alpha1.FinalizerName})
 	m.SetOwnerReferences([]metav1.OwnerReference{

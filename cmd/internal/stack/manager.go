@@ -27,8 +27,8 @@ type ManagerOptions struct {
 	Cluster string
 	// NATSURL of an external bus; empty means the embedded one.
 	NATSURL string
-	// Args are added to the command line.
-	Args []string
+	// Args are added to the command line, Env (as NAME=value) to the environment.
+	Args, Env []string
 }
 
 // StartManager starts an mcm and returns when it is ready.
@@ -58,7 +58,7 @@ func (s *Site) StartManager(ctx context.Context, o ManagerOptions) (*Manager, er
 			m.NATSURL = "nats://" + Loopback(ports[1])
 			args = append(args, "--nats-listen", Loopback(ports[1]), "--nats-store-dir", s.path(o.Name+".nats"))
 		}
-		return command{name: o.Name, program: "mcm", args: append(args, o.Args...)}
+		return command{name: o.Name, program: "mcm", args: append(args, o.Args...), env: o.Env}
 	}
 	p, _, err := s.startOnFreePorts(ctx, 2, plan, func(ctx context.Context, p *Process, _ []int) error {
 		return p.until(ctx, "/readyz says ok", func(ctx context.Context) error {

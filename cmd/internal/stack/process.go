@@ -43,6 +43,7 @@ type command struct {
 	name    string
 	program string
 	args    []string
+	env     []string // beside PATH and HOME
 }
 
 // start runs a command with its output in dir. A detached process is the leader
@@ -68,7 +69,7 @@ func start(dir string, c command, program string, detached bool) (*Process, erro
 	p.cmd = exec.Command(program, c.args...)
 	p.cmd.Stdout, p.cmd.Stderr = stdout, stderr
 	// The ambient KUBECONFIG, NATS_URL and the like must not reach the programs.
-	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
+	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}, c.env...)
 	// Ctrl-C in a terminal reaches only us, and we decide the order.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if detached {

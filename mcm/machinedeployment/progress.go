@@ -94,7 +94,7 @@ func (p *pass) underWay(current *v1alpha1.MachineDeploymentCondition) {
 	case rolledOut && p.latest != nil && status.Replicas == status.UpdatedReplicas && !p.oldMachines():
 		// It was only scaled: that is no rollout.
 		message = p.subject() + " has successfully progressed."
-	case p.latest == nil && (current == nil || current.Reason != v1alpha1.ReasonMachineSetUpdated && !p.overdue(current)):
+	case p.latest == nil && (current == nil || rolledOut):
 		message = p.subject() + " is progressing."
 		p.progress(corev1.ConditionTrue, v1alpha1.ReasonMachineSetUpdated, message)
 	case current == nil || rolledOut:

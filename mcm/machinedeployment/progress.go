@@ -84,10 +84,7 @@ func (p *pass) completed(current *v1alpha1.MachineDeploymentCondition) {
 
 // underWay is for a deployment that is not where it is to be.
 func (p *pass) underWay(current *v1alpha1.MachineDeploymentCondition) {
-	stored, status := &p.stored.Status, &p.deployment.Status
-	progressed := status.UpdatedReplicas > stored.UpdatedReplicas ||
-		status.Replicas-status.UpdatedReplicas < stored.Replicas-stored.UpdatedReplicas ||
-		status.ReadyReplicas > stored.ReadyReplicas || status.AvailableReplicas > stored.AvailableReplicas
+	status := &p.deployment.Status
 	rolledOut := current != nil && current.Reason == v1alpha1.ReasonNewMachineSetAvailable
 	var message string
 	switch {
@@ -100,7 +97,7 @@ func (p *pass) underWay(current *v1alpha1.MachineDeploymentCondition) {
 	case current == nil || rolledOut:
 		message = fmt.Sprintf("Found new machine set %q", p.latest.Name)
 		p.progress(corev1.ConditionTrue, v1alpha1.ReasonFoundNewMachineSet, message)
-	case progressed || current.Reason == v1alpha1.ReasonMachineSetCreateError:
+	case p.advanced() || current.Reason == v1alpha1.ReasonMachineSetCreateError:
 		message = p.subject() + " is progressing."
 		p.progress(corev1.ConditionTrue, v1alpha1.ReasonMachineSetUpdated, message)
 	case p.overdue(current):
@@ -116,6 +113,15 @@ func (p *pass) underWay(current *v1alpha1.MachineDeploymentCondition) {
 		message += " " + why
 	}
 	current.Message = message
+}
+
+// advanced tells whether the machines have come nearer to what they are to be.
+func (p *pass) advanced() bool {
+	before, now := &p.stored.Status, &p.deployment.Status
+
+	return now.UpdatedReplicas > before.UpdatedReplicas ||
+		now.Replicas-now.UpdatedReplicas < before.Replicas-before.UpdatedReplicas ||
+		now.ReadyReplicas > before.ReadyReplicas || now.AvailableReplicas > before.AvailableReplicas
 }
 
 // standing is what the condition says without the machine that was to blame.

@@ -97,6 +97,16 @@ func TestStaleCache(t *testing.T) {
 	if got := r.replicas(t); !maps.Equal(got, map[string]int32{"small": 4, "large": 1}) {
 		t.Errorf("sets were changed by what they were: %v", got)
 	}
+	// The old set looks like the only one, and nobody else has written it: no lock tells.
+	r.change(t, d, func(d *v1alpha1.MachineDeployment) { d.Spec.Paused, d.Spec.Replicas = true, 8 })
+	waitForPasses(5)
+	if got := r.replicas(t); got["small"] != 4 {
+		t.Errorf("the old set was scaled as if there were no new one: %v", got)
+	}
 	lag.stop(t, false)
+	r.until(t, "more of the new set", d, func(*v1alpha1.MachineDeployment) bool {
+		return maps.Equal(r.replicas(t), map[string]int32{"small": 4, "large": 5})
+	})
+	r.change(t, d, func(d *v1alpha1.MachineDeployment) { d.Spec.Paused = false })
 	r.complete(t, d)
 }

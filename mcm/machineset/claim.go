@@ -58,7 +58,8 @@ func (p *pass) lookLive(ctx context.Context) (next, error) {
 	if client.IgnoreNotFound(err) != nil {
 		return wait, fmt.Errorf("read machine set %s/%s: %w", p.set.Namespace, p.set.Name, err)
 	}
-	if err != nil || set.UID != p.set.UID || !set.DeletionTimestamp.IsZero() {
+	// One that is gone has no uid.
+	if set.UID != p.set.UID || !set.DeletionTimestamp.IsZero() {
 		return wait, nil // the event of its deletion is still to come
 	}
 	p.take(set)

@@ -80,7 +80,7 @@ $(KUBEBUILDER_ASSETS)/etcd: $(BIN)/devcluster
 	@$< assets --dir $(KUBEBUILDER_ASSETS) >/dev/null
 
 # For others: make images PROGRAMS=./cmd/driver-mine PLATFORMS=linux/amd64,linux/arm64
-PROGRAMS ?= ./cmd/mcm ./cmd/mcmctl ./cmd/driver-virtual
+PROGRAMS ?= ./cmd/mcm ./cmd/mcmctl ./cmd/mcm-autoscaler ./cmd/driver-virtual
 PLATFORMS ?= linux/$(shell go env GOARCH)
 
 .PHONY: images
@@ -178,6 +178,11 @@ test-e2e: c-compiler build devcluster ## End-to-end tests: real processes agains
 	@echo '==> end-to-end tests'
 	@CGO_ENABLED=1 go test -race -count=1 -p=1 -timeout=30m ./cmd/e2e/...
 
+.PHONY: bench
+bench: build devcluster ## Benchmarks against their peers; ONLY=read,create chooses some, ROUNDS=9 runs longer
+	@echo '==> benchmarks (about 7 minutes; the machine should have nothing else to do)'
+	@$(BIN)/bench --bin $(BIN) --dir $(OUT)/run/bench $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS))
+
 # go test -race links with the C compiler.
 .PHONY: c-compiler
 c-compiler:
@@ -202,7 +207,7 @@ help: ## Show this list
 # generated makes all generated files afresh beside the tree, so that checking changes nothing in it.
 GENERATED := $(OUT)/generated
 .PHONY: generated
-generated: $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/controller-gen
+generated: $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/controller-gen
 	@rm -rf $(GENERATED)
 	@mkdir -p $(GENERATED)/proto
 	@PATH="$(BIN):$$PATH" $(BIN)/buf generate proto --template proto/buf.gen.yaml -o $(GENERATED)/proto
@@ -220,5 +225,6 @@ $(BIN)/$(1): .tools/go.mod .tools/go.sum
 endef
 $(eval $(call tool,buf,github.com/bufbuild/buf/cmd/buf,about 2 minutes))
 $(eval $(call tool,protoc-gen-go,google.golang.org/protobuf/cmd/protoc-gen-go,half a minute))
+$(eval $(call tool,protoc-gen-go-grpc,google.golang.org/grpc/cmd/protoc-gen-go-grpc,half a minute))
 $(eval $(call tool,controller-gen,sigs.k8s.io/controller-tools/cmd/controller-gen,about a minute))
 $(eval $(call tool,golangci-lint,github.com/golangci/golangci-lint/v2/cmd/golangci-lint,about 2 minutes))

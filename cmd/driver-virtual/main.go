@@ -18,6 +18,7 @@ import (
 func main() {
 	cfg := driversdk.Config{Provider: virtual.Provider, Version: "0.1.0", Kind: virtual.Kind, APIVersions: []string{virtual.APIVersion}}
 	cfg.RegisterFlags(flag.CommandLine)
+	flag.StringVar(&cfg.Provider, "provider", cfg.Provider, "`name` in MachineClass.provider of the classes to serve")
 	flag.DurationVar(&cfg.SettleTime, "settle-time", 0, "how long the cloud's list may lag behind; 0 means not at all")
 	driver := &virtual.Driver{Identity: driversdk.IdentityToken}
 	flag.TextVar(driver, "identity", driver, "what keeps the cloud from making a second instance: token, unique_name or none")

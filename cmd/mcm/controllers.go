@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
+	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/freeze"
 	"github.com/machinebus/machinebus/mcm/machineclass"
 	"github.com/machinebus/machinebus/mcm/machinedeployment"
@@ -99,7 +100,13 @@ func (m *mcm) addMachineClass(ctx context.Context) error {
 		return err
 	}
 
-	return machineclass.NewSecretReconciler(c, m.events(), m.options.scope()).SetupWithManager(ctx, m.manager)
+	if err := machineclass.NewSecretReconciler(c, m.events(), m.options.scope()).SetupWithManager(ctx, m.manager); err != nil {
+		return err
+	}
+	m.validator = machineclass.NewValidator(
+		ctx, c, m.events(), dispatch.NewClasses(m.caller), m.options.settings.DefaultProvider, m.options.scope())
+
+	return m.validator.SetupWithManager(m.manager)
 }
 
 func (m *mcm) addMachineSet(ctx context.Context) error {

@@ -20,6 +20,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/freeze"
 	"github.com/machinebus/machinebus/mcm/machine"
@@ -141,7 +142,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.settings.DrainPolicy.MaxEvictRetries, "machine-max-evict-retries", o.settings.DrainPolicy.MaxEvictRetries,
 		"tries to evict a pod before it is deleted")
 	fs.DurationVar(&o.settings.OperationTimeout, "machine-operation-timeout", o.settings.OperationTimeout,
-		"time one attempt at a create or delete may take")
+		"time one attempt at a create or delete may take, unless its class says otherwise in the annotation "+
+			v1alpha1.AnnotationKeyOperationTimeout)
 	fs.StringSliceVar(&o.settings.NodeConditions, "node-conditions", o.settings.NodeConditions,
 		"node conditions that make a machine unhealthy when they are not False")
 	fs.DurationVar(&o.settings.Retry.ResourceExhausted, "resource-exhausted-retry", o.settings.Retry.ResourceExhausted,

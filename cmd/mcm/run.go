@@ -27,6 +27,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/drain"
 	"github.com/machinebus/machinebus/mcm/fetch"
 	"github.com/machinebus/machinebus/mcm/machine"
+	"github.com/machinebus/machinebus/mcm/machineclass"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -76,6 +77,9 @@ func run(ctx context.Context, o *options) error {
 	klog.Background().Info("starting", "version", version(), "cluster", o.clusterName, "bus", conn.URL())
 	err = mgr.Start(ctx)
 	m.dispatcher.Wait()
+	if m.validator != nil {
+		m.validator.Wait()
+	}
 	if m.drainer != nil {
 		m.drainer.Wait()
 	}
@@ -99,9 +103,11 @@ type mcm struct {
 	announcer  *bus.Announcer
 	dispatcher *dispatch.Dispatcher
 	reconciler *machine.Reconciler
-	target     cluster.Cluster   // nil when there is none
-	tokens     *bootstrap.Tokens // nil when there is none
-	drainer    *drain.Drainer    // nil when there is none
+	removed    *machineclass.Removed
+	validator  *machineclass.Validator // nil when classes are not controlled
+	target     cluster.Cluster         // nil when there is none
+	tokens     *bootstrap.Tokens       // nil when there is none
+	drainer    *drain.Drainer          // nil when there is none
 }
 
 // setUp makes the parts between the bus and the control cluster.
@@ -129,8 +135,9 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 		"Reply frames that belonged to no operation in flight.", m.caller.Dropped))); err != nil {
 		return err
 	}
+	m.removed = machineclass.NewRemoved(m.manager.GetClient())
 	m.reconciler = &machine.Reconciler{
-		Control: m.manager.GetClient(), Dispatcher: m.dispatcher, Settings: m.options.settings,
+		Control: m.manager.GetClient(), Dispatcher: m.dispatcher, Settings: m.options.settings, Removed: m.removed,
 		Events: m.events(),
 	}
 	namesake := dispatch.NewNamesake(string(uid), m.options.scope())
@@ -189,7 +196,7 @@ func dropped(name, help string, count func() uint64) prometheus.Collector {
 // fetches serves drivers, on every replica and not only the leading one.
 func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	handler := &fetch.Handler{
-		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher,
+		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher, Removed: m.removed,
 		DefaultProvider: m.options.settings.DefaultProvider, CreationTimeout: m.options.settings.CreationTimeout,
 	}
 	if m.tokens != nil {
@@ -202,6 +209,9 @@ func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	}
 
 	return everywhere(func(ctx context.Context) error {
+		if err := m.removed.Watch(ctx, m.manager.GetCache()); err != nil {
+			return err
+		}
 		if err := handler.AnnounceChanges(ctx, m.manager.GetCache(), m.announcer); err != nil {
 			return err
 		}

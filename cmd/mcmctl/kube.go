@@ -2,134 +2,90 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
-	"github.com/go-logr/logr"
-	"github.com/spf13/cobra"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
-
-	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// kubernetes holds the flags that say which control cluster to talk to.
-type kubernetes struct {
-	kubeconfig, context, namespace string
+// kubeFlags say which cluster to read from and to apply to. Only a command that
+// needs a cluster has them.
+type kubeFlags struct {
+	kubeconfig string
+	namespace  string
 }
 
-func (k *kubernetes) addFlags(cmd *cobra.Command) {
-	f := cmd.PersistentFlags()
-	f.StringVar(&k.kubeconfig, "kubeconfig", "", "kubeconfig `file` of the control cluster (env KUBECONFIG; else ~/.kube/config)")
-	f.StringVar(&k.context, "context", "", "context of the kubeconfig; empty for its current one")
-	f.StringVarP(&k.namespace, "namespace", "n", "", "namespace; empty for that of the context")
-	mustComplete(cmd, "context", cobra.NoFileCompletions)
-	mustComplete(cmd, "namespace", cobra.NoFileCompletions)
+func (k *kubeFlags) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&k.kubeconfig, "kubeconfig", "", "kubeconfig `file` of the control cluster; empty means what kubectl would use")
+	f.StringVarP(&k.namespace, "namespace", "n", "default", "namespace of the class")
 }
 
-// A deployments is a client for the machine deployments of one namespace.
-type deployments struct {
-	client.Client
-
-	namespace string
-}
-
-func (k *kubernetes) connect() (*deployments, error) {
+func (k *kubeFlags) connect() (client.Client, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = k.kubeconfig
-	config := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: k.context})
-	cfg, err := config.ClientConfig()
+	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
 	if err != nil {
-		return nil, fmt.Errorf("find the control cluster: %w (say where it is with --kubeconfig)", err)
+		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
-	namespace := k.namespace
-	if namespace == "" {
-		if namespace, _, err = config.Namespace(); err != nil {
-			return nil, fmt.Errorf("find the namespace: %w", err)
-		}
-	}
-	scheme := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		return nil, fmt.Errorf("register API types: %w", err)
-	}
-	ctrllog.SetLogger(logr.Discard()) // it complains when it has none
-	c, err := client.New(cfg, client.Options{Scheme: scheme})
+	c, err := client.New(cfg, client.Options{})
 	if err != nil {
-		return nil, fmt.Errorf("connect to the control cluster at %s: %w", cfg.Host, err)
+		return nil, fmt.Errorf("connect to %s: %w", cfg.Host, err)
 	}
 
-	return &deployments{Client: c, namespace: namespace}, nil
+	return c, nil
 }
 
-// get returns the deployment that an argument names, as name, mcd/name or the
-// like.
-func (d *deployments) get(ctx context.Context, argument string) (*v1alpha1.MachineDeployment, error) {
-	name := argument
-	if kind, rest, ok := strings.Cut(argument, "/"); ok {
-		switch strings.ToLower(kind) {
-		case "mcd", "machinedeployment", "machinedeployments":
-			name = rest
-		default:
-			return nil, fmt.Errorf("%s is no machine deployment: want NAME or mcd/NAME", argument)
-		}
+// get reads the object that resource/name means, the way kubectl takes it.
+func (k *kubeFlags) get(ctx context.Context, arg string) (*unstructured.Unstructured, error) {
+	resource, name, ok := strings.Cut(arg, "/")
+	if !ok || resource == "" || name == "" {
+		return nil, fmt.Errorf("%q: want resource/name, such as awsmachineclass/small", arg)
 	}
-	got := &v1alpha1.MachineDeployment{}
-	err := d.Get(ctx, client.ObjectKey{Namespace: d.namespace, Name: name}, got)
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("there is no machine deployment %s in namespace %s (another one: --namespace)", name, d.namespace)
-	case err != nil:
-		return nil, fmt.Errorf("read machine deployment %s/%s: %w", d.namespace, name, err)
+	c, err := k.connect()
+	if err != nil {
+		return nil, err
+	}
+	kind, err := kindOf(c.RESTMapper(), resource)
+	if err != nil {
+		return nil, err
+	}
+	o := &unstructured.Unstructured{}
+	o.SetGroupVersionKind(kind)
+	if err := c.Get(ctx, client.ObjectKey{Namespace: k.namespace, Name: name}, o); err != nil {
+		return nil, fmt.Errorf("read %s %s/%s: %w", kind.Kind, k.namespace, name, err)
 	}
 
-	return got, nil
+	return o, nil
 }
 
-// change stores what f does to a deployment, provided that nobody else has
-// changed it since it was read.
-func (d *deployments) change(ctx context.Context, argument string, f func(*v1alpha1.MachineDeployment) error) error {
-	got, err := d.get(ctx, argument)
+func kindOf(mapper meta.RESTMapper, resource string) (schema.GroupVersionKind, error) {
+	group := schema.ParseGroupResource(strings.ToLower(resource))
+	kind, err := mapper.KindFor(group.WithVersion(""))
+	if err != nil {
+		return kind, fmt.Errorf("the cluster has no resource %s: %w", resource, err)
+	}
+
+	return kind, nil
+}
+
+// apply stores an object by server-side apply.
+func (k *kubeFlags) apply(ctx context.Context, o *unstructured.Unstructured, force bool) error {
+	c, err := k.connect()
 	if err != nil {
 		return err
 	}
-	before := got.DeepCopy()
-	if err := f(got); err != nil {
-		return err
+	opts := []client.ApplyOption{client.FieldOwner("mcmctl")}
+	if force {
+		opts = append(opts, client.ForceOwnership)
 	}
-	err = d.Patch(ctx, got, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
-	if apierrors.IsConflict(err) {
-		return errors.Join(fmt.Errorf("machine deployment %s was changed by somebody else just now: try again", got.Name), err)
-	}
-	if err != nil {
-		return fmt.Errorf("change machine deployment %s/%s: %w", d.namespace, got.Name, err)
+	if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(o), opts...); err != nil {
+		return fmt.Errorf("apply MachineClass %s/%s: %w", o.GetNamespace(), o.GetName(), err)
 	}
 
 	return nil
-}
-
-// complete offers the names of the deployments, for one argument.
-func (k *kubernetes) complete(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	d, err := k.connect()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
-	defer cancel()
-	list := &v1alpha1.MachineDeploymentList{}
-	if err := d.List(ctx, list, client.InNamespace(d.namespace)); err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	var names []string
-	for i := range list.Items {
-		names = append(names, list.Items[i].Name)
-	}
-
-	return names, cobra.ShellCompDirectiveNoFileComp
 }

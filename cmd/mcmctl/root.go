@@ -16,14 +16,15 @@ func newRoot() *cobra.Command {
 		Short: "See what happens on the bus, and steer rollouts",
 		Long: `See the driver replicas, operations and messages on the bus, and steer rollouts.
 
-All but rollout talk to NATS only. They listen and never send, so that they are
-safe to run against production; they work while mcm is down, too. Rollout reads and
-changes machine deployments in the control cluster.`,
+mcmctl talks to NATS and works while mcm is down, too. But for migrate, which asks
+a driver a question, it listens and never sends, so that it is safe to run against
+production. Rollout reads and changes machine deployments in the control cluster.`,
 		Example: `  mcmctl drivers                                    # which driver replicas live
   mcmctl ops --watch                                # what they are doing
   mcmctl sub 'driver.*.create.>'                    # every create that mcm asks for
   mcmctl rollout status pool-a                      # follow a rollout to its end
-  nats sub 'mcm.v1.>' --translate 'mcmctl decode'   # the same with the nats CLI`,
+  nats sub 'mcm.v1.>' --translate 'mcmctl decode'   # the same with the nats CLI
+  mcmctl migrate --provider aws -f old.yaml         # an old class as a MachineClass`,
 		Version:                    version(),
 		Args:                       knownCommand,
 		SilenceErrors:              true,
@@ -36,7 +37,7 @@ changes machine deployments in the control cluster.`,
 		return fmt.Errorf("%w (see: %s --help)", err, cmd.CommandPath())
 	})
 	conn.addFlags(root)
-	root.AddCommand(newDrivers(conn), newOps(conn), newSub(conn), newDecode(), newRollout(), newCompletion(), newVersion())
+	root.AddCommand(newDrivers(conn), newOps(conn), newSub(conn), newDecode(), newMigrate(conn), newRollout(), newCompletion(), newVersion())
 
 	return root
 }

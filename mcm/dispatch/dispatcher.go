@@ -41,6 +41,7 @@ type Dispatcher struct {
 
 	mu       sync.Mutex
 	machines map[types.UID]*entry
+	readings map[types.UID]*reading
 	notify   func(types.NamespacedName)
 	running  sync.WaitGroup
 }
@@ -56,6 +57,7 @@ type entry struct {
 	provider string
 	started  time.Time
 	request  bus.Request
+	class    int64 // its generation; 0 when another manager sent the operation
 	span     trace.Span
 
 	state   State
@@ -72,7 +74,7 @@ type entry struct {
 func New(ctx context.Context, caller Caller, auditor Auditor) *Dispatcher {
 	return &Dispatcher{
 		caller: caller, auditor: auditor, metrics: newMetrics(), ctx: ctx,
-		machines: map[types.UID]*entry{}, notify: func(types.NamespacedName) {},
+		machines: map[types.UID]*entry{}, readings: map[types.UID]*reading{}, notify: func(types.NamespacedName) {},
 	}
 }
 
@@ -107,6 +109,9 @@ func (d *Dispatcher) Start(op Operation) State {
 		OnlyIfHeld: op.OnlyIfHeld, TraceParent: traceParent(e.span),
 		OnAccepted: func(attempt uint32, replica string) { d.accepted(e, attempt, replica) },
 		OnProgress: func(message string) { d.progress(e, message) },
+	}
+	if op.Class.Object != nil && !op.Recover {
+		e.class = op.Class.Object.Generation
 	}
 	d.machines[uid] = e
 	d.running.Go(func() { d.run(e) })
@@ -186,6 +191,7 @@ func (d *Dispatcher) release(e *entry) {
 // cancelled.
 func (d *Dispatcher) Forget(uid types.UID) {
 	d.mu.Lock()
+	d.stopReading(uid)
 	e, ok := d.machines[uid]
 	ended := ok && e.state.Phase == Done
 	switch {

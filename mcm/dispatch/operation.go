@@ -106,6 +106,11 @@ type State struct {
 	// LastKnownState is the driver's memory, to be stored when Stated.
 	LastKnownState string
 	Stated         bool
+	// Provider is whose driver it was.
+	Provider string
+	// ClassGeneration is the version of the class it was sent with; 0 when another
+	// manager sent it.
+	ClassGeneration int64
 	// Took is the time the driver took.
 	Took time.Duration
 }

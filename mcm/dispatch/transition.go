@@ -62,6 +62,7 @@ func (d *Dispatcher) finish(e *entry, out *bus.Outcome, err error) {
 	out.Waited = max(out.Waited, time.Since(e.started)-out.Took)
 	state := State{
 		Phase: Done, ID: e.id, Kind: e.kind, Replica: out.Replica, Attempt: out.Attempts, Err: err, Took: out.Took,
+		Provider: e.provider, ClassGeneration: e.class,
 	}
 	state.Instance, state.LastKnownState, state.Stated = payload(out.Result)
 	d.mu.Lock()

@@ -27,7 +27,7 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 	_, known := p.begun()
 	op := dispatch.Operation{
 		Kind: kind, Number: p.journal.Settled, Machine: p.machine.DeepCopy(), Class: p.class, Provider: p.provider,
-		Timeout: p.Settings.OperationTimeout, Span: trace.SpanFromContext(ctx),
+		Timeout: p.operationTimeout(), Span: trace.SpanFromContext(ctx),
 	}
 	if !known && !p.unsent {
 		// Another manager began it, or this one before it was restarted.
@@ -87,9 +87,24 @@ func (p *pass) waiting(ctx context.Context, state dispatch.State) error {
 	if p.machine.Status.LastOperation.Description != text {
 		p.cautionf("WaitingForDriver", "%s waits: %s", state.Kind, state.Reason)
 	}
-	p.setLastOperation(operationType(state.Kind), v1alpha1.MachineStateProcessing, "", text)
+	kind := operationType(state.Kind)
+	if !p.machine.DeletionTimestamp.IsZero() {
+		kind = v1alpha1.MachineOperationDelete // whatever is asked, that is what for
+	}
+	p.setLastOperation(kind, v1alpha1.MachineStateProcessing, "", text)
 
 	return p.patchStatus(ctx)
+}
+
+// operationTimeout is how long an attempt may take. What a class says wrongly
+// keeps machines from being made, not from being deleted.
+func (p *pass) operationTimeout() time.Duration {
+	d, err := classTimeout(p.class.Object, p.Settings.OperationTimeout)
+	if err != nil && p.unsent {
+		p.warnf("InvalidField", "%s; it is not used, the operation may take %s", fault(err), d)
+	}
+
+	return d
 }
 
 // running takes back what waiting has told.

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -50,7 +51,7 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 	if kind == "" || kind == dispatch.Delete {
 		return proceed, nil
 	}
-	_, classErr := p.lookupClass(ctx)
+	classErr := p.lookupClass(ctx)
 	state, known := p.begun()
 	if !known && p.provider == "" {
 		return p.cannotDelete(ctx, classErr) // nobody can be asked what became of it
@@ -58,8 +59,8 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 	if !known {
 		// Begun by another manager: a replica may still have it.
 		state = p.Dispatcher.Start(dispatch.Operation{
-			Kind: kind, Number: p.journal.Settled, Machine: p.machine.DeepCopy(), Class: p.class, Provider: p.provider,
-			Timeout: p.Settings.OperationTimeout, Recover: true, Attempt: 1, OnlyIfHeld: true,
+			Kind: kind, Number: p.journal.Settled, Machine: p.machine.DeepCopy(), Class: p.class,
+			Provider: cmp.Or(p.journal.Provider, p.provider), Timeout: p.operationTimeout(), Recover: true, Attempt: 1, OnlyIfHeld: true,
 			Span: trace.SpanFromContext(ctx),
 		})
 	}
@@ -90,7 +91,7 @@ func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, e
 		return proceed, nil
 	}
 	if state.Kind == dispatch.Create && state.Err == nil && state.Instance != nil {
-		p.machine.Spec.ProviderID = state.Instance.ProviderID
+		p.machine.Spec.ProviderID, p.journal.Provider = state.Instance.ProviderID, state.Provider
 		if p.Target != nil && state.Instance.NodeName != "" {
 			metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, state.Instance.NodeName)
 		}
@@ -111,8 +112,11 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 	if p.untouched {
 		return proceed, nil
 	}
-	if _, err := p.lookupClass(ctx); err != nil && p.provider == "" {
+	if err := p.classForDelete(ctx); err != nil {
 		return p.cannotDelete(ctx, err)
+	}
+	if p.lacking != nil && p.journal.Operation != dispatch.Delete {
+		p.cautionf("MissingSecret", "The driver is asked to delete the instance without it: %s", fault(p.lacking))
 	}
 	state, n, err := p.operate(ctx, dispatch.Delete)
 	if n.stop || err != nil {
@@ -125,18 +129,39 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 		p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, code.String(),
 			v1alpha1.ErrorText(code.String(), fault(state.Err))+". "+v1alpha1.DeletionTextDeleteVM)
 
-		return p.failed(ctx, state, "FailedDelete", p.Settings.Retry.delete(code))
+		return p.deleteFailed(ctx, state)
 	}
 	if p.machine.Status.LastOperation.Description != v1alpha1.TextVMDeleted {
 		p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "", v1alpha1.TextVMDeleted)
 		if err := p.patchStatus(ctx); err != nil {
 			return wait, err
 		}
-		p.sayf("InstanceDeleted", "Deleted instance %s in %s (driver replica %s, attempt %d)",
-			p.machine.Spec.ProviderID, state.Took.Round(time.Millisecond), orPlain(state.Replica), state.Attempt)
+		p.tellDeleted(p.machine.Spec.ProviderID, state)
 	}
 
 	return proceed, nil
+}
+
+// deleteFailed stores how a delete failed and when it is tried again: at once if
+// the class was edited since its driver made instances from it and may be why.
+func (p *pass) deleteFailed(ctx context.Context, state dispatch.State) (next, error) {
+	code := dispatch.CodeOf(state.Err)
+	if !p.another(code) {
+		return p.failed(ctx, state, "FailedDelete", p.Settings.Retry.delete(code))
+	}
+	if err := p.patchStatus(ctx); err != nil {
+		return wait, err
+	}
+	p.journal = p.journal.failed(p.now, 0, p.version)
+	p.journal.LastGood = true
+	p.cautionf("FailedDelete", "delete failed with %s (driver replica %s, attempt %d), next try at once with MachineClass %s "+
+		"as its driver last accepted it: %s", code, orPlain(state.Replica), state.Attempt, p.class.Object.Name, fault(state.Err))
+	if err := p.patch(ctx); err != nil {
+		return wait, err
+	}
+	p.Dispatcher.Settle(p.machine.UID, state.ID)
+
+	return again(0), nil
 }
 
 // cannotDelete notes that the instance cannot be removed as the class stands. A
@@ -146,12 +171,14 @@ func (p *pass) cannotDelete(ctx context.Context, err error) (next, error) {
 		return wait, err // not the class's fault: the API server's
 	}
 	text := v1alpha1.ErrorText(dispatch.CodeOf(err).String(), fault(err)) + ". " + v1alpha1.DeletionTextDeleteVM
+	retry := p.Settings.Retry.Long
 	if p.machine.Status.LastOperation.Description != text {
 		p.cautionf("CannotDelete", "%s", fault(err))
+		retry = p.Settings.Retry.Short // the news that it is remembered may be on its way
 	}
 	p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, dispatch.CodeOf(err).String(), text)
 
-	return again(p.Settings.Retry.Long), p.patchStatus(ctx)
+	return again(retry), p.patchStatus(ctx)
 }
 
 // deleteNode removes the Node of the instance that is gone.

@@ -6,12 +6,14 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/freeze"
 	"github.com/machinebus/machinebus/mcm/machineclass"
+	"github.com/machinebus/machinebus/mcm/machinedeployment"
 	"github.com/machinebus/machinebus/mcm/machineset"
 	"github.com/machinebus/machinebus/mcm/safety"
 )
@@ -27,6 +29,7 @@ var controllers = []controller{
 	{"machine", (*mcm).addMachine},
 	{"machineclass", (*mcm).addMachineClass},
 	{"machineset", (*mcm).addMachineSet},
+	{"machinedeployment", (*mcm).addMachineDeployment},
 	{"freeze", (*mcm).addFreeze},
 	{"safety", (*mcm).addSafety},
 }
@@ -102,7 +105,8 @@ func (m *mcm) addMachineClass(ctx context.Context) error {
 	if err := machineclass.NewSecretReconciler(c, m.events(), m.options.scope()).SetupWithManager(ctx, m.manager); err != nil {
 		return err
 	}
-	m.validator = machineclass.NewValidator(ctx, c, m.events(), dispatch.NewClasses(m.caller), m.options.settings.DefaultProvider, m.options.scope())
+	m.validator = machineclass.NewValidator(
+		ctx, c, m.events(), dispatch.NewClasses(m.caller), m.options.settings.DefaultProvider, m.options.scope())
 
 	return m.validator.SetupWithManager(m.manager)
 }
@@ -114,6 +118,22 @@ func (m *mcm) addMachineSet(ctx context.Context) error {
 	sets := &machineset.Reconciler{Client: m.manager.GetClient(), Live: m.manager.GetAPIReader(), Events: m.events()}
 
 	return sets.SetupWithManager(ctx, m.manager, m.options.setWorkers)
+}
+
+func (m *mcm) addMachineDeployment(ctx context.Context) error {
+	settings := m.options.deployments
+	settings.Namespace = m.options.scope()
+	deployments := &machinedeployment.Reconciler{
+		Control: m.manager.GetClient(), Live: m.manager.GetAPIReader(), Events: m.events(), Settings: settings,
+	}
+	if m.target != nil {
+		deployments.Target = m.target.GetClient()
+	}
+	if err := register([]prometheus.Collector{deployments.Collector()}); err != nil {
+		return err
+	}
+
+	return deployments.SetupWithManager(ctx, m.manager, m.options.setWorkers)
 }
 
 func (m *mcm) addFreeze(ctx context.Context) error {

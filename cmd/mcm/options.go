@@ -25,6 +25,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/freeze"
 	"github.com/machinebus/machinebus/mcm/machine"
+	"github.com/machinebus/machinebus/mcm/machinedeployment"
 	"github.com/machinebus/machinebus/mcm/safety"
 )
 
@@ -50,10 +51,12 @@ type options struct {
 	limits     dispatch.Limits
 	safety     safety.Settings
 	freeze     freeze.Settings
-	lease      leaseOptions
-	nats       natsOptions
-	logging    *logsapi.LoggingConfiguration
-	syncPeriod time.Duration
+
+	deployments machinedeployment.Settings
+	lease       leaseOptions
+	nats        natsOptions
+	logging     *logsapi.LoggingConfiguration
+	syncPeriod  time.Duration
 }
 
 type leaseOptions struct {
@@ -136,7 +139,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.Float32Var(&o.kubeQPS, "kube-api-qps", 500, "requests a second to each API server at most; negative for no limit")
 	fs.IntVar(&o.kubeBurst, "kube-api-burst", 1000, "requests to each API server at once at most")
 	fs.IntVar(&o.workers, "concurrent-syncs", 50, "machines looked at in parallel; none of them ever waits for a driver")
-	fs.IntVar(&o.setWorkers, "concurrent-set-syncs", 10, "machine sets looked at in parallel")
+	fs.IntVar(&o.setWorkers, "concurrent-set-syncs", 10, "machine sets, and machine deployments, looked at in parallel")
 	fs.DurationVar(&o.syncPeriod, "min-resync-period", 12*time.Hour, "time after which every machine is looked at without a cause")
 
 	fs.DurationVar(&o.settings.CreationTimeout, "machine-creation-timeout", o.settings.CreationTimeout, "time a machine may take to join")
@@ -158,6 +161,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 	addLimitFlags(fs, &o.limits)
 	addSafetyFlags(fs, &o.safety)
+	fs.BoolVar(&o.deployments.AnnotateNodes, "autoscaler-scaledown-annotation-during-rollout", true,
+		"keep the cluster-autoscaler from removing nodes of a machine deployment that is being rolled out")
 	fs.IntVar(&o.freeze.Up, "safety-up", o.freeze.Up,
 		"machines beyond replicas and surge that freeze a machine set: no more are made")
 	fs.IntVar(&o.freeze.Down, "safety-down", o.freeze.Down, "machines fewer than that which end the freeze")

@@ -33,7 +33,7 @@ type FetchServer struct {
 	key     *SealKey
 	handler FetchHandler
 	log     *slog.Logger
-	sub     *nats.Subscription
+	sub     subscription
 	slots   chan struct{}
 	halt    chan struct{} // closed by Stop
 

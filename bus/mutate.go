@@ -21,6 +21,9 @@ const (
 
 // mutate has an operation done that must not be done twice.
 func (k *call) mutate(ctx context.Context) error {
+	if done, err := k.arrange(ctx); done {
+		return err
+	}
 	if k.again {
 		if done, err := k.resume(ctx); done {
 			return err
@@ -66,7 +69,11 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 		case busy == driverv1.BusyReason_BUSY_REASON_MACHINE:
 			return true, k.notStarted("another operation of this machine still runs at replica %s", k.out.Replica)
 		case k.attached():
+			k.denies(k.out.Replica)
+
 			return k.next(ctx) // it would have answered with what it holds
+		case busy == driverv1.BusyReason_BUSY_REASON_CLAIM && k.claimed:
+			return k.onClaim(ctx)
 		default:
 			return k.elsewhere()
 		}
@@ -79,8 +86,10 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 			"attempt", k.number, "replica", k.out.Replica)
 		k.shun(k.out.Replica)
 
-		return k.next(ctx)
+		return k.bereaved(ctx)
 	case gotDenial:
+		k.denies(k.out.Replica)
+
 		return k.next(ctx)
 	case gotLate:
 		return true, k.late()
@@ -114,14 +123,9 @@ func (k *call) missing(ctx context.Context) (done bool, err error) {
 
 // pause passes the time until the replicas are looked at again.
 func (k *call) pause(ctx context.Context) (done bool, err error) {
-	wait := time.NewTimer(askAgain)
-	defer wait.Stop()
-	select {
-	case <-wait.C:
-		return false, nil
-	case <-ctx.Done():
-		return true, ctx.Err() //nolint:wrapcheck // the caller's own
-	}
+	err = sleep(ctx, askAgain)
+
+	return err != nil, err
 }
 
 // elsewhere sends the same attempt, which nobody took, to a replica with room.
@@ -129,7 +133,7 @@ func (k *call) elsewhere() (done bool, err error) {
 	if k.out.Replica != "" {
 		k.shun(k.out.Replica) // its sessions may not say yet that it is full
 	}
-	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
+	k.target = k.c.replicas.pick(k.req.Provider, k.op, k.claimed, time.Now(), k.avoid)
 	if k.target == "" {
 		return true, k.allBusy()
 	}
@@ -137,8 +141,45 @@ func (k *call) elsewhere() (done bool, err error) {
 	return false, nil
 }
 
-// next makes a further attempt after one that may have had an effect.
+// bereaved goes on after the death of the holder, once that has stopped for sure.
+func (k *call) bereaved(ctx context.Context) (done bool, err error) {
+	if !k.claimed {
+		return k.next(ctx)
+	}
+	alive, err := k.c.fence(ctx, k.req.Provider, k.out.Replica)
+	switch {
+	case ctx.Err() != nil:
+		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	case err != nil:
+		return true, k.notStarted("replica %s is not heard of any more: %w", k.out.Replica, err)
+	case alive:
+		// What it holds is its business still.
+		if err := sleep(ctx, askAgain); err != nil {
+			return true, err
+		}
+	}
+
+	return k.next(ctx)
+}
+
+// next makes a further attempt after one that may have had an effect, unless that
+// turns out to run still or to have ended.
 func (k *call) next(ctx context.Context) (done bool, err error) {
+	if k.claimed {
+		switch d, err := k.consult(ctx); d {
+		case isDone:
+			return true, err
+		case mayAttach:
+			return false, nil
+		default:
+		}
+	}
+
+	return k.attempt(ctx)
+}
+
+// attempt chooses who makes the next attempt.
+func (k *call) attempt(ctx context.Context) (done bool, err error) {
 	if k.req.OnlyIfHeld {
 		return true, k.notHeld()
 	}
@@ -146,7 +187,7 @@ func (k *call) next(ctx context.Context) (done bool, err error) {
 		return err != nil, err
 	}
 	k.number, k.again = k.ran+1, true
-	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
+	k.target = k.c.replicas.pick(k.req.Provider, k.op, k.claimed, time.Now(), k.avoid)
 	if k.target == "" && k.c.replicas.unable(k.req.Provider, k.op) {
 		return true, Errorf(driverv1.Code_CODE_UNIMPLEMENTED, "no replica of provider %s implements %s", k.req.Provider, Verb(k.op))
 	}
@@ -190,12 +231,13 @@ func (k *call) waitForIdentity(ctx context.Context) (back bool, err error) {
 
 // held makes the replica that lists the operation the next target.
 func (k *call) held() bool {
-	id, attempt, ok := k.c.replicas.holding(k.req.Provider, k.req.OperationID)
-	if ok {
-		k.target, k.number, k.ran = id, max(1, attempt), max(1, attempt)
+	h, ok := k.c.replicas.holding(k.req.Provider, k.req.OperationID)
+	if !ok || k.claimed && h.fenced { // the claim knows better
+		return false
 	}
+	k.target, k.number, k.ran, k.terms = h.replica, max(1, h.attempt), max(1, h.attempt), nil
 
-	return ok
+	return true
 }
 
 // find looks for the replica that took a request without its frames reaching
@@ -217,6 +259,10 @@ func (k *call) find(ctx context.Context) (done bool, err error) {
 			}
 		}
 		if certain && len(asked) > 0 {
+			for _, id := range asked {
+				k.denies(id)
+			}
+
 			return k.next(ctx)
 		}
 		if len(asked) == 0 {
@@ -243,6 +289,8 @@ func (k *call) resume(ctx context.Context) (done bool, err error) {
 	switch {
 	case k.held():
 		return false, nil
+	case k.claimed:
+		return k.recall(ctx)
 	case k.req.OnlyIfHeld:
 		return true, k.notHeld()
 	case len(k.c.replicas.live(k.req.Provider)) == 0:
@@ -265,4 +313,21 @@ func (k *call) late() error {
 	}
 
 	return timeoutErrorf("replica %s did not finish within %s", k.out.Replica, k.req.Timeout)
+}
+
+// recall takes up an operation that no replica lists: its claim tells what became
+// of it.
+func (k *call) recall(ctx context.Context) (done bool, err error) {
+	switch d, err := k.consult(ctx); d {
+	case isDone:
+		return true, err
+	case mayAttach:
+		return false, nil
+	default:
+	}
+	if !k.req.OnlyIfHeld && len(k.c.replicas.live(k.req.Provider)) == 0 {
+		return true, k.plain(ctx)
+	}
+
+	return k.attempt(ctx)
 }

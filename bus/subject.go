@@ -34,6 +34,8 @@ const (
 	TreeReply Tree = "reply"
 	// TreeSession holds the replicas' signs of life.
 	TreeSession Tree = "session"
+	// TreeClaim holds who runs which operation of a machine.
+	TreeClaim Tree = "claim"
 	// TreeHello holds the leading manager's sign of life.
 	TreeHello Tree = "hello"
 	// TreeFetch holds what drivers ask of the manager.
@@ -114,6 +116,7 @@ func Mutates(op driverv1.Operation) bool {
 //	replica        Provider Replica Verb [Namespace Name]
 //	reply          Provider Caller Token
 //	session        Provider Replica
+//	claim          Provider Machine
 //	fetch          Provider Verb
 //	changed        Provider
 //	audit          Provider Verb Namespace Name
@@ -128,6 +131,7 @@ type Subject struct {
 	Name      string
 	Caller    string
 	Token     string
+	Machine   string // uid
 }
 
 // layouts gives the fields that follow the tree in each subject, in order.
@@ -139,6 +143,7 @@ var layouts = map[Tree]func(*Subject) []*string{
 	},
 	TreeReply:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Caller, &s.Token} },
 	TreeSession: func(s *Subject) []*string { return []*string{&s.Provider, &s.Replica} },
+	TreeClaim:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Machine} },
 	TreeHello:   func(*Subject) []*string { return nil },
 	TreeFetch:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
 	TreeChanged: func(s *Subject) []*string { return []*string{&s.Provider} },

@@ -11,13 +11,8 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-const (
-	// storeAgain is the time between tries to store an outcome.
-	storeAgain = 2 * SessionInterval
-	// sequencesKept bounds what is remembered of outcomes stored: it saves a
-	// machine's next operation here a read.
-	sequencesKept = 10000
-)
+// storeAgain is the time between tries to store an outcome.
+const storeAgain = 2 * SessionInterval
 
 func claimSubject(cluster, provider, machine string) (string, error) {
 	return Subject{Cluster: cluster, Tree: TreeClaim, Provider: provider, Machine: machine}.Build()
@@ -53,66 +48,19 @@ func (s *Server) claim(ctx context.Context, h *held) *driverv1.BusyReason {
 	if err != nil {
 		return s.unclaimed(h, err) // check has seen to it that this does not happen
 	}
-	book := s.ledger(h.cluster)
+	terms := h.request.GetClaimTerms()
+	if terms.Sequence == nil {
+		return s.unclaimed(h, errConflict) // it is not ours, or it would have been found
+	}
 	env := s.claimEnvelope(h, driverv1.Claim_STATE_RUNNING)
-	put := func(expected uint64) error {
-		seq, err := book.put(ctx, subject, env, expected, 0)
-		if err == nil {
-			s.mu.Lock()
-			h.claim = seq
-			s.mu.Unlock()
-		}
-
-		return err
-	}
-	if terms := h.request.GetClaimTerms(); terms.Sequence != nil {
-		return s.unclaimed(h, put(terms.GetSequence()))
-	}
-	// What is most likely there is tried before it is read.
-	if likely, ok := s.likelyClaim(h); ok {
-		if err := put(likely); !errors.Is(err, errConflict) {
-			return s.unclaimed(h, err)
-		}
-	}
-	there, err := book.last(ctx, subject)
-	if err != nil {
-		return s.unclaimed(h, err)
-	}
-	if !replaceable(there, h.id) {
-		return s.unclaimed(h, errConflict)
-	}
-	expected := uint64(0)
-	if there != nil {
-		expected = there.sequence
+	seq, err := s.ledger(h.cluster).put(ctx, subject, env, terms.GetSequence(), 0)
+	if err == nil {
+		s.mu.Lock()
+		h.claim = seq
+		s.mu.Unlock()
 	}
 
-	return s.unclaimed(h, put(expected))
-}
-
-// likelyClaim guesses the sequence of the claim that an operation has to replace.
-func (s *Server) likelyClaim(h *held) (sequence uint64, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if seq, ok := s.settled[h.machineKey()]; ok {
-		return seq, true
-	}
-	n, ok := operationNumber(h.id)
-
-	return 0, ok && n == 0 && h.attempt <= 1
-}
-
-// replaceable tells whether an operation may take the place of a claim without
-// mcm having said so: if there is none, or if an earlier operation of the machine
-// has ended [CLAIM-3].
-func replaceable(there *record, id string) bool {
-	if there == nil {
-		return true
-	}
-	c := there.envelope.GetClaim()
-	old, known := operationNumber(c.GetOperationId())
-	n, ok := operationNumber(id)
-
-	return known && ok && old < n && c.GetState() != driverv1.Claim_STATE_RUNNING
+	return s.unclaimed(h, err)
 }
 
 // unclaimed makes a refusal of why a claim could not be written, nil of nil.
@@ -168,14 +116,14 @@ func (s *Server) storeOutcome(h *held, result *driverv1.Result) {
 		m, err = message(subject, env, expected, 0)
 	}
 	if err == nil {
-		_, err = s.inquirer.send(m, func(answer *nats.Msg) { s.onOutcomeStored(h, state, expected, answer) })
+		_, err = s.inquirer.send(m, func(answer *nats.Msg) { s.onOutcomeStored(h, expected, answer) })
 	}
 	if err != nil {
 		s.log.Debug("outcome not stored yet", "operation_id", h.id, "err", err)
 	}
 }
 
-func (s *Server) onOutcomeStored(h *held, state driverv1.Claim_State, replaced uint64, answer *nats.Msg) {
+func (s *Server) onOutcomeStored(h *held, replaced uint64, answer *nats.Msg) {
 	seq, err := ackOf(answer)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,9 +131,6 @@ func (s *Server) onOutcomeStored(h *held, state driverv1.Claim_State, replaced u
 	case err == nil:
 		h.stored, h.claim = true, seq
 		signal(s.acked)
-		if state == driverv1.Claim_STATE_SETTLED {
-			s.remember(h.machineKey(), seq)
-		}
 	case errors.Is(err, errConflict) && !h.stored && h.claim == replaced:
 		// Another attempt has taken our claim's place, or an acknowledgement was
 		// lost. Either way there is nothing more to write.
@@ -194,18 +139,6 @@ func (s *Server) onOutcomeStored(h *held, state driverv1.Claim_State, replaced u
 	default:
 		s.log.Debug("outcome not stored yet", "operation_id", h.id, "err", err)
 	}
-}
-
-// remember keeps the sequence of a machine's newest outcome. Server.mu is held.
-func (s *Server) remember(machineKey string, seq uint64) {
-	if len(s.settled) >= sequencesKept {
-		for key := range s.settled { // any one: it costs its machine a read
-			delete(s.settled, key)
-
-			break
-		}
-	}
-	s.settled[machineKey] = seq
 }
 
 // storeOutcomes tries again what could not be stored.

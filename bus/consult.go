@@ -183,6 +183,28 @@ func (k *call) stored(c *driverv1.Claim) error {
 	return k.settle(result)
 }
 
+// open finds out what claim a first attempt has to replace.
+func (k *call) open(ctx context.Context) (done bool, err error) {
+	if n, ok := operationNumber(k.req.OperationID); ok && n == 0 {
+		none := uint64(0)
+		k.terms = &driverv1.ClaimTerms{Sequence: &none} // the first operation of the machine, as far as we know
+
+		return false, nil
+	}
+	switch d, err := k.consult(ctx); d {
+	case isDone:
+		return true, err
+	case mayAttach:
+		return false, nil
+	default:
+		if k.ran > 0 { // begun by somebody else
+			return k.attempt(ctx)
+		}
+
+		return false, nil
+	}
+}
+
 // onClaim goes on after the claim was found to be another one than expected.
 func (k *call) onClaim(ctx context.Context) (done bool, err error) {
 	if k.ran > 0 || k.again {

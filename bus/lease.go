@@ -4,8 +4,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nuid"
-
-	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // Clocks of a replica's lease. A replica stops beginning things fenceBound after
@@ -71,32 +69,23 @@ func (l *lease) stored(sequence, at uint64) {
 }
 
 // refused notes that the stream holds something else than a session was to
-// replace. It tells whether that calls for a look: not if the session was merely
-// overtaken by the acknowledgement of the one before.
-func (l *lease) refused(sequence uint64) (look bool) {
+// replace: the record with sequence at, 0 for none. It tells whether that ended
+// the lease: not if the session was merely overtaken by the acknowledgement of the
+// one before. A tombstone is there, or the acknowledgement of a session of ours was
+// lost, or the stream is a new one: we do not ask which, and count as taken for
+// dead.
+func (l *lease) refused(sequence, at uint64) (lost bool) {
 	expected, known := l.expects[sequence]
 	delete(l.sends, sequence)
 	delete(l.expects, sequence)
-
-	return known && expected == l.last
-}
-
-// found takes what a look has shown to be at our session's subject; nil for
-// nothing. Anything but a session of this lease means that we were, or may have
-// been, taken for dead.
-func (l *lease) found(r *record) {
-	var s *driverv1.Session
-	at := uint64(0)
-	if r != nil {
-		s, at = r.envelope.GetSession(), r.sequence
+	if !known || expected != l.last || l.ended {
+		return false
 	}
-	if s.GetSessionId() == l.id {
-		l.stored(s.GetSequence(), at)
-		l.last = max(l.last, at)
+	generation := l.generation + 1
+	*l = *newLease()
+	l.generation, l.last = generation, at
 
-		return
-	}
-	*l = lease{id: nuid.Next(), generation: l.generation + 1, last: at, sends: map[uint64]time.Time{}, expects: map[uint64]uint64{}}
+	return true
 }
 
 // end gives the lease up for good.

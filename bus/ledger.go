@@ -42,7 +42,9 @@ var (
 func StreamName(cluster, provider string) string { return "MCM_OPS_" + cluster + "_" + provider }
 
 // A ledger is one side's access to an operations stream: it writes by
-// compare-and-set only. A read may be a moment old, as any of several servers
+// compare-and-set only. Replicas do not read: JetStream sends what it is asked for
+// to whatever reply subject the asker names, and so would publish for one provider
+// where only another may. A read may be a moment old, as any of several servers
 // answers it: it tells what to try, never who won.
 type ledger struct {
 	inquirer *inquirer
@@ -136,6 +138,20 @@ func (e *apiError) Is(target error) bool {
 	default:
 		return false
 	}
+}
+
+// conflictOf returns the sequence of the record that stood in a write's way, 0 for
+// none. It is told in the text of the refusal alone. A cluster refuses without it
+// what conflicts with a write that is still under way: that has to be tried again.
+func conflictOf(err error) (sequence uint64, known bool) {
+	var refusal *apiError
+	if !errors.As(err, &refusal) || refusal.ErrCode != codeWrongLast {
+		return 0, false
+	}
+	text := refusal.Description
+	sequence, err = strconv.ParseUint(strings.TrimSpace(text[strings.LastIndexByte(text, ':')+1:]), 10, 64)
+
+	return sequence, err == nil
 }
 
 // ackOf reads JetStream's acknowledgement of a message: the sequence it has, or

@@ -24,8 +24,13 @@ func (k *call) mutate(ctx context.Context) error {
 	if done, err := k.arrange(ctx); done {
 		return err
 	}
-	if k.again {
+	switch {
+	case k.again:
 		if done, err := k.resume(ctx); done {
+			return err
+		}
+	case k.claimed:
+		if done, err := k.open(ctx); done {
 			return err
 		}
 	}

@@ -48,8 +48,6 @@ func (s *Server) heartbeat(ctx context.Context, cluster string) {
 		case <-tick.C:
 			s.storeOutcomes(cluster)
 		case <-s.renew[cluster]:
-		case <-s.doubts[cluster]:
-			s.look(ctx, cluster)
 		}
 	}
 }
@@ -69,6 +67,7 @@ func (s *Server) stop() {
 // onRenewal takes the operations stream's word on a session.
 func (s *Server) onRenewal(cluster string, sequence uint64, answer *nats.Msg) {
 	at, err := ackOf(answer)
+	there, known := conflictOf(err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.leases[cluster]
@@ -79,34 +78,15 @@ func (s *Server) onRenewal(cluster string, sequence uint64, answer *nats.Msg) {
 		if !before && l.holds(time.Now()) {
 			signal(s.renew[cluster]) // mcm may send what is to be claimed
 		}
-	case errors.Is(err, errConflict):
-		if l.refused(sequence) {
-			signal(s.doubts[cluster])
+	case known:
+		if l.refused(sequence, there) {
+			s.log.Warn("the session is gone: mcm may have taken this replica for dead; what runs here may begin nothing more, "+
+				"and new operations are taken under a new session", "cluster", cluster)
+			signal(s.renew[cluster])
 		}
 	case errors.Is(err, errNoStream): // none is made, and nobody listens either
 	default:
 		s.log.Debug("session not stored", "err", err)
-	}
-}
-
-// look finds out what stands where our last session should.
-func (s *Server) look(ctx context.Context, cluster string) {
-	subject := wildcard(cluster, TreeSession, s.cfg.Provider, s.cfg.Replica)
-	found, err := s.ledger(cluster).last(ctx, subject)
-	if err != nil {
-		s.log.Debug("cannot look at the own session", "err", err)
-
-		return // the next session is refused again
-	}
-	s.mu.Lock()
-	l := s.leases[cluster]
-	id := l.id
-	l.found(found)
-	lost := l.id != id
-	s.mu.Unlock()
-	if lost {
-		s.log.Warn("the session is gone: mcm may have taken this replica for dead; "+
-			"what runs here may begin nothing more, and new operations are taken under a new session", "cluster", cluster)
 	}
 }
 

@@ -136,12 +136,10 @@ type Server struct {
 	draining bool
 	sequence uint64
 	leases   map[string]*lease // by cluster
-	settled  map[string]uint64 // stream sequences of the newest outcomes written here, by cluster and machine uid
 	unfenced bool              // for a test that wants to see what fencing is good for
 
 	inquirer *inquirer
 	renew    map[string]chan struct{} // asks for a session at once, by cluster
-	doubts   map[string]chan struct{} // asks for a look at what stands in a session's place
 
 	sessionLog time.Time // when a session was last said not to be sent
 
@@ -195,15 +193,13 @@ func newServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
 		leaders:  map[string]string{},
 		denials:  denials{},
 		leases:   map[string]*lease{},
-		settled:  map[string]uint64{},
 		renew:    map[string]chan struct{}{},
-		doubts:   map[string]chan struct{}{},
 		acked:    make(chan struct{}, 1),
 	}
 	for _, cluster := range cfg.Clusters {
 		s.replies[cluster] = replyPrefix(cluster, cfg.Provider)
 		s.leases[cluster] = newLease()
-		s.renew[cluster], s.doubts[cluster] = make(chan struct{}, 1), make(chan struct{}, 1)
+		s.renew[cluster] = make(chan struct{}, 1)
 	}
 	s.stats = newServiceStats(s.endpoints())
 

@@ -6,11 +6,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
-
-	"github.com/nats-io/nats.go"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )

@@ -271,6 +271,9 @@ func replyPrefix(cluster, provider string) string {
 	return root + "." + cluster + "." + string(TreeReply) + "." + provider + "."
 }
 
+// ManagerInboxPrefix is where mcm receives JetStream's answers.
+const ManagerInboxPrefix = "_INBOX_mcm"
+
 // InboxPrefix is where a driver of provider receives the answers to its own
 // requests. The manager answers nowhere else [FETCH-1].
 func InboxPrefix(provider string) string {

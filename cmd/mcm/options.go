@@ -56,7 +56,16 @@ type natsOptions struct {
 	allowInsecure                bool
 	listen, storeDir, configFile string
 	monitorPort                  int
+	streamReplicas               int
+	streamStorage                string
 }
+
+// Values of --nats-stream-storage.
+const (
+	storageFile   = "file"
+	storageMemory = "memory"
+	storageNone   = "none"
+)
 
 func newCommand() *cobra.Command {
 	o := &options{settings: machine.DefaultSettings(), logging: logsapi.NewLoggingConfiguration()}
@@ -157,6 +166,9 @@ func (n *natsOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&n.listen, "nats-listen", "127.0.0.1:4222", "where drivers reach the embedded NATS; port 0 picks a free one")
 	fs.StringVar(&n.storeDir, "nats-store-dir", "", "JetStream directory of the embedded NATS; empty for no JetStream")
 	fs.StringVar(&n.configFile, "nats-config", "", "nats-server configuration file whose settings win over those of the embedded NATS")
+	fs.IntVar(&n.streamReplicas, "nats-stream-replicas", 1, "NATS servers that hold each operations stream: 3 with a cluster of three")
+	fs.StringVar(&n.streamStorage, "nats-stream-storage", storageFile,
+		"where operations streams are kept: file, memory, or none for operations without claims and fencing")
 	fs.IntVar(&n.monitorPort, "nats-monitor-port", 0, "port on 127.0.0.1 for the embedded NATS's monitoring endpoints; 0 for none")
 }
 
@@ -176,6 +188,12 @@ func (o *options) validate() error {
 	positive("retry-medium", o.settings.Retry.Medium)
 	positive("retry-long", o.settings.Retry.Long)
 	positive("min-resync-period", o.syncPeriod)
+	if n := o.nats.streamReplicas; n < 1 || n > 5 || n%2 == 0 {
+		errs = append(errs, fmt.Errorf("--nats-stream-replicas must be 1, 3 or 5, not %d", n))
+	}
+	if s := o.nats.streamStorage; s != storageFile && s != storageMemory && s != storageNone {
+		errs = append(errs, fmt.Errorf("--nats-stream-storage must be file, memory or none, not %q", s))
+	}
 	if o.workers < 1 {
 		errs = append(errs, fmt.Errorf("--concurrent-syncs must be at least 1, not %d", o.workers))
 	}

@@ -54,6 +54,7 @@ func (d *Dispatcher) finish(e *entry, out *bus.Outcome, err error) {
 		Phase: Done, ID: e.id, Kind: e.kind, Replica: out.Replica, Attempt: out.Attempts, Err: err, Took: out.Took,
 	}
 	state.Instance, state.LastKnownState, state.Stated = payload(out.Result)
+	state.Stated = state.Stated && !out.Partial
 	d.mu.Lock()
 	e.state = state
 	if !out.Plain {

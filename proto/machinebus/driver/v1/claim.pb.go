@@ -80,14 +80,14 @@ func (Claim_State) EnumDescriptor() ([]byte, []int) {
 }
 
 // ClaimTerms say what the claim on a machine has to be before a replica may put
-// its own in its place.
+// its own in its place. A replica does not read claims: mcm has.
 type ClaimTerms struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// sequence is the stream sequence of the claim to replace, 0 for none: the
-	// replica MUST claim with this expected last sequence and no other [CLAIM-2].
-	// Unset: the replica reads the claim, and may replace it if there is none, or
-	// if it is of an earlier operation of the machine and does not run; else it
-	// MUST answer busy with BUSY_REASON_CLAIM [CLAIM-3].
+	// replica MUST claim with this expected last sequence and no other [CLAIM-2],
+	// and MUST answer busy with BUSY_REASON_CLAIM when the stream refuses it
+	// [CLAIM-3]. Unset, in a request for what the replica is known to have: it
+	// answers busy likewise if it does not.
 	Sequence      *uint64 `protobuf:"varint,1,opt,name=sequence,proto3,oneof" json:"sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

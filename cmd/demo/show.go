@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -51,7 +52,11 @@ func (s *setup) mcmctlArgs(args ...string) []string {
 // command runs a program to its end.
 func (s *setup) command(ctx context.Context, out io.Writer, program string, args ...string) error {
 	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
+	// kubectl would keep what it discovers in the user's home.
+	cmd.Env = []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"),
+		"KUBECACHEDIR=" + filepath.Join(s.paths.run, "kubectl-cache"),
+	}
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for us to handle
 	if err := cmd.Run(); err != nil {

@@ -310,13 +310,13 @@ func TestTheTimeIsOver(t *testing.T) {
 			tc.prep(t, r)
 			r.pod(t, "held", labelled("held"), slowToEnd)
 			req := r.request()
-			req.Timeout = 3 * time.Second
+			req.Timeout = 8 * time.Second // in which even a busy API server refuses once
 			r.drainer.Start(req)
 			s := r.done(t)
 			if s.Err == nil {
 				t.Fatal("the drain succeeded although a pod is left")
 			}
-			for _, want := range []string{r.node.Name, "did not end within 3s", r.namespace + "/held", tc.want} {
+			for _, want := range []string{r.node.Name, "did not end within 8s", r.namespace + "/held", tc.want} {
 				if !strings.Contains(s.Err.Error(), want) {
 					t.Errorf("error is %q, want it to hold %q: %s", s.Err, want, tc.reason)
 				}

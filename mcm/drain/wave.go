@@ -105,6 +105,9 @@ func (w *wave) evict(ctx context.Context, v *victim) {
 		return
 	}
 	err := w.tryEvict(ctx, v)
+	if err != nil && ctx.Err() != nil && v.refusal != nil {
+		return // the time is over: what kept the pod until now says more
+	}
 	switch {
 	case err == nil || gone(err):
 		w.metrics.evictions.WithLabelValues(evicted).Inc()

@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -204,8 +205,12 @@ func (k *call) attempt(ctx context.Context) (done bool, err error) {
 	return false, nil
 }
 
+// ErrNotHeld is wrapped by the error of a Call with OnlyIfHeld when no replica
+// holds the operation and none can begin it any more: what came of it is unknown.
+var ErrNotHeld = errors.New("holds the operation any more")
+
 func (k *call) notHeld() error {
-	return Errorf(driverv1.Code_CODE_NOT_FOUND, "no replica of provider %s holds the operation any more", k.req.Provider)
+	return Errorf(driverv1.Code_CODE_NOT_FOUND, "no replica of provider %s %w", k.req.Provider, ErrNotHeld)
 }
 
 // waitForIdentity waits, for a create that nothing identifies, until a lost

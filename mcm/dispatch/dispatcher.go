@@ -17,6 +17,7 @@ import (
 type Caller interface {
 	Call(ctx context.Context, req bus.Request) (*bus.Outcome, error)
 	Room(provider string) <-chan struct{}
+	SettleTime(provider string) time.Duration
 	Cancel(provider, operationID string) error
 	Acknowledge(provider, replica, operationID string) error
 }
@@ -177,6 +178,9 @@ func (d *Dispatcher) release(e *entry) {
 		d.log(e).V(1).Info("result not acknowledged; its replica keeps it for a day", "err", err.Error())
 	}
 }
+
+// SettleTime is how long a provider's list may lag behind what its drivers did.
+func (d *Dispatcher) SettleTime(provider string) time.Duration { return d.caller.SettleTime(provider) }
 
 // Forget drops what is remembered of a machine that is gone. An operation that
 // has not ended, because somebody took the machine away from under it, is

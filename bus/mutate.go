@@ -263,7 +263,7 @@ func (k *call) find(ctx context.Context) (done bool, err error) {
 			case answer == nil:
 				certain = false
 			case len(answer.GetOperations()) > 0:
-				k.target = id // it attaches us to what it runs
+				k.target, k.terms = id, nil // it attaches us to what it runs
 
 				return false, nil
 			}

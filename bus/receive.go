@@ -222,12 +222,13 @@ func (s *Server) acceptMutation(h *held) {
 	go s.run(ctx, h)
 }
 
-// outdated tells that a request names another claim than this operation has: a
-// further attempt, made elsewhere meanwhile, has superseded it.
+// outdated tells that a request is for a later attempt and names another claim
+// than this operation has: an attempt made elsewhere meanwhile has superseded it.
 func (h *held) outdated(request *held) bool {
 	terms := request.request.GetClaimTerms()
 
-	return h.claimed && !h.claiming && terms != nil && terms.Sequence != nil && terms.GetSequence() != h.claim
+	return h.claimed && !h.claiming && request.attempt > h.attempt &&
+		terms != nil && terms.Sequence != nil && terms.GetSequence() != h.claim
 }
 
 func (s *Server) busyFrame(why driverv1.BusyReason) *driverv1.Envelope {

@@ -66,24 +66,10 @@ const (
 // consult reads the claim on the call's machine and sees to it that whoever holds
 // it has stopped.
 func (k *call) consult(ctx context.Context) (decision, error) {
-	provider := k.req.Provider
-	subject, err := claimSubject(k.c.cfg.Cluster, provider, MachineOf(k.req.Body).GetUid())
-	if err != nil {
-		k.sendErr = err
-
-		return isDone, k.unsendable()
-	}
 	for range findTries {
-		found, err := k.c.ledger(provider).last(ctx, subject)
+		c, sequence, err := k.readClaim(ctx)
 		if err != nil {
-			k.c.lost(provider, err)
-
-			return isDone, k.notStarted("cannot tell who has the machine: %w", err)
-		}
-		var c *driverv1.Claim
-		sequence := uint64(0)
-		if found != nil {
-			c, sequence = found.envelope.GetClaim(), found.sequence
+			return isDone, err
 		}
 		switch judgeClaim(c, k.req.OperationID, k.standing(c)) {
 		case isFree:
@@ -108,23 +94,58 @@ func (k *call) consult(ctx context.Context) (decision, error) {
 			return isDone, Errorf(driverv1.Code_CODE_ABORTED,
 				"operation %s of the machine has begun since: another manager leads", c.GetOperationId())
 		case isSilence:
-			alive, err := k.c.fence(ctx, provider, c.GetReplica())
-			switch {
-			case ctx.Err() != nil:
-				return isDone, ctx.Err() //nolint:wrapcheck // the caller's own
-			case err != nil:
-				return isDone, k.notStarted("replica %s has the machine and is not heard: %w", c.GetReplica(), err)
-			case alive:
-				if err := sleep(ctx, askAgain); err != nil { // to be heard again
-					return isDone, err
-				}
-			default:
+			alive, err := k.stopped(ctx, c.GetReplica())
+			if err != nil {
+				return isDone, err
+			}
+			if !alive {
 				k.fenced(c.GetSessionId())
 			}
 		}
 	}
 
 	return isDone, k.notStarted("the claim on the machine changes all the time; looking again")
+}
+
+// readClaim returns the claim on the call's machine, nil for none, and its
+// sequence.
+func (k *call) readClaim(ctx context.Context) (*driverv1.Claim, uint64, error) {
+	provider := k.req.Provider
+	subject, err := claimSubject(k.c.cfg.Cluster, provider, MachineOf(k.req.Body).GetUid())
+	if err != nil {
+		k.sendErr = err
+
+		return nil, 0, k.unsendable()
+	}
+	found, err := k.c.ledger(provider).last(ctx, subject)
+	switch {
+	case ctx.Err() != nil:
+		return nil, 0, ctx.Err() //nolint:wrapcheck // the caller's own
+	case err != nil:
+		k.c.lost(provider, err)
+
+		return nil, 0, k.notStarted("cannot tell who has the machine: %w", err)
+	case found == nil:
+		return nil, 0, nil
+	default:
+		return found.envelope.GetClaim(), found.sequence, nil
+	}
+}
+
+// stopped makes sure that a replica that is not heard of has stopped, or leaves
+// one that lives the time to be heard again.
+func (k *call) stopped(ctx context.Context, replica string) (alive bool, err error) {
+	alive, err = k.c.fence(ctx, k.req.Provider, replica)
+	switch {
+	case ctx.Err() != nil:
+		return false, ctx.Err() //nolint:wrapcheck // the caller's own
+	case err != nil:
+		return false, k.notStarted("replica %s is not heard of any more: %w", replica, err)
+	case alive:
+		return true, sleep(ctx, askAgain)
+	default:
+		return false, nil
+	}
 }
 
 // standing gathers what is known of a claim's replica.

@@ -114,7 +114,7 @@ func FuzzLedger(f *testing.F) {
 func TestLease(t *testing.T) {
 	t.Parallel()
 	start := time.Now()
-	at := func(d time.Duration) time.Time { return start.Add(d) }
+	at := start.Add
 	const ms = time.Millisecond
 	newHeld := func() *lease { // acknowledged when sent at 0
 		l := newLease()

@@ -152,20 +152,11 @@ func (k *call) bereaved(ctx context.Context) (done bool, err error) {
 	if !k.claimed {
 		return k.next(ctx)
 	}
-	alive, err := k.c.fence(ctx, k.req.Provider, k.out.Replica)
-	switch {
-	case ctx.Err() != nil:
-		return true, ctx.Err() //nolint:wrapcheck // the caller's own
-	case err != nil:
-		return true, k.notStarted("replica %s is not heard of any more: %w", k.out.Replica, err)
-	case alive:
-		// What it holds is its business still.
-		if err := sleep(ctx, askAgain); err != nil {
-			return true, err
-		}
+	if _, err := k.stopped(ctx, k.out.Replica); err != nil {
+		return true, err
 	}
 
-	return k.next(ctx)
+	return k.next(ctx) // the claim tells whether a replica that lives still holds it
 }
 
 // next makes a further attempt after one that may have had an effect, unless that

@@ -165,22 +165,9 @@ func (s *Server) check(h *held, subject Subject) *driverv1.Result {
 // asker is attached to the running one, or gets its result again.
 func (s *Server) acceptMutation(h *held) {
 	s.mu.Lock()
-	known, ok := s.held[h.key()]
-	if ok && known.result != nil && known.outdated(h) {
-		delete(s.held, known.key()) // what another attempt has superseded is no answer
-
-		ok = false
-	}
-	if ok && !known.outdated(h) {
-		known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
-		result, claiming := known.result, known.claiming
+	if answer := s.attach(h); answer != nil {
 		s.mu.Unlock()
-		if !claiming { // else it is said in a moment
-			s.send(known, acceptedFrame())
-		}
-		if result != nil {
-			s.send(known, resultFrame(result))
-		}
+		answer()
 
 		return
 	}
@@ -220,6 +207,31 @@ func (s *Server) acceptMutation(h *held) {
 	}
 	s.send(h, acceptedFrame())
 	go s.run(ctx, h)
+}
+
+// attach has the frames of an operation that is here already go to who asks for
+// it now, and returns how to answer; nil when it is not here, or no longer counts.
+// Server.mu is held.
+func (s *Server) attach(h *held) (answer func()) {
+	known, ok := s.held[h.key()]
+	if !ok || known.outdated(h) {
+		if ok && known.result != nil {
+			delete(s.held, known.key()) // what another attempt has superseded is no answer
+		}
+
+		return nil
+	}
+	known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
+	result, claiming := known.result, known.claiming
+
+	return func() {
+		if !claiming { // else it is said in a moment
+			s.send(known, acceptedFrame())
+		}
+		if result != nil {
+			s.send(known, resultFrame(result))
+		}
+	}
 }
 
 // outdated tells that a request is for a later attempt and names another claim

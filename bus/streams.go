@@ -155,6 +155,13 @@ func (s *streams) note(st *stream, err error) (settled bool) {
 			close(st.known)
 		}
 	}
+	s.tell(before, now)
+
+	return now.Ready || now.Absent
+}
+
+// tell logs what has changed.
+func (s *streams) tell(before, now StreamState) {
 	log := s.c.log.With("stream", now.Name, "provider", now.Provider)
 	switch {
 	case now.Ready && !before.Ready:
@@ -163,11 +170,9 @@ func (s *streams) note(st *stream, err error) (settled bool) {
 		log.Warn("NATS has no JetStream: operations go without claims. A replica that is cut off is not fenced, " +
 			"outcomes do not outlive their replica, and a lost create of a driver without identity waits for its deadline. " +
 			"Switch JetStream on (embedded: --nats-store-dir)")
-	case err != nil && !now.Absent && before.Problem != now.Problem:
-		log.Error("the operations stream cannot be made: creates and deletes wait", "err", err)
+	case !now.Ready && !now.Absent && before.Problem != now.Problem:
+		log.Error("the operations stream is not there: creates and deletes wait", "err", now.Problem)
 	}
-
-	return now.Ready || now.Absent
 }
 
 // make creates the stream, or brings an existing one to this configuration.

@@ -12,7 +12,7 @@ import (
 // A wire is what the two sides of an operation need of a connection. Conn is
 // one; a test may bring another, to run the protocol without sockets and under a
 // clock of its own.
-type wire interface {
+type wire interface { //nolint:interfacebloat // it is what a connection does, and no more
 	publish(m *nats.Msg) error
 	subscribe(subject, queue string, f nats.MsgHandler) (subscription, error)
 	// inbox returns a fresh subject that this side may listen to.

@@ -66,7 +66,7 @@ func (l *leaderLock) Update(ctx context.Context, r resourcelock.LeaderElectionRe
 
 func (l *leaderLock) note(r resourcelock.LeaderElectionRecord, err error) {
 	if err == nil && r.HolderIdentity == l.Identity() {
-		l.epoch.Store(uint64(r.LeaderTransitions) + 1) //nolint:gosec // never negative
+		l.epoch.Store(uint64(r.LeaderTransitions) + 1)
 	}
 }
 

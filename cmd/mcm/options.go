@@ -174,7 +174,7 @@ func (n *natsOptions) addFlags(fs *pflag.FlagSet) {
 
 // validate names every flag at fault at once.
 func (o *options) validate() error {
-	var errs []error
+	errs := []error{o.nats.validate()}
 	positive := func(name string, d time.Duration) {
 		if d <= 0 {
 			errs = append(errs, fmt.Errorf("--%s must be positive, not %s", name, d))
@@ -188,12 +188,6 @@ func (o *options) validate() error {
 	positive("retry-medium", o.settings.Retry.Medium)
 	positive("retry-long", o.settings.Retry.Long)
 	positive("min-resync-period", o.syncPeriod)
-	if n := o.nats.streamReplicas; n < 1 || n > 5 || n%2 == 0 {
-		errs = append(errs, fmt.Errorf("--nats-stream-replicas must be 1, 3 or 5, not %d", n))
-	}
-	if s := o.nats.streamStorage; s != storageFile && s != storageMemory && s != storageNone {
-		errs = append(errs, fmt.Errorf("--nats-stream-storage must be file, memory or none, not %q", s))
-	}
 	if o.workers < 1 {
 		errs = append(errs, fmt.Errorf("--concurrent-syncs must be at least 1, not %d", o.workers))
 	}
@@ -211,6 +205,18 @@ func (o *options) validate() error {
 	}
 	if err := bus.ValidToken("--cluster-name", o.clusterName); err != nil {
 		errs = append(errs, err)
+	}
+
+	return errors.Join(errs...)
+}
+
+func (n *natsOptions) validate() error {
+	var errs []error
+	if r := n.streamReplicas; r != 1 && r != 3 && r != 5 {
+		errs = append(errs, fmt.Errorf("--nats-stream-replicas must be 1, 3 or 5, not %d", r))
+	}
+	if s := n.streamStorage; s != storageFile && s != storageMemory && s != storageNone {
+		errs = append(errs, fmt.Errorf("--nats-stream-storage must be file, memory or none, not %q", s))
 	}
 
 	return errors.Join(errs...)

@@ -25,7 +25,9 @@ func newDrivers(conn *connection) *cobra.Command {
 A replica gives a sign of life every half second; mcmctl listens for a little more
 than two of them. RUNNING and SLOTS count the operations of all control planes
 together. STATE is serving, draining (takes no new work) or silent (not heard of
-for so long that mcm takes it for dead). Plain drivers, which only answer
+for so long that mcm takes it for dead). LEASED says whether the operations stream
+acknowledges the replica's sessions. Without a lease, as when NATS has no JetStream,
+its operations are neither claimed nor fenced. Plain drivers, which only answer
 requests, give no sign of life and are not listed.`,
 		Example: `  mcmctl drivers
   mcmctl drivers virtual --watch
@@ -67,6 +69,9 @@ type driverRow struct {
 	APIVersions    []string  `json:"apiVersions"`
 	Capabilities   []string  `json:"capabilities"`
 	Protocol       uint32    `json:"protocol"`
+	Leased         bool      `json:"leased"`
+	SessionID      string    `json:"sessionId"`
+	Epoch          uint64    `json:"epoch"` // the highest the replica has seen
 	StartedAt      time.Time `json:"startedAt"`
 	LastSeen       time.Time `json:"lastSeen"`
 }
@@ -80,6 +85,7 @@ func rowOf(r replica, now time.Time) driverRow {
 		CreateIdentity: bus.IdentityName(s.GetCreateIdentity()), SettleSeconds: s.GetSettleTime().AsDuration().Seconds(),
 		Kind: s.GetKind(), APIVersions: append([]string{}, s.GetApiVersions()...),
 		Capabilities: verbs(s.GetCapabilities()), Protocol: s.GetProtocol(),
+		Leased: s.GetLeased(), SessionID: s.GetSessionId(), Epoch: s.GetEpoch(),
 		LastSeen: r.at.UTC(),
 	}
 	if s.GetStartedAt() != nil {
@@ -87,6 +93,14 @@ func rowOf(r replica, now time.Time) driverRow {
 	}
 
 	return row
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+
+	return "no"
 }
 
 func stateOf(r replica, now time.Time) string {
@@ -124,7 +138,7 @@ func printDrivers(w io.Writer, heard []replica, now time.Time, provider, out str
 	if out == formatJSON {
 		return printJSON(w, rows, compact)
 	}
-	header := []string{"CLUSTER", "PROVIDER", "REPLICA", "VERSION", "HOST", "STATE", "RUNNING", "SLOTS", "AGE", "LAST-SEEN"}
+	header := []string{"CLUSTER", "PROVIDER", "REPLICA", "VERSION", "HOST", "STATE", "LEASED", "RUNNING", "SLOTS", "AGE", "LAST-SEEN"}
 	if out == formatWide {
 		header = append(header, "IDENTITY", "KIND", "APIVERSIONS", "CAPABILITIES")
 	}
@@ -135,7 +149,7 @@ func printDrivers(w io.Writer, heard []replica, now time.Time, provider, out str
 			started = age(now.Sub(r.StartedAt))
 		}
 		cells := []string{
-			r.Cluster, r.Provider, r.Replica, r.Version, r.Host, r.State,
+			r.Cluster, r.Provider, r.Replica, r.Version, r.Host, r.State, yesNo(r.Leased),
 			strconv.Itoa(int(r.Running)), strconv.Itoa(int(r.Slots)), started, age(now.Sub(r.LastSeen)),
 		}
 		if out == formatWide {

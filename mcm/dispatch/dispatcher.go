@@ -179,9 +179,6 @@ func (d *Dispatcher) release(e *entry) {
 	}
 }
 
-// SettleTime is how long a provider's list may lag behind what its drivers did.
-func (d *Dispatcher) SettleTime(provider string) time.Duration { return d.caller.SettleTime(provider) }
-
 // Forget drops what is remembered of a machine that is gone. An operation that
 // has not ended, because somebody took the machine away from under it, is
 // cancelled.

@@ -54,7 +54,7 @@ func (d *Dispatcher) waiting(e *entry, reason string, attempts uint32) {
 func (d *Dispatcher) finish(e *entry, out *bus.Outcome, err error) {
 	state := State{
 		Phase: Done, ID: e.id, Kind: e.kind, Replica: out.Replica, Attempt: out.Attempts, Err: err, Took: out.Took,
-		Lost: errors.Is(err, bus.ErrNotHeld),
+		Lost: errors.Is(err, bus.ErrNotHeld), SettleTime: d.caller.SettleTime(e.provider),
 	}
 	state.Instance, state.LastKnownState, state.Stated = payload(out.Result)
 	state.Stated = state.Stated && !out.Partial

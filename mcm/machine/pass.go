@@ -27,7 +27,6 @@ type Dispatcher interface {
 	Settle(uid types.UID, id string)
 	Cancel(uid types.UID, id string) error
 	Forget(uid types.UID)
-	SettleTime(provider string) time.Duration
 }
 
 // Tokens is the part of bootstrap.Tokens that the steps use.

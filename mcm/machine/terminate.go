@@ -96,7 +96,7 @@ func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, e
 	p.journal = p.journal.settle()
 	if state.Kind == dispatch.Create && state.Lost {
 		// Its call may be at the cloud still, and its instance not in any list yet.
-		until := metav1.NewTime(p.now.Add(p.Settings.OperationTimeout + p.Dispatcher.SettleTime(p.provider)).
+		until := metav1.NewTime(p.now.Add(p.Settings.OperationTimeout + state.SettleTime).
 			Truncate(time.Second).Add(time.Second)) // stored times have no fractions
 		p.journal.Lost = &until
 		p.notef("CreationLost", "Nobody knows whether the creation had an effect: the instance is deleted now, and looked for again at %s",

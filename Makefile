@@ -178,6 +178,11 @@ test-e2e: c-compiler build devcluster ## End-to-end tests: real processes agains
 	@echo '==> end-to-end tests'
 	@CGO_ENABLED=1 go test -race -count=1 -p=1 -timeout=30m ./cmd/e2e/...
 
+.PHONY: bench
+bench: build devcluster ## Benchmarks against their peers; ONLY=read,create chooses some, ROUNDS=9 runs longer
+	@echo '==> benchmarks (about 7 minutes; the machine should have nothing else to do)'
+	@$(BIN)/bench --bin $(BIN) --dir $(OUT)/run/bench $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS))
+
 # go test -race links with the C compiler.
 .PHONY: c-compiler
 c-compiler:

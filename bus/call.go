@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -28,6 +29,9 @@ type Request struct {
 	// OnlyIfHeld, with Recover, begins nothing: when no replica holds the
 	// operation any more, Call fails with NotFound.
 	OnlyIfHeld bool
+	// TraceParent goes along with each attempt, for the driver's spans: a W3C
+	// traceparent header, empty when the operation is not traced.
+	TraceParent string
 	// OnAccepted and OnProgress are told what happens; they must not block. May
 	// be nil.
 	OnAccepted func(attempt uint32, replica string)
@@ -120,6 +124,17 @@ type call struct {
 	buried  map[string]bool      // sessions under which nothing of this machine runs any more
 }
 
+// log is for lines about the operation.
+func (k *call) log() *slog.Logger {
+	object := "machine"
+	if MachineOf(k.req.Body) == nil {
+		object = "class"
+	}
+
+	return k.c.log.With(object, k.req.Namespace+"/"+k.req.Name, "operation", Verb(k.op), "operation_id", k.req.OperationID,
+		"provider", k.req.Provider, "attempt", k.number, "replica", k.out.Replica)
+}
+
 // A verdict is how one try ended.
 type verdict int
 
@@ -202,9 +217,9 @@ func (k *call) send(a *attempt) (unregister func(), err error) {
 			env.ClaimTerms = &driverv1.ClaimTerms{}
 		}
 	}
-	err = k.c.publish(subject, reply, env)
+	err = k.c.publishTraced(subject, reply, k.req.TraceParent, env)
 	if err != nil {
-		k.c.log.Debug("request not sent", "operation_id", k.req.OperationID, "err", err)
+		k.log().Debug("request not sent", "err", err)
 	}
 
 	return unregister, err

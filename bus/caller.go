@@ -243,12 +243,21 @@ func (c *Caller) drop(subject, why string) {
 
 // publish sends a request whose answers come to reply.
 func (c *Caller) publish(subject, reply string, env *driverv1.Envelope) error {
+	return c.publishTraced(subject, reply, "", env)
+}
+
+// publishTraced is publish with a trace's header, none when it is empty.
+func (c *Caller) publishTraced(subject, reply, traceParent string, env *driverv1.Envelope) error {
 	payload, err := Encode(env, "")
 	if err != nil {
 		return err
 	}
+	m := &nats.Msg{Subject: subject, Reply: reply, Data: payload}
+	if traceParent != "" {
+		m.Header = nats.Header{headerTraceParent: {traceParent}}
+	}
 
-	return c.conn.publish(&nats.Msg{Subject: subject, Reply: reply, Data: payload})
+	return c.conn.publish(m)
 }
 
 // control sends one replica a control message that has no answer.

@@ -61,7 +61,7 @@ type Config struct {
 type Conn struct {
 	nc        *nats.Conn
 	log       *slog.Logger
-	inProcess bool
+	inProcess nats.InProcessConnProvider
 
 	mu      sync.Mutex
 	onUp    []func()
@@ -73,7 +73,7 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	c := &Conn{log: cfg.Logger, inProcess: cfg.InProcess != nil}
+	c := &Conn{log: cfg.Logger, inProcess: cfg.InProcess}
 	opts, err := cfg.options(c)
 	if err != nil {
 		return nil, err
@@ -268,11 +268,25 @@ func (c *Conn) URL() string { return c.where(c.nc) }
 
 // where is URL for handlers that run before the connection is stored.
 func (c *Conn) where(nc *nats.Conn) string {
-	if c.inProcess {
+	if c.inProcess != nil {
 		return "in process" // the client would name NATS's default URL
 	}
 
 	return nc.ConnectedUrlRedacted()
+}
+
+// Encrypted tells whether NATS requires TLS of everybody who is not in its own
+// process, as far as it says: what is published is then encrypted on every
+// client's wire.
+func (c *Conn) Encrypted() bool {
+	if c.inProcess != nil {
+		server, ok := c.inProcess.(interface{ RequiresTLS() bool })
+
+		return ok && server.RequiresTLS()
+	}
+	_, err := c.nc.TLSConnectionState()
+
+	return err == nil && c.nc.TLSRequired()
 }
 
 // Flush waits until the server has taken everything sent so far, subscriptions

@@ -16,6 +16,7 @@ import (
 const (
 	headerContentType = "Content-Type"
 	contentTypeJSON   = "application/json"
+	headerTraceParent = "traceparent" // as the W3C spells it
 
 	// From ADR-32, so that the nats CLI shows failures as failures.
 	headerError     = "Nats-Service-Error"
@@ -76,6 +77,14 @@ func Encode(env *driverv1.Envelope, contentType string) ([]byte, error) {
 
 func decodeMsg(m *nats.Msg) (*driverv1.Envelope, error) {
 	return Decode(m.Data, contentTypeOf(m))
+}
+
+func traceParentOf(m *nats.Msg) string {
+	if m.Header == nil {
+		return ""
+	}
+
+	return m.Header.Get(headerTraceParent)
 }
 
 // contentTypeOf returns one spelling for JSON, which callers compare with.

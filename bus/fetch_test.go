@@ -52,9 +52,10 @@ func (l *library) Bootstrap(_ context.Context, _ string, req *driverv1.FetchBoot
 }
 
 type fetchRig struct {
-	srv *embedded.Server
-	key *bus.SealKey
-	lib *library
+	srv    *embedded.Server
+	key    *bus.SealKey
+	lib    *library
+	server *bus.FetchServer
 }
 
 func newFetchRig(t *testing.T) *fetchRig {
@@ -88,6 +89,7 @@ func (r *fetchRig) serve(t *testing.T, key *bus.SealKey) (stop func()) {
 	if err := conn.Flush(ctx); err != nil {
 		t.Fatal(err)
 	}
+	r.server = fs
 	once := sync.OnceFunc(fs.Stop)
 	t.Cleanup(once)
 
@@ -270,6 +272,9 @@ func TestFetchReplyOutsideOfTheInboxIsNotAnswered(t *testing.T) {
 	}
 	if n, _, _ := seen.Pending(); n != 0 {
 		t.Error("a driver had the manager publish for it")
+	}
+	if n := r.server.Dropped(); n != 3 {
+		t.Errorf("%d fetches are counted as dropped, want 3", n)
 	}
 }
 

@@ -3,8 +3,10 @@ package bus
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -29,13 +31,15 @@ const (
 
 // A FetchServer answers fetches until it is stopped.
 type FetchServer struct {
-	conn    *Conn
-	key     *SealKey
-	handler FetchHandler
-	log     *slog.Logger
-	sub     subscription
-	slots   chan struct{}
-	halt    chan struct{} // closed by Stop
+	conn     *Conn
+	key      *SealKey
+	handler  FetchHandler
+	unsealed []string
+	log      *slog.Logger
+	sub      subscription
+	slots    chan struct{}
+	halt     chan struct{} // closed by Stop
+	dropped  atomic.Uint64
 
 	mu      sync.Mutex
 	stopped bool
@@ -43,8 +47,12 @@ type FetchServer struct {
 }
 
 // ServeFetches answers the fetches of one control plane, together with its
-// other replicas, sealing secrets with key.
-func ServeFetches(conn *Conn, cluster string, key *SealKey, handler FetchHandler, log *slog.Logger) (*FetchServer, error) {
+// other replicas, sealing secrets with key. Drivers of the providers in unsealed
+// get secrets readable when they say that they cannot open seals, provided that
+// the bus is encrypted; everybody else who asks so is refused.
+func ServeFetches(
+	conn *Conn, cluster string, key *SealKey, handler FetchHandler, log *slog.Logger, unsealed ...string,
+) (*FetchServer, error) {
 	if err := ValidToken("cluster", cluster); err != nil {
 		return nil, err
 	}
@@ -52,8 +60,8 @@ func ServeFetches(conn *Conn, cluster string, key *SealKey, handler FetchHandler
 		log = slog.Default()
 	}
 	s := &FetchServer{
-		conn: conn, key: key, handler: handler, log: log, slots: make(chan struct{}, fetchesAtOnce),
-		halt: make(chan struct{}),
+		conn: conn, key: key, handler: handler, unsealed: unsealed, log: log,
+		slots: make(chan struct{}, fetchesAtOnce), halt: make(chan struct{}),
 	}
 	var err error
 	if s.sub, err = conn.subscribe(wildcard(cluster, TreeFetch, "*", "*"), fetchQueue, s.onFetch); err != nil {
@@ -74,6 +82,10 @@ func (s *FetchServer) Stop() {
 	s.running.Wait()
 }
 
+// Dropped counts the fetches that were not answered because they could not be
+// read, or because their answer would have gone where the asker has no business.
+func (s *FetchServer) Dropped() uint64 { return s.dropped.Load() }
+
 func (s *FetchServer) onFetch(m *nats.Msg) {
 	subject, err := ParseSubject(m.Subject)
 	if err != nil {
@@ -82,6 +94,7 @@ func (s *FetchServer) onFetch(m *nats.Msg) {
 	// Anything else would let a driver have the manager publish in its name
 	// [FETCH-1].
 	if !strings.HasPrefix(m.Reply, InboxPrefix(subject.Provider)+".") {
+		s.dropped.Add(1)
 		s.log.Warn("fetch dropped: its reply subject is not below the provider's inbox prefix",
 			"subject", m.Subject, "reply", m.Reply)
 
@@ -89,6 +102,7 @@ func (s *FetchServer) onFetch(m *nats.Msg) {
 	}
 	env, err := decodeMsg(m)
 	if err != nil {
+		s.dropped.Add(1)
 		s.log.Warn("fetch dropped: payload is no envelope", "subject", m.Subject, "err", err)
 
 		return
@@ -121,30 +135,74 @@ func (s *FetchServer) fetch(ctx context.Context, subject Subject, env *driverv1.
 			FetchedClass: &driverv1.FetchClassResponse{Status: StatusOf(err), Class: class},
 		}}
 	case *driverv1.Envelope_FetchSecret:
-		answer := &driverv1.FetchSecretResponse{}
-		content, err := s.handler.Secret(ctx, provider, body.FetchSecret)
-		if err == nil {
-			// A copy: the handler may give the same one to many.
-			answer.Sealed, err = s.key.Seal(&driverv1.SecretContent{
-				Nonce: body.FetchSecret.GetNonce(), Reference: content.GetReference(), Data: content.GetData(),
-			}, body.FetchSecret.GetRecipient())
-		}
-		answer.Status = StatusOf(err)
-
-		return &driverv1.Envelope{Body: &driverv1.Envelope_FetchedSecret{FetchedSecret: answer}}
+		return &driverv1.Envelope{Body: &driverv1.Envelope_FetchedSecret{
+			FetchedSecret: s.secret(ctx, provider, body.FetchSecret),
+		}}
 	case *driverv1.Envelope_FetchBootstrap:
-		answer := &driverv1.FetchBootstrapResponse{}
-		content, err := s.handler.Bootstrap(ctx, provider, body.FetchBootstrap)
-		if err == nil {
-			answer.Sealed, err = s.key.Seal(&driverv1.BootstrapContent{
-				Nonce: body.FetchBootstrap.GetNonce(), Values: content.GetValues(),
-			}, body.FetchBootstrap.GetRecipient())
-		}
-		answer.Status = StatusOf(err)
-
-		return &driverv1.Envelope{Body: &driverv1.Envelope_FetchedBootstrap{FetchedBootstrap: answer}}
+		return &driverv1.Envelope{Body: &driverv1.Envelope_FetchedBootstrap{
+			FetchedBootstrap: s.bootstrap(ctx, provider, body.FetchBootstrap),
+		}}
 	default:
 		return resultFrame(failure(driverv1.Code_CODE_UNIMPLEMENTED, "this manager serves no fetch "+subject.Verb))
+	}
+}
+
+func (s *FetchServer) secret(
+	ctx context.Context, provider string, req *driverv1.FetchSecretRequest,
+) *driverv1.FetchSecretResponse {
+	open, err := s.mayOpen(provider, req.GetRecipient())
+	if err != nil {
+		return &driverv1.FetchSecretResponse{Status: StatusOf(err)}
+	}
+	found, err := s.handler.Secret(ctx, provider, req)
+	if err != nil {
+		return &driverv1.FetchSecretResponse{Status: StatusOf(err)}
+	}
+	// A copy: the handler may give the same one to many.
+	content := &driverv1.SecretContent{Nonce: req.GetNonce(), Reference: found.GetReference(), Data: found.GetData()}
+	if open {
+		return &driverv1.FetchSecretResponse{Status: StatusOf(nil), Unsealed: content}
+	}
+	sealed, err := s.key.Seal(content, req.GetRecipient())
+
+	return &driverv1.FetchSecretResponse{Status: StatusOf(err), Sealed: sealed}
+}
+
+func (s *FetchServer) bootstrap(
+	ctx context.Context, provider string, req *driverv1.FetchBootstrapRequest,
+) *driverv1.FetchBootstrapResponse {
+	open, err := s.mayOpen(provider, req.GetRecipient())
+	if err != nil {
+		return &driverv1.FetchBootstrapResponse{Status: StatusOf(err)}
+	}
+	found, err := s.handler.Bootstrap(ctx, provider, req)
+	if err != nil {
+		return &driverv1.FetchBootstrapResponse{Status: StatusOf(err)}
+	}
+	content := &driverv1.BootstrapContent{Nonce: req.GetNonce(), Values: found.GetValues()}
+	if open {
+		return &driverv1.FetchBootstrapResponse{Status: StatusOf(nil), Unsealed: content}
+	}
+	sealed, err := s.key.Seal(content, req.GetRecipient())
+
+	return &driverv1.FetchBootstrapResponse{Status: StatusOf(err), Sealed: sealed}
+}
+
+// mayOpen tells whether an answer goes out readable, which takes a driver that
+// names no key, an operator who allows it, and a bus that nobody can listen in on
+// from outside [FETCH-4].
+func (s *FetchServer) mayOpen(provider, recipient string) (bool, error) {
+	switch {
+	case recipient != "":
+		return false, nil
+	case !slices.Contains(s.unsealed, provider):
+		return false, Errorf(driverv1.Code_CODE_PERMISSION_DENIED, "the request names no key to seal the answer to, "+
+			"and unsealed answers are not allowed for provider %s (mcm's --unsealed-providers)", provider)
+	case !s.conn.Encrypted():
+		return false, Errorf(driverv1.Code_CODE_PERMISSION_DENIED,
+			"unsealed answers for provider %s are allowed over TLS only, and this NATS does not require TLS", provider)
+	default:
+		return true, nil
 	}
 }
 

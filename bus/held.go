@@ -26,7 +26,9 @@ type held struct {
 	name      string
 	request   *driverv1.Envelope
 	started   time.Time
-	cancel    context.CancelFunc
+
+	traceParent string
+	cancel      context.CancelFunc
 
 	// Where frames go: to whoever asked last.
 	reply       string
@@ -89,7 +91,7 @@ func (s *Server) run(ctx context.Context, h *held) {
 	defer s.tasks.Done()
 	defer h.cancel()
 	task := &Task{
-		Cluster: h.cluster, Operation: h.operation, Request: h.request,
+		Cluster: h.cluster, Operation: h.operation, Request: h.request, TraceParent: h.traceParent,
 		progress: func(message string) { s.report(h, message) },
 		begin:    func() error { return s.mayBegin(ctx, h) },
 	}

@@ -88,8 +88,7 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 
 		return k.find(ctx)
 	case gotDeath:
-		k.c.log.Warn("replica died with an operation", "operation_id", k.req.OperationID,
-			"attempt", k.number, "replica", k.out.Replica)
+		k.log().Warn("replica died with an operation")
 		k.shun(k.out.Replica)
 
 		return k.bereaved(ctx)
@@ -218,8 +217,8 @@ func (k *call) waitForIdentity(ctx context.Context) (back bool, err error) {
 			return false, nil
 		}
 		if !told {
-			k.c.log.Info("driver's creates have no identity: waiting for the lost attempt's deadline before the next",
-				"operation_id", k.req.OperationID, "until", end)
+			k.log().Info("driver's creates have no identity: waiting for the lost attempt's deadline before the next",
+				"until", end)
 		}
 		if _, err := k.pause(ctx); err != nil {
 			return false, err
@@ -310,7 +309,7 @@ func (k *call) late() error {
 		Body:        &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: k.req.OperationID}},
 	})
 	if err != nil {
-		k.c.log.Warn("late operation not cancelled", "operation_id", k.req.OperationID, "err", err)
+		k.log().Warn("late operation not cancelled", "err", err)
 	}
 
 	return timeoutErrorf("replica %s did not finish within %s", k.out.Replica, k.req.Timeout)

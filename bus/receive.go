@@ -81,7 +81,7 @@ func (s *Server) accept(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 		cluster: subject.Cluster, id: env.GetOperationId(), operation: op, request: env,
 		machine: MachineOf(env).GetUid(), namespace: subject.Namespace, name: subject.Name,
 		started: time.Now(), reply: m.Reply, contentType: contentTypeOf(m), attempt: env.GetAttempt(),
-		cancel: func() {},
+		traceParent: traceParentOf(m), cancel: func() {},
 	}
 	if m.Reply == "" {
 		s.drop("request without a reply subject", "subject", m.Subject)

@@ -57,6 +57,9 @@ type Task struct {
 	Operation driverv1.Operation
 	// Request is the whole envelope; Handlers read it and must not change it.
 	Request *driverv1.Envelope
+	// TraceParent is the asker's span as a W3C traceparent header, empty when the
+	// operation is not traced.
+	TraceParent string
 
 	progress func(string)
 	begin    func() error

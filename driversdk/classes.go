@@ -85,7 +85,9 @@ func (c *classes[S]) resolve(ctx context.Context, cluster string, ref *driverv1.
 
 func (c *classes[S]) version(ctx context.Context, cluster string, ref *driverv1.ObjectReference) (*classVersion[S], error) {
 	fetch := func(ctx context.Context) (*classVersion[S], objectVersion, error) {
-		class, err := c.fetch.Class(ctx, cluster, ref)
+		class, err := spanned(ctx, "fetch "+whatClass, func(ctx context.Context) (*driverv1.Class, error) {
+			return c.fetch.Class(ctx, cluster, ref)
+		})
 		c.metrics.fetched(whatClass, err)
 		if err != nil {
 			return nil, objectVersion{}, fetchError("class", ref, err)
@@ -101,7 +103,9 @@ func (c *classes[S]) version(ctx context.Context, cluster string, ref *driverv1.
 
 func (c *classes[S]) secret(ctx context.Context, cluster string, class, ref *driverv1.ObjectReference) (Secret, error) {
 	fetch := func(ctx context.Context) (Secret, objectVersion, error) {
-		content, err := c.fetch.Secret(ctx, cluster, class, ref)
+		content, err := spanned(ctx, "fetch "+whatSecret, func(ctx context.Context) (*driverv1.SecretContent, error) {
+			return c.fetch.Secret(ctx, cluster, class, ref)
+		})
 		c.metrics.fetched(whatSecret, err)
 		if err != nil {
 			return nil, objectVersion{}, fetchError("secret", ref, err)

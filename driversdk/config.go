@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // A Config says what a driver is and where its replica runs. What the author
@@ -61,6 +62,9 @@ type Config struct { //nolint:recvcheck // flags write into it, everything else 
 	// own; nil means a new registry with those of the process. Each Serve needs
 	// one of its own.
 	Metrics *prometheus.Registry
+	// Traces makes the spans of operations that a manager traces; nil means
+	// OpenTelemetry's global one, which makes none unless the program sets it.
+	Traces trace.TracerProvider
 
 	flags    *flag.FlagSet
 	flagErrs []error // of environment variables

@@ -51,7 +51,7 @@ func (h *handler[S]) createOrRecover(ctx context.Context, req *Request[S]) (*Ins
 		return nil, err
 	}
 
-	made, err := h.driver.Create(ctx, req)
+	made, err := spanned(ctx, "Create", func(ctx context.Context) (*Instance, error) { return h.driver.Create(ctx, req) })
 	if made != nil && made.MachineName == "" && made.MachineUID == "" {
 		// It was made for this machine; a driver need not repeat that.
 		complete := *made

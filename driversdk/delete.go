@@ -15,7 +15,7 @@ func (h *handler[S]) delete(ctx context.Context, c *call) (*driverv1.Result, err
 	if err := req.BeginMutation(ctx); err != nil {
 		return nil, err
 	}
-	err = h.driver.Delete(ctx, req)
+	_, err = spanned(ctx, "Delete", func(ctx context.Context) (struct{}, error) { return struct{}{}, h.driver.Delete(ctx, req) })
 
 	return &driverv1.Result{Payload: &driverv1.Result_Delete{Delete: &driverv1.DeleteResponse{
 		LastKnownState: c.scrub.text(req.Machine.LastKnownState),

@@ -20,7 +20,7 @@
 // The SDK decodes the provider spec strictly, keeps classes and secrets until
 // they change, fills in user data, bounds what runs at once, sets deadlines,
 // answers for a method that panics, drains when the program is told to stop, and
-// reports health and metrics. A method therefore only talks to its cloud, and
+// reports health, metrics and traces. A method therefore only talks to its cloud, and
 // says how that went with a code ([Errorf]).
 //
 // What the SDK cannot do is make the cloud's own calls repeatable. Any operation
@@ -31,6 +31,10 @@
 // The package is not a client of Kubernetes, and nothing of Kubernetes is linked
 // into a driver; classes and secrets arrive over the bus. It is not a retry
 // library either: what comes of a failure is the manager's decision, by code.
+//
+// Spans go to OpenTelemetry's global tracer provider, or to [Config].Traces; to have
+// them sent, a main sets one up with the exporter of its choice. The context of a
+// method carries the operation's span, [Request.Logger] its names.
 //
 // Clause ids such as [CREATE-1] refer to the contract in
 // proto/machinebus/driver/v1.

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -18,7 +20,7 @@ type handler[S any] struct {
 	driver  Driver[S]
 	classes *classes[S]
 	metrics *metrics
-	log     *slog.Logger
+	replica *replica
 	hard    context.Context // ends at the hard stop
 	verbs   map[driverv1.Operation]verb
 }
@@ -33,12 +35,13 @@ type call struct {
 	task  *bus.Task
 	scrub scrubber
 	begun atomic.Bool // something may have been changed
+	log   *slog.Logger
 	// What the log says of it.
 	providerID string
 }
 
-func newHandler[S any](hard context.Context, driver Driver[S], classes *classes[S], m *metrics, log *slog.Logger) *handler[S] {
-	h := &handler[S]{driver: driver, classes: classes, metrics: m, log: log, hard: hard}
+func newHandler[S any](hard context.Context, driver Driver[S], classes *classes[S], m *metrics, r *replica) *handler[S] {
+	h := &handler[S]{driver: driver, classes: classes, metrics: m, replica: r, hard: hard}
 	h.verbs = map[driverv1.Operation]verb{
 		driverv1.Operation_OPERATION_CREATE: h.create,
 		driverv1.Operation_OPERATION_DELETE: h.delete,
@@ -78,10 +81,13 @@ func (h *handler[S]) Handle(ctx context.Context, t *bus.Task) *driverv1.Result {
 	defer cancel()
 	defer context.AfterFunc(h.hard, cancel)()
 	defer h.metrics.begin(t.Operation)()
+	ctx, span := h.traced(ctx, t)
+	defer func() { span.End() }() // deferred itself, it would record what a panic says
 
-	c := &call{ctx: ctx, task: t, providerID: bus.MachineOf(t.Request).GetProviderId()}
+	c := &call{ctx: ctx, task: t, log: h.replica.log, providerID: bus.MachineOf(t.Request).GetProviderId()}
 	defer func() {
 		if r := recover(); r != nil {
+			fail(span, Internal)
 			// The server answers it and logs it, stack included; only the SDK
 			// knows what must not be in that log.
 			panic(c.scrub.text(fmt.Sprint(r))) //nolint:forbidigo // it is the driver's, passed on
@@ -98,7 +104,8 @@ func (h *handler[S]) Handle(ctx context.Context, t *bus.Task) *driverv1.Result {
 		result.Status.Message = c.scrub.text(err.Error())
 		result.OutcomeUnknown = c.outcomeUnknown(err)
 	}
-	h.logEnd(c, result.GetStatus(), time.Since(begun))
+	fail(span, result.GetStatus().GetCode())
+	c.logEnd(result.GetStatus(), time.Since(begun))
 
 	return result
 }
@@ -171,8 +178,7 @@ func (c *call) outcomeUnknown(err error) bool {
 
 // logEnd says how an operation ended: what changes something and what fails is
 // worth a line in production.
-func (h *handler[S]) logEnd(c *call, status *driverv1.Status, took time.Duration) {
-	req := c.task.Request
+func (c *call) logEnd(status *driverv1.Status, took time.Duration) {
 	level := slog.LevelDebug
 	switch {
 	case status.GetCode() != OK:
@@ -180,13 +186,29 @@ func (h *handler[S]) logEnd(c *call, status *driverv1.Status, took time.Duration
 	case bus.Mutates(c.task.Operation):
 		level = slog.LevelInfo
 	}
+	if !c.log.Enabled(c.ctx, level) {
+		return // reads are many, and their line is for debugging
+	}
+	attrs := append(c.attrs(),
+		slog.String("code", bus.CodeName(status.GetCode())), slog.Duration("took", took.Round(time.Millisecond)))
+	if c.providerID != "" {
+		attrs = append(attrs, slog.String("provider_id", c.providerID))
+	}
+	if text := status.GetMessage(); text != "" {
+		attrs = append(attrs, slog.String("err", text))
+	}
+	c.log.LogAttrs(c.ctx, level, "operation ended", attrs...)
+}
+
+// attrs are what every log line about the operation carries, beside the
+// replica's own.
+func (c *call) attrs() []slog.Attr {
+	req := c.task.Request
 	attrs := []slog.Attr{
 		slog.String("operation", bus.Verb(c.task.Operation)),
 		slog.String("operation_id", req.GetOperationId()),
 		slog.Uint64("attempt", uint64(req.GetAttempt())),
 		slog.String("cluster", c.task.Cluster),
-		slog.String("code", bus.CodeName(status.GetCode())),
-		slog.Duration("took", took.Round(time.Millisecond)),
 	}
 	if m := bus.MachineOf(req); m != nil {
 		attrs = append(attrs, slog.String("machine", m.GetNamespace()+"/"+m.GetName()))
@@ -194,11 +216,9 @@ func (h *handler[S]) logEnd(c *call, status *driverv1.Status, took time.Duration
 	if ref := bus.ClassOf(req).GetClass(); ref != nil {
 		attrs = append(attrs, slog.String("class", ref.GetNamespace()+"/"+ref.GetName()))
 	}
-	if c.providerID != "" {
-		attrs = append(attrs, slog.String("provider_id", c.providerID))
+	if span := trace.SpanContextFromContext(c.ctx); span.IsSampled() {
+		attrs = append(attrs, slog.String("trace_id", span.TraceID().String()))
 	}
-	if text := status.GetMessage(); text != "" {
-		attrs = append(attrs, slog.String("err", text))
-	}
-	h.log.LogAttrs(c.ctx, level, "operation ended", attrs...)
+
+	return attrs
 }

@@ -309,6 +309,13 @@ type exchange struct {
 
 func (w *world) ask(env *driverv1.Envelope) *exchange {
 	w.t.Helper()
+
+	return w.askTraced(env, "")
+}
+
+// askTraced asks as a manager does that traces the operation.
+func (w *world) askTraced(env *driverv1.Envelope, traceParent string) *exchange {
+	w.t.Helper()
 	n := w.next.Add(1)
 	op := bus.OperationOf(env)
 	if env.OperationId == "" {
@@ -334,7 +341,11 @@ func (w *world) ask(env *driverv1.Envelope) *exchange {
 		w.t.Fatal(err)
 	}
 	subject := fmt.Sprintf("mcm.v1.%s.driver.%s.%s.ns.%s", testCluster, testProvider, bus.Verb(op), name)
-	if err := w.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: payload}); err != nil {
+	m := &nats.Msg{Subject: subject, Reply: reply, Data: payload}
+	if traceParent != "" {
+		m.Header = nats.Header{"traceparent": {traceParent}}
+	}
+	if err := w.nc.PublishMsg(m); err != nil {
 		w.t.Fatal(err)
 	}
 

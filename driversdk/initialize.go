@@ -26,7 +26,7 @@ func (h *handler[S]) initialize(ctx context.Context, c *call) (*driverv1.Result,
 	if err := req.BeginMutation(ctx); err != nil {
 		return nil, err
 	}
-	done, err := driver.Initialize(ctx, req)
+	done, err := spanned(ctx, "Initialize", func(ctx context.Context) (*Instance, error) { return driver.Initialize(ctx, req) })
 	instance, err := checked("Initialize", done, err)
 
 	return &driverv1.Result{Payload: &driverv1.Result_Initialize{Initialize: &driverv1.InitializeResponse{

@@ -11,7 +11,7 @@ func (h *handler[S]) list(ctx context.Context, c *call) (*driverv1.Result, error
 	if err != nil {
 		return nil, err
 	}
-	instances, err := h.driver.List(ctx, class)
+	instances, err := h.instances(ctx, class)
 	if err != nil {
 		return nil, err
 	}
@@ -38,4 +38,9 @@ func (h *handler[S]) class(ctx context.Context, c *call, ref *driverv1.ClassRefe
 	c.scrub = newScrubber(class.Secret)
 
 	return class, nil
+}
+
+// instances asks the driver's List.
+func (h *handler[S]) instances(ctx context.Context, class *Class[S]) ([]*Instance, error) {
+	return spanned(ctx, "List", func(ctx context.Context) ([]*Instance, error) { return h.driver.List(ctx, class) })
 }

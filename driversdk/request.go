@@ -145,6 +145,16 @@ func (r *Request[S]) BeginMutation(ctx context.Context) error {
 // hold a secret [MACHINE-2]. Without it the former text stays.
 func (r *Request[S]) SetLastKnownState(state string) { r.Machine.LastKnownState = state }
 
+// Logger writes lines that carry the operation: machine, class, operation id,
+// attempt and replica. What a driver writes must not hold a secret.
+func (r *Request[S]) Logger() *slog.Logger {
+	if r.call == nil {
+		return slog.Default()
+	}
+
+	return slog.New(r.call.log.Handler().WithAttrs(r.call.attrs()))
+}
+
 // String names the request without anything secret.
 func (r *Request[S]) String() string {
 	return fmt.Sprintf("operation %s attempt %d of machine %s/%s (class %v, user data %v)",

@@ -91,7 +91,7 @@ func serve[S any](ctx context.Context, r *replica, d Driver[S]) error {
 	defer hardStop()
 	known := newClasses(fetch, specDecoder[S]{kind: r.cfg.Kind, apiVersions: r.cfg.APIVersions}, m)
 	defer known.wait()
-	h := newHandler(hard, d, known, m, r.log)
+	h := newHandler(hard, d, known, m, r)
 	server := r.serverConfig(h.capabilities(), m, known.changed)
 	server.Seal = fetch.Seal
 	r.server, err = bus.NewServer(conn, server, h)

@@ -36,9 +36,9 @@ func (h *handler[S]) status(ctx context.Context, c *call) (*driverv1.Result, err
 // find asks the driver for the machine's instance, or looks it up in the list.
 func (h *handler[S]) find(ctx context.Context, req *Request[S]) (*Instance, error) {
 	if driver, ok := h.driver.(Getter[S]); ok {
-		return driver.Get(ctx, req)
+		return spanned(ctx, "Get", func(ctx context.Context) (*Instance, error) { return driver.Get(ctx, req) })
 	}
-	instances, err := h.driver.List(ctx, req.Class)
+	instances, err := h.instances(ctx, req.Class)
 	if err != nil {
 		return nil, err
 	}

@@ -23,7 +23,9 @@ func (c *classes[S]) userData(
 	if !slices.ContainsFunc(placeholderStarts, func(start []byte) bool { return bytes.Contains(stored, start) }) {
 		return stored, nil, nil
 	}
-	values, err := c.fetch.Bootstrap(ctx, cluster, operationID, m)
+	values, err := spanned(ctx, "fetch "+whatBootstrap, func(ctx context.Context) (map[string]string, error) {
+		return c.fetch.Bootstrap(ctx, cluster, operationID, m)
+	})
 	c.metrics.fetched(whatBootstrap, err)
 	if err != nil {
 		ref := &driverv1.ObjectReference{Namespace: m.GetNamespace(), Name: m.GetName()}

@@ -23,7 +23,9 @@ func (h *handler[S]) validate(ctx context.Context, c *call) (*driverv1.Result, e
 	}
 	response := &driverv1.ValidateResponse{}
 	if driver, ok := h.driver.(ClassValidator[S]); ok {
-		warnings, invalid := driver.ValidateClass(ctx, class)
+		warnings, invalid := spanned(ctx, "ValidateClass", func(ctx context.Context) ([]string, error) {
+			return driver.ValidateClass(ctx, class)
+		})
 		for _, w := range warnings {
 			response.Warnings = append(response.Warnings, c.scrub.text(w))
 		}

@@ -22,7 +22,7 @@ func (h *handler[S]) volumeIDs(ctx context.Context, c *call) (*driverv1.Result, 
 	for _, v := range c.task.Request.GetVolumeIds().GetVolumes() {
 		volumes = append(volumes, PersistentVolume{Name: v.GetName(), Spec: v.GetSpec()})
 	}
-	ids, err := driver.VolumeIDs(ctx, volumes)
+	ids, err := spanned(ctx, "VolumeIDs", func(ctx context.Context) ([]string, error) { return driver.VolumeIDs(ctx, volumes) })
 	if err != nil {
 		return nil, err
 	}

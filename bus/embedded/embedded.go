@@ -56,6 +56,7 @@ type Server struct {
 	mu  sync.Mutex
 	srv *server.Server
 	url string
+	tls bool // required of clients
 }
 
 // Start runs a server and returns when it takes clients and, where JetStream is
@@ -95,7 +96,7 @@ func (s *Server) start(listen string) error {
 		return err
 	}
 	s.mu.Lock()
-	s.srv, s.url = srv, srv.ClientURL()
+	s.srv, s.url, s.tls = srv, srv.ClientURL(), o.TLSConfig != nil && !o.AllowNonTLS
 	s.mu.Unlock()
 
 	return nil
@@ -275,6 +276,14 @@ func (s *Server) InProcessConn() (net.Conn, error) {
 	}
 
 	return conn, nil
+}
+
+// RequiresTLS tells whether clients from outside of the process must use TLS.
+func (s *Server) RequiresTLS() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return s.tls
 }
 
 // Stop ends the server and waits until it is gone.

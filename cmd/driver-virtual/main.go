@@ -11,12 +11,14 @@ import (
 	"syscall"
 
 	"github.com/machinebus/machinebus/cmd/driver-virtual/virtual"
+	"github.com/machinebus/machinebus/cmd/internal/tracing"
 	"github.com/machinebus/machinebus/driversdk"
 )
 
 func main() {
 	cfg := driversdk.Config{Provider: virtual.Provider, Version: "0.1.0", Kind: virtual.Kind, APIVersions: []string{virtual.APIVersion}}
 	cfg.RegisterFlags(flag.CommandLine)
+	flag.StringVar(&cfg.Provider, "provider", cfg.Provider, "`name` in MachineClass.provider of the classes to serve")
 	flag.DurationVar(&cfg.SettleTime, "settle-time", 0, "how long the cloud's list may lag behind; 0 means not at all")
 	driver := &virtual.Driver{Identity: driversdk.IdentityToken}
 	flag.TextVar(driver, "identity", driver, "what keeps the cloud from making a second instance: token, unique_name or none")
@@ -24,10 +26,22 @@ func main() {
 	cfg.CreateIdentity = driver.Identity
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := driversdk.Serve(ctx, cfg, driver)
+	err := serve(ctx, cfg, driver)
 	stop()
 	if err != nil {
 		slog.Error("driver-virtual stopped", "err", err)
 		os.Exit(1)
 	}
+}
+
+// serve adds traces, which the SDK makes and leaves to the program to send.
+func serve(ctx context.Context, cfg driversdk.Config, driver *virtual.Driver) error {
+	stop, err := tracing.Start(ctx, "driver-virtual", cfg.Version, func(err error) { slog.Error("spans not sent", "err", err) })
+	if err != nil {
+		return err
+	}
+
+	defer stop()
+
+	return driversdk.Serve(ctx, cfg, driver)
 }

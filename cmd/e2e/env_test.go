@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -30,10 +31,13 @@ const secretMark = "user-data-that-nobody-may-read"
 type env struct {
 	*testing.T
 
-	name  string
-	site  *stack.Site
-	kube  client.Client
-	cloud *stack.Cloud
+	name    string
+	site    *stack.Site
+	cluster *stack.DevCluster
+	kube    client.Client
+	cloud   *stack.Cloud
+	secret  map[string]string // more secrets, by what they are
+	atEnd   []func()          // called when the processes have ended
 }
 
 // newEnv makes an env that ends with the test. Tests that have one run in
@@ -42,16 +46,35 @@ func newEnv(t *testing.T) *env {
 	t.Helper()
 	t.Parallel()
 	e := newPlane(t, nil)
-	cloud, err := e.site.StartCloud(e.ctx(), "virtual-cloud", shared.cluster.Kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.cloud = cloud
+	e.cloud = e.startCloud("virtual-cloud")
+	return e
+}
+
+// newClusterEnv is newEnv with a cluster that the test has for itself, so that it
+// may stop it.
+func newClusterEnv(t *testing.T) *env {
+	t.Helper()
+	t.Parallel()
+	e := newBareEnv(t)
+	var err error
+	e.cluster, e.kube, err = startCluster(e.ctx(), e.site)
+	e.must(err)
+	e.createNamespace()
+	e.cloud = e.startCloud("virtual-cloud")
 	return e
 }
 
 // newPlane makes an env without a cloud of its own: it uses the given one.
 func newPlane(t *testing.T, cloud *stack.Cloud) *env {
+	t.Helper()
+	e := newBareEnv(t)
+	e.cluster, e.kube, e.cloud = shared.cluster, shared.kube, cloud
+	e.createNamespace()
+	return e
+}
+
+// newBareEnv makes an env with a name and a folder.
+func newBareEnv(t *testing.T) *env {
 	t.Helper()
 	base := strings.Trim(unfit.ReplaceAllString(strings.ToLower(strings.TrimPrefix(t.Name(), "Test")), "-"), "-")
 	const most = 30
@@ -60,13 +83,22 @@ func newPlane(t *testing.T, cloud *stack.Cloud) *env {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &env{T: t, name: name, site: site, kube: shared.kube, cloud: cloud}
+	e := &env{T: t, name: name, site: site, secret: map[string]string{}}
 	t.Cleanup(e.end)
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if err := e.kube.Create(e.ctx(), namespace); err != nil {
-		t.Fatal(err)
-	}
 	return e
+}
+
+func (e *env) createNamespace() {
+	e.Helper()
+	e.must(e.kube.Create(e.ctx(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: e.name}}))
+}
+
+// startCloud starts a cloud whose instances join the env's cluster.
+func (e *env) startCloud(name string) *stack.Cloud {
+	e.Helper()
+	cloud, err := e.site.StartCloud(e.ctx(), name, e.cluster.Kubeconfig)
+	e.must(err)
+	return cloud
 }
 
 // unfit are the characters that names of namespaces cannot have.
@@ -79,6 +111,9 @@ func (e *env) ctx() context.Context { return e.Context() }
 func (e *env) end() {
 	if err := e.site.Close(); err != nil {
 		e.Error(err)
+	}
+	for _, do := range e.atEnd {
+		do()
 	}
 	logs, err := filepath.Glob(filepath.Join(e.site.Dir(), "*"))
 	if err != nil {
@@ -106,7 +141,8 @@ func (e *env) end() {
 
 // secrets are the texts that must not show up in logs, Events or status.
 func (e *env) secrets() map[string]string {
-	secrets := map[string]string{"user data": secretMark}
+	secrets := maps.Clone(e.secret)
+	secrets["user data"] = secretMark
 	if e.cloud != nil {
 		secrets["cloud's API token"] = e.cloud.APIToken
 	}
@@ -118,7 +154,7 @@ func (e *env) secrets() map[string]string {
 func (e *env) startManager(natsURL string, args ...string) (*stack.Manager, *stack.Tap) {
 	e.Helper()
 	manager, err := e.site.StartManager(e.ctx(), stack.ManagerOptions{
-		Control: shared.cluster.Kubeconfig, Namespace: e.name, Cluster: e.name, NATSURL: natsURL,
+		Control: e.cluster.Kubeconfig, Namespace: e.name, Cluster: e.name, NATSURL: natsURL,
 		Args: append([]string{"-v=2"}, args...),
 	})
 	if err != nil {

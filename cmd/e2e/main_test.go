@@ -56,24 +56,24 @@ func runTests(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, site.Close()) }()
-	if err := startCluster(context.Background(), site); err != nil {
+	if shared.cluster, shared.kube, err = startCluster(context.Background(), site); err != nil {
 		return 1, err
 	}
 	return m.Run(), nil
 }
 
-func startCluster(ctx context.Context, site *stack.Site) error {
+// startCluster starts a dev cluster with our CRDs.
+func startCluster(ctx context.Context, site *stack.Site) (*stack.DevCluster, client.Client, error) {
 	cluster, err := site.StartDevCluster(ctx)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	kube, err := stack.NewClient(cluster.Kubeconfig)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	shared.cluster, shared.kube = cluster, kube
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	_, err = stack.ApplyCRDs(ctx, kube, "../../deploy/crds")
-	return err
+	return cluster, kube, err
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
-	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -50,9 +49,7 @@ func TestDeleteDuringCreate(t *testing.T) {
 	e.slowCreates(2 * time.Second)
 	names := e.createMachines(1, className)
 	e.waitCreating(tap, drivers)
-	m := &v1alpha1.Machine{}
-	m.Name, m.Namespace = names[0], e.name
-	e.must(e.kube.Delete(e.ctx(), m))
+	e.deleteMachine(names[0])
 
 	// Only when the cloud is done with the create can nothing come any more.
 	e.eventually("the cloud has no create at work", func(ctx context.Context) error {
@@ -121,7 +118,7 @@ func TestManagerFailover(t *testing.T) {
 	e.createMachine(witness, className)
 	e.waitRunning(witness) // so the first manager leads before there is another
 	_, err = e.site.StartManager(e.ctx(), stack.ManagerOptions{
-		Name: "mcm-2", Control: shared.cluster.Kubeconfig, Namespace: e.name, Cluster: e.name, NATSURL: nats.URL,
+		Name: "mcm-2", Control: e.cluster.Kubeconfig, Namespace: e.name, Cluster: e.name, NATSURL: nats.URL,
 		Args: append([]string{"-v=2"}, election...),
 	})
 	e.must(err)

@@ -73,15 +73,32 @@ func (e *env) createMachines(n int, class string) []string {
 
 func (e *env) createMachine(name, class string) {
 	e.Helper()
-	e.must(e.kube.Create(e.ctx(), &v1alpha1.Machine{
+	e.must(e.kube.Create(e.ctx(), e.newMachine(name, class)))
+}
+
+func (e *env) newMachine(name, class string) *v1alpha1.Machine {
+	return &v1alpha1.Machine{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: e.name},
 		Spec:       v1alpha1.MachineSpec{Class: v1alpha1.ClassSpec{Kind: v1alpha1.KindMachineClass, Name: class}},
-	}))
+	}
 }
 
 func (e *env) machine(ctx context.Context, name string) (*v1alpha1.Machine, error) {
 	m := &v1alpha1.Machine{}
 	return m, e.kube.Get(ctx, client.ObjectKey{Namespace: e.name, Name: name}, m)
+}
+
+// machines returns all machines of the namespace by name.
+func (e *env) machines(ctx context.Context) (map[string]*v1alpha1.Machine, error) {
+	var list v1alpha1.MachineList
+	if err := e.kube.List(ctx, &list, client.InNamespace(e.name)); err != nil {
+		return nil, err
+	}
+	machines := map[string]*v1alpha1.Machine{}
+	for i := range list.Items {
+		machines[list.Items[i].Name] = &list.Items[i]
+	}
+	return machines, nil
 }
 
 // waitRunning waits until all of these machines are Running.
@@ -113,10 +130,15 @@ func (e *env) inPhase(ctx context.Context, name string, phase v1alpha1.MachinePh
 func (e *env) deleteAll(names ...string) {
 	e.Helper()
 	for _, name := range names {
-		m := &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: e.name}}
-		e.must(e.kube.Delete(e.ctx(), m))
+		e.deleteMachine(name)
 	}
 	e.waitGone(names...)
+}
+
+// deleteMachine asks for a deletion.
+func (e *env) deleteMachine(name string) {
+	e.Helper()
+	e.must(e.kube.Delete(e.ctx(), &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: e.name}}))
 }
 
 // waitGone waits until nothing is left of deleted machines.
@@ -176,13 +198,17 @@ func (e *env) waitEvent(machine, eventType, text string) *corev1.Event {
 }
 
 func (e *env) events(ctx context.Context, machine string) ([]corev1.Event, error) {
+	return e.eventsOf(ctx, v1alpha1.KindMachine, machine)
+}
+
+func (e *env) eventsOf(ctx context.Context, kind, name string) ([]corev1.Event, error) {
 	var all corev1.EventList
 	if err := e.kube.List(ctx, &all, client.InNamespace(e.name)); err != nil {
 		return nil, err
 	}
 	var events []corev1.Event
 	for _, event := range all.Items {
-		if event.InvolvedObject.Kind == v1alpha1.KindMachine && event.InvolvedObject.Name == machine {
+		if event.InvolvedObject.Kind == kind && event.InvolvedObject.Name == name {
 			events = append(events, event)
 		}
 	}

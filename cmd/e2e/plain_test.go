@@ -49,13 +49,15 @@ func TestPlainDriver(t *testing.T) {
 // A plainDriver answers each request with one Result, and has a map for a cloud.
 type plainDriver struct {
 	env *env
+	// onCreate is told of each create; nil for nobody.
+	onCreate func(operationID string, request *driverv1.CreateRequest) error
 
 	mu        sync.Mutex
 	instances map[string]*driverv1.Instance // by machine uid
 }
 
-func (d *plainDriver) serve(natsURL string) {
-	conn, err := nats.Connect(natsURL)
+func (d *plainDriver) serve(natsURL string, opts ...nats.Option) {
+	conn, err := nats.Connect(natsURL, opts...)
 	d.env.must(err)
 	d.env.Cleanup(conn.Close)
 	_, err = conn.QueueSubscribe("mcm.v1."+d.env.name+".plain."+plainProvider+".>", "driver", func(m *nats.Msg) {
@@ -85,6 +87,11 @@ func (d *plainDriver) answer(request *driverv1.Envelope) *driverv1.Result {
 	switch body := request.GetBody().(type) {
 	case *driverv1.Envelope_Create:
 		machine := body.Create.GetMachine()
+		if d.onCreate != nil {
+			if err := d.onCreate(request.GetOperationId(), body.Create); err != nil {
+				return failure(driverv1.Code_CODE_UNAVAILABLE, err)
+			}
+		}
 		instance, ok := d.instances[machine.GetUid()]
 		if !ok {
 			instance = &driverv1.Instance{

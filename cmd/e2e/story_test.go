@@ -99,6 +99,15 @@ func (e *env) wantMoved(tap *stack.Tap, ids []string, to *stack.Driver) {
 // wantJoined checks everything that users of Machine objects look at.
 func (e *env) wantJoined(name string) {
 	e.Helper()
+	m := e.wantLinked(name)
+	e.waitEvent(name, corev1.EventTypeNormal, "Created instance "+m.Spec.ProviderID)
+	e.waitEvent(name, corev1.EventTypeNormal, "joined the cluster")
+}
+
+// wantLinked checks that a Running machine and its Node know each other, and
+// returns the machine.
+func (e *env) wantLinked(name string) *v1alpha1.Machine {
+	e.Helper()
 	m, err := e.machine(e.ctx(), name)
 	e.must(err)
 	node := &corev1.Node{}
@@ -126,8 +135,7 @@ func (e *env) wantJoined(name string) {
 	if m.Spec.ProviderID == "" {
 		e.Errorf("machine %s has no provider id", name)
 	}
-	e.waitEvent(name, corev1.EventTypeNormal, "Created instance "+m.Spec.ProviderID)
-	e.waitEvent(name, corev1.EventTypeNormal, "joined the cluster")
+	return m
 }
 
 // TestNoDriverAtFirst tells the user what is missing, and needs no help once it

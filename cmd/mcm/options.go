@@ -19,6 +19,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/machine"
 )
@@ -32,6 +33,7 @@ type options struct {
 	clusterName                         string
 	keySecret                           string
 	tokenGroups                         string
+	unsealed                            []string
 
 	address    string
 	port       int
@@ -117,6 +119,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.clusterName, "cluster-name", "default", "name of this control plane on the bus; several on one bus need different ones")
 	fs.StringVar(&o.keySecret, "key-secret", "machinebus-control-plane-key",
 		"Secret in --namespace with the key that seals what drivers fetch; made when there is none")
+	fs.StringSliceVar(&o.unsealed, "unsealed-providers", nil,
+		"providers whose drivers cannot open sealed answers and may get secrets and bootstrap values readable; only where NATS requires TLS")
 	fs.StringVar(&o.tokenGroups, "bootstrap-token-auth-extra-groups", "",
 		"groups, separated by commas, that bootstrap tokens give besides system:bootstrappers")
 	fs.StringVar(&o.settings.DefaultProvider, "default-provider", "", "driver for classes that name no provider")
@@ -135,7 +139,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.settings.DrainPolicy.MaxEvictRetries, "machine-max-evict-retries", o.settings.DrainPolicy.MaxEvictRetries,
 		"tries to evict a pod before it is deleted")
 	fs.DurationVar(&o.settings.OperationTimeout, "machine-operation-timeout", o.settings.OperationTimeout,
-		"time one attempt at a create or delete may take")
+		"time one attempt at a create or delete may take, unless its class says otherwise in the annotation "+
+			v1alpha1.AnnotationKeyOperationTimeout)
 	fs.StringSliceVar(&o.settings.NodeConditions, "node-conditions", o.settings.NodeConditions,
 		"node conditions that make a machine unhealthy when they are not False")
 	fs.DurationVar(&o.settings.Retry.ResourceExhausted, "resource-exhausted-retry", o.settings.Retry.ResourceExhausted,
@@ -205,6 +210,11 @@ func (o *options) validate() error {
 	}
 	if err := bus.ValidToken("--cluster-name", o.clusterName); err != nil {
 		errs = append(errs, err)
+	}
+	for _, provider := range o.unsealed {
+		if err := bus.ValidToken("--unsealed-providers", provider); err != nil {
+			errs = append(errs, err)
+		}
 	}
 
 	return errors.Join(errs...)

@@ -22,6 +22,7 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/cmd/internal/tracing"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/drain"
@@ -37,6 +38,13 @@ func run(ctx context.Context, o *options) error {
 	if err := o.probePort(ctx); err != nil {
 		return err
 	}
+	stopTraces, err := tracing.Start(ctx, "mcm", version(), func(err error) {
+		klog.Background().WithName("traces").Error(err, "spans not sent")
+	})
+	if err != nil {
+		return err
+	}
+	defer stopTraces()
 	o.settings.Namespace = o.scope()
 	control, target, err := o.restConfigs()
 	if err != nil {
@@ -103,6 +111,7 @@ type mcm struct {
 	announcer  *bus.Announcer
 	dispatcher *dispatch.Dispatcher
 	reconciler *machine.Reconciler
+	removed    *machineclass.Removed
 	target     cluster.Cluster   // nil when there is none
 	tokens     *bootstrap.Tokens // nil when there is none
 	drainer    *drain.Drainer    // nil when there is none
@@ -132,11 +141,14 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 		return err
 	}
 	m.dispatcher = dispatch.New(logr.NewContext(ctx, klog.Background().WithName("dispatch")), m.caller, m.announcer)
-	if err := register(append(m.dispatcher.Collectors(), dispatch.StreamCollector(m.caller.Streams))); err != nil {
+	if err := register(append(m.dispatcher.Collectors(), dispatch.StreamCollector(m.caller.Streams),
+		dropped("mcm_dispatch_replies_dropped_total",
+			"Reply frames that belonged to no operation in flight.", m.caller.Dropped))); err != nil {
 		return err
 	}
+	m.removed = machineclass.NewRemoved(m.manager.GetClient())
 	m.reconciler = &machine.Reconciler{
-		Control: m.manager.GetClient(), Dispatcher: m.dispatcher, Settings: m.options.settings,
+		Control: m.manager.GetClient(), Dispatcher: m.dispatcher, Settings: m.options.settings, Removed: m.removed,
 		// The newer events API keeps only the first text of a reason for minutes.
 		Events: m.manager.GetEventRecorderFor("mcm"), //nolint:staticcheck // see above
 	}
@@ -188,6 +200,11 @@ func register(collectors []prometheus.Collector) error {
 	return nil
 }
 
+// dropped is a figure that the bus counts itself.
+func dropped(name, help string, count func() uint64) prometheus.Collector {
+	return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(count()) })
+}
+
 // addControllers adds the controllers of machines, classes and their secrets.
 func (m *mcm) addControllers(ctx context.Context) error {
 	var nodes cache.Cache
@@ -212,19 +229,31 @@ func (m *mcm) addControllers(ctx context.Context) error {
 // fetches serves drivers, on every replica and not only the leading one.
 func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	handler := &fetch.Handler{
-		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher,
+		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher, Removed: m.removed,
 		DefaultProvider: m.options.settings.DefaultProvider, CreationTimeout: m.options.settings.CreationTimeout,
 	}
 	if m.tokens != nil {
 		handler.Tokens = m.tokens
 	}
 
+	if len(m.options.unsealed) > 0 {
+		klog.Background().Info("drivers of these providers may get secrets unsealed: who may read their inboxes can read them",
+			"providers", m.options.unsealed)
+	}
+
 	return everywhere(func(ctx context.Context) error {
+		if err := m.removed.Watch(ctx, m.manager.GetCache()); err != nil {
+			return err
+		}
 		if err := handler.AnnounceChanges(ctx, m.manager.GetCache(), m.announcer); err != nil {
 			return err
 		}
-		server, err := bus.ServeFetches(m.conn, m.options.clusterName, key, handler, m.log)
+		server, err := bus.ServeFetches(m.conn, m.options.clusterName, key, handler, m.log, m.options.unsealed...)
 		if err != nil {
+			return err
+		}
+		if err := register([]prometheus.Collector{dropped("mcm_fetch_dropped_total",
+			"Fetches not answered because they were unreadable or their reply subject is not their provider's.", server.Dropped)}); err != nil {
 			return err
 		}
 		<-ctx.Done()

@@ -57,6 +57,10 @@ func request(op *Operation) *driverv1.Envelope {
 		return &driverv1.Envelope{Body: &driverv1.Envelope_Initialize{
 			Initialize: &driverv1.InitializeRequest{Machine: machine, Class: class},
 		}}
+	case Status:
+		return &driverv1.Envelope{Body: &driverv1.Envelope_Status{
+			Status: &driverv1.StatusRequest{Machine: machine, Class: class},
+		}}
 	default:
 		return &driverv1.Envelope{Body: &driverv1.Envelope_Delete{
 			Delete: &driverv1.DeleteRequest{Machine: machine, Class: class},
@@ -121,6 +125,8 @@ func payload(r *driverv1.Result) (instance *Instance, lastKnownState string, sta
 		return instanceOf(p.Create.GetInstance()), p.Create.GetLastKnownState(), true
 	case *driverv1.Result_Initialize:
 		return instanceOf(p.Initialize.GetInstance()), p.Initialize.GetLastKnownState(), true
+	case *driverv1.Result_InstanceStatus:
+		return instanceOf(p.InstanceStatus.GetInstance()), "", false
 	case *driverv1.Result_Delete:
 		return nil, p.Delete.GetLastKnownState(), true
 	default:

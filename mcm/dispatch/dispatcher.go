@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/machinebus/machinebus/bus"
@@ -41,6 +42,7 @@ type Dispatcher struct {
 
 	mu       sync.Mutex
 	machines map[types.UID]*entry
+	readings map[types.UID]*reading
 	notify   func(types.NamespacedName)
 	running  sync.WaitGroup
 }
@@ -56,6 +58,8 @@ type entry struct {
 	provider string
 	started  time.Time
 	request  bus.Request
+	class    int64 // its generation; 0 when another manager sent the operation
+	span     trace.Span
 
 	state   State
 	told    bool   // a reason to wait was notified, and nothing since
@@ -71,7 +75,7 @@ type entry struct {
 func New(ctx context.Context, caller Caller, auditor Auditor) *Dispatcher {
 	return &Dispatcher{
 		caller: caller, auditor: auditor, metrics: newMetrics(), ctx: ctx,
-		machines: map[types.UID]*entry{}, notify: func(types.NamespacedName) {},
+		machines: map[types.UID]*entry{}, readings: map[types.UID]*reading{}, notify: func(types.NamespacedName) {},
 	}
 }
 
@@ -98,14 +102,17 @@ func (d *Dispatcher) Start(op Operation) State {
 	e := &entry{
 		id: id, kind: op.Kind, number: op.Number, provider: op.Provider, started: time.Now(),
 		machine: types.NamespacedName{Namespace: op.Machine.Namespace, Name: op.Machine.Name}, uid: uid,
-		state: State{Phase: Waiting, ID: id, Kind: op.Kind}, quit: make(chan struct{}),
+		state: State{Phase: Waiting, ID: id, Kind: op.Kind}, quit: make(chan struct{}), span: startSpan(&op),
 	}
 	e.request = bus.Request{
 		Provider: op.Provider, Namespace: op.Machine.Namespace, Name: op.Machine.Name,
 		OperationID: id, Body: request(&op), Timeout: op.Timeout, Recover: op.Recover, Attempt: op.Attempt,
-		OnlyIfHeld: op.OnlyIfHeld,
+		OnlyIfHeld: op.OnlyIfHeld, TraceParent: traceParent(e.span),
 		OnAccepted: func(attempt uint32, replica string) { d.accepted(e, attempt, replica) },
 		OnProgress: func(message string) { d.progress(e, message) },
+	}
+	if op.Class.Object != nil && !op.Recover {
+		e.class = op.Class.Object.Generation
 	}
 	d.machines[uid] = e
 	d.running.Go(func() { d.run(e) })
@@ -169,13 +176,14 @@ func (d *Dispatcher) Settle(uid types.UID, id string) {
 // release lets go of an operation that has ended. d.mu is held; publishing does
 // not block.
 func (d *Dispatcher) release(e *entry) {
+	log := d.log(e, &e.state)
 	// Only the number matters from now on.
 	e.settled, e.request, e.state = true, bus.Request{}, State{Phase: Done}
 	if e.holder == "" {
 		return
 	}
 	if err := d.caller.Acknowledge(e.provider, e.holder, e.id); err != nil {
-		d.log(e).V(1).Info("result not acknowledged; its replica keeps it for a day", "err", err.Error())
+		log.V(1).Info("result not acknowledged; its replica keeps it for a day", "err", err.Error())
 	}
 }
 
@@ -184,6 +192,7 @@ func (d *Dispatcher) release(e *entry) {
 // cancelled.
 func (d *Dispatcher) Forget(uid types.UID) {
 	d.mu.Lock()
+	d.stopReading(uid)
 	e, ok := d.machines[uid]
 	ended := ok && e.state.Phase == Done
 	switch {
@@ -195,13 +204,17 @@ func (d *Dispatcher) Forget(uid types.UID) {
 	case ok:
 		e.gone = true
 	}
+	var log logr.Logger
+	if ok {
+		log = d.log(e, &e.state)
+	}
 	d.mu.Unlock()
 	if !ok || ended {
 		return
 	}
-	d.log(e).Info("machine is gone; cancelling its operation")
+	log.Info("machine is gone; cancelling its operation")
 	if err := d.Cancel(uid, e.id); err != nil {
-		d.log(e).Info("operation of a machine that is gone not cancelled", "err", err.Error())
+		log.Info("operation of a machine that is gone not cancelled", "err", err.Error())
 	}
 }
 
@@ -249,6 +262,7 @@ func (d *Dispatcher) InFlight(provider, operationID string, uid types.UID) bool 
 // run has an operation done, for as long as it takes.
 func (d *Dispatcher) run(e *entry) {
 	defer d.metrics.started(e.provider, e.kind)()
+	defer e.span.End() // of one that is left to the next manager
 	req, quit := e.request, e.quit
 	for {
 		room := d.caller.Room(e.provider)
@@ -264,7 +278,7 @@ func (d *Dispatcher) run(e *entry) {
 		if bus.OriginOf(err) == bus.OriginTimeout {
 			req.Recover, req.Attempt = true, out.Attempts
 		}
-		d.waiting(e, err.Error(), out.Attempts)
+		d.waiting(e, err, out.Attempts)
 		again := retryWait
 		if out.Result != nil {
 			// No replica was lost, the cloud is in trouble: room is no news.
@@ -332,7 +346,13 @@ func (d *Dispatcher) pause(room, quit <-chan struct{}, atMost time.Duration) boo
 	}
 }
 
-func (d *Dispatcher) log(e *entry) logr.Logger {
-	return logr.FromContextOrDiscard(d.ctx).WithValues("machine", e.machine, "operation", e.kind,
-		"operation_id", e.id, "provider", e.provider)
+// log is for lines about an operation in some state of it.
+func (d *Dispatcher) log(e *entry, state *State) logr.Logger {
+	log := logr.FromContextOrDiscard(d.ctx).WithValues("machine", e.machine.String(), "operation", e.kind,
+		"operation_id", e.id, "provider", e.provider, "attempt", state.Attempt, "replica", state.Replica)
+	if span := e.span.SpanContext(); span.IsSampled() {
+		log = log.WithValues("trace_id", span.TraceID().String())
+	}
+
+	return log
 }

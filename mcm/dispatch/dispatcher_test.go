@@ -451,26 +451,13 @@ func TestOnlyIfHeld(t *testing.T) {
 func TestCancelAfterDeath(t *testing.T) {
 	t.Parallel()
 	r, machine := newRig(t), newMachine("m1")
-	proxy := bustest.NewProxy(t, r.srv.URL())
-	conn := bustest.Connect(t, bus.Config{URLs: []string{proxy.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider)})
 	g := newGate(t)
-	rep, err := bus.NewServer(conn, bus.ServerConfig{
-		Provider: provider, Logger: bustest.Quiet(), CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
-		Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_CREATE},
-	}, bus.HandlerFunc(g.handle))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- rep.Run(ctx) }()
-	t.Cleanup(func() { cancel(); g.release(); <-done })
-	bustest.Eventually(t, "session", func() bool { return r.session(rep) != nil })
+	cut := r.losable(t, g)
 	op := operation(dispatch.Create, machine, 0)
 	r.Start(op)
 	bustest.Receive(t, "the driver to get the create", g.entered)
 	r.until(t, machine.UID, dispatch.Running)
-	proxy.Cut()
+	cut()
 	s := r.until(t, machine.UID, dispatch.Waiting)
 	if s.Attempt != 1 {
 		t.Errorf("operation of a dead replica is %+v, want one attempt", s)

@@ -33,8 +33,8 @@ func newMetrics() *metrics {
 		}, []string{"provider", "operation", "code"}),
 		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "mcm_dispatch_attempts_total",
-			Help: "Attempts at operations that ended; more than operations ended means lost replicas.",
-		}, []string{"provider", "operation"}),
+			Help: "Attempts at operations that ended, by the code they ended with; more than operations ended means lost replicas.",
+		}, []string{"provider", "operation", "code"}),
 	}
 }
 
@@ -53,5 +53,5 @@ func (m *metrics) started(provider string, kind Kind) (ended func()) {
 func (m *metrics) finished(provider string, kind Kind, code Code, out *bus.Outcome) {
 	m.waited.WithLabelValues(provider, string(kind)).Observe(out.Waited.Seconds())
 	m.took.WithLabelValues(provider, string(kind), code.String()).Observe(out.Took.Seconds())
-	m.attempts.WithLabelValues(provider, string(kind)).Add(float64(out.Attempts))
+	m.attempts.WithLabelValues(provider, string(kind), code.String()).Add(float64(out.Attempts))
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/machinebus/machinebus/bus"
@@ -53,6 +54,8 @@ type Operation struct {
 	// OnlyIfHeld, with Recover, waits for what a replica still holds but begins
 	// nothing: without one the operation ends with NotFound.
 	OnlyIfHeld bool
+	// Span is the pass's that begins the operation; nil for none.
+	Span trace.Span
 }
 
 // ID returns the operation's id.
@@ -108,6 +111,11 @@ type State struct {
 	// LastKnownState is the driver's memory, to be stored when Stated.
 	LastKnownState string
 	Stated         bool
+	// Provider is whose driver it was.
+	Provider string
+	// ClassGeneration is the version of the class it was sent with; 0 when another
+	// manager sent it.
+	ClassGeneration int64
 	// Took is the time the driver took.
 	Took time.Duration
 }

@@ -1,12 +1,15 @@
 package dispatch_test
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,6 +41,7 @@ type manager struct {
 	*dispatch.Dispatcher
 
 	caller  *bus.Caller
+	logs    *lockedBuffer // JSON lines, of all verbosities
 	notices chan types.NamespacedName
 	stop    func()
 }
@@ -62,7 +66,10 @@ func (r *rig) newManager(t *testing.T) *manager {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
+	logs := &lockedBuffer{}
+	ctx = logr.NewContext(ctx, logr.FromSlogHandler(slog.NewJSONHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	m := &manager{
+		logs:       logs,
 		Dispatcher: dispatch.New(ctx, caller, announcer), caller: caller,
 		notices: make(chan types.NamespacedName, 1000),
 	}
@@ -110,6 +117,27 @@ func (r *rig) replica(t *testing.T, h bus.HandlerFunc, change ...func(*bus.Serve
 	bustest.Eventually(t, "session of the new replica", func() bool { return r.session(rep) != nil })
 
 	return rep
+}
+
+// losable starts a replica that the returned function takes off the bus.
+func (r *rig) losable(t *testing.T, g *gate) (cut func()) {
+	t.Helper()
+	proxy := bustest.NewProxy(t, r.srv.URL())
+	conn := bustest.Connect(t, bus.Config{URLs: []string{proxy.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider)})
+	rep, err := bus.NewServer(conn, bus.ServerConfig{
+		Provider: provider, Logger: bustest.Quiet(), CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+		Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_CREATE},
+	}, bus.HandlerFunc(g.handle))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- rep.Run(ctx) }()
+	t.Cleanup(func() { cancel(); g.release(); <-done })
+	bustest.Eventually(t, "session", func() bool { return r.session(rep) != nil })
+
+	return proxy.Cut
 }
 
 // session returns what the rig's manager last heard of a replica.
@@ -209,4 +237,24 @@ func contains(t *testing.T, text, part string) {
 	if !strings.Contains(text, part) {
 		t.Errorf("%q does not contain %q", text, part)
 	}
+}
+
+// A lockedBuffer takes what many goroutines write.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.buf.String()
 }

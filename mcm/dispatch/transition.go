@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"errors"
+	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -16,9 +17,11 @@ func (d *Dispatcher) accepted(e *entry, attempt uint32, replica string) {
 	d.mu.Lock()
 	news := e.told
 	e.told = false
-	e.state = State{Phase: Running, ID: e.id, Kind: e.kind, Replica: replica, Attempt: attempt, Waited: e.state.Waited}
+	state := State{Phase: Running, ID: e.id, Kind: e.kind, Replica: replica, Attempt: attempt, Waited: e.state.Waited}
+	e.state = state
 	d.mu.Unlock()
-	d.log(e).V(1).Info("a replica has the operation", "attempt", attempt, "replica", replica)
+	traceAccepted(e.span, attempt, replica)
+	d.log(e, &state).V(1).Info("a replica has the operation")
 	if news {
 		d.notify(e.machine)
 	}
@@ -27,7 +30,7 @@ func (d *Dispatcher) accepted(e *entry, attempt uint32, replica string) {
 	}
 	// The request was on its way, where it could not be cancelled.
 	if err := d.caller.Cancel(e.provider, e.id); err != nil {
-		d.log(e).Info("operation not cancelled", "err", err.Error())
+		d.log(e, &state).Info("operation not cancelled", "err", err.Error())
 	}
 }
 
@@ -38,23 +41,30 @@ func (d *Dispatcher) progress(e *entry, message string) {
 }
 
 // waiting notes what an operation waits for, and notifies when that is news.
-func (d *Dispatcher) waiting(e *entry, reason string, attempts uint32) {
+func (d *Dispatcher) waiting(e *entry, cause error, attempts uint32) {
+	reason := cause.Error()
 	d.mu.Lock()
 	news := e.state.Phase != Waiting || e.state.Reason != reason
 	e.told = true
-	e.state = State{Phase: Waiting, ID: e.id, Kind: e.kind, Reason: reason, Attempt: attempts, Waited: true}
+	state := State{Phase: Waiting, ID: e.id, Kind: e.kind, Reason: reason, Attempt: attempts, Waited: true}
+	e.state = state
 	d.mu.Unlock()
 	if news {
-		d.log(e).Info("operation waits", "reason", reason, "attempt", attempts)
+		traceWaiting(e.span, cause)
+		d.log(e, &state).Info("operation waits", "reason", reason)
 		d.notify(e.machine)
 	}
 }
 
 // finish notes what an operation came to, and tells everybody.
 func (d *Dispatcher) finish(e *entry, out *bus.Outcome, err error) {
+	// Earlier calls have waited as well; all of it was before a replica took this
+	// last try.
+	out.Waited = max(out.Waited, time.Since(e.started)-out.Took)
 	state := State{
 		Phase: Done, ID: e.id, Kind: e.kind, Replica: out.Replica, Attempt: out.Attempts, Err: err, Took: out.Took,
 		Lost: errors.Is(err, bus.ErrNotHeld), SettleTime: d.caller.SettleTime(e.provider),
+		Provider: e.provider, ClassGeneration: e.class,
 	}
 	state.Instance, state.LastKnownState, state.Stated = payload(out.Result)
 	state.Stated = state.Stated && !out.Partial
@@ -69,7 +79,8 @@ func (d *Dispatcher) finish(e *entry, out *bus.Outcome, err error) {
 	}
 	d.mu.Unlock()
 	d.metrics.finished(e.provider, e.kind, CodeOf(err), out)
-	d.log(e).Info("operation ended", "code", CodeOf(err).String(), "attempt", out.Attempts, "replica", out.Replica,
+	traceEnd(e.span, &state)
+	d.log(e, &state).Info("operation ended", "code", CodeOf(err).String(),
 		"waited", out.Waited.String(), "took", out.Took.String())
 	d.audit(e, &state, out)
 	d.notify(e.machine)
@@ -87,6 +98,6 @@ func (d *Dispatcher) audit(e *entry, state *State, out *bus.Outcome) {
 		record.ProviderId = state.Instance.ProviderID
 	}
 	if err := d.auditor.Audit(record); err != nil {
-		d.log(e).V(1).Info("audit message not sent", "err", err.Error())
+		d.log(e, state).V(1).Info("audit message not sent", "err", err.Error())
 	}
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/fetch"
+	"github.com/machinebus/machinebus/mcm/machineclass"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -80,6 +81,8 @@ type rig struct {
 	srv       *embedded.Server
 	key       *bus.SealKey
 	flying    flying
+	objects   cache.Cache // the manager's
+	removed   *machineclass.Removed
 }
 
 // flying is the one operation under way; a dispatcher needs more to begin one.
@@ -133,7 +136,8 @@ func newRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	handler := &fetch.Handler{Reader: objects, Operations: r.flying, Machines: r.Client}
+	r.objects, r.removed = objects, machineclass.NewRemoved(objects)
+	handler := &fetch.Handler{Reader: objects, Operations: r.flying, Machines: r.Client, Removed: r.removed}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- objects.Start(ctx) }()
@@ -144,6 +148,9 @@ func newRig(t *testing.T) *rig {
 		}
 	})
 	if err := handler.AnnounceChanges(ctx, objects, announcer); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.removed.Watch(ctx, objects); err != nil {
 		t.Fatal(err)
 	}
 	if !objects.WaitForCacheSync(ctx) {
@@ -159,6 +166,16 @@ func newRig(t *testing.T) *rig {
 	t.Cleanup(server.Stop)
 
 	return r
+}
+
+// seen waits until the manager has seen an object.
+func (r *rig) seen(t *testing.T, o client.Object) {
+	t.Helper()
+	bustest.Eventually(t, "object in the cache", func() bool {
+		copied, ok := o.DeepCopyObject().(client.Object)
+
+		return ok && r.objects.Get(t.Context(), client.ObjectKeyFromObject(o), copied) == nil
+	})
 }
 
 func (r *rig) secret(name string) *corev1.Secret {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +17,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/machine"
+	"github.com/machinebus/machinebus/mcm/machineclass"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -35,6 +37,9 @@ type Handler struct {
 	// Machines reads Machines as they are stored, not from a cache: their journals
 	// say what another manager has under way. Nil means that there is no other.
 	Machines client.Reader
+	// Removed remembers classes and secrets that are gone; nil means that nothing
+	// does.
+	Removed machine.Removed
 	// DefaultProvider is the driver for classes that name none; may be empty.
 	DefaultProvider string
 	// Tokens makes the tokens with which nodes join; nil without a target cluster.
@@ -71,8 +76,13 @@ func (h *Handler) Secret(ctx context.Context, provider string, req *driverv1.Fet
 		return nil, dispatch.Errorf(dispatch.PermissionDenied, "MachineClass %s/%s does not refer to Secret %s/%s",
 			class.Namespace, class.Name, want.GetNamespace(), want.GetName())
 	}
-	secret := &corev1.Secret{}
-	err = h.Reader.Get(ctx, client.ObjectKey{Namespace: want.GetNamespace(), Name: want.GetName()}, secret)
+	secret, key := &corev1.Secret{}, client.ObjectKey{Namespace: want.GetNamespace(), Name: want.GetName()}
+	err = h.Reader.Get(ctx, key, secret)
+	if apierrors.IsNotFound(err) && h.Removed != nil {
+		if removed := h.Removed.Secret(key); removed != nil {
+			secret, err = removed, nil
+		}
+	}
 	if apierrors.IsNotFound(err) {
 		return nil, dispatch.Errorf(dispatch.NotFound, "Secret %s/%s does not exist", want.GetNamespace(), want.GetName())
 	}
@@ -149,13 +159,19 @@ const PlaceholderMachineName = "<<MACHINE_NAME>>"
 // class reads a class and refuses one of another provider as if there were
 // none: a driver learns nothing of others.
 func (h *Handler) class(ctx context.Context, provider string, ref *driverv1.ObjectReference) (*v1alpha1.MachineClass, error) {
-	class := &v1alpha1.MachineClass{}
-	err := h.Reader.Get(ctx, client.ObjectKey{Namespace: ref.GetNamespace(), Name: ref.GetName()}, class)
+	class, key := &v1alpha1.MachineClass{}, client.ObjectKey{Namespace: ref.GetNamespace(), Name: ref.GetName()}
+	err := h.Reader.Get(ctx, key, class)
+	if apierrors.IsNotFound(err) && h.Removed != nil {
+		if removed := h.Removed.Class(key); removed != nil {
+			class, err = removed, nil
+		}
+	}
 	if err != nil && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("read class: %w", err)
 	}
 	owner := ""
 	if err == nil {
+		class = machineclass.Version(class, ref.GetResourceVersion())
 		owner, err = dispatch.Provider(class, h.DefaultProvider)
 	}
 	if err != nil || owner != provider {
@@ -192,7 +208,7 @@ func classMessage(class *v1alpha1.MachineClass, provider string) (*driverv1.Clas
 	}
 	m := &driverv1.Class{
 		Reference: reference(class), Provider: provider, ProviderSpec: spec,
-		Labels: class.Labels, Annotations: class.Annotations,
+		Labels: class.Labels, Annotations: driverAnnotations(class.Annotations),
 	}
 	if t := class.NodeTemplate; t != nil {
 		m.NodeTemplate = &driverv1.ClassNodeTemplate{
@@ -205,6 +221,16 @@ func classMessage(class *v1alpha1.MachineClass, provider string) (*driverv1.Clas
 	}
 
 	return m, nil
+}
+
+// driverAnnotations leaves out those that hold the class itself, as it was: it may
+// have been another provider's.
+func driverAnnotations(all map[string]string) map[string]string {
+	some := maps.Clone(all)
+	delete(some, corev1.LastAppliedConfigAnnotation)
+	delete(some, v1alpha1.AnnotationKeyAccepted)
+
+	return some
 }
 
 func quantities(list corev1.ResourceList) map[string]string {

@@ -22,20 +22,22 @@ func (p *pass) resolveClass(ctx context.Context) (next, error) {
 	if !p.creating() {
 		return proceed, nil
 	}
+	err := p.lookupClass(ctx)
 	if _, running := p.begun(); running {
 		// What runs was sent with a class; it may end although the class is
 		// gone by now.
-		_, err := p.lookupClass(ctx)
 		if err != nil {
 			p.log.V(1).Info("class of a running operation cannot be read", "err", err.Error())
 		}
 
 		return proceed, nil
 	}
-	secret, err := p.lookupClass(ctx)
-	if err == nil && p.class.Object.SecretRef != nil && secret != nil && len(secret.Data[userDataKey]) == 0 {
+	if err == nil && p.class.Secret != nil && !p.userData {
 		err = dispatch.Errorf(dispatch.InvalidArgument, "userdata field not found in secret for machine %q: "+
-			"Secret %s/%s needs a key %q", p.machine.Name, secret.Namespace, secret.Name, userDataKey)
+			"Secret %s/%s needs a key %q", p.machine.Name, p.class.Secret.GetNamespace(), p.class.Secret.GetName(), userDataKey)
+	}
+	if err == nil {
+		err = validateClass(p.class.Object)
 	}
 	if err == nil {
 		return proceed, nil
@@ -58,73 +60,74 @@ func (p *pass) refuse(ctx context.Context, err error) (next, error) {
 	return again(p.Settings.Retry.Long), p.patchStatus(ctx)
 }
 
-// lookupClass fills in class, version and provider, and returns the class's
-// secret. An error with a code is the objects' fault.
-func (p *pass) lookupClass(ctx context.Context) (*corev1.Secret, error) {
+// lookupClass finds the machine's class and fills in what useClass does. An
+// error with a code is the objects' fault.
+func (p *pass) lookupClass(ctx context.Context) error {
 	ref := p.machine.Spec.Class
 	if ref.Kind != v1alpha1.KindMachineClass || ref.Name == "" {
-		return nil, dispatch.Errorf(dispatch.InvalidArgument,
+		return dispatch.Errorf(dispatch.InvalidArgument,
 			"spec.class: kind is %q and name is %q: want kind MachineClass and the name of one", ref.Kind, ref.Name)
 	}
-	class := &v1alpha1.MachineClass{}
-	err := p.Control.Get(ctx, client.ObjectKey{Namespace: p.machine.Namespace, Name: ref.Name}, class)
+	class, key := &v1alpha1.MachineClass{}, client.ObjectKey{Namespace: p.machine.Namespace, Name: ref.Name}
+	err := p.Control.Get(ctx, key, class)
 	if apierrors.IsNotFound(err) {
-		return nil, dispatch.Errorf(dispatch.NotFound, "MachineClass %s/%s does not exist: create it, or correct spec.class",
-			p.machine.Namespace, ref.Name)
+		if class = p.removedClass(key); class == nil {
+			return dispatch.Errorf(dispatch.NotFound, "MachineClass %s does not exist: create it, or correct spec.class", key)
+		}
+	} else if err != nil {
+		return fmt.Errorf("read class %s: %w", ref.Name, err)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("read class %s: %w", ref.Name, err)
-	}
-	p.class.Object, p.version = class, class.ResourceVersion
+
+	return p.useClass(ctx, class)
+}
+
+// useClass fills in class, version and provider, and the class's secrets. With an
+// error the provider is known nevertheless, unless it is the provider's.
+func (p *pass) useClass(ctx context.Context, class *v1alpha1.MachineClass) error {
+	p.class = dispatch.Class{Object: class}
+	// Not the resourceVersion: labels make no difference.
+	p.version = fmt.Sprintf("%.8s.%d", class.UID, class.Generation)
+	var err error
 	if p.provider, err = dispatch.Provider(class, p.Settings.DefaultProvider); err != nil {
-		return nil, err
+		return err
 	}
-	secret, err := p.lookupSecret(ctx, "secretRef", class.SecretRef)
-	if err != nil {
-		return nil, err
+	p.userData = false
+	if p.class.Secret, err = p.lookupSecret(ctx, "secretRef", class.SecretRef); err != nil {
+		return err
 	}
-	credentials, err := p.lookupSecret(ctx, "credentialsSecretRef", class.CredentialsSecretRef)
-	if err != nil {
-		return nil, err
-	}
-	p.class.Secret, p.class.Credentials = p.versioned(secret), p.versioned(credentials)
+	p.class.Credentials, err = p.lookupSecret(ctx, "credentialsSecretRef", class.CredentialsSecretRef)
 
-	return secret, nil
+	return err
 }
 
-// versioned adds a secret's version to that of the class. A missing secret
-// must become a nil interface, not one that holds a nil pointer.
-func (p *pass) versioned(secret *corev1.Secret) metav1.Object {
-	if secret == nil {
-		return nil
-	}
-	p.version += "/" + secret.ResourceVersion
-
-	return secret
-}
-
-func (p *pass) lookupSecret(ctx context.Context, field string, ref *corev1.SecretReference) (*corev1.Secret, error) {
+// lookupSecret finds a secret, adds its version to that of the class, and notes
+// whether it holds user data: either of a class's two may. A missing secret must
+// become a nil interface, not one that holds a nil pointer.
+func (p *pass) lookupSecret(ctx context.Context, field string, ref *corev1.SecretReference) (metav1.Object, error) {
 	if ref == nil {
 		return nil, nil //nolint:nilnil // a class need not have secrets
 	}
-	namespace := ref.Namespace
-	if namespace == "" {
-		namespace = p.class.Object.Namespace
+	key := client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}
+	if key.Namespace == "" {
+		key.Namespace = p.class.Object.Namespace
 	}
-	if only := p.Settings.Namespace; only != "" && namespace != only {
+	if only := p.Settings.Namespace; only != "" && key.Namespace != only {
 		// The cache's own error for this has no type to know it by.
-		return nil, dispatch.Errorf(dispatch.InvalidArgument, "MachineClass %s: %s: Secret %s/%s: mcm serves only namespace %s: "+
-			"put the Secret there or run mcm with --all-namespaces", p.class.Object.Name, field, namespace, ref.Name, only)
+		return nil, dispatch.Errorf(dispatch.InvalidArgument, "MachineClass %s: %s: Secret %s: mcm serves only namespace %s: "+
+			"put the Secret there or run mcm with --all-namespaces", p.class.Object.Name, field, key, only)
 	}
 	secret := &corev1.Secret{}
-	err := p.Control.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, secret)
+	err := p.Control.Get(ctx, key, secret)
 	if apierrors.IsNotFound(err) {
-		return nil, dispatch.Errorf(dispatch.NotFound, "MachineClass %s: %s: Secret %s/%s does not exist: create it",
-			p.class.Object.Name, field, namespace, ref.Name)
+		if secret = p.removedSecret(key); secret == nil {
+			return nil, dispatch.Errorf(dispatch.NotFound, "MachineClass %s: %s: Secret %s does not exist: create it",
+				p.class.Object.Name, field, key)
+		}
+	} else if err != nil {
+		return nil, fmt.Errorf("read secret %s: %w", key, err)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("read secret %s/%s: %w", namespace, ref.Name, err)
-	}
+	p.version += "/" + secret.ResourceVersion
+	p.userData = p.userData || len(secret.Data[userDataKey]) > 0
 
 	return secret, nil
 }

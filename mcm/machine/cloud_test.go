@@ -27,7 +27,9 @@ func newCloud() *cloud {
 }
 
 func (c *cloud) capabilities() []driverv1.Operation {
-	all := []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE}
+	all := []driverv1.Operation{
+		driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_STATUS,
+	}
 	if c.noInitialize {
 		return all
 	}
@@ -49,6 +51,12 @@ func (c *cloud) handle(ctx context.Context, t *bus.Task) *driverv1.Result {
 	defer c.mu.Unlock()
 	m := bus.MachineOf(t.Request)
 	switch t.Operation {
+	case driverv1.Operation_OPERATION_STATUS:
+		if _, there := c.instances[m.GetUid()]; !there {
+			return &driverv1.Result{Status: &driverv1.Status{Code: driverv1.Code_CODE_NOT_FOUND}}
+		}
+
+		return found(m)
 	case driverv1.Operation_OPERATION_DELETE:
 		delete(c.instances, m.GetUid())
 
@@ -69,6 +77,16 @@ func (c *cloud) handle(ctx context.Context, t *bus.Task) *driverv1.Result {
 			},
 		}}}
 	}
+}
+
+// found is what a driver says of a machine's instance that is there.
+func found(m *driverv1.Machine) *driverv1.Result {
+	return &driverv1.Result{Payload: &driverv1.Result_InstanceStatus{InstanceStatus: &driverv1.StatusResponse{
+		Instance: &driverv1.Instance{
+			ProviderId: "virtual://" + m.GetName(), NodeName: m.GetName(),
+			Addresses: []*driverv1.Address{{Type: "InternalIP", Address: "10.0.0.1"}},
+		},
+	}}}
 }
 
 // answer sets what is asked first.

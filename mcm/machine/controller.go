@@ -2,6 +2,7 @@ package machine
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -137,6 +138,7 @@ func (r *Reconciler) forgetMachine() handler.EventHandler {
 	return handler.Funcs{
 		DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			r.Dispatcher.Forget(e.Object.GetUID())
+			r.told.Delete(e.Object.GetUID())
 			if r.Drainer != nil {
 				r.Drainer.Forget(e.Object.GetUID())
 			}
@@ -205,7 +207,7 @@ func nodeChanged() predicate.TypedPredicate[*corev1.Node] {
 			return !sameConditions(before.Status.Conditions, after.Status.Conditions) ||
 				!equality.Semantic.DeepEqual(before.Spec, after.Spec) ||
 				!slices.Equal(before.Finalizers, after.Finalizers) ||
-				before.Labels[v1alpha1.LabelKeyMachineName] != after.Labels[v1alpha1.LabelKeyMachineName] ||
+				!maps.Equal(before.Labels, after.Labels) || !maps.Equal(before.Annotations, after.Annotations) ||
 				before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero()
 		},
 	}

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
@@ -21,7 +20,7 @@ func (p *pass) createInstance(ctx context.Context) (next, error) {
 		return proceed, nil
 	}
 	if p.machine.Spec.ProviderID != "" {
-		return p.adopt(ctx)
+		return proceed, nil
 	}
 	state, n, err := p.operate(ctx, dispatch.Create)
 	if n.stop || err != nil {
@@ -36,27 +35,15 @@ func (p *pass) createInstance(ctx context.Context) (next, error) {
 	if state.Stated {
 		p.machine.Status.LastKnownState = state.LastKnownState
 	}
-
-	return proceed, p.created(ctx, state)
-}
-
-// adopt gives a machine that came with an instance what a created one has. What
-// remains, initialization included, is as after a create.
-func (p *pass) adopt(ctx context.Context) (next, error) {
-	if p.journal.Settled > 0 || p.journal.Operation != "" {
-		return proceed, nil
-	}
-	controllerutil.AddFinalizer(p.machine, v1alpha1.FinalizerName)
-	p.begin(dispatch.Initialize)
-	if p.Target != nil && p.machine.Labels[v1alpha1.LabelKeyNode] == "" {
-		metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, p.machine.Name)
-	}
-	if err := p.patch(ctx); err != nil {
+	node, err := p.nodeInTheWay(ctx, state.Instance)
+	if err != nil {
 		return wait, err
 	}
-	p.sayf("Adopted", "Takes over the instance %s", p.machine.Spec.ProviderID)
+	if node != nil {
+		return p.giveBack(ctx, state, node)
+	}
 
-	return proceed, nil
+	return proceed, p.created(ctx, state)
 }
 
 // checkInstance refuses an answer that the contract does not allow.
@@ -89,19 +76,25 @@ func (p *pass) created(ctx context.Context, state dispatch.State) error {
 	if p.Target != nil {
 		metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, state.Instance.NodeName)
 	}
-	if _, ok := p.machine.Annotations[v1alpha1.AnnotationKeyMachinePriority]; !ok {
-		metav1.SetMetaDataAnnotation(&p.machine.ObjectMeta, v1alpha1.AnnotationKeyMachinePriority, v1alpha1.MachinePriorityDefault)
-	}
+	p.setPriority()
 	p.journal = p.journal.settle()
+	p.journal.Provider = state.Provider
 	p.begin(dispatch.Initialize)
 	if err := p.patch(ctx); err != nil {
 		return err
 	}
 	p.Dispatcher.Settle(p.machine.UID, state.ID)
+	p.accept(ctx, state)
 	p.sayf("Created", "Created instance %s in %s (driver replica %s, attempt %d)",
 		state.Instance.ProviderID, state.Took.Round(time.Millisecond), orPlain(state.Replica), state.Attempt)
 
 	return nil
+}
+
+func (p *pass) setPriority() {
+	if _, ok := p.machine.Annotations[v1alpha1.AnnotationKeyMachinePriority]; !ok {
+		metav1.SetMetaDataAnnotation(&p.machine.ObjectMeta, v1alpha1.AnnotationKeyMachinePriority, v1alpha1.MachinePriorityDefault)
+	}
 }
 
 func orPlain(replica string) string {

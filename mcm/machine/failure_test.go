@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/bus"
@@ -299,6 +300,22 @@ func TestInvalid(t *testing.T) {
 			func(r *rig) {
 				class := r.class()
 				r.change(r.t, class, func() { class.Provider = provider })
+			},
+		},
+		"node template": {
+			"the autoscaler could not scale up from zero", "nodeTemplate lacks capacity.gpu, capacity.memory, zone: set it", "InvalidArgument",
+			func(r *rig, _ *v1alpha1.Machine) {
+				class := r.class()
+				r.change(r.t, class, func() {
+					class.NodeTemplate = &v1alpha1.NodeTemplate{
+						Capacity:     corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2")},
+						InstanceType: "s", Region: "r",
+					}
+				})
+			},
+			func(r *rig) {
+				class := r.class()
+				r.change(r.t, class, func() { class.NodeTemplate = nil })
 			},
 		},
 		"other kind": {

@@ -12,7 +12,7 @@ import (
 // initializeInstance has done what must follow creation, by drivers that know
 // of any such thing.
 func (p *pass) initializeInstance(ctx context.Context) (next, error) {
-	if !p.creating() {
+	if !p.creating() || p.initialized {
 		return proceed, nil
 	}
 	state, n, err := p.operate(ctx, dispatch.Initialize)

@@ -203,26 +203,6 @@ func TestJournalUnreadable(t *testing.T) {
 	r.phase(t, m, v1alpha1.MachinePending)
 }
 
-func TestDeleteWithoutAClass(t *testing.T) {
-	t.Parallel()
-	r := newRunningRig(t)
-	m := r.machine("a")
-	r.create(t, m)
-	r.phase(t, m, v1alpha1.MachinePending)
-	r.delete(t, r.class())
-	r.delete(t, m)
-	r.event(t, m, "CannotDelete", "does not exist")
-	got := r.get(t, m)
-	if last := got.Status.LastOperation; last.ErrorCode != "NotFound" || last.State != "Failed" || last.Type != "Delete" {
-		t.Errorf("last operation is %+v", last)
-	}
-	r.create(t, r.class())
-	r.gone(t, m)
-	if there, _ := r.cloud.has(); there != 0 {
-		t.Errorf("the cloud has %d instances", there)
-	}
-}
-
 // A machine that another manager left behind says nothing of what it has.
 func TestDeleteTakenOver(t *testing.T) {
 	t.Parallel()

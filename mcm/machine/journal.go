@@ -32,6 +32,15 @@ type journal struct {
 	// Lost is until when a create whose outcome nobody knows may yet make an
 	// instance: a delete that began earlier proves nothing.
 	Lost *metav1.Time `json:"lost,omitempty"`
+	// Provider has the machine's instance; empty while there is none.
+	Provider string `json:"provider,omitempty"`
+	// LastGood says that the operation begun, or the next try of the one that
+	// failed, uses the class as it was last accepted.
+	LastGood bool `json:"lastGood,omitempty"`
+	// Return says that the delete is of an instance that must not join, of a
+	// machine that stays. Without it a journal that came from a backup could have
+	// a live machine's instance deleted.
+	Return bool `json:"return,omitempty"`
 }
 
 func readJournal(m client.Object) (journal, error) {
@@ -71,18 +80,23 @@ func (j journal) write(m *v1alpha1.Machine) error {
 
 // begin notes that an operation is about to be sent.
 func (j journal) begin(kind dispatch.Kind, now time.Time) journal {
-	return journal{Settled: j.Settled, Operation: kind, Begun: &metav1.Time{Time: now}, Lost: j.Lost}
+	return journal{
+		Settled: j.Settled, Operation: kind, Begun: &metav1.Time{Time: now}, Lost: j.Lost,
+		Provider: j.Provider, LastGood: j.LastGood && j.Failed == kind, Return: j.Return,
+	}
 }
 
 // settle notes that the outcome of the operation begun is stored.
-func (j journal) settle() journal { return journal{Settled: j.Settled + 1, Lost: j.Lost} }
+func (j journal) settle() journal {
+	return journal{Settled: j.Settled + 1, Provider: j.Provider, Lost: j.Lost}
+}
 
 // failed is settle for an outcome after which the operation is to be tried
 // again, as another one, no sooner than after wait.
 func (j journal) failed(now time.Time, wait time.Duration, class string) journal {
 	return journal{
 		Settled: j.Settled + 1, Failed: j.Operation, NotBefore: &metav1.Time{Time: now.Add(wait)}, Class: class,
-		Lost: j.Lost,
+		Lost: j.Lost, Provider: j.Provider, Return: j.Return,
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -86,7 +87,7 @@ func (p *pass) lookupNode(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read node of machine %s: %w", p.machine.Name, err)
 	}
-	if id := node.Spec.ProviderID; id != "" && p.machine.Spec.ProviderID != "" && id != p.machine.Spec.ProviderID {
+	if id := node.Spec.ProviderID; id != "" && p.machine.Spec.ProviderID != "" && !sameInstance(id, p.machine.Spec.ProviderID) {
 		p.log.V(1).Info("the node of this name is another instance", "node", node.Name, "provider_id", id)
 
 		return nil
@@ -96,16 +97,17 @@ func (p *pass) lookupNode(ctx context.Context) error {
 	return nil
 }
 
-// claimNode writes on the Node whose it is, and keeps it from being deleted
-// behind the machine's back.
+// claimNode writes on the Node whose it is and what its template says, and keeps
+// it from being deleted behind the machine's back.
 func (p *pass) claimNode(ctx context.Context) error {
 	if p.node == nil || !p.node.DeletionTimestamp.IsZero() {
 		return nil
 	}
 	node := p.node.DeepCopy()
+	p.applyTemplate(node)
 	metav1.SetMetaDataLabel(&node.ObjectMeta, v1alpha1.LabelKeyMachineName, p.machine.Name)
-	if !controllerutil.AddFinalizer(node, v1alpha1.FinalizerNameNode) &&
-		p.node.Labels[v1alpha1.LabelKeyMachineName] == p.machine.Name {
+	controllerutil.AddFinalizer(node, v1alpha1.FinalizerNameNode)
+	if equality.Semantic.DeepEqual(node.ObjectMeta, p.node.ObjectMeta) && equality.Semantic.DeepEqual(node.Spec, p.node.Spec) {
 		return nil
 	}
 	err := p.Target.Patch(ctx, node, client.MergeFromWithOptions(p.node, client.MergeFromWithOptimisticLock{}))

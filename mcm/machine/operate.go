@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -26,7 +27,7 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 	_, known := p.begun()
 	op := dispatch.Operation{
 		Kind: kind, Number: p.journal.Settled, Machine: p.machine.DeepCopy(), Class: p.class, Provider: p.provider,
-		Timeout: p.Settings.OperationTimeout,
+		Timeout: p.operationTimeout(), Span: trace.SpanFromContext(ctx),
 	}
 	if !known && !p.unsent {
 		// Another manager began it, or this one before it was restarted.
@@ -35,7 +36,7 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 	p.unsent = false
 	state := p.Dispatcher.Start(op)
 	if op.Recover && state.Phase != dispatch.Stale {
-		p.log.Info("taking up an operation begun earlier", "operation_id", op.ID())
+		p.log.Info("taking up an operation begun earlier", "operation_id", op.ID(), "attempt", state.Attempt, "replica", state.Replica)
 	}
 	switch state.Phase {
 	case dispatch.Done:
@@ -86,9 +87,24 @@ func (p *pass) waiting(ctx context.Context, state dispatch.State) error {
 	if p.machine.Status.LastOperation.Description != text {
 		p.cautionf("WaitingForDriver", "%s waits: %s", state.Kind, state.Reason)
 	}
-	p.setLastOperation(operationType(state.Kind), v1alpha1.MachineStateProcessing, "", text)
+	kind := operationType(state.Kind)
+	if !p.machine.DeletionTimestamp.IsZero() {
+		kind = v1alpha1.MachineOperationDelete // whatever is asked, that is what for
+	}
+	p.setLastOperation(kind, v1alpha1.MachineStateProcessing, "", text)
 
 	return p.patchStatus(ctx)
+}
+
+// operationTimeout is how long an attempt may take. What a class says wrongly
+// keeps machines from being made, not from being deleted.
+func (p *pass) operationTimeout() time.Duration {
+	d, err := classTimeout(p.class.Object, p.Settings.OperationTimeout)
+	if err != nil && p.unsent {
+		p.warnf("InvalidField", "%s; it is not used, the operation may take %s", fault(err), d)
+	}
+
+	return d
 }
 
 // running takes back what waiting has told.

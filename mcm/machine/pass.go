@@ -4,9 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -20,13 +25,21 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
+const tracerName = "github.com/machinebus/machinebus/mcm/machine"
+
 // A Dispatcher is the part of dispatch.Dispatcher that the steps use.
 type Dispatcher interface {
+	mutations
+	Ask(op dispatch.Operation) dispatch.State
+	Forget(uid types.UID)
+}
+
+// mutations are what changes something at a provider.
+type mutations interface {
 	Start(op dispatch.Operation) dispatch.State
 	State(uid types.UID) (dispatch.State, bool)
 	Settle(uid types.UID, id string)
 	Cancel(uid types.UID, id string) error
-	Forget(uid types.UID)
 }
 
 // Tokens is the part of bootstrap.Tokens that the steps use.
@@ -43,11 +56,17 @@ type Reconciler struct {
 	// Tokens are those with which nodes join; nil when there are none.
 	Tokens Tokens
 	// Drainer empties Nodes of Target; nil means that they are not drained.
-	Drainer  Drainer
+	Drainer Drainer
+	// Removed remembers classes and secrets that are gone; nil means that nothing
+	// does.
+	Removed  Removed
 	Events   record.EventRecorder
 	Settings Settings
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
+
+	accepted sync.Map // generation by uid of a class, as last noted on it
+	told     sync.Map // what was last said of a machine's faulty fields, by its uid
 }
 
 // A pass is one look at one machine.
@@ -62,11 +81,15 @@ type pass struct {
 	class    dispatch.Class
 	version  string // of the class and its secrets
 	provider string
+	userData bool         // a secret of the class has some
 	node     *corev1.Node // nil when there is none
 
 	unsent    bool // this pass has begun an operation and not sent it yet
 	untouched bool // no operation of the machine ever reached a driver
 	unhealthy bool // the machine was Failed before this pass made it Terminating
+
+	initialized bool  // the driver has said so
+	lacking     error // why the class's secret is not known
 
 	notes []func() // Events about what the next write stores
 }
@@ -88,7 +111,9 @@ func again(d time.Duration) next { return next{stop: true, after: max(d, time.Mi
 type step func(p *pass, ctx context.Context) (next, error)
 
 var liveSteps = []step{
+	(*pass).returnInstance,
 	(*pass).resolveClass,
+	(*pass).findInstance,
 	(*pass).createInstance,
 	(*pass).initializeInstance,
 	(*pass).markCreated,
@@ -98,6 +123,7 @@ var liveSteps = []step{
 var deletionSteps = []step{
 	(*pass).markTerminating,
 	(*pass).endCreation,
+	(*pass).findNode,
 	(*pass).drainNode,
 	(*pass).deleteInstance,
 	(*pass).deleteNode,
@@ -110,6 +136,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.Control.Get(ctx, req.NamespacedName, m); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
+	ctx, span := otel.Tracer(tracerName).Start(ctx, "reconcile machine",
+		trace.WithAttributes(attribute.String("machinebus.machine", req.String())))
+	defer span.End()
 	p := &pass{
 		Reconciler: r, machine: m.DeepCopy(), stored: m, now: time.Now(),
 		log: logr.FromContextOrDiscard(ctx).WithValues("uid", m.UID),
@@ -127,6 +156,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 
 		return reconcile.Result{}, reconcile.TerminalError(err)
 	}
+	p.tellFaults()
 	for _, do := range steps {
 		n, err := do(p, ctx)
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
@@ -241,6 +271,19 @@ func (p *pass) notef(reason, format string, args ...any) {
 
 func (p *pass) cautionf(reason, format string, args ...any) {
 	p.notes = append(p.notes, func() { p.warnf(reason, format, args...) })
+}
+
+// tellFaults says what is wrong with the machine's fields, once.
+func (p *pass) tellFaults() {
+	all := faults(p.machine)
+	text := strings.Join(all, "\n")
+	before, _ := p.told.Swap(p.machine.UID, text)
+	if before == text || before == nil && text == "" {
+		return
+	}
+	for _, fault := range all {
+		p.warnf("InvalidField", "%s", fault)
+	}
 }
 
 // wrote takes over what a write to the API server came to.

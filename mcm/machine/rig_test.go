@@ -36,6 +36,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/drain"
 	"github.com/machinebus/machinebus/mcm/machine"
+	"github.com/machinebus/machinebus/mcm/machineclass"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -201,8 +202,9 @@ func (r *rig) startManager(t *testing.T) {
 		t.Fatal(err)
 	}
 	dispatcher := dispatch.New(ctx, caller, announcer)
+	removed := machineclass.NewRemoved(mgr.GetClient())
 	reconciler := &machine.Reconciler{
-		Control: mgr.GetClient(), Dispatcher: dispatcher, Settings: r.settings,
+		Control: mgr.GetClient(), Dispatcher: dispatcher, Settings: r.settings, Removed: removed,
 		Events: mgr.GetEventRecorderFor("mcm"), //nolint:staticcheck // the newer API keeps only the first text of a reason
 	}
 	var nodes cache.Cache
@@ -239,6 +241,9 @@ func (r *rig) startManager(t *testing.T) {
 	t.Cleanup(r.stop)
 	if !mgr.GetCache().WaitForCacheSync(ctx) {
 		t.Fatal("the manager's caches do not fill")
+	}
+	if err := removed.Watch(ctx, mgr.GetCache()); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -16,8 +16,8 @@ type Settings struct {
 	// otherwise; HealthTimeout how long it may be unhealthy.
 	CreationTimeout, HealthTimeout time.Duration
 	// OperationTimeout is how long one attempt at a create, initialize or delete
-	// may take.
-	OperationTimeout time.Duration
+	// may take, unless the class says otherwise; ReadTimeout is that of a status.
+	OperationTimeout, ReadTimeout time.Duration
 	// NodeConditions are the condition types that, when not False, make a Node
 	// unhealthy.
 	NodeConditions []string
@@ -40,9 +40,9 @@ func DefaultSettings() Settings {
 	return Settings{
 		CreationTimeout:  20 * time.Minute,
 		HealthTimeout:    10 * time.Minute,
-		OperationTimeout: 10 * time.Minute,
-		NodeConditions:   []string{"KernelDeadlock", "ReadonlyFilesystem", "DiskPressure", "NetworkUnavailable"},
-		DrainPolicy:      drain.DefaultPolicy(),
+		OperationTimeout: 10 * time.Minute, ReadTimeout: time.Minute,
+		NodeConditions: []string{"KernelDeadlock", "ReadonlyFilesystem", "DiskPressure", "NetworkUnavailable"},
+		DrainPolicy:    drain.DefaultPolicy(),
 		Retry: Retry{
 			Short: 5 * time.Second, Medium: 3 * time.Minute, Long: 10 * time.Minute,
 			ResourceExhausted: 10 * time.Minute,

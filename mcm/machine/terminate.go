@@ -1,10 +1,12 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -49,7 +51,7 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 	if kind == "" || kind == dispatch.Delete {
 		return proceed, nil
 	}
-	_, classErr := p.lookupClass(ctx)
+	classErr := p.lookupClass(ctx)
 	state, known := p.begun()
 	if !known && p.provider == "" {
 		return p.cannotDelete(ctx, classErr) // nobody can be asked what became of it
@@ -57,8 +59,9 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 	if !known {
 		// Begun by another manager: a replica may still have it.
 		state = p.Dispatcher.Start(dispatch.Operation{
-			Kind: kind, Number: p.journal.Settled, Machine: p.machine.DeepCopy(), Class: p.class, Provider: p.provider,
-			Timeout: p.Settings.OperationTimeout, Recover: true, Attempt: 1, OnlyIfHeld: true,
+			Kind: kind, Number: p.journal.Settled, Machine: p.machine.DeepCopy(), Class: p.class,
+			Provider: cmp.Or(p.journal.Provider, p.provider), Timeout: p.operationTimeout(), Recover: true, Attempt: 1, OnlyIfHeld: true,
+			Span: trace.SpanFromContext(ctx),
 		})
 	}
 	switch state.Phase {
@@ -88,7 +91,7 @@ func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, e
 		return proceed, nil
 	}
 	if state.Kind == dispatch.Create && state.Err == nil && state.Instance != nil {
-		p.machine.Spec.ProviderID = state.Instance.ProviderID
+		p.machine.Spec.ProviderID, p.journal.Provider = state.Instance.ProviderID, state.Provider
 		if p.Target != nil && state.Instance.NodeName != "" {
 			metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, state.Instance.NodeName)
 		}
@@ -96,7 +99,7 @@ func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, e
 	p.journal = p.journal.settle()
 	if state.Kind == dispatch.Create && state.Lost {
 		// Its call may be at the cloud still, and its instance not in any list yet.
-		until := metav1.NewTime(p.now.Add(p.Settings.OperationTimeout + state.SettleTime).
+		until := metav1.NewTime(p.now.Add(p.operationTimeout() + state.SettleTime).
 			Truncate(time.Second).Add(time.Second)) // stored times have no fractions
 		p.journal.Lost = &until
 		p.notef("CreationLost", "Nobody knows whether the creation had an effect: the instance is deleted now, and looked for again at %s",
@@ -117,8 +120,11 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 	if p.untouched {
 		return proceed, nil
 	}
-	if _, err := p.lookupClass(ctx); err != nil && p.provider == "" {
+	if err := p.classForDelete(ctx); err != nil {
 		return p.cannotDelete(ctx, err)
+	}
+	if p.lacking != nil && p.journal.Operation != dispatch.Delete {
+		p.cautionf("MissingSecret", "The driver is asked to delete the instance without it: %s", fault(p.lacking))
 	}
 	state, n, err := p.operate(ctx, dispatch.Delete)
 	if n.stop || err != nil {
@@ -131,7 +137,7 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 		p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, code.String(),
 			v1alpha1.ErrorText(code.String(), fault(state.Err))+". "+v1alpha1.DeletionTextDeleteVM)
 
-		return p.failed(ctx, state, "FailedDelete", p.Settings.Retry.delete(code))
+		return p.deleteFailed(ctx, state)
 	}
 	if wait, doubt := p.journal.doubtful(p.now); doubt {
 		return p.deleteAgain(ctx, state, wait)
@@ -141,8 +147,7 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 		if err := p.patchStatus(ctx); err != nil {
 			return wait, err
 		}
-		p.sayf("InstanceDeleted", "Deleted instance %s in %s (driver replica %s, attempt %d)",
-			p.machine.Spec.ProviderID, state.Took.Round(time.Millisecond), orPlain(state.Replica), state.Attempt)
+		p.tellDeleted(p.machine.Spec.ProviderID, state)
 	}
 
 	return proceed, nil
@@ -165,6 +170,28 @@ func (p *pass) deleteAgain(ctx context.Context, state dispatch.State, after time
 	return again(after), nil
 }
 
+// deleteFailed stores how a delete failed and when it is tried again: at once if
+// the class was edited since its driver made instances from it and may be why.
+func (p *pass) deleteFailed(ctx context.Context, state dispatch.State) (next, error) {
+	code := dispatch.CodeOf(state.Err)
+	if !p.another(code) {
+		return p.failed(ctx, state, "FailedDelete", p.Settings.Retry.delete(code))
+	}
+	if err := p.patchStatus(ctx); err != nil {
+		return wait, err
+	}
+	p.journal = p.journal.failed(p.now, 0, p.version)
+	p.journal.LastGood = true
+	p.cautionf("FailedDelete", "delete failed with %s (driver replica %s, attempt %d), next try at once with MachineClass %s "+
+		"as its driver last accepted it: %s", code, orPlain(state.Replica), state.Attempt, p.class.Object.Name, fault(state.Err))
+	if err := p.patch(ctx); err != nil {
+		return wait, err
+	}
+	p.Dispatcher.Settle(p.machine.UID, state.ID)
+
+	return again(0), nil
+}
+
 // cannotDelete notes that the instance cannot be removed as the class stands. A
 // change of the class starts the next pass.
 func (p *pass) cannotDelete(ctx context.Context, err error) (next, error) {
@@ -172,12 +199,14 @@ func (p *pass) cannotDelete(ctx context.Context, err error) (next, error) {
 		return wait, err // not the class's fault: the API server's
 	}
 	text := v1alpha1.ErrorText(dispatch.CodeOf(err).String(), fault(err)) + ". " + v1alpha1.DeletionTextDeleteVM
+	retry := p.Settings.Retry.Long
 	if p.machine.Status.LastOperation.Description != text {
 		p.cautionf("CannotDelete", "%s", fault(err))
+		retry = p.Settings.Retry.Short // the news that it is remembered may be on its way
 	}
 	p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, dispatch.CodeOf(err).String(), text)
 
-	return again(p.Settings.Retry.Long), p.patchStatus(ctx)
+	return again(retry), p.patchStatus(ctx)
 }
 
 // deleteNode removes the Node of the instance that is gone.

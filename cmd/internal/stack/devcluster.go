@@ -2,6 +2,7 @@ package stack
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 )
 
@@ -9,28 +10,48 @@ import (
 type DevCluster struct {
 	*Process
 
-	// Kubeconfig is the admin's.
+	// Kubeconfig is the admin's. It stays valid across Restart.
 	Kubeconfig string
 	dir        string
+	site       *Site
 }
 
 // StartDevCluster starts a cluster and returns when it is ready. Users are made
 // beside the admin, as name or name:group1,group2.
 func (s *Site) StartDevCluster(ctx context.Context, users ...string) (*DevCluster, error) {
-	dir := s.path("cluster")
-	args := []string{"run", "--dir", dir}
-	for _, user := range users {
-		args = append(args, "--users", user)
+	c := &DevCluster{dir: s.path("cluster"), site: s}
+	// A port of our choice, so that it can be the same after a restart.
+	plan := func(ports []int) command {
+		args := []string{"run", "--dir", c.dir, "--secure-port", fmt.Sprint(ports[0])}
+		for _, user := range users {
+			args = append(args, "--users", user)
+		}
+		return command{name: "devcluster", program: "devcluster", args: args}
 	}
-	p, err := s.Start("devcluster", "devcluster", args...)
+	p, _, err := s.startOnFreePorts(ctx, 1, plan, func(ctx context.Context, p *Process, _ []int) (err error) {
+		c.Kubeconfig, err = p.line(ctx, readyLine)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	kubeconfig, err := p.line(ctx, "ready kubeconfig=")
+	c.Process = p
+	return c, nil
+}
+
+// readyLine is what devcluster prints before the admin's kubeconfig.
+const readyLine = "ready kubeconfig="
+
+// Restart runs the ended cluster again, with what its etcd has stored, and
+// returns when it is ready.
+func (c *DevCluster) Restart(ctx context.Context) error {
+	p, err := c.site.restart(c.Process, "--keep")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return &DevCluster{Process: p, Kubeconfig: kubeconfig, dir: dir}, nil
+	c.Process = p
+	_, err = p.line(ctx, readyLine)
+	return err
 }
 
 // UserKubeconfig is that of a user whom StartDevCluster made.

@@ -27,8 +27,8 @@ type DriverOptions struct {
 	NATSURL string
 	// Clusters are the control planes to serve; none means default.
 	Clusters []string
-	// Args are added to the command line.
-	Args []string
+	// Args are added to the command line, Env (as NAME=value) to the environment.
+	Args, Env []string
 }
 
 // StartDriver starts a replica and returns when it has shown itself on the bus.
@@ -41,7 +41,7 @@ func (s *Site) StartDriver(ctx context.Context, tap *Tap, o DriverOptions) (*Dri
 	if len(o.Clusters) > 0 {
 		args = append(args, "--clusters", strings.Join(o.Clusters, ","))
 	}
-	p, err := s.Start(o.Name, "driver-virtual", append(args, o.Args...)...)
+	p, err := s.start(command{name: o.Name, program: "driver-virtual", args: append(args, o.Args...), env: o.Env})
 	if err != nil {
 		return nil, err
 	}

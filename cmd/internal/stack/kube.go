@@ -29,7 +29,7 @@ var scheme = sync.OnceValues(func() (*runtime.Scheme, error) {
 })
 
 // NewClient returns a client that reads from the API server directly.
-func NewClient(kubeconfig string) (client.Client, error) {
+func NewClient(kubeconfig string) (client.WithWatch, error) {
 	s, err := scheme()
 	if err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func NewClient(kubeconfig string) (client.Client, error) {
 		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
 	}
 	cfg.QPS = -1 // the API server has limits of its own
-	c, err := client.New(cfg, client.Options{Scheme: s})
+	c, err := client.NewWithWatch(cfg, client.Options{Scheme: s})
 	if err != nil {
 		return nil, fmt.Errorf("client for %s: %w", cfg.Host, err)
 	}

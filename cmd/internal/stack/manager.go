@@ -11,8 +11,10 @@ type Manager struct {
 
 	// Address is where /healthz, /readyz and /metrics are.
 	Address string
-	// NATSURL is where its bus can be reached: its own, if it runs one.
+	// NATSURL is where its bus can be reached: its own, if it runs one. It stays
+	// the same across Restart.
 	NATSURL string
+	site    *Site
 }
 
 // ManagerOptions are what is told to mcm. Control is needed.
@@ -27,8 +29,8 @@ type ManagerOptions struct {
 	Cluster string
 	// NATSURL of an external bus; empty means the embedded one.
 	NATSURL string
-	// Args are added to the command line.
-	Args []string
+	// Args are added to the command line, Env (as NAME=value) to the environment.
+	Args, Env []string
 }
 
 // StartManager starts an mcm and returns when it is ready.
@@ -39,7 +41,7 @@ func (s *Site) StartManager(ctx context.Context, o ManagerOptions) (*Manager, er
 	if o.Target == "" {
 		o.Target = o.Control
 	}
-	m := &Manager{NATSURL: o.NATSURL}
+	m := &Manager{NATSURL: o.NATSURL, site: s}
 	plan := func(ports []int) command {
 		m.Address = Loopback(ports[0])
 		args := []string{
@@ -58,16 +60,31 @@ func (s *Site) StartManager(ctx context.Context, o ManagerOptions) (*Manager, er
 			m.NATSURL = "nats://" + Loopback(ports[1])
 			args = append(args, "--nats-listen", Loopback(ports[1]), "--nats-store-dir", s.path(o.Name+".nats"))
 		}
-		return command{name: o.Name, program: "mcm", args: append(args, o.Args...)}
+		return command{name: o.Name, program: "mcm", args: append(args, o.Args...), env: o.Env}
 	}
 	p, _, err := s.startOnFreePorts(ctx, 2, plan, func(ctx context.Context, p *Process, _ []int) error {
-		return p.until(ctx, "/readyz says ok", func(ctx context.Context) error {
-			return answersOK(ctx, "http://"+m.Address+"/readyz")
-		})
+		return m.getsReady(ctx, p)
 	})
 	if err != nil {
 		return nil, err
 	}
 	m.Process = p
 	return m, nil
+}
+
+// Restart runs the ended manager again, with the same command line, and returns
+// when it is ready.
+func (m *Manager) Restart(ctx context.Context) error {
+	p, err := m.site.restart(m.Process)
+	if err != nil {
+		return err
+	}
+	m.Process = p
+	return m.getsReady(ctx, p)
+}
+
+func (m *Manager) getsReady(ctx context.Context, p *Process) error {
+	return p.until(ctx, "/readyz says ok", func(ctx context.Context) error {
+		return answersOK(ctx, "http://"+m.Address+"/readyz")
+	})
 }

@@ -31,13 +31,7 @@ func (s *Site) StartNATS(ctx context.Context) (*NATSServer, error) {
 // Restart runs the stopped server again, on the same port and with the same
 // stored data.
 func (n *NATSServer) Restart(ctx context.Context) error {
-	select {
-	case <-n.Done():
-	default:
-		return fmt.Errorf("%s still runs: stop it before a restart", n.Name)
-	}
-	n.site.forget(n.Process)
-	p, err := n.site.start(n.site.natsCommand(n.Name, n.port))
+	p, err := n.site.restart(n.Process)
 	if err != nil {
 		return err
 	}

@@ -51,5 +51,14 @@ func freePorts(n int) ([]int, error) {
 	return nil, errors.Join(fmt.Errorf("found no %d free ports between %d and %d", n, firstPort, lastPort), last)
 }
 
+// FreePort returns a port of the loopback interface that nobody listens on.
+func FreePort() (int, error) {
+	ports, err := freePorts(1)
+	if err != nil {
+		return 0, err
+	}
+	return ports[0], nil
+}
+
 // Loopback returns the address of a port of the loopback interface.
 func Loopback(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }

@@ -31,11 +31,12 @@ type Process struct {
 	// Log is where standard error goes, Output where standard output goes.
 	Log, Output string
 
-	cmd   *exec.Cmd
-	asked atomic.Bool // to end, by Stop or Kill
-	ready atomic.Bool
-	done  chan struct{}
-	err   error // how it ended; valid once done is closed
+	command command
+	cmd     *exec.Cmd
+	asked   atomic.Bool // to end, by Stop or Kill
+	ready   atomic.Bool
+	done    chan struct{}
+	err     error // how it ended; valid once done is closed
 }
 
 // command is what to run, apart from where.
@@ -43,6 +44,16 @@ type command struct {
 	name    string
 	program string
 	args    []string
+	env     []string // beside PATH and HOME
+	again   int      // how often it was run before
+}
+
+// logName is what its files are called: each run has its own.
+func (c command) logName() string {
+	if c.again == 0 {
+		return c.name
+	}
+	return fmt.Sprintf("%s-%d", c.name, c.again+1)
 }
 
 // start runs a command with its output in dir. A detached process is the leader
@@ -50,8 +61,8 @@ type command struct {
 // ends.
 func start(dir string, c command, program string, detached bool) (*Process, error) {
 	p := &Process{
-		Name: c.name, Log: filepath.Join(dir, c.name+".log"), Output: filepath.Join(dir, c.name+".out"),
-		done: make(chan struct{}),
+		Name: c.name, Log: filepath.Join(dir, c.logName()+".log"), Output: filepath.Join(dir, c.logName()+".out"),
+		command: c, done: make(chan struct{}),
 	}
 	// Files rather than pipes: the process need not care who still reads.
 	stdout, err := os.Create(p.Output)
@@ -68,7 +79,7 @@ func start(dir string, c command, program string, detached bool) (*Process, erro
 	p.cmd = exec.Command(program, c.args...)
 	p.cmd.Stdout, p.cmd.Stderr = stdout, stderr
 	// The ambient KUBECONFIG, NATS_URL and the like must not reach the programs.
-	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
+	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}, c.env...)
 	// Ctrl-C in a terminal reaches only us, and we decide the order.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if detached {

@@ -114,6 +114,33 @@ func (s *Site) start(c command) (*Process, error) {
 	return p, nil
 }
 
+// restart runs the command of an ended process again, with more arguments
+// perhaps. It takes the place of the ended one: what depends on it was started
+// later and is to be stopped earlier.
+func (s *Site) restart(p *Process, args ...string) (*Process, error) {
+	select {
+	case <-p.done:
+	default:
+		return nil, fmt.Errorf("%s still runs: stop it before a restart", p.Name)
+	}
+	s.mu.Lock()
+	place := slices.Index(s.processes, p)
+	s.mu.Unlock()
+	s.forget(p)
+	c := p.command
+	c.args = append(slices.Clone(c.args), args...)
+	c.again++
+	again, err := s.start(c)
+	if err != nil {
+		return nil, err
+	}
+	s.forget(again)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.processes = slices.Insert(s.processes, max(0, min(place, len(s.processes))), again)
+	return again, nil
+}
+
 // forget takes an ended process out, so that its name is free again.
 func (s *Site) forget(p *Process) {
 	s.mu.Lock()
@@ -141,11 +168,17 @@ func (s *Site) startOnFreePorts(
 		if err == nil {
 			return p, ports, nil
 		}
-		if try == tries || !strings.Contains(p.lastLines(), "address already in use") {
+		if try == tries || !portTaken(p.lastLines()) {
 			return nil, nil, err
 		}
 		s.forget(p) // it has ended, as its error tells
 	}
+}
+
+// portTaken tells whether a log says so, in the system's words or in those of
+// devcluster.
+func portTaken(log string) bool {
+	return strings.Contains(log, "address already in use") || strings.Contains(log, "is taken; choose another --secure-port")
 }
 
 // Close ends all processes, the youngest first, and returns what did not end as

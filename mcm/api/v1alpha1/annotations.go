@@ -2,11 +2,23 @@ package v1alpha1
 
 // AnnotationKeyOperation on a Machine is the journal of its operations: a JSON object that holds how many operations
 // are settled; the operation begun and when, while there is one; and after a failure which operation failed, the
-// earliest time for its next try (notBefore) and the version of the class it failed with. The operation's id follows
-// from the Machine's uid, the operation and the number settled. The journal is written before the first attempt and read
-// back after a restart or a change of leader, so that an operation keeps its identity and is never started twice. It is
-// an annotation and not a status field because clusters may keep CRDs that drop status fields unknown to them.
+// earliest time for its next try (notBefore) and the version of the class it failed with; the provider that has the
+// instance; and whether the operation uses the class as it was last accepted (lastGood, see AnnotationKeyAccepted). The
+// operation's id follows from the Machine's uid, the operation and the number settled. The journal is written before the
+// first attempt and read back after a restart or a change of leader, so that an operation keeps its identity and is
+// never started twice. It is an annotation and not a status field because clusters may keep CRDs that drop status fields
+// unknown to them.
 const AnnotationKeyOperation = "machinebus.io/operation"
+
+// Annotations of MachineClasses.
+const (
+	// AnnotationKeyAccepted holds the fields of the class, as JSON, in the version from which its driver last made an
+	// instance. A machine is deleted with it when the driver refuses the class as it stands.
+	AnnotationKeyAccepted = "machinebus.io/accepted"
+	// AnnotationKeyOperationTimeout is how long one attempt at creating, initializing or deleting an instance of the
+	// class may take, as a Go duration; it wins over the controllers' flag.
+	AnnotationKeyOperationTimeout = "machinebus.io/operation-timeout"
+)
 
 // Annotations of Machines, MachineSets and MachineDeployments.
 const (

@@ -72,6 +72,10 @@ const (
 // empty: an empty payload is how NATS says that nobody listens [ENV-3]. A
 // receiver MUST ignore fields and bodies it does not know, and answer a request
 // whose body it does not know with CODE_UNIMPLEMENTED [ENV-4].
+//
+// The request of an operation that mcm traces carries its span in the header
+// "traceparent", as the W3C defines it; one without is not to be traced. Every
+// attempt at the operation carries the same.
 type Envelope struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// operation_id names one operation for its whole life: machine uid, the

@@ -300,7 +300,9 @@ type FetchSecretRequest struct {
 	Class  *ObjectReference `protobuf:"bytes,1,opt,name=class,proto3" json:"class,omitempty"`
 	Secret *ObjectReference `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
 	// recipient is the public curve key (an nkeys xkey) of the asking replica:
-	// the answer is sealed to it.
+	// the answer is sealed to it. A driver that cannot open seals leaves it empty;
+	// mcm refuses that unless its operator has allowed unsealed answers to this
+	// provider and the bus is encrypted [FETCH-4].
 	Recipient string `protobuf:"bytes,3,opt,name=recipient,proto3" json:"recipient,omitempty"`
 	// nonce is chosen at random by the asker and comes back inside the seal, so
 	// that an old answer cannot be played again: the asker MUST refuse an answer
@@ -372,7 +374,9 @@ type FetchSecretResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Status *Status                `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
 	// sealed is a SecretContent.
-	Sealed        *Sealed `protobuf:"bytes,2,opt,name=sealed,proto3" json:"sealed,omitempty"`
+	Sealed *Sealed `protobuf:"bytes,2,opt,name=sealed,proto3" json:"sealed,omitempty"`
+	// unsealed is the answer to a request without a recipient.
+	Unsealed      *SecretContent `protobuf:"bytes,3,opt,name=unsealed,proto3" json:"unsealed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -417,6 +421,13 @@ func (x *FetchSecretResponse) GetStatus() *Status {
 func (x *FetchSecretResponse) GetSealed() *Sealed {
 	if x != nil {
 		return x.Sealed
+	}
+	return nil
+}
+
+func (x *FetchSecretResponse) GetUnsealed() *SecretContent {
+	if x != nil {
+		return x.Unsealed
 	}
 	return nil
 }
@@ -479,7 +490,7 @@ func (x *Sealed) GetBox() []byte {
 }
 
 // SecretContent is what a sealed secret holds. It exists in clear only inside
-// mcm and the replica that asked.
+// mcm and the replica that asked, but for [FETCH-4].
 type SecretContent struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Nonce         []byte                 `protobuf:"bytes,1,opt,name=nonce,proto3" json:"nonce,omitempty"`
@@ -544,13 +555,14 @@ func (x *SecretContent) GetData() map[string][]byte {
 // its own. mcm answers only while an operation of the machine is in flight at
 // the asking driver's provider.
 type FetchBootstrapRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	OperationId   string                 `protobuf:"bytes,1,opt,name=operation_id,json=operationId,proto3" json:"operation_id,omitempty"`
-	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Machine       string                 `protobuf:"bytes,3,opt,name=machine,proto3" json:"machine,omitempty"`
-	MachineUid    string                 `protobuf:"bytes,4,opt,name=machine_uid,json=machineUid,proto3" json:"machine_uid,omitempty"`
-	Recipient     string                 `protobuf:"bytes,5,opt,name=recipient,proto3" json:"recipient,omitempty"`
-	Nonce         []byte                 `protobuf:"bytes,6,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	OperationId string                 `protobuf:"bytes,1,opt,name=operation_id,json=operationId,proto3" json:"operation_id,omitempty"`
+	Namespace   string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Machine     string                 `protobuf:"bytes,3,opt,name=machine,proto3" json:"machine,omitempty"`
+	MachineUid  string                 `protobuf:"bytes,4,opt,name=machine_uid,json=machineUid,proto3" json:"machine_uid,omitempty"`
+	// recipient is as in FetchSecretRequest.
+	Recipient     string `protobuf:"bytes,5,opt,name=recipient,proto3" json:"recipient,omitempty"`
+	Nonce         []byte `protobuf:"bytes,6,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -631,7 +643,9 @@ type FetchBootstrapResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Status *Status                `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
 	// sealed is a BootstrapContent.
-	Sealed        *Sealed `protobuf:"bytes,2,opt,name=sealed,proto3" json:"sealed,omitempty"`
+	Sealed *Sealed `protobuf:"bytes,2,opt,name=sealed,proto3" json:"sealed,omitempty"`
+	// unsealed is the answer to a request without a recipient.
+	Unsealed      *BootstrapContent `protobuf:"bytes,3,opt,name=unsealed,proto3" json:"unsealed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -676,6 +690,13 @@ func (x *FetchBootstrapResponse) GetStatus() *Status {
 func (x *FetchBootstrapResponse) GetSealed() *Sealed {
 	if x != nil {
 		return x.Sealed
+	}
+	return nil
+}
+
+func (x *FetchBootstrapResponse) GetUnsealed() *BootstrapContent {
+	if x != nil {
+		return x.Unsealed
 	}
 	return nil
 }
@@ -775,10 +796,11 @@ const file_machinebus_driver_v1_fetch_proto_rawDesc = "" +
 	"\x05class\x18\x01 \x01(\v2%.machinebus.driver.v1.ObjectReferenceR\x05class\x12=\n" +
 	"\x06secret\x18\x02 \x01(\v2%.machinebus.driver.v1.ObjectReferenceR\x06secret\x12\x1c\n" +
 	"\trecipient\x18\x03 \x01(\tR\trecipient\x12\x14\n" +
-	"\x05nonce\x18\x04 \x01(\fR\x05nonce\"\x81\x01\n" +
+	"\x05nonce\x18\x04 \x01(\fR\x05nonce\"\xc2\x01\n" +
 	"\x13FetchSecretResponse\x124\n" +
 	"\x06status\x18\x01 \x01(\v2\x1c.machinebus.driver.v1.StatusR\x06status\x124\n" +
-	"\x06sealed\x18\x02 \x01(\v2\x1c.machinebus.driver.v1.SealedR\x06sealed\"2\n" +
+	"\x06sealed\x18\x02 \x01(\v2\x1c.machinebus.driver.v1.SealedR\x06sealed\x12?\n" +
+	"\bunsealed\x18\x03 \x01(\v2#.machinebus.driver.v1.SecretContentR\bunsealed\"2\n" +
 	"\x06Sealed\x12\x16\n" +
 	"\x06sender\x18\x01 \x01(\tR\x06sender\x12\x10\n" +
 	"\x03box\x18\x02 \x01(\fR\x03box\"\xe6\x01\n" +
@@ -796,10 +818,11 @@ const file_machinebus_driver_v1_fetch_proto_rawDesc = "" +
 	"\vmachine_uid\x18\x04 \x01(\tR\n" +
 	"machineUid\x12\x1c\n" +
 	"\trecipient\x18\x05 \x01(\tR\trecipient\x12\x14\n" +
-	"\x05nonce\x18\x06 \x01(\fR\x05nonce\"\x84\x01\n" +
+	"\x05nonce\x18\x06 \x01(\fR\x05nonce\"\xc8\x01\n" +
 	"\x16FetchBootstrapResponse\x124\n" +
 	"\x06status\x18\x01 \x01(\v2\x1c.machinebus.driver.v1.StatusR\x06status\x124\n" +
-	"\x06sealed\x18\x02 \x01(\v2\x1c.machinebus.driver.v1.SealedR\x06sealed\"\xaf\x01\n" +
+	"\x06sealed\x18\x02 \x01(\v2\x1c.machinebus.driver.v1.SealedR\x06sealed\x12B\n" +
+	"\bunsealed\x18\x03 \x01(\v2&.machinebus.driver.v1.BootstrapContentR\bunsealed\"\xaf\x01\n" +
 	"\x10BootstrapContent\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\fR\x05nonce\x12J\n" +
 	"\x06values\x18\x02 \x03(\v22.machinebus.driver.v1.BootstrapContent.ValuesEntryR\x06values\x1a9\n" +
@@ -855,16 +878,18 @@ var file_machinebus_driver_v1_fetch_proto_depIdxs = []int32{
 	17, // 10: machinebus.driver.v1.FetchSecretRequest.secret:type_name -> machinebus.driver.v1.ObjectReference
 	18, // 11: machinebus.driver.v1.FetchSecretResponse.status:type_name -> machinebus.driver.v1.Status
 	6,  // 12: machinebus.driver.v1.FetchSecretResponse.sealed:type_name -> machinebus.driver.v1.Sealed
-	17, // 13: machinebus.driver.v1.SecretContent.reference:type_name -> machinebus.driver.v1.ObjectReference
-	15, // 14: machinebus.driver.v1.SecretContent.data:type_name -> machinebus.driver.v1.SecretContent.DataEntry
-	18, // 15: machinebus.driver.v1.FetchBootstrapResponse.status:type_name -> machinebus.driver.v1.Status
-	6,  // 16: machinebus.driver.v1.FetchBootstrapResponse.sealed:type_name -> machinebus.driver.v1.Sealed
-	16, // 17: machinebus.driver.v1.BootstrapContent.values:type_name -> machinebus.driver.v1.BootstrapContent.ValuesEntry
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	7,  // 13: machinebus.driver.v1.FetchSecretResponse.unsealed:type_name -> machinebus.driver.v1.SecretContent
+	17, // 14: machinebus.driver.v1.SecretContent.reference:type_name -> machinebus.driver.v1.ObjectReference
+	15, // 15: machinebus.driver.v1.SecretContent.data:type_name -> machinebus.driver.v1.SecretContent.DataEntry
+	18, // 16: machinebus.driver.v1.FetchBootstrapResponse.status:type_name -> machinebus.driver.v1.Status
+	6,  // 17: machinebus.driver.v1.FetchBootstrapResponse.sealed:type_name -> machinebus.driver.v1.Sealed
+	10, // 18: machinebus.driver.v1.FetchBootstrapResponse.unsealed:type_name -> machinebus.driver.v1.BootstrapContent
+	16, // 19: machinebus.driver.v1.BootstrapContent.values:type_name -> machinebus.driver.v1.BootstrapContent.ValuesEntry
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_machinebus_driver_v1_fetch_proto_init() }

@@ -1,0 +1,109 @@
+// Command bench measures what machinebus promises about speed and frugality. Each
+// benchmark compares with a peer, or with a bound, in interleaved rounds on the
+// machine at hand: ratios mean something anywhere, times do not.
+//
+// `make bench` builds what it needs first. It is no test: it fails only when
+// something does not work, not when a target is missed.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// benchmarks are in the order in which they run.
+var benchmarks = []struct {
+	name, what string
+	run        func(context.Context, *bench) error
+}{
+	{"read", "a status request over the bus, against bare NATS request and reply", benchRead},
+	{"create", "machines at a provider that takes its time, against blocking workers", benchCreate},
+	{"requests", "requests to the API server for each machine", benchRequests},
+	{"delete", "deletion of an empty machine, beyond the cloud's own time", benchDelete},
+}
+
+// A bench is one invocation.
+type bench struct {
+	report
+
+	rounds   int
+	machines int
+	latency  time.Duration
+	bin, dir string
+	crds     string
+	examples string
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	b := &bench{report: report{out: out}}
+	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
+	only := fs.String("only", "", "`names` of the benchmarks to run, with commas; none means all of: "+strings.Join(names(), ", "))
+	repository := fs.String("repository", ".", "`folder` of the repository, for CRDs and examples")
+	fs.IntVar(&b.rounds, "rounds", 5, "`number` of interleaved rounds, of which the median counts; at least 5")
+	fs.IntVar(&b.machines, "machines", 200, "`number` of machines of the benchmark create")
+	fs.DurationVar(&b.latency, "latency", time.Second, "time that the provider takes there for each")
+	fs.StringVar(&b.bin, "bin", ".out/bin", "`folder` of the built programs")
+	fs.StringVar(&b.dir, "dir", ".out/run/bench", "`folder` for logs and data; it is emptied first")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	if fs.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q: name benchmarks with --only", fs.Arg(0))
+	}
+	if b.machines < 1 || b.latency < 0 {
+		return fmt.Errorf("--machines=%d and --latency=%s: want at least one machine and no negative time", b.machines, b.latency)
+	}
+	const fewest = 5
+	if b.rounds < fewest {
+		return fmt.Errorf("--rounds=%d: a median of fewer than %d says little", b.rounds, fewest)
+	}
+	chosen := names()
+	if *only != "" {
+		chosen = strings.Split(*only, ",")
+	}
+	for _, name := range chosen {
+		if !slices.Contains(names(), name) {
+			return fmt.Errorf("--only: there is no benchmark %q; there are: %s", name, strings.Join(names(), ", "))
+		}
+	}
+	b.crds = filepath.Join(*repository, "deploy", "crds")
+	b.examples = filepath.Join(*repository, "deploy", "examples")
+	b.machine()
+	for _, benchmark := range benchmarks {
+		if !slices.Contains(chosen, benchmark.name) {
+			continue
+		}
+		b.title(benchmark.name, benchmark.what)
+		if err := benchmark.run(ctx, b); err != nil {
+			return fmt.Errorf("%s: %w", benchmark.name, err)
+		}
+	}
+	return nil
+}
+
+func names() []string {
+	all := make([]string, 0, len(benchmarks))
+	for _, b := range benchmarks {
+		all = append(all, b.name)
+	}
+	return all
+}

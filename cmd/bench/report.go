@@ -1,0 +1,72 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// A report is what is printed: for each benchmark a table, and a line for each
+// figure that has a target.
+type report struct{ out io.Writer }
+
+// machine tells where the figures come from, and how quiet it was there.
+func (r report) machine() {
+	load, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		load = []byte("unknown")
+	}
+	fmt.Fprintf(r.out, "%s, %s/%s, %d CPUs, %s of memory, load before the start: %s\n",
+		runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), memory(), strings.TrimSpace(string(load)))
+}
+
+// memory is the first line of proc_meminfo(5), "MemTotal: 1234 kB".
+func memory() string {
+	content, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return "unknown size"
+	}
+	var kB int64
+	if _, err := fmt.Sscanf(string(content), "MemTotal: %d kB", &kB); err != nil {
+		return "unknown size"
+	}
+	return fmt.Sprintf("%.1f GiB", float64(kB)/(1<<20))
+}
+
+func (r report) title(name, what string) { fmt.Fprintf(r.out, "\n== %s: %s\n", name, what) }
+
+// table prints rows in columns; the first is the head.
+func (r report) table(rows ...[]string) {
+	const gap = 2
+	w := tabwriter.NewWriter(r.out, 0, 0, gap, ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintln(w, strings.Join(row, "\t"))
+	}
+	_ = w.Flush() // to a terminal that has gone
+}
+
+// atMost and atLeast print a figure and what it ought to be.
+func (r report) atMost(name string, value, target float64) { r.ratio(name, value, "<=", target) }
+
+func (r report) atLeast(name string, value, target float64) { r.ratio(name, value, ">=", target) }
+
+func (r report) ratio(name string, value float64, relation string, target float64) {
+	fmt.Fprintf(r.out, "ratio %s %.2f target %s %g\n", name, value, relation, target)
+}
+
+// median returns the middle value, of an even number the higher of the two.
+func median[T int | float64 | time.Duration](values []T) T {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[len(sorted)/2]
+}
+
+func micros(d time.Duration) string {
+	return fmt.Sprintf("%.0f µs", float64(d)/float64(time.Microsecond))
+}
+
+func seconds(d time.Duration) string { return fmt.Sprintf("%.2f s", d.Seconds()) }

@@ -1,0 +1,97 @@
+package dispatch
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/machinebus/machinebus/bus"
+)
+
+// Status finds a machine's instance. It changes nothing, so it has no number and
+// no place in the journal; see Dispatcher.Ask.
+const Status Kind = "status"
+
+// A reading is one Status that is asked. Its state is guarded by Dispatcher.mu.
+type reading struct {
+	op     Operation
+	state  State
+	cancel context.CancelFunc
+}
+
+// Ask asks a driver for a machine's instance, unless it is being asked, and
+// returns what is known. It never blocks. A Done answer is returned once: the next
+// Ask asks anew. Its Err may come with an Instance.
+func (d *Dispatcher) Ask(op Operation) State {
+	uid := op.Machine.UID
+	op.Kind = Status
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r, ok := d.readings[uid]; ok {
+		if r.op.Provider == op.Provider && r.state.Phase != Done {
+			return r.state
+		}
+		r.cancel()
+		delete(d.readings, uid)
+		if r.op.Provider == op.Provider {
+			return r.state
+		}
+	}
+	ctx, cancel := context.WithCancel(d.ctx)
+	id := fmt.Sprintf("%s.%s.%x", uid, Status, rand.Uint64())
+	r := &reading{op: op, cancel: cancel, state: State{Phase: Waiting, ID: id, Kind: Status}}
+	d.readings[uid] = r
+	req := bus.Request{
+		Provider: op.Provider, Namespace: op.Machine.Namespace, Name: op.Machine.Name,
+		OperationID: id, Body: request(&op), Timeout: op.Timeout,
+	}
+	d.running.Go(func() {
+		defer cancel()
+		d.read(ctx, r, req)
+	})
+
+	return r.state
+}
+
+// read has a reading answered, for as long as it takes to find a driver.
+func (d *Dispatcher) read(ctx context.Context, r *reading, req bus.Request) {
+	defer d.metrics.started(req.Provider, Status)()
+	name := types.NamespacedName{Namespace: req.Namespace, Name: req.Name}
+	for {
+		room := d.caller.Room(req.Provider)
+		out, err := d.caller.Call(ctx, req)
+		if ctx.Err() != nil {
+			return
+		}
+		state := State{Phase: Waiting, ID: req.OperationID, Kind: Status, Waited: true}
+		if bus.OriginOf(err) == bus.OriginBus && CodeOf(err) != InvalidArgument {
+			state.Reason = err.Error()
+		} else {
+			state = State{
+				Phase: Done, ID: req.OperationID, Kind: Status, Replica: out.Replica, Attempt: out.Attempts, Err: err, Took: out.Took,
+			}
+			state.Instance, _, _ = payload(out.Result)
+			d.metrics.finished(req.Provider, Status, CodeOf(err), out)
+		}
+		d.mu.Lock()
+		news := r.state.Phase != state.Phase || r.state.Reason != state.Reason
+		r.state = state
+		d.mu.Unlock()
+		if news {
+			d.notify(name)
+		}
+		if state.Phase == Done || !d.pause(room, ctx.Done(), retryWait) {
+			return
+		}
+	}
+}
+
+// stopReading drops what is asked of a machine. d.mu is held.
+func (d *Dispatcher) stopReading(uid types.UID) {
+	if r, ok := d.readings[uid]; ok {
+		r.cancel()
+		delete(d.readings, uid)
+	}
+}

@@ -1,0 +1,138 @@
+package machine_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A Node that vanishes is worse than one that is unhealthy, and comes back like
+// one.
+func TestNodeVanishes(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	m := r.machine("a")
+	r.create(t, m)
+	node := r.join(t, m)
+	r.phase(t, m, v1alpha1.MachineRunning)
+	r.forceDelete(t, node)
+	got := r.phase(t, m, v1alpha1.MachineUnknown)
+	want := "Machine " + m.Name + " is unhealthy - changing MachinePhase to Unknown. Node conditions: the node does not exist"
+	if last := got.Status.LastOperation; last.Type != "HealthCheck" || last.State != "Processing" || last.Description != want {
+		t.Errorf("last operation is %+v", last)
+	}
+	r.join(t, m)
+	got = r.phase(t, m, v1alpha1.MachineRunning)
+	if last := got.Status.LastOperation; last.Type != "HealthCheck" || last.State != "Successful" {
+		t.Errorf("last operation is %+v", last)
+	}
+}
+
+// A machine that never joins is Failed; what it failed at stays a Create.
+func TestNeverJoins(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	m := r.machine("a")
+	m.Spec.MachineCreationTimeout = &metav1.Duration{Duration: 1200 * time.Millisecond}
+	r.create(t, m)
+	got := r.phase(t, m, v1alpha1.MachineFailed)
+	want := "Machine " + m.Name + " failed to join the cluster in 0.02 minutes."
+	if last := got.Status.LastOperation; last.Type != "Create" || last.State != "Failed" || last.Description != want {
+		t.Errorf("last operation is %+v", last)
+	}
+	if got.Status.CurrentStatus.TimeoutActive {
+		t.Error("a timeout is active that has passed")
+	}
+	r.join(t, m)
+	r.phase(t, m, v1alpha1.MachineRunning) // late, and nobody has replaced it
+}
+
+func TestDeletionEndsPreservation(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	m := r.machine("a")
+	m.Finalizers = []string{v1alpha1.FinalizerName}
+	r.create(t, m)
+	before := m.DeepCopy()
+	m.Status.CurrentStatus = v1alpha1.CurrentStatus{
+		Phase: v1alpha1.MachineFailed, PreserveExpiryTime: &metav1.Time{Time: time.Now().Add(time.Hour)},
+	}
+	if err := r.Status().Patch(t.Context(), m, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+	r.delete(t, m)
+	r.startManager(t) // and no driver: the machine stays
+	got := r.phase(t, m, v1alpha1.MachineTerminating)
+	if got.Status.CurrentStatus.PreserveExpiryTime != nil {
+		t.Errorf("machine is to be preserved until %v", got.Status.CurrentStatus.PreserveExpiryTime)
+	}
+	r.startDriver(t)
+	r.gone(t, m)
+}
+
+// The update decides what becomes of a machine that is being updated in place.
+func TestInPlaceUpdateIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	m := r.machine("a")
+	r.create(t, m)
+	node := r.join(t, m)
+	m = r.phase(t, m, v1alpha1.MachineRunning)
+	before := m.DeepCopy()
+	m.Status.CurrentStatus.Phase = v1alpha1.MachineInPlaceUpdating
+	if err := r.Status().Patch(t.Context(), m, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+	r.condition(t, node, ready(corev1.ConditionFalse))
+	got := r.until(t, "copied conditions", m, func(m *v1alpha1.Machine) bool {
+		return m.Status.Conditions[0].Status == corev1.ConditionFalse
+	})
+	if got.Status.CurrentStatus.Phase != v1alpha1.MachineInPlaceUpdating {
+		t.Errorf("phase is %q", got.Status.CurrentStatus.Phase)
+	}
+}
+
+// A class may know that its instances take long, or that they take no time.
+func TestOperationTimeoutOfAClass(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	timeouts := make(chan time.Duration, 10)
+	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+		if bus.Mutates(task.Operation) {
+			timeouts <- task.Request.GetTimeout().AsDuration()
+		}
+
+		return nil
+	})
+	class := r.class()
+	r.change(t, class, func() {
+		class.Annotations = map[string]string{v1alpha1.AnnotationKeyOperationTimeout: "15m"}
+	})
+	m := r.pending(t, "a")
+	for range 2 { // create and initialize
+		if d := <-timeouts; d != 15*time.Minute {
+			t.Errorf("operation may take %s, want what the class says", d)
+		}
+	}
+	r.change(t, class, func() { class.Annotations[v1alpha1.AnnotationKeyOperationTimeout] = "15" })
+	const text = `MachineClass small: annotation machinebus.io/operation-timeout is "15": want a duration from 1s to 24h, such as 15m`
+	late := r.machine("late")
+	r.create(t, late)
+	r.event(t, late, "InvalidMachine", text)
+	r.delete(t, m) // which a typing error does not stop
+	r.gone(t, m)
+	r.event(t, m, "InvalidField", text)
+	if d := <-timeouts; d != r.settings.OperationTimeout {
+		t.Errorf("delete may take %s, want the default", d)
+	}
+	r.change(t, class, func() { delete(class.Annotations, v1alpha1.AnnotationKeyOperationTimeout) })
+	r.phase(t, late, v1alpha1.MachinePending)
+}

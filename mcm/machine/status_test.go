@@ -1,0 +1,337 @@
+package machine_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+const status = driverv1.Operation_OPERATION_STATUS
+
+// crashed stores a machine as another manager may leave it behind in the middle of
+// its creation.
+func (r *rig) crashed(t *testing.T, m *v1alpha1.Machine) {
+	t.Helper()
+	r.create(t, m)
+	before := m.DeepCopy()
+	m.Status.CurrentStatus.Phase = v1alpha1.MachineCrashLoopBackOff
+	m.Status.LastKnownState = "half made"
+	if err := r.Status().Patch(t.Context(), m, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// found with a node name of its own, as the provider sees it.
+func foundAs(m *driverv1.Machine, node string, code driverv1.Code) *driverv1.Result {
+	result := found(m)
+	result.GetInstanceStatus().Instance.NodeName = node
+	if code != driverv1.Code_CODE_OK {
+		result.Status = &driverv1.Status{Code: code, Message: "no luck"}
+	}
+
+	return result
+}
+
+// What another manager has left is looked for before anything is made.
+func TestStatusBeforeCreation(t *testing.T) {
+	t.Parallel()
+	type done struct {
+		Asked              bool // a cache that lags behind may have it asked twice
+		Create, Initialize int
+		ProviderID, Node   string
+	}
+	const preset = "virtual://preset"
+	for name, c := range map[string]struct {
+		reason     string
+		providerID string // of the Machine
+		answer     func(m *driverv1.Machine) *driverv1.Result
+		want       func(m *v1alpha1.Machine) done
+	}{
+		"OK": {
+			"it is there and ready", "",
+			func(m *driverv1.Machine) *driverv1.Result { return foundAs(m, "n1", driverv1.Code_CODE_OK) },
+			func(m *v1alpha1.Machine) done { return done{true, 0, 0, "virtual://" + m.Name, "n1"} },
+		},
+		"OK, preset": {
+			"the driver knows better", preset,
+			func(m *driverv1.Machine) *driverv1.Result { return foundAs(m, "n1", driverv1.Code_CODE_OK) },
+			func(m *v1alpha1.Machine) done { return done{true, 0, 0, "virtual://" + m.Name, "n1"} },
+		},
+		"NotFound": {
+			"there is nothing", "",
+			func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_NOT_FOUND) },
+			func(m *v1alpha1.Machine) done { return done{true, 1, 1, "virtual://" + m.Name, m.Name} },
+		},
+		"NotFound, preset": {
+			"who set it must know", preset,
+			func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_NOT_FOUND) },
+			func(m *v1alpha1.Machine) done { return done{true, 0, 1, preset, m.Name} },
+		},
+		"Unimplemented": {
+			"create finds what there is", "",
+			func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_UNIMPLEMENTED) },
+			func(m *v1alpha1.Machine) done { return done{true, 1, 1, "virtual://" + m.Name, m.Name} },
+		},
+		"Unimplemented, preset": {
+			"who set it must know", preset,
+			func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_UNIMPLEMENTED) },
+			func(m *v1alpha1.Machine) done { return done{true, 0, 1, preset, m.Name} },
+		},
+		"Uninitialized": {
+			"it is there and not ready", "",
+			func(m *driverv1.Machine) *driverv1.Result { return foundAs(m, "n1", driverv1.Code_CODE_UNINITIALIZED) },
+			func(m *v1alpha1.Machine) done { return done{true, 0, 1, "virtual://" + m.Name, "n1"} },
+		},
+		"Uninitialized, preset, without an instance": {
+			"the answer lacks what the machine says", preset,
+			func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_UNINITIALIZED) },
+			func(m *v1alpha1.Machine) done { return done{true, 0, 1, preset, m.Name} },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			m := r.machine("a")
+			m.Spec.ProviderID = c.providerID
+			r.crashed(t, m)
+			r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+				if task.Operation == status {
+					return c.answer(bus.MachineOf(task.Request))
+				}
+
+				return nil
+			})
+			r.startDriver(t)
+			r.startManager(t)
+			got := r.phase(t, m, v1alpha1.MachinePending)
+			did := done{
+				r.cloud.count(status) > 0, r.cloud.count(create), r.cloud.count(initialize), got.Spec.ProviderID, got.Labels[v1alpha1.LabelKeyNode],
+			}
+			if diff := cmp.Diff(c.want(m), did); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", c.reason, diff)
+			}
+			if did.Create == 0 {
+				r.event(t, m, "Adopted", did.ProviderID)
+				if got.Status.LastKnownState != "half made" || got.Annotations[v1alpha1.AnnotationKeyMachinePriority] != "3" {
+					t.Errorf("adopted machine has state %q and annotations %v", got.Status.LastKnownState, got.Annotations)
+				}
+			}
+		})
+	}
+}
+
+// A new machine needs no look: its create finds what there may be.
+func TestNoStatusForANewMachine(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	r.pending(t, "a")
+	if n := r.cloud.count(status); n != 0 {
+		t.Errorf("%d times asked for the instance of a new machine", n)
+	}
+}
+
+// An instance that is there and has no id can be no machine's.
+func TestStatusWithoutAProviderID(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	m := r.machine("a")
+	r.crashed(t, m)
+	r.cloud.failOnce(status, func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_UNINITIALIZED) })
+	r.startDriver(t)
+	r.startManager(t)
+	r.until(t, "a failure that says so", m, func(m *v1alpha1.Machine) bool {
+		return m.Status.LastOperation.ErrorCode == "Internal" && strings.Contains(m.Status.LastOperation.Description, "without a provider id")
+	})
+	r.phase(t, m, v1alpha1.MachinePending) // found out again, and made
+}
+
+// otherCodes are those with which a status says nothing about the instance.
+func otherCodes() map[string]driverv1.Code {
+	other := codes()
+	for _, known := range []string{"notfound", "unimplemented", "uninitialized"} {
+		delete(other, known)
+	}
+
+	return other
+}
+
+func TestStatusErrorsBeforeCreation(t *testing.T) {
+	t.Parallel()
+	for name, code := range otherCodes() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			retry := &r.settings.Retry
+			retry.Short, retry.Medium, retry.Long, retry.ResourceExhausted = time.Hour, 2*time.Hour, 3*time.Hour, 4*time.Hour
+			period := retry.Medium
+			switch code {
+			case driverv1.Code_CODE_RESOURCE_EXHAUSTED:
+				period = retry.ResourceExhausted
+			case driverv1.Code_CODE_CANCELED, driverv1.Code_CODE_UNKNOWN, driverv1.Code_CODE_DEADLINE_EXCEEDED,
+				driverv1.Code_CODE_ABORTED, driverv1.Code_CODE_UNAVAILABLE:
+				period = retry.Short
+			}
+			m := r.machine("a")
+			r.crashed(t, m)
+			r.cloud.failOnce(status, func(*driverv1.Machine) *driverv1.Result { return failure(code) })
+			r.startDriver(t)
+			r.startManager(t)
+			r.event(t, m, "FailedStatus", fmt.Sprintf("failed with %s (driver replica", bus.CodeName(code)))
+			r.event(t, m, "FailedStatus", fmt.Sprintf("next try in %s: no luck", period))
+			got := r.get(t, m)
+			want := fmt.Sprintf("Cloud provider message - machine codes error: code = [%s] message = [no luck]", bus.CodeName(code))
+			if last := got.Status.LastOperation; last.Description != want || last.ErrorCode != bus.CodeName(code) ||
+				last.Type != "Create" || last.State != "Failed" {
+				t.Errorf("last operation is %+v", last)
+			}
+			if got.Status.CurrentStatus.Phase != v1alpha1.MachineCrashLoopBackOff || got.Status.LastKnownState != "half made" {
+				t.Errorf("status is %+v", got.Status)
+			}
+			if r.cloud.count(create) != 0 {
+				t.Error("something was made without knowing what there is")
+			}
+			class := r.class()
+			r.change(t, class, func() { class.ProviderSpec.Raw = []byte(`{"size":"m"}`) })
+			r.phase(t, m, v1alpha1.MachinePending)
+		})
+	}
+}
+
+// The same failure is for good once the machine is older than it may be.
+func TestStatusErrorFailsAnOldMachine(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	m := r.machine("a")
+	m.Spec.MachineCreationTimeout = &metav1.Duration{Duration: time.Millisecond}
+	r.crashed(t, m)
+	untilLater(t, m.CreationTimestamp)
+	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+		if task.Operation == status {
+			return failure(driverv1.Code_CODE_INTERNAL)
+		}
+
+		return nil
+	})
+	r.startDriver(t)
+	r.startManager(t)
+	r.phase(t, m, v1alpha1.MachineFailed)
+}
+
+// A machine that is to go and does not know its Node asks for it, to have it
+// drained.
+func TestStatusBeforeDeletion(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		reason  string
+		answer  func(m *driverv1.Machine) *driverv1.Result
+		drained bool
+	}{
+		"OK": {
+			"its pods are evicted first",
+			func(m *driverv1.Machine) *driverv1.Result { return foundAs(m, m.GetName(), driverv1.Code_CODE_OK) }, true,
+		},
+		"NotFound": {
+			"something else of it may be left",
+			func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_NOT_FOUND) }, false,
+		},
+		"Unimplemented": {
+			"delete finds what there is",
+			func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_UNIMPLEMENTED) }, false,
+		},
+		"Uninitialized": {
+			"it never was a Node",
+			func(m *driverv1.Machine) *driverv1.Result {
+				return foundAs(m, m.GetName(), driverv1.Code_CODE_UNINITIALIZED)
+			}, false,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			m := r.machine("a")
+			m.Finalizers = []string{v1alpha1.FinalizerName}
+			r.crashed(t, m)
+			r.join(t, m)
+			r.delete(t, m)
+			r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+				if task.Operation == status {
+					return c.answer(bus.MachineOf(task.Request))
+				}
+
+				return nil
+			})
+			r.startDriver(t)
+			r.startManager(t)
+			r.gone(t, m)
+			if asked, deleted := r.cloud.count(status), r.cloud.count(remove); asked < 1 || deleted != 1 {
+				t.Errorf("asked %d times, deleted %d times: %s", asked, deleted, c.reason)
+			}
+			drained := strings.Contains(strings.Join(r.events(t, m), "\n"), "Drained: ")
+			if drained != c.drained || (r.node(t, m.Name) == nil) != c.drained {
+				t.Errorf("node drained: %v, want %v: %s", drained, c.drained, c.reason)
+			}
+		})
+	}
+}
+
+// A Node that carries the machine's name saves the question.
+func TestNodeKnownByItsLabel(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	m := r.machine("a")
+	m.Finalizers = []string{v1alpha1.FinalizerName}
+	r.crashed(t, m)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: m.Name + "-x", Labels: map[string]string{v1alpha1.LabelKeyMachineName: m.Name},
+	}}
+	r.create(t, node)
+	t.Cleanup(func() { r.forceDelete(t, node) })
+	r.delete(t, m)
+	r.startDriver(t)
+	r.startManager(t)
+	r.gone(t, m)
+	if n := r.cloud.count(status); n != 0 || r.node(t, node.Name) != nil {
+		t.Errorf("asked %d times, node is %v", n, r.node(t, node.Name))
+	}
+}
+
+func TestStatusErrorsBeforeDeletion(t *testing.T) {
+	t.Parallel()
+	for name, code := range otherCodes() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.settings.Retry.Long = time.Hour // which none of them waits for
+			period := r.settings.Retry.Medium
+			switch code {
+			case driverv1.Code_CODE_CANCELED, driverv1.Code_CODE_UNKNOWN, driverv1.Code_CODE_DEADLINE_EXCEEDED,
+				driverv1.Code_CODE_ABORTED, driverv1.Code_CODE_UNAVAILABLE:
+				period = r.settings.Retry.Short
+			}
+			m := r.machine("a")
+			m.Finalizers = []string{v1alpha1.FinalizerName}
+			r.crashed(t, m)
+			r.delete(t, m)
+			r.cloud.failOnce(status, func(*driverv1.Machine) *driverv1.Result { return failure(code) })
+			r.startDriver(t)
+			r.startManager(t)
+			r.event(t, m, "FailedStatus", fmt.Sprintf("failed with %s (driver replica", bus.CodeName(code)))
+			r.event(t, m, "FailedStatus", fmt.Sprintf("next try in %s: no luck", period))
+			r.gone(t, m)
+			if asked, deleted := r.cloud.count(status), r.cloud.count(remove); asked < 2 || deleted != 1 {
+				t.Errorf("asked %d times, deleted %d times", asked, deleted)
+			}
+		})
+	}
+}

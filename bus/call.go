@@ -122,6 +122,8 @@ type call struct {
 	terms   *driverv1.ClaimTerms // of the next try's claim; nil leaves them to the replica
 	denied  map[string]uint32    // attempts that replicas said they do not have
 	buried  map[string]bool      // sessions under which nothing of this machine runs any more
+
+	unleased int // times that a replica was without a lease
 }
 
 // log is for lines about the operation.

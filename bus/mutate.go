@@ -73,20 +73,7 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 			return k.elsewhere()
 		}
 	case gotBusy:
-		switch {
-		case busy == driverv1.BusyReason_BUSY_REASON_MACHINE:
-			return true, k.notStarted("another operation of this machine still runs at replica %s", k.out.Replica)
-		case k.attached():
-			k.denies(k.out.Replica)
-
-			return k.next(ctx) // it would have answered with what it holds
-		case busy == driverv1.BusyReason_BUSY_REASON_SESSION && k.claimed:
-			return k.awaitLease(ctx)
-		case busy == driverv1.BusyReason_BUSY_REASON_CLAIM && k.claimed:
-			return k.onClaim(ctx)
-		default:
-			return k.elsewhere()
-		}
+		return k.onBusy(ctx, busy)
 	case gotSilence:
 		k.ran = k.number
 
@@ -104,6 +91,24 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 		return true, k.late()
 	default:
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+}
+
+// onBusy goes on after a refusal.
+func (k *call) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, err error) {
+	switch {
+	case why == driverv1.BusyReason_BUSY_REASON_MACHINE:
+		return true, k.notStarted("another operation of this machine still runs at replica %s", k.out.Replica)
+	case k.attached():
+		k.denies(k.out.Replica)
+
+		return k.next(ctx) // it would have answered with what it holds
+	case why == driverv1.BusyReason_BUSY_REASON_SESSION && k.claimed:
+		return k.awaitLease(ctx)
+	case why == driverv1.BusyReason_BUSY_REASON_CLAIM && k.claimed:
+		return k.onClaim(ctx)
+	default:
+		return k.elsewhere()
 	}
 }
 

@@ -54,18 +54,13 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	lock, err := newLeaderLock(control, o)
+	lock, err := newLeaderLock(ctx, control, o)
 	if err != nil {
 		return err
 	}
 	mgr, err := o.newManager(control, scheme, lock)
 	if err != nil {
 		return err
-	}
-	if !o.lease.elect {
-		if err := lock.seize(ctx); err != nil {
-			return err
-		}
 	}
 	conn, closeBus, err := o.nats.connect(ctx)
 	if err != nil {

@@ -98,7 +98,10 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 func (k *call) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, err error) {
 	switch {
 	case why == driverv1.BusyReason_BUSY_REASON_MACHINE:
-		return true, k.notStarted("another operation of this machine still runs at replica %s", k.out.Replica)
+		e := k.notStarted("another operation of this machine still runs at replica %s", k.out.Replica)
+		e.Code = driverv1.Code_CODE_ABORTED // room for others there may be
+
+		return true, e
 	case k.attached():
 		k.denies(k.out.Replica)
 

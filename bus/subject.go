@@ -34,6 +34,8 @@ const (
 	TreeReply Tree = "reply"
 	// TreeSession holds the replicas' signs of life.
 	TreeSession Tree = "session"
+	// TreeClaim holds who runs which operation of a machine.
+	TreeClaim Tree = "claim"
 	// TreeHello holds the leading manager's sign of life.
 	TreeHello Tree = "hello"
 	// TreeFetch holds what drivers ask of the manager.
@@ -116,6 +118,7 @@ func Mutates(op driverv1.Operation) bool {
 //	replica        Provider Replica Verb [Namespace Name]
 //	reply          Provider Caller Token
 //	session        Provider Replica
+//	claim          Provider Machine
 //	fetch          Provider Verb
 //	changed        Provider
 //	audit          Provider Verb Namespace Name
@@ -131,6 +134,7 @@ type Subject struct {
 	Name      string
 	Caller    string
 	Token     string
+	Machine   string // uid
 }
 
 // layouts gives the fields that follow the tree in each subject, in order.
@@ -146,6 +150,7 @@ var layouts = map[Tree]func(*Subject) []*string{
 	TreeFetch:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
 	TreeChanged:  func(s *Subject) []*string { return []*string{&s.Provider} },
 	TreeAudit:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
+	TreeClaim:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Machine} },
 	TreeOutcomes: func(*Subject) []*string { return nil },
 }
 
@@ -269,6 +274,9 @@ func wildcard(cluster string, tree Tree, tokens ...string) string {
 func replyPrefix(cluster, provider string) string {
 	return root + "." + cluster + "." + string(TreeReply) + "." + provider + "."
 }
+
+// ManagerInboxPrefix is where mcm receives JetStream's answers.
+const ManagerInboxPrefix = "_INBOX_mcm"
 
 // InboxPrefix is where a driver of provider receives the answers to its own
 // requests. The manager answers nowhere else [FETCH-1].

@@ -45,7 +45,6 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	defer stopTraces()
-	o.settings.Namespace = o.scope()
 	control, target, err := o.restConfigs()
 	if err != nil {
 		return err
@@ -119,7 +118,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	if err != nil {
 		return err
 	}
-	key, err := fetch.ControlPlaneKey(ctx, direct, client.ObjectKey{Namespace: m.options.namespace, Name: m.options.keySecret})
+	key, err := fetch.ControlPlaneKey(ctx, direct, m.options.keyName())
 	if err != nil {
 		return err
 	}
@@ -207,10 +206,10 @@ func (m *mcm) addControllers(ctx context.Context) error {
 	if err := machineclass.NewClassReconciler(c, events).SetupWithManager(ctx, m.manager); err != nil {
 		return fmt.Errorf("set up the class controller: %w", err)
 	}
-	if err := machineclass.NewSecretReconciler(c, events, m.options.scope()).SetupWithManager(ctx, m.manager); err != nil {
+	if err := machineclass.NewSecretReconciler(c, events).SetupWithManager(ctx, m.manager); err != nil {
 		return fmt.Errorf("set up the secret controller: %w", err)
 	}
-	m.validator = machineclass.NewValidator(ctx, c, events, dispatch.NewClasses(m.caller), m.options.settings.DefaultProvider, m.options.scope())
+	m.validator = machineclass.NewValidator(ctx, c, events, dispatch.NewClasses(m.caller), m.options.settings.DefaultProvider)
 	if err := m.validator.SetupWithManager(m.manager); err != nil {
 		return fmt.Errorf("set up the validation of classes: %w", err)
 	}
@@ -222,6 +221,7 @@ func (m *mcm) addControllers(ctx context.Context) error {
 func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	handler := &fetch.Handler{
 		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher, Removed: m.removed,
+		Reserved: m.options.keyName(),
 		DefaultProvider: m.options.settings.DefaultProvider, CreationTimeout: m.options.settings.CreationTimeout,
 	}
 	if m.tokens != nil {

@@ -3,6 +3,7 @@ package fetch
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/machineclass"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -76,7 +78,7 @@ func (h *Handler) providersOf(ctx context.Context, secret client.Object) []strin
 	for i := range list.Items {
 		class := &list.Items[i]
 		provider, err := dispatch.Provider(class, h.DefaultProvider)
-		if err == nil && !seen[provider] && refersTo(class, secret.GetNamespace(), secret.GetName()) {
+		if err == nil && !seen[provider] && slices.Contains(machineclass.Secrets(class), client.ObjectKeyFromObject(secret)) {
 			seen[provider] = true
 			providers = append(providers, provider)
 		}

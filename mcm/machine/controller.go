@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/machineclass"
 )
 
 // Fields by which the caches find objects.
@@ -75,14 +76,8 @@ func (r *Reconciler) index(ctx context.Context, indexer client.FieldIndexer) err
 	bySecret := func(o client.Object) []string {
 		var keys []string
 		if c, ok := o.(*v1alpha1.MachineClass); ok {
-			for _, ref := range []*corev1.SecretReference{c.SecretRef, c.CredentialsSecretRef} {
-				if ref != nil {
-					namespace := ref.Namespace
-					if namespace == "" {
-						namespace = c.Namespace
-					}
-					keys = append(keys, namespace+"/"+ref.Name)
-				}
+			for _, key := range machineclass.Secrets(c) {
+				keys = append(keys, key.String())
 			}
 		}
 

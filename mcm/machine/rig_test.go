@@ -115,7 +115,6 @@ func newRig(t *testing.T) *rig {
 		Client: c, t: t, namespace: fmt.Sprintf("t%d", namespaces.Add(1)), nats: bustest.Server(t, embedded.Options{}),
 		cloud: newCloud(), settings: machine.DefaultSettings(),
 	}
-	r.settings.Namespace = r.namespace
 	r.settings.Retry = machine.Retry{
 		Short: 100 * time.Millisecond, Medium: 200 * time.Millisecond, Long: 300 * time.Millisecond,
 		ResourceExhausted: 400 * time.Millisecond,

@@ -243,7 +243,9 @@ func run(tb testing.TB, conn *bus.Conn, h bus.HandlerFunc) *bus.Server {
 	server, err := bus.NewServer(conn, bus.ServerConfig{
 		Provider: provider, Version: "1.0.0", Logger: bustest.Quiet(),
 		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
-		Capabilities:   []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_STATUS},
+		Capabilities: []driverv1.Operation{
+			driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_INITIALIZE, driverv1.Operation_OPERATION_STATUS,
+		},
 	}, h)
 	if err != nil {
 		tb.Fatal(err)
@@ -276,6 +278,11 @@ func (v *violations) Write(p []byte) (int, error) {
 
 func (v *violations) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(v, &slog.HandlerOptions{Level: slog.LevelError}))
+}
+
+// warnings is logger for a test that expects to be warned.
+func (v *violations) warnings() *slog.Logger {
+	return slog.New(slog.NewTextHandler(v, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
 func (v *violations) all() string {

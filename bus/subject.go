@@ -34,6 +34,8 @@ const (
 	TreeReply Tree = "reply"
 	// TreeSession holds the replicas' signs of life.
 	TreeSession Tree = "session"
+	// TreeClaim holds who runs which operation of a machine.
+	TreeClaim Tree = "claim"
 	// TreeHello holds the leading manager's sign of life.
 	TreeHello Tree = "hello"
 	// TreeFetch holds what drivers ask of the manager.
@@ -42,6 +44,8 @@ const (
 	TreeChanged Tree = "changed"
 	// TreeAudit holds one message for each finished operation.
 	TreeAudit Tree = "audit"
+	// TreeOutcomes holds people's questions to the manager for its newest outcomes.
+	TreeOutcomes Tree = "outcomes"
 )
 
 // Verbs of TreeReplica beside the operations, and of TreeFetch.
@@ -114,10 +118,12 @@ func Mutates(op driverv1.Operation) bool {
 //	replica        Provider Replica Verb [Namespace Name]
 //	reply          Provider Caller Token
 //	session        Provider Replica
+//	claim          Provider Machine
 //	fetch          Provider Verb
 //	changed        Provider
 //	audit          Provider Verb Namespace Name
 //	hello          -
+//	outcomes       -
 type Subject struct {
 	Cluster   string
 	Tree      Tree
@@ -128,6 +134,7 @@ type Subject struct {
 	Name      string
 	Caller    string
 	Token     string
+	Machine   string // uid
 }
 
 // layouts gives the fields that follow the tree in each subject, in order.
@@ -137,12 +144,14 @@ var layouts = map[Tree]func(*Subject) []*string{
 	TreeReplica: func(s *Subject) []*string {
 		return []*string{&s.Provider, &s.Replica, &s.Verb, &s.Namespace, &s.Name}
 	},
-	TreeReply:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Caller, &s.Token} },
-	TreeSession: func(s *Subject) []*string { return []*string{&s.Provider, &s.Replica} },
-	TreeHello:   func(*Subject) []*string { return nil },
-	TreeFetch:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
-	TreeChanged: func(s *Subject) []*string { return []*string{&s.Provider} },
-	TreeAudit:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
+	TreeReply:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Caller, &s.Token} },
+	TreeSession:  func(s *Subject) []*string { return []*string{&s.Provider, &s.Replica} },
+	TreeHello:    func(*Subject) []*string { return nil },
+	TreeFetch:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
+	TreeChanged:  func(s *Subject) []*string { return []*string{&s.Provider} },
+	TreeAudit:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
+	TreeClaim:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Machine} },
+	TreeOutcomes: func(*Subject) []*string { return nil },
 }
 
 // controlFields is how many fields a replica subject has that names no machine:
@@ -265,6 +274,9 @@ func wildcard(cluster string, tree Tree, tokens ...string) string {
 func replyPrefix(cluster, provider string) string {
 	return root + "." + cluster + "." + string(TreeReply) + "." + provider + "."
 }
+
+// ManagerInboxPrefix is where mcm receives JetStream's answers.
+const ManagerInboxPrefix = "_INBOX_mcm"
 
 // InboxPrefix is where a driver of provider receives the answers to its own
 // requests. The manager answers nowhere else [FETCH-1].

@@ -14,7 +14,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
@@ -53,7 +52,11 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	mgr, err := o.newManager(control, scheme)
+	lock, err := newLeaderLock(ctx, control, o)
+	if err != nil {
+		return err
+	}
+	mgr, err := o.newManager(control, scheme, lock)
 	if err != nil {
 		return err
 	}
@@ -63,7 +66,7 @@ func run(ctx context.Context, o *options) error {
 	}
 	defer closeBus()
 
-	m := &mcm{options: o, manager: mgr, conn: conn, log: slog.New(logr.ToSlogHandler(klog.Background().WithName("bus")))}
+	m := &mcm{options: o, manager: mgr, lock: lock, conn: conn, log: slog.New(logr.ToSlogHandler(klog.Background().WithName("bus")))}
 	if err := m.addTarget(ctx, target); err != nil {
 		return err
 	}
@@ -77,7 +80,9 @@ func run(ctx context.Context, o *options) error {
 	klog.Background().Info("starting", "version", version(), "cluster", o.clusterName, "bus", conn.URL())
 	err = mgr.Start(ctx)
 	m.dispatcher.Wait()
-	m.validator.Wait()
+	if m.validator != nil {
+		m.validator.Wait()
+	}
 	if m.drainer != nil {
 		m.drainer.Wait()
 	}
@@ -95,6 +100,7 @@ func run(ctx context.Context, o *options) error {
 type mcm struct {
 	options    *options
 	manager    ctrl.Manager
+	lock       *leaderLock
 	conn       *bus.Conn
 	log        *slog.Logger
 	caller     *bus.Caller
@@ -102,10 +108,10 @@ type mcm struct {
 	dispatcher *dispatch.Dispatcher
 	reconciler *machine.Reconciler
 	removed    *machineclass.Removed
-	validator  *machineclass.Validator
-	target     cluster.Cluster   // nil when there is none
-	tokens     *bootstrap.Tokens // nil when there is none
-	drainer    *drain.Drainer    // nil when there is none
+	validator  *machineclass.Validator // nil when it is switched off
+	target     cluster.Cluster         // nil when there is none
+	tokens     *bootstrap.Tokens       // nil when there is none
+	drainer    *drain.Drainer          // nil when there is none
 }
 
 // setUp makes the parts between the bus and the control cluster.
@@ -125,19 +131,26 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	if m.announcer, err = bus.NewAnnouncer(m.conn, m.options.clusterName); err != nil {
 		return err
 	}
-	if m.caller, err = bus.NewCaller(m.conn, bus.CallerConfig{Cluster: m.options.clusterName, Logger: m.log}); err != nil {
+	m.caller, err = bus.NewCaller(m.conn, bus.CallerConfig{
+		Cluster: m.options.clusterName, Epoch: m.lock.Epoch, Operations: m.options.nats.stream(), Key: key, Logger: m.log,
+	})
+	if err != nil {
 		return err
 	}
 	m.dispatcher = dispatch.New(logr.NewContext(ctx, klog.Background().WithName("dispatch")), m.caller, m.announcer)
-	if err := register(append(m.dispatcher.Collectors(), dropped("mcm_dispatch_replies_dropped_total",
-		"Reply frames that belonged to no operation in flight.", m.caller.Dropped))); err != nil {
+	m.dispatcher.Limit(m.options.limits)
+	if err := register(append(m.dispatcher.Collectors(), dispatch.StreamCollector(m.caller.Streams),
+		dropped("mcm_dispatch_replies_dropped_total",
+			"Reply frames that belonged to no operation in flight.", m.caller.Dropped))); err != nil {
 		return err
 	}
 	m.removed = machineclass.NewRemoved(m.manager.GetClient())
 	m.reconciler = &machine.Reconciler{
 		Control: m.manager.GetClient(), Dispatcher: m.dispatcher, Settings: m.options.settings, Removed: m.removed,
-		// The newer events API keeps only the first text of a reason for minutes.
-		Events: m.manager.GetEventRecorderFor("mcm"), //nolint:staticcheck // see above
+		Events: m.events(),
+	}
+	if _, err := bus.ServeOutcomes(m.conn, m.options.clusterName, m.dispatcher.Newest); err != nil {
+		return err
 	}
 	namesake := dispatch.NewNamesake(string(uid), m.options.scope())
 	if _, err := bus.WatchHello(m.conn, m.options.clusterName, namesake.OnHello); err != nil {
@@ -145,7 +158,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	}
 
 	return errors.Join(
-		m.manager.Add(&dispatch.Hello{Greeter: m.announcer, Message: &driverv1.Hello{
+		m.manager.Add(&dispatch.Hello{Greeter: m.announcer, Epoch: m.lock.Epoch, Message: &driverv1.Hello{
 			ClusterUid: string(uid), Key: key.Public(), Mcm: identity(), Version: version(), Scope: m.options.scope(),
 		}}),
 		m.manager.Add(m.fetches(key)),
@@ -190,31 +203,6 @@ func register(collectors []prometheus.Collector) error {
 // dropped is a figure that the bus counts itself.
 func dropped(name, help string, count func() uint64) prometheus.Collector {
 	return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(count()) })
-}
-
-// addControllers adds the controllers of machines, classes and their secrets.
-func (m *mcm) addControllers(ctx context.Context) error {
-	var nodes cache.Cache
-	if m.target != nil {
-		nodes = m.target.GetCache()
-		m.reconciler.Target, m.reconciler.Tokens, m.reconciler.Drainer = m.target.GetClient(), m.tokens, m.drainer
-	}
-	c, events := m.manager.GetClient(), m.reconciler.Events
-	if err := m.reconciler.SetupWithManager(ctx, m.manager, nodes, m.dispatcher, m.options.workers); err != nil {
-		return fmt.Errorf("set up the machine controller: %w", err)
-	}
-	if err := machineclass.NewClassReconciler(c, events).SetupWithManager(ctx, m.manager); err != nil {
-		return fmt.Errorf("set up the class controller: %w", err)
-	}
-	if err := machineclass.NewSecretReconciler(c, events).SetupWithManager(ctx, m.manager); err != nil {
-		return fmt.Errorf("set up the secret controller: %w", err)
-	}
-	m.validator = machineclass.NewValidator(ctx, c, events, dispatch.NewClasses(m.caller), m.options.settings.DefaultProvider)
-	if err := m.validator.SetupWithManager(m.manager); err != nil {
-		return fmt.Errorf("set up the validation of classes: %w", err)
-	}
-
-	return nil
 }
 
 // fetches serves drivers, on every replica and not only the leading one.

@@ -41,7 +41,7 @@ func serveVirtual(t *testing.T, url string, clusters ...string) {
 			t.Errorf("driversdk.Serve(...): %v", err)
 		}
 	})
-	fleet := newFleet()
+	fleet := newFleet(anyCluster)
 	stop, err := bus.WatchSessions(connectTo(t, url), anyCluster, fleet.onSession)
 	if err != nil {
 		t.Fatal(err)

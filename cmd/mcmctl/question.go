@@ -59,7 +59,7 @@ func (q *question) migrate(ctx context.Context, old *unstructured.Unstructured) 
 // asker returns the control plane to ask as: that of a replica that does the
 // operation. It waits until one is heard.
 func (q *question) asker(ctx context.Context, op driverv1.Operation) (string, error) {
-	heard, news := newFleet(), make(chan struct{}, 1)
+	heard, news := newFleet(q.cluster), make(chan struct{}, 1)
 	stop, err := bus.WatchSessions(q.conn, q.cluster, func(s *driverv1.Session) {
 		heard.onSession(s)
 		select {

@@ -101,6 +101,11 @@ type State struct {
 
 	// Err is how a Done operation failed, nil for success.
 	Err error
+	// Lost says of a Done operation that nobody has it any more and nobody knows
+	// what came of it: it may have an effect until its deadline, and that may show
+	// SettleTime later.
+	Lost       bool
+	SettleTime time.Duration
 	// Instance is what the driver returned, nil for nothing.
 	Instance *Instance
 	// LastKnownState is the driver's memory, to be stored when Stated.

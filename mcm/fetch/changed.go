@@ -13,7 +13,6 @@ import (
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
-	"github.com/machinebus/machinebus/mcm/machineclass"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -78,7 +77,7 @@ func (h *Handler) providersOf(ctx context.Context, secret client.Object) []strin
 	for i := range list.Items {
 		class := &list.Items[i]
 		provider, err := dispatch.Provider(class, h.DefaultProvider)
-		if err == nil && !seen[provider] && slices.Contains(machineclass.Secrets(class), client.ObjectKeyFromObject(secret)) {
+		if err == nil && !seen[provider] && slices.Contains(v1alpha1.SecretsOf(class), client.ObjectKeyFromObject(secret)) {
 			seen[provider] = true
 			providers = append(providers, provider)
 		}

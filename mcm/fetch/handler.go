@@ -17,8 +17,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/lastgood"
 	"github.com/machinebus/machinebus/mcm/machine"
-	"github.com/machinebus/machinebus/mcm/machineclass"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -77,7 +77,7 @@ func (h *Handler) Secret(ctx context.Context, provider string, req *driverv1.Fet
 	}
 	want := req.GetSecret()
 	secret, key := &corev1.Secret{}, client.ObjectKey{Namespace: want.GetNamespace(), Name: want.GetName()}
-	if key == h.Reserved || !slices.Contains(machineclass.Secrets(class), key) {
+	if key == h.Reserved || !slices.Contains(v1alpha1.SecretsOf(class), key) {
 		return nil, dispatch.Errorf(dispatch.PermissionDenied, "MachineClass %s/%s may not have Secret %s: a class has those that it "+
 			"refers to, in its own namespace, and never the control plane's key", class.Namespace, class.Name, key)
 	}
@@ -175,7 +175,7 @@ func (h *Handler) class(ctx context.Context, provider string, ref *driverv1.Obje
 	}
 	owner := ""
 	if err == nil {
-		class = machineclass.Version(class, ref.GetResourceVersion())
+		class = lastgood.Version(class, ref.GetResourceVersion())
 		owner, err = dispatch.Provider(class, h.DefaultProvider)
 	}
 	if err != nil || owner != provider {

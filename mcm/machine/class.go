@@ -11,7 +11,6 @@ import (
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
-	"github.com/machinebus/machinebus/mcm/machineclass"
 )
 
 // userDataKey is the key of a class's secret that instances boot from.
@@ -108,7 +107,7 @@ func (p *pass) lookupSecret(ctx context.Context, field string, ref *corev1.Secre
 	if ref == nil {
 		return nil, nil //nolint:nilnil // a class need not have secrets
 	}
-	key, allowed := machineclass.SecretKey(p.class.Object, ref)
+	key, allowed := v1alpha1.SecretKey(p.class.Object, ref)
 	if !allowed {
 		return nil, dispatch.Errorf(dispatch.InvalidArgument, "MachineClass %s: %s: Secret %s is in another namespace: "+
 			"put it into %s, where the class is", p.class.Object.Name, field, key, p.class.Object.Namespace)

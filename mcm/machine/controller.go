@@ -21,7 +21,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
-	"github.com/machinebus/machinebus/mcm/machineclass"
 )
 
 // Fields by which the caches find objects.
@@ -76,7 +75,7 @@ func (r *Reconciler) index(ctx context.Context, indexer client.FieldIndexer) err
 	bySecret := func(o client.Object) []string {
 		var keys []string
 		if c, ok := o.(*v1alpha1.MachineClass); ok {
-			for _, key := range machineclass.Secrets(c) {
+			for _, key := range v1alpha1.SecretsOf(c) {
 				keys = append(keys, key.String())
 			}
 		}

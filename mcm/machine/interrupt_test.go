@@ -1,7 +1,9 @@
 package machine_test
 
 import (
+	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,6 +43,39 @@ func TestDeleteAfterCreate(t *testing.T) {
 	bustest.Receive(t, "the driver to get the create", r.cloud.entered)
 	close(open)
 	r.delete(t, m)
+	r.gone(t, m)
+	if there, _ := r.cloud.has(); there != 0 {
+		t.Errorf("the cloud has %d instances", there)
+	}
+}
+
+// A create whose replica is lost may make its instance after the delete has found
+// none.
+func TestDeleteOfALostCreate(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.settings.OperationTimeout = 8 * time.Second
+	proxy := bustest.NewProxy(t, r.nats.URL())
+	r.startDriverAt(t, proxy.URL())
+	r.startManager(t)
+	open := make(chan struct{})
+	r.cloud.hold(open)
+	m := r.machine("a")
+	r.create(t, m)
+	bustest.Receive(t, "the driver to get the create", r.cloud.entered)
+	proxy.Cut()
+	r.delete(t, m)
+	r.event(t, m, "CreationLost", "looked for again")
+	r.startDriver(t)
+	bustest.Eventually(t, "the first delete", func() bool { return r.cloud.count(remove) == 1 })
+	close(open)
+	bustest.Eventually(t, "the late instance", func() bool { _, made := r.cloud.has(); return made == 1 })
+	got := r.until(t, "waiting for the lost create", m, func(m *v1alpha1.Machine) bool {
+		return strings.Contains(m.Status.LastOperation.Description, "a lost attempt at the creation")
+	})
+	if len(got.Finalizers) == 0 {
+		t.Error("the machine is let go while an instance may appear")
+	}
 	r.gone(t, m)
 	if there, _ := r.cloud.has(); there != 0 {
 		t.Errorf("the cloud has %d instances", there)

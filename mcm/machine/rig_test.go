@@ -266,8 +266,15 @@ func (c counter) RoundTrip(req *http.Request) (*http.Response, error) {
 // startDriver starts a replica of the cloud's driver.
 func (r *rig) startDriver(t *testing.T) (replica string) {
 	t.Helper()
+
+	return r.startDriverAt(t, r.nats.URL())
+}
+
+// startDriverAt is startDriver with another way to the bus.
+func (r *rig) startDriverAt(t *testing.T, url string) (replica string) {
+	t.Helper()
 	conn := bustest.Connect(t, bus.Config{
-		URLs: []string{r.nats.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider),
+		URLs: []string{url}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider),
 	})
 	server, err := bus.NewServer(conn, bus.ServerConfig{
 		Provider: provider, Slots: 100, Logger: bustest.Quiet(), DrainTimeout: 10 * time.Millisecond,

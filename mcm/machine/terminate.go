@@ -97,6 +97,14 @@ func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, e
 		}
 	}
 	p.journal = p.journal.settle()
+	if state.Kind == dispatch.Create && state.Lost {
+		// Its call may be at the cloud still, and its instance not in any list yet.
+		until := metav1.NewTime(p.now.Add(p.operationTimeout() + state.SettleTime).
+			Truncate(time.Second).Add(time.Second)) // stored times have no fractions
+		p.journal.Lost = &until
+		p.notef("CreationLost", "Nobody knows whether the creation had an effect: the instance is deleted now, and looked for again at %s",
+			until.UTC().Format(time.RFC3339))
+	}
 	if err := p.patch(ctx); err != nil {
 		return wait, err
 	}
@@ -131,6 +139,9 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 
 		return p.deleteFailed(ctx, state)
 	}
+	if wait, doubt := p.journal.doubtful(p.now); doubt {
+		return p.deleteAgain(ctx, state, wait)
+	}
 	if p.machine.Status.LastOperation.Description != v1alpha1.TextVMDeleted {
 		p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "", v1alpha1.TextVMDeleted)
 		if err := p.patchStatus(ctx); err != nil {
@@ -140,6 +151,23 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 	}
 
 	return proceed, nil
+}
+
+// deleteAgain settles a delete after which the instance of a lost creation may
+// still appear. The finalizer stays until one that began later has succeeded.
+func (p *pass) deleteAgain(ctx context.Context, state dispatch.State, after time.Duration) (next, error) {
+	p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "",
+		"Waiting: a lost attempt at the creation may have an effect until "+p.journal.Lost.UTC().Format(time.RFC3339))
+	if err := p.patchStatus(ctx); err != nil {
+		return wait, err
+	}
+	p.journal = p.journal.failed(p.now, after, p.version)
+	if err := p.patch(ctx); err != nil {
+		return wait, err
+	}
+	p.Dispatcher.Settle(p.machine.UID, state.ID)
+
+	return again(after), nil
 }
 
 // deleteFailed stores how a delete failed and when it is tried again: at once if

@@ -1,7 +1,6 @@
 package machineclass
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -75,38 +74,14 @@ func (r *SecretReconciler) Reconcile(ctx context.Context, req reconcile.Request)
 	return reconcile.Result{}, r.keep(ctx, secret, names)
 }
 
-// SecretKey returns the Secret that a class's reference means; false when the
-// class must not have it. A reference without a namespace means the class's own,
-// and no other one is allowed: who may write classes in one namespace would have
-// mcm, which may read more than they, hand the Secrets of all others to a driver.
-func SecretKey(class *v1alpha1.MachineClass, ref *corev1.SecretReference) (key client.ObjectKey, allowed bool) {
-	key = client.ObjectKey{Namespace: cmp.Or(ref.Namespace, class.Namespace), Name: ref.Name}
-
-	return key, key.Namespace == class.Namespace
-}
-
-// Secrets returns the Secrets that a class refers to and may have, each once.
-func Secrets(class *v1alpha1.MachineClass) []client.ObjectKey {
-	var keys []client.ObjectKey
-	for _, ref := range []*corev1.SecretReference{class.SecretRef, class.CredentialsSecretRef} {
-		if ref == nil || ref.Name == "" {
-			continue
-		}
-		if key, allowed := SecretKey(class, ref); allowed && !slices.Contains(keys, key) {
-			keys = append(keys, key)
-		}
-	}
-
-	return keys
-}
-
+// secretsOf is v1alpha1.SecretsOf for an object that should be a class.
 func secretsOf(o client.Object) []client.ObjectKey {
 	class, ok := o.(*v1alpha1.MachineClass)
 	if !ok {
 		return nil
 	}
 
-	return Secrets(class)
+	return v1alpha1.SecretsOf(class)
 }
 
 func requestsForSecrets(_ context.Context, o client.Object) []reconcile.Request {

@@ -112,7 +112,7 @@ func (v *Validator) secret(ctx context.Context, class *v1alpha1.MachineClass, re
 	if ref == nil || ref.Name == "" {
 		return nil, true, nil
 	}
-	key, allowed := SecretKey(class, ref)
+	key, allowed := v1alpha1.SecretKey(class, ref)
 	if !allowed {
 		return nil, false, nil
 	}

@@ -14,6 +14,11 @@ import (
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`,description="Time since the object was created"
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.metadata.labels.node`,description="Node that runs on the machine"
 // +kubebuilder:printcolumn:name="ProviderID",type=string,priority=1,JSONPath=`.spec.providerID`,description="ID of the instance at the provider"
+// +kubebuilder:printcolumn:name="Class",type=string,priority=1,JSONPath=`.spec.class.name`,description="Class that the instance is made from"
+// +kubebuilder:printcolumn:name="Operation",type=string,priority=1,JSONPath=`.status.lastOperation.type`,description="What was last done to the machine"
+// +kubebuilder:printcolumn:name="State",type=string,priority=1,JSONPath=`.status.lastOperation.state`,description="How that went"
+// +kubebuilder:printcolumn:name="Code",type=string,priority=1,JSONPath=`.status.lastOperation.errorCode`,description="Code of the driver's error, if it failed"
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.lastOperation.description`,description="What the machine waits for, or why it failed"
 type Machine struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty,omitzero"`

@@ -209,7 +209,7 @@ func dropped(name, help string, count func() uint64) prometheus.Collector {
 func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	handler := &fetch.Handler{
 		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher, Removed: m.removed,
-		Reserved: m.options.keyName(),
+		Reserved:        m.options.keyName(),
 		DefaultProvider: m.options.settings.DefaultProvider, CreationTimeout: m.options.settings.CreationTimeout,
 	}
 	if m.tokens != nil {

@@ -138,8 +138,10 @@ func newRig(t *testing.T) *rig {
 		t.Fatal(err)
 	}
 	r.objects, r.removed = objects, machineclass.NewRemoved(objects)
-	handler := &fetch.Handler{Reader: objects, Operations: r.flying, Machines: r.Client, Removed: r.removed,
-		Reserved: client.ObjectKey{Namespace: r.namespace, Name: "seal"}}
+	handler := &fetch.Handler{
+		Reader: objects, Operations: r.flying, Machines: r.Client, Removed: r.removed,
+		Reserved: client.ObjectKey{Namespace: r.namespace, Name: "seal"},
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- objects.Start(ctx) }()
@@ -319,6 +321,7 @@ func TestBootstrap(t *testing.T) {
 		"under way":       {"its machine is about to boot", "virtual", "u1.create.0", "u1", dispatch.OK},
 		"other provider":  {"the operation is not its own", "aws", "u1.create.0", "u1", dispatch.PermissionDenied},
 		"other operation": {"it has ended, or never was", "virtual", "u1.create.1", "u1", dispatch.PermissionDenied},
+		"a deletion":      {"it boots nothing", "virtual", "u1.delete.0", "u1", dispatch.PermissionDenied},
 		"other machine":   {"the operation is of another one", "virtual", "u1.create.0", "u2", dispatch.PermissionDenied},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -406,6 +409,13 @@ func TestBootstrapToken(t *testing.T) {
 	}
 	if again, err := ask(m.UID); err != nil || !cmp.Equal(first, again) {
 		t.Errorf("asked again, the values differ (%v): a create that is tried again would boot from others", err)
+	}
+	m.Finalizers = []string{"test/stays"}
+	if err := errors.Join(r.Update(t.Context(), m), r.Delete(t.Context(), m)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ask(m.UID); dispatch.CodeOf(err) != dispatch.FailedPrecondition {
+		t.Errorf("a machine that is being deleted got %v, want FailedPrecondition", err)
 	}
 	if _, err := ask("earlier"); dispatch.CodeOf(err) != dispatch.NotFound {
 		t.Errorf("an earlier machine of that name got %v, want NotFound", err)

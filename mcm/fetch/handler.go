@@ -103,6 +103,9 @@ func (h *Handler) Secret(ctx context.Context, provider string, req *driverv1.Fet
 func (h *Handler) Bootstrap(
 	ctx context.Context, provider string, req *driverv1.FetchBootstrapRequest,
 ) (*driverv1.BootstrapContent, error) {
+	if kind := dispatch.KindOf(req.GetOperationId()); kind != dispatch.Create && kind != dispatch.Initialize {
+		return nil, dispatch.Errorf(dispatch.PermissionDenied, "operation %s boots no instance", req.GetOperationId())
+	}
 	underWay := h.Operations.InFlight(provider, req.GetOperationId(), types.UID(req.GetMachineUid()))
 	if !underWay && h.Machines != nil {
 		var err error
@@ -125,6 +128,10 @@ func (h *Handler) Bootstrap(
 	}
 	if string(m.UID) != req.GetMachineUid() {
 		return nil, dispatch.Errorf(dispatch.NotFound, "machine %s/%s has another uid by now", m.Namespace, m.Name)
+	}
+	if !m.DeletionTimestamp.IsZero() {
+		return nil, dispatch.Errorf(dispatch.FailedPrecondition, "machine %s/%s is being deleted: it gets no token to join with",
+			m.Namespace, m.Name)
 	}
 	token, err := h.Tokens.Ensure(ctx, m, machine.CreationTimeout(m, h.CreationTimeout))
 	if err != nil {

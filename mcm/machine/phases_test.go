@@ -23,7 +23,9 @@ func TestNodeVanishes(t *testing.T) {
 	r.create(t, m)
 	node := r.join(t, m)
 	r.phase(t, m, v1alpha1.MachineRunning)
+	r.stop() // or it gives the Node its finalizer back before that can go
 	r.forceDelete(t, node)
+	r.startManager(t)
 	got := r.phase(t, m, v1alpha1.MachineUnknown)
 	want := "Machine " + m.Name + " is unhealthy - changing MachinePhase to Unknown. Node conditions: the node does not exist"
 	if last := got.Status.LastOperation; last.Type != "HealthCheck" || last.State != "Processing" || last.Description != want {

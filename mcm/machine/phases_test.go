@@ -23,7 +23,8 @@ func TestNodeVanishes(t *testing.T) {
 	r.create(t, m)
 	node := r.join(t, m)
 	r.phase(t, m, v1alpha1.MachineRunning)
-	r.stop() // or it gives the Node its finalizer back before that can go
+	// A running manager might give the Node its finalizer back in between.
+	r.stop()
 	r.forceDelete(t, node)
 	r.startManager(t)
 	got := r.phase(t, m, v1alpha1.MachineUnknown)

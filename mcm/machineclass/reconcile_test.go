@@ -25,7 +25,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/machineclass"
 )
 
@@ -86,6 +88,7 @@ type rig struct {
 
 	namespace string
 	second    string       // namespace that is served too; empty for none
+	caller    *bus.Caller  // asks drivers to check classes; nil for nobody
 	failures  atomic.Int64 // that the controllers logged
 }
 
@@ -134,6 +137,14 @@ func (r *rig) run(t *testing.T) {
 	if err := machineclass.NewSecretReconciler(mgr.GetClient(), events, only).SetupWithManager(ctx, mgr); err != nil {
 		t.Fatal(err)
 	}
+	wait := func() {}
+	if r.caller != nil {
+		v := machineclass.NewValidator(ctx, mgr.GetClient(), events, dispatch.NewClasses(r.caller), "", only)
+		if err := v.SetupWithManager(mgr); err != nil {
+			t.Fatal(err)
+		}
+		wait = v.Wait
+	}
 	done := make(chan error, 1)
 	go func() { done <- mgr.Start(ctx) }()
 	t.Cleanup(sync.OnceFunc(func() {
@@ -141,6 +152,7 @@ func (r *rig) run(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Error("manager:", err)
 		}
+		wait()
 	}))
 }
 

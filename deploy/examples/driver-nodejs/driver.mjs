@@ -18,21 +18,16 @@ const nc = await connect({
   servers: NATS_URL, name: `driver ${PROVIDER}`, inboxPrefix: `_INBOX_driver.${PROVIDER}`, maxReconnectAttempts: -1, waitOnFirstConnect: true,
 });
 
-class Failure extends Error {
-  constructor(code, message, outcomeUnknown = false) {
-    super(message);
-    Object.assign(this, { code: Code["CODE_" + code], outcomeUnknown });
-  }
-}
+const failure = (code, message, outcomeUnknown = false) => Object.assign(new Error(message), { code: Code["CODE_" + code], outcomeUnknown });
 const codes = { 400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "RESOURCE_EXHAUSTED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS", 429: "UNAVAILABLE" };
 
 // cloud makes one call. One that was not answered may have had its effect.
 async function cloud(spec, signal, method, path, body) {
   const response = await fetch(spec.endpoint + path, {
     method, signal, body: JSON.stringify(body), headers: { authorization: `Bearer ${token}`, "content-type": "application/json" },
-  }).catch((e) => { throw new Failure(signal.aborted ? "DEADLINE_EXCEEDED" : "UNAVAILABLE", `${method} ${path}: ${e.message}`, method !== "GET"); });
+  }).catch((e) => { throw failure(signal.aborted ? "DEADLINE_EXCEEDED" : "UNAVAILABLE", `${method} ${path}: ${e.message}`, method !== "GET"); });
   const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Failure(codes[response.status] ?? "INTERNAL", answer.error?.message ?? `HTTP ${response.status}`);
+  if (!response.ok) throw failure(codes[response.status] ?? "INTERNAL", answer.error?.message ?? `HTTP ${response.status}`);
   return answer;
 }
 
@@ -73,9 +68,9 @@ const operations = {
 async function resultOf(env) {
   try {
     const operation = operations[env.body];
-    if (!operation) throw new Failure("UNIMPLEMENTED", "this driver creates, deletes and lists");
+    if (!operation) throw failure("UNIMPLEMENTED", "this driver creates, deletes and lists");
     if (env.body !== "list" && env.acceptBy && Date.now() > Number(env.acceptBy.seconds) * 1000 + env.acceptBy.nanos / 1e6)
-      throw new Failure("ABORTED", "the request is stale");
+      throw failure("ABORTED", "the request is stale");
     const signal = AbortSignal.timeout(Number(env.timeout?.seconds ?? 60) * 1000);
     return await operation(env[env.body], await specOf(env[env.body].class.class), signal, env.operationId);
   } catch (e) {
@@ -97,9 +92,4 @@ const subscription = nc.subscribe(`mcm.v1.${CLUSTER}.plain.${PROVIDER}.>`, { que
 } });
 await nc.flush();
 console.log("serving");
-process.once("SIGTERM", async () => {
-  await subscription.drain();
-  await Promise.all(running);
-  await nc.drain();
-  process.exit(0);
-});
+process.once("SIGTERM", () => subscription.drain().then(() => Promise.all(running)).then(() => nc.drain()).then(() => process.exit(0)));

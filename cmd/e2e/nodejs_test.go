@@ -101,18 +101,18 @@ func TestNodeFenced(t *testing.T) {
 		}
 		return nil
 	})
-	e.eventually("its fence has refused the call", func(context.Context) error {
+	e.eventually("its fence has refused the call", func(ctx context.Context) error {
+		stats, err := e.cloud.Admin.Stats(ctx)
+		e.must(err)
+		if calls := stats.Requests["create"]; calls != 1 {
+			e.Fatalf("the cloud was asked %d times for an instance, want once", calls)
+		}
 		output, err := os.ReadFile(victim.Output)
 		if err == nil && !strings.Contains(string(output), "\nfenced ") {
 			err = errors.New("it does not say so")
 		}
 		return err
 	})
-	stats, err := e.cloud.Admin.Stats(e.ctx())
-	e.must(err)
-	if calls := stats.Requests["create"]; calls != 1 {
-		t.Errorf("the cloud was asked %d times for an instance, want once", calls)
-	}
 	e.wantInstances(1)
 	e.deleteAll(name)
 }

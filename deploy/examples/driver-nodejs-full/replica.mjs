@@ -1,4 +1,5 @@
-// A replica: the protocol of PROTOCOL.md, section 6, with nothing of any cloud in it.
+// A replica: the protocol of PROTOCOL.md, section 6, with nothing of any cloud in it. Left out: requests in JSON, which mcm
+// does not send, and discovery.
 import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
 import { Lease, now } from "./lease.mjs";
@@ -21,6 +22,8 @@ export class Replica {
   reads = 0;
   denied = new Map();
   draining = false;
+  renewed = -Infinity;
+  again = null;
 
   constructor(wire, config) {
     Object.assign(this, { wire, slots: 8, ...config });
@@ -35,7 +38,8 @@ export class Replica {
     subscribe("hello", (m) => this.onHello(m));
     this.requests = subscribe(`driver.${this.provider}.>`, (m) => this.onMessage(m), "driver");
     this.wire.onUp = () => this.renew();
-    this.beat = setInterval(() => { this.renew(); this.storeAgain(); }, 500);
+    this.beat = setInterval(() => { this.forget(); this.renew(); }, 500);
+    this.store = setInterval(() => this.storeAgain(), 1000);
     this.renew();
   }
 
@@ -46,6 +50,7 @@ export class Replica {
     await this.requests.drain();
     await Promise.all([...this.held.values()].map((h) => h.done));
     clearInterval(this.beat);
+    clearInterval(this.store);
     this.lease.end();
     this.renew(true);
     await this.wire.nc.drain();
@@ -54,6 +59,11 @@ export class Replica {
   // ---- sessions and the lease
 
   async renew(stopped = false) {
+    if (!stopped && performance.now() - this.renewed < 50) { // a burst of settled operations is no burst of sessions
+      this.again ??= setTimeout(() => { this.again = null; if (!this.lease.ended) this.renew(); }, 50);
+      return;
+    }
+    this.renewed = performance.now();
     const sequence = ++this.sequence, lease = this.lease, expected = lease.send(sequence);
     const session = {
       cluster: this.cluster, provider: this.provider, replica: this.id, sequence, startedAt: timestamp(this.started), version: "0.1.0", protocol: 1,
@@ -210,6 +220,12 @@ export class Replica {
     if (answer.seq) h.claim = answer.seq;
     h.stored = !!answer.seq || !!answer.conflict;
     h.storing = false;
+  }
+
+  // forget bounds what is kept for an mcm that never acknowledges [RESULT-2].
+  forget() {
+    const settled = [...this.held.values()].filter((h) => h.result).sort((a, b) => a.ended - b.ended);
+    for (const [n, h] of settled.entries()) if (settled.length - n > 2048 || Date.now() - h.ended > 24 * 3600e3) this.held.delete(h.id);
   }
 
   storeAgain() {

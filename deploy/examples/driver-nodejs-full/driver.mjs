@@ -1,4 +1,4 @@
-// A full driver of the virtual cloud, written from PROTOCOL.md alone: what it does with the cloud, its classes and its secrets.
+// A full driver of the virtual cloud, after PROTOCOL.md: what it does with the cloud, its classes and its secrets.
 import { randomBytes } from "node:crypto";
 import { createCurve } from "nkeys.js";
 import { Replica } from "./replica.mjs";

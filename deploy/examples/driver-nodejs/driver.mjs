@@ -1,4 +1,4 @@
-// A plain driver: one request, one answer. It was written from PROTOCOL.md alone and drives the virtual cloud.
+// A plain driver: one request, one answer. It follows PROTOCOL.md and drives the virtual cloud.
 // What it does not have, see there, section 1; driver-nodejs-full has it.
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";

@@ -36,7 +36,7 @@ func checkQueue(ctx context.Context, s *suite) error {
 		return fmt.Errorf("join the queue group: %w", err)
 	}
 	defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection
-	if err := s.conn.Flush(ctx); err != nil {
+	if err := s.flush(ctx); err != nil {
 		return err
 	}
 	var asked []*exchange

@@ -124,11 +124,19 @@ func (s *suite) listen(ctx context.Context) error {
 			return fmt.Errorf("subscribe to %s: %w", subject, err)
 		}
 	}
-	if err := s.conn.Flush(ctx); err != nil {
+	if err := s.flush(ctx); err != nil {
 		return err
 	}
 
 	return s.startCaller()
+}
+
+// flush waits until the server has taken all subscriptions.
+func (s *suite) flush(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+
+	return s.conn.Flush(ctx)
 }
 
 // startCaller has the operations stream made as the manager makes it.

@@ -161,13 +161,14 @@ func (s *suite) meet(ctx context.Context) error {
 		"no driver of provider %q came to the bus within %s (cluster %q): is it started, with this NATS and this provider?",
 		s.cfg.Provider, s.cfg.Wait, s.cfg.Cluster))
 	defer cancel()
-	tick := time.NewTicker(bus.SessionInterval)
+	started := time.Now()
+	tick := time.NewTicker(bus.SessionInterval / 10)
 	defer tick.Stop()
-	for silent := 0; ; silent++ {
+	for {
 		if s.chooseTarget() {
 			return s.meetReplica(limit)
 		}
-		if silent > 2 && s.plainAnswers(limit) { // a full one would have been heard by now
+		if time.Since(started) > 2*bus.SessionInterval && s.plainAnswers(limit) { // a full one would have been heard by now
 			s.plain = true
 
 			return nil

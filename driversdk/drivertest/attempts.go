@@ -75,7 +75,7 @@ func checkOneAtATime(ctx context.Context, s *suite) error {
 	if err != nil {
 		return err
 	}
-	f, err := x.first(ctx, patience)
+	f, err := x.first(ctx, s.cfg.Patience)
 	if err != nil {
 		return fmt.Errorf("while a create of the machine runs: %w", err)
 	}
@@ -83,7 +83,7 @@ func checkOneAtATime(ctx context.Context, s *suite) error {
 		return fmt.Errorf("while a create of the machine runs, a delete was answered %s, not busy", describe(f))
 	}
 	p.release()
-	_, err = p.result(ctx, s.cfg.Timeout+lateBy)
+	_, err = p.result(ctx, s.late())
 	s.acknowledge(p.id)
 
 	return err
@@ -114,7 +114,7 @@ func checkAttach(ctx context.Context, s *suite) error {
 		return fmt.Errorf("asked for an operation that runs: %w", err)
 	}
 	p.release()
-	result, err := x.result(ctx, s.cfg.Timeout+lateBy)
+	result, err := x.result(ctx, s.late())
 	if err != nil {
 		return fmt.Errorf("asked for an operation that runs: %w", err)
 	}
@@ -146,7 +146,7 @@ func checkKept(ctx context.Context, s *suite) error {
 		if err != nil {
 			return err
 		}
-		if results[n], err = x.result(ctx, s.cfg.Timeout+lateBy); err != nil {
+		if results[n], err = x.result(ctx, s.late()); err != nil {
 			return fmt.Errorf("asked for the %d. time: %w", n+1, err)
 		}
 	}
@@ -175,7 +175,7 @@ func checkAccepts(ctx context.Context, s *suite) error {
 		return err
 	}
 	p.release()
-	if _, err = p.result(ctx, s.cfg.Timeout+lateBy); err != nil {
+	if _, err = p.result(ctx, s.late()); err != nil {
 		return err
 	}
 	s.acknowledge(p.id)
@@ -192,17 +192,17 @@ func checkAcceptsSlowRead(ctx context.Context, s *suite) error {
 	if err != nil {
 		return err
 	}
-	f, err := x.first(ctx, patience)
+	f, err := x.first(ctx, s.cfg.Patience)
 	switch {
 	case err != nil:
 		return fmt.Errorf("while the class is awaited: %w", err)
-	case f.GetResult() != nil:
+	case f.GetResult().GetStatus().GetCode() == driverv1.Code_CODE_OK && f.GetResult() != nil:
 		return skipf("the driver answers without the class, by which the suite could hold it up")
 	case f.GetAccepted() == nil:
 		return fmt.Errorf("a read that takes its time was answered %s", describe(f))
 	}
 	release()
-	_, err = x.result(ctx, s.cfg.Timeout+lateBy)
+	_, err = x.result(ctx, s.late())
 
 	return err
 }
@@ -232,7 +232,7 @@ func checkSlots(ctx context.Context, s *suite) error {
 		if err != nil {
 			return err
 		}
-		f, err := x.first(ctx, patience)
+		f, err := x.first(ctx, s.cfg.Patience)
 		if err != nil {
 			return fmt.Errorf("with %d of %d slots taken: %w", len(taken), slots, err)
 		}
@@ -245,7 +245,7 @@ func checkSlots(ctx context.Context, s *suite) error {
 	}
 	p.release()
 	for _, x := range taken {
-		if _, err := x.result(ctx, s.cfg.Timeout+lateBy); err != nil {
+		if _, err := x.result(ctx, s.late()); err != nil {
 			return err
 		}
 		s.acknowledge(x.id)
@@ -269,7 +269,7 @@ func checkCancel(ctx context.Context, s *suite) error {
 	// A driver may leave its wait for the class alone.
 	timer := time.AfterFunc(silence, p.release)
 	defer timer.Stop()
-	result, err := p.result(ctx, s.cfg.Timeout+lateBy)
+	result, err := p.result(ctx, s.late())
 	if err != nil {
 		return fmt.Errorf("after a cancel: %w", err)
 	}
@@ -299,7 +299,7 @@ func checkDenial(ctx context.Context, s *suite) error {
 	if err != nil {
 		return err
 	}
-	f, err := x.first(ctx, patience)
+	f, err := x.first(ctx, s.cfg.Patience)
 	if err == nil && f.GetBusy() == nil {
 		err = fmt.Errorf("it said that it does not hold the attempt, and then answered it %s", describe(f))
 	}
@@ -344,7 +344,7 @@ func checkOutcomeUnknown(ctx context.Context, s *suite) error {
 		return err
 	}
 	defer p.release()
-	result, err := p.result(ctx, patience)
+	result, err := p.result(ctx, s.cfg.Patience)
 	if err != nil {
 		return fmt.Errorf("after its deadline: %w", err)
 	}

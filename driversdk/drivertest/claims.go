@@ -26,7 +26,7 @@ func (s *suite) sessionSubject() string {
 // finish lets a pending operation go on and returns its result.
 func (s *suite) finish(ctx context.Context, p *pending) (*driverv1.Result, error) {
 	p.release()
-	result, err := p.result(ctx, s.cfg.Timeout+lateBy)
+	result, err := p.result(ctx, s.late())
 	if err == nil && !result.GetOutcomeUnknown() {
 		s.acknowledge(p.id)
 	}
@@ -108,7 +108,7 @@ func (s *suite) refusedClaim(ctx context.Context, m *machine, id string, body *d
 		return frame{}, err
 	}
 
-	return x.first(ctx, patience)
+	return x.first(ctx, s.cfg.Patience)
 }
 
 func checkRefusedClaim(ctx context.Context, s *suite) error {
@@ -265,7 +265,7 @@ func checkLapsed(ctx context.Context, s *suite) error {
 		return err
 	}
 	defer p.release()
-	limit, cancel := context.WithTimeout(ctx, patience)
+	limit, cancel := context.WithTimeout(ctx, s.cfg.Patience)
 	defer cancel()
 	name := bus.StreamName(s.cfg.Cluster, s.cfg.Provider)
 	if _, err := s.nc.RequestWithContext(limit, "$JS.API.STREAM.DELETE."+name, nil); err != nil {

@@ -33,6 +33,10 @@ type Config struct {
 	Timeout time.Duration
 	// Wait is how long to wait for the driver to come to the bus; 0 means 30 seconds.
 	Wait time.Duration
+	// Patience bounds waits for what is to come at once, or within a second; 0 means
+	// 10 seconds, which is far above what the contract asks for, because machines
+	// that run tests stall.
+	Patience time.Duration
 	// Repeat is how often what has to be idempotent is repeated; 0 means 3.
 	Repeat int
 	// Only are the ids of the clauses to check; none means all.
@@ -101,6 +105,9 @@ func (c Config) complete() (Config, error) {
 	if c.Wait == 0 {
 		c.Wait = 30 * time.Second
 	}
+	if c.Patience == 0 {
+		c.Patience = 10 * time.Second
+	}
 	if c.Repeat == 0 {
 		c.Repeat = 3
 	}
@@ -111,8 +118,8 @@ func (c Config) complete() (Config, error) {
 	if c.OtherCluster != "" {
 		errs = append(errs, bus.ValidToken("other cluster", c.OtherCluster))
 	}
-	if c.Timeout < 0 || c.Wait < 0 || c.Repeat < 0 {
-		errs = append(errs, errors.New("timeout, wait and repeat must not be negative"))
+	if c.Timeout < 0 || c.Wait < 0 || c.Patience < 0 || c.Repeat < 0 {
+		errs = append(errs, errors.New("timeout, wait, patience and repeat must not be negative"))
 	}
 	if c.Class.Namespace == "" || c.Class.Name == "" {
 		errs = append(errs, errors.New("the class needs a namespace and a name"))

@@ -23,15 +23,10 @@ const (
 	headerSequence    = "Nats-Sequence"
 	headerStatus      = "Status"
 
-	// patience bounds waits for what is to come at once. It is far above what the
-	// contract asks for, because machines that run tests stall.
-	patience = 10 * time.Second
 	// silence is how long the suite listens for what must not come.
 	silence = 300 * time.Millisecond
 	// acceptBy is the time the manager gives a request to arrive.
 	acceptBy = 2 * time.Second
-	// lateBy is how much longer than its timeout an operation is waited for.
-	lateBy = 5 * time.Second
 )
 
 var (
@@ -56,6 +51,8 @@ type exchange struct {
 	mutates bool
 	loose   bool // it was malformed: frames need not name the operation
 	frames  chan frame
+	// patience bounds the wait for what is to come at once.
+	patience time.Duration
 
 	// Guarded by suite.mu.
 	accepted, results int
@@ -79,7 +76,7 @@ const framesKept = 256
 func (s *suite) send(r request) (*exchange, error) {
 	x := &exchange{
 		verb: bus.Verb(bus.OperationOf(r.env)), id: r.env.GetOperationId(), attempt: r.env.GetAttempt(),
-		mutates: bus.Mutates(bus.OperationOf(r.env)), loose: r.env == nil, frames: make(chan frame, framesKept),
+		mutates: bus.Mutates(bus.OperationOf(r.env)), loose: r.env == nil, frames: make(chan frame, framesKept), patience: s.cfg.Patience,
 	}
 	m := &nats.Msg{Subject: r.subject, Data: r.payload, Reply: r.reply}
 	if r.json {
@@ -190,7 +187,7 @@ func (x *exchange) result(ctx context.Context, limit time.Duration) (*driverv1.R
 
 // acceptedFrame waits for the word that the replica has the request.
 func (x *exchange) acceptedFrame(ctx context.Context) error {
-	f, err := x.first(ctx, patience)
+	f, err := x.first(ctx, x.patience)
 	switch {
 	case err != nil:
 		return err
@@ -267,6 +264,9 @@ func (s *suite) mutation(ctx context.Context, m *machine, id string, body *drive
 	return request{subject: s.subject(bus.Verb(bus.OperationOf(env)), m.GetName()), env: env}, nil
 }
 
+// late is how long a result is waited for: the replica's clock starts later.
+func (s *suite) late() time.Duration { return s.cfg.Timeout + s.cfg.Patience }
+
 // run has a mutation done and acknowledges it.
 func (s *suite) run(ctx context.Context, m *machine, id string, body *driverv1.Envelope) (*driverv1.Result, error) {
 	return s.attempt(ctx, m, id, body, func(*driverv1.Envelope) {})
@@ -288,7 +288,7 @@ func (s *suite) attempt(
 		if err != nil {
 			return false, err
 		}
-		result, err = x.result(ctx, s.cfg.Timeout+lateBy)
+		result, err = x.result(ctx, s.late())
 		var busy *errBusy
 		if errors.As(err, &busy) {
 			return false, nil
@@ -330,7 +330,7 @@ func (s *suite) ops(ctx context.Context, id string, attempt uint32) (*driverv1.O
 	if err != nil {
 		return nil, err
 	}
-	f, err := x.next(ctx, patience)
+	f, err := x.next(ctx, s.cfg.Patience)
 	if err != nil {
 		return nil, fmt.Errorf("ops: %w", err)
 	}
@@ -350,5 +350,5 @@ func (s *suite) read(ctx context.Context, name string, body *driverv1.Envelope) 
 		return nil, err
 	}
 
-	return x.result(ctx, s.cfg.Timeout+lateBy)
+	return x.result(ctx, s.late())
 }

@@ -50,24 +50,26 @@ func checkQueue(ctx context.Context, s *suite) error {
 		}
 		asked = append(asked, x)
 	}
-	theirs := 0
-	err = s.eventually(ctx, fmt.Sprintf("each of %d requests is taken by the driver or by another member of queue group driver", queueRounds),
-		func() (bool, error) {
-			theirs = 0
-			for _, x := range asked {
-				s.mu.Lock()
-				if x.accepted+x.results > 0 || len(x.frames) > 0 {
-					theirs++
-				}
-				s.mu.Unlock()
+	answered := func() (n int) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, x := range asked {
+			if x.accepted+x.results > 0 || len(x.frames) > 0 {
+				n++
 			}
+		}
 
-			return theirs+int(ours.Load()) >= queueRounds, nil
-		})
-	if err != nil {
-		return fmt.Errorf("%w: %d were answered", err, theirs)
+		return n
 	}
-	// It is told by who takes a request that another member took as well.
+	err = s.eventually(ctx, fmt.Sprintf("each of %d requests is taken by the driver or by another member of queue group driver", queueRounds),
+		func() (bool, error) { return answered()+int(ours.Load()) >= queueRounds, nil })
+	if err != nil {
+		return fmt.Errorf("%w: %d were answered", err, answered())
+	}
+	if err := pause(ctx, silence); err != nil { // for what must not come
+		return err
+	}
+	theirs := answered()
 	if theirs+int(ours.Load()) > queueRounds || ours.Load() == 0 {
 		return fmt.Errorf("of %d requests the driver answered %d and another member of queue group driver got %d: "+
 			"the driver does not share the group", queueRounds, theirs, ours.Load())
@@ -131,7 +133,7 @@ func (s *suite) json(ctx context.Context) (frame, error) {
 		return frame{}, err
 	}
 	for {
-		f, err := x.first(ctx, s.cfg.Timeout+lateBy)
+		f, err := x.first(ctx, s.late())
 		if err != nil || f.GetResult() != nil {
 			return f, err
 		}
@@ -148,7 +150,7 @@ func checkContentType(ctx context.Context, s *suite) error {
 	if err != nil {
 		return err
 	}
-	f, err := x.first(ctx, s.cfg.Timeout+lateBy)
+	f, err := x.first(ctx, s.late())
 	if err == nil && f.contentType == contentTypeJSON {
 		err = errors.New("a protobuf request was answered in JSON")
 	}
@@ -218,7 +220,7 @@ func checkUnknown(ctx context.Context, s *suite) error {
 	if err != nil {
 		return err
 	}
-	result, err := x.result(ctx, s.cfg.Timeout+lateBy)
+	result, err := x.result(ctx, s.late())
 	if err == nil && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
 		err = fmt.Errorf("it answered %s", said(result))
 	}
@@ -234,7 +236,7 @@ func checkUnknown(ctx context.Context, s *suite) error {
 	if x, err = s.send(request{subject: s.subject("teleport", s.cfg.Class.Name), env: bare, payload: payload}); err != nil {
 		return err
 	}
-	result, err = x.result(ctx, s.cfg.Timeout+lateBy)
+	result, err = x.result(ctx, s.late())
 	if err == nil && result.GetStatus().GetCode() != driverv1.Code_CODE_UNIMPLEMENTED {
 		err = fmt.Errorf("want Unimplemented, and it answered %s", said(result))
 	}
@@ -268,7 +270,7 @@ func checkEpoch(ctx context.Context, s *suite) error {
 	if err != nil {
 		return err
 	}
-	if result, err = x.result(ctx, s.cfg.Timeout+lateBy); err == nil && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
+	if result, err = x.result(ctx, s.late()); err == nil && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
 		err = fmt.Errorf("a list of a lower epoch was answered %s", said(result))
 	}
 

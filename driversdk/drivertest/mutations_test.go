@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -328,8 +329,8 @@ func (r *replica) listed() *driverv1.Result {
 		r.mu.Lock()
 		clear(r.instances)
 		r.mu.Unlock()
-	case r.fault == "LIST-2" && len(all) > 1:
-		all = all[:1]
+	case r.fault == "LIST-2":
+		all = slices.DeleteFunc(all, func(i *driverv1.Instance) bool { return i.GetProviderId() == fmt.Sprintf("acme:///%d", r.made) })
 	}
 
 	return &driverv1.Result{Payload: &driverv1.Result_List{List: &driverv1.ListResponse{Instances: all}}}

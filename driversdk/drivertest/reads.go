@@ -27,23 +27,45 @@ func (s *suite) status(ctx context.Context, m *machine) (*driverv1.Result, error
 	return result, err
 }
 
-// unchanged fails when do changes what list shows of the machines of this check.
+// unchanged fails when do changes what list shows.
 func (s *suite) unchanged(ctx context.Context, do func() error) error {
 	m, _, providerID, err := s.first(ctx)
 	if err != nil {
 		return err
 	}
-	absent := s.newMachine()
+	if err := s.one(ctx, m, providerID); err != nil {
+		return err
+	}
+	before, err := s.listedIDs(ctx)
+	if err != nil {
+		return err
+	}
 	for range s.cfg.Repeat {
 		if err := do(); err != nil {
 			return err
 		}
 	}
-	if err := s.one(ctx, m, providerID); err != nil {
-		return err
+	after, err := s.listedIDs(ctx)
+	if err == nil && !slices.Equal(before, after) {
+		err = fmt.Errorf("list shows %q, where it showed %q before", after, before)
 	}
 
-	return s.none(ctx, absent, "nothing was asked for")
+	return err
+}
+
+// listedIDs returns the provider ids of all instances of the class.
+func (s *suite) listedIDs(ctx context.Context) ([]string, error) {
+	if err := s.settled(ctx); err != nil {
+		return nil, err
+	}
+	list, err := s.list(ctx)
+	ids := make([]string, len(list))
+	for n, i := range list {
+		ids[n] = i.GetProviderId()
+	}
+	slices.Sort(ids)
+
+	return ids, err
 }
 
 func checkStatusChangesNothing(ctx context.Context, s *suite) error {
@@ -186,7 +208,7 @@ func checkListForeign(ctx context.Context, s *suite) error {
 	if err != nil {
 		return err
 	}
-	result, err := x.result(ctx, s.cfg.Timeout+lateBy)
+	result, err := x.result(ctx, s.late())
 	if err == nil && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
 		err = fmt.Errorf("list failed: %s", said(result))
 	}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"strconv"
 	"strings"
 	"sync"
@@ -53,7 +52,6 @@ type replica struct {
 	lease   string
 	acked   time.Time
 	last    uint64
-	expects uint64
 }
 
 // An op is a mutation that runs or ran.
@@ -139,12 +137,10 @@ func (r *replica) renew() {
 		},
 		SessionId: lease, Leased: r.leased(), Epoch: r.epoch,
 	}
-	sequence := r.sequence
 	if r.fault == "SESSION-2" {
 		session.Sequence = 7
 	}
 	r.mu.Unlock()
-	_ = sequence
 	sent := time.Now()
 	m := &nats.Msg{Subject: "mcm.v1.default.session." + testProvider + "." + r.id, Header: nats.Header{
 		headerExpected: {strconv.FormatUint(expected, 10)}, headerTTL: {"3s"},
@@ -270,7 +266,7 @@ func busy(reason driverv1.BusyReason) *driverv1.Envelope {
 
 func (r *replica) onRequest(m *nats.Msg) {
 	contentType := m.Header.Get(headerContentType)
-	if !strings.HasPrefix(m.Reply, "mcm.v1.default.reply."+testProvider+".") && r.fault != "SUBJECT-4" {
+	if m.Reply != "" && !strings.HasPrefix(m.Reply, "mcm.v1.default.reply."+testProvider+".") && r.fault != "SUBJECT-4" {
 		return
 	}
 	env, err := bus.Decode(m.Data, contentType)
@@ -418,7 +414,7 @@ func (r *replica) list() []*driverv1.Instance {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var all []*driverv1.Instance
-	for _, i := range maps.All(r.instances) {
+	for _, i := range r.instances {
 		all = append(all, i)
 	}
 

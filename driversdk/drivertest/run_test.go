@@ -10,6 +10,9 @@ import (
 	"github.com/machinebus/machinebus/bus/embedded"
 )
 
+// patience bounds what the replicas of these tests wait for.
+const patience = 20 * time.Second
+
 const testToken = "a-token-that-nobody-may-tell"
 
 func testConfig(url string) Config {
@@ -70,6 +73,7 @@ func wantBroken(t *testing.T, f fault, plain bool) {
 	srv := bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})
 	newReplica(t, srv.URL(), f, plain)
 	cfg := testConfig(srv.URL())
+	cfg.Timeout, cfg.Patience = 2*time.Second, 3*time.Second // waiting in vain is part of it
 	// What is seen of every frame needs frames to be seen.
 	cfg.Only = []string{"LIST-2", string(f)}
 	if f == "MACHINE-1" {

@@ -68,7 +68,7 @@ func checkResults(ctx context.Context, s *suite) error {
 	if err != nil {
 		return err
 	}
-	if _, err := x.result(ctx, patience); err != nil {
+	if _, err := x.result(ctx, s.cfg.Patience); err != nil {
 		return fmt.Errorf("after its deadline: %w", err)
 	}
 	release()
@@ -170,7 +170,7 @@ func (s *suite) whileDraining(ctx context.Context, p *pending) error {
 	if err != nil {
 		return err
 	}
-	if f, err := x.first(ctx, patience); err != nil || f.GetBusy() == nil {
+	if f, err := x.first(ctx, s.cfg.Patience); err != nil || f.GetBusy() == nil {
 		return errors.Join(err, errors.New("a replica that drains did not answer a new operation with busy"))
 	}
 	result, err := s.finish(ctx, p)

@@ -133,7 +133,7 @@ func (s *suite) listen(ctx context.Context) error {
 
 // flush waits until the server has taken all subscriptions.
 func (s *suite) flush(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Patience)
 	defer cancel()
 
 	return s.conn.Flush(ctx)
@@ -298,7 +298,7 @@ func (s *suite) onClaim(m *nats.Msg) {
 // record reads the newest record of a subject in the operations stream; sequence
 // 0 when there is none.
 func (s *suite) record(ctx context.Context, subject string) (uint64, *driverv1.Envelope, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Patience)
 	defer cancel()
 	m, err := s.nc.RequestWithContext(ctx,
 		"$JS.API.DIRECT.GET."+bus.StreamName(s.cfg.Cluster, s.cfg.Provider)+"."+subject, nil)
@@ -328,7 +328,7 @@ func (s *suite) replace(ctx context.Context, subject string, env *driverv1.Envel
 	if err != nil {
 		return false, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Patience)
 	defer cancel()
 	answer, err := s.nc.RequestMsgWithContext(ctx, &nats.Msg{
 		Subject: subject, Data: payload, Header: nats.Header{headerExpected: {strconv.FormatUint(expected, 10)}},
@@ -340,10 +340,10 @@ func (s *suite) replace(ctx context.Context, subject string, env *driverv1.Envel
 	return acknowledged(answer)
 }
 
-// eventually polls until ok, for as long as patience and the driver's settle time
+// eventually polls until ok, for as long as s.cfg.Patience and the driver's settle time
 // allow.
 func (s *suite) eventually(ctx context.Context, what string, ok func() (bool, error)) error {
-	limit := time.NewTimer(patience + s.session().GetSettleTime().AsDuration())
+	limit := time.NewTimer(s.cfg.Patience + s.session().GetSettleTime().AsDuration())
 	defer limit.Stop()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -364,11 +364,16 @@ func (s *suite) eventually(ctx context.Context, what string, ok func() (bool, er
 
 // settled waits for as long as the cloud's list may lag behind.
 func (s *suite) settled(ctx context.Context) error {
-	settle := s.session().GetSettleTime().AsDuration()
-	if settle <= 0 {
+	return pause(ctx, s.session().GetSettleTime().AsDuration())
+}
+
+// pause is for what has to be given time, and cannot be waited for: nothing tells
+// that a list has caught up, or that no frame comes.
+func pause(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
 		return nil
 	}
-	timer := time.NewTimer(settle)
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

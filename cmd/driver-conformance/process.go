@@ -29,29 +29,21 @@ type driver struct {
 	lost  context.CancelCauseFunc
 }
 
-// launch starts the driver with NATS_URL in its environment.
-func launch(command []string, natsURL string, output io.Writer) (*driver, error) {
-	d := &driver{
+// newDriver makes a driver that is not started yet and has NATS_URL in its
+// environment.
+func newDriver(command []string, natsURL string, output io.Writer) *driver {
+	return &driver{
 		command: command, env: append(os.Environ(), "NATS_URL="+natsURL), output: output,
 		lost: func(error) {},
 	}
-
-	return d, d.start()
 }
 
-// watch returns a context that ends when the driver ends unasked.
+// watch returns a context that ends when the driver ends unasked. It is called
+// before start.
 func (d *driver) watch(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, lost := context.WithCancelCause(ctx)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.lost = lost
-	select {
-	case <-d.done:
-		lost(d.ended())
-	default:
-	}
+	ctx, d.lost = context.WithCancelCause(ctx)
 
-	return ctx, func() { lost(nil) }
+	return ctx, func() { d.lost(nil) }
 }
 
 func (d *driver) start() error {

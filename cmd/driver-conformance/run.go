@@ -132,15 +132,15 @@ func (o *options) run(ctx context.Context, out, errOut io.Writer, command []stri
 	o.nats.URLs = []string{o.url}
 	o.config.NATS = o.nats
 	if len(command) > 0 {
-		driver, err := launch(command, o.url, errOut)
-		if err != nil {
+		driver := newDriver(command, o.url, errOut)
+		var cancel context.CancelFunc
+		ctx, cancel = driver.watch(ctx)
+		defer cancel()
+		if err := driver.start(); err != nil {
 			return err
 		}
 		defer driver.kill()
 		o.config.Process = driver
-		var cancel context.CancelFunc
-		ctx, cancel = driver.watch(ctx)
-		defer cancel()
 	}
 	report, err := drivertest.Check(ctx, o.config, func(f drivertest.Finding) { fmt.Fprintln(out, f) })
 	if report == nil {

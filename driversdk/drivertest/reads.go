@@ -49,8 +49,11 @@ func (s *suite) unchanged(ctx context.Context, do func() error) error {
 	if err == nil && !slices.Equal(before, after) {
 		err = fmt.Errorf("list shows %q, where it showed %q before", after, before)
 	}
+	if err != nil {
+		return err
+	}
 
-	return err
+	return s.one(ctx, m, providerID)
 }
 
 // listedIDs returns the provider ids of all instances of the class.

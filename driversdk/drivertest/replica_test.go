@@ -49,9 +49,9 @@ type replica struct {
 	leader    string
 	sequence  uint64
 
-	lease   string
-	acked   time.Time
-	last    uint64
+	lease string
+	acked time.Time
+	last  uint64
 }
 
 // An op is a mutation that runs or ran.

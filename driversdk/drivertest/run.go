@@ -43,6 +43,9 @@ func Run(t *testing.T, cfg Config) { //nolint:thelper // it is the test, not a h
 func Check(ctx context.Context, cfg Config, tell func(Finding)) (*Report, error) {
 	started := time.Now()
 	s, err := open(ctx, cfg)
+	if ctx.Err() != nil && err != nil {
+		err = context.Cause(ctx)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -80,7 +80,7 @@ $(KUBEBUILDER_ASSETS)/etcd: $(BIN)/devcluster
 	@$< assets --dir $(KUBEBUILDER_ASSETS) >/dev/null
 
 # For others: make images PROGRAMS=./cmd/driver-mine PLATFORMS=linux/amd64,linux/arm64
-PROGRAMS ?= ./cmd/mcm ./cmd/mcmctl ./cmd/driver-virtual
+PROGRAMS ?= ./cmd/mcm ./cmd/mcmctl ./cmd/mcm-autoscaler ./cmd/driver-virtual
 PLATFORMS ?= linux/$(shell go env GOARCH)
 
 .PHONY: images
@@ -207,7 +207,7 @@ help: ## Show this list
 # generated makes all generated files afresh beside the tree, so that checking changes nothing in it.
 GENERATED := $(OUT)/generated
 .PHONY: generated
-generated: $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/controller-gen
+generated: $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/controller-gen
 	@rm -rf $(GENERATED)
 	@mkdir -p $(GENERATED)/proto
 	@PATH="$(BIN):$$PATH" $(BIN)/buf generate proto --template proto/buf.gen.yaml -o $(GENERATED)/proto
@@ -225,5 +225,6 @@ $(BIN)/$(1): .tools/go.mod .tools/go.sum
 endef
 $(eval $(call tool,buf,github.com/bufbuild/buf/cmd/buf,about 2 minutes))
 $(eval $(call tool,protoc-gen-go,google.golang.org/protobuf/cmd/protoc-gen-go,half a minute))
+$(eval $(call tool,protoc-gen-go-grpc,google.golang.org/grpc/cmd/protoc-gen-go-grpc,half a minute))
 $(eval $(call tool,controller-gen,sigs.k8s.io/controller-tools/cmd/controller-gen,about a minute))
 $(eval $(call tool,golangci-lint,github.com/golangci/golangci-lint/v2/cmd/golangci-lint,about 2 minutes))

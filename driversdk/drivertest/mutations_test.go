@@ -140,7 +140,7 @@ func (r *replica) store(o *op, state driverv1.Claim_State) bool {
 		m.Header = nil
 	}
 	m.Data, _ = proto.Marshal(&driverv1.Envelope{Replica: r.id, Body: &driverv1.Envelope_Claim{Claim: c}})
-	answer, err := r.nc.RequestMsg(m, patience)
+	answer, err := r.nc.RequestMsg(m, time.Second)
 	if err != nil {
 		return false
 	}

@@ -1,7 +1,11 @@
 package drivertest
 
 import (
+	"flag"
+	"fmt"
+	"os"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -14,6 +18,19 @@ import (
 const patience = 20 * time.Second
 
 const testToken = "a-token-that-nobody-may-tell"
+
+// atOnce is how many tests run at a time: they wait for what does not come, and
+// leave the cores alone meanwhile.
+const atOnce = 16
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", strconv.Itoa(atOnce)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1) //nolint:forbidigo // as every TestMain
+	}
+	os.Exit(m.Run()) //nolint:forbidigo // as every TestMain
+}
 
 func testConfig(url string) Config {
 	return Config{
@@ -73,7 +90,7 @@ func wantBroken(t *testing.T, f fault, plain bool) {
 	srv := bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})
 	newReplica(t, srv.URL(), f, plain)
 	cfg := testConfig(srv.URL())
-	cfg.Timeout, cfg.Patience = time.Second, 2*time.Second // waiting in vain is part of it
+	cfg.Timeout, cfg.Patience = 5*time.Second, 3*time.Second // waiting in vain is part of it
 	// What is seen of every frame needs frames to be seen.
 	cfg.Only = []string{"LIST-2", string(f)}
 	if f == "MACHINE-1" {

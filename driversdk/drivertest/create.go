@@ -218,6 +218,9 @@ func checkDeadline(ctx context.Context, s *suite) error {
 		case code != driverv1.Code_CODE_DEADLINE_EXCEEDED:
 			return fmt.Errorf("a create with %s to do it in was answered %s, not DeadlineExceeded", timeout, said(result))
 		}
+		if err := pause(ctx, silence); err != nil { // for what must not be begun
+			return err
+		}
 		if err := s.none(ctx, m, "the deadline had passed with nothing begun"); err != nil {
 			return err
 		}

@@ -114,7 +114,7 @@ func (r *replica) subscribe(subject, queue string, f func(*nats.Msg)) {
 func (r *replica) beat() {
 	tick := time.NewTicker(bus.SessionInterval)
 	if r.fault == "SESSION-1" {
-		tick.Reset(2 * bus.SessionInterval)
+		tick.Reset(bus.SessionInterval * 3 / 2)
 	}
 	defer tick.Stop()
 	for !r.nc.IsClosed() {

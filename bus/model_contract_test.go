@@ -79,7 +79,9 @@ func contractCalls() []contractCall {
 	session := wildcard("default", TreeSession, "virtual", "r")
 	env := &driverv1.Envelope{OperationId: "uid.create.0"}
 	put := func(subject string, expected uint64, ttl time.Duration) func(context.Context, contractBus) (uint64, error) {
-		return func(ctx context.Context, b contractBus) (uint64, error) { return b.ledger.put(ctx, subject, env, expected, ttl) }
+		return func(ctx context.Context, b contractBus) (uint64, error) {
+			return b.ledger.put(ctx, subject, env, expected, ttl)
+		}
 	}
 	get := func(subject string) func(context.Context, contractBus) (uint64, error) {
 		return func(ctx context.Context, b contractBus) (uint64, error) {

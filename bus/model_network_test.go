@@ -19,8 +19,8 @@ import (
 
 // A network carries messages between ports. Its clock is the bubble's.
 type network struct {
-	mu     sync.Mutex
-	rng    *rand.Rand
+	mu  sync.Mutex
+	rng *rand.Rand
 	weather
 	ports  []*port
 	subs   []*simSub

@@ -18,6 +18,7 @@ type modelCloud struct {
 	mu         sync.Mutex
 	rng        *rand.Rand
 	calls      map[string][]*cloudCall           // by machine
+	used       map[string]bool                   // operation ids of creates that have made an instance: they make no second one
 	instances  map[string]string                 // operation id of the create, by machine
 	answers    map[string]map[driverv1.Code]bool // what replicas came to, by operation id
 	settled    map[string]uint64                 // how many operations of a machine have an outcome
@@ -38,7 +39,7 @@ type cloudCall struct {
 func newModelCloud(seed uint64) *modelCloud {
 	return &modelCloud{
 		rng:   rand.New(rand.NewPCG(seed, 2)), //nolint:gosec // a schedule is to be repeatable
-		calls: map[string][]*cloudCall{}, instances: map[string]string{},
+		calls: map[string][]*cloudCall{}, instances: map[string]string{}, used: map[string]bool{},
 		answers: map[string]map[driverv1.Code]bool{}, settled: map[string]uint64{},
 	}
 }
@@ -99,8 +100,13 @@ func (c *modelCloud) handle(ctx context.Context, r *modelReplica, t *Task) *driv
 		switch {
 		case err != nil:
 			return failure(CodeOf(err), "cut off")
-		case fails && alone && !made: // what an earlier call may yet make is no failure
+		case fails && alone && !made:
 			return c.answer(id, driverv1.Code_CODE_RESOURCE_EXHAUSTED)
+		case fails && !made: // an earlier call may yet have its effect
+			result := failure(driverv1.Code_CODE_UNAVAILABLE, "of "+id)
+			result.OutcomeUnknown = true
+
+			return result
 		}
 	}
 
@@ -146,7 +152,8 @@ func (c *modelCloud) effect(call *cloudCall, machine string, op driverv1.Operati
 	call.pending = false
 	switch {
 	case fails:
-	case op == driverv1.Operation_OPERATION_CREATE:
+	case op == driverv1.Operation_OPERATION_CREATE && !c.used[call.id]:
+		c.used[call.id] = true
 		if made, ok := c.instances[machine]; ok && made != call.id {
 			c.violate("%s makes a second instance beside that of %s", call.id, made)
 		}

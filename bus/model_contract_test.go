@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"testing"
 	"testing/synctest"
@@ -120,6 +121,14 @@ func contractCalls() []contractCall {
 		{name: "no such stream", ask: api(func(ctx context.Context, s *streams) error { return s.api(ctx, "STREAM.INFO."+name, nil) }), err: errNoStream, at: -1},
 		{name: "make it", ask: api(func(ctx context.Context, s *streams) error { return s.make(ctx, name, "virtual") }), at: -1},
 		{name: "make it again", ask: api(func(ctx context.Context, s *streams) error { return s.make(ctx, name, "virtual") }), at: -1},
+		{name: "it is new", ask: api(func(ctx context.Context, s *streams) error {
+			age, err := s.age(ctx, name)
+			if err == nil && (age < 0 || age > time.Minute) {
+				err = fmt.Errorf("a stream made just now has an age of %s", age)
+			}
+
+			return err
+		}), at: -1},
 		{name: "nothing there", ask: get(claim), at: -1},
 		{name: "expect something of nothing", ask: put(claim, 5, 0), err: errConflict, at: 0},
 		{name: "first", ask: put(claim, 0, 0), seq: contractFirst, at: -1},

@@ -23,6 +23,7 @@ type simStreams struct {
 
 type simStore struct {
 	config  jetstream.StreamConfig
+	made    time.Time
 	last    uint64
 	records map[string]simRecord
 }
@@ -95,7 +96,7 @@ func (s *simStreams) api(m *nats.Msg, what string) (*nats.Msg, bool) {
 	}
 	switch {
 	case verb == "STREAM.CREATE" && store == nil:
-		s.byName[name] = &simStore{config: cfg, last: max(cfg.FirstSeq, 1) - 1, records: map[string]simRecord{}}
+		s.byName[name] = &simStore{config: cfg, made: time.Now(), last: max(cfg.FirstSeq, 1) - 1, records: map[string]simRecord{}}
 	case store == nil:
 		return answerTo(m, map[string]any{"error": apiError{Code: 404, ErrCode: codeStreamNotFound, Description: "stream not found"}}), true
 	case verb == "STREAM.CREATE":
@@ -104,7 +105,7 @@ func (s *simStreams) api(m *nats.Msg, what string) (*nats.Msg, bool) {
 		}}), true
 	}
 
-	return answerTo(m, map[string]any{}), true
+	return answerTo(m, map[string]any{"created": s.byName[name].made, "ts": time.Now()}), true
 }
 
 func (s *simStreams) put(name string, store *simStore, m *nats.Msg) *nats.Msg {

@@ -38,13 +38,13 @@ type cloudCall struct {
 
 func newModelCloud(seed uint64) *modelCloud {
 	return &modelCloud{
-		rng:   rand.New(rand.NewPCG(seed, 2)), //nolint:gosec // a schedule is to be repeatable
+		rng:   rand.New(rand.NewPCG(seed, 2)),
 		calls: map[string][]*cloudCall{}, instances: map[string]string{}, used: map[string]bool{},
 		answers: map[string]map[driverv1.Code]bool{}, settled: map[string]uint64{},
 	}
 }
 
-func (c *modelCloud) violate(format string, args ...any) {
+func (c *modelCloud) violatef(format string, args ...any) {
 	c.violations = append(c.violations, fmt.Sprintf(format, args...))
 }
 
@@ -67,7 +67,7 @@ func (c *modelCloud) handle(ctx context.Context, r *modelReplica, t *Task) *driv
 	env := t.Request
 	machine, id := MachineOf(env).GetUid(), env.GetOperationId()
 	if err := r.nap(ctx, c.some(200*time.Millisecond)); err != nil { // it fetches its class
-		return failure(CodeOf(err), "nothing was begun")
+		return c.answer(id, CodeOf(err)) // nothing was begun
 	}
 	if env.GetRecover() && t.Operation == driverv1.Operation_OPERATION_CREATE {
 		c.mu.Lock()
@@ -80,7 +80,7 @@ func (c *modelCloud) handle(ctx context.Context, r *modelReplica, t *Task) *driv
 	for range 1 + c.some(2) { // some drivers make two calls
 		call, err := c.begin(r, t, machine)
 		if err != nil {
-			return failure(CodeOf(err), err.Error())
+			return c.answer(id, CodeOf(err))
 		}
 		fails := c.chance(200)
 		took := c.some(time.Second)
@@ -127,16 +127,16 @@ func (c *modelCloud) begin(r *modelReplica, t *Task, machine string) (*cloudCall
 	c.begun++
 	call := &cloudCall{by: r, id: id, claim: r.claimOf(id), attempt: t.Request.GetAttempt(), live: true, pending: true}
 	if n, _ := operationNumber(id); n < c.settled[machine] {
-		c.violate("%s begins at %s after its outcome was stored", id, r.name)
+		c.violatef("%s begins at %s after its outcome was stored", id, r.name)
 	}
 	for _, other := range c.calls[machine] {
 		switch {
 		case other.by == r && other.id == id:
 		case other.claim > call.claim:
-			c.violate("%s begins at %s (claim %d) after %s has begun at %s (claim %d)",
+			c.violatef("%s begins at %s (claim %d) after %s has begun at %s (claim %d)",
 				id, r.name, call.claim, other.id, other.by.name, other.claim)
 		case other.live && !other.by.port.crashed() && !other.by.isFenced(other.id):
-			c.violate("%s begins at %s (claim %d) while %s is live at %s (claim %d), which is not fenced",
+			c.violatef("%s begins at %s (claim %d) while %s is live at %s (claim %d), which is not fenced",
 				id, r.name, call.claim, other.id, other.by.name, other.claim)
 		}
 	}
@@ -155,7 +155,7 @@ func (c *modelCloud) effect(call *cloudCall, machine string, op driverv1.Operati
 	case op == driverv1.Operation_OPERATION_CREATE && !c.used[call.id]:
 		c.used[call.id] = true
 		if made, ok := c.instances[machine]; ok && made != call.id {
-			c.violate("%s makes a second instance beside that of %s", call.id, made)
+			c.violatef("%s makes a second instance beside that of %s", call.id, made)
 		}
 		c.instances[machine] = call.id
 	case op == driverv1.Operation_OPERATION_DELETE:
@@ -184,16 +184,16 @@ func (c *modelCloud) outcome(machine, id string, result *driverv1.Result) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if result == nil {
-		c.violate("%s ended without a driver's word", id)
+		c.violatef("%s ended without a driver's word", id)
 
 		return
 	}
 	code := result.GetStatus().GetCode()
 	if !c.answers[id][code] {
-		c.violate("outcome %s of %s is none that a replica came to", CodeName(code), id)
+		c.violatef("outcome %s of %s is none that a replica came to", CodeName(code), id)
 	}
 	if made := result.GetCreate().GetInstance().GetProviderId(); code == driverv1.Code_CODE_OK && strings.Contains(id, ".create.") && made != "i-"+id {
-		c.violate("outcome of %s is that of %s", id, made)
+		c.violatef("outcome of %s is that of %s", id, made)
 	}
 	if n, _ := operationNumber(id); n+1 > c.settled[machine] {
 		c.settled[machine] = n + 1
@@ -210,7 +210,7 @@ func (c *modelCloud) onPut(_ string, before, after []byte) {
 	if was, is := b.GetClaim(), a.GetClaim(); was.GetState() == driverv1.Claim_STATE_SETTLED && was.GetOperationId() == is.GetOperationId() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.violate("the stored outcome of %s is lost: attempt %d at %s replaces it", is.GetOperationId(), is.GetAttempt(), is.GetReplica())
+		c.violatef("the stored outcome of %s is lost: attempt %d at %s replaces it", is.GetOperationId(), is.GetAttempt(), is.GetReplica())
 	}
 }
 
@@ -219,6 +219,6 @@ func (c *modelCloud) left() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for machine, id := range c.instances {
-		c.violate("instance of %s is left of machine %s, which is gone", id, machine)
+		c.violatef("instance of %s is left of machine %s, which is gone", id, machine)
 	}
 }

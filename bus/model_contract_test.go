@@ -22,21 +22,24 @@ func TestModelStreamIsLikeJetStream(t *testing.T) {
 	t.Run("nats-server", func(t *testing.T) {
 		t.Parallel()
 		for _, js := range []bool{true, false} {
-			opts := embedded.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)}
-			if js {
-				opts.StoreDir = t.TempDir()
-			}
-			srv, err := embedded.Start(opts)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer srv.Stop()
-			conn, err := Connect(t.Context(), Config{URLs: []string{srv.URL()}, FailFast: true, Logger: opts.Logger})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			checkContract(t, conn, js, want)
+			t.Run(fmt.Sprintf("JetStream=%t", js), func(t *testing.T) {
+				t.Parallel()
+				opts := embedded.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)}
+				if js {
+					opts.StoreDir = t.TempDir()
+				}
+				srv, err := embedded.Start(opts)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(srv.Stop)
+				conn, err := Connect(t.Context(), Config{URLs: []string{srv.URL()}, FailFast: true, Logger: opts.Logger})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(conn.Close)
+				checkContract(t, conn, js, want)
+			})
 		}
 	})
 	t.Run("model", func(t *testing.T) {
@@ -63,13 +66,13 @@ type contractCall struct {
 	at   int64 // conflictOf; -1 for none
 }
 
-// A contractBus is the way to a stream, and the sequence that its first record has.
+// A contractBus is the way to a stream.
 type contractBus struct {
 	ledger  ledger
 	streams *streams
-	wire    wire
 }
 
+// contractFirst is the sequence that a new stream's first record has.
 const contractFirst = 7000
 
 func contractCalls() []contractCall {
@@ -155,7 +158,7 @@ func checkContract(t *testing.T, w wire, js bool, calls []contractCall) {
 	defer q.close()
 	c := &Caller{conn: w, cfg: CallerConfig{Cluster: "default"}, inquirer: q}
 	b := contractBus{
-		wire: w, ledger: ledger{inquirer: q, stream: StreamName("default", "virtual")},
+		ledger:  ledger{inquirer: q, stream: StreamName("default", "virtual")},
 		streams: &streams{c: c, first: func() uint64 { return contractFirst }},
 	}
 	if !js {

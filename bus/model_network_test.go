@@ -42,12 +42,14 @@ type event struct {
 
 type events []event
 
-func (e events) Len() int { return len(e) }
-func (e events) Less(i, j int) bool {
-	return e[i].at.Before(e[j].at) || e[i].at.Equal(e[j].at) && e[i].order < e[j].order
+func (e *events) Len() int { return len(*e) }
+func (e *events) Less(i, j int) bool {
+	a, b := (*e)[i], (*e)[j]
+
+	return a.at.Before(b.at) || a.at.Equal(b.at) && a.order < b.order
 }
-func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-func (e *events) Push(x any)   { *e = append(*e, x.(event)) } //nolint:errcheck // only events are pushed
+func (e *events) Swap(i, j int) { (*e)[i], (*e)[j] = (*e)[j], (*e)[i] }
+func (e *events) Push(x any)    { *e = append(*e, x.(event)) }
 func (e *events) Pop() any {
 	last := (*e)[len(*e)-1]
 	*e = (*e)[:len(*e)-1]
@@ -57,7 +59,7 @@ func (e *events) Pop() any {
 
 func newNetwork(seed uint64) *network {
 	return &network{
-		rng: rand.New(rand.NewPCG(seed, 1)), server: newSimStreams(), //nolint:gosec // a schedule is to be repeatable
+		rng: rand.New(rand.NewPCG(seed, 1)), server: newSimStreams(),
 		wake: make(chan struct{}, 1), apart: map[*port]bool{},
 	}
 }
@@ -71,7 +73,7 @@ func (n *network) run(ctx context.Context) {
 			wait = time.Until(n.queue[0].at)
 		}
 		if wait <= 0 {
-			f := heap.Pop(&n.queue).(event).f //nolint:errcheck // only events are in it
+			f := heap.Pop(&n.queue).(event).f
 			f()
 			n.mu.Unlock()
 

@@ -102,7 +102,7 @@ var faults = map[string]func(m *model, f fault) (mend func()){
 
 // scheduleOf makes a schedule of a seed.
 func scheduleOf(seed uint64, only *regexp.Regexp) schedule {
-	rng := rand.New(rand.NewPCG(seed, 3)) //nolint:gosec // a schedule is to be repeatable
+	rng := rand.New(rand.NewPCG(seed, 3))
 	span := func(from, to time.Duration) time.Duration {
 		return (from + time.Duration(rng.Int64N(int64(to-from)))).Truncate(time.Millisecond)
 	}
@@ -250,7 +250,7 @@ func (m *model) restart(lose bool) func() {
 // play runs a schedule and returns what was wrong with it.
 func (m *model) play(s schedule) {
 	start := time.Now()
-	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // of the bubble
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	m.ctx = ctx
 	m.machines = modelMachines
@@ -261,7 +261,7 @@ func (m *model) play(s schedule) {
 		m.journal.machines = append(m.journal.machines, &machineJournal{uid: fmt.Sprintf("uid-%d", i)})
 	}
 	var net sync.WaitGroup
-	netCtx, stopNet := context.WithCancel(context.Background()) //nolint:forbidigo // of the bubble
+	netCtx, stopNet := context.WithCancel(context.Background())
 	net.Go(func() { m.network.run(netCtx) })
 	for i := range modelReplicas {
 		m.replicas = append(m.replicas, nil)
@@ -277,14 +277,14 @@ func (m *model) play(s schedule) {
 	for limit := time.Now().Add(healing); !m.journal.done(); {
 		if time.Now().After(limit) {
 			m.cloud.mu.Lock()
-			m.cloud.violate("not everything ended within %s", healing)
+			m.cloud.violatef("not everything ended within %s", healing)
 			m.cloud.mu.Unlock()
 
 			break
 		}
-		time.Sleep(time.Second)
+		m.pass(time.Second)
 	}
-	time.Sleep(operationTime) // what is at the cloud comes to an end
+	m.pass(operationTime) // what is at the cloud comes to an end
 	if m.journal.done() {
 		m.cloud.left()
 	}
@@ -303,6 +303,9 @@ func (m *model) play(s schedule) {
 	stopNet()
 	net.Wait()
 }
+
+// pass lets the model's time pass.
+func (m *model) pass(d time.Duration) { _ = sleep(m.ctx, d) } // ended by play alone
 
 func (m *model) setWeather(w weather) {
 	m.network.mu.Lock()
@@ -326,10 +329,10 @@ func (m *model) provoke(list []fault, start time.Time) {
 	}
 	slices.SortStableFunc(changes, func(a, b change) int { return int(a.at - b.at) })
 	for _, c := range changes {
-		time.Sleep(time.Until(start.Add(c.at)))
+		m.pass(time.Until(start.Add(c.at)))
 		c.f()
 	}
-	time.Sleep(time.Until(start.Add(chaos)))
+	m.pass(time.Until(start.Add(chaos)))
 }
 
 // playOut runs a schedule in a bubble of its own.
@@ -362,7 +365,7 @@ var (
 func TestModel(t *testing.T) {
 	first, only := *modelSeed, regexp.MustCompile(*modelFaults)
 	if first == 0 {
-		first = rand.Uint64N(1 << 40) //nolint:gosec // any will do
+		first = rand.Uint64N(1 << 40)
 	}
 	for seed := first; seed < first+uint64(*modelRuns); seed++ {
 		s := scheduleOf(seed, only)

@@ -62,8 +62,10 @@ type Outcome struct {
 //
 //   - OriginDriver: a driver answered with this code; Outcome.Result holds its
 //     payload.
-//   - OriginBus: nothing ran. [Caller.Room] tells when to try again, except
-//     for the code InvalidArgument: such a request can never be sent.
+//   - OriginBus: nothing ran. With the code Unavailable, no replica of the provider
+//     took it, and [Caller.Room] tells when to try again; with Aborted, another
+//     operation of the machine runs; with InvalidArgument, the request can never
+//     be sent.
 //   - OriginTimeout: a mutation may have run. Call again with Recover. Where a
 //     replica said so, Outcome.Result is what it knows.
 //
@@ -122,6 +124,8 @@ type call struct {
 	terms   *driverv1.ClaimTerms // of the next try's claim; nil leaves them to the replica
 	denied  map[string]uint32    // attempts that replicas said they do not have
 	buried  map[string]bool      // sessions under which nothing of this machine runs any more
+
+	unleased int // times that a replica was without a lease
 }
 
 // log is for lines about the operation.

@@ -154,14 +154,6 @@ func (c *Caller) Close() {
 // Replicas returns the live replicas of all providers.
 func (c *Caller) Replicas() []Replica { return c.replicas.list() }
 
-// SettleTime is how long the lists of a provider's drivers may lag behind their
-// effects: the longest that a live replica says.
-func (c *Caller) SettleTime(provider string) time.Duration {
-	_, _, settle := c.replicas.identity(provider)
-
-	return settle
-}
-
 // Room returns a channel that is closed at the next sign that a replica of the
 // provider could take work: what to wait for after an error for which
 // [NothingRan] holds. A driver without sessions gives no such sign: wait for some

@@ -54,6 +54,16 @@ func TestAcknowledgement(t *testing.T) {
 	}
 }
 
+func TestStreamNamesDiffer(t *testing.T) {
+	t.Parallel()
+	if got := StreamName("default", "virtual"); got != "MCM_OPS_default_virtual" {
+		t.Errorf("name = %s", got)
+	}
+	if a, b := StreamName("x_y", "z"), StreamName("x", "y_z"); a == b {
+		t.Errorf("two control planes share stream %s", a)
+	}
+}
+
 func TestRecord(t *testing.T) {
 	t.Parallel()
 	header := func(kv ...string) nats.Header {

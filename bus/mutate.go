@@ -18,6 +18,8 @@ const (
 	maxTries = 100
 	// askAgain is the time between looks for a replica that may come back.
 	askAgain = SessionInterval / 2
+	// leaseTries is how many of these a call waits for a replica's lease.
+	leaseTries = 8
 )
 
 // mutate has an operation done that must not be done twice.
@@ -71,18 +73,7 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 			return k.elsewhere()
 		}
 	case gotBusy:
-		switch {
-		case busy == driverv1.BusyReason_BUSY_REASON_MACHINE:
-			return true, k.notStarted("another operation of this machine still runs at replica %s", k.out.Replica)
-		case k.attached():
-			k.denies(k.out.Replica)
-
-			return k.next(ctx) // it would have answered with what it holds
-		case busy == driverv1.BusyReason_BUSY_REASON_CLAIM && k.claimed:
-			return k.onClaim(ctx)
-		default:
-			return k.elsewhere()
-		}
+		return k.onBusy(ctx, busy)
 	case gotSilence:
 		k.ran = k.number
 
@@ -100,6 +91,27 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 		return true, k.late()
 	default:
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+}
+
+// onBusy goes on after a refusal.
+func (k *call) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, err error) {
+	switch {
+	case why == driverv1.BusyReason_BUSY_REASON_MACHINE:
+		e := k.notStarted("another operation of this machine still runs at replica %s", k.out.Replica)
+		e.Code = driverv1.Code_CODE_ABORTED // room for others there may be
+
+		return true, e
+	case k.attached():
+		k.denies(k.out.Replica)
+
+		return k.next(ctx) // it would have answered with what it holds
+	case why == driverv1.BusyReason_BUSY_REASON_SESSION && k.claimed:
+		return k.awaitLease(ctx)
+	case why == driverv1.BusyReason_BUSY_REASON_CLAIM && k.claimed:
+		return k.onClaim(ctx)
+	default:
+		return k.elsewhere()
 	}
 }
 
@@ -144,6 +156,22 @@ func (k *call) elsewhere() (done bool, err error) {
 	}
 
 	return false, nil
+}
+
+// awaitLease gives replicas that have only just come, or whose stream has only just
+// been made, the time to get a lease.
+func (k *call) awaitLease(ctx context.Context) (done bool, err error) {
+	for k.unleased < leaseTries {
+		k.unleased++
+		if err := sleep(ctx, askAgain); err != nil {
+			return true, err
+		}
+		if k.target = k.c.replicas.pick(k.req.Provider, k.op, k.claimed, time.Now(), k.avoid); k.target != "" {
+			return false, nil
+		}
+	}
+
+	return true, k.notStarted("no replica of provider %s has a lease in the operations stream (mcmctl drivers shows leases)", k.req.Provider)
 }
 
 // bereaved goes on after the death of the holder, once that has stopped for sure.

@@ -66,7 +66,7 @@ type streams struct {
 
 type stream struct {
 	state  StreamState
-	ready  bool          // was, once, in this process: then it is never taken for absent
+	ready  bool          // was, once, in this process: then it is never taken for absent; written by its keeper alone
 	absent int           // times in a row that the server said so
 	known  chan struct{} // closed at the first word on it
 	check  chan struct{}
@@ -123,7 +123,7 @@ func (s *streams) keep(ctx context.Context, st *stream) {
 		case <-st.check:
 		}
 		next := streamRetry
-		if s.c.conn.Up() && s.note(st, s.make(ctx, st.state.Name, st.state.Provider)) {
+		if s.c.conn.Up() && s.note(st, s.make(ctx, st)) {
 			next = streamCheck
 		}
 		timer.Reset(next)
@@ -176,8 +176,8 @@ func (s *streams) tell(before, now StreamState) {
 }
 
 // make creates the stream, or brings an existing one to this configuration.
-func (s *streams) make(ctx context.Context, name, provider string) error {
-	cluster := s.c.cfg.Cluster
+func (s *streams) make(ctx context.Context, st *stream) error {
+	cluster, provider, name := s.c.cfg.Cluster, st.state.Provider, st.state.Name
 	cfg := jetstream.StreamConfig{
 		Name:        name,
 		Description: "machinebus: sessions of driver replicas and claims on machines",
@@ -199,12 +199,15 @@ func (s *streams) make(ctx context.Context, name, provider string) error {
 	if errors.Is(err, errNoStream) {
 		return s.api(ctx, "STREAM.CREATE."+name, cfg)
 	}
-	if err != nil {
+	if err != nil || st.ready {
 		return err
 	}
 	cfg.FirstSeq = 0
+	if err := s.api(ctx, "STREAM.UPDATE."+name, cfg); err != nil {
+		return fmt.Errorf("%w (it exists with settings that cannot be changed: adapt --nats-stream-storage, or delete it when nothing runs)", err)
+	}
 
-	return s.api(ctx, "STREAM.UPDATE."+name, cfg)
+	return nil
 }
 
 // age returns how long a stream has been there, by the server's clock alone.

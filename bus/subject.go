@@ -44,6 +44,8 @@ const (
 	TreeChanged Tree = "changed"
 	// TreeAudit holds one message for each finished operation.
 	TreeAudit Tree = "audit"
+	// TreeOutcomes holds people's questions to the manager for its newest outcomes.
+	TreeOutcomes Tree = "outcomes"
 )
 
 // Verbs of TreeReplica beside the operations, and of TreeFetch.
@@ -121,6 +123,7 @@ func Mutates(op driverv1.Operation) bool {
 //	changed        Provider
 //	audit          Provider Verb Namespace Name
 //	hello          -
+//	outcomes       -
 type Subject struct {
 	Cluster   string
 	Tree      Tree
@@ -141,13 +144,14 @@ var layouts = map[Tree]func(*Subject) []*string{
 	TreeReplica: func(s *Subject) []*string {
 		return []*string{&s.Provider, &s.Replica, &s.Verb, &s.Namespace, &s.Name}
 	},
-	TreeReply:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Caller, &s.Token} },
-	TreeSession: func(s *Subject) []*string { return []*string{&s.Provider, &s.Replica} },
-	TreeClaim:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Machine} },
-	TreeHello:   func(*Subject) []*string { return nil },
-	TreeFetch:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
-	TreeChanged: func(s *Subject) []*string { return []*string{&s.Provider} },
-	TreeAudit:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
+	TreeReply:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Caller, &s.Token} },
+	TreeSession:  func(s *Subject) []*string { return []*string{&s.Provider, &s.Replica} },
+	TreeHello:    func(*Subject) []*string { return nil },
+	TreeFetch:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
+	TreeChanged:  func(s *Subject) []*string { return []*string{&s.Provider} },
+	TreeAudit:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
+	TreeClaim:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Machine} },
+	TreeOutcomes: func(*Subject) []*string { return nil },
 }
 
 // controlFields is how many fields a replica subject has that names no machine:

@@ -329,3 +329,15 @@ func TestLowerEpochIsRefused(t *testing.T) {
 		t.Errorf("ran %d times, want 1", n)
 	}
 }
+
+// A replica that has only just come has no lease yet: what it refuses for that
+// waits for it, and is no news.
+func TestFirstOperationWaitsForTheLease(t *testing.T) {
+	t.Parallel()
+	r, g := newClaimRig(t), newGate(t)
+	g.release()
+	r.replica(t, g.handle) // not waited for
+	if out := wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m")))); out.Attempts != 1 {
+		t.Errorf("outcome = %+v, want that of attempt 1", out)
+	}
+}

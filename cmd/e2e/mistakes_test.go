@@ -21,6 +21,8 @@ func TestMistakes(t *testing.T) {
 		class  string
 		make   func(class string)
 		tells  []string
+		// classTells: the driver's own look at the class says so, machines or not.
+		classTells string
 		// sent: the driver has had the request, so only the driver can tell that
 		// there is nothing to delete, and it must be able to read the class.
 		sent bool
@@ -34,8 +36,9 @@ func TestMistakes(t *testing.T) {
 				e.must(e.kube.Create(e.ctx(), e.newSecret(class)))
 				e.must(e.kube.Create(e.ctx(), e.newClass(class, map[string]any{"machineTyp": "small"})))
 			},
-			tells: []string{"machineTyp", "InvalidArgument"},
-			sent:  true,
+			tells:      []string{"machineTyp", "InvalidArgument"},
+			classTells: "unknown field providerSpec.machineTyp",
+			sent:       true,
 			mend: func(class string) {
 				mended, old := e.newClass(class, nil), &v1alpha1.MachineClass{}
 				e.must(e.kube.Get(e.ctx(), client.ObjectKeyFromObject(mended), old))
@@ -81,6 +84,9 @@ func TestMistakes(t *testing.T) {
 	mended := 0
 	for name, c := range cases {
 		c.make(c.class)
+		if c.classTells != "" {
+			e.waitEventOf(v1alpha1.KindMachineClass, c.class, corev1.EventTypeWarning, c.classTells)
+		}
 		machines := e.createMachines(2, c.class)
 		for _, machine := range machines {
 			for _, text := range c.tells {

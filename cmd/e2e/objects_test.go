@@ -173,9 +173,15 @@ func (e *env) waitGone(names ...string) {
 // and returns it. No Event may hold a secret.
 func (e *env) waitEvent(machine, eventType, text string) *corev1.Event {
 	e.Helper()
+	return e.waitEventOf(v1alpha1.KindMachine, machine, eventType, text)
+}
+
+// waitEventOf is waitEvent for an object of any kind.
+func (e *env) waitEventOf(kind, name, eventType, text string) *corev1.Event {
+	e.Helper()
 	var found *corev1.Event
-	e.eventually(fmt.Sprintf("a %s Event on %s says %q", eventType, machine, text), func(ctx context.Context) error {
-		events, err := e.events(ctx, machine)
+	e.eventually(fmt.Sprintf("a %s Event on %s %s says %q", eventType, kind, name, text), func(ctx context.Context) error {
+		events, err := e.eventsOf(ctx, kind, name)
 		if err != nil {
 			return err
 		}
@@ -191,7 +197,7 @@ func (e *env) waitEvent(machine, eventType, text string) *corev1.Event {
 	})
 	for what, secret := range e.secrets() {
 		if strings.Contains(found.Message, secret) {
-			e.Errorf("the Event %s on %s contains the %s", found.Reason, machine, what)
+			e.Errorf("the Event %s on %s contains the %s", found.Reason, name, what)
 		}
 	}
 	return found

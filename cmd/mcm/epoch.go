@@ -32,7 +32,9 @@ type leaderLock struct {
 	epoch atomic.Uint64
 }
 
-func newLeaderLock(cfg *rest.Config, o *options) (*leaderLock, error) {
+// newLeaderLock makes the lock, and begins an epoch if there is no election to do
+// that.
+func newLeaderLock(ctx context.Context, cfg *rest.Config, o *options) (*leaderLock, error) {
 	cfg = rest.AddUserAgent(cfg, "leader-election")
 	cfg.Timeout = max(o.lease.renewDeadline/2, minLeaseTimeout)
 	clientset, err := kubernetes.NewForConfig(cfg)
@@ -45,7 +47,14 @@ func newLeaderLock(cfg *rest.Config, o *options) (*leaderLock, error) {
 		LockConfig: resourcelock.ResourceLockConfig{Identity: identity() + "_" + string(uuid.NewUUID())},
 	}
 
-	return &leaderLock{Interface: lease, lease: lease}, nil
+	lock := &leaderLock{Interface: lease, lease: lease}
+	if !o.lease.elect {
+		if err := lock.seize(ctx); err != nil {
+			return nil, err
+		}
+	}
+
+	return lock, nil
 }
 
 // Create notes the epoch when the record is written; it is part of

@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -17,11 +18,16 @@ import (
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/freeze"
 	"github.com/machinebus/machinebus/mcm/machine"
+	"github.com/machinebus/machinebus/mcm/machinedeployment"
+	"github.com/machinebus/machinebus/mcm/safety"
 )
 
 // options are the flags. Where the machine controller manager has a flag for
@@ -33,6 +39,7 @@ type options struct {
 	clusterName                         string
 	keySecret                           string
 	tokenGroups                         string
+	controllers                         []string
 	unsealed                            []string
 
 	address    string
@@ -40,11 +47,17 @@ type options struct {
 	kubeQPS    float32
 	kubeBurst  int
 	workers    int
+	setWorkers int
 	settings   machine.Settings
-	lease      leaseOptions
-	nats       natsOptions
-	logging    *logsapi.LoggingConfiguration
-	syncPeriod time.Duration
+	limits     dispatch.Limits
+	safety     safety.Settings
+	freeze     freeze.Settings
+
+	deployments machinedeployment.Settings
+	lease       leaseOptions
+	nats        natsOptions
+	logging     *logsapi.LoggingConfiguration
+	syncPeriod  time.Duration
 }
 
 type leaseOptions struct {
@@ -70,7 +83,10 @@ const (
 )
 
 func newCommand() *cobra.Command {
-	o := &options{settings: machine.DefaultSettings(), logging: logsapi.NewLoggingConfiguration()}
+	o := &options{
+		settings: machine.DefaultSettings(), limits: dispatch.DefaultLimits(), freeze: freeze.DefaultSettings(),
+		safety: safety.DefaultSettings(), logging: logsapi.NewLoggingConfiguration(),
+	}
 	cmd := &cobra.Command{
 		Use:   "mcm",
 		Short: "Turns Machine objects into instances and nodes, through drivers on NATS",
@@ -127,9 +143,13 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 	fs.StringVar(&o.address, "address", "0.0.0.0", "address for /metrics, /healthz and /readyz")
 	fs.IntVar(&o.port, "port", 10258, "port for /metrics, /healthz and /readyz")
+	fs.StringSliceVar(&o.controllers, "controllers", []string{"*"},
+		"controllers to run: * for all, foo for the one named foo, -foo for all but that, as in '*,-machine'; there are "+
+			strings.Join(controllerNames(), ", "))
 	fs.Float32Var(&o.kubeQPS, "kube-api-qps", 500, "requests a second to each API server at most; negative for no limit")
 	fs.IntVar(&o.kubeBurst, "kube-api-burst", 1000, "requests to each API server at once at most")
 	fs.IntVar(&o.workers, "concurrent-syncs", 50, "machines looked at in parallel; none of them ever waits for a driver")
+	fs.IntVar(&o.setWorkers, "concurrent-set-syncs", 10, "machine sets, and machine deployments, looked at in parallel")
 	fs.DurationVar(&o.syncPeriod, "min-resync-period", 12*time.Hour, "time after which every machine is looked at without a cause")
 
 	fs.DurationVar(&o.settings.CreationTimeout, "machine-creation-timeout", o.settings.CreationTimeout, "time a machine may take to join")
@@ -149,9 +169,37 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.settings.Retry.Medium, "retry-medium", o.settings.Retry.Medium, "the same after other errors of a create")
 	fs.DurationVar(&o.settings.Retry.Long, "retry-long", o.settings.Retry.Long, "the same after other errors of a delete, and for invalid objects")
 
+	addLimitFlags(fs, &o.limits)
+	addSafetyFlags(fs, &o.safety)
+	fs.BoolVar(&o.deployments.AnnotateNodes, "autoscaler-scaledown-annotation-during-rollout", true,
+		"keep the cluster-autoscaler from removing nodes of a machine deployment that is being rolled out")
+	fs.IntVar(&o.freeze.Up, "safety-up", o.freeze.Up,
+		"machines beyond replicas and surge that freeze a machine set: no more are made")
+	fs.IntVar(&o.freeze.Down, "safety-down", o.freeze.Down, "machines fewer than that which end the freeze")
+	fs.DurationVar(&o.freeze.Period, "machine-safety-overshooting-period", o.freeze.Period, "time between counts of machine sets without a cause")
+
 	o.lease.addFlags(fs)
 	o.nats.addFlags(fs)
 	logsapi.AddFlags(o.logging, fs)
+}
+
+func addLimitFlags(fs *pflag.FlagSet, l *dispatch.Limits) {
+	fs.IntVar(&l.Provider.InFlight, "provider-max-in-flight", l.Provider.InFlight,
+		"creates that one provider's drivers may have in hand, and as many initializes and as many deletes; 0 for any number")
+	fs.Float64Var(&l.Provider.PerSecond, "provider-max-per-second", l.Provider.PerSecond,
+		"creates, initializes and deletes together that may begin each second at one provider; 0 for any number")
+	fs.IntVar(&l.Secret.InFlight, "secret-max-in-flight", l.Secret.InFlight,
+		"the same as --provider-max-in-flight for the classes that share credentials")
+	fs.Float64Var(&l.Secret.PerSecond, "secret-max-per-second", l.Secret.PerSecond,
+		"the same as --provider-max-per-second for the classes that share credentials")
+}
+
+func addSafetyFlags(fs *pflag.FlagSet, s *safety.Settings) {
+	fs.DurationVar(&s.Period, "machine-safety-orphan-vms-period", s.Period, "time between two looks for instances without a machine")
+	fs.DurationVar(&s.Grace, "machine-safety-orphan-vms-grace", s.Grace,
+		"how long an instance must have been seen without a machine before it is deleted")
+	fs.IntVar(&s.MaxPerPass, "machine-safety-orphan-vms-max-per-pass", s.MaxPerPass, "instances without a machine deleted after one look at most")
+	fs.BoolVar(&s.DryRun, "machine-safety-orphan-vms-dry-run", s.DryRun, "tell of instances without a machine, by Event and metric, and delete none")
 }
 
 func (l *leaseOptions) addFlags(fs *pflag.FlagSet) {
@@ -193,18 +241,16 @@ func (o *options) validate() error {
 	positive("retry-medium", o.settings.Retry.Medium)
 	positive("retry-long", o.settings.Retry.Long)
 	positive("min-resync-period", o.syncPeriod)
-	if o.workers < 1 {
-		errs = append(errs, fmt.Errorf("--concurrent-syncs must be at least 1, not %d", o.workers))
-	}
-	if o.port < 1 || o.port > 65535 {
-		errs = append(errs, fmt.Errorf("--port must be in 1..65535, not %d", o.port))
-	}
+	positive("machine-safety-orphan-vms-period", o.safety.Period)
+	positive("machine-safety-orphan-vms-grace", o.safety.Grace)
+	errs = append(errs, o.validateNumbers()...)
 	if net.ParseIP(o.address) == nil {
 		errs = append(errs, fmt.Errorf("--address %q is no IP address", o.address))
 	}
 	if o.targetKubeconfig == noTarget && o.controlKubeconfig == "" {
 		errs = append(errs, errors.New("--target-kubeconfig=none needs a --control-kubeconfig"))
 	}
+	errs = append(errs, o.freeze.Validate(), validateControllers(o.controllers))
 	if err := bootstrap.ValidateGroups(o.tokenGroups); err != nil {
 		errs = append(errs, fmt.Errorf("--bootstrap-token-auth-extra-groups: %w", err))
 	}
@@ -230,6 +276,11 @@ func (n *natsOptions) validate() error {
 	}
 
 	return errors.Join(errs...)
+}
+
+// keyName is the Secret with the control plane's key.
+func (o *options) keyName() client.ObjectKey {
+	return client.ObjectKey{Namespace: o.namespace, Name: o.keySecret}
 }
 
 // scope is the namespace whose machines are served; empty means all.
@@ -280,4 +331,31 @@ func identity() string {
 	}
 
 	return fmt.Sprintf("%s/%d", host, os.Getpid())
+}
+
+func (o *options) validateNumbers() []error {
+	var errs []error
+	if o.safety.MaxPerPass < 1 {
+		errs = append(errs, fmt.Errorf("--machine-safety-orphan-vms-max-per-pass must be at least 1, not %d "+
+			"(--machine-safety-orphan-vms-dry-run deletes none)", o.safety.MaxPerPass))
+	}
+	for name, n := range map[string]float64{
+		"provider-max-in-flight": float64(o.limits.Provider.InFlight), "provider-max-per-second": o.limits.Provider.PerSecond,
+		"secret-max-in-flight": float64(o.limits.Secret.InFlight), "secret-max-per-second": o.limits.Secret.PerSecond,
+	} {
+		if n < 0 {
+			errs = append(errs, fmt.Errorf("--%s must not be negative: %g (0 for no limit)", name, n))
+		}
+	}
+	if o.workers < 1 {
+		errs = append(errs, fmt.Errorf("--concurrent-syncs must be at least 1, not %d", o.workers))
+	}
+	if o.setWorkers < 1 {
+		errs = append(errs, fmt.Errorf("--concurrent-set-syncs must be at least 1, not %d", o.setWorkers))
+	}
+	if o.port < 1 || o.port > 65535 {
+		errs = append(errs, fmt.Errorf("--port must be in 1..65535, not %d", o.port))
+	}
+
+	return errs
 }

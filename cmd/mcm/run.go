@@ -14,7 +14,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
@@ -45,7 +44,6 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	defer stopTraces()
-	o.settings.Namespace = o.scope()
 	control, target, err := o.restConfigs()
 	if err != nil {
 		return err
@@ -54,18 +52,13 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	lock, err := newLeaderLock(control, o)
+	lock, err := newLeaderLock(ctx, control, o)
 	if err != nil {
 		return err
 	}
 	mgr, err := o.newManager(control, scheme, lock)
 	if err != nil {
 		return err
-	}
-	if !o.lease.elect {
-		if err := lock.seize(ctx); err != nil {
-			return err
-		}
 	}
 	conn, closeBus, err := o.nats.connect(ctx)
 	if err != nil {
@@ -87,6 +80,9 @@ func run(ctx context.Context, o *options) error {
 	klog.Background().Info("starting", "version", version(), "cluster", o.clusterName, "bus", conn.URL())
 	err = mgr.Start(ctx)
 	m.dispatcher.Wait()
+	if m.validator != nil {
+		m.validator.Wait()
+	}
 	if m.drainer != nil {
 		m.drainer.Wait()
 	}
@@ -112,9 +108,10 @@ type mcm struct {
 	dispatcher *dispatch.Dispatcher
 	reconciler *machine.Reconciler
 	removed    *machineclass.Removed
-	target     cluster.Cluster   // nil when there is none
-	tokens     *bootstrap.Tokens // nil when there is none
-	drainer    *drain.Drainer    // nil when there is none
+	validator  *machineclass.Validator // nil when it is switched off
+	target     cluster.Cluster         // nil when there is none
+	tokens     *bootstrap.Tokens       // nil when there is none
+	drainer    *drain.Drainer          // nil when there is none
 }
 
 // setUp makes the parts between the bus and the control cluster.
@@ -127,7 +124,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	if err != nil {
 		return err
 	}
-	key, err := fetch.ControlPlaneKey(ctx, direct, client.ObjectKey{Namespace: m.options.namespace, Name: m.options.keySecret})
+	key, err := fetch.ControlPlaneKey(ctx, direct, m.options.keyName())
 	if err != nil {
 		return err
 	}
@@ -141,6 +138,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 		return err
 	}
 	m.dispatcher = dispatch.New(logr.NewContext(ctx, klog.Background().WithName("dispatch")), m.caller, m.announcer)
+	m.dispatcher.Limit(m.options.limits)
 	if err := register(append(m.dispatcher.Collectors(), dispatch.StreamCollector(m.caller.Streams),
 		dropped("mcm_dispatch_replies_dropped_total",
 			"Reply frames that belonged to no operation in flight.", m.caller.Dropped))); err != nil {
@@ -149,8 +147,10 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	m.removed = machineclass.NewRemoved(m.manager.GetClient())
 	m.reconciler = &machine.Reconciler{
 		Control: m.manager.GetClient(), Dispatcher: m.dispatcher, Settings: m.options.settings, Removed: m.removed,
-		// The newer events API keeps only the first text of a reason for minutes.
-		Events: m.manager.GetEventRecorderFor("mcm"), //nolint:staticcheck // see above
+		Events: m.events(),
+	}
+	if _, err := bus.ServeOutcomes(m.conn, m.options.clusterName, m.dispatcher.Newest); err != nil {
+		return err
 	}
 	namesake := dispatch.NewNamesake(string(uid), m.options.scope())
 	if _, err := bus.WatchHello(m.conn, m.options.clusterName, namesake.OnHello); err != nil {
@@ -205,31 +205,11 @@ func dropped(name, help string, count func() uint64) prometheus.Collector {
 	return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(count()) })
 }
 
-// addControllers adds the controllers of machines, classes and their secrets.
-func (m *mcm) addControllers(ctx context.Context) error {
-	var nodes cache.Cache
-	if m.target != nil {
-		nodes = m.target.GetCache()
-		m.reconciler.Target, m.reconciler.Tokens, m.reconciler.Drainer = m.target.GetClient(), m.tokens, m.drainer
-	}
-	c, events := m.manager.GetClient(), m.reconciler.Events
-	if err := m.reconciler.SetupWithManager(ctx, m.manager, nodes, m.dispatcher, m.options.workers); err != nil {
-		return fmt.Errorf("set up the machine controller: %w", err)
-	}
-	if err := machineclass.NewClassReconciler(c, events).SetupWithManager(ctx, m.manager); err != nil {
-		return fmt.Errorf("set up the class controller: %w", err)
-	}
-	if err := machineclass.NewSecretReconciler(c, events, m.options.scope()).SetupWithManager(ctx, m.manager); err != nil {
-		return fmt.Errorf("set up the secret controller: %w", err)
-	}
-
-	return nil
-}
-
 // fetches serves drivers, on every replica and not only the leading one.
 func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	handler := &fetch.Handler{
 		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher, Removed: m.removed,
+		Reserved:        m.options.keyName(),
 		DefaultProvider: m.options.settings.DefaultProvider, CreationTimeout: m.options.settings.CreationTimeout,
 	}
 	if m.tokens != nil {

@@ -66,7 +66,7 @@ func (c *connection) connect(cmd *cobra.Command) (*bus.Conn, error) {
 	}
 	cfg := c.config
 	cfg.URLs = []string{c.url}
-	cfg.Name, cfg.FailFast = "mcmctl", true
+	cfg.Name, cfg.FailFast, cfg.InboxPrefix = "mcmctl", true, bus.OperatorInbox
 	cfg.Logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 
 	return bus.Connect(cmd.Context(), cfg)
@@ -92,7 +92,7 @@ func untilInterrupted(cmd *cobra.Command) (context.Context, func()) {
 
 // A view prints the replicas heard of. When it can tell that the user asked for
 // something that is not there, it says so as an error.
-type view func(w io.Writer, heard []replica, now time.Time) error
+type view func(w io.Writer, heard picture, now time.Time) error
 
 // show listens for replicas and prints what was heard, once, or with watch again
 // and again until Ctrl-C.
@@ -102,26 +102,60 @@ func (c *connection) show(cmd *cobra.Command, watch bool, draw view) error {
 		return err
 	}
 	defer conn.Close()
-	heard := newFleet()
+	heard := newFleet(c.cluster)
 	stop, err := bus.WatchSessions(conn, c.cluster, heard.onSession)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	if watch {
-		return c.repeat(cmd, conn, heard, draw)
+	ask, stopAsking, err := asker(conn, heard)
+	if err != nil {
+		return err
 	}
-	select {
-	case <-time.After(c.timeout):
-	case <-cmd.Context().Done():
-		return errors.New("interrupted")
+	defer stopAsking()
+	if watch {
+		return c.repeat(cmd, conn, heard, ask, draw)
+	}
+	for range 2 { // after the first half the control planes are known
+		if err := ask(); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(c.timeout / 2):
+		case <-cmd.Context().Done():
+			return errors.New("interrupted")
+		}
 	}
 	now := time.Now()
-	replicas := heard.list(now)
-	if len(replicas) == 0 {
+	seen := heard.picture(now)
+	if len(seen.replicas) == 0 && len(seen.outcomes) == 0 {
 		return fmt.Errorf("no driver replica of %s was heard within %s on %s: start a driver, "+
 			"check --nats-url and --cluster, or listen longer with --timeout", c.clusterText(), c.timeout, conn.URL())
 	}
 
-	return draw(cmd.OutOrStdout(), replicas, now)
+	return draw(cmd.OutOrStdout(), seen, now)
+}
+
+// asker returns what asks the drivers for their figures and the managers for
+// their newest outcomes.
+func asker(conn *bus.Conn, heard *fleet) (ask func() error, stop func(), err error) {
+	services, stopServices, err := bus.AskServices(conn, heard.onService)
+	if err != nil {
+		return nil, nil, err
+	}
+	outcomes, stopOutcomes, err := bus.AskOutcomes(conn, heard.onOutcome)
+	if err != nil {
+		stopServices()
+
+		return nil, nil, err
+	}
+
+	return func() error {
+		errs := []error{services()}
+		for _, cluster := range heard.known() {
+			errs = append(errs, outcomes(cluster))
+		}
+
+		return errors.Join(errs...)
+	}, func() { stopServices(); stopOutcomes() }, nil
 }

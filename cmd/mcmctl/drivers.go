@@ -27,8 +27,12 @@ than two of them. RUNNING and SLOTS count the operations of all control planes
 together. STATE is serving, draining (takes no new work) or silent (not heard of
 for so long that mcm takes it for dead). LEASED says whether the operations stream
 acknowledges the replica's sessions. Without a lease, as when NATS has no JetStream,
-its operations are neither claimed nor fenced. Plain drivers, which only answer
-requests, give no sign of life and are not listed.`,
+its operations are neither claimed nor fenced. REQUESTS, ERRORS and LATENCY, the
+average time of an operation, count from the replica's start.
+
+A driver that only answers requests gives no sign of life. It is listed, as plain,
+if it answers the discovery of NATS services under the name mcm-driver-<provider>,
+as nats.go's package micro and others do by themselves.`,
 		Example: `  mcmctl drivers
   mcmctl drivers virtual --watch
   mcmctl drivers -o wide        # create identity, kinds, capabilities, too
@@ -44,8 +48,8 @@ requests, give no sign of life and are not listed.`,
 			provider = strings.ToLower(args[0])
 		}
 
-		return conn.show(cmd, watch, func(w io.Writer, heard []replica, now time.Time) error {
-			return printDrivers(w, heard, now, provider, out.value, watch)
+		return conn.show(cmd, watch, func(w io.Writer, heard picture, now time.Time) error {
+			return printDrivers(w, heard.replicas, now, provider, out.value, watch)
 		})
 	}
 
@@ -60,9 +64,14 @@ type driverRow struct {
 	Version        string    `json:"version"`
 	Host           string    `json:"host"`
 	State          string    `json:"state"`
+	Plain          bool      `json:"plain,omitempty"`
 	Running        uint32    `json:"running"`
 	Slots          uint32    `json:"slots"`
-	Operations     int       `json:"operations"` // of this cluster, settled ones that mcm has not acknowledged included
+	Requests       *int      `json:"requests"` // these four since the replica's start; null when it does not say
+	Errors         *int      `json:"errors"`
+	LastError      string    `json:"lastError,omitempty"`
+	LatencySeconds float64   `json:"latencySeconds"` // on average
+	Operations     int       `json:"operations"`     // of this cluster, settled ones that mcm has not acknowledged included
 	CreateIdentity string    `json:"createIdentity"`
 	SettleSeconds  float64   `json:"settleSeconds"`
 	Kind           string    `json:"kind"`
@@ -85,8 +94,12 @@ func rowOf(r replica, now time.Time) driverRow {
 		CreateIdentity: bus.IdentityName(s.GetCreateIdentity()), SettleSeconds: s.GetSettleTime().AsDuration().Seconds(),
 		Kind: s.GetKind(), APIVersions: append([]string{}, s.GetApiVersions()...),
 		Capabilities: verbs(s.GetCapabilities()), Protocol: s.GetProtocol(),
+		LastSeen: r.at.UTC(), Plain: r.plain,
+		LastError: r.figures.LastError, LatencySeconds: r.figures.Latency.Seconds(),
 		Leased: s.GetLeased(), SessionID: s.GetSessionId(), Epoch: s.GetEpoch(),
-		LastSeen: r.at.UTC(),
+	}
+	if r.counted {
+		row.Requests, row.Errors = &r.figures.Requests, &r.figures.Errors
 	}
 	if s.GetStartedAt() != nil {
 		row.StartedAt = s.GetStartedAt().AsTime()
@@ -105,6 +118,8 @@ func yesNo(b bool) string {
 
 func stateOf(r replica, now time.Time) string {
 	switch {
+	case r.plain:
+		return "plain"
 	case r.silent(now):
 		return "silent"
 	case r.session.GetDraining():
@@ -138,27 +153,45 @@ func printDrivers(w io.Writer, heard []replica, now time.Time, provider, out str
 	if out == formatJSON {
 		return printJSON(w, rows, compact)
 	}
-	header := []string{"CLUSTER", "PROVIDER", "REPLICA", "VERSION", "HOST", "STATE", "LEASED", "RUNNING", "SLOTS", "AGE", "LAST-SEEN"}
+	header := []string{
+		"CLUSTER", "PROVIDER", "REPLICA", "VERSION", "HOST", "STATE", "LEASED", "RUNNING", "SLOTS", "REQUESTS", "ERRORS", "LATENCY",
+		"AGE", "LAST-SEEN",
+	}
 	if out == formatWide {
-		header = append(header, "IDENTITY", "KIND", "APIVERSIONS", "CAPABILITIES")
+		header = append(header, "IDENTITY", "KIND", "APIVERSIONS", "CAPABILITIES", "LAST-ERROR")
 	}
 	table := make([][]string, 0, len(rows))
 	for _, r := range rows {
-		started := ""
-		if !r.StartedAt.IsZero() {
-			started = age(now.Sub(r.StartedAt))
-		}
-		cells := []string{
-			r.Cluster, r.Provider, r.Replica, r.Version, r.Host, r.State, yesNo(r.Leased),
-			strconv.Itoa(int(r.Running)), strconv.Itoa(int(r.Slots)), started, age(now.Sub(r.LastSeen)),
-		}
-		if out == formatWide {
-			cells = append(cells, r.CreateIdentity, r.Kind, strings.Join(r.APIVersions, ","), strings.Join(r.Capabilities, ","))
-		}
-		table = append(table, cells)
+		table = append(table, r.cells(now, out == formatWide))
 	}
 
 	return printTable(w, header, table)
+}
+
+// cells are the columns of a row; what is not known stays empty.
+func (r *driverRow) cells(now time.Time, wide bool) []string {
+	var running, slots, requests, failed, latency, started string
+	if !r.Plain {
+		running, slots = strconv.Itoa(int(r.Running)), strconv.Itoa(int(r.Slots))
+	}
+	if r.Requests != nil && r.Errors != nil {
+		requests, failed = strconv.Itoa(*r.Requests), strconv.Itoa(*r.Errors)
+	}
+	if r.LatencySeconds > 0 {
+		latency = time.Duration(r.LatencySeconds * float64(time.Second)).Round(10 * time.Microsecond).String()
+	}
+	if !r.StartedAt.IsZero() {
+		started = age(now.Sub(r.StartedAt))
+	}
+	cells := []string{
+		r.Cluster, r.Provider, r.Replica, r.Version, r.Host, r.State, yesNo(r.Leased), running, slots, requests, failed, latency,
+		started, age(now.Sub(r.LastSeen)),
+	}
+	if wide {
+		cells = append(cells, r.CreateIdentity, r.Kind, strings.Join(r.APIVersions, ","), strings.Join(r.Capabilities, ","), r.LastError)
+	}
+
+	return cells
 }
 
 // noReplica tells what is there instead of what was asked for.

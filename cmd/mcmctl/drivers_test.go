@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go/micro"
 
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -76,7 +77,7 @@ func TestDrivers(t *testing.T) {
 		want := []driverRow{{
 			Cluster: "default", Provider: "virtual", Replica: "one", Version: "1.2.3", Host: "node-a", State: "serving",
 			Slots: 7, CreateIdentity: "token", Kind: "VirtualSpec", APIVersions: []string{"v1", "v2"},
-			Capabilities: []string{"create", "delete", "list"}, Protocol: 1,
+			Capabilities: []string{"create", "delete", "list"}, Protocol: 1, Requests: new(0), Errors: new(0),
 		}}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("-want, +got:\n%s", diff)
@@ -109,6 +110,61 @@ func TestDrivers(t *testing.T) {
 			t.Errorf("want a line with three replicas, got %v:\n%s", err, line)
 		}
 	})
+}
+
+func TestFigures(t *testing.T) {
+	t.Parallel()
+	url := startBus(t)
+	startReplica(t, url, bus.ServerConfig{Provider: "virtual", Replica: "one"}, func(context.Context, *bus.Task) *driverv1.Result {
+		return &driverv1.Result{Status: &driverv1.Status{Code: driverv1.Code_CODE_RESOURCE_EXHAUSTED, Message: "sold out"}}
+	})
+	caller, err := bus.NewCaller(connectTo(t, url), bus.CallerConfig{Cluster: "default", Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(caller.Close)
+	await(t, "the replica", func() bool { return len(caller.Replicas()) == 1 })
+	for _, name := range []string{"m1", "m2"} {
+		if out, err := caller.Call(t.Context(), createRequest(name)); bus.CodeOf(err) != driverv1.Code_CODE_RESOURCE_EXHAUSTED {
+			t.Fatalf("create of %s: %+v, %v", name, out, err)
+		}
+	}
+	// A driver that only answers, by means of what NATS's clients bring along.
+	plain, err := micro.AddService(rawConn(t, url), micro.Config{Name: bus.ServiceName("metal"), Version: "0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = plain.AddGroup("mcm.v1.default.plain.metal").AddEndpoint("create", micro.HandlerFunc(func(micro.Request) {}),
+		micro.WithEndpointSubject("create.*.*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := micro.AddService(rawConn(t, url), micro.Config{Name: "somebody-else", Version: "0.0.1"}); err != nil {
+		t.Fatal(err)
+	}
+
+	out, _, err := mcmctl(t, "drivers", "-o", "wide", "--nats-url", url)
+	if err != nil {
+		t.Fatalf("mcmctl drivers: %v", err)
+	}
+	type row struct{ Provider, State, Slots, Requests, Errors, LastError string }
+	var got []row
+	for _, r := range table(t, out) {
+		got = append(got, row{r["PROVIDER"], r["STATE"], r["SLOTS"], r["REQUESTS"], r["ERRORS"], r["LAST-ERROR"]})
+		if measured := r["LATENCY"] != "-"; measured != (r["STATE"] == "serving") {
+			t.Errorf("latency of %s is %s", r["PROVIDER"], r["LATENCY"])
+		}
+	}
+	want := []row{
+		{"metal", "plain", "-", "0", "0", "-"},
+		{"virtual", "serving", "32", "2", "2", "8:sold out"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want, +got:\n%s\n%s", diff, out)
+	}
+	if out, _, err := mcmctl(t, "drivers", "--cluster", "other", "--nats-url", url, "--timeout", "200ms"); err == nil {
+		t.Errorf("want no driver of another control plane, got:\n%s", out)
+	}
 }
 
 func TestNothingToShow(t *testing.T) {
@@ -197,7 +253,7 @@ func TestStates(t *testing.T) {
 
 func TestFleetForgets(t *testing.T) {
 	t.Parallel()
-	f := newFleet()
+	f := newFleet(anyCluster)
 	f.onSession(&driverv1.Session{Provider: "virtual", Replica: "stays"})
 	f.onSession(&driverv1.Session{Provider: "virtual", Replica: "stops"})
 	f.onSession(&driverv1.Session{Provider: "virtual", Replica: "stops", Stopped: true})

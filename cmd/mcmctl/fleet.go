@@ -2,9 +2,12 @@ package main
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"sync"
 	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -16,6 +19,8 @@ const (
 	// forgetAfter is how long a watcher still sees a replica that went without a
 	// word.
 	forgetAfter = 10 * time.Second
+	// forgetOutcomes is how many outcomes a watcher collects at most.
+	forgetOutcomes = 5000
 )
 
 // A replica is one that was heard of. One that serves several control planes is
@@ -23,18 +28,90 @@ const (
 type replica struct {
 	session *driverv1.Session
 	at      time.Time
+	plain   bool // it gives no sign of life, and only discovery knows of it
+	figures bus.Figures
+	counted bool // figures are known
 }
 
 // silent tells that the replica must be taken for dead.
-func (r replica) silent(now time.Time) bool { return now.Sub(r.at) > silentAfter }
+func (r replica) silent(now time.Time) bool { return !r.plain && now.Sub(r.at) > silentAfter }
 
-// fleet collects sessions. It is safe for concurrent use.
+// fleet collects sessions, and what replicas answer to discovery. It is safe for
+// concurrent use.
 type fleet struct {
-	mu    sync.Mutex
-	heard map[[3]string]replica // by cluster, provider, replica
+	cluster string // the only one of interest; * for all
+
+	mu       sync.Mutex
+	heard    map[[3]string]replica      // by cluster, provider, replica
+	services map[[2]string]service      // by provider, replica
+	outcomes map[string]*driverv1.Audit // by operation id
 }
 
-func newFleet() *fleet { return &fleet{heard: map[[3]string]replica{}} }
+// A picture is what a fleet looks like at a moment.
+type picture struct {
+	replicas []replica
+	outcomes []*driverv1.Audit // the newest operations that ended, oldest first
+}
+
+// A service is a replica's answer to discovery.
+type service struct {
+	bus.Service
+
+	at time.Time
+}
+
+func newFleet(cluster string) *fleet {
+	return &fleet{
+		cluster: cluster, heard: map[[3]string]replica{}, services: map[[2]string]service{},
+		outcomes: map[string]*driverv1.Audit{},
+	}
+}
+
+func (f *fleet) onOutcome(a *driverv1.Audit) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.outcomes[a.GetCluster()+"/"+a.GetOperationId()] = a
+}
+
+// known returns the control planes that are of interest.
+func (f *fleet) known() []string {
+	if f.cluster != anyCluster {
+		return []string{f.cluster}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var clusters []string
+	for key := range f.heard {
+		clusters = append(clusters, key[0])
+	}
+	slices.Sort(clusters)
+
+	return slices.Compact(clusters)
+}
+
+// picture returns what is known at a moment.
+func (f *fleet) picture(now time.Time) picture {
+	p := picture{replicas: f.list(now)}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.outcomes) > forgetOutcomes { // those that mcm remembers come again
+		clear(f.outcomes)
+	}
+	p.outcomes = slices.SortedFunc(maps.Values(f.outcomes), func(a, b *driverv1.Audit) int { return endOf(a).Compare(endOf(b)) })
+
+	return p
+}
+
+// endOf is when an operation ended, by mcm's clock.
+func endOf(a *driverv1.Audit) time.Time {
+	return a.GetStartedAt().AsTime().Add(a.GetWaited().AsDuration() + a.GetTook().AsDuration())
+}
+
+func (f *fleet) onService(s bus.Service) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.services[[2]string{s.Provider, s.Replica}] = service{s, time.Now()}
+}
 
 func (f *fleet) onSession(s *driverv1.Session) {
 	key := [3]string{s.GetCluster(), s.GetProvider(), s.GetReplica()}
@@ -59,8 +136,12 @@ func (f *fleet) list(now time.Time) []replica {
 
 			continue
 		}
+		if s, ok := f.services[[2]string{key[1], key[2]}]; ok {
+			r.figures, r.counted = s.Figures[key[0]], true
+		}
 		all = append(all, r)
 	}
+	all = append(all, f.plain(now)...)
 	slices.SortFunc(all, func(a, b replica) int {
 		return cmp.Or(
 			cmp.Compare(a.session.GetCluster(), b.session.GetCluster()),
@@ -68,6 +149,37 @@ func (f *fleet) list(now time.Time) []replica {
 			cmp.Compare(a.session.GetReplica(), b.session.GetReplica()),
 		)
 	})
+
+	return all
+}
+
+// plain returns the drivers that answer discovery and give no sign of life: one
+// row for each control plane, as for others. f.mu is held.
+func (f *fleet) plain(now time.Time) []replica {
+	sessions := map[[2]string]bool{}
+	for key := range f.heard {
+		sessions[[2]string{key[1], key[2]}] = true
+	}
+	var all []replica
+	for key, s := range f.services {
+		if now.Sub(s.at) > forgetAfter {
+			delete(f.services, key)
+
+			continue
+		}
+		for cluster, figures := range s.Figures {
+			if sessions[key] || f.cluster != anyCluster && cluster != f.cluster {
+				continue
+			}
+			all = append(all, replica{
+				at: s.at, plain: true, figures: figures, counted: true,
+				session: &driverv1.Session{
+					Cluster: cluster, Provider: s.Provider, Replica: s.Replica, Version: s.Version, Hostname: s.Hostname,
+					StartedAt: timestamppb.New(s.Started),
+				},
+			})
+		}
+	}
 
 	return all
 }

@@ -1,7 +1,8 @@
 // Mcmctl shows what happens on the bus: which driver replicas live, which
-// operations they run, and what the messages say. It only listens: nothing it does
-// changes a machine, and it needs no Kubernetes cluster. What machines are there
-// and why they wait is told by kubectl.
+// operations they run, and what the messages say. There it only listens, but for
+// turning old classes into new ones. Its rollout commands do for machine deployments
+// in a control cluster what kubectl rollout does for Deployments of pods. What
+// machines are there and why they wait is told by kubectl.
 package main
 
 import (

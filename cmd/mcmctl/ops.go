@@ -19,14 +19,17 @@ func newOps(conn *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ops [machine]",
 		Aliases: []string{"operations"},
-		Short:   "List the operations that driver replicas run or hold",
-		Long: `List the creates, initializes and deletes that driver replicas run, and those
-that have ended and whose outcome mcm has not acknowledged. Reads are not listed:
-they are over too soon.
+		Short:   "List the operations in flight, and what came of the newest",
+		Long: `List the creates, initializes and deletes that driver replicas run, those that
+have ended and whose outcome mcm has not acknowledged, and the newest that mcm says
+have ended, 200 of them at most. Reads are not listed: they are over too soon.
 
-The machine is given as its name or as namespace/name. STATE is running, settled
-with the code it ended with, or lost while the replica is silent: mcm is about to
-send the operation to another one. ATTEMPT counts the tries so far.`,
+The machine is given as its name or as namespace/name. STATE is running; settled,
+with the code it ended with, while the replica keeps the outcome; ended, with the
+code; or lost while the replica is silent: mcm is about to send the operation to
+another one. TRY is the number of operations that were settled for the machine
+before, so a failed one is followed by one with a higher TRY; ATTEMPT counts how
+often this one was sent. ELAPSED is the time it took a driver.`,
 		Example: `  mcmctl ops
   mcmctl ops default/worker-1 --watch
   mcmctl ops -o wide --provider virtual   # the operation ids, too`,
@@ -43,10 +46,10 @@ send the operation to another one. ATTEMPT counts the tries so far.`,
 			machine = args[0]
 		}
 
-		return conn.show(cmd, watch, func(w io.Writer, heard []replica, now time.Time) error {
+		return conn.show(cmd, watch, func(w io.Writer, heard picture, now time.Time) error {
 			rows := operations(heard, now, strings.ToLower(provider), machine)
 
-			return printOps(w, rows, out.value, watch, len(heard))
+			return printOps(w, rows, out.value, watch, len(heard.replicas))
 		})
 	}
 
@@ -61,39 +64,66 @@ type opRow struct {
 	Name           string  `json:"name"`
 	Operation      string  `json:"operation"`
 	OperationID    string  `json:"operationId"`
+	Try            int     `json:"try"`
 	Attempt        uint32  `json:"attempt"`
 	Replica        string  `json:"replica"`
 	ElapsedSeconds float64 `json:"elapsedSeconds"`
 	State          string  `json:"state"`
 	Code           string  `json:"code,omitempty"` // set once settled
 	Progress       string  `json:"progress,omitempty"`
+	Message        string  `json:"message,omitempty"` // of one that has ended with an error
 }
 
-// operations lists what the replicas hold for one machine, or for all when
-// machine is empty.
-func operations(heard []replica, now time.Time, provider, machine string) []opRow {
-	rows := []opRow{}
-	for _, r := range heard {
-		s := r.session
-		if provider != "" && s.GetProvider() != provider {
-			continue
+// operations lists what the replicas hold, and then what has ended, for one
+// machine, or for all when machine is empty.
+func operations(heard picture, now time.Time, provider, machine string) []opRow {
+	rows, held := []opRow{}, map[string]bool{}
+	add := func(row opRow) {
+		if (provider == "" || provider == row.Provider) &&
+			(machine == "" || machine == row.Name || machine == row.Namespace+"/"+row.Name) {
+			rows = append(rows, row)
 		}
-		for _, op := range s.GetOperations() {
-			if machine != "" && machine != op.GetName() && machine != op.GetNamespace()+"/"+op.GetName() {
-				continue
-			}
-			rows = append(rows, opRowOf(r, op, now))
+	}
+	for _, r := range heard.replicas {
+		for _, op := range r.session.GetOperations() {
+			held[r.session.GetCluster()+"/"+op.GetOperationId()] = true
+			add(opRowOf(r, op, now))
+		}
+	}
+	for _, a := range heard.outcomes {
+		if !held[a.GetCluster()+"/"+a.GetOperationId()] {
+			add(endedRow(a))
 		}
 	}
 
 	return rows
 }
 
+func endedRow(a *driverv1.Audit) opRow {
+	return opRow{
+		Cluster: a.GetCluster(), Provider: a.GetProvider(), Replica: a.GetReplica(),
+		Namespace: a.GetNamespace(), Name: a.GetName(), Operation: bus.Verb(a.GetOperation()),
+		OperationID: a.GetOperationId(), Try: tryOf(a.GetOperationId()), Attempt: a.GetAttempts(),
+		ElapsedSeconds: a.GetTook().AsDuration().Seconds(), State: "ended", Code: bus.CodeName(a.GetStatus().GetCode()),
+		Message: a.GetStatus().GetMessage(),
+	}
+}
+
+// tryOf is the number at the end of an operation's id.
+func tryOf(id string) int {
+	n, err := strconv.Atoi(id[strings.LastIndexByte(id, '.')+1:])
+	if err != nil {
+		return 0
+	}
+
+	return n
+}
+
 func opRowOf(r replica, op *driverv1.OperationState, now time.Time) opRow {
 	row := opRow{
 		Cluster: r.session.GetCluster(), Provider: r.session.GetProvider(), Replica: r.session.GetReplica(),
 		Namespace: op.GetNamespace(), Name: op.GetName(), Operation: bus.Verb(op.GetOperation()),
-		OperationID: op.GetOperationId(), Attempt: op.GetAttempt(), Progress: op.GetLastProgress(),
+		OperationID: op.GetOperationId(), Try: tryOf(op.GetOperationId()), Attempt: op.GetAttempt(), Progress: op.GetLastProgress(),
 	}
 	elapsed := op.GetElapsed().AsDuration()
 	switch {
@@ -119,18 +149,18 @@ func printOps(w io.Writer, rows []opRow, out string, compact bool, replicas int)
 
 		return err
 	}
-	header := []string{"CLUSTER", "PROVIDER", "MACHINE", "OP", "ATTEMPT", "REPLICA", "ELAPSED", "STATE", "PROGRESS"}
+	header := []string{"CLUSTER", "PROVIDER", "MACHINE", "OP", "TRY", "ATTEMPT", "REPLICA", "ELAPSED", "STATE", "PROGRESS"}
 	if out == formatWide {
-		header = append(header, "OPERATION-ID")
+		header = append(header, "OPERATION-ID", "MESSAGE")
 	}
 	table := make([][]string, 0, len(rows))
 	for _, r := range rows {
 		cells := []string{
-			r.Cluster, r.Provider, r.Namespace + "/" + r.Name, r.Operation, strconv.Itoa(int(r.Attempt)), r.Replica,
+			r.Cluster, r.Provider, r.Namespace + "/" + r.Name, r.Operation, strconv.Itoa(r.Try), strconv.Itoa(int(r.Attempt)), r.Replica,
 			age(time.Duration(r.ElapsedSeconds * float64(time.Second))), strings.TrimSpace(r.State + " " + r.Code), r.Progress,
 		}
 		if out == formatWide {
-			cells = append(cells, r.OperationID)
+			cells = append(cells, r.OperationID, r.Message)
 		}
 		table = append(table, cells)
 	}

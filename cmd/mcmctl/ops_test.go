@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -43,11 +44,11 @@ func TestOps(t *testing.T) {
 	}
 
 	m1 := map[string]string{
-		"CLUSTER": "default", "PROVIDER": "virtual", "MACHINE": "default/m1", "OP": "create", "ATTEMPT": "1",
+		"CLUSTER": "default", "PROVIDER": "virtual", "MACHINE": "default/m1", "OP": "create", "TRY": "0", "ATTEMPT": "1", "MESSAGE": "-",
 		"REPLICA": "one", "STATE": "running", "PROGRESS": "booting", "OPERATION-ID": "uid-m1.create.0",
 	}
 	m2 := map[string]string{
-		"CLUSTER": "default", "PROVIDER": "virtual", "MACHINE": "default/m2", "OP": "create", "ATTEMPT": "1",
+		"CLUSTER": "default", "PROVIDER": "virtual", "MACHINE": "default/m2", "OP": "create", "TRY": "0", "ATTEMPT": "1", "MESSAGE": "-",
 		"REPLICA": "one", "STATE": "settled ResourceExhausted", "PROGRESS": "-", "OPERATION-ID": "uid-m2.create.0",
 	}
 	cases := map[string]struct {
@@ -102,6 +103,60 @@ func TestOps(t *testing.T) {
 			t.Errorf("want a line that says so, got %q, %v", out, err)
 		}
 	})
+}
+
+// What has ended and is acknowledged, mcm alone knows of.
+func TestOutcomes(t *testing.T) {
+	t.Parallel()
+	url := startBus(t)
+	startReplica(t, url, bus.ServerConfig{Provider: "virtual", Replica: "one"}, ok)
+	began := time.Now().Add(-time.Minute)
+	audit := func(name, id string, waited time.Duration, code driverv1.Code) *driverv1.Audit {
+		return &driverv1.Audit{
+			Cluster: "default", Provider: "virtual", Namespace: "default", Name: name, OperationId: id,
+			Operation: driverv1.Operation_OPERATION_CREATE, Attempts: 2, Replica: "two",
+			Status: &driverv1.Status{Code: code, Message: "no more"}, StartedAt: timestamppb.New(began),
+			Waited: durationpb.New(waited), Took: durationpb.New(3 * time.Second),
+		}
+	}
+	stop, err := bus.ServeOutcomes(connectTo(t, url), "default", func() []*driverv1.Audit {
+		return []*driverv1.Audit{
+			audit("m2", "uid-m2.create.4", 2*time.Second, driverv1.Code_CODE_RESOURCE_EXHAUSTED),
+			audit("m1", "uid-m1.create.0", time.Second, driverv1.Code_CODE_UNAVAILABLE),
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	row := func(name, id, try, code string) map[string]string {
+		return map[string]string{
+			"CLUSTER": "default", "PROVIDER": "virtual", "MACHINE": "default/" + name, "OP": "create", "TRY": try, "ATTEMPT": "2",
+			"REPLICA": "two", "ELAPSED": "3.0s", "STATE": "ended " + code, "PROGRESS": "-", "OPERATION-ID": id, "MESSAGE": "no more",
+		}
+	}
+	m1, m2 := row("m1", "uid-m1.create.0", "0", "Unavailable"), row("m2", "uid-m2.create.4", "4", "ResourceExhausted")
+	cases := map[string]struct {
+		reason string
+		args   []string
+		want   []map[string]string
+	}{
+		"All":     {"in the order in which they ended", nil, []map[string]string{m1, m2}},
+		"Machine": {"a machine by its name", []string{"m2"}, []map[string]string{m2}},
+		"Cluster": {"asked by its name", []string{"--cluster", "default", "m1"}, []map[string]string{m1}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			out, _, err := mcmctl(t, append([]string{"ops", "-o", "wide", "--nats-url", url}, tc.args...)...)
+			if err != nil {
+				t.Fatalf("mcmctl ops: %v", err)
+			}
+			if diff := cmp.Diff(tc.want, table(t, out)); diff != "" {
+				t.Errorf("%s\n-want, +got:\n%s", tc.reason, diff)
+			}
+		})
+	}
 }
 
 func TestOpRowOf(t *testing.T) {

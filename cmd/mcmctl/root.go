@@ -13,15 +13,18 @@ func newRoot() *cobra.Command {
 	conn := &connection{}
 	root := &cobra.Command{
 		Use:   "mcmctl",
-		Short: "See the driver replicas, operations and messages on the bus",
-		Long: `See the driver replicas, operations and messages on the bus.
+		Short: "See what happens on the bus, and steer rollouts",
+		Long: `See the driver replicas, operations and messages on the bus, and steer rollouts.
 
-mcmctl talks to NATS only. It listens and never sends, so that it is safe to run
-against production; it works while mcm is down, too.`,
+mcmctl talks to NATS and works while mcm is down, too. But for migrate, which asks
+a driver a question, it listens and never sends, so that it is safe to run against
+production. Rollout reads and changes machine deployments in the control cluster.`,
 		Example: `  mcmctl drivers                                    # which driver replicas live
   mcmctl ops --watch                                # what they are doing
   mcmctl sub 'driver.*.create.>'                    # every create that mcm asks for
-  nats sub 'mcm.v1.>' --translate 'mcmctl decode'   # the same with the nats CLI`,
+  mcmctl rollout status pool-a                      # follow a rollout to its end
+  nats sub 'mcm.v1.>' --translate 'mcmctl decode'   # the same with the nats CLI
+  mcmctl migrate --provider aws -f old.yaml         # an old class as a MachineClass`,
 		Version:                    version(),
 		Args:                       knownCommand,
 		SilenceErrors:              true,
@@ -34,7 +37,7 @@ against production; it works while mcm is down, too.`,
 		return fmt.Errorf("%w (see: %s --help)", err, cmd.CommandPath())
 	})
 	conn.addFlags(root)
-	root.AddCommand(newDrivers(conn), newOps(conn), newSub(conn), newDecode(), newCompletion(), newVersion())
+	root.AddCommand(newDrivers(conn), newOps(conn), newSub(conn), newDecode(), newMigrate(conn), newRollout(), newCompletion(), newVersion())
 
 	return root
 }

@@ -14,7 +14,7 @@ var update = flag.Bool("update", false, "write the golden files of this package 
 
 func TestHelp(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"mcmctl", "drivers", "ops", "sub", "decode"} {
+	for _, name := range []string{"mcmctl", "drivers", "ops", "sub", "decode", "migrate", "rollout"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			args := []string{name, "--help"}

@@ -17,7 +17,7 @@ const redrawEvery = time.Second
 
 // repeat prints the view every second until Ctrl-C: over itself on a terminal,
 // one after the other elsewhere.
-func (c *connection) repeat(cmd *cobra.Command, conn *bus.Conn, heard *fleet, draw view) error {
+func (c *connection) repeat(cmd *cobra.Command, conn *bus.Conn, heard *fleet, ask func() error, draw view) error {
 	ctx, stop := untilInterrupted(cmd)
 	defer stop()
 	out := cmd.OutOrStdout()
@@ -42,12 +42,13 @@ func (c *connection) repeat(cmd *cobra.Command, conn *bus.Conn, heard *fleet, dr
 		case now := <-tick.C:
 			var screen bytes.Buffer
 			screen.WriteString(erase + title(now))
-			if err := draw(&screen, heard.list(now), now); err != nil {
+			if err := draw(&screen, heard.picture(now), now); err != nil {
 				fmt.Fprintln(&screen, err) // what is not there now may come
 			}
 			if _, err := out.Write(screen.Bytes()); err != nil {
 				return fmt.Errorf("write output: %w", err)
 			}
+			_ = ask() // without a connection; the title says so
 		}
 	}
 }

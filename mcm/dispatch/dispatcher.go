@@ -18,7 +18,7 @@ import (
 type Caller interface {
 	Call(ctx context.Context, req bus.Request) (*bus.Outcome, error)
 	Room(provider string) <-chan struct{}
-	SettleTime(provider string) time.Duration
+	Replicas() []bus.Replica
 	Cancel(provider, operationID string) error
 	Acknowledge(provider, replica, operationID string) error
 }
@@ -38,6 +38,9 @@ type Dispatcher struct {
 	caller  Caller
 	auditor Auditor
 	metrics *metrics
+	queue   *queue
+	recent  recent
+	patient time.Duration   // how long an operation waits for its turn before that is told
 	ctx     context.Context //nolint:containedctx // operations end with the dispatcher, not with who started them
 
 	mu       sync.Mutex
@@ -58,6 +61,7 @@ type entry struct {
 	provider string
 	started  time.Time
 	request  bus.Request
+	turn     *turn
 	class    int64 // its generation; 0 when another manager sent the operation
 	span     trace.Span
 
@@ -74,7 +78,7 @@ type entry struct {
 // on at their drivers, for the next manager to take up.
 func New(ctx context.Context, caller Caller, auditor Auditor) *Dispatcher {
 	return &Dispatcher{
-		caller: caller, auditor: auditor, metrics: newMetrics(), ctx: ctx,
+		caller: caller, auditor: auditor, metrics: newMetrics(), queue: newQueue(Limits{}), patient: tellAfter, ctx: ctx,
 		machines: map[types.UID]*entry{}, readings: map[types.UID]*reading{}, notify: func(types.NamespacedName) {},
 	}
 }
@@ -82,6 +86,10 @@ func New(ctx context.Context, caller Caller, auditor Auditor) *Dispatcher {
 // Notify sets who is told that a machine's operation changed. It must be called
 // before the first Start; f must not block.
 func (d *Dispatcher) Notify(f func(types.NamespacedName)) { d.notify = f }
+
+// Limit sets limits on what is asked of drivers; there are none without. It must
+// be called before the first Start.
+func (d *Dispatcher) Limit(limits Limits) { d.queue = newQueue(limits) }
 
 // Wait returns when all operations have let go after New's ctx ended.
 func (d *Dispatcher) Wait() { d.running.Wait() }
@@ -111,6 +119,7 @@ func (d *Dispatcher) Start(op Operation) State {
 		OnAccepted: func(attempt uint32, replica string) { d.accepted(e, attempt, replica) },
 		OnProgress: func(message string) { d.progress(e, message) },
 	}
+	e.turn = newTurn(&op)
 	if op.Class.Object != nil && !op.Recover {
 		e.class = op.Class.Object.Generation
 	}
@@ -264,7 +273,12 @@ func (d *Dispatcher) run(e *entry) {
 	defer d.metrics.started(e.provider, e.kind)()
 	defer e.span.End() // of one that is left to the next manager
 	req, quit := e.request, e.quit
+	d.queue.enter(e.turn, req.Recover)
+	defer d.queue.leave(e.turn)
 	for {
+		if !d.awaitTurn(e) {
+			return
+		}
 		room := d.caller.Room(e.provider)
 		out, err := d.caller.Call(d.ctx, req)
 		if d.ctx.Err() != nil {
@@ -279,6 +293,11 @@ func (d *Dispatcher) run(e *entry) {
 			req.Recover, req.Attempt = true, out.Attempts
 		}
 		d.waiting(e, err, out.Attempts)
+		if noRoom(err) {
+			d.giveBack(e, err)
+
+			continue
+		}
 		again := retryWait
 		if out.Result != nil {
 			// No replica was lost, the cloud is in trouble: room is no news.

@@ -9,6 +9,8 @@ import (
 // metrics count operations by provider, operation and code.
 type metrics struct {
 	inFlight *prometheus.GaugeVec
+	waiting  *prometheus.GaugeVec
+	turns    *prometheus.HistogramVec
 	waited   *prometheus.HistogramVec
 	took     *prometheus.HistogramVec
 	attempts *prometheus.CounterVec
@@ -22,6 +24,14 @@ func newMetrics() *metrics {
 		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "mcm_dispatch_operations_in_flight",
 			Help: "Operations begun and not ended.",
+		}, []string{"provider", "operation"}),
+		waiting: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "mcm_dispatch_operations_queued",
+			Help: "Operations begun that wait for room at the drivers or for a limit.",
+		}, []string{"provider", "operation"}),
+		turns: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "mcm_dispatch_operation_queue_seconds", Buckets: buckets,
+			Help: "Time that operations waited for room at the drivers or for a limit, of those that had to.",
 		}, []string{"provider", "operation"}),
 		waited: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "mcm_dispatch_operation_wait_seconds", Buckets: buckets,
@@ -40,11 +50,20 @@ func newMetrics() *metrics {
 
 // Collectors returns the dispatcher's metrics for registration.
 func (d *Dispatcher) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{d.metrics.inFlight, d.metrics.waited, d.metrics.took, d.metrics.attempts}
+	m := d.metrics
+
+	return []prometheus.Collector{m.inFlight, m.waiting, m.turns, m.waited, m.took, m.attempts}
 }
 
 func (m *metrics) started(provider string, kind Kind) (ended func()) {
 	g := m.inFlight.WithLabelValues(provider, string(kind))
+	g.Inc()
+
+	return g.Dec
+}
+
+func (m *metrics) queued(provider string, kind Kind) (granted func()) {
+	g := m.waiting.WithLabelValues(provider, string(kind))
 	g.Inc()
 
 	return g.Dec

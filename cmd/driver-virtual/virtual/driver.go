@@ -38,6 +38,7 @@ var (
 	_ driversdk.Initializer[Spec]    = (*Driver)(nil)
 	_ driversdk.ClassValidator[Spec] = (*Driver)(nil)
 	_ driversdk.VolumeIDer           = (*Driver)(nil)
+	_ driversdk.ClassMigrator        = (*Driver)(nil)
 )
 
 // identities are the ways to identify a create, in our words and in the cloud's.

@@ -14,6 +14,11 @@ import (
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`,description="Time since the object was created"
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.metadata.labels.node`,description="Node that runs on the machine"
 // +kubebuilder:printcolumn:name="ProviderID",type=string,priority=1,JSONPath=`.spec.providerID`,description="ID of the instance at the provider"
+// +kubebuilder:printcolumn:name="Class",type=string,priority=1,JSONPath=`.spec.class.name`,description="Class that the instance is made from"
+// +kubebuilder:printcolumn:name="Operation",type=string,priority=1,JSONPath=`.status.lastOperation.type`,description="What was last done to the machine"
+// +kubebuilder:printcolumn:name="State",type=string,priority=1,JSONPath=`.status.lastOperation.state`,description="How that went"
+// +kubebuilder:printcolumn:name="Code",type=string,priority=1,JSONPath=`.status.lastOperation.errorCode`,description="Code of the driver's error, if it failed"
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.lastOperation.description`,description="What the machine waits for, or why it failed"
 type Machine struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty,omitzero"`
@@ -37,6 +42,8 @@ type MachineList struct {
 // MachineSpec is what a machine is to be.
 type MachineSpec struct {
 	// Class names the MachineClass that the instance is made from.
+	//
+	// +kubebuilder:validation:XValidation:rule="(has(self.kind) && self.kind != '') == (has(self.name) && self.name != '')",message="kind and name belong together: set kind to MachineClass and name to the name of one"
 	Class ClassSpec `json:"class,omitempty,omitzero"`
 	// ProviderID identifies the instance at the provider. It is written after the creation; preset it to adopt an
 	// instance that exists.
@@ -73,18 +80,30 @@ type NodeTemplateSpec struct {
 // controllers' flag.
 type MachineConfiguration struct {
 	// MachineDrainTimeout is how long a drain may take before the machine is deleted by force.
+	//
+	// +kubebuilder:validation:XValidation:rule=`self.matches('^[-+]?(([0-9]+([.][0-9]*)?|[.][0-9]+)(ns|us|µs|ms|s|m|h))+$|^[-+]?0$') && duration(self) == duration(self)`,message="is no duration: write it with units, such as 90s, 20m or 1h30m"
 	MachineDrainTimeout *metav1.Duration `json:"drainTimeout,omitempty"`
 	// MachineHealthTimeout is how long a machine may be unhealthy before it is Failed.
+	//
+	// +kubebuilder:validation:XValidation:rule=`self.matches('^[-+]?(([0-9]+([.][0-9]*)?|[.][0-9]+)(ns|us|µs|ms|s|m|h))+$|^[-+]?0$') && duration(self) == duration(self)`,message="is no duration: write it with units, such as 90s, 20m or 1h30m"
 	MachineHealthTimeout *metav1.Duration `json:"healthTimeout,omitempty"`
 	// MachineCreationTimeout is how long a machine may take from its creation to joining the cluster before it is Failed.
+	//
+	// +kubebuilder:validation:XValidation:rule=`self.matches('^[-+]?(([0-9]+([.][0-9]*)?|[.][0-9]+)(ns|us|µs|ms|s|m|h))+$|^[-+]?0$') && duration(self) == duration(self)`,message="is no duration: write it with units, such as 90s, 20m or 1h30m"
 	MachineCreationTimeout *metav1.Duration `json:"creationTimeout,omitempty"`
 	// MachineInPlaceUpdateTimeout is how long an update in place may take before it counts as failed.
+	//
+	// +kubebuilder:validation:XValidation:rule=`self.matches('^[-+]?(([0-9]+([.][0-9]*)?|[.][0-9]+)(ns|us|µs|ms|s|m|h))+$|^[-+]?0$') && duration(self) == duration(self)`,message="is no duration: write it with units, such as 90s, 20m or 1h30m"
 	MachineInPlaceUpdateTimeout *metav1.Duration `json:"inPlaceUpdateTimeout,omitempty"`
 	// MachinePreserveTimeout is how long a preserved machine is kept.
+	//
+	// +kubebuilder:validation:XValidation:rule=`self.matches('^[-+]?(([0-9]+([.][0-9]*)?|[.][0-9]+)(ns|us|µs|ms|s|m|h))+$|^[-+]?0$') && duration(self) == duration(self)`,message="is no duration: write it with units, such as 90s, 20m or 1h30m"
 	MachinePreserveTimeout *metav1.Duration `json:"machinePreserveTimeout,omitempty"`
 	// DisableHealthTimeout keeps an unhealthy machine, and one whose update in place failed, from ever becoming Failed.
 	DisableHealthTimeout *bool `json:"disableHealthTimeout,omitempty"`
 	// MaxEvictRetries is how often the eviction of a pod is tried before the pod is deleted by force.
+	//
+	// +kubebuilder:validation:XValidation:rule="self >= 0",message="is negative: set 0 or more, or leave it out for the controllers' setting"
 	MaxEvictRetries *int32 `json:"maxEvictRetries,omitempty"`
 	// NodeConditions is a comma-separated list of the Node condition types that make a machine unhealthy unless they
 	// are False.

@@ -24,6 +24,8 @@ type MachineClass struct {
 	NodeTemplate *NodeTemplate `json:"nodeTemplate,omitempty"`
 	// CredentialsSecretRef names a Secret with credentials of the provider. Its keys win over those of secretRef, so
 	// that classes may share credentials and differ in their userData.
+	//
+	// +kubebuilder:validation:XValidation:rule="has(self.name) && self.name != ''",message="names no Secret: set name, or leave credentialsSecretRef out"
 	CredentialsSecretRef *corev1.SecretReference `json:"credentialsSecretRef,omitempty"`
 	// ProviderSpec is the configuration of the instances. Only the provider's driver understands it.
 	//
@@ -33,6 +35,8 @@ type MachineClass struct {
 	Provider string `json:"provider,omitempty"`
 	// SecretRef names a Secret with the key userData, the boot script of the instances, and possibly credentials of the
 	// provider.
+	//
+	// +kubebuilder:validation:XValidation:rule="has(self.name) && self.name != ''",message="names no Secret: set name, or leave secretRef out"
 	SecretRef *corev1.SecretReference `json:"secretRef,omitempty"`
 }
 

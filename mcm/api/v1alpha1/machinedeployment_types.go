@@ -47,6 +47,9 @@ type MachineDeploymentSpec struct {
 	// Template is what machines are made from.
 	Template MachineTemplateSpec `json:"template"`
 	// Strategy says how machines follow a change of the template.
+	//
+	// +kubebuilder:validation:XValidation:rule="!has(self.type) || self.type != 'RollingUpdate' || has(self.rollingUpdate) && has(self.rollingUpdate.maxUnavailable) && has(self.rollingUpdate.maxSurge)",message="type RollingUpdate needs limits: set rollingUpdate.maxUnavailable and rollingUpdate.maxSurge"
+	// +kubebuilder:validation:XValidation:rule="!has(self.type) || self.type != 'InPlaceUpdate' || has(self.inPlaceUpdate) && has(self.inPlaceUpdate.maxUnavailable) && has(self.inPlaceUpdate.maxSurge)",message="type InPlaceUpdate needs limits: set inPlaceUpdate.maxUnavailable and inPlaceUpdate.maxSurge"
 	Strategy MachineDeploymentStrategy `json:"strategy,omitempty,omitzero"`
 	// MinReadySeconds is stored and shown in metrics; availability does not depend on it.
 	MinReadySeconds int32 `json:"minReadySeconds,omitempty"`
@@ -82,6 +85,8 @@ const (
 // MachineDeploymentStrategy says how machines follow a change of the template.
 type MachineDeploymentStrategy struct {
 	// Type is RollingUpdate, Recreate or InPlaceUpdate. It has to be set.
+	//
+	// +kubebuilder:validation:XValidation:rule="self in ['', 'RollingUpdate', 'Recreate', 'InPlaceUpdate']",message="is no strategy: set RollingUpdate, Recreate or InPlaceUpdate"
 	Type MachineDeploymentStrategyType `json:"type,omitempty"`
 	// RollingUpdate has to be set if the type is RollingUpdate.
 	RollingUpdate *RollingUpdateMachineDeployment `json:"rollingUpdate,omitempty"`
@@ -93,9 +98,13 @@ type MachineDeploymentStrategy struct {
 type UpdateConfiguration struct {
 	// MaxUnavailable is how many machines may be unavailable during the update: a number, or a percentage of the
 	// replicas, rounded down.
+	//
+	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self >= 0 : self.matches('^[0-9]+%$')",message="is no amount: set a number such as 1, or a percentage such as 25%"
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 	// MaxSurge is how many machines there may be beyond the replicas during the update: a number, or a percentage of
 	// the replicas, rounded up.
+	//
+	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self >= 0 : self.matches('^[0-9]+%$')",message="is no amount: set a number such as 1, or a percentage such as 25%"
 	MaxSurge *intstr.IntOrString `json:"maxSurge,omitempty"`
 }
 
@@ -120,6 +129,8 @@ type InPlaceUpdateMachineDeployment struct {
 	UpdateConfiguration `json:",inline"`
 
 	// OrchestrationType says who selects the machines to update: Auto for the controllers, Manual for the user.
+	//
+	// +kubebuilder:validation:XValidation:rule="self in ['', 'Auto', 'Manual']",message="is no orchestration: set Auto or Manual"
 	OrchestrationType OrchestrationType `json:"orchestrationType,omitempty"`
 }
 

@@ -15,6 +15,12 @@ import (
 // +kubebuilder:printcolumn:name="Current",type=integer,JSONPath=`.status.replicas`,description="Number of machines there are"
 // +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.readyReplicas`,description="Number of machines whose Node is healthy"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`,description="Time since the object was created"
+// +kubebuilder:printcolumn:name="Available",type=integer,priority=1,JSONPath=`.status.availableReplicas`,description="Number of machines that can be worked with"
+// +kubebuilder:printcolumn:name="Class",type=string,priority=1,JSONPath=`.spec.template.spec.class.name`,description="Class that machines are made from"
+// +kubebuilder:printcolumn:name="Frozen",type=string,priority=1,JSONPath=`.metadata.labels.freeze`,description="True while no machines are made because there are too many"
+// +kubebuilder:printcolumn:name="Failure",type=string,priority=1,JSONPath=`.status.machineSetCondition[?(@.type=="ReplicaFailure")].message`,description="Why machines cannot be created or deleted"
+// +kubebuilder:printcolumn:name="Failed",type=string,priority=1,JSONPath=`.status.failedMachines[0].name`,description="First machine whose last operation failed"
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.failedMachines[0].lastOperation.description`,description="Why it failed"
 type MachineSet struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty,omitzero"`

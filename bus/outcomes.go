@@ -1,0 +1,67 @@
+package bus
+
+import (
+	"strings"
+
+	"github.com/nats-io/nats.go"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// OperatorInbox is the prefix of the inboxes in which people's programs receive
+// answers.
+const OperatorInbox = "_INBOX_op"
+
+// ServeOutcomes answers whoever asks a control plane what has come of its newest
+// operations: newest returns them, and must not block. There is one message for
+// each, as they were published for audit.
+func ServeOutcomes(conn *Conn, cluster string, newest func() []*driverv1.Audit) (stop func(), err error) {
+	if err := ValidToken("cluster", cluster); err != nil {
+		return nil, err
+	}
+
+	return conn.watch(wildcard(cluster, TreeOutcomes), func(m *nats.Msg) {
+		// Anywhere else it would be a message of mcm's that it never meant to send.
+		if !strings.HasPrefix(m.Reply, OperatorInbox+".") && !strings.HasPrefix(m.Reply, nats.InboxPrefix) {
+			return
+		}
+		for _, audit := range newest() {
+			payload, err := Encode(&driverv1.Envelope{
+				OperationId: audit.GetOperationId(), Body: &driverv1.Envelope_Audit{Audit: audit},
+			}, "")
+			if err == nil {
+				err = conn.publish(&nats.Msg{Subject: m.Reply, Data: payload})
+			}
+			if err != nil {
+				return // the asker gets fewer
+			}
+		}
+	})
+}
+
+// AskOutcomes returns a function that asks a control plane what has come of its
+// newest operations. Answers go to f, on one goroutine, whenever they come. Stop
+// ends that.
+func AskOutcomes(conn *Conn, f func(*driverv1.Audit)) (ask func(cluster string) error, stop func(), err error) {
+	inbox := conn.nc.NewInbox()
+	stop, err = conn.watch(inbox, func(m *nats.Msg) {
+		if env, err := decodeMsg(m); err == nil && env.GetAudit() != nil {
+			f(env.GetAudit())
+		}
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+
+	return func(cluster string) error {
+		if err := ValidToken("cluster", cluster); err != nil {
+			return err
+		}
+		payload, err := Encode(&driverv1.Envelope{Body: &driverv1.Envelope_Ops{Ops: &driverv1.OpsRequest{}}}, "")
+		if err != nil {
+			return err
+		}
+
+		return conn.publish(&nats.Msg{Subject: wildcard(cluster, TreeOutcomes), Reply: inbox, Data: payload})
+	}, stop, nil
+}

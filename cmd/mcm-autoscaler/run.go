@@ -1,0 +1,208 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/autoscaler"
+	"github.com/machinebus/machinebus/proto/externalgrpc"
+)
+
+const (
+	// maxRequest is room for nodes with all their annotations.
+	maxRequest = 64 << 20
+	// stopTimeout is for calls that run when the program is told to stop.
+	stopTimeout = 5 * time.Second
+)
+
+// A gateway is the program while it is put together.
+type gateway struct {
+	options *options
+	manager ctrl.Manager
+	target  cluster.Cluster
+	server  *grpc.Server
+	serving atomic.Bool
+}
+
+// run serves until ctx ends.
+func run(ctx context.Context, o *options) error {
+	guard, err := o.door.credentials()
+	if err != nil {
+		return err
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.listen)
+	if err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	defer listener.Close()
+	g := &gateway{options: o}
+	if err := g.connect(); err != nil {
+		return err
+	}
+	observer := autoscaler.NewObserver()
+	for _, c := range observer.Collectors() {
+		if err := ctrlmetrics.Registry.Register(c); err != nil {
+			return fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	g.server = grpc.NewServer(grpc.Creds(guard), grpc.MaxRecvMsgSize(maxRequest), grpc.UnaryInterceptor(observer.Intercept))
+	externalgrpc.RegisterCloudProviderServer(g.server, autoscaler.New(autoscaler.Config{
+		Control: g.manager.GetClient(), Live: g.manager.GetAPIReader(), Nodes: g.target.GetCache(),
+		// The newer events API keeps only the first text of a reason for minutes.
+		Events: g.manager.GetEventRecorderFor("mcm-autoscaler"), //nolint:staticcheck // see above
+		Groups: o.groups, Marks: o.marks, GPULabel: o.gpuLabel,
+	}))
+	err = errors.Join(
+		g.manager.Add(everywhere(func(ctx context.Context) error { return g.serve(ctx, listener) })),
+		g.addChecks(),
+	)
+	if err != nil {
+		return err
+	}
+	klog.Background().Info("starting", "version", version(), "listen", listener.Addr().String(), "plaintext", o.door.plaintext)
+	if err := g.manager.Start(ctx); err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+
+	return nil
+}
+
+// connect sets up for both clusters.
+func (g *gateway) connect() error {
+	o := g.options
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return fmt.Errorf("register API types: %w", err)
+	}
+	control, err := o.restConfig("--kubeconfig", o.kubeconfig)
+	if err != nil {
+		return err
+	}
+	target := control
+	if o.targetKubeconfig != "" {
+		if target, err = o.restConfig("--target-kubeconfig", o.targetKubeconfig); err != nil {
+			return err
+		}
+	}
+	caches := cache.Options{DefaultTransform: cache.TransformStripManagedFields()}
+	if !o.allNamespaces {
+		caches.DefaultNamespaces = map[string]cache.Config{o.namespace: {}}
+	}
+	g.manager, err = ctrl.NewManager(control, ctrl.Options{
+		Scheme: scheme, Cache: caches, Metrics: metricsserver.Options{BindAddress: o.healthAddress()},
+	})
+	if err != nil {
+		return fmt.Errorf("set up for the cluster at %s: %w", control.Host, err)
+	}
+	g.target, err = cluster.New(target, func(co *cluster.Options) {
+		co.Scheme = scheme
+		co.Cache = cache.Options{ByObject: map[client.Object]cache.ByObject{&corev1.Node{}: {Transform: slimNode}}}
+	})
+	if err != nil {
+		return fmt.Errorf("set up for the target cluster at %s: %w", target.Host, err)
+	}
+
+	return g.manager.Add(g.target)
+}
+
+func (o *options) restConfig(flag, path string) (*rest.Config, error) {
+	var cfg *rest.Config
+	var err error
+	if path == "" {
+		if cfg, err = rest.InClusterConfig(); err != nil {
+			return nil, fmt.Errorf("mcm-autoscaler does not run in a cluster (%w): say where the cluster is with %s=<path of a kubeconfig>", err, flag)
+		}
+	} else if cfg, err = clientcmd.BuildConfigFromFlags("", path); err != nil {
+		return nil, fmt.Errorf("%s: %w", flag, err)
+	}
+	cfg.QPS, cfg.Burst = o.kubeQPS, o.kubeBurst
+	cfg.UserAgent = "machinebus-mcm-autoscaler/" + version()
+
+	return cfg, nil
+}
+
+// slimNode drops what makes most of a Node and is not used here.
+func slimNode(o any) (any, error) {
+	if node, ok := o.(*corev1.Node); ok {
+		node.ManagedFields = nil
+		node.Status = corev1.NodeStatus{}
+	}
+
+	return o, nil
+}
+
+// serve takes calls once everything is read: an answer from half of it would be
+// wrong.
+func (g *gateway) serve(ctx context.Context, listener net.Listener) error {
+	for _, o := range []client.Object{
+		&v1alpha1.MachineDeployment{}, &v1alpha1.MachineSet{}, &v1alpha1.Machine{}, &v1alpha1.MachineClass{},
+	} {
+		if _, err := g.manager.GetCache().GetInformer(ctx, o); err != nil {
+			return fmt.Errorf("read %T from the cluster: %w", o, err)
+		}
+	}
+	if _, err := g.target.GetCache().GetInformer(ctx, &corev1.Node{}); err != nil {
+		return fmt.Errorf("read nodes from the target cluster: %w", err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- g.server.Serve(listener) }()
+	g.serving.Store(true)
+	klog.FromContext(ctx).Info("serving the cluster-autoscaler", "address", listener.Addr().String())
+	select {
+	case err := <-done:
+		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+	case <-ctx.Done():
+	}
+	g.serving.Store(false)
+	hard := time.AfterFunc(stopTimeout, g.server.Stop)
+	defer hard.Stop()
+	g.server.GracefulStop()
+
+	return <-done
+}
+
+// addChecks serves /healthz and /readyz beside /metrics.
+func (g *gateway) addChecks() error {
+	ready := &healthz.Handler{Checks: map[string]healthz.Checker{"serving": func(*http.Request) error {
+		if !g.serving.Load() {
+			return errors.New("the clusters' objects are not read yet")
+		}
+
+		return nil
+	}}}
+	live := &healthz.Handler{Checks: map[string]healthz.Checker{"ping": healthz.Ping}}
+
+	return errors.Join(
+		g.manager.AddMetricsServerExtraHandler("/healthz", http.StripPrefix("/healthz", live)),
+		g.manager.AddMetricsServerExtraHandler("/readyz", http.StripPrefix("/readyz", ready)),
+	)
+}
+
+// everywhere is a runnable that waits for no election: answers are the same from
+// any replica, and the API server orders the writes.
+type everywhere func(context.Context) error
+
+func (f everywhere) Start(ctx context.Context) error { return f(ctx) }
+
+func (everywhere) NeedLeaderElection() bool { return false }

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/tools/record"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+
+	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/freeze"
+	"github.com/machinebus/machinebus/mcm/machineclass"
+	"github.com/machinebus/machinebus/mcm/machinedeployment"
+	"github.com/machinebus/machinebus/mcm/machineset"
+	"github.com/machinebus/machinebus/mcm/safety"
+)
+
+// A controller is what --controllers switches on and off by its name.
+type controller struct {
+	name string
+	add  func(*mcm, context.Context) error
+}
+
+// controllers are all there are. All of them are on by default.
+var controllers = []controller{
+	{"machine", (*mcm).addMachine},
+	{"machineclass", (*mcm).addMachineClass},
+	{"machineset", (*mcm).addMachineSet},
+	{"machinedeployment", (*mcm).addMachineDeployment},
+	{"freeze", (*mcm).addFreeze},
+	{"safety", (*mcm).addSafety},
+}
+
+func controllerNames() []string {
+	names := make([]string, 0, len(controllers))
+	for _, c := range controllers {
+		names = append(names, c.name)
+	}
+
+	return names
+}
+
+// selected tells whether a list like that of the Kubernetes controller manager
+// switches a controller on: "*" stands for all, "name" for one, "-name" leaves one
+// out, and what names it first decides.
+func selected(list []string, name string) bool {
+	for _, entry := range list {
+		switch entry {
+		case name:
+			return true
+		case "-" + name:
+			return false
+		}
+	}
+
+	return slices.Contains(list, "*")
+}
+
+// validateControllers fails on entries that name no controller: a misspelt one
+// would run what it was meant to stop.
+func validateControllers(list []string) error {
+	for _, entry := range list {
+		if entry != "*" && !slices.Contains(controllerNames(), strings.TrimPrefix(entry, "-")) {
+			return fmt.Errorf("--controllers: there is no controller %q; there are %s",
+				strings.TrimPrefix(entry, "-"), strings.Join(controllerNames(), ", "))
+		}
+	}
+
+	return nil
+}
+
+// addControllers adds the controllers that are switched on.
+func (m *mcm) addControllers(ctx context.Context) error {
+	for _, c := range controllers {
+		if !selected(m.options.controllers, c.name) {
+			continue
+		}
+		if err := c.add(m, ctx); err != nil {
+			return fmt.Errorf("set up the controller %s: %w", c.name, err)
+		}
+	}
+
+	return nil
+}
+
+func (m *mcm) addMachine(ctx context.Context) error {
+	var nodes cache.Cache
+	if m.target != nil {
+		nodes = m.target.GetCache()
+		m.reconciler.Target, m.reconciler.Tokens, m.reconciler.Drainer = m.target.GetClient(), m.tokens, m.drainer
+	}
+
+	return m.reconciler.SetupWithManager(ctx, m.manager, nodes, m.dispatcher, m.options.workers)
+}
+
+func (m *mcm) addMachineClass(ctx context.Context) error {
+	c := m.manager.GetClient()
+	if err := machineclass.NewClassReconciler(c, m.events()).SetupWithManager(ctx, m.manager); err != nil {
+		return err
+	}
+
+	if err := machineclass.NewSecretReconciler(c, m.events()).SetupWithManager(ctx, m.manager); err != nil {
+		return err
+	}
+	m.validator = machineclass.NewValidator(
+		ctx, c, m.events(), dispatch.NewClasses(m.caller), m.options.settings.DefaultProvider)
+
+	return m.validator.SetupWithManager(m.manager)
+}
+
+func (m *mcm) addMachineSet(ctx context.Context) error {
+	if err := register(append(machineset.Collectors(), machineset.NewInventory(ctx, m.manager.GetClient()))); err != nil {
+		return err
+	}
+	sets := &machineset.Reconciler{Client: m.manager.GetClient(), Live: m.manager.GetAPIReader(), Events: m.events()}
+
+	return sets.SetupWithManager(ctx, m.manager, m.options.setWorkers)
+}
+
+func (m *mcm) addMachineDeployment(ctx context.Context) error {
+	settings := m.options.deployments
+	settings.Namespace = m.options.scope()
+	deployments := &machinedeployment.Reconciler{
+		Control: m.manager.GetClient(), Live: m.manager.GetAPIReader(), Events: m.events(), Settings: settings,
+	}
+	if m.target != nil {
+		deployments.Target = m.target.GetClient()
+	}
+	if err := register([]prometheus.Collector{deployments.Collector()}); err != nil {
+		return err
+	}
+
+	return deployments.SetupWithManager(ctx, m.manager, m.options.setWorkers)
+}
+
+func (m *mcm) addFreeze(ctx context.Context) error {
+	c, settings := m.manager.GetClient(), m.options.freeze
+	sets := &freeze.SetReconciler{Client: c, Events: m.events(), Settings: settings}
+	if err := sets.SetupWithManager(ctx, m.manager); err != nil {
+		return err
+	}
+	deployments := &freeze.DeploymentReconciler{Client: c, Settings: settings}
+
+	return deployments.SetupWithManager(ctx, m.manager)
+}
+
+// addSafety adds what looks for instances without a machine.
+func (m *mcm) addSafety(context.Context) error {
+	o, settings := m.options, m.options.safety
+	settings.DefaultProvider, settings.Namespace = o.settings.DefaultProvider, o.scope()
+	settings.NodeGrace, settings.DeleteTimeout = o.settings.CreationTimeout, o.settings.OperationTimeout
+	collector := &safety.Collector{
+		Reader: m.manager.GetAPIReader(), Cache: m.manager.GetClient(), Dispatcher: m.dispatcher,
+		Events: m.events(), Metrics: safety.NewMetrics(), Settings: settings,
+	}
+	if m.target != nil {
+		collector.Nodes = m.target.GetClient()
+	}
+	if err := register(collector.Metrics.Collectors()); err != nil {
+		return err
+	}
+
+	return m.manager.Add(collector)
+}
+
+// events records Events. The newer events API keeps only the first text of a
+// reason for minutes.
+func (m *mcm) events() record.EventRecorder {
+	return m.manager.GetEventRecorderFor("mcm") //nolint:staticcheck // see above
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// answerTimeout is how long a driver may take.
+const answerTimeout = time.Minute
+
+// A question goes to a replica of a provider's driver.
+type question struct {
+	conn     *bus.Conn
+	cluster  string // * for the one there is
+	provider string
+	wait     time.Duration // for replicas to be heard
+}
+
+// migrate has an old class written as a MachineClass, whose JSON it returns.
+func (q *question) migrate(ctx context.Context, old *unstructured.Unstructured) ([]byte, error) {
+	cluster, err := q.asker(ctx, driverv1.Operation_OPERATION_MIGRATE_CLASS)
+	if err != nil {
+		return nil, err
+	}
+	object, err := old.MarshalJSON()
+	if err != nil {
+		return nil, fmt.Errorf("write %s %s as JSON: %w", old.GetKind(), old.GetName(), err)
+	}
+	caller, err := bus.NewCaller(q.conn, bus.CallerConfig{Cluster: cluster, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
+	defer caller.Close()
+	out, err := caller.Call(ctx, bus.Request{
+		Provider: q.provider, Namespace: old.GetNamespace(), Name: old.GetName(), Timeout: answerTimeout,
+		OperationID: "mcmctl.migrateclass." + string(uuid.NewUUID()),
+		Body: &driverv1.Envelope{Body: &driverv1.Envelope_MigrateClass{MigrateClass: &driverv1.MigrateClassRequest{
+			Kind: old.GetKind(), ApiVersion: old.GetAPIVersion(), Object: object,
+		}}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s %s/%s: %s: %w", old.GetKind(), old.GetNamespace(), old.GetName(), bus.CodeName(bus.CodeOf(err)), err)
+	}
+
+	return out.Result.GetMigrateClass().GetMachineClass(), nil
+}
+
+// asker returns the control plane to ask as: that of a replica that does the
+// operation. It waits until one is heard.
+func (q *question) asker(ctx context.Context, op driverv1.Operation) (string, error) {
+	heard, news := newFleet(q.cluster), make(chan struct{}, 1)
+	stop, err := bus.WatchSessions(q.conn, q.cluster, func(s *driverv1.Session) {
+		heard.onSession(s)
+		select {
+		case news <- struct{}{}:
+		default:
+		}
+	})
+	if err != nil {
+		return "", err
+	}
+	defer stop()
+	limit := time.NewTimer(q.wait)
+	defer limit.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-limit.C:
+			return q.choose(heard.list(time.Now()), op)
+		case <-news:
+			// With a cluster named, one replica that can answer is enough.
+			if cluster, err := q.choose(heard.list(time.Now()), op); err == nil && q.cluster != anyCluster {
+				return cluster, nil
+			}
+		}
+	}
+}
+
+// choose picks the control plane out of the replicas heard.
+func (q *question) choose(heard []replica, op driverv1.Operation) (string, error) {
+	clusters, others, live := map[string]bool{}, []string{}, false
+	for _, r := range heard {
+		switch {
+		case r.session.GetProvider() != q.provider:
+			others = append(others, r.session.GetProvider())
+		case slices.Contains(r.session.GetCapabilities(), op):
+			clusters[r.session.GetCluster()] = true
+		default:
+			live = true
+		}
+	}
+	names := slices.Sorted(maps.Keys(clusters))
+	switch {
+	case len(names) == 1:
+		return names[0], nil
+	case len(names) > 1:
+		return "", fmt.Errorf("the driver of provider %s serves several control planes: choose one with --cluster: %s",
+			q.provider, strings.Join(names, ", "))
+	case live:
+		return "", fmt.Errorf("the driver of provider %s does not implement %s: a newer version of it may", q.provider, bus.Verb(op))
+	default:
+		return "", fmt.Errorf("%w within %s on %s: start its driver, check --nats-url and --cluster, "+
+			"or listen longer with --timeout", noReplica(q.provider, others), q.wait, q.conn.URL())
+	}
+}

@@ -1,0 +1,280 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// control is the control cluster that the tests of rollouts share.
+var control struct {
+	kubeconfig []byte
+	client     client.Client
+	err        error // why there is none
+}
+
+func TestMain(m *testing.M) {
+	stop := startControl()
+	m.Run()
+	if err := stop(); err != nil {
+		fmt.Fprintln(os.Stderr, "stop the API server:", err)
+	}
+}
+
+// startControl starts the API server. Its error stops the tests that need it.
+func startControl() (stop func() error) {
+	ctrllog.SetLogger(logr.Discard())
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		control.err = errors.New("KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: `make test` sets it")
+
+		return func() error { return nil }
+	}
+	env := &envtest.Environment{CRDDirectoryPaths: []string{"../../deploy/crds"}, ErrorIfCRDPathMissing: true}
+	cfg, err := env.Start()
+	if err != nil {
+		control.err = fmt.Errorf("start an API server: %w", err)
+
+		return env.Stop
+	}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		control.err = err
+
+		return env.Stop
+	}
+	control.kubeconfig = env.KubeConfig
+	control.client, control.err = client.New(cfg, client.Options{Scheme: scheme})
+
+	return env.Stop
+}
+
+var pools atomic.Int64
+
+// A testPool is a deployment in a namespace of its own, with two revisions.
+type testPool struct {
+	*v1alpha1.MachineDeployment
+
+	t     *testing.T
+	flags []string
+}
+
+func newTestPool(t *testing.T) *testPool {
+	t.Helper()
+	if control.err != nil {
+		t.Fatal(control.err)
+	}
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(file, control.kubeconfig, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	namespace := fmt.Sprintf("pool-%d", pools.Add(1))
+	labels := map[string]string{"name": "pool-a"}
+	template := v1alpha1.MachineTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: labels},
+		Spec:       v1alpha1.MachineSpec{Class: v1alpha1.ClassSpec{Kind: "MachineClass", Name: "class-2"}},
+	}
+	p := &testPool{
+		t: t, flags: []string{"--kubeconfig", file, "--namespace", namespace},
+		MachineDeployment: &v1alpha1.MachineDeployment{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "pool-a"},
+			Spec:       v1alpha1.MachineDeploymentSpec{Replicas: 3, Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template},
+		},
+	}
+	p.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
+	p.create(p.MachineDeployment)
+	for revision := 1; revision <= 2; revision++ {
+		old := template.DeepCopy()
+		old.Spec.Class.Name = fmt.Sprintf("class-%d", revision)
+		old.Labels["machine-template-hash"] = "123"
+		p.create(&v1alpha1.MachineSet{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: namespace, Name: fmt.Sprintf("pool-a-%d", revision),
+				Annotations: map[string]string{
+					"deployment.kubernetes.io/revision": fmt.Sprint(revision), "kubernetes.io/change-cause": fmt.Sprintf("cause %d", revision),
+				},
+				OwnerReferences: []metav1.OwnerReference{
+					*metav1.NewControllerRef(p.MachineDeployment, v1alpha1.SchemeGroupVersion.WithKind("MachineDeployment")),
+				},
+			},
+			Spec: v1alpha1.MachineSetSpec{Template: *old},
+		})
+	}
+
+	return p
+}
+
+func (p *testPool) create(o client.Object) {
+	p.t.Helper()
+	if err := control.client.Create(p.t.Context(), o); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *testPool) rollout(args ...string) (string, error) {
+	p.t.Helper()
+	out, _, err := mcmctl(p.t, append(append([]string{"rollout"}, args...), p.flags...)...)
+
+	return out, err
+}
+
+// refresh reads the deployment anew.
+func (p *testPool) refresh() *v1alpha1.MachineDeployment {
+	p.t.Helper()
+	if err := control.client.Get(p.t.Context(), client.ObjectKeyFromObject(p.MachineDeployment), p.MachineDeployment); err != nil {
+		p.t.Fatal(err)
+	}
+
+	return p.MachineDeployment
+}
+
+func (p *testPool) report(f func(*v1alpha1.MachineDeploymentStatus)) {
+	p.t.Helper()
+	d := p.refresh()
+	d.Status.ObservedGeneration = d.Generation
+	f(&d.Status)
+	if err := control.client.Status().Update(p.t.Context(), d); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func TestRollout_Changes(t *testing.T) {
+	t.Parallel()
+	p := newTestPool(t)
+	steps := []struct {
+		args []string
+		want string // in the output, or in the error
+		fail bool
+	}{
+		{[]string{"resume", "pool-a"}, "is not paused", true},
+		{[]string{"pause", "mcd/pool-a"}, "paused", false},
+		{[]string{"pause", "pool-a"}, "already paused", true},
+		{[]string{"restart", "pool-a"}, "resume it first", true},
+		{[]string{"undo", "pool-a"}, "resume it first", true},
+		{[]string{"resume", "machinedeployment/pool-a"}, "resumed", false},
+		{[]string{"restart", "pool-a"}, "restarted", false},
+		{[]string{"undo", "pool-a", "--to-revision", "7"}, "has no revision 7", true},
+		{[]string{"undo", "pool-a", "--to-revision", "1"}, "rolled back", false},
+		{[]string{"pause", "nosuch"}, "there is no machine deployment nosuch", true},
+		{[]string{"pause", "pod/pool-a"}, "is no machine deployment", true},
+	}
+	for _, step := range steps {
+		out, err := p.rollout(step.args...)
+		if step.fail && err != nil {
+			out = err.Error()
+		}
+		if step.fail != (err != nil) || !strings.Contains(out, step.want) {
+			t.Errorf("mcmctl rollout %v: want %q, got %q, %v", step.args, step.want, out, err)
+		}
+	}
+	d := p.refresh()
+	if d.Spec.RollbackTo == nil || d.Spec.RollbackTo.Revision != 1 {
+		t.Errorf("rollbackTo is %v, want revision 1", d.Spec.RollbackTo)
+	}
+	if at := d.Spec.Template.Annotations["machinebus.io/restarted-at"]; at == "" || d.Spec.Paused {
+		t.Errorf("the template was restarted at %q, paused is %v", at, d.Spec.Paused)
+	}
+}
+
+func TestRollout_History(t *testing.T) {
+	t.Parallel()
+	p := newTestPool(t)
+	out, err := p.rollout("history", "pool-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cells [][]string
+	for line := range strings.Lines(out) {
+		fields := strings.Fields(line)
+		cells = append(cells, append(fields[:4:4], strings.Join(fields[5:], " "))) // without the age
+	}
+	want := [][]string{
+		{"REVISION", "MACHINESET", "CLASS", "MACHINES", "CHANGE-CAUSE"},
+		{"1", "pool-a-1", "class-1", "0", "cause 1"},
+		{"2", "pool-a-2", "class-2", "0", "cause 2"},
+	}
+	if diff := cmp.Diff(want, cells); diff != "" {
+		t.Errorf("history: -want, +got:\n%s", diff)
+	}
+	out, err = p.rollout("history", "pool-a", "--revision", "1")
+	if err != nil || !strings.Contains(out, "name: class-1") || strings.Contains(out, "machine-template-hash") {
+		t.Errorf("template of revision 1: %v\n%s", err, out)
+	}
+	if _, err = p.rollout("history", "pool-a", "--revision", "9"); err == nil {
+		t.Error("there is no revision 9, and no error")
+	}
+	out, _, err = mcmctl(t, append([]string{"__complete", "rollout", "history"}, append(p.flags, "")...)...)
+	if err != nil || !strings.HasPrefix(out, "pool-a\n") {
+		t.Errorf("names do not complete: %q, %v", out, err)
+	}
+}
+
+func TestRollout_Status(t *testing.T) {
+	t.Parallel()
+	p := newTestPool(t)
+	progressing := func(s *v1alpha1.MachineDeploymentStatus, status corev1.ConditionStatus, reason, message string) {
+		now := metav1.Now()
+		s.Conditions = []v1alpha1.MachineDeploymentCondition{{
+			Type: "Progressing", Status: status, Reason: reason, Message: message, LastUpdateTime: now, LastTransitionTime: now,
+		}}
+	}
+	out, err := p.rollout("status", "pool-a", "--watch=false")
+	if err != nil || !strings.Contains(out, "waiting for mcm to see the change") {
+		t.Errorf("before mcm has seen it: %q, %v", out, err)
+	}
+	p.report(func(s *v1alpha1.MachineDeploymentStatus) {
+		s.Replicas, s.UpdatedReplicas, s.AvailableReplicas = 4, 1, 3
+		progressing(s, "True", "MachineSetUpdated", "Machine pool-a-2-x: quota")
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), bounded)
+	defer cancel()
+	var follow, errOut output
+	done := make(chan error, 1)
+	go func() {
+		done <- execute(ctx, &follow, &errOut, append([]string{"rollout", "status", "pool-a"}, p.flags...)...)
+	}()
+	const line = "machine deployment pool-a: 1 of 3 updated, 3 available, 3 old - Machine pool-a-2-x: quota\n"
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for follow.String() != line {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("want %q, got %q", line, follow.String())
+		}
+	}
+	p.report(func(s *v1alpha1.MachineDeploymentStatus) {
+		s.Replicas, s.UpdatedReplicas, s.AvailableReplicas = 3, 3, 3
+	})
+	if err := <-done; err != nil || follow.String() != line+"machine deployment pool-a successfully rolled out\n" {
+		t.Errorf("the end of the rollout: %q, %v", follow.String(), err)
+	}
+	p.report(func(s *v1alpha1.MachineDeploymentStatus) {
+		s.AvailableReplicas = 2
+		progressing(s, "False", "ProgressDeadlineExceeded", "Machine pool-a-2-x: quota")
+	})
+	if _, err = p.rollout("status", "pool-a"); err == nil || !strings.Contains(err.Error(), "exceeded its progress deadline: Machine pool-a-2-x: quota") {
+		t.Errorf("a rollout that stands still: %v", err)
+	}
+	p.report(func(s *v1alpha1.MachineDeploymentStatus) { progressing(s, "True", "MachineSetUpdated", "") })
+	if _, err = p.rollout("status", "pool-a", "--timeout", "10ms"); err == nil || !strings.Contains(err.Error(), "did not end within 10ms") {
+		t.Errorf("after the timeout: %v", err)
+	}
+}

@@ -1,0 +1,176 @@
+package v1alpha1_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	// bounded is how long anything here may take; it is far above what is waited for.
+	bounded = time.Minute
+	// testdataOld holds objects that the rules refuse. They were stored before there were any.
+	testdataOld = "testdata/before-rules/*.yaml"
+)
+
+// apiServer is a client of an API server with the generated CRDs. Its storage holds objects from before the CRDs had
+// rules.
+var apiServer client.Client
+
+func TestMain(m *testing.M) { os.Exit(run(m)) } //nolint:forbidigo // this is a main
+
+func run(m *testing.M) int {
+	ctrl.SetLogger(logr.Discard())
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		fmt.Fprintln(os.Stderr, "KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: "+
+			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
+
+		return 1
+	}
+	env := &envtest.Environment{}
+	cfg, err := env.Start()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "start an API server:", err)
+
+		return 1
+	}
+	defer func() {
+		if err := env.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, "stop the API server:", err)
+		}
+	}()
+	scheme := runtime.NewScheme()
+	if err := apiextensionsv1.AddToScheme(scheme); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+
+		return 1
+	}
+	cfg.QPS, cfg.Burst = -1, -1
+	if apiServer, err = client.New(cfg, client.Options{Scheme: scheme}); err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), bounded)
+		defer cancel()
+		err = makeHistory(ctx, env)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "prepare the API server:", err)
+
+		return 1
+	}
+
+	return m.Run()
+}
+
+// makeHistory installs the CRDs as they were without rules, stores what only those take, and upgrades to the CRDs as
+// they are.
+func makeHistory(ctx context.Context, env *envtest.Environment) error {
+	files, err := filepath.Glob(filepath.Join(crdDir, "*.yaml"))
+	if err != nil {
+		return err
+	}
+	var now, before []*apiextensionsv1.CustomResourceDefinition
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.UnmarshalStrict(content, crd); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		now = append(now, crd)
+		old := crd.DeepCopy()
+		withoutRules(old.Spec.Versions[0].Schema.OpenAPIV3Schema)
+		before = append(before, old)
+	}
+	if _, err := envtest.InstallCRDs(env.Config, envtest.CRDInstallOptions{CRDs: before}); err != nil {
+		return err
+	}
+	olds, err := oldObjects()
+	if err != nil {
+		return err
+	}
+	for _, o := range olds {
+		if err := apiServer.Create(ctx, o); err != nil {
+			return err
+		}
+	}
+	if _, err := envtest.InstallCRDs(env.Config, envtest.CRDInstallOptions{CRDs: now}); err != nil {
+		return err
+	}
+
+	return untilRules(ctx, olds)
+}
+
+// untilRules waits until the API server would refuse each of the objects if it were new.
+func untilRules(ctx context.Context, objects []*unstructured.Unstructured) error {
+	for _, o := range objects {
+		var last error
+		err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+			fresh := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(o.Object)}
+			fresh.SetName(o.GetName() + "-again")
+			fresh.SetResourceVersion("")
+			last = apiServer.Create(ctx, fresh, client.DryRunAll)
+
+			return apierrors.IsInvalid(last), nil
+		})
+		if err != nil {
+			return fmt.Errorf("no rule refuses %s %s, the last answer is: %w", o.GetKind(), o.GetName(), errors.Join(last, err))
+		}
+	}
+
+	return nil
+}
+
+// withoutRules takes the rules out of a schema.
+func withoutRules(s *apiextensionsv1.JSONSchemaProps) {
+	s.XValidations = nil
+	for name, property := range s.Properties {
+		withoutRules(&property)
+		s.Properties[name] = property
+	}
+	if s.Items != nil && s.Items.Schema != nil {
+		withoutRules(s.Items.Schema)
+	}
+	if s.AdditionalProperties != nil && s.AdditionalProperties.Schema != nil {
+		withoutRules(s.AdditionalProperties.Schema)
+	}
+}
+
+func oldObjects() ([]*unstructured.Unstructured, error) {
+	files, err := filepath.Glob(testdataOld)
+	if err != nil {
+		return nil, err
+	}
+	if len(files) == 0 {
+		return nil, fmt.Errorf("no file matches %s", testdataOld)
+	}
+	var all []*unstructured.Unstructured
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		o := &unstructured.Unstructured{}
+		if err := yaml.UnmarshalStrict(content, &o.Object); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		all = append(all, o)
+	}
+
+	return all, nil
+}

@@ -1,0 +1,153 @@
+package autoscaler
+
+import (
+	"context"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/proto/externalgrpc"
+)
+
+// NodeGroupDeleteNodes removes exactly these nodes, or none of them when one may
+// not go. Of a node that is going or gone already nothing is left to do, and that is
+// a success: the cluster-autoscaler asks again and again.
+func (s *Server) NodeGroupDeleteNodes(
+	ctx context.Context, req *externalgrpc.NodeGroupDeleteNodesRequest,
+) (*externalgrpc.NodeGroupDeleteNodesResponse, error) {
+	err := s.write(ctx, req.GetId(), func(g *group, d *v1alpha1.MachineDeployment) (bool, error) {
+		victims, err := s.victims(ctx, g, req.GetNodes())
+		if err != nil || len(victims) == 0 {
+			return false, err
+		}
+		if left := int64(d.Spec.Replicas) - int64(len(victims)); left < int64(g.min) {
+			return false, status.Errorf(codes.FailedPrecondition, "node group %s has %d nodes: %d fewer would be less than its minimum of %d",
+				g.id, d.Spec.Replicas, len(victims), g.min)
+		}
+		d.Spec.Replicas -= int32(len(victims))
+		s.mark(d, victims)
+
+		return true, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	return &externalgrpc.NodeGroupDeleteNodesResponse{}, nil
+}
+
+// victims returns the names of the machines that are still to be marked.
+func (s *Server) victims(ctx context.Context, g *group, nodes []*externalgrpc.ExternalGrpcNode) ([]string, error) {
+	now, err := s.current(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	seen := map[string]bool{}
+	for _, node := range nodes {
+		m := now.find(node.GetProviderID(), node.GetName())
+		if m == nil {
+			if err := s.mustBeGone(ctx, g, node); err != nil {
+				return nil, err
+			}
+
+			continue
+		}
+		if m.group != g.id {
+			return nil, status.Errorf(codes.InvalidArgument, "node %s belongs to node group %s, not %s", node.GetName(), m.group, g.id)
+		}
+		still, err := s.still(ctx, g, m)
+		if err != nil {
+			return nil, err
+		}
+		if still == nil || seen[m.Name] {
+			continue
+		}
+		if err := mayGo(g, m, node); err != nil {
+			return nil, err
+		}
+		seen[m.Name] = true
+		names = append(names, m.Name)
+	}
+
+	return names, nil
+}
+
+// still returns the machine as the cache has it by now; nil when it is going or
+// gone.
+func (s *Server) still(ctx context.Context, g *group, m *machine) (*v1alpha1.Machine, error) {
+	newest := &v1alpha1.Machine{}
+	err := s.cfg.Control.Get(ctx, client.ObjectKeyFromObject(m.Machine), newest)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, statusOf(err, "read Machine "+m.Name)
+	case newest.UID != m.UID || g.going(newest):
+		return nil, nil
+	default:
+		return newest, nil
+	}
+}
+
+// mustBeGone tells a node that is gone, which is well, from one of somebody else's.
+func (s *Server) mustBeGone(ctx context.Context, g *group, node *externalgrpc.ExternalGrpcNode) error {
+	if strings.HasPrefix(node.GetProviderID(), placeholderPrefix) || strings.HasPrefix(node.GetName(), placeholderPrefix) {
+		return nil
+	}
+	there := &corev1.Node{}
+	err := s.cfg.Nodes.Get(ctx, client.ObjectKey{Name: node.GetName()}, there)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return statusOf(err, "read Node "+node.GetName())
+	}
+	if id := node.GetProviderID(); id != "" && id != there.Spec.ProviderID {
+		return nil // a later one of that name
+	}
+
+	return status.Errorf(codes.InvalidArgument, "node %s belongs to no machine of node group %s", node.GetName(), g.id)
+}
+
+// mayGo tells why a machine that has joined must not go now, or one that somebody
+// wants to look at.
+func mayGo(g *group, m *machine, node *externalgrpc.ExternalGrpcNode) error {
+	if until := m.Status.CurrentStatus.PreserveExpiryTime; until != nil {
+		return status.Errorf(codes.FailedPrecondition, "machine %s is preserved until %s: remove its annotation %s to let it go",
+			m.Name, until, v1alpha1.AnnotationKeyPreserve)
+	}
+	if m.node == nil {
+		return nil
+	}
+	if node.GetAnnotations()[v1alpha1.AnnotationKeyScaleDownDisabled] == "true" ||
+		m.node.Annotations[v1alpha1.AnnotationKeyScaleDownDisabled] == "true" {
+		return status.Errorf(codes.FailedPrecondition, "node %s has the annotation %s", m.node.Name, v1alpha1.AnnotationKeyScaleDownDisabled)
+	}
+	if rolling(g.deployment) {
+		return status.Errorf(codes.FailedPrecondition, "node group %s is being updated: node %s stays until that is over", g.id, m.node.Name)
+	}
+
+	return nil
+}
+
+// rolling tells that machines of an old template are being replaced: what to
+// delete is the deployment's to choose then.
+func rolling(d *v1alpha1.MachineDeployment) bool {
+	if d.Spec.Paused {
+		return false
+	}
+	for _, c := range d.Status.Conditions {
+		if c.Type == v1alpha1.MachineDeploymentProgressing &&
+			(c.Reason == v1alpha1.ReasonNewMachineSetAvailable || c.Reason == v1alpha1.ReasonDeploymentPaused) {
+			return false
+		}
+	}
+
+	return d.Status.UpdatedReplicas < d.Status.Replicas
+}

@@ -1,0 +1,46 @@
+package autoscaler
+
+import (
+	"context"
+
+	"github.com/machinebus/machinebus/proto/externalgrpc"
+)
+
+// NodeGroups lists the groups of the last snapshot.
+func (s *Server) NodeGroups(ctx context.Context, _ *externalgrpc.NodeGroupsRequest) (*externalgrpc.NodeGroupsResponse, error) {
+	now, err := s.current(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &externalgrpc.NodeGroupsResponse{NodeGroups: make([]*externalgrpc.NodeGroup, 0, len(now.groups))}
+	for _, g := range now.groups {
+		out.NodeGroups = append(out.NodeGroups, g.message())
+	}
+
+	return out, nil
+}
+
+// NodeGroupForNode tells whose a node is. One of nobody's (foreign, still to come,
+// nameless) is an answer and never an error, which would stop every scale-up.
+func (s *Server) NodeGroupForNode(
+	ctx context.Context, req *externalgrpc.NodeGroupForNodeRequest,
+) (*externalgrpc.NodeGroupForNodeResponse, error) {
+	now, err := s.current(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if m := now.find(req.GetNode().GetProviderID(), req.GetNode().GetName()); m != nil {
+		return &externalgrpc.NodeGroupForNodeResponse{NodeGroup: now.byID[m.group].message()}, nil
+	}
+
+	return &externalgrpc.NodeGroupForNodeResponse{NodeGroup: &externalgrpc.NodeGroup{}}, nil
+}
+
+// message has the sizes, too, wherever a group is named: the cluster-autoscaler
+// checks them on whichever it has got.
+func (g *group) message() *externalgrpc.NodeGroup {
+	return &externalgrpc.NodeGroup{
+		Id: g.id, MinSize: g.min, MaxSize: g.max,
+		Debug: "MachineDeployment " + g.id + " of class " + g.deployment.Spec.Template.Spec.Class.Name,
+	}
+}

@@ -1,0 +1,72 @@
+package autoscaler
+
+import (
+	"context"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/proto/externalgrpc"
+)
+
+// Classes of errors, as the cluster-autoscaler numbers them.
+const (
+	classOutOfResources = 1
+	classOther          = 99
+)
+
+// NodeGroupNodes lists the instances of a group, those to come included.
+func (s *Server) NodeGroupNodes(
+	ctx context.Context, req *externalgrpc.NodeGroupNodesRequest,
+) (*externalgrpc.NodeGroupNodesResponse, error) {
+	g, err := s.group(ctx, req.GetId())
+	if err != nil {
+		return nil, err
+	}
+	out := &externalgrpc.NodeGroupNodesResponse{Instances: make([]*externalgrpc.Instance, 0, len(g.machines))}
+	for _, m := range g.machines {
+		out.Instances = append(out.Instances, &externalgrpc.Instance{Id: m.instanceID(), Status: g.status(m)})
+	}
+
+	return out, nil
+}
+
+func (g *group) status(m *machine) *externalgrpc.InstanceStatus {
+	switch {
+	case g.going(m.Machine):
+		return &externalgrpc.InstanceStatus{InstanceState: externalgrpc.InstanceStatus_instanceDeleting}
+	case m.node != nil:
+		return &externalgrpc.InstanceStatus{InstanceState: externalgrpc.InstanceStatus_instanceRunning}
+	default:
+		return &externalgrpc.InstanceStatus{
+			InstanceState: externalgrpc.InstanceStatus_instanceCreating, ErrorInfo: createError(m.Machine),
+		}
+	}
+}
+
+// createError tells why a machine does not come. The cluster-autoscaler then gives
+// it up, and its group for a while: what is tried again within seconds is worth
+// that only once the machine has Failed.
+func createError(m *v1alpha1.Machine) *externalgrpc.InstanceErrorInfo {
+	last := m.Status.LastOperation
+	if last.Type != v1alpha1.MachineOperationCreate || last.State != v1alpha1.MachineStateFailed {
+		return nil
+	}
+	info := &externalgrpc.InstanceErrorInfo{
+		ErrorCode: last.ErrorCode, ErrorMessage: last.Description, InstanceErrorClass: classOther,
+	}
+	switch last.ErrorCode {
+	case v1alpha1.ErrorCodeResourceExhausted:
+		info.InstanceErrorClass = classOutOfResources
+
+		return info
+	case "", v1alpha1.ErrorCodeUnknown, v1alpha1.ErrorCodeDeadlineExceeded, v1alpha1.ErrorCodeAborted,
+		v1alpha1.ErrorCodeUnavailable, v1alpha1.ErrorCodeCanceled:
+		if m.Status.CurrentStatus.Phase != v1alpha1.MachineFailed {
+			return nil
+		}
+	}
+	if info.ErrorCode == "" {
+		info.ErrorCode = v1alpha1.ErrorCodeUnknown // an empty one would go unnoticed
+	}
+
+	return info
+}

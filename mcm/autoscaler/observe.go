@@ -1,0 +1,73 @@
+package autoscaler
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"runtime/debug"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+)
+
+// An Observer sees every call: it counts, times and logs it, and keeps a panic in
+// one from ending the process.
+type Observer struct{ took *prometheus.HistogramVec }
+
+// NewObserver returns an Observer.
+func NewObserver() *Observer {
+	return &Observer{took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "mcm_autoscaler_call_duration_seconds",
+		Help: "Time for a call of the cluster-autoscaler, by method and the code it ended with.",
+		// From an answer out of memory to the cluster-autoscaler's own timeout.
+		Buckets: []float64{.00005, .0002, .001, .005, .02, .1, .5, 1, 5},
+	}, []string{"method", "code"})}
+}
+
+// Collectors returns the metrics for registration.
+func (o *Observer) Collectors() []prometheus.Collector { return []prometheus.Collector{o.took} }
+
+// Intercept is a grpc.UnaryServerInterceptor.
+func (o *Observer) Intercept(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
+) (reply any, err error) {
+	method, begun := path.Base(info.FullMethod), time.Now()
+	log := klog.FromContext(ctx)
+	defer func() {
+		if r := recover(); r != nil {
+			log.Error(fmt.Errorf("panic: %v", r), "call failed", "method", method, "stack", string(debug.Stack()))
+			reply, err = nil, status.Error(codes.Internal, "a bug in the gateway; its log tells more")
+		}
+		took, code := time.Since(begun), status.Code(err)
+		o.took.WithLabelValues(method, code.String()).Observe(took.Seconds())
+		const each, failed = 5, 2
+		switch code {
+		case codes.OK, codes.Unimplemented:
+			log.V(each).Info("call", "method", method, "client", clientOf(ctx), "request", req, "code", code.String(), "took", took.String())
+		default:
+			log.V(failed).Info("call failed", "method", method, "client", clientOf(ctx), "request", req, "code", code.String(),
+				"err", err.Error(), "took", took.String())
+		}
+	}()
+
+	return handle(ctx, req)
+}
+
+// clientOf names who calls: its certificate's name, or where it is.
+func clientOf(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return "unknown"
+	}
+	if info, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(info.State.PeerCertificates) > 0 {
+		return info.State.PeerCertificates[0].Subject.CommonName
+	}
+
+	return p.Addr.String()
+}

@@ -1,0 +1,102 @@
+package autoscaler
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/client-go/tools/record"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/proto/externalgrpc"
+)
+
+// A Config says what a Server works on.
+type Config struct {
+	// Control reads the objects of machines from a cache, whose indexes it does not
+	// need, and writes them.
+	Control client.Client
+	// Live reads them as they are stored: after somebody else's write came first.
+	Live client.Reader
+	// Nodes reads the Nodes of the target cluster from a cache.
+	Nodes client.Reader
+	// Events tells of MachineDeployments that are marked in a way that cannot be
+	// read.
+	Events record.EventRecorder
+	// Groups are node groups whatever their annotations say.
+	Groups []Group
+	// Marks is how machines that have to go are named.
+	Marks Marks
+	// GPULabel is the label of nodes with GPUs; may be empty.
+	GPULabel string
+	// Now is the clock; nil means time.Now.
+	Now func() time.Time
+}
+
+// A Server answers the cluster-autoscaler. It is safe for concurrent use; the
+// caches it reads must be synced.
+type Server struct {
+	externalgrpc.UnimplementedCloudProviderServer
+
+	cfg  Config
+	last atomic.Pointer[snapshot]
+
+	mu      sync.Mutex
+	locks   map[string]chan struct{}                         // by group; one write at a time
+	written map[client.ObjectKey]*v1alpha1.MachineDeployment // what the caches may not have seen yet
+	told    map[client.ObjectKey]string                      // faulty marks of which an Event tells
+}
+
+// New returns a Server.
+func New(cfg Config) *Server {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+
+	return &Server{
+		cfg: cfg, locks: map[string]chan struct{}{}, told: map[client.ObjectKey]string{},
+		written: map[client.ObjectKey]*v1alpha1.MachineDeployment{},
+	}
+}
+
+// Refresh takes a new snapshot.
+func (s *Server) Refresh(ctx context.Context, _ *externalgrpc.RefreshRequest) (*externalgrpc.RefreshResponse, error) {
+	if _, err := s.take(ctx); err != nil {
+		return nil, err
+	}
+
+	return &externalgrpc.RefreshResponse{}, nil
+}
+
+// Cleanup does nothing: that one cluster-autoscaler stops says nothing of others.
+func (s *Server) Cleanup(context.Context, *externalgrpc.CleanupRequest) (*externalgrpc.CleanupResponse, error) {
+	return &externalgrpc.CleanupResponse{}, nil
+}
+
+// current returns the last snapshot; the cluster-autoscaler asks before its first
+// Refresh.
+func (s *Server) current(ctx context.Context) (*snapshot, error) {
+	if last := s.last.Load(); last != nil {
+		return last, nil
+	}
+
+	return s.take(ctx)
+}
+
+// group finds a group by its id.
+func (s *Server) group(ctx context.Context, id string) (*group, error) {
+	now, err := s.current(ctx)
+	if err != nil {
+		return nil, err
+	}
+	g, ok := now.byID[id]
+	if !ok {
+		return nil, status.Errorf(codes.NotFound, "there is no node group %q: its MachineDeployment is gone, or not marked any more", id)
+	}
+
+	return g, nil
+}

@@ -1,0 +1,254 @@
+package autoscaler
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// EventInvalidNodeGroup is the reason of the Event on a MachineDeployment whose
+// mark as a node group cannot be read.
+const EventInvalidNodeGroup = "InvalidNodeGroup"
+
+// A snapshot is what the answers of one loop of the cluster-autoscaler are taken
+// from, so that they agree. It is never changed.
+type snapshot struct {
+	groups []*group // by id
+	byID   map[string]*group
+	// The machines of all groups, by the names that the cluster-autoscaler has for
+	// them.
+	byPlaceholder, byProviderID, byNodeName map[string]*machine
+}
+
+// A group is a node group.
+type group struct {
+	id         string
+	min, max   int32
+	deployment *v1alpha1.MachineDeployment // from a cache: read only
+	marked     map[string]bool             // machines that the deployment names to be deleted
+	machines   []*machine
+}
+
+// A machine is one that belongs to a group.
+type machine struct {
+	*v1alpha1.Machine // from a cache: read only
+
+	group string
+	node  *corev1.Node // nil as long as it has not joined
+}
+
+// placeholderPrefix begins the id of an instance that has not joined: the
+// cluster-autoscaler needs one at once.
+const placeholderPrefix = "requested://"
+
+func (m *machine) placeholder() string { return placeholderPrefix + m.Namespace + "/" + m.Name }
+
+// instanceID must be what the Node says, to the letter, or the cluster-autoscaler
+// takes the instance for one that never joins.
+func (m *machine) instanceID() string {
+	if m.node != nil && m.node.Spec.ProviderID != "" {
+		return m.node.Spec.ProviderID
+	}
+
+	return m.placeholder()
+}
+
+// going tells that the machine is being deleted, or will be.
+func (g *group) going(m *v1alpha1.Machine) bool {
+	return !m.DeletionTimestamp.IsZero() || m.Status.CurrentStatus.Phase == v1alpha1.MachineTerminating ||
+		g.marked[m.Name] || m.Annotations[v1alpha1.AnnotationKeyMarkedForDeletionTime] != ""
+}
+
+// take makes a snapshot and keeps it. The caches hold everything: it costs no
+// request.
+func (s *Server) take(ctx context.Context) (*snapshot, error) {
+	var deployments v1alpha1.MachineDeploymentList
+	var sets v1alpha1.MachineSetList
+	var machines v1alpha1.MachineList
+	var nodes corev1.NodeList
+	for list, reader := range map[client.ObjectList]client.Reader{
+		&deployments: s.cfg.Control, &sets: s.cfg.Control, &machines: s.cfg.Control, &nodes: s.cfg.Nodes,
+	} {
+		if err := reader.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+			return nil, status.Errorf(codes.Unavailable, "read %T from the cache: %v", list, err)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := &snapshot{
+		byID: map[string]*group{}, byPlaceholder: map[string]*machine{}, byProviderID: map[string]*machine{}, byNodeName: map[string]*machine{},
+	}
+	byUID := map[types.UID]*group{} // of deployments, and of their sets
+	stored := map[client.ObjectKey]bool{}
+	for i := range deployments.Items {
+		d := s.newest(&deployments.Items[i])
+		stored[client.ObjectKeyFromObject(d)] = true
+		if g := s.groupOf(ctx, d); g != nil {
+			now.groups, now.byID[g.id], byUID[d.UID] = append(now.groups, g), g, g
+		}
+	}
+	maps.DeleteFunc(s.written, func(key client.ObjectKey, _ *v1alpha1.MachineDeployment) bool { return !stored[key] })
+	maps.DeleteFunc(s.told, func(key client.ObjectKey, _ string) bool { return !stored[key] })
+	for i := range sets.Items {
+		if owner := metav1.GetControllerOfNoCopy(&sets.Items[i]); owner != nil && byUID[owner.UID] != nil {
+			byUID[sets.Items[i].UID] = byUID[owner.UID]
+		}
+	}
+	index := indexNodes(nodes.Items)
+	for i := range machines.Items {
+		m := &machines.Items[i]
+		if owner := metav1.GetControllerOfNoCopy(m); owner != nil && byUID[owner.UID] != nil {
+			now.add(byUID[owner.UID], m, index.of(m))
+		}
+	}
+	slices.SortFunc(now.groups, func(a, b *group) int { return strings.Compare(a.id, b.id) })
+	s.last.Store(now)
+
+	return now, nil
+}
+
+func (sn *snapshot) add(g *group, m *v1alpha1.Machine, node *corev1.Node) {
+	one := &machine{Machine: m, group: g.id, node: node}
+	g.machines = append(g.machines, one)
+	sn.byPlaceholder[one.placeholder()] = one
+	if m.Spec.ProviderID != "" {
+		sn.byProviderID[m.Spec.ProviderID] = one
+	}
+	if node == nil {
+		return
+	}
+	sn.byNodeName[node.Name] = one
+	if node.Spec.ProviderID != "" {
+		sn.byProviderID[node.Spec.ProviderID] = one
+	}
+}
+
+// newest returns our own last write of a deployment as long as the cache has not
+// seen it. s.mu is held.
+func (s *Server) newest(cached *v1alpha1.MachineDeployment) *v1alpha1.MachineDeployment {
+	key := client.ObjectKeyFromObject(cached)
+	ours, ok := s.written[key]
+	if !ok {
+		return cached
+	}
+	order, err := resourceversion.CompareResourceVersion(ours.ResourceVersion, cached.ResourceVersion)
+	if err != nil || order <= 0 || ours.UID != cached.UID {
+		delete(s.written, key)
+
+		return cached
+	}
+
+	return ours
+}
+
+// wrote has a deployment that was just stored, or read from storage, seen at once:
+// the cluster-autoscaler reads what it wrote within a loop.
+func (s *Server) wrote(ctx context.Context, d *v1alpha1.MachineDeployment) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.written[client.ObjectKeyFromObject(d)] = d
+	before := s.last.Load()
+	if before == nil {
+		return
+	}
+	now := *before
+	now.byID = maps.Clone(before.byID)
+	now.groups = slices.Clone(before.groups)
+	id := groupID(client.ObjectKeyFromObject(d))
+	i := slices.IndexFunc(now.groups, func(g *group) bool { return g.id == id })
+	if i < 0 {
+		return
+	}
+	g := s.groupOf(ctx, d)
+	if g == nil {
+		return // no group any more: the next snapshot says so, for all answers alike
+	}
+	g.machines = now.groups[i].machines
+	now.groups[i], now.byID[id] = g, g
+	s.last.Store(&now)
+}
+
+func groupID(key client.ObjectKey) string { return key.Namespace + "/" + key.Name }
+
+// groupOf returns the group that a deployment is; nil for none. s.mu is held.
+func (s *Server) groupOf(ctx context.Context, d *v1alpha1.MachineDeployment) *group {
+	if !d.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	key := client.ObjectKeyFromObject(d)
+	lower, upper, ok, err := s.sizes(d)
+	if err != nil {
+		if s.told[key] != err.Error() {
+			s.told[key] = err.Error()
+			klog.FromContext(ctx).Info("machine deployment is no node group", "machineDeployment", key, "err", err.Error())
+			s.cfg.Events.Eventf(d, corev1.EventTypeWarning, EventInvalidNodeGroup, "The cluster-autoscaler does not see it: %v", err)
+		}
+
+		return nil
+	}
+	delete(s.told, key)
+	if !ok {
+		return nil
+	}
+	g := &group{id: groupID(key), min: lower, max: upper, deployment: d, marked: map[string]bool{}}
+	for _, name := range markedMachines(d) {
+		g.marked[name] = true
+	}
+
+	return g
+}
+
+// nodeIndex finds Nodes.
+type nodeIndex struct{ byName, byProviderID map[string]*corev1.Node }
+
+func indexNodes(nodes []corev1.Node) nodeIndex {
+	index := nodeIndex{map[string]*corev1.Node{}, map[string]*corev1.Node{}}
+	for i := range nodes {
+		index.byName[nodes[i].Name] = &nodes[i]
+		if id := nodes[i].Spec.ProviderID; id != "" {
+			index.byProviderID[id] = &nodes[i]
+		}
+	}
+
+	return index
+}
+
+// of returns the Node of a machine, nil if it has not joined.
+func (i nodeIndex) of(m *v1alpha1.Machine) *corev1.Node {
+	if node := i.byName[m.Labels[v1alpha1.LabelKeyNode]]; node != nil {
+		return node
+	}
+
+	return i.byProviderID[m.Spec.ProviderID]
+}
+
+// find returns the machine behind a node of the cluster-autoscaler's; nil if it is
+// of none of the groups. One that has not joined goes by its placeholder.
+func (sn *snapshot) find(providerID, name string) *machine {
+	for _, index := range []map[string]*machine{sn.byPlaceholder, sn.byProviderID} {
+		if m := index[providerID]; providerID != "" && m != nil {
+			return m
+		}
+	}
+	if m := sn.byPlaceholder[name]; m != nil {
+		return m
+	}
+	m := sn.byNodeName[name]
+	if m == nil || providerID != "" && m.node.Spec.ProviderID != "" {
+		return nil // another Node of that name, made anew
+	}
+
+	return m
+}

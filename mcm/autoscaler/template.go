@@ -1,0 +1,235 @@
+package autoscaler
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/proto/externalgrpc"
+)
+
+const (
+	// capacityPrefix begins the annotations that describe a node before there is
+	// one, as in the Cluster API provider.
+	capacityPrefix = "capacity.cluster-autoscaler.kubernetes.io/"
+	// plainPrefix begins those of others, for processors and memory.
+	plainPrefix = "cluster-autoscaler.kubernetes.io/node-"
+	// defaultPods is what a kubelet takes by default.
+	defaultPods = "110"
+	// defaultGPU is the resource that a class's "gpu" stands for.
+	defaultGPU = "nvidia.com/gpu"
+)
+
+// NodeGroupTemplateNodeInfo describes a node of the group before there is one, so
+// that the group can grow from zero. The answer is never empty, which would make
+// the cluster-autoscaler crash, and is in both dialects' fields.
+func (s *Server) NodeGroupTemplateNodeInfo(
+	ctx context.Context, req *externalgrpc.NodeGroupTemplateNodeInfoRequest,
+) (*externalgrpc.NodeGroupTemplateNodeInfoResponse, error) {
+	g, err := s.group(ctx, req.GetId())
+	if err != nil {
+		return nil, err
+	}
+	class := &v1alpha1.MachineClass{}
+	key := client.ObjectKey{Namespace: g.deployment.Namespace, Name: g.deployment.Spec.Template.Spec.Class.Name}
+	if err := s.cfg.Control.Get(ctx, key, class); err != nil && !apierrors.IsNotFound(err) {
+		return nil, statusOf(err, "read MachineClass "+key.String())
+	}
+	node, err := templateNode(g.deployment, class.NodeTemplate)
+	if err != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "node group %s: %v", g.id, err)
+	}
+	if node == nil {
+		klog.FromContext(ctx).V(1).Info("node group cannot grow from zero: neither annotations nor class tell what a node has", "nodeGroup", g.id)
+
+		return nil, status.Errorf(codes.Unimplemented, "node group %s: set nodeTemplate of MachineClass %s, or the annotations %scpu and %smemory",
+			g.id, key.Name, capacityPrefix, capacityPrefix)
+	}
+	content, err := node.Marshal()
+	if err != nil {
+		return nil, status.Errorf(codes.Internal, "node group %s: write its node: %v", g.id, err)
+	}
+
+	return &externalgrpc.NodeGroupTemplateNodeInfoResponse{NodeInfo: content, NodeBytes: content}, nil
+}
+
+// templateNode puts a node together; nil when its processors or memory are not
+// known.
+func templateNode(d *v1alpha1.MachineDeployment, class *v1alpha1.NodeTemplate) (*corev1.Node, error) {
+	capacity, err := capacityOf(d.Annotations, class)
+	if err != nil || capacity == nil {
+		return nil, err
+	}
+	template := d.Spec.Template.Spec.NodeTemplateSpec
+	labels := maps.Clone(template.Labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	for key, value := range wellKnownLabels(d.Annotations, class) {
+		if value != "" {
+			labels[key] = value
+		}
+	}
+	extra, err := parseLabels(d.Annotations[capacityPrefix+"labels"])
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(labels, extra)
+	taints, err := parseTaints(d.Annotations[capacityPrefix+"taints"])
+	if err != nil {
+		return nil, err
+	}
+
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "template-of-" + d.Name, Labels: labels, Annotations: template.Annotations},
+		Spec:       corev1.NodeSpec{Taints: mergeTaints(template.Spec.Taints, taints)},
+		Status: corev1.NodeStatus{
+			Capacity: capacity, Allocatable: capacity.DeepCopy(),
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Template"}},
+		},
+	}, nil
+}
+
+func wellKnownLabels(annotations map[string]string, class *v1alpha1.NodeTemplate) map[string]string {
+	labels := map[string]string{corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64"}
+	if class != nil {
+		labels[corev1.LabelInstanceTypeStable] = class.InstanceType
+		labels[corev1.LabelTopologyRegion] = class.Region
+		labels[corev1.LabelTopologyZone] = class.Zone
+		if class.Architecture != nil && *class.Architecture != "" {
+			labels[corev1.LabelArchStable] = *class.Architecture
+		}
+	}
+	for key, from := range map[string]string{corev1.LabelTopologyRegion: "region", corev1.LabelTopologyZone: "zone"} {
+		if labels[key] == "" {
+			labels[key] = annotations[plainPrefix+from]
+		}
+	}
+
+	return labels
+}
+
+// capacityOf adds up what is known of a node's resources, the most specific last;
+// nil when that is not enough.
+func capacityOf(annotations map[string]string, class *v1alpha1.NodeTemplate) (corev1.ResourceList, error) {
+	all := corev1.ResourceList{corev1.ResourcePods: resource.MustParse(defaultPods)}
+	set := func(name corev1.ResourceName, key string) error {
+		text, ok := annotations[key]
+		if !ok {
+			return nil
+		}
+		q, err := resource.ParseQuantity(text)
+		if err != nil {
+			return fmt.Errorf("annotation %s: %q is no quantity: %w", key, text, err)
+		}
+		all[name] = q
+
+		return nil
+	}
+	for name, key := range map[corev1.ResourceName]string{corev1.ResourceCPU: "cpu", corev1.ResourceMemory: "memory"} {
+		if err := set(name, plainPrefix+key); err != nil {
+			return nil, err
+		}
+	}
+	if class != nil {
+		for name, q := range class.Capacity {
+			if name == "gpu" {
+				name = defaultGPU
+			}
+			if name != defaultGPU || !q.IsZero() {
+				all[name] = q
+			}
+		}
+		maps.Copy(all, class.VirtualCapacity)
+	}
+	gpu := corev1.ResourceName(annotations[capacityPrefix+"gpu-type"])
+	if gpu == "" {
+		gpu = defaultGPU
+	}
+	for _, r := range []struct {
+		name corev1.ResourceName
+		key  string
+	}{
+		{corev1.ResourceCPU, "cpu"},
+		{corev1.ResourceMemory, "memory"},
+		{corev1.ResourceEphemeralStorage, "ephemeral-disk"},
+		{corev1.ResourcePods, "maxPods"},
+		{gpu, "gpu-count"},
+	} {
+		if err := set(r.name, capacityPrefix+r.key); err != nil {
+			return nil, err
+		}
+	}
+	if all.Cpu().IsZero() || all.Memory().IsZero() {
+		return nil, nil
+	}
+
+	return all, nil
+}
+
+func parseLabels(text string) (map[string]string, error) {
+	labels := map[string]string{}
+	for entry := range strings.SplitSeq(text, ",") {
+		if strings.TrimSpace(entry) == "" {
+			continue
+		}
+		key, value, ok := strings.Cut(strings.TrimSpace(entry), "=")
+		if !ok || key == "" {
+			return nil, fmt.Errorf("annotation %slabels: %q: want key=value", capacityPrefix, entry)
+		}
+		labels[key] = value
+	}
+
+	return labels, nil
+}
+
+func parseTaints(text string) ([]corev1.Taint, error) {
+	var taints []corev1.Taint
+	for entry := range strings.SplitSeq(text, ",") {
+		entry = strings.TrimSpace(entry)
+		if entry == "" {
+			continue
+		}
+		pair, effect, ok := strings.Cut(entry, ":")
+		key, value, _ := strings.Cut(pair, "=")
+		switch corev1.TaintEffect(effect) {
+		case corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute:
+		default:
+			ok = false
+		}
+		if !ok || key == "" {
+			return nil, fmt.Errorf("annotation %staints: %q: want key=value:Effect", capacityPrefix, entry)
+		}
+		taints = append(taints, corev1.Taint{Key: key, Value: value, Effect: corev1.TaintEffect(effect)})
+	}
+
+	return taints, nil
+}
+
+// mergeTaints adds taints to others, in place of those with the same key and
+// effect.
+func mergeTaints(base, over []corev1.Taint) []corev1.Taint {
+	var all []corev1.Taint
+	for _, taint := range base {
+		replaced := false
+		for i := range over {
+			replaced = replaced || over[i].MatchTaint(&taint)
+		}
+		if !replaced {
+			all = append(all, taint)
+		}
+	}
+
+	return append(all, over...)
+}

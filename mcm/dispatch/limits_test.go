@@ -1,0 +1,147 @@
+package dispatch_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// ownedBy makes a machine one of a set.
+func ownedBy(set string, machine *v1alpha1.Machine) *v1alpha1.Machine {
+	machine.OwnerReferences = []metav1.OwnerReference{{Kind: "MachineSet", Name: set, Controller: new(true)}}
+
+	return machine
+}
+
+// one lets one operation end after the other, in the order in which they come.
+func one(order chan<- string) bus.HandlerFunc {
+	return func(_ context.Context, t *bus.Task) *driverv1.Result {
+		order <- bus.Verb(t.Operation) + " " + bus.MachineOf(t.Request).GetName()
+
+		return created(t)
+	}
+}
+
+func TestLimitIsTold(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.Limit(dispatch.Limits{Provider: dispatch.Limit{InFlight: 1}})
+	r.Patient(time.Millisecond)
+	g := newGate(t)
+	r.replica(t, g.handle)
+	first, second := newMachine("m1"), newMachine("m2")
+	r.Start(operation(dispatch.Create, first, 0))
+	bustest.Receive(t, "the driver to get the first create", g.entered)
+	r.Start(operation(dispatch.Create, second, 0))
+	r.noticed(t, second)
+	s, _ := r.State(second.UID)
+	if s.Phase != dispatch.Waiting || !s.Waited || s.Attempt != 0 {
+		t.Errorf("second create is %+v, want it to wait", s)
+	}
+	contains(t, s.Reason, "--provider-max-in-flight")
+	if len(g.entered) != 0 {
+		t.Fatal("the driver got what the limit forbids")
+	}
+	r.Start(operation(dispatch.Delete, newMachine("m3"), 0))
+	if got := bustest.Receive(t, "the driver to get the delete", g.entered); got.Operation != driverv1.Operation_OPERATION_DELETE {
+		t.Errorf("the driver got %v, want the delete, which creates do not delay", got.Operation)
+	}
+	g.release()
+	for _, m := range []*v1alpha1.Machine{first, second} {
+		if s := r.until(t, m.UID, dispatch.Done); s.Err != nil {
+			t.Errorf("create of %s: %v", m.Name, s.Err)
+		}
+	}
+}
+
+func TestCancelInQueue(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.Limit(dispatch.Limits{Provider: dispatch.Limit{InFlight: 1}})
+	g := newGate(t)
+	r.replica(t, g.handle)
+	r.Start(operation(dispatch.Create, newMachine("m1"), 0))
+	bustest.Receive(t, "the driver to get the first create", g.entered)
+	op := operation(dispatch.Create, newMachine("m2"), 0)
+	r.Start(op)
+	if err := r.Cancel(op.Machine.UID, op.ID()); err != nil {
+		t.Fatal(err)
+	}
+	s := r.until(t, op.Machine.UID, dispatch.Done)
+	if dispatch.CodeOf(s.Err) != dispatch.Canceled || s.Attempt != 0 {
+		t.Errorf("cancelled operation is %+v, want Canceled and no attempt", s)
+	}
+	g.release()
+	r.until(t, "m1-uid", dispatch.Done)
+	if len(g.entered) != 0 {
+		t.Error("the driver got the cancelled create")
+	}
+}
+
+// What another manager has begun may be running: it is taken up at once,
+// whatever limits say.
+func TestRecoverDoesNotQueue(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.Limit(dispatch.Limits{Provider: dispatch.Limit{InFlight: 1}})
+	g := newGate(t)
+	r.replica(t, g.handle)
+	r.Start(operation(dispatch.Create, newMachine("m1"), 0))
+	bustest.Receive(t, "the driver to get the first create", g.entered)
+	op := operation(dispatch.Create, newMachine("m2"), 0)
+	op.Recover, op.Attempt = true, 1
+	r.Start(op)
+	if got := bustest.Receive(t, "the driver to get the other create", g.entered); !got.Request.GetRecover() {
+		t.Errorf("the driver got %+v", got.Request)
+	}
+}
+
+// One deployment has far more machines than the driver has slots: another one's
+// machines, and deletes, come in between.
+func TestNoisyDeployment(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	order, g := make(chan string, 100), newGate(t)
+	rep := r.replica(t, func(ctx context.Context, task *bus.Task) *driverv1.Result {
+		if bus.MachineOf(task.Request).GetName() == "blocker" {
+			return g.handle(ctx, task)
+		}
+
+		return one(order)(ctx, task)
+	}, func(c *bus.ServerConfig) { c.Slots = 1 })
+	r.Start(operation(dispatch.Create, newMachine("blocker"), 0))
+	bustest.Receive(t, "the driver to get the first create", g.entered)
+	bustest.Eventually(t, "session that says so", func() bool { return r.session(rep).GetRunning() == 1 })
+	const noisy = 20
+	for i := range noisy {
+		r.Start(operation(dispatch.Create, ownedBy("noisy", newMachine(fmt.Sprintf("noisy-%d", i))), 0))
+	}
+	r.until(t, "noisy-0-uid", dispatch.Waiting)
+	bustest.Eventually(t, "reason to wait", func() bool {
+		s, _ := r.State("noisy-0-uid")
+
+		return s.Reason != ""
+	})
+	r.Start(operation(dispatch.Create, ownedBy("quiet", newMachine("quiet")), 0))
+	r.Start(operation(dispatch.Delete, newMachine("old"), 0))
+	g.release()
+	place := map[string]int{}
+	for i := range noisy + 2 {
+		place[bustest.Receive(t, "the driver to get the next operation", order)] = i
+	}
+	const soon = 6 // a few were on their way before the others came
+	for _, name := range []string{"create quiet", "delete old"} {
+		if place[name] > soon {
+			t.Errorf("%s came as number %d of %d, want it to take turns with the noisy deployment", name, place[name]+1, noisy+2)
+		}
+	}
+}

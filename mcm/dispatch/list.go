@@ -1,0 +1,124 @@
+package dispatch
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// listTimeout is how long a driver may take to list a class.
+const listTimeout = time.Minute
+
+// A Listed is an instance as a driver lists it.
+type Listed struct {
+	ProviderID string
+	// MachineName and MachineUID are what it was recorded with; the uid is empty
+	// where the cloud has no place for it.
+	MachineName string
+	MachineUID  types.UID
+}
+
+// List returns the instances of a class as its driver knows them. It waits for
+// the answer, for at most a minute, and does not try again.
+func (d *Dispatcher) List(ctx context.Context, provider string, class Class) ([]Listed, error) {
+	out, err := d.caller.Call(ctx, bus.Request{
+		Provider: provider, Namespace: class.Object.Namespace, Name: class.Object.Name, Timeout: listTimeout,
+		OperationID: string(class.Object.UID) + ".list." + rand.Text(),
+		Body: &driverv1.Envelope{Body: &driverv1.Envelope_List{
+			List: &driverv1.ListRequest{Class: classMessage(class)},
+		}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if out.Result.GetList() == nil {
+		return nil, Errorf(Internal, "the driver of provider %s answered a list of class %s without a list", provider, class.Object.Name)
+	}
+	var list []Listed
+	for _, i := range out.Result.GetList().GetInstances() {
+		list = append(list, Listed{
+			ProviderID: i.GetProviderId(), MachineName: i.GetMachineName(), MachineUID: types.UID(i.GetMachineUid()),
+		})
+	}
+
+	return list, nil
+}
+
+// An Orphan is an instance that belongs to no machine.
+type Orphan struct {
+	Listed
+
+	Namespace string
+	Provider  string
+	// Class is one that lists it.
+	Class Class
+}
+
+// Remove has an orphan's instance deleted, in its turn, and waits for the end of
+// that. It tries once: what went wrong or is unknown the next list shows. In the
+// operation's id the time, in milliseconds, takes the place of the number of
+// settled operations: it is later than all of the machine that the instance was
+// made for, and another one each time. The driver may delete by that machine's
+// uid, so there must be no such machine any more: still, which is called once the
+// turn has come, says whether that holds, and its error ends it.
+func (d *Dispatcher) Remove(
+	ctx context.Context, orphan *Orphan, timeout time.Duration, still func(context.Context) error,
+) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(d.ctx, cancel)()
+	m := &v1alpha1.Machine{
+		ObjectMeta: metav1.ObjectMeta{Namespace: orphan.Namespace, Name: orphan.MachineName, UID: orphan.MachineUID},
+		Spec: v1alpha1.MachineSpec{
+			ProviderID: orphan.ProviderID, Class: v1alpha1.ClassSpec{Name: orphan.Class.Object.Name},
+		},
+	}
+	if m.UID == "" {
+		sum := sha256.Sum256([]byte(orphan.ProviderID))
+		m.UID = types.UID("orphan-" + hex.EncodeToString(sum[:16]))
+	}
+	started := time.Now()
+	op := &Operation{
+		Kind: Delete, Number: started.UnixMilli(), Machine: m, Class: orphan.Class, Provider: orphan.Provider, Timeout: timeout,
+	}
+	e := &entry{
+		id: op.ID(), kind: Delete, uid: m.UID, provider: orphan.Provider,
+		machine: types.NamespacedName{Namespace: m.Namespace, Name: m.Name}, started: started, turn: newTurn(op),
+	}
+	defer d.metrics.started(e.provider, e.kind)()
+	d.queue.enter(e.turn, false)
+	defer d.queue.leave(e.turn)
+	select {
+	case <-e.turn.granted:
+	case <-ctx.Done():
+		return ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+	if err := still(ctx); err != nil {
+		return err
+	}
+	out, err := d.caller.Call(ctx, bus.Request{
+		Provider: e.provider, Namespace: m.Namespace, Name: m.Name, OperationID: e.id, Body: request(op), Timeout: timeout,
+	})
+	if ctx.Err() != nil {
+		return ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+	state := &State{Err: err, Replica: out.Replica, Attempt: out.Attempts, Provider: e.provider}
+	if !out.Plain && out.Replica != "" && out.Result != nil {
+		if err := d.caller.Acknowledge(e.provider, out.Replica, e.id); err != nil {
+			d.log(e, state).V(1).Info("result not acknowledged; its replica keeps it for a day", "err", err.Error())
+		}
+	}
+	d.metrics.finished(e.provider, e.kind, CodeOf(err), out)
+	d.audit(e, state, out)
+
+	return err
+}

@@ -1,0 +1,131 @@
+package dispatch
+
+import (
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+const (
+	// tellAfter: a shorter wait is not worth a write to the API server.
+	tellAfter = 5 * time.Second
+	// tellEvery is the time after which the reason is looked at again.
+	tellEvery = 30 * time.Second
+)
+
+func newTurn(op *Operation) *turn {
+	t := &turn{provider: op.Provider, owner: ownerOf(op.Machine), kind: op.Kind}
+	switch {
+	case op.Class.Credentials != nil:
+		t.secret = nameOf(op.Class.Credentials)
+	case op.Class.Secret != nil:
+		t.secret = nameOf(op.Class.Secret)
+	}
+
+	return t
+}
+
+// ownerOf says with whom a machine shares its turns: the machines of its
+// MachineDeployment or MachineSet, or else those of its class without any.
+func ownerOf(m *v1alpha1.Machine) string {
+	owner := metav1.GetControllerOfNoCopy(m)
+	if owner == nil {
+		return m.Namespace + "/class/" + m.Spec.Class.Name
+	}
+	// Sets of one deployment, as in a rollout, are named by it and by the template.
+	name := owner.Name
+	if hash := m.Labels[v1alpha1.LabelKeyMachineTemplateHash]; hash != "" {
+		name = strings.TrimSuffix(name, "-"+hash)
+	}
+
+	return m.Namespace + "/" + name
+}
+
+func nameOf(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
+
+// noRoom tells that an operation reached no driver, for a reason that it has in
+// common with all others of its provider.
+func noRoom(err error) bool {
+	return bus.OriginOf(err) == bus.OriginBus && CodeOf(err) == Unavailable
+}
+
+// awaitTurn waits until an operation may be sent. False means that it has been
+// given up, or that the dispatcher ends.
+func (d *Dispatcher) awaitTurn(e *entry) bool {
+	select {
+	case <-e.turn.granted:
+		return true
+	default:
+	}
+	defer d.metrics.queued(e.provider, e.kind)()
+	entered := time.Now()
+	tell := time.NewTimer(d.patient)
+	defer tell.Stop()
+	for {
+		select {
+		case <-e.turn.granted:
+			d.metrics.turns.WithLabelValues(e.provider, string(e.kind)).Observe(time.Since(entered).Seconds())
+
+			return true
+		case <-e.quit:
+			d.finish(e, &bus.Outcome{Waited: time.Since(e.started)},
+				Errorf(Canceled, "given up while waiting: %s", d.queue.why(e.turn)))
+
+			return false
+		case <-tell.C:
+			d.waiting(e, Errorf(Unavailable, "%s", d.queue.why(e.turn)), 0)
+			tell.Reset(tellEvery)
+		case <-d.ctx.Done():
+			return false
+		}
+	}
+}
+
+// giveBack puts an operation back into the queue that its provider's drivers had
+// no room for. The first one sees to it that somebody waits for room, for all.
+func (d *Dispatcher) giveBack(e *entry, err error) {
+	if d.queue.refuse(e.turn, err.Error()) {
+		d.running.Go(func() { d.awaitRoom(e.provider) })
+	}
+}
+
+// awaitRoom tells the queue what room a provider's drivers have, for as long as
+// something waits for it.
+func (d *Dispatcher) awaitRoom(provider string) {
+	again := time.NewTimer(retryWait)
+	defer again.Stop()
+	for {
+		select {
+		case <-d.caller.Room(provider):
+		case <-again.C:
+		case <-d.ctx.Done():
+			return
+		}
+		spare, known := d.spare(provider)
+		if !d.queue.refill(provider, spare, known) {
+			return
+		}
+		again.Reset(retryWait)
+	}
+}
+
+// spare is how many more operations the drivers of a provider have room for;
+// known is false when none is known: there may yet be one that does not say.
+func (d *Dispatcher) spare(provider string) (n int, known bool) {
+	for _, r := range d.caller.Replicas() {
+		s := r.Session
+		if s.GetProvider() != provider {
+			continue
+		}
+		known = true
+		if !s.GetDraining() {
+			n += max(0, int(s.GetSlots())-int(s.GetRunning()))
+		}
+	}
+
+	return n, known
+}

@@ -1,0 +1,100 @@
+package freeze
+
+import (
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"pgregory.net/rapid"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	deployment := func(strategy v1alpha1.MachineDeploymentStrategy) *v1alpha1.MachineDeployment {
+		return &v1alpha1.MachineDeployment{Spec: v1alpha1.MachineDeploymentSpec{Replicas: 10, Strategy: strategy}}
+	}
+	rolling := func(surge *intstr.IntOrString) v1alpha1.MachineDeploymentStrategy {
+		return v1alpha1.MachineDeploymentStrategy{
+			Type: v1alpha1.RollingUpdateMachineDeploymentStrategyType,
+			RollingUpdate: &v1alpha1.RollingUpdateMachineDeployment{
+				UpdateConfiguration: v1alpha1.UpdateConfiguration{MaxSurge: surge},
+			},
+		}
+	}
+	number, percent, nonsense := intstr.FromInt32(3), intstr.FromString("15%"), intstr.FromString("a few")
+	cases := map[string]struct {
+		reason     string
+		deployment *v1alpha1.MachineDeployment
+		want       limits
+		fails      bool
+	}{
+		"alone":          {reason: "twice the set's own 4 replicas", want: limits{10, 9}},
+		"surge":          {reason: "the deployment's 10 and its surge", deployment: deployment(rolling(&number)), want: limits{15, 14}},
+		"percent":        {reason: "a surge is rounded up", deployment: deployment(rolling(&percent)), want: limits{14, 13}},
+		"no surge":       {reason: "not set", deployment: deployment(rolling(nil)), want: limits{12, 11}},
+		"nonsense":       {reason: "it is no number", deployment: deployment(rolling(&nonsense)), fails: true},
+		"half a rollout": {reason: "not set", deployment: deployment(v1alpha1.MachineDeploymentStrategy{Type: "RollingUpdate"}), want: limits{12, 11}},
+		"recreate": {
+			reason:     "Recreate has no surge, and needs none",
+			deployment: deployment(v1alpha1.MachineDeploymentStrategy{Type: v1alpha1.RecreateMachineDeploymentStrategyType}),
+			want:       limits{12, 11},
+		},
+		"in place": {
+			reason: "it may add machines too",
+			deployment: deployment(v1alpha1.MachineDeploymentStrategy{
+				Type: v1alpha1.InPlaceUpdateMachineDeploymentStrategyType,
+				InPlaceUpdate: &v1alpha1.InPlaceUpdateMachineDeployment{
+					UpdateConfiguration: v1alpha1.UpdateConfiguration{MaxSurge: &number},
+				},
+			}),
+			want: limits{15, 14},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			set := &v1alpha1.MachineSet{Spec: v1alpha1.MachineSetSpec{Replicas: 4}}
+			got, err := DefaultSettings().of(set, tc.deployment)
+			if got != tc.want || (err != nil) != tc.fails {
+				t.Errorf("limits are %+v (%v), want %+v: %s", got, err, tc.want, tc.reason)
+			}
+		})
+	}
+}
+
+// A set must not swing between frozen and not while its machines stay as many.
+func TestFrozenIsStable(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		s := Settings{Up: rapid.IntRange(0, 5).Draw(t, "up"), Down: rapid.IntRange(0, 5).Draw(t, "down"), Period: time.Minute}
+		set := &v1alpha1.MachineSet{Spec: v1alpha1.MachineSetSpec{Replicas: rapid.Int32Range(0, 20).Draw(t, "replicas")}}
+		l, err := s.of(set, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, is := rapid.IntRange(0, 60).Draw(t, "machines"), rapid.Bool().Draw(t, "frozen")
+		once := l.frozen(n, is)
+		switch {
+		case l.frozen(n, once) != once:
+			t.Fatalf("with %d machines a set with limits %+v is %v, then %v", n, l, once, !once)
+		case n >= l.freeze && !once:
+			t.Fatal("not frozen")
+		case n < l.freeze && n <= l.thaw && once:
+			t.Fatal("frozen")
+		}
+	})
+}
+
+func TestValidate(t *testing.T) {
+	t.Parallel()
+	if err := DefaultSettings().Validate(); err != nil {
+		t.Error(err)
+	}
+	for _, s := range []Settings{{-1, 0, 1}, {0, -1, 1}, {0, 0, 0}} {
+		if s.Validate() == nil {
+			t.Errorf("%+v is valid", s)
+		}
+	}
+}

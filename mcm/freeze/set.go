@@ -1,0 +1,141 @@
+package freeze
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/record"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// A SetReconciler freezes and thaws MachineSets. Its fields are set once and only
+// read.
+type SetReconciler struct {
+	// Client reads from the manager's cache.
+	Client   client.Client
+	Events   record.EventRecorder
+	Settings Settings
+}
+
+// Reconcile counts one set's machines.
+func (r *SetReconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	set := &v1alpha1.MachineSet{}
+	if err := r.Client.Get(ctx, req.NamespacedName, set); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if !set.DeletionTimestamp.IsZero() {
+		return reconcile.Result{}, nil // it makes no more machines
+	}
+	deployment, err := r.deploymentOf(ctx, set)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	limit, err := r.Settings.of(set, deployment)
+	if err != nil {
+		// An invalid deployment is not rolled out; its correction is an event.
+		return reconcile.Result{}, reconcile.TerminalError(err)
+	}
+	n, err := r.count(ctx, set)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	_, asked := set.Annotations[v1alpha1.AnnotationKeyUnfreeze]
+	// Once asked to thaw it does, and is frozen again by the next look if there
+	// are still too many.
+	want := !asked && limit.frozen(n, isFrozen(set))
+	err = r.apply(ctx, set, want, fmt.Sprintf("There are %d machines for %d replicas; no more are made until there are at most %d",
+		n, set.Spec.Replicas, limit.thaw))
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return reconcile.Result{RequeueAfter: conflictRetry}, nil // somebody was faster
+	}
+
+	return reconcile.Result{RequeueAfter: r.Settings.Period}, err
+}
+
+// deploymentOf returns the deployment that controls the set; nil if there is none.
+func (r *SetReconciler) deploymentOf(ctx context.Context, set *v1alpha1.MachineSet) (*v1alpha1.MachineDeployment, error) {
+	ref := metav1.GetControllerOfNoCopy(set)
+	if ref == nil || ref.Kind != v1alpha1.KindMachineDeployment {
+		return nil, nil
+	}
+	deployment := &v1alpha1.MachineDeployment{}
+	err := r.Client.Get(ctx, client.ObjectKey{Namespace: set.Namespace, Name: ref.Name}, deployment)
+	if apierrors.IsNotFound(err) || err == nil && deployment.UID != ref.UID {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read machine deployment %s/%s: %w", set.Namespace, ref.Name, err)
+	}
+
+	return deployment, nil
+}
+
+// count returns how many machines of the set there are, those included that are
+// on their way out: their instances exist.
+func (r *SetReconciler) count(ctx context.Context, set *v1alpha1.MachineSet) (int, error) {
+	list := &v1alpha1.MachineList{}
+	err := r.Client.List(ctx, list, client.InNamespace(set.Namespace), client.UnsafeDisableDeepCopy,
+		client.MatchingFields{indexController: string(set.UID)},
+		client.MatchingLabelsSelector{Selector: labels.SelectorFromSet(set.Spec.Template.Labels)})
+	if err != nil {
+		return 0, fmt.Errorf("count machines of set %s/%s: %w", set.Namespace, set.Name, err)
+	}
+
+	return len(list.Items), nil
+}
+
+func isFrozen(o client.Object) bool {
+	return o.GetLabels()[v1alpha1.LabelKeyFreeze] == v1alpha1.LabelValueTrue
+}
+
+// apply makes label and condition say whether the set is frozen. The label comes
+// first: it is what stops the creation of machines.
+func (r *SetReconciler) apply(ctx context.Context, set *v1alpha1.MachineSet, frozen bool, message string) error {
+	was := isFrozen(set)
+	after := set.DeepCopy()
+	mark(after, frozen)
+	changed, err := storeMetadata(ctx, r.Client, after, set)
+	if err != nil {
+		return err
+	}
+	switch {
+	case frozen && !was:
+		r.Events.Event(set, corev1.EventTypeWarning, v1alpha1.EventFrozeMachineSet, message)
+	case !frozen && was:
+		r.Events.Event(set, corev1.EventTypeNormal, v1alpha1.EventUnfrozeMachineSet, "Machines are made again")
+	}
+	if changed {
+		ctrl.LoggerFrom(ctx).Info("freeze changed", "frozen", frozen, "was", was)
+	}
+
+	return r.setCondition(ctx, after, frozen, message)
+}
+
+// setCondition writes or removes the condition Frozen. One that is there keeps
+// its message: a new count is no news.
+func (r *SetReconciler) setCondition(ctx context.Context, set *v1alpha1.MachineSet, frozen bool, message string) error {
+	before := set.DeepCopy()
+	is := func(c v1alpha1.MachineSetCondition) bool { return c.Type == v1alpha1.MachineSetFrozen }
+	at := slices.IndexFunc(before.Status.Conditions, is)
+	if at < 0 && !frozen || at >= 0 && frozen && before.Status.Conditions[at].Status == corev1.ConditionTrue {
+		return nil
+	}
+	set.Status.Conditions = slices.DeleteFunc(slices.Clone(set.Status.Conditions), is)
+	if frozen {
+		set.Status.Conditions = append(set.Status.Conditions, v1alpha1.MachineSetCondition{
+			Type: v1alpha1.MachineSetFrozen, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now(),
+			Reason: v1alpha1.ReasonOverShootingReplicaCount, Message: message,
+		})
+	}
+
+	return storeStatus(ctx, r.Client, set, before)
+}

@@ -1,0 +1,184 @@
+package machinedeployment_test
+
+import (
+	"maps"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// TestCollision has somebody else own the name that the new set is to have.
+func TestCollision(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	d := r.deployment(2)
+	r.create(t, d)
+	r.complete(t, d)
+	taken := r.sets(t)["small"].Name
+	if err := r.Delete(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	r.until(t, "the end", d, func(d *v1alpha1.MachineDeployment) bool { return d == nil })
+	if !poll(t, func() bool { return len(r.sets(t)) == 0 }) {
+		t.Fatal("the set stays")
+	}
+	labels := map[string]string{"somebody": "else"}
+	r.create(t, &v1alpha1.MachineSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: taken, Labels: labels},
+		Spec: v1alpha1.MachineSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: v1alpha1.MachineTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec:       v1alpha1.MachineSpec{Class: v1alpha1.ClassSpec{Kind: "MachineClass", Name: "theirs"}},
+			},
+		},
+	})
+	d = r.deployment(2)
+	r.create(t, d)
+	got := r.complete(t, d)
+	if got.Status.CollisionCount == nil || *got.Status.CollisionCount != 1 {
+		t.Errorf("collisionCount is %v, want 1", got.Status.CollisionCount)
+	}
+	if name := r.sets(t)["small"].Name; name == taken {
+		t.Errorf("the set has the name %s, which was taken", name)
+	}
+}
+
+func TestInvalid(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		reason string
+		spec   func(*v1alpha1.MachineDeployment)
+		event  string
+		text   string
+	}{
+		"Strategy": {
+			"the existing manager has no default for the strategy",
+			func(d *v1alpha1.MachineDeployment) { d.Spec.Strategy = v1alpha1.MachineDeploymentStrategy{} }, "InvalidSpec", "spec.strategy.type",
+		},
+		"NoSelector": {
+			"nothing says which sets are its own",
+			func(d *v1alpha1.MachineDeployment) { d.Spec.Selector = nil }, "InvalidSpec", "spec.selector is missing",
+		},
+		"SelectsOthers": {
+			"its machines would not be its own",
+			func(d *v1alpha1.MachineDeployment) { d.Spec.Selector.MatchLabels = map[string]string{"a": "b"} },
+			"InvalidSpec", "does not select",
+		},
+		"SelectingAll": {
+			"it would take everybody's sets",
+			func(d *v1alpha1.MachineDeployment) { d.Spec.Selector = &metav1.LabelSelector{} }, "SelectingAll", "non-empty selector",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRunningRig(t)
+			d := r.deployment(1, tc.spec)
+			r.create(t, d)
+			r.event(t, tc.event, tc.text)
+			if len(r.sets(t)) > 0 {
+				t.Errorf("a set was made, though %s", tc.reason)
+			}
+		})
+	}
+}
+
+// TestAdopt gives a deployment an orphan of its template, and takes a set from it
+// that no longer matches.
+func TestAdopt(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	d := r.deployment(2)
+	r.create(t, d)
+	r.complete(t, d)
+	set := r.sets(t)["small"]
+	if err := r.Delete(t.Context(), d, client.PropagationPolicy(metav1.DeletePropagationOrphan)); err != nil {
+		t.Fatal(err)
+	}
+	if !poll(t, func() bool { return strings.Contains(strings.Join(r.get(t, d).Finalizers, " "), "orphan") }) {
+		t.Fatal("the API server asks for no orphans")
+	}
+	// What the garbage collector does, which does not run here.
+	before := set.DeepCopy()
+	set.OwnerReferences = nil
+	if err := r.Patch(t.Context(), set, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+	got := r.get(t, d)
+	without := got.DeepCopy()
+	without.Finalizers = []string{v1alpha1.FinalizerName}
+	if err := r.Patch(t.Context(), without, client.MergeFrom(got)); err != nil {
+		t.Fatal(err)
+	}
+	r.until(t, "the end", d, func(d *v1alpha1.MachineDeployment) bool { return d == nil })
+	d = r.deployment(2)
+	r.create(t, d)
+	r.complete(t, d)
+	if adopted := r.sets(t)["small"]; adopted.UID != set.UID || metav1.GetControllerOf(adopted) == nil {
+		t.Errorf("the orphan was not adopted: %+v", adopted.ObjectMeta)
+	}
+}
+
+// TestTakeOver has a deployment go on that the existing manager has left in the
+// middle of a rollout, with its annotations, names and texts.
+func TestTakeOver(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	d := r.deployment(4, class("large"), func(d *v1alpha1.MachineDeployment) {
+		d.Finalizers = []string{v1alpha1.FinalizerName}
+		d.Annotations = map[string]string{"deployment.kubernetes.io/revision": "7"}
+	})
+	r.create(t, d)
+	progressing := v1alpha1.MachineDeploymentCondition{
+		Type: "Progressing", Status: corev1.ConditionTrue, Reason: "MachineSetUpdated",
+		Message: `MachineSet "pool-5f6d8" is progressing.`, LastUpdateTime: metav1.Now(), LastTransitionTime: metav1.Now(),
+	}
+	d.Status = v1alpha1.MachineDeploymentStatus{
+		ObservedGeneration: 1, Replicas: 5, UpdatedReplicas: 2, ReadyReplicas: 3, AvailableReplicas: 3, UnavailableReplicas: 2,
+		Conditions: []v1alpha1.MachineDeploymentCondition{progressing},
+	}
+	if err := r.Status().Update(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	for _, left := range []struct {
+		name, class, hash, revision string
+		replicas                    int32
+		annotations                 map[string]string
+	}{
+		{"pool-7c9f4", "small", "3044867716", "6", 3, map[string]string{"deployment.machine.sapcloud.io/prefer-no-schedule": "True"}},
+		{"pool-5f6d8", "large", "1628416384", "7", 2, nil},
+	} {
+		labels := map[string]string{"name": "pool", "machine-template-hash": left.hash}
+		annotations := map[string]string{
+			"deployment.kubernetes.io/revision": left.revision, "deployment.kubernetes.io/desired-replicas": "4",
+			"deployment.kubernetes.io/max-replicas": "5",
+		}
+		maps.Copy(annotations, left.annotations)
+		template := d.Spec.Template.DeepCopy()
+		template.Labels, template.Spec.Class.Name = labels, left.class
+		r.create(t, &v1alpha1.MachineSet{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: r.namespace, Name: left.name, Labels: labels, Annotations: annotations,
+				OwnerReferences: []metav1.OwnerReference{
+					*metav1.NewControllerRef(d, v1alpha1.SchemeGroupVersion.WithKind("MachineDeployment")),
+				},
+			},
+			Spec: v1alpha1.MachineSetSpec{Replicas: left.replicas, Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: *template},
+		})
+	}
+	r.start(t)
+	got := r.complete(t, d)
+	if revision := got.Annotations["deployment.kubernetes.io/revision"]; revision != "7" {
+		t.Errorf("revision %s, want 7: the rollout is no new one", revision)
+	}
+	sets := r.sets(t)
+	if want := map[string]int32{"small": 0, "large": 4}; !maps.Equal(want, r.replicas(t)) || sets["large"].Name != "pool-5f6d8" {
+		t.Errorf("sets %v, the latest %s; want %v with pool-5f6d8", r.replicas(t), sets["large"].Name, want)
+	}
+}

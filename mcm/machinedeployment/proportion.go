@@ -1,0 +1,87 @@
+package machinedeployment
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// A share is a set that takes part in a change of the deployment's replicas.
+type share struct {
+	counts
+
+	Latest bool
+	Max    int32 // replicas + surge of the deployment when the set was last told; 0 for unknown
+	Marked int32 // its machines that the cluster-autoscaler wants deleted
+}
+
+// divide works out the replicas of a deployment's active sets, oldest first,
+// when its replicas change to desired in the middle of a rollout. More go to the
+// latest set. Fewer are taken where the cluster-autoscaler's choice is, and then
+// from all in proportion.
+func divide(desired int32, l limits, shares []share) []int32 {
+	replicas := make([]int32, len(shares))
+	var all, most int32
+	for i, s := range shares {
+		replicas[i] = s.Replicas
+		all += s.Replicas
+		most += s.most()
+	}
+	allowed := desired + l.surge
+	if desired == 0 {
+		allowed = 0
+	}
+	switch {
+	case allowed > all:
+		grow(desired, min(allowed-all, max(0, allowed-most)), shares, replicas)
+	case allowed < all:
+		shrink(allowed, all-allowed, shares, replicas)
+	}
+
+	return replicas
+}
+
+// grow adds n replicas: to the latest set, as far as it lacks any, or to the
+// youngest when none is the latest.
+func grow(desired, n int32, shares []share, replicas []int32) {
+	i := slices.IndexFunc(shares, func(s share) bool { return s.Latest })
+	if i < 0 {
+		i = len(shares) - 1
+	}
+	replicas[i] += max(0, min(n, desired-replicas[i]))
+}
+
+// shrink takes n replicas away.
+func shrink(allowed, n int32, shares []share, replicas []int32) {
+	for i, s := range shares {
+		taken := min(n, s.Marked, replicas[i])
+		replicas[i] -= taken
+		n -= taken
+	}
+	order := make([]int, len(shares))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(replicas[b], replicas[a]) })
+	rest := n
+	for _, i := range order {
+		taken := min(rest, replicas[i]-fraction(replicas[i], allowed, shares[i].Max))
+		replicas[i] -= taken
+		rest -= taken
+	}
+	for _, i := range order { // what rounding has left
+		taken := min(rest, replicas[i])
+		replicas[i] -= taken
+		rest -= taken
+	}
+}
+
+// fraction is what a set of that many replicas keeps when the most that the
+// deployment may have goes down to allowed.
+func fraction(replicas, allowed, before int32) int32 {
+	if before <= 0 || before <= allowed {
+		return replicas
+	}
+
+	return min(replicas, int32(math.Round(float64(replicas)*float64(allowed)/float64(before))))
+}

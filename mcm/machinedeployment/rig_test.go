@@ -1,0 +1,351 @@
+package machinedeployment_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	goruntime "runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/machinedeployment"
+)
+
+// patience bounds every wait; it is far above what is waited for.
+const patience = 60 * time.Second
+
+var (
+	apiServer *rest.Config // of the API server that all tests share
+	scheme    = runtime.NewScheme()
+)
+
+func TestMain(m *testing.M) { os.Exit(run(m)) } //nolint:forbidigo // this is a main
+
+func run(m *testing.M) int {
+	ctrl.SetLogger(logr.Discard())
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		fmt.Fprintln(os.Stderr, "KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: "+
+			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
+
+		return 1
+	}
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+
+			return 1
+		}
+	}
+	env := &envtest.Environment{CRDDirectoryPaths: []string{"../../deploy/crds"}, ErrorIfCRDPathMissing: true}
+	cfg, err := env.Start()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "start an API server:", err)
+
+		return 1
+	}
+	defer func() {
+		if err := env.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, "stop the API server:", err)
+		}
+	}()
+	cfg.QPS, cfg.Burst = -1, -1
+	apiServer = cfg
+	goruntime.LockOSThread() // the oracle dies with the thread that starts it
+	stop, err := startOracle(env.KubeConfig)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+
+		return 1
+	}
+	defer func() {
+		if err := stop(); err != nil {
+			fmt.Fprintln(os.Stderr, "stop Kubernetes' controllers:", err)
+		}
+	}()
+
+	return m.Run()
+}
+
+var namespaces atomic.Int64
+
+// A rig is a namespace with the controller at work, and somebody who plays sets
+// and machines.
+type rig struct {
+	client.Client
+
+	namespace string
+	player    *player
+	stop      func() // stops the controllers
+	// wrap, if set, stands between the controller and its cache.
+	wrap func(client.Client) client.Client
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	c, err := client.New(apiServer, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{Client: c, namespace: fmt.Sprintf("t%d", namespaces.Add(1))}
+	r.create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.namespace}})
+
+	return r
+}
+
+func newRunningRig(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t)
+	r.start(t)
+
+	return r
+}
+
+// start runs the controllers until the test ends or r.stop is called.
+func (r *rig) start(t *testing.T) {
+	t.Helper()
+	mgr, err := ctrl.NewManager(apiServer, ctrl.Options{
+		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"},
+		Cache:      cache.Options{DefaultNamespaces: map[string]cache.Config{r.namespace: {}}},
+		Controller: config.Controller{SkipNameValidation: new(true)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	control := mgr.GetClient()
+	if r.wrap != nil {
+		control = r.wrap(control)
+	}
+	reconciler := &machinedeployment.Reconciler{
+		Control: control, Live: mgr.GetAPIReader(), Target: r.Client,
+		Settings: machinedeployment.Settings{Namespace: r.namespace, AnnotateNodes: true},
+		Events:   mgr.GetEventRecorderFor("mcm"), //nolint:staticcheck // the newer API keeps only the first text of a reason
+	}
+	if err := reconciler.SetupWithManager(ctx, mgr, 4); err != nil {
+		t.Fatal(err)
+	}
+	if r.player == nil {
+		r.player = &player{broken: map[string]bool{}}
+	}
+	r.player.Client = r.Client
+	err = ctrl.NewControllerManagedBy(mgr).Named("player").For(&v1alpha1.MachineSet{}).Owns(&v1alpha1.Machine{}).Complete(r.player)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- mgr.Start(ctx) }()
+	r.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error("manager:", err)
+		}
+	})
+	t.Cleanup(r.stop)
+}
+
+func (r *rig) create(t *testing.T, o client.Object) {
+	t.Helper()
+	if err := r.Create(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// deployment returns a rolling deployment of the class small.
+func (r *rig) deployment(replicas int32, change ...func(*v1alpha1.MachineDeployment)) *v1alpha1.MachineDeployment {
+	labels := map[string]string{"name": "pool"}
+	d := &v1alpha1.MachineDeployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "pool"},
+		Spec: v1alpha1.MachineDeploymentSpec{
+			Replicas: replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: v1alpha1.MachineTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec:       v1alpha1.MachineSpec{Class: v1alpha1.ClassSpec{Kind: "MachineClass", Name: "small"}},
+			},
+			Strategy: v1alpha1.MachineDeploymentStrategy{
+				Type: v1alpha1.RollingUpdateMachineDeploymentStrategyType,
+				RollingUpdate: &v1alpha1.RollingUpdateMachineDeployment{UpdateConfiguration: v1alpha1.UpdateConfiguration{
+					MaxSurge: new(intstr.FromInt32(1)), MaxUnavailable: new(intstr.FromInt32(1)),
+				}},
+			},
+		},
+	}
+	for _, f := range change {
+		f(d)
+	}
+
+	return d
+}
+
+// change patches the deployment.
+func (r *rig) change(t *testing.T, d *v1alpha1.MachineDeployment, f func(*v1alpha1.MachineDeployment)) {
+	t.Helper()
+	got := r.get(t, d)
+	if got == nil {
+		t.Fatal("there is no deployment")
+	}
+	before := got.DeepCopy()
+	f(got)
+	if err := r.Patch(t.Context(), got, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *rig) get(t *testing.T, d *v1alpha1.MachineDeployment) *v1alpha1.MachineDeployment {
+	t.Helper()
+	got := &v1alpha1.MachineDeployment{}
+	err := r.Get(t.Context(), client.ObjectKeyFromObject(d), got)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return got
+}
+
+// sets returns the namespace's sets by the name of their class.
+func (r *rig) sets(t *testing.T) map[string]*v1alpha1.MachineSet {
+	t.Helper()
+	list := &v1alpha1.MachineSetList{}
+	if err := r.List(t.Context(), list, client.InNamespace(r.namespace)); err != nil {
+		t.Fatal(err)
+	}
+	sets := map[string]*v1alpha1.MachineSet{}
+	for i := range list.Items {
+		class := list.Items[i].Spec.Template.Spec.Class.Name
+		if sets[class] != nil {
+			t.Fatalf("there are two sets of class %s: %s and %s", class, sets[class].Name, list.Items[i].Name)
+		}
+		sets[class] = &list.Items[i]
+	}
+
+	return sets
+}
+
+// replicas returns the replicas of the sets by class.
+func (r *rig) replicas(t *testing.T) map[string]int32 {
+	t.Helper()
+	replicas := map[string]int32{}
+	for class, set := range r.sets(t) {
+		replicas[class] = set.Spec.Replicas
+	}
+
+	return replicas
+}
+
+func (r *rig) machines(t *testing.T) []v1alpha1.Machine {
+	t.Helper()
+	list := &v1alpha1.MachineList{}
+	if err := r.List(t.Context(), list, client.InNamespace(r.namespace)); err != nil {
+		t.Fatal(err)
+	}
+
+	return list.Items
+}
+
+// until waits until the deployment is as wanted; nil means that it is gone.
+func (r *rig) until(t *testing.T, what string, d *v1alpha1.MachineDeployment, ok func(*v1alpha1.MachineDeployment) bool) *v1alpha1.MachineDeployment {
+	t.Helper()
+	var got *v1alpha1.MachineDeployment
+	if !poll(t, func() bool { got = r.get(t, d); return ok(got) }) {
+		if got != nil {
+			got.ManagedFields = nil
+		}
+		t.Fatalf("waited in vain for %s: the deployment is\n%+v\nits sets have %v, its events are\n%s", what, got, r.replicas(t),
+			strings.Join(r.events(t), "\n"))
+	}
+
+	return got
+}
+
+// complete waits until the deployment says that it is where it is to be.
+func (r *rig) complete(t *testing.T, d *v1alpha1.MachineDeployment) *v1alpha1.MachineDeployment {
+	t.Helper()
+
+	return r.until(t, "completion", d, func(d *v1alpha1.MachineDeployment) bool {
+		progressing := condition(d, v1alpha1.MachineDeploymentProgressing)
+
+		return d.Status.ObservedGeneration == d.Generation && d.Status.Replicas == d.Spec.Replicas &&
+			d.Status.UpdatedReplicas == d.Spec.Replicas && d.Status.AvailableReplicas == d.Spec.Replicas &&
+			progressing.Reason == v1alpha1.ReasonNewMachineSetAvailable
+	})
+}
+
+func condition(d *v1alpha1.MachineDeployment, kind v1alpha1.MachineDeploymentConditionType) v1alpha1.MachineDeploymentCondition {
+	for _, c := range d.Status.Conditions {
+		if c.Type == kind {
+			return c
+		}
+	}
+
+	return v1alpha1.MachineDeploymentCondition{}
+}
+
+// poll waits until ok holds; false means that this takes unreasonably long.
+func poll(t *testing.T, ok func() bool) bool {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-limit.C:
+			return false
+		}
+	}
+
+	return true
+}
+
+// events returns the namespace's Events as "Reason: message".
+func (r *rig) events(t *testing.T) []string {
+	t.Helper()
+	list := &corev1.EventList{}
+	if err := r.List(t.Context(), list, client.InNamespace(r.namespace)); err != nil {
+		t.Fatal(err)
+	}
+	var texts []string
+	for i := range list.Items {
+		texts = append(texts, list.Items[i].Reason+": "+list.Items[i].Message)
+	}
+
+	return texts
+}
+
+// event waits for an Event with that reason and text.
+func (r *rig) event(t *testing.T, reason, part string) {
+	t.Helper()
+	if !poll(t, func() bool {
+		for _, text := range r.events(t) {
+			if strings.HasPrefix(text, reason+": ") && strings.Contains(text, part) {
+				return true
+			}
+		}
+
+		return false
+	}) {
+		t.Errorf("no Event %s with %q; there are\n%s", reason, part, strings.Join(r.events(t), "\n"))
+	}
+}

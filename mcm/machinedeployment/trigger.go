@@ -1,0 +1,104 @@
+package machinedeployment
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// markTriggered marks the machines that the cluster-autoscaler wants deleted, so
+// that their sets choose them when they shrink. What is not, or no longer, a
+// machine to delete is dropped from the deployment's annotation.
+func (p *pass) markTriggered(ctx context.Context) (bool, error) {
+	text, ok := p.deployment.Annotations[v1alpha1.AnnotationKeyTriggerDeletion]
+	if !ok {
+		return true, nil
+	}
+	machines := map[string]*v1alpha1.Machine{}
+	for _, set := range p.sets {
+		for _, m := range p.machines[set.UID] {
+			machines[m.Name] = m
+		}
+	}
+	var kept []string
+	seen := map[string]bool{}
+	for entry := range strings.SplitSeq(text, ",") {
+		name, at, timed := strings.Cut(strings.TrimSpace(entry), "~")
+		if !timed {
+			at = p.now.UTC().Format(time.RFC3339) // of an autoscaler that gives no time
+		}
+		m := machines[name]
+		if _, err := time.Parse(time.RFC3339, at); err != nil || m == nil || seen[name] || lost(m) {
+			p.log.V(1).Info("no machine to delete", "entry", entry)
+
+			continue
+		}
+		seen[name] = true
+		if err := p.mark(ctx, m, at); err != nil {
+			return false, err
+		}
+		kept = append(kept, name+"~"+at)
+	}
+	if len(kept) == 0 {
+		delete(p.deployment.Annotations, v1alpha1.AnnotationKeyTriggerDeletion)
+	} else {
+		p.deployment.Annotations[v1alpha1.AnnotationKeyTriggerDeletion] = strings.Join(kept, ",")
+	}
+
+	return true, p.patch(ctx)
+}
+
+// lost tells of a machine that is going anyway.
+func lost(m *v1alpha1.Machine) bool {
+	phase := m.Status.CurrentStatus.Phase
+
+	return !m.DeletionTimestamp.IsZero() || phase == v1alpha1.MachineFailed || phase == v1alpha1.MachineTerminating
+}
+
+func (p *pass) mark(ctx context.Context, m *v1alpha1.Machine, at string) error {
+	if m.Annotations[v1alpha1.AnnotationKeyMachinePriority] == v1alpha1.MachinePriorityDelete &&
+		m.Annotations[v1alpha1.AnnotationKeyMarkedForDeletionTime] == at {
+		return nil
+	}
+	marked := m.DeepCopy()
+	metav1.SetMetaDataAnnotation(&marked.ObjectMeta, v1alpha1.AnnotationKeyMachinePriority, v1alpha1.MachinePriorityDelete)
+	metav1.SetMetaDataAnnotation(&marked.ObjectMeta, v1alpha1.AnnotationKeyMarkedForDeletionTime, at)
+	if err := p.Control.Patch(ctx, marked, client.MergeFrom(m)); err != nil {
+		return fmt.Errorf("mark machine %s for deletion: %w", m.Name, err)
+	}
+	// The rest of the pass counts what is marked; the cache's object is not ours to change.
+	for _, set := range p.sets {
+		for i, other := range p.machines[set.UID] {
+			if other == m {
+				p.machines[set.UID][i] = marked
+			}
+		}
+	}
+
+	return nil
+}
+
+// marked counts the machines of a set that it deletes for the cluster-autoscaler
+// once it hears of the deployment's last change.
+func (p *pass) marked(set *v1alpha1.MachineSet) int32 {
+	last, err := time.Parse(time.RFC3339, p.deployment.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler])
+	if err != nil {
+		return 0
+	}
+	var n int32
+	for _, m := range p.machines[set.UID] {
+		at, err := time.Parse(time.RFC3339, m.Annotations[v1alpha1.AnnotationKeyMarkedForDeletionTime])
+		if err == nil && !at.After(last) && !lost(m) &&
+			m.Annotations[v1alpha1.AnnotationKeyMachinePriority] == v1alpha1.MachinePriorityDelete {
+			n++
+		}
+	}
+
+	return n
+}

@@ -1,0 +1,87 @@
+package machineset
+
+import (
+	"context"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// addFinalizer keeps the set until its machines are gone.
+func (p *pass) addFinalizer(ctx context.Context) (next, error) {
+	if !controllerutil.AddFinalizer(p.set, v1alpha1.FinalizerName) {
+		return proceed, nil
+	}
+
+	return proceed, p.patch(ctx)
+}
+
+// spareMachines lets go of a set whose machines are to outlive it
+// (kubectl delete --cascade=orphan): the garbage collector frees them.
+func (p *pass) spareMachines(ctx context.Context) (next, error) {
+	if !controllerutil.ContainsFinalizer(p.set, v1alpha1.FinalizerName) {
+		return wait, nil
+	}
+	if !controllerutil.ContainsFinalizer(p.set, metav1.FinalizerOrphanDependents) {
+		return proceed, nil
+	}
+	controllerutil.RemoveFinalizer(p.set, v1alpha1.FinalizerName)
+
+	return wait, p.patch(ctx)
+}
+
+// deleteMachines deletes all machines of a set that is being deleted.
+func (p *pass) deleteMachines(ctx context.Context) (next, error) {
+	p.machines, p.strays = append(p.machines, p.strays...), nil
+	if len(p.machines) == 0 {
+		// The cache may not know them yet.
+		if err := p.listLeft(ctx); err != nil {
+			return wait, err
+		}
+	}
+	var left []*v1alpha1.Machine
+	for _, m := range p.machines {
+		if m.DeletionTimestamp.IsZero() {
+			left = append(left, m)
+		}
+	}
+	p.delete(ctx, left, func(m *v1alpha1.Machine) client.Preconditions { return client.Preconditions{UID: &m.UID} })
+
+	return proceed, nil
+}
+
+// listLeft reads from the API server what machines of the set there are. Those
+// that never matched the selector are left to the garbage collector.
+func (p *pass) listLeft(ctx context.Context) error {
+	selector, err := metav1.LabelSelectorAsSelector(p.set.Spec.Selector)
+	if err != nil {
+		return nil //nolint:nilerr // whoever broke the selector leaves the rest to the garbage collector
+	}
+	list := &v1alpha1.MachineList{}
+	err = p.Live.List(ctx, list, client.InNamespace(p.set.Namespace), client.MatchingLabelsSelector{Selector: selector})
+	if err != nil {
+		return fmt.Errorf("list machines of set %s/%s: %w", p.set.Namespace, p.set.Name, err)
+	}
+	for i := range list.Items {
+		if owned(&list.Items[i], p.set) {
+			p.machines = append(p.machines, &list.Items[i])
+		}
+	}
+
+	return nil
+}
+
+// removeFinalizer lets the API server remove a set that has no machines left. The
+// event of each one that goes starts another pass.
+func (p *pass) removeFinalizer(ctx context.Context) (next, error) {
+	if len(p.machines) > 0 {
+		return proceed, nil
+	}
+	controllerutil.RemoveFinalizer(p.set, v1alpha1.FinalizerName)
+
+	return wait, p.patch(ctx)
+}

@@ -1,0 +1,50 @@
+package machineset
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// propagate hands those parts of the template down to the machines that need no
+// new instance: what is kept on the Node, the machine's settings and the kind of
+// its class.
+func (p *pass) propagate(ctx context.Context) (next, error) {
+	var behind, wanted []*v1alpha1.Machine
+	for _, m := range p.machines {
+		if want := p.followTemplate(m); !equality.Semantic.DeepEqual(want.Spec, m.Spec) {
+			behind, wanted = append(behind, m), append(wanted, want)
+		}
+	}
+	p.errs = append(p.errs, inParallel(len(behind), func(i int) error {
+		// The patch holds only these fields, so it undoes nobody's work even if
+		// the machine has changed since it was read.
+		err := p.Client.Patch(ctx, wanted[i], client.MergeFrom(behind[i]))
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("hand the template down to machine %s: %w", wanted[i].Name, err)
+		}
+
+		return nil
+	})...)
+
+	return proceed, nil
+}
+
+// followTemplate returns a copy of the machine as the template wants it.
+func (p *pass) followTemplate(m *v1alpha1.Machine) *v1alpha1.Machine {
+	want := m.DeepCopy()
+	template := p.set.Spec.Template.Spec.DeepCopy()
+	want.Spec.NodeTemplateSpec = template.NodeTemplateSpec
+	want.Spec.MachineConfiguration = template.MachineConfiguration
+	want.Spec.Class.Kind = template.Class.Kind
+	if _, own := m.Annotations[v1alpha1.AnnotationKeyEffectiveCreationTimeout]; own {
+		// It was made with a time to join of its own.
+		want.Spec.MachineCreationTimeout = m.Spec.MachineCreationTimeout
+	}
+
+	return want
+}

@@ -1,0 +1,185 @@
+package machineset_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+
+	"k8s.io/client-go/rest"
+)
+
+// A proxy stands in front of the API server. It counts requests, and can hold the
+// watches of a resource back: what is read through them stands still, while
+// everything else goes on.
+type proxy struct {
+	url string
+
+	mu      sync.Mutex
+	held    map[string]chan struct{} // by resource; closed when it is released
+	count   map[string]int           // by verb and resource
+	refused map[string]bool          // by verb and resource
+}
+
+func newProxy(t *testing.T) *proxy {
+	t.Helper()
+	transport, err := rest.TransportFor(apiServer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	target, err := url.Parse(apiServer.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{held: map[string]chan struct{}{}, count: map[string]int{}, refused: map[string]bool{}}
+	handler := &httputil.ReverseProxy{
+		Transport: transport, FlushInterval: -1, ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) {
+			w.WriteHeader(http.StatusBadGateway) // the client is gone, or the test is over
+		},
+		Rewrite: func(req *httputil.ProxyRequest) { req.SetURL(target) },
+		ModifyResponse: func(resp *http.Response) error {
+			if isWatch(resp.Request) {
+				resp.Body = &heldBody{resp.Body, p, resourceOf(resp.Request.URL.Path), resp.Request.Context()}
+			}
+
+			return nil
+		},
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if p.note(req) {
+			http.Error(w, "the quota is used up", http.StatusForbidden)
+
+			return
+		}
+		handler.ServeHTTP(w, req)
+	}))
+	p.url = server.URL
+	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
+
+	return p
+}
+
+func (p *proxy) config() *rest.Config { return &rest.Config{Host: p.url, QPS: -1} }
+
+func isWatch(req *http.Request) bool {
+	v := req.URL.Query().Get("watch")
+
+	return v == "true" || v == "1"
+}
+
+// resourceOf returns "machines", "machinesets" and so on; "machines/status" for a
+// subresource. Paths are /apis/<group>/<version>/namespaces/<namespace>/<resource>.
+func resourceOf(path string) string {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	const resource, subresource = 5, 7
+	switch {
+	case len(parts) <= resource || parts[0] != "apis":
+		return ""
+	case len(parts) > subresource:
+		return parts[resource] + "/" + parts[subresource]
+	default:
+		return parts[resource]
+	}
+}
+
+// note counts a request, and tells whether it is to be refused.
+func (p *proxy) note(req *http.Request) (refuse bool) {
+	if isWatch(req) {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	what := req.Method + " " + resourceOf(req.URL.Path)
+	p.count[what]++
+
+	return p.refused[what]
+}
+
+// refuse has requests such as "POST machines" refused, or no longer.
+func (p *proxy) refuse(what string, refused bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refused[what] = refused
+}
+
+// requests returns how many requests other than watches there were since reset, as
+// "POST machines".
+func (p *proxy) requests(what string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return p.count[what]
+}
+
+// all returns the sum of requests for machines and sets, and what they were.
+func (p *proxy) all() (n int, what map[string]int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	what = map[string]int{}
+	for request, times := range p.count {
+		if strings.Contains(request, " machine") {
+			what[request] = times
+			n += times
+		}
+	}
+
+	return n, what
+}
+
+func (p *proxy) reset() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.count)
+}
+
+// hold holds the watches of resources back until release.
+func (p *proxy) hold(resources ...string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, resource := range resources {
+		if p.held[resource] == nil {
+			p.held[resource] = make(chan struct{})
+		}
+	}
+}
+
+func (p *proxy) release(resources ...string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, resource := range resources {
+		if gate := p.held[resource]; gate != nil {
+			close(gate)
+			delete(p.held, resource)
+		}
+	}
+}
+
+// A heldBody is a watch that gives nothing away while its resource is held.
+type heldBody struct {
+	io.ReadCloser
+
+	proxy    *proxy
+	resource string
+	ctx      context.Context
+}
+
+func (b *heldBody) Read(buf []byte) (int, error) {
+	n, err := b.ReadCloser.Read(buf)
+	b.proxy.mu.Lock()
+	gate := b.proxy.held[b.resource]
+	b.proxy.mu.Unlock()
+	if gate == nil {
+		return n, err
+	}
+	select {
+	case <-gate:
+		return n, err
+	case <-b.ctx.Done():
+		return 0, b.ctx.Err()
+	}
+}

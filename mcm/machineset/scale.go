@@ -1,0 +1,195 @@
+package machineset
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// parallel is how many requests one pass has under way at once.
+const parallel = 16
+
+// scale brings the set to its replicas.
+func (p *pass) scale(ctx context.Context) (next, error) {
+	plan := planFor(p.set, p.machines, p.now)
+	if plan.nothing() && len(p.orphans) == 0 {
+		p.recheck(plan)
+
+		return proceed, nil
+	}
+	if n, err := p.lookLive(ctx); n == wait || err != nil {
+		return n, err
+	}
+	if err := p.adopt(ctx); err != nil {
+		return wait, err
+	}
+	plan = planFor(p.set, p.machines, p.now)
+	p.recheck(plan)
+	// What was looked at is what is deleted, or else it is looked at again.
+	p.delete(ctx, plan.delete, func(m *v1alpha1.Machine) client.Preconditions {
+		return client.Preconditions{UID: &m.UID, ResourceVersion: &m.ResourceVersion}
+	})
+	p.create(ctx, plan.create)
+
+	return proceed, nil
+}
+
+func (p *pass) recheck(plan *plan) {
+	if !plan.recheck.IsZero() {
+		p.lookAgain(plan.recheck.Sub(p.now) + time.Second)
+	}
+}
+
+// create makes n machines in batches of 1, 2, 4 and so on, and stops at the first
+// batch that was refused in part: what one quota or webhook refuses it refuses a
+// hundred times.
+func (p *pass) create(ctx context.Context, n int) {
+	for batch := 1; n > 0 && len(p.errs) == 0; batch *= 2 {
+		batch = min(batch, n)
+		made := make([]*v1alpha1.Machine, batch)
+		errs := inParallel(batch, func(i int) (err error) {
+			made[i], err = p.createOne(ctx)
+
+			return err
+		})
+		for _, m := range made {
+			if m != nil {
+				p.machines = append(p.machines, m)
+			}
+		}
+		for _, err := range errs {
+			if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+				return // as all that is in it
+			}
+			p.failed(ctx, v1alpha1.ReasonFailedCreate, v1alpha1.EventFailedCreate, err)
+		}
+		n -= batch
+	}
+}
+
+func (p *pass) createOne(ctx context.Context) (*v1alpha1.Machine, error) {
+	m := p.newMachine()
+	if err := p.Client.Create(ctx, m); err != nil {
+		return nil, fmt.Errorf("create a machine: %w", err)
+	}
+	p.Events.Eventf(p.set, corev1.EventTypeNormal, v1alpha1.EventSuccessfulCreate, "Created machine %s", m.Name)
+	p.log.Info("created machine", "machine", m.Name)
+
+	return m, nil
+}
+
+// newMachine returns a machine as the template says.
+func (p *pass) newMachine() *v1alpha1.Machine {
+	template := p.set.Spec.Template.DeepCopy()
+	m := &v1alpha1.Machine{
+		ObjectMeta: metav1.ObjectMeta{
+			GenerateName: p.set.Name + "-", Namespace: p.set.Namespace,
+			Labels: template.Labels, Annotations: maps.Clone(template.Annotations), Finalizers: template.Finalizers,
+			OwnerReferences: []metav1.OwnerReference{p.reference()},
+		},
+		Spec: template.Spec,
+	}
+	if text, ok := p.set.Annotations[v1alpha1.AnnotationKeyEffectiveCreationTimeout]; ok {
+		metav1.SetMetaDataAnnotation(&m.ObjectMeta, v1alpha1.AnnotationKeyEffectiveCreationTimeout, text)
+		if d, err := time.ParseDuration(text); err == nil {
+			m.Spec.MachineCreationTimeout = &metav1.Duration{Duration: d}
+		}
+	}
+
+	return m
+}
+
+// delete deletes machines if they are still as the preconditions say.
+func (p *pass) delete(ctx context.Context, machines []*v1alpha1.Machine, only func(*v1alpha1.Machine) client.Preconditions) {
+	var mu sync.Mutex
+	gone := map[*v1alpha1.Machine]bool{}
+	errs := inParallel(len(machines), func(i int) error {
+		m := machines[i]
+		err := p.Client.Delete(ctx, m.DeepCopy(), only(m))
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete machine %s: %w", m.Name, err)
+		}
+		if err == nil {
+			p.tellDeleted(m)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		gone[m] = true
+
+		return nil
+	})
+	for i, m := range p.machines {
+		if gone[m] {
+			// What was read may be the cache's.
+			p.machines[i] = m.DeepCopy()
+			p.machines[i].DeletionTimestamp = &metav1.Time{Time: p.now}
+		}
+	}
+	for _, err := range errs {
+		if apierrors.IsConflict(err) {
+			p.log.V(1).Info("machine has changed, looking again", "err", err.Error())
+			p.lookAgain(conflictRetry)
+
+			continue
+		}
+		p.failed(ctx, v1alpha1.ReasonFailedDelete, v1alpha1.EventFailedDelete, err)
+	}
+}
+
+// tellDeleted tells of a machine whose deletion was asked for.
+func (p *pass) tellDeleted(m *v1alpha1.Machine) {
+	if unhealthy(m) {
+		staleMachines.Inc()
+	}
+	p.Events.Eventf(p.set, corev1.EventTypeNormal, v1alpha1.EventSuccessfulDelete, "Deleted machine %s", m.Name)
+	p.log.Info("deleted machine", "machine", m.Name, "phase", m.Status.CurrentStatus.Phase)
+}
+
+// failed notes that a machine could not be created or deleted. The first cause
+// shows in the set's status; that this manager is being stopped is none.
+func (p *pass) failed(ctx context.Context, reason, event string, err error) {
+	p.errs = append(p.errs, err)
+	if ctx.Err() != nil {
+		return
+	}
+	if p.failure == nil {
+		p.failure = &v1alpha1.MachineSetCondition{
+			Type: v1alpha1.MachineSetReplicaFailure, Status: corev1.ConditionTrue, Reason: reason, Message: err.Error(),
+		}
+	}
+	p.Events.Eventf(p.set, corev1.EventTypeWarning, event, "%s", err)
+}
+
+// inParallel does n things, some at a time, and returns what went wrong.
+func inParallel(n int, do func(i int) error) []error {
+	var (
+		group errgroup.Group
+		mu    sync.Mutex
+		errs  []error
+	)
+	group.SetLimit(parallel)
+	for i := range n {
+		group.Go(func() error {
+			if err := do(i); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, err)
+			}
+
+			return nil
+		})
+	}
+	_ = group.Wait()
+
+	return errs
+}

@@ -1,0 +1,56 @@
+package machineset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// EventInvalid is the reason of the Event on a set that nothing can be done for
+// until somebody corrects it.
+const EventInvalid = "InvalidMachineSet"
+
+// validate stops at a set that contradicts itself. The correction is an event.
+func (p *pass) validate(context.Context) (next, error) {
+	selector, err := selectorOf(p.set)
+	if err == nil {
+		p.selector = selector
+
+		return proceed, nil
+	}
+	p.Events.Eventf(p.set, corev1.EventTypeWarning, EventInvalid, "Nothing is done for this set: %s", err)
+	p.log.Info("set is invalid", "err", err.Error())
+
+	return wait, nil
+}
+
+// selectorOf returns the set's selector, or everything that is wrong with the set.
+func selectorOf(set *v1alpha1.MachineSet) (labels.Selector, error) {
+	var errs []error
+	spec := &set.Spec
+	if spec.Replicas < 0 {
+		errs = append(errs, fmt.Errorf("spec.replicas must not be negative, it is %d", spec.Replicas))
+	}
+	if spec.Template.Spec.Class.Kind == "" || spec.Template.Spec.Class.Name == "" {
+		errs = append(errs, errors.New("spec.template.spec.class needs a kind and a name"))
+	}
+	selector, err := metav1.LabelSelectorAsSelector(spec.Selector)
+	switch {
+	case err != nil:
+		errs = append(errs, fmt.Errorf("spec.selector: %w", err))
+	case spec.Selector == nil || selector.Empty():
+		// The one finds no machine, so that they would be made without end; the
+		// other would adopt all machines of the namespace.
+		errs = append(errs, errors.New("spec.selector must select something"))
+	case !selector.Matches(labels.Set(spec.Template.Labels)):
+		errs = append(errs, fmt.Errorf("spec.selector (%s) does not match the labels of spec.template", selector))
+	}
+
+	return selector, errors.Join(errs...)
+}

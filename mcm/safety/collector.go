@@ -1,0 +1,159 @@
+package safety
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+)
+
+// A Dispatcher is the part of dispatch.Dispatcher that a Collector uses.
+type Dispatcher interface {
+	List(ctx context.Context, provider string, class dispatch.Class) ([]dispatch.Listed, error)
+	State(uid types.UID) (dispatch.State, bool)
+	Remove(ctx context.Context, orphan *dispatch.Orphan, timeout time.Duration, still func(context.Context) error) error
+}
+
+// A Collector looks for instances without a machine, again and again. It cannot
+// delete one that is in use:
+//
+//   - Instances are listed first and Machines read afterwards, from the API server
+//     and never from a cache. A Machine is older than its instance, so an instance
+//     whose Machine is missing has none any more.
+//   - An instance counts as a machine's by the machine's uid, its providerID, or,
+//     for a machine that has none yet, its name; and as in use while an operation
+//     of its machine is in flight, whether or not the Machine is still there.
+//   - It must have been without a machine in every look of the grace period.
+//   - Nothing is deleted when the API server cannot be read, when it shows fewer
+//     than half of the Machines of the look before, and nothing of a class whose
+//     driver lists fewer than half of the instances that Machines are known to
+//     have. Then the grace period begins anew.
+//   - Right before the delete the Machine is looked for once more.
+//
+// Its fields are set once and only read.
+type Collector struct {
+	// Reader reads Machines, as they are stored and not from a cache.
+	Reader client.Reader
+	// Cache reads classes and Secrets.
+	Cache      client.Reader
+	Dispatcher Dispatcher
+	// Nodes holds the target cluster's Nodes; nil without one.
+	Nodes    client.Client
+	Events   record.EventRecorder
+	Metrics  *Metrics
+	Settings Settings
+	// Now is the clock; nil means time.Now.
+	Now func() time.Time
+
+	machines int               // at the last look
+	seen     map[key]time.Time // since when instances are seen without a machine
+	nodes    map[string]bool   // names of the machines that Nodes of ours name
+}
+
+// A key is an instance's identity.
+type key struct{ provider, providerID string }
+
+// Start looks every period until ctx ends. It implements manager.Runnable and
+// runs on the leader only.
+func (c *Collector) Start(ctx context.Context) error {
+	tick := time.NewTicker(c.Settings.Period)
+	defer tick.Stop()
+	for {
+		c.Pass(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (c *Collector) NeedLeaderElection() bool { return true }
+
+// Pass looks once. It must not be called by several goroutines.
+func (c *Collector) Pass(ctx context.Context) {
+	log := ctrl.LoggerFrom(ctx).WithName("safety")
+	p := &pass{Collector: c, log: log, now: time.Now()}
+	if c.Now != nil {
+		p.now = c.Now()
+	}
+	outcome, err := p.run(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	c.Metrics.passes.WithLabelValues(string(outcome)).Inc()
+	if err != nil {
+		log.Error(err, "no instance is deleted after this look", "outcome", string(outcome))
+	}
+}
+
+// An outcome is what became of a look.
+type outcome string
+
+const (
+	done     outcome = "done"
+	unread   outcome = "unread"   // the API server was in trouble
+	doubtful outcome = "doubtful" // too much was missing
+)
+
+// A pass is one look.
+type pass struct {
+	*Collector
+
+	log logr.Logger
+	now time.Time
+
+	classes []v1alpha1.MachineClass
+	lists   []listing
+	known   *register
+}
+
+func (p *pass) run(ctx context.Context) (outcome, error) {
+	classes := &v1alpha1.MachineClassList{}
+	if err := p.Cache.List(ctx, classes, p.scope()...); err != nil {
+		return unread, fmt.Errorf("list classes: %w", err)
+	}
+	p.classes = classes.Items
+	p.lists = p.list(ctx)
+	machines := &v1alpha1.MachineList{}
+	if err := p.Reader.List(ctx, machines, p.scope()...); err != nil {
+		return unread, fmt.Errorf("list machines: %w", err)
+	}
+	p.known = newRegister(machines.Items)
+	last := p.machines
+	p.machines = len(machines.Items)
+	orphans := p.orphans()
+	if 2*p.machines < last && len(orphans) > 0 {
+		for k := range p.seen {
+			p.seen[k] = p.now
+		}
+		err := fmt.Errorf("the API server shows %d machines, and showed %d at the last look", p.machines, last)
+		p.doubt(err)
+
+		return doubtful, err
+	}
+	p.remove(ctx, p.due(orphans))
+	if err := p.markNodes(ctx); err != nil {
+		return unread, err
+	}
+
+	return done, nil
+}
+
+// scope limits what is read to what is served.
+func (p *pass) scope() []client.ListOption {
+	if p.Settings.Namespace == "" {
+		return nil
+	}
+
+	return []client.ListOption{client.InNamespace(p.Settings.Namespace)}
+}

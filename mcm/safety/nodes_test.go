@@ -1,0 +1,70 @@
+package safety_test
+
+import (
+	"context"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// node makes a Node that a machine has claimed, or none with "".
+func (r *rig) node(name, machine string) *corev1.Node {
+	r.t.Helper()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: r.namespace + "-" + name}}
+	if machine != "" {
+		node.Labels = map[string]string{v1alpha1.LabelKeyMachineName: machine}
+		node.Finalizers = []string{v1alpha1.FinalizerNameNode}
+	}
+	r.create(node)
+	r.t.Cleanup(func() {
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
+		err := r.Patch(context.WithoutCancel(r.t.Context()), node, patch)
+		if client.IgnoreNotFound(err) != nil {
+			r.t.Error(err)
+		}
+	})
+
+	return node
+}
+
+// marked tells what a Node's mark and finalizer are.
+func (r *rig) marked(node *corev1.Node) (mark string, claimed bool) {
+	r.t.Helper()
+	r.must(r.Get(r.t.Context(), client.ObjectKeyFromObject(node), node))
+
+	return node.Annotations[v1alpha1.AnnotationKeyNotManaged], len(node.Finalizers) > 0
+}
+
+func TestNodes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.Nodes = r.WithWatch
+	m := r.machine(r.namespace+"-m", "")
+	mine, static := r.node("mine", m.Name), r.node("static", "")
+	foreign := r.node("foreign", r.namespace+"-elsewhere")
+	want := func(node *corev1.Node, mark string, claimed bool, why string) {
+		t.Helper()
+		if gotMark, gotClaimed := r.marked(node); gotMark != mark || gotClaimed != claimed {
+			t.Errorf("node %s: mark %q, claimed %v, want %q, %v: %s", node.Name, gotMark, gotClaimed, mark, claimed, why)
+		}
+	}
+	r.Pass(t.Context())
+	want(static, "", false, "it is young: its machine may claim it yet")
+	r.clock = r.clock.Add(r.Settings.NodeGrace + grace)
+	r.Pass(t.Context())
+	want(mine, "", true, "its machine is there")
+	want(static, "1", false, "nobody has claimed it")
+	want(foreign, "", true, "another manager may have claimed it for a namespace of its own")
+
+	r.must(r.Delete(t.Context(), m))
+	r.Pass(t.Context())
+	want(mine, "1", false, "its machine is gone")
+
+	r.machine(m.Name, "")
+	r.Pass(t.Context())
+	want(mine, "", false, "there is a machine again")
+}

@@ -1,0 +1,205 @@
+package safety
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+)
+
+// Reasons of Events on the MachineClass that lists an instance, or on its Machine.
+const (
+	EventOrphanFound       = "OrphanFound"
+	EventOrphanDeleted     = "OrphanDeleted"
+	EventOrphanNotDeleted  = "OrphanNotDeleted"
+	EventOrphansKept       = "OrphansKept"
+	EventDuplicateInstance = "DuplicateInstance"
+)
+
+// A found is an orphan and since when it is one.
+type found struct {
+	dispatch.Orphan
+
+	since time.Time
+}
+
+// orphans returns the instances without a machine, and remembers them.
+func (p *pass) orphans() []found {
+	p.Metrics.orphans.Reset()
+	p.Metrics.duplicates.Reset()
+	all, seen := []found{}, map[key]time.Time{}
+	for i := range p.lists {
+		l := &p.lists[i]
+		if p.doubtList(l) {
+			continue
+		}
+		for j := range l.instances {
+			instance := &l.instances[j]
+			k := key{l.provider, instance.ProviderID}
+			if _, twice := seen[k]; twice || !p.isOrphan(l, instance) {
+				continue // two classes may list the same
+			}
+			since, known := p.seen[k]
+			if !known {
+				since = p.now
+				p.tell(l, instance)
+			}
+			seen[k] = since
+			p.Metrics.orphans.WithLabelValues(l.class.Object.Namespace, l.class.Object.Name).Inc()
+			all = append(all, found{since: since, Orphan: dispatch.Orphan{
+				Listed: *instance, Namespace: l.class.Object.Namespace, Provider: l.provider, Class: l.class,
+			}})
+		}
+	}
+	p.seen = seen
+
+	return all
+}
+
+func (p *pass) isOrphan(l *listing, i *dispatch.Listed) bool {
+	m, how := p.known.belongs(i)
+	switch how {
+	case owned:
+		return false
+	case duplicate:
+		// A driver may delete by uid, which would hit the machine's own instance too.
+		p.Metrics.duplicates.WithLabelValues(l.class.Object.Namespace, l.class.Object.Name).Inc()
+		p.Events.Eventf(m, corev1.EventTypeWarning, EventDuplicateInstance,
+			"Instance %s was made for this machine too, whose own is %s: it goes with the machine, or delete it at the provider",
+			i.ProviderID, m.Spec.ProviderID)
+
+		return false
+	default:
+		_, inFlight := p.Dispatcher.State(i.MachineUID)
+
+		return !inFlight
+	}
+}
+
+func (p *pass) tell(l *listing, i *dispatch.Listed) {
+	p.Metrics.found.WithLabelValues(l.provider).Inc()
+	then := fmt.Sprintf("it will be deleted if it is still without one in %s", p.Settings.Grace)
+	if p.Settings.DryRun {
+		then = "it is left alone because orphan collection is a dry run"
+	}
+	p.Events.Eventf(l.class.Object, corev1.EventTypeWarning, EventOrphanFound,
+		"Instance %s, made for machine %s (uid %q), belongs to no machine: %s", i.ProviderID, i.MachineName, i.MachineUID, then)
+}
+
+// doubtList tells whether a list lacks so much that nothing it says can be
+// trusted.
+func (p *pass) doubtList(l *listing) bool {
+	class := l.class.Object
+	missing, known := p.known.missing(client.ObjectKeyFromObject(class), l.instances)
+	if 2*(known-missing) >= known {
+		return false
+	}
+	p.Metrics.passes.WithLabelValues(string(doubtful)).Inc()
+	p.Events.Eventf(class, corev1.EventTypeWarning, EventOrphansKept,
+		"The driver of provider %s lists only %d of the %d instances that machines of this class have: "+
+			"no instance of it is deleted until its list is right", l.provider, known-missing, known)
+
+	return true
+}
+
+// doubt tells every class that nothing is deleted.
+func (p *pass) doubt(why error) {
+	for i := range p.classes {
+		p.Events.Eventf(&p.classes[i], corev1.EventTypeWarning, EventOrphansKept,
+			"No instance without a machine is deleted for now: %s", why.Error())
+	}
+}
+
+// due returns the orphans that have been so for long enough, as many as may go
+// at once, the longest known first.
+func (p *pass) due(orphans []found) []found {
+	due := slices.DeleteFunc(orphans, func(f found) bool { return p.now.Sub(f.since) < p.Settings.Grace })
+	slices.SortFunc(due, func(a, b found) int {
+		return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.ProviderID, b.ProviderID))
+	})
+	if len(due) > p.Settings.MaxPerPass {
+		p.log.Info("more instances without a machine than may be deleted at once", "due", len(due), "max", p.Settings.MaxPerPass)
+		due = due[:p.Settings.MaxPerPass]
+	}
+
+	return due
+}
+
+// remove has orphans deleted, and waits for it.
+func (p *pass) remove(ctx context.Context, due []found) {
+	var group sync.WaitGroup
+	for i := range due {
+		group.Go(func() { p.removeOne(ctx, &due[i].Orphan) })
+	}
+	group.Wait()
+}
+
+func (p *pass) removeOne(ctx context.Context, o *dispatch.Orphan) {
+	log := p.log.WithValues("provider_id", o.ProviderID, "machine", o.MachineName, "uid", o.MachineUID,
+		"class", client.ObjectKeyFromObject(o.Class.Object))
+	if p.Settings.DryRun {
+		log.Info("dry run: instance without a machine would be deleted")
+
+		return
+	}
+	// A provider without room must not keep the others' from being looked after.
+	bounded, cancel := context.WithTimeout(ctx, 2*p.Settings.DeleteTimeout)
+	defer cancel()
+	err := p.Dispatcher.Remove(bounded, o, p.Settings.DeleteTimeout, func(ctx context.Context) error {
+		return p.stillOrphan(ctx, o)
+	})
+	if ctx.Err() != nil {
+		return
+	}
+	if errors.Is(err, errKept) {
+		log.Info("instance is left alone", "err", err.Error())
+
+		return
+	}
+	code := dispatch.CodeOf(err)
+	p.Metrics.deletions.WithLabelValues(o.Provider, code.String()).Inc()
+	if code != dispatch.OK && code != dispatch.NotFound {
+		p.Events.Eventf(o.Class.Object, corev1.EventTypeWarning, EventOrphanNotDeleted,
+			"Instance %s, which belongs to no machine, could not be deleted, will try again in %s: %s",
+			o.ProviderID, p.Settings.Period, err.Error())
+		log.Info("instance without a machine not deleted", "code", code.String(), "err", err.Error())
+
+		return
+	}
+	p.Events.Eventf(o.Class.Object, corev1.EventTypeNormal, EventOrphanDeleted,
+		"Deleted instance %s, made for machine %s, which belonged to no machine", o.ProviderID, o.MachineName)
+	log.Info("instance without a machine deleted")
+}
+
+// errKept is wrapped by the reasons not to delete an instance after all.
+var errKept = errors.New("kept")
+
+// stillOrphan looks a last time: a machine of the name may have come since.
+func (p *pass) stillOrphan(ctx context.Context, o *dispatch.Orphan) error {
+	if _, inFlight := p.Dispatcher.State(o.MachineUID); inFlight {
+		return fmt.Errorf("%w: an operation of machine uid %s is in flight", errKept, o.MachineUID)
+	}
+	m := &v1alpha1.Machine{}
+	err := p.Reader.Get(ctx, client.ObjectKey{Namespace: o.Namespace, Name: o.MachineName}, m)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%w: read machine %s/%s: %w", errKept, o.Namespace, o.MachineName, err)
+	}
+	if _, how := newRegister([]v1alpha1.Machine{*m}).belongs(&o.Listed); how != orphan {
+		return fmt.Errorf("%w: it belongs to machine %s/%s by now", errKept, m.Namespace, m.Name)
+	}
+
+	return nil
+}

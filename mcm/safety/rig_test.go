@@ -1,0 +1,307 @@
+package safety_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/safety"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+const (
+	provider    = "virtual"
+	clusterName = "default"
+	grace       = 20 * time.Minute
+)
+
+var (
+	apiServer *rest.Config // of the API server that all tests share
+	errStart  error        // why there is none
+	scheme    = runtime.NewScheme()
+)
+
+func TestMain(m *testing.M) {
+	var stop func() error
+	apiServer, stop, errStart = start()
+	m.Run()
+	if err := stop(); err != nil {
+		fmt.Fprintln(os.Stderr, "stop the API server:", err)
+	}
+}
+
+// start starts the API server. Its error stops the tests that need it.
+func start() (cfg *rest.Config, stop func() error, err error) {
+	ctrl.SetLogger(logr.Discard())
+	stop = func() error { return nil }
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		return nil, stop, errors.New("KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: " +
+			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
+	}
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, stop, err
+	}
+	env := &envtest.Environment{CRDDirectoryPaths: []string{"../../deploy/crds"}, ErrorIfCRDPathMissing: true}
+	if cfg, err = env.Start(); err != nil {
+		return nil, stop, fmt.Errorf("start an API server: %w", errors.Join(err, env.Stop()))
+	}
+	cfg.QPS, cfg.Burst = -1, -1
+
+	return cfg, env.Stop, nil
+}
+
+// A rig is a namespace with a class, a bus, a cloud with its driver, and a
+// Collector with a clock of its own.
+type rig struct {
+	client.WithWatch
+	*safety.Collector
+
+	t          *testing.T
+	namespace  string
+	cloud      *cloud
+	dispatcher *dispatch.Dispatcher
+	clock      time.Time
+}
+
+var namespaces atomic.Int64
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	if errStart != nil {
+		t.Fatal(errStart)
+	}
+	c, err := client.NewWithWatch(apiServer, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{
+		WithWatch: c, t: t, namespace: fmt.Sprintf("t%d", namespaces.Add(1)), clock: time.Now(),
+		cloud: &cloud{entered: make(chan *bus.Task, 10)},
+	}
+	r.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.namespace}})
+	r.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "boot"}})
+	r.create(&v1alpha1.MachineClass{
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "small"}, Provider: provider,
+		ProviderSpec: runtime.RawExtension{Raw: []byte(`{"size":"s"}`)},
+		SecretRef:    &corev1.SecretReference{Name: "boot"},
+	})
+	r.dispatcher = r.newDispatcher()
+	settings := safety.DefaultSettings()
+	settings.Namespace, settings.DeleteTimeout = r.namespace, time.Minute
+	r.Collector = &safety.Collector{
+		Reader: c, Cache: c, Dispatcher: r.dispatcher, Events: r.newRecorder(), Metrics: safety.NewMetrics(),
+		Settings: settings, Now: func() time.Time { return r.clock },
+	}
+
+	return r
+}
+
+// newDispatcher starts a bus with a driver on it.
+func (r *rig) newDispatcher() *dispatch.Dispatcher {
+	nats := bustest.Server(r.t, embedded.Options{})
+	conn := bustest.Connect(r.t, bus.Config{URLs: []string{nats.URL()}, Name: "mcm"})
+	caller, err := bus.NewCaller(conn, bus.CallerConfig{Cluster: clusterName, Logger: bustest.Quiet()})
+	r.must(err)
+	announcer, err := bus.NewAnnouncer(conn, clusterName)
+	r.must(err)
+	ctx, cancel := context.WithCancel(r.t.Context())
+	dispatcher := dispatch.New(ctx, caller, announcer)
+	r.t.Cleanup(func() { cancel(); dispatcher.Wait(); caller.Close() })
+
+	server, err := bus.NewServer(
+		bustest.Connect(r.t, bus.Config{URLs: []string{nats.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider)}),
+		bus.ServerConfig{
+			Provider: provider, Logger: bustest.Quiet(), DrainTimeout: 10 * time.Millisecond,
+			CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+			Capabilities: []driverv1.Operation{
+				driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_LIST,
+			},
+		}, bus.HandlerFunc(r.cloud.handle))
+	r.must(err)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Run(ctx) }()
+	r.t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			r.t.Error(err)
+		}
+	})
+	bustest.Eventually(r.t, "session of the driver", func() bool { return len(caller.Replicas()) == 1 })
+
+	return dispatcher
+}
+
+// newRecorder writes Events to the API server.
+func (r *rig) newRecorder() record.EventRecorder {
+	clientset, err := kubernetes.NewForConfig(apiServer)
+	r.must(err)
+	broadcaster := record.NewBroadcaster()
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: clientset.CoreV1().Events("")})
+	r.t.Cleanup(broadcaster.Shutdown)
+
+	return broadcaster.NewRecorder(scheme, corev1.EventSource{Component: "mcm"})
+}
+
+func (r *rig) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) create(o client.Object) {
+	r.t.Helper()
+	r.must(r.Create(r.t.Context(), o))
+}
+
+// machine makes a Machine; with a providerID it has its instance.
+func (r *rig) machine(name, providerID string) *v1alpha1.Machine {
+	r.t.Helper()
+	m := &v1alpha1.Machine{
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: name},
+		Spec: v1alpha1.MachineSpec{
+			Class: v1alpha1.ClassSpec{Kind: v1alpha1.KindMachineClass, Name: "small"}, ProviderID: providerID,
+		},
+	}
+	r.create(m)
+
+	return m
+}
+
+// made makes a Machine and its instance.
+func (r *rig) made(name string) *v1alpha1.Machine {
+	r.t.Helper()
+	m := r.machine(name, "virtual:///"+name)
+	r.cloud.add(m.Spec.ProviderID, name, m.UID)
+
+	return m
+}
+
+// passes looks, lets time pass, and looks again, so that an orphan would be
+// deleted.
+func (r *rig) passes() {
+	r.Pass(r.t.Context())
+	r.clock = r.clock.Add(grace)
+	r.Pass(r.t.Context())
+}
+
+// event waits for an Event with that reason and text.
+func (r *rig) event(reason, part string) {
+	r.t.Helper()
+	bustest.Eventually(r.t, "Event "+reason+" with "+part, func() bool { return r.told(reason, part) })
+}
+
+func (r *rig) told(reason, part string) bool {
+	r.t.Helper()
+	list := &corev1.EventList{}
+	r.must(r.List(r.t.Context(), list, client.InNamespace(r.namespace)))
+	for i := range list.Items {
+		if e := &list.Items[i]; e.Reason == reason && strings.Contains(e.Message, part) {
+			return true
+		}
+	}
+
+	return false
+}
+
+// A cloud is the one thing here that is not real, together with a driver for it.
+type cloud struct {
+	mu        sync.Mutex
+	instances []*driverv1.Instance
+	hidden    int // of the instances, this many are not listed
+	fail      *driverv1.Status
+	deletes   []*driverv1.Envelope
+	entered   chan *bus.Task // gets creates, which never end by themselves
+}
+
+func (c *cloud) add(providerID, machine string, uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.instances = append(c.instances, &driverv1.Instance{ProviderId: providerID, MachineName: machine, MachineUid: string(uid)})
+}
+
+func (c *cloud) hide(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hidden = n
+}
+
+// failing makes deletes fail; nil ends that.
+func (c *cloud) failing(status *driverv1.Status) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fail = status
+}
+
+// left returns the ids of what lives.
+func (c *cloud) left() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var ids []string
+	for _, i := range c.instances {
+		ids = append(ids, i.GetProviderId())
+	}
+
+	return ids
+}
+
+func (c *cloud) deleted() []*driverv1.Envelope {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	return c.deletes
+}
+
+func (c *cloud) handle(ctx context.Context, t *bus.Task) *driverv1.Result {
+	if t.Operation == driverv1.Operation_OPERATION_CREATE {
+		c.entered <- t
+		<-ctx.Done()
+
+		return &driverv1.Result{Status: bus.StatusOf(ctx.Err())}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if t.Operation == driverv1.Operation_OPERATION_LIST {
+		list := &driverv1.ListResponse{Instances: c.instances[c.hidden:]}
+
+		return &driverv1.Result{Payload: &driverv1.Result_List{List: list}}
+	}
+	c.deletes = append(c.deletes, t.Request)
+	if c.fail != nil {
+		return &driverv1.Result{Status: c.fail}
+	}
+	var left []*driverv1.Instance
+	for _, i := range c.instances {
+		if i.GetProviderId() != bus.MachineOf(t.Request).GetProviderId() {
+			left = append(left, i)
+		}
+	}
+	c.instances = left
+
+	return &driverv1.Result{Payload: &driverv1.Result_Delete{Delete: &driverv1.DeleteResponse{}}}
+}

@@ -1,0 +1,33 @@
+package safety
+
+import "time"
+
+// Settings say how instances without a machine are dealt with.
+type Settings struct {
+	// Period is the time between two looks.
+	Period time.Duration
+	// Grace is how long an instance must have been seen without a machine, in
+	// every look of that time, before it is deleted.
+	Grace time.Duration
+	// MaxPerPass is how many are deleted after one look at most.
+	MaxPerPass int
+	// DryRun tells of them and deletes none.
+	DryRun bool
+	// NodeGrace is how old a Node must be to be marked as one without a machine.
+	NodeGrace time.Duration
+	// DeleteTimeout is how long one delete may take.
+	DeleteTimeout time.Duration
+	// DefaultProvider is the driver for classes that name none; may be empty.
+	DefaultProvider string
+	// Namespace is the only one that is served; empty means all.
+	Namespace string
+}
+
+// DefaultSettings look as often as the machine controller manager does, which
+// knows no grace.
+func DefaultSettings() Settings {
+	return Settings{
+		Period: 15 * time.Minute, Grace: 20 * time.Minute, MaxPerPass: 10,
+		NodeGrace: 20 * time.Minute, DeleteTimeout: 10 * time.Minute,
+	}
+}

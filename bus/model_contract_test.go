@@ -122,8 +122,8 @@ func contractCalls() []contractCall {
 		{name: "write without a stream", ask: put(claim, 0, 0), err: errNoStream, at: -1},
 		{name: "read without a stream", ask: get(claim), err: errNoStream, at: -1},
 		{name: "no such stream", ask: api(func(ctx context.Context, s *streams) error { return s.api(ctx, "STREAM.INFO."+name, nil) }), err: errNoStream, at: -1},
-		{name: "make it", ask: api(func(ctx context.Context, s *streams) error { return s.make(ctx, name, "virtual") }), at: -1},
-		{name: "make it again", ask: api(func(ctx context.Context, s *streams) error { return s.make(ctx, name, "virtual") }), at: -1},
+		{name: "make it", ask: api(func(ctx context.Context, s *streams) error { return s.make(ctx, &stream{state: StreamState{Provider: "virtual", Name: name}}) }), at: -1},
+		{name: "make it again", ask: api(func(ctx context.Context, s *streams) error { return s.make(ctx, &stream{state: StreamState{Provider: "virtual", Name: name}}) }), at: -1},
 		{name: "it is new", ask: api(func(ctx context.Context, s *streams) error {
 			age, err := s.age(ctx, name)
 			if err == nil && (age < 0 || age > time.Minute) {
@@ -162,7 +162,7 @@ func checkContract(t *testing.T, w wire, js bool, calls []contractCall) {
 		streams: &streams{c: c, first: func() uint64 { return contractFirst }},
 	}
 	if !js {
-		if err := b.streams.make(t.Context(), "S", "virtual"); !errors.Is(err, errNoJetStream) {
+		if err := b.streams.make(t.Context(), &stream{state: StreamState{Provider: "virtual", Name: "S"}}); !errors.Is(err, errNoJetStream) {
 			t.Errorf("a stream without JetStream: %v, want %v", err, errNoJetStream)
 		}
 		calls = calls[:2]

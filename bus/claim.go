@@ -72,7 +72,8 @@ func (s *Server) unclaimed(h *held, err error) *driverv1.BusyReason {
 	case errors.Is(err, errConflict):
 		reason = driverv1.BusyReason_BUSY_REASON_CLAIM
 	default:
-		s.log.Warn("operation not claimed", "operation_id", h.id, "attempt", h.attempt, "err", err)
+		// The request's number: h's own may change meanwhile.
+		s.log.Warn("operation not claimed", "operation_id", h.id, "attempt", h.request.GetAttempt(), "err", err)
 	}
 
 	return &reason

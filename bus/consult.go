@@ -73,6 +73,9 @@ func (k *call) consult(ctx context.Context) (decision, error) {
 		}
 		switch judgeClaim(c, k.req.OperationID, k.standing(c)) {
 		case isFree:
+			if err := k.outwait(ctx, sequence); err != nil {
+				return isDone, err
+			}
 			k.terms = &driverv1.ClaimTerms{Sequence: &sequence}
 			if c.GetOperationId() == k.req.OperationID {
 				k.ran = max(k.ran, c.GetAttempt())
@@ -105,6 +108,27 @@ func (k *call) consult(ctx context.Context) (decision, error) {
 	}
 
 	return isDone, k.notStarted("the claim on the machine changes all the time; looking again")
+}
+
+// outwait makes sure, where an operation that may run has no claim, that it was not
+// lost along with the stream: whoever claimed it there holds no lease any more once
+// the stream that has taken its place is as old as that can last.
+func (k *call) outwait(ctx context.Context, claim uint64) error {
+	if claim != 0 || k.ran == 0 {
+		return nil
+	}
+	provider := k.req.Provider
+	age, err := k.c.streams.age(ctx, StreamName(k.c.cfg.Cluster, provider))
+	if ctx.Err() != nil {
+		return ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+	if err != nil {
+		k.c.lost(provider, err)
+
+		return k.notStarted("cannot tell whether the claim on the machine was lost: %w", err)
+	}
+
+	return sleep(ctx, deathLimit-age)
 }
 
 // readClaim returns the claim on the call's machine, nil for none, and its

@@ -98,8 +98,10 @@ func (s *Server) run(ctx context.Context, h *held) {
 	result := s.handle(ctx, task)
 	if ctx.Err() != nil && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
 		s.mu.Lock()
-		// Whatever the driver says, its call was cut off halfway [RESULT-3].
-		result.OutcomeUnknown = result.GetOutcomeUnknown() || h.begun
+		// Whatever the driver says, its call was cut off halfway, or this attempt
+		// before it could tell what an earlier one has done [RESULT-3].
+		earlier := Mutates(h.operation) && h.request.GetRecover()
+		result.OutcomeUnknown = result.GetOutcomeUnknown() || h.begun || earlier
 		s.mu.Unlock()
 	}
 	s.mu.Lock()

@@ -280,7 +280,7 @@ func (k *call) find(ctx context.Context) (done bool, err error) {
 				return true, ctx.Err() //nolint:wrapcheck // the caller's own
 			case answer == nil:
 				certain = false
-			case len(answer.GetOperations()) > 0:
+			case k.holds(answer):
 				k.target, k.terms = id, nil // it attaches us to what it runs
 
 				return false, nil
@@ -299,6 +299,19 @@ func (k *call) find(ctx context.Context) (done bool, err error) {
 	}
 
 	return true, timeoutErrorf("no replica of provider %s says whether it took the operation", k.req.Provider)
+}
+
+// holds tells that a replica has the operation by its own answer. Where there are
+// claims, an attempt that is fenced does not count: another one may run in its
+// place, and its result is the one that will be stored.
+func (k *call) holds(answer *driverv1.OpsResponse) bool {
+	for _, st := range answer.GetOperations() {
+		if !k.claimed || !st.GetFenced() {
+			return true
+		}
+	}
+
+	return false
 }
 
 // resume looks, before an operation is tried again, for the replica that holds

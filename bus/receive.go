@@ -262,7 +262,9 @@ func (s *Server) onOps(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 		if h.cluster != subject.Cluster || want != "" && want != h.id {
 			continue
 		}
-		answer.Operations = append(answer.Operations, h.state(now))
+		st := h.state(now)
+		st.Fenced = s.fenced(h, now)
+		answer.Operations = append(answer.Operations, st)
 		if want != "" {
 			answer.Result = h.result
 		}

@@ -374,6 +374,31 @@ func TestDrainTimeoutLeavesTheOutcomeUnknown(t *testing.T) {
 	}
 }
 
+// An attempt that is cut off before it has looked knows nothing of what the
+// attempts before it have done.
+func TestCutOffBeforeItHasLookedLeavesTheOutcomeUnknown(t *testing.T) {
+	t.Parallel()
+	for name, again := range map[string]bool{"a first attempt": false, "a later one": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, g := newRig(t), newGate(t)
+			rep := r.replica(t, g.handle, func(cfg *bus.ServerConfig) { cfg.DrainTimeout = 10 * time.Millisecond })
+			req := create("b")
+			if again {
+				req.Recover, req.Attempt = true, 1
+			}
+			done := call(t.Context(), r.caller, req)
+			bustest.Receive(t, "the handler", g.entered)
+			rep.stop()
+			want := bus.OriginDriver // nothing was begun, and that is known
+			if again {
+				want = bus.OriginTimeout
+			}
+			wantError(t, bustest.Receive(t, "the outcome", done).err, want, driverv1.Code_CODE_CANCELED)
+		})
+	}
+}
+
 func TestAnnouncements(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

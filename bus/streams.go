@@ -210,8 +210,26 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	return nil
 }
 
+// age returns how long a stream has been there, by the server's clock alone.
+func (s *streams) age(ctx context.Context, name string) (time.Duration, error) {
+	var info struct {
+		Created time.Time `json:"created"`
+		Now     time.Time `json:"ts"`
+	}
+	if err := s.request(ctx, "STREAM.INFO."+name, nil, &info); err != nil {
+		return 0, err
+	}
+
+	return info.Now.Sub(info.Created), nil
+}
+
 // api makes a request of JetStream's API.
 func (s *streams) api(ctx context.Context, what string, body any) error {
+	return s.request(ctx, what, body, nil)
+}
+
+// request is api that reads the answer into what is not nil.
+func (s *streams) request(ctx context.Context, what string, body, into any) error {
 	var payload []byte
 	if body != nil {
 		var err error
@@ -238,6 +256,12 @@ func (s *streams) api(ctx context.Context, what string, body any) error {
 	}
 	if reply.Error != nil {
 		return fmt.Errorf("%s: %w", what, reply.Error)
+	}
+	if into == nil {
+		return nil
+	}
+	if err := json.Unmarshal(answer.Data, into); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
 
 	return nil

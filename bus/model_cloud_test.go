@@ -1,0 +1,224 @@
+package bus
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A modelCloud is the provider, and the judge: it sees every mutation that a
+// replica begins. Like a cloud with idempotency tokens it makes one instance of
+// one create's id, however often it is asked.
+type modelCloud struct {
+	mu         sync.Mutex
+	rng        *rand.Rand
+	calls      map[string][]*cloudCall           // by machine
+	used       map[string]bool                   // operation ids of creates that have made an instance: they make no second one
+	instances  map[string]string                 // operation id of the create, by machine
+	answers    map[string]map[driverv1.Code]bool // what replicas came to, by operation id
+	settled    map[string]uint64                 // how many operations of a machine have an outcome
+	violations []string
+	begun      int
+}
+
+// A cloudCall is one mutation at the cloud.
+type cloudCall struct {
+	by      *modelReplica
+	id      string
+	attempt uint32
+	claim   uint64 // stream sequence under which it was accepted; they only grow
+	live    bool   // the replica that makes it has not returned
+	pending bool   // it may still have an effect
+}
+
+func newModelCloud(seed uint64) *modelCloud {
+	return &modelCloud{
+		rng:   rand.New(rand.NewPCG(seed, 2)),
+		calls: map[string][]*cloudCall{}, instances: map[string]string{}, used: map[string]bool{},
+		answers: map[string]map[driverv1.Code]bool{}, settled: map[string]uint64{},
+	}
+}
+
+func (c *modelCloud) violatef(format string, args ...any) {
+	c.violations = append(c.violations, fmt.Sprintf(format, args...))
+}
+
+func (c *modelCloud) some(most time.Duration) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	return time.Duration(c.rng.Int64N(int64(most)))
+}
+
+func (c *modelCloud) chance(perMille int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	return c.rng.IntN(1000) < perMille
+}
+
+// handle is the driver of a replica.
+func (c *modelCloud) handle(ctx context.Context, r *modelReplica, t *Task) *driverv1.Result {
+	env := t.Request
+	machine, id := MachineOf(env).GetUid(), env.GetOperationId()
+	if err := r.nap(ctx, c.some(200*time.Millisecond)); err != nil { // it fetches its class
+		return c.answer(id, CodeOf(err)) // nothing was begun
+	}
+	if env.GetRecover() && t.Operation == driverv1.Operation_OPERATION_CREATE {
+		c.mu.Lock()
+		there := c.instances[machine] == id
+		c.mu.Unlock()
+		if there {
+			return c.answer(id, driverv1.Code_CODE_OK)
+		}
+	}
+	for range 1 + c.some(2) { // some drivers make two calls
+		call, err := c.begin(r, t, machine)
+		if err != nil {
+			return c.answer(id, CodeOf(err))
+		}
+		fails := c.chance(200)
+		took := c.some(time.Second)
+		if c.chance(300) {
+			took += c.some(4 * time.Second)
+		}
+		time.AfterFunc(took, func() { c.effect(call, machine, t.Operation, fails) })
+		err = r.nap(ctx, took+time.Microsecond)
+		c.mu.Lock()
+		call.live = false
+		alone := true
+		for _, other := range c.calls[machine] {
+			alone = alone && (other == call || !other.pending)
+		}
+		made := c.instances[machine] == id
+		c.mu.Unlock()
+		switch {
+		case err != nil:
+			return failure(CodeOf(err), "cut off")
+		case fails && alone && !made:
+			return c.answer(id, driverv1.Code_CODE_RESOURCE_EXHAUSTED)
+		case fails && !made: // an earlier call may yet have its effect
+			result := failure(driverv1.Code_CODE_UNAVAILABLE, "of "+id)
+			result.OutcomeUnknown = true
+
+			return result
+		}
+	}
+
+	return c.answer(id, driverv1.Code_CODE_OK)
+}
+
+// begin is a call to the cloud, and the moment at which it is judged.
+func (c *modelCloud) begin(r *modelReplica, t *Task, machine string) (*cloudCall, error) {
+	if err := r.port.pass(); err != nil {
+		return nil, err
+	}
+	id := t.Request.GetOperationId()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := t.BeginMutation(); err != nil {
+		return nil, err
+	}
+	c.begun++
+	call := &cloudCall{by: r, id: id, claim: r.claimOf(id), attempt: t.Request.GetAttempt(), live: true, pending: true}
+	if n, _ := operationNumber(id); n < c.settled[machine] {
+		c.violatef("%s begins at %s after its outcome was stored", id, r.name)
+	}
+	for _, other := range c.calls[machine] {
+		switch {
+		case other.by == r && other.id == id:
+		case other.claim > call.claim:
+			c.violatef("%s begins at %s (claim %d) after %s has begun at %s (claim %d)",
+				id, r.name, call.claim, other.id, other.by.name, other.claim)
+		case other.live && !other.by.port.crashed() && !other.by.isFenced(other.id):
+			c.violatef("%s begins at %s (claim %d) while %s is live at %s (claim %d), which is not fenced",
+				id, r.name, call.claim, other.id, other.by.name, other.claim)
+		}
+	}
+	c.calls[machine] = append(c.calls[machine], call)
+
+	return call, nil
+}
+
+// effect is what a call comes to, whatever became of the replica that made it.
+func (c *modelCloud) effect(call *cloudCall, machine string, op driverv1.Operation, fails bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	call.pending = false
+	switch {
+	case fails:
+	case op == driverv1.Operation_OPERATION_CREATE && !c.used[call.id]:
+		c.used[call.id] = true
+		if made, ok := c.instances[machine]; ok && made != call.id {
+			c.violatef("%s makes a second instance beside that of %s", call.id, made)
+		}
+		c.instances[machine] = call.id
+	case op == driverv1.Operation_OPERATION_DELETE:
+		delete(c.instances, machine)
+	}
+}
+
+// answer notes what a replica says to an operation.
+func (c *modelCloud) answer(id string, code driverv1.Code) *driverv1.Result {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.answers[id] == nil {
+		c.answers[id] = map[driverv1.Code]bool{}
+	}
+	c.answers[id][code] = true
+	result := failure(code, "of "+id)
+	if code == driverv1.Code_CODE_OK && strings.Contains(id, ".create.") {
+		result.Payload = &driverv1.Result_Create{Create: &driverv1.CreateResponse{Instance: &driverv1.Instance{ProviderId: "i-" + id}}}
+	}
+
+	return result
+}
+
+// outcome judges what the manager stores.
+func (c *modelCloud) outcome(machine, id string, result *driverv1.Result) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if result == nil {
+		c.violatef("%s ended without a driver's word", id)
+
+		return
+	}
+	code := result.GetStatus().GetCode()
+	if !c.answers[id][code] {
+		c.violatef("outcome %s of %s is none that a replica came to", CodeName(code), id)
+	}
+	if made := result.GetCreate().GetInstance().GetProviderId(); code == driverv1.Code_CODE_OK && strings.Contains(id, ".create.") && made != "i-"+id {
+		c.violatef("outcome of %s is that of %s", id, made)
+	}
+	if n, _ := operationNumber(id); n+1 > c.settled[machine] {
+		c.settled[machine] = n + 1
+	}
+}
+
+// onPut judges what is written in the place of a claim.
+func (c *modelCloud) onPut(_ string, before, after []byte) {
+	b, errB := Decode(before, "")
+	a, errA := Decode(after, "")
+	if errB != nil || errA != nil || a.GetClaim() == nil {
+		return
+	}
+	if was, is := b.GetClaim(), a.GetClaim(); was.GetState() == driverv1.Claim_STATE_SETTLED && was.GetOperationId() == is.GetOperationId() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.violatef("the stored outcome of %s is lost: attempt %d at %s replaces it", is.GetOperationId(), is.GetAttempt(), is.GetReplica())
+	}
+}
+
+// left judges what remains when everything has ended.
+func (c *modelCloud) left() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for machine, id := range c.instances {
+		c.violatef("instance of %s is left of machine %s, which is gone", id, machine)
+	}
+}

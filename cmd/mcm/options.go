@@ -230,27 +230,7 @@ func (o *options) validate() error {
 	positive("min-resync-period", o.syncPeriod)
 	positive("machine-safety-orphan-vms-period", o.safety.Period)
 	positive("machine-safety-orphan-vms-grace", o.safety.Grace)
-	if o.safety.MaxPerPass < 1 {
-		errs = append(errs, fmt.Errorf("--machine-safety-orphan-vms-max-per-pass must be at least 1, not %d "+
-			"(--machine-safety-orphan-vms-dry-run deletes none)", o.safety.MaxPerPass))
-	}
-	for name, n := range map[string]float64{
-		"provider-max-in-flight": float64(o.limits.Provider.InFlight), "provider-max-per-second": o.limits.Provider.PerSecond,
-		"secret-max-in-flight": float64(o.limits.Secret.InFlight), "secret-max-per-second": o.limits.Secret.PerSecond,
-	} {
-		if n < 0 {
-			errs = append(errs, fmt.Errorf("--%s must not be negative: %g (0 for no limit)", name, n))
-		}
-	}
-	if o.workers < 1 {
-		errs = append(errs, fmt.Errorf("--concurrent-syncs must be at least 1, not %d", o.workers))
-	}
-	if o.setWorkers < 1 {
-		errs = append(errs, fmt.Errorf("--concurrent-set-syncs must be at least 1, not %d", o.setWorkers))
-	}
-	if o.port < 1 || o.port > 65535 {
-		errs = append(errs, fmt.Errorf("--port must be in 1..65535, not %d", o.port))
-	}
+	errs = append(errs, o.validateNumbers()...)
 	if net.ParseIP(o.address) == nil {
 		errs = append(errs, fmt.Errorf("--address %q is no IP address", o.address))
 	}
@@ -321,4 +301,31 @@ func identity() string {
 	}
 
 	return fmt.Sprintf("%s/%d", host, os.Getpid())
+}
+
+func (o *options) validateNumbers() []error {
+	var errs []error
+	if o.safety.MaxPerPass < 1 {
+		errs = append(errs, fmt.Errorf("--machine-safety-orphan-vms-max-per-pass must be at least 1, not %d "+
+			"(--machine-safety-orphan-vms-dry-run deletes none)", o.safety.MaxPerPass))
+	}
+	for name, n := range map[string]float64{
+		"provider-max-in-flight": float64(o.limits.Provider.InFlight), "provider-max-per-second": o.limits.Provider.PerSecond,
+		"secret-max-in-flight": float64(o.limits.Secret.InFlight), "secret-max-per-second": o.limits.Secret.PerSecond,
+	} {
+		if n < 0 {
+			errs = append(errs, fmt.Errorf("--%s must not be negative: %g (0 for no limit)", name, n))
+		}
+	}
+	if o.workers < 1 {
+		errs = append(errs, fmt.Errorf("--concurrent-syncs must be at least 1, not %d", o.workers))
+	}
+	if o.setWorkers < 1 {
+		errs = append(errs, fmt.Errorf("--concurrent-set-syncs must be at least 1, not %d", o.setWorkers))
+	}
+	if o.port < 1 || o.port > 65535 {
+		errs = append(errs, fmt.Errorf("--port must be in 1..65535, not %d", o.port))
+	}
+
+	return errs
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/lastgood"
 	"github.com/machinebus/machinebus/mcm/machine"
-	"github.com/machinebus/machinebus/mcm/machineclass"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -171,7 +171,7 @@ func (h *Handler) class(ctx context.Context, provider string, ref *driverv1.Obje
 	}
 	owner := ""
 	if err == nil {
-		class = machineclass.Version(class, ref.GetResourceVersion())
+		class = lastgood.Version(class, ref.GetResourceVersion())
 		owner, err = dispatch.Provider(class, h.DefaultProvider)
 	}
 	if err != nil || owner != provider {

@@ -8,7 +8,7 @@ import (
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
-	"github.com/machinebus/machinebus/mcm/machineclass"
+	"github.com/machinebus/machinebus/mcm/lastgood"
 )
 
 // A driver that refuses an edited class is asked to delete with the version it
@@ -20,14 +20,14 @@ func TestLastAcceptedClass(t *testing.T) {
 	if err := r.Get(t.Context(), client.ObjectKeyFromObject(class), class); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := machineclass.Accept(class); err != nil {
+	if _, err := lastgood.Accept(class); err != nil {
 		t.Fatal(err)
 	}
 	class.ProviderSpec.Raw, class.Provider, class.SecretRef, class.CredentialsSecretRef = []byte(`{"size":7}`), "aws", nil, nil
 	if err := r.Update(t.Context(), class); err != nil {
 		t.Fatal(err)
 	}
-	former, err := machineclass.LastAccepted(class)
+	former, err := lastgood.LastAccepted(class)
 	if err != nil {
 		t.Fatal(err)
 	}

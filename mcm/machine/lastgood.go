@@ -8,7 +8,7 @@ import (
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
-	"github.com/machinebus/machinebus/mcm/machineclass"
+	"github.com/machinebus/machinebus/mcm/lastgood"
 )
 
 // Removed is the part of machineclass.Removed that the steps use.
@@ -79,7 +79,7 @@ func (p *pass) lastAccepted() *v1alpha1.MachineClass {
 	if p.class.Object == nil {
 		return nil
 	}
-	former, err := machineclass.LastAccepted(p.class.Object)
+	former, err := lastgood.LastAccepted(p.class.Object)
 	if err != nil {
 		p.log.Info("last accepted version of the class cannot be read", "err", err.Error())
 	}
@@ -107,7 +107,7 @@ func (p *pass) accept(ctx context.Context, state dispatch.State) {
 		return
 	}
 	noted := class.DeepCopy()
-	changed, err := machineclass.Accept(noted)
+	changed, err := lastgood.Accept(noted)
 	if err == nil && changed {
 		err = p.Control.Patch(ctx, noted, client.MergeFrom(class))
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
-	"github.com/machinebus/machinebus/mcm/machineclass"
+	"github.com/machinebus/machinebus/mcm/lastgood"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -49,7 +49,7 @@ func (r *rig) acceptedClass(t *testing.T) *v1alpha1.MachineClass {
 		if err := r.Get(t.Context(), client.ObjectKeyFromObject(class), class); err != nil {
 			t.Fatal(err)
 		}
-		former, err := machineclass.LastAccepted(class)
+		former, err := lastgood.LastAccepted(class)
 		if err != nil {
 			t.Fatal(err)
 		}

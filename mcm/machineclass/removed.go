@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/lastgood"
 )
 
 // Removed remembers the classes and secrets that somebody has removed by force
@@ -188,7 +189,7 @@ func (r *Removed) needed(ctx context.Context, secret client.ObjectKey) bool {
 	r.mu.Unlock()
 
 	return slices.ContainsFunc(classes, func(class *v1alpha1.MachineClass) bool {
-		former, err := LastAccepted(class)
+		former, err := lastgood.LastAccepted(class)
 		refers := slices.Contains(secretsOf(class), secret) ||
 			err == nil && former != nil && slices.Contains(secretsOf(former), secret)
 

@@ -88,8 +88,7 @@ func (p *pass) underWay(current *v1alpha1.MachineDeploymentCondition) {
 	rolledOut := current != nil && current.Reason == v1alpha1.ReasonNewMachineSetAvailable
 	var message string
 	switch {
-	case rolledOut && p.latest != nil && status.Replicas == status.UpdatedReplicas && !p.oldMachines():
-		// It was only scaled: that is no rollout.
+	case rolledOut && p.onlyScaled():
 		message = p.subject() + " has successfully progressed."
 	case p.latest == nil && (current == nil || rolledOut):
 		message = p.subject() + " is progressing."
@@ -113,6 +112,13 @@ func (p *pass) underWay(current *v1alpha1.MachineDeploymentCondition) {
 		message += " " + why
 	}
 	current.Message = message
+}
+
+// onlyScaled tells whether all machines are of the latest set: that is no rollout.
+func (p *pass) onlyScaled() bool {
+	status := &p.deployment.Status
+
+	return p.latest != nil && status.Replicas == status.UpdatedReplicas && !p.oldMachines()
 }
 
 // advanced tells whether the machines have come nearer to what they are to be.

@@ -1,4 +1,4 @@
-package machineclass_test
+package lastgood_test
 
 import (
 	"strings"
@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
-	"github.com/machinebus/machinebus/mcm/machineclass"
+	"github.com/machinebus/machinebus/mcm/lastgood"
 )
 
 func TestLastAccepted(t *testing.T) {
@@ -19,23 +19,23 @@ func TestLastAccepted(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "small", Generation: 3, ResourceVersion: "7"}, Provider: "aws",
 		ProviderSpec: runtime.RawExtension{Raw: []byte(`{"size":"s"}`)}, SecretRef: &corev1.SecretReference{Name: "boot"},
 	}
-	former, err := machineclass.LastAccepted(class)
+	former, err := lastgood.LastAccepted(class)
 	if former != nil || err != nil {
 		t.Errorf("class that nothing was made from was accepted as %v, %v", former, err)
 	}
 	for _, want := range []bool{true, false} { // once is enough
-		if changed, err := machineclass.Accept(class); changed != want || err != nil {
+		if changed, err := lastgood.Accept(class); changed != want || err != nil {
 			t.Errorf("Accept returned %v, %v, want %v", changed, err, want)
 		}
 	}
-	if former, err := machineclass.LastAccepted(class); former != nil || err != nil {
+	if former, err := lastgood.LastAccepted(class); former != nil || err != nil {
 		t.Errorf("class that was not edited was last accepted as %v, %v", former, err)
 	}
 	edited := class.DeepCopy()
 	edited.Generation, edited.ResourceVersion, edited.Provider = 4, "8", "gcp"
 	edited.ProviderSpec.Raw, edited.SecretRef = []byte(`{"size":7}`), nil
 	edited.CredentialsSecretRef = &corev1.SecretReference{Name: "keys"}
-	former, err = machineclass.LastAccepted(edited)
+	former, err = lastgood.LastAccepted(edited)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func TestLastAccepted(t *testing.T) {
 		t.Errorf("last accepted (-want +got):\n%s", diff)
 	}
 	for version, want := range map[string]*v1alpha1.MachineClass{"8": edited, "": edited, "accepted.3": former, "accepted.2": edited} {
-		if diff := cmp.Diff(want, machineclass.Version(edited, version)); diff != "" {
+		if diff := cmp.Diff(want, lastgood.Version(edited, version)); diff != "" {
 			t.Errorf("version %q (-want +got):\n%s", version, diff)
 		}
 	}
@@ -55,15 +55,15 @@ func TestAcceptFaults(t *testing.T) {
 	t.Parallel()
 	class := &v1alpha1.MachineClass{ObjectMeta: metav1.ObjectMeta{Name: "small", Generation: 2}}
 	class.Annotations = map[string]string{v1alpha1.AnnotationKeyAccepted: "what?"}
-	if former, err := machineclass.LastAccepted(class); former != nil || err == nil || !strings.Contains(err.Error(), "remove it") {
+	if former, err := lastgood.LastAccepted(class); former != nil || err == nil || !strings.Contains(err.Error(), "remove it") {
 		t.Errorf("unreadable annotation gives %v, %v", former, err)
 	}
-	if changed, err := machineclass.Accept(class); !changed || err != nil {
+	if changed, err := lastgood.Accept(class); !changed || err != nil {
 		t.Errorf("unreadable annotation is not replaced: %v, %v", changed, err)
 	}
 	class.Generation, class.ProviderSpec.Raw = 3, []byte(`"`+strings.Repeat("x", 64<<10)+`"`)
 	before := class.DeepCopy()
-	if changed, err := machineclass.Accept(class); changed || err == nil || !strings.Contains(err.Error(), "too large") {
+	if changed, err := lastgood.Accept(class); changed || err == nil || !strings.Contains(err.Error(), "too large") {
 		t.Errorf("huge class is accepted: %v, %v", changed, err)
 	}
 	if diff := cmp.Diff(before, class); diff != "" {

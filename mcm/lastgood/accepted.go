@@ -1,4 +1,4 @@
-package machineclass
+package lastgood
 
 import (
 	"encoding/json"

@@ -100,6 +100,8 @@ type ServerConfig struct {
 	APIVersions []string
 	// Capabilities are the operations the Handler implements.
 	Capabilities []driverv1.Operation
+	// NodeGroups answers requests about node groups; nil offers none.
+	NodeGroups NodeGroupHandler
 	// DrainTimeout is how long running operations get to finish once Run's
 	// context ends, before their own contexts are cancelled; 0 means 10 minutes.
 	DrainTimeout time.Duration
@@ -132,6 +134,7 @@ type Server struct {
 	denials  denials
 	running  int // mutations that occupy a slot
 	draining bool
+	groupCalls int // requests about node groups that run
 	sequence uint64
 
 	lastTooLarge time.Time // when a session was last said not to fit; of publishSessions
@@ -156,6 +159,7 @@ func NewServer(conn *Conn, cfg ServerConfig, handler Handler) (*Server, error) {
 	if cfg.Slots == 0 {
 		cfg.Slots = defaultSlots
 	}
+	cfg.Capabilities = withNodeGroups(cfg.Capabilities, cfg.NodeGroups)
 	if cfg.DrainTimeout == 0 {
 		cfg.DrainTimeout = defaultDrainTimeout
 	}
@@ -255,6 +259,9 @@ func (s *Server) subscribe() (requests, rest []*nats.Subscription, err error) {
 		add(&rest, wildcard(cluster, TreeHello), "", s.onHello)
 		add(&rest, wildcard(cluster, TreeChanged, s.cfg.Provider), "", s.onChanged)
 		add(&requests, wildcard(cluster, TreeDriver, s.cfg.Provider, ">"), driverQueue, s.onRequest)
+		if s.cfg.NodeGroups != nil {
+			add(&requests, wildcard(cluster, TreeNodeGroup, s.cfg.Provider, "*"), driverQueue, s.onNodeGroup)
+		}
 	}
 	for _, d := range s.discovery() {
 		add(&rest, d.subject, "", d.answer)

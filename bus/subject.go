@@ -40,6 +40,8 @@ const (
 	TreeFetch Tree = "fetch"
 	// TreeChanged holds notices that a class or secret has a new version.
 	TreeChanged Tree = "changed"
+	// TreeNodeGroup holds requests about node groups, to any replica of a provider.
+	TreeNodeGroup Tree = "nodegroup"
 	// TreeAudit holds one message for each finished operation.
 	TreeAudit Tree = "audit"
 	// TreeOutcomes holds people's questions to the manager for its newest outcomes.
@@ -68,6 +70,7 @@ var operationVerbs = map[driverv1.Operation]string{
 	driverv1.Operation_OPERATION_VOLUME_IDS:    "volumeids",
 	driverv1.Operation_OPERATION_VALIDATE:      "validate",
 	driverv1.Operation_OPERATION_MIGRATE_CLASS: "migrateclass",
+	driverv1.Operation_OPERATION_NODE_GROUPS:   "nodegroups",
 }
 
 var verbOperations = func() map[string]driverv1.Operation {
@@ -118,6 +121,7 @@ func Mutates(op driverv1.Operation) bool {
 //	session        Provider Replica
 //	fetch          Provider Verb
 //	changed        Provider
+//	nodegroup      Provider Verb
 //	audit          Provider Verb Namespace Name
 //	hello          -
 //	outcomes       -
@@ -145,6 +149,7 @@ var layouts = map[Tree]func(*Subject) []*string{
 	TreeHello:    func(*Subject) []*string { return nil },
 	TreeFetch:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
 	TreeChanged:  func(s *Subject) []*string { return []*string{&s.Provider} },
+	TreeNodeGroup: func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
 	TreeAudit:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
 	TreeOutcomes: func(*Subject) []*string { return nil },
 }

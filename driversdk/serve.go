@@ -92,7 +92,9 @@ func serve[S any](ctx context.Context, r *replica, d Driver[S]) error {
 	known := newClasses(fetch, specDecoder[S]{kind: r.cfg.Kind, apiVersions: r.cfg.APIVersions}, m)
 	defer known.wait()
 	h := newHandler(hard, d, known, m, r)
-	r.server, err = bus.NewServer(conn, r.serverConfig(h.capabilities(), m, known.changed), h)
+	config := r.serverConfig(h.capabilities(), m, known.changed)
+	config.NodeGroups = nodeGroups(d, hard, r.log)
+	r.server, err = bus.NewServer(conn, config, h)
 	if err != nil {
 		return err
 	}

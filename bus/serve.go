@@ -125,17 +125,17 @@ type Server struct {
 	stats   *serviceStats
 	replies map[string]string // where replies may go, by cluster
 
-	mu       sync.Mutex
-	held     map[string]*held   // mutations running or not acknowledged, by cluster and operation id
-	machines map[string]*held   // running mutations, by cluster and machine uid
-	reads    map[*held]struct{} // running reads
-	epochs   map[string]uint64  // highest epoch seen, by cluster
-	leaders  map[string]string  // last hello's sender, by cluster
-	denials  denials
-	running  int // mutations that occupy a slot
-	draining bool
+	mu         sync.Mutex
+	held       map[string]*held   // mutations running or not acknowledged, by cluster and operation id
+	machines   map[string]*held   // running mutations, by cluster and machine uid
+	reads      map[*held]struct{} // running reads
+	epochs     map[string]uint64  // highest epoch seen, by cluster
+	leaders    map[string]string  // last hello's sender, by cluster
+	denials    denials
+	running    int // mutations that occupy a slot
+	draining   bool
 	groupCalls int // requests about node groups that run
-	sequence uint64
+	sequence   uint64
 
 	lastTooLarge time.Time // when a session was last said not to fit; of publishSessions
 

@@ -144,14 +144,14 @@ var layouts = map[Tree]func(*Subject) []*string{
 	TreeReplica: func(s *Subject) []*string {
 		return []*string{&s.Provider, &s.Replica, &s.Verb, &s.Namespace, &s.Name}
 	},
-	TreeReply:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Caller, &s.Token} },
-	TreeSession:  func(s *Subject) []*string { return []*string{&s.Provider, &s.Replica} },
-	TreeHello:    func(*Subject) []*string { return nil },
-	TreeFetch:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
-	TreeChanged:  func(s *Subject) []*string { return []*string{&s.Provider} },
+	TreeReply:     func(s *Subject) []*string { return []*string{&s.Provider, &s.Caller, &s.Token} },
+	TreeSession:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Replica} },
+	TreeHello:     func(*Subject) []*string { return nil },
+	TreeFetch:     func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
+	TreeChanged:   func(s *Subject) []*string { return []*string{&s.Provider} },
 	TreeNodeGroup: func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
-	TreeAudit:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
-	TreeOutcomes: func(*Subject) []*string { return nil },
+	TreeAudit:     func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
+	TreeOutcomes:  func(*Subject) []*string { return nil },
 }
 
 // controlFields is how many fields a replica subject has that names no machine:

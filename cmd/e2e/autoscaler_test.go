@@ -256,7 +256,6 @@ func TestAutoscaler_DriverGroups(t *testing.T) {
 	start("pools-3")
 	s.eventually("the driver is back", func(context.Context) error { return s.increase(ofDriver("a"), 1) })
 	s.joined(ofDriver("a"), 2)
-	p.delete()
 }
 
 // joinedAfter waits until a node is all that is left of a driver's group. The

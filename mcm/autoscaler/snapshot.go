@@ -90,7 +90,7 @@ func (s *Server) take(ctx context.Context) (*snapshot, error) {
 	defer s.mu.Unlock()
 	now := &snapshot{
 		provided: s.cfg.Provided.snapshot(),
-		byID: map[string]*group{}, byPlaceholder: map[string]*machine{}, byProviderID: map[string]*machine{}, byNodeName: map[string]*machine{},
+		byID:     map[string]*group{}, byPlaceholder: map[string]*machine{}, byProviderID: map[string]*machine{}, byNodeName: map[string]*machine{},
 	}
 	byUID := map[types.UID]*group{} // of deployments, and of their sets
 	stored := map[client.ObjectKey]bool{}

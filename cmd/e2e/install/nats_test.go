@@ -160,6 +160,12 @@ var attempts = map[string]attempt{
 	"mcm is asked by people":    {user: "mcm", do: "subscribe", subject: "mcm.v1.default.outcomes", allowed: true, external: true, reason: "mcmctl ops"},
 	"mcm of another name":       {user: "mcm", do: "publish", subject: "mcm.v1.second.driver.virtual.create.ns.m", external: true, reason: "another control plane's machines"},
 	"mcm listens to everything": {user: "mcm", do: "subscribe", subject: ">", external: true, reason: "it needs a few trees"},
+	"gateway hears its answers": {user: "mcm-autoscaler", do: "subscribe", subject: "mcm.v1.default.reply.*.autoscaler.*", allowed: true, external: true, reason: "its work"},
+	"gateway asks for groups":   {user: "mcm-autoscaler", do: "publish", subject: "mcm.v1.default.nodegroup.virtual.resize", allowed: true, external: true, reason: "its work"},
+	"gateway hears mcm":         {user: "mcm-autoscaler", do: "subscribe", subject: "mcm.v1.default.reply.>", external: true, reason: "answers to mcm are none of its"},
+	"gateway deletes machines":  {user: "mcm-autoscaler", do: "publish", subject: "mcm.v1.default.driver.virtual.delete.ns.m", external: true, reason: "only mcm does"},
+	"serves node groups":        {user: "virtual", do: "driver", subject: "mcm.v1.default.nodegroup.virtual.*", allowed: true, reason: "its work"},
+	"asks for groups":           {user: "virtual", do: "publish", subject: "mcm.v1.default.nodegroup.virtual.resize", reason: "only the gateway does"},
 	"mcm plays a replica":       {user: "mcm", do: "publish", subject: "mcm.v1.default.session.virtual.r1", external: true, reason: "a driver's"},
 }
 

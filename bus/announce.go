@@ -84,7 +84,11 @@ func WatchHello(conn *Conn, cluster string, f func(*driverv1.Hello)) (stop func(
 // may be "*". A session that does not fit its subject is dropped: NATS's
 // permissions vouch for the subject only.
 func WatchSessions(conn *Conn, cluster string, f func(*driverv1.Session)) (stop func(), err error) {
-	return conn.watch(wildcard(cluster, TreeSession, "*", "*"), func(m *nats.Msg) {
+	return conn.watch(wildcard(cluster, TreeSession, "*", "*"), sessionsTo(f))
+}
+
+func sessionsTo(f func(*driverv1.Session)) nats.MsgHandler {
+	return func(m *nats.Msg) {
 		env, err := decodeMsg(m)
 		if err != nil {
 			return
@@ -93,5 +97,5 @@ func WatchSessions(conn *Conn, cluster string, f func(*driverv1.Session)) (stop 
 		if s != nil && subject == wildcard(s.GetCluster(), TreeSession, s.GetProvider(), s.GetReplica()) {
 			f(s)
 		}
-	})
+	}
 }

@@ -2,6 +2,7 @@ package bus_test
 
 import (
 	"context"
+	"strconv"
 	"testing"
 	"time"
 
@@ -83,4 +84,51 @@ func wireBytes(b *testing.B, r *rig, req bus.Request) (request, reply []byte) {
 	}
 
 	return request, reply
+}
+
+// BenchmarkCreate compares a claimed mutation with the sum of what it cannot do
+// without: a bare request and reply of the same bytes, and one acknowledged
+// compare-and-set from where drivers are.
+func BenchmarkCreate(b *testing.B) {
+	r := &rig{srv: bustest.Server(b, embedded.Options{StoreDir: b.TempDir()})}
+	r.conn = bustest.Connect(b, bus.Config{InProcess: r.srv})
+	r.caller = newCaller(b, r.conn, bus.CallerConfig{Operations: &bus.StreamConfig{}})
+	driver := bustest.Connect(b, bus.Config{URLs: []string{r.srv.URL()}, InboxPrefix: bus.InboxPrefix(provider)})
+	run(b, driver, func(_ context.Context, t *bus.Task) *driverv1.Result { return created(t) })
+	bustest.Eventually(b, "the lease", func() bool {
+		reps := r.caller.Replicas()
+
+		return len(reps) == 1 && reps[0].Session.GetLeased()
+	})
+	request, reply := wireBytes(b, r, status("m"))
+	raw := bustest.Raw(b, r.srv.URL(), nats.InProcessServer(r.srv))
+	peer := bustest.Raw(b, r.srv.URL())
+	if _, err := peer.QueueSubscribe("raw.>", "driver", func(m *nats.Msg) { _ = m.Respond(reply) }); err != nil || peer.Flush() != nil {
+		b.Fatal(err)
+	}
+	b.Run("raw", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := raw.Request("raw.default.driver.virtual.create.shop.m", request, time.Minute); err != nil {
+				b.Fatal(err)
+			}
+			m := nats.NewMsg("mcm.v1.default.claim.virtual.raw-" + strconv.FormatUint(serial.Add(1), 10))
+			m.Data = request
+			m.Header.Set("Nats-Expected-Last-Subject-Sequence", "0")
+			if _, err := peer.RequestMsg(m, time.Minute); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("bus", func(b *testing.B) {
+		for b.Loop() {
+			req := create("m")
+			out, err := r.caller.Call(b.Context(), req)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if err := r.caller.Acknowledge(provider, out.Replica, req.OperationID); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
 }

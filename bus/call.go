@@ -49,6 +49,9 @@ type Outcome struct {
 	Replica string
 	// Plain: answered by a driver that keeps no session.
 	Plain bool
+	// Partial: read from the operations stream, and the part of it that is sealed
+	// could not be: texts and the driver's last known state are missing.
+	Partial bool
 	// Waited is the time until a replica took the operation, Took from there to
 	// the end.
 	Waited, Took time.Duration
@@ -116,6 +119,13 @@ type call struct {
 	limit   time.Time // of a read; zero for mutations
 	sendErr error     // why the last try was not sent
 	out     Outcome
+
+	claimed bool                 // the operation is claimed in the operations stream
+	terms   *driverv1.ClaimTerms // of the next try's claim; nil leaves them to the replica
+	denied  map[string]uint32    // attempts that replicas said they do not have
+	buried  map[string]bool      // sessions under which nothing of this machine runs any more
+
+	unleased int // times that a replica was without a lease
 }
 
 // log is for lines about the operation.
@@ -204,7 +214,14 @@ func (k *call) send(a *attempt) (unregister func(), err error) {
 		return func() {}, err
 	}
 	reply, unregister := k.c.register(k.req.Provider, k.listener(a))
-	err = k.c.publishTraced(subject, reply, k.req.TraceParent, k.c.stamp(k.req.Body, k.req, k.number, k.again))
+	env := k.c.stamp(k.req.Body, k.req, k.number, k.again)
+	if k.claimed && a.tree != TreePlain {
+		env.ClaimTerms = k.terms
+		if k.terms == nil {
+			env.ClaimTerms = &driverv1.ClaimTerms{}
+		}
+	}
+	err = k.c.publishTraced(subject, reply, k.req.TraceParent, env)
 	if err != nil {
 		k.log().Debug("request not sent", "err", err)
 	}

@@ -31,6 +31,12 @@ type CallerConfig struct {
 	Cluster string
 	// Epoch returns the current epoch; nil means that epochs are not counted.
 	Epoch func() uint64
+	// Operations says how operations streams are made, where NATS has JetStream;
+	// nil means that none are, and that operations go without claims.
+	Operations *StreamConfig
+	// Key opens what replicas have sealed for this control plane; nil means that
+	// texts of stored outcomes are not read.
+	Key *SealKey
 	// Logger receives what happens; nil means the default.
 	Logger *slog.Logger
 }
@@ -38,7 +44,7 @@ type CallerConfig struct {
 // A Caller has operations done by the driver replicas on the bus. It is safe
 // for concurrent use.
 type Caller struct {
-	conn     *Conn
+	conn     wire
 	cfg      CallerConfig
 	log      *slog.Logger
 	id       string
@@ -48,15 +54,22 @@ type Caller struct {
 
 	mu      sync.Mutex
 	waiting map[string]func(*nats.Msg) // by reply subject
+	burials map[string]*burial         // under way, by replica
 
-	replies *nats.Subscription
-	unwatch func()
-	stop    context.CancelFunc
-	done    sync.WaitGroup
+	inquirer *inquirer
+	streams  *streams // nil for none
+	replies  subscription
+	sessions subscription
+	ctx      context.Context //nolint:containedctx // of what runs until Close
+	stop     context.CancelFunc
+	closed   bool           // guarded by mu
+	done     sync.WaitGroup // added to under mu while not closed
 }
 
 // NewCaller starts to listen for replicas and replies. Close ends it.
-func NewCaller(conn *Conn, cfg CallerConfig) (*Caller, error) {
+func NewCaller(conn *Conn, cfg CallerConfig) (*Caller, error) { return newCaller(conn, cfg) }
+
+func newCaller(conn wire, cfg CallerConfig) (*Caller, error) {
 	if err := ValidToken("cluster", cfg.Cluster); err != nil {
 		return nil, err
 	}
@@ -68,26 +81,51 @@ func NewCaller(conn *Conn, cfg CallerConfig) (*Caller, error) {
 	}
 	c := &Caller{
 		conn: conn, cfg: cfg, log: cfg.Logger, id: nuid.Next(),
-		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){},
+		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){}, burials: map[string]*burial{},
+	}
+	c.ctx, c.stop = context.WithCancel(context.Background()) //nolint:forbidigo // ended by Close
+	if cfg.Operations != nil {
+		c.streams = &streams{c: c, config: *cfg.Operations, first: sequenceByTime, seen: map[string]*stream{}}
 	}
 	c.reconnected()
 	conn.OnUp(c.reconnected)
 	// Replies come on the connection that publishes the requests: only then does
 	// the server say that nobody listens.
-	replies, err := conn.subscribe(wildcard(cfg.Cluster, TreeReply, "*", c.id, "*"), "", c.onReply)
+	var err error
+	if c.inquirer, err = newInquirer(conn); err != nil {
+		return nil, err
+	}
+	if c.replies, err = conn.subscribe(wildcard(cfg.Cluster, TreeReply, "*", c.id, "*"), "", c.onReply); err != nil {
+		return nil, err
+	}
+	c.sessions, err = conn.subscribe(wildcard(cfg.Cluster, TreeSession, "*", "*"), "", sessionsTo(c.onSession))
 	if err != nil {
 		return nil, err
 	}
-	c.unwatch, err = WatchSessions(conn, cfg.Cluster, func(s *driverv1.Session) { c.replicas.onSession(s, time.Now()) })
-	if err != nil {
-		return nil, err
-	}
-	c.replies = replies
-	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // ended by Close
-	c.stop = cancel
-	c.done.Go(func() { c.sweep(ctx) })
+	c.spawn(func() { c.sweep(c.ctx) })
 
 	return c, nil
+}
+
+// spawn runs f, which ends with c.ctx, unless the Caller is closed.
+func (c *Caller) spawn(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.done.Go(f)
+	}
+}
+
+// sequenceByTime is where the sequences of a new stream begin: above those of any
+// stream of the same name before it, unless that took more than a million records
+// a second.
+func sequenceByTime() uint64 { return uint64(time.Now().UnixMicro()) }
+
+func (c *Caller) onSession(s *driverv1.Session) {
+	c.replicas.onSession(s, time.Now())
+	if c.streams != nil {
+		c.streams.of(s.GetProvider())
+	}
 }
 
 // hears returns since when replicas could be heard.
@@ -96,14 +134,21 @@ func (c *Caller) hears() time.Time { return *c.since.Load() }
 func (c *Caller) reconnected() {
 	now := time.Now()
 	c.since.Store(&now)
+	if c.streams != nil {
+		c.streams.checkAll()
+	}
 }
 
 // Close stops listening. Calls that still wait must be ended by their contexts.
 func (c *Caller) Close() {
+	_ = c.sessions.Unsubscribe() // fails only on a closed connection
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
 	c.stop()
 	c.done.Wait()
-	c.unwatch()
-	_ = c.replies.Unsubscribe() // fails only on a closed connection
+	c.inquirer.close()
+	_ = c.replies.Unsubscribe() // as above
 }
 
 // Replicas returns the live replicas of all providers.
@@ -225,12 +270,12 @@ func (c *Caller) control(provider, replica, verb string, env *driverv1.Envelope)
 // replica is known to hold it, as when its request is still on the way: ask
 // again after [Request].OnAccepted.
 func (c *Caller) Cancel(provider, operationID string) error {
-	replica, _, ok := c.replicas.holding(provider, operationID)
+	h, ok := c.replicas.holding(provider, operationID)
 	if !ok {
 		return nil
 	}
 
-	return c.control(provider, replica, verbCancel, &driverv1.Envelope{
+	return c.control(provider, h.replica, verbCancel, &driverv1.Envelope{
 		OperationId: operationID,
 		Body:        &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: operationID}},
 	})

@@ -367,7 +367,7 @@ func (c *Conn) publish(m *nats.Msg) error {
 	return nil
 }
 
-func (c *Conn) subscribe(subject, queue string, f nats.MsgHandler) (*nats.Subscription, error) {
+func (c *Conn) subscribe(subject, queue string, f nats.MsgHandler) (subscription, error) {
 	sub, err := c.nc.QueueSubscribe(subject, queue, f)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to %s: %w", subject, err)

@@ -206,6 +206,25 @@ func TestFetchTrust(t *testing.T) {
 }
 
 // TestFetchWithAnOldAnswer has somebody who recorded an answer play it again.
+// What is to be stored is sealed to the control plane that is known, and to none
+// that is not.
+func TestSealForAKnownControlPlane(t *testing.T) {
+	t.Parallel()
+	r := newFetchRig(t)
+	secret := &driverv1.SealedOutcome{OperationId: "u.create.0", Message: "no capacity"}
+	pinned := r.client(t, provider, map[string]string{cluster: r.key.Public()})
+	if box := pinned.Seal("other", secret); box != nil {
+		t.Errorf("sealed for a control plane without a key: %v", box)
+	}
+	box, got := pinned.Seal(cluster, secret), &driverv1.SealedOutcome{}
+	if err := r.key.Open(box, box.GetSender(), got); err != nil || !proto.Equal(got, secret) {
+		t.Errorf("the control plane opens %v, %v, want %v", got, err, secret)
+	}
+	if box := r.client(t, provider, nil).Seal(cluster, secret); box != nil {
+		t.Errorf("sealed before anything is known of the control plane: %v", box)
+	}
+}
+
 func TestFetchWithAnOldAnswer(t *testing.T) {
 	t.Parallel()
 	r := &fetchRig{srv: bustest.Server(t, embedded.Options{}), key: newKey(t), lib: newLibrary()}

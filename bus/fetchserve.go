@@ -36,7 +36,7 @@ type FetchServer struct {
 	handler  FetchHandler
 	unsealed []string
 	log      *slog.Logger
-	sub      *nats.Subscription
+	sub      subscription
 	slots    chan struct{}
 	halt     chan struct{} // closed by Stop
 	dropped  atomic.Uint64

@@ -40,6 +40,17 @@ type held struct {
 	progress string
 	result   *driverv1.Result // set once settled
 	ended    time.Time
+
+	// Of operations that are claimed.
+	claimed    bool
+	claiming   bool   // the operations stream has not answered yet
+	session    string // session_id, and the lease's generation, at acceptance
+	generation uint64
+	claim      uint64 // stream sequence of what we wrote last
+	fenced     bool   // for good
+	refused    bool   // a call to the provider was refused for it
+	stored     bool   // the outcome was, or never will be
+	storedAt   time.Time
 }
 
 func (h *held) key() string { return h.cluster + "/" + h.id }
@@ -91,6 +102,11 @@ func (s *Server) run(ctx context.Context, h *held) {
 		result.OutcomeUnknown = result.GetOutcomeUnknown() || h.begun
 		s.mu.Unlock()
 	}
+	s.mu.Lock()
+	if h.refused && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
+		result.OutcomeUnknown = true // the next attempt is to be at this operation, not at another
+	}
+	s.mu.Unlock()
 	s.settle(h, result)
 }
 
@@ -100,6 +116,13 @@ func (s *Server) mayBegin(ctx context.Context, h *held) error {
 	defer s.mu.Unlock()
 	if err := ctx.Err(); err != nil {
 		return NewError(CodeOf(err), fmt.Errorf("nothing was begun: %w", err))
+	}
+	if s.fenced(h, time.Now()) {
+		h.refused = true
+		s.log.Warn("fenced: a call to the provider was refused", "operation_id", h.id, "attempt", h.attempt)
+
+		return Errorf(driverv1.Code_CODE_ABORTED, "fenced: replica %s was out of touch with the bus, "+
+			"and the operation may have been given to another one; nothing was begun", s.cfg.Replica)
 	}
 	h.begun = true
 
@@ -159,6 +182,10 @@ func (s *Server) settle(h *held, result *driverv1.Result) {
 	s.stats.settled(endpoint{h.cluster, h.operation}, result.GetStatus(), took)
 	if s.cfg.OnSettled != nil {
 		s.cfg.OnSettled(h.operation, code, took)
+	}
+	if h.claimed {
+		// Ahead of the result: whoever has that finds the claim ended.
+		s.storeOutcome(h, result)
 	}
 	s.send(h, resultFrame(result))
 	if Mutates(h.operation) {

@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -17,12 +18,22 @@ const (
 	maxTries = 100
 	// askAgain is the time between looks for a replica that may come back.
 	askAgain = SessionInterval / 2
+	// leaseTries is how many of these a call waits for a replica's lease.
+	leaseTries = 8
 )
 
 // mutate has an operation done that must not be done twice.
 func (k *call) mutate(ctx context.Context) error {
-	if k.again {
+	if done, err := k.arrange(ctx); done {
+		return err
+	}
+	switch {
+	case k.again:
 		if done, err := k.resume(ctx); done {
+			return err
+		}
+	case k.claimed:
+		if done, err := k.open(ctx); done {
 			return err
 		}
 	}
@@ -62,17 +73,7 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 			return k.elsewhere()
 		}
 	case gotBusy:
-		switch {
-		case busy == driverv1.BusyReason_BUSY_REASON_MACHINE:
-			e := k.notStarted("another operation of this machine still runs at replica %s", k.out.Replica)
-			e.Code = driverv1.Code_CODE_ABORTED // room for others there may be
-
-			return true, e
-		case k.attached():
-			return k.next(ctx) // it would have answered with what it holds
-		default:
-			return k.elsewhere()
-		}
+		return k.onBusy(ctx, busy)
 	case gotSilence:
 		k.ran = k.number
 
@@ -81,13 +82,36 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 		k.log().Warn("replica died with an operation")
 		k.shun(k.out.Replica)
 
-		return k.next(ctx)
+		return k.bereaved(ctx)
 	case gotDenial:
+		k.denies(k.out.Replica)
+
 		return k.next(ctx)
 	case gotLate:
 		return true, k.late()
 	default:
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+}
+
+// onBusy goes on after a refusal.
+func (k *call) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, err error) {
+	switch {
+	case why == driverv1.BusyReason_BUSY_REASON_MACHINE:
+		e := k.notStarted("another operation of this machine still runs at replica %s", k.out.Replica)
+		e.Code = driverv1.Code_CODE_ABORTED // room for others there may be
+
+		return true, e
+	case k.attached():
+		k.denies(k.out.Replica)
+
+		return k.next(ctx) // it would have answered with what it holds
+	case why == driverv1.BusyReason_BUSY_REASON_SESSION && k.claimed:
+		return k.awaitLease(ctx)
+	case why == driverv1.BusyReason_BUSY_REASON_CLAIM && k.claimed:
+		return k.onClaim(ctx)
+	default:
+		return k.elsewhere()
 	}
 }
 
@@ -116,14 +140,9 @@ func (k *call) missing(ctx context.Context) (done bool, err error) {
 
 // pause passes the time until the replicas are looked at again.
 func (k *call) pause(ctx context.Context) (done bool, err error) {
-	wait := time.NewTimer(askAgain)
-	defer wait.Stop()
-	select {
-	case <-wait.C:
-		return false, nil
-	case <-ctx.Done():
-		return true, ctx.Err() //nolint:wrapcheck // the caller's own
-	}
+	err = sleep(ctx, askAgain)
+
+	return err != nil, err
 }
 
 // elsewhere sends the same attempt, which nobody took, to a replica with room.
@@ -131,7 +150,7 @@ func (k *call) elsewhere() (done bool, err error) {
 	if k.out.Replica != "" {
 		k.shun(k.out.Replica) // its sessions may not say yet that it is full
 	}
-	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
+	k.target = k.c.replicas.pick(k.req.Provider, k.op, k.claimed, time.Now(), k.avoid)
 	if k.target == "" {
 		return true, k.allBusy()
 	}
@@ -139,8 +158,52 @@ func (k *call) elsewhere() (done bool, err error) {
 	return false, nil
 }
 
-// next makes a further attempt after one that may have had an effect.
+// awaitLease gives replicas that have only just come, or whose stream has only just
+// been made, the time to get a lease.
+func (k *call) awaitLease(ctx context.Context) (done bool, err error) {
+	for k.unleased < leaseTries {
+		k.unleased++
+		if err := sleep(ctx, askAgain); err != nil {
+			return true, err
+		}
+		if k.target = k.c.replicas.pick(k.req.Provider, k.op, k.claimed, time.Now(), k.avoid); k.target != "" {
+			return false, nil
+		}
+	}
+
+	return true, k.notStarted("no replica of provider %s has a lease in the operations stream (mcmctl drivers shows leases)", k.req.Provider)
+}
+
+// bereaved goes on after the death of the holder, once that has stopped for sure.
+func (k *call) bereaved(ctx context.Context) (done bool, err error) {
+	if !k.claimed {
+		return k.next(ctx)
+	}
+	if _, err := k.stopped(ctx, k.out.Replica); err != nil {
+		return true, err
+	}
+
+	return k.next(ctx) // the claim tells whether a replica that lives still holds it
+}
+
+// next makes a further attempt after one that may have had an effect, unless that
+// turns out to run still or to have ended.
 func (k *call) next(ctx context.Context) (done bool, err error) {
+	if k.claimed {
+		switch d, err := k.consult(ctx); d {
+		case isDone:
+			return true, err
+		case mayAttach:
+			return false, nil
+		default:
+		}
+	}
+
+	return k.attempt(ctx)
+}
+
+// attempt chooses who makes the next attempt.
+func (k *call) attempt(ctx context.Context) (done bool, err error) {
 	if k.req.OnlyIfHeld {
 		return true, k.notHeld()
 	}
@@ -148,7 +211,7 @@ func (k *call) next(ctx context.Context) (done bool, err error) {
 		return err != nil, err
 	}
 	k.number, k.again = k.ran+1, true
-	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
+	k.target = k.c.replicas.pick(k.req.Provider, k.op, k.claimed, time.Now(), k.avoid)
 	if k.target == "" && k.c.replicas.unable(k.req.Provider, k.op) {
 		return true, Errorf(driverv1.Code_CODE_UNIMPLEMENTED, "no replica of provider %s implements %s", k.req.Provider, Verb(k.op))
 	}
@@ -160,8 +223,12 @@ func (k *call) next(ctx context.Context) (done bool, err error) {
 	return false, nil
 }
 
+// ErrNotHeld is wrapped by the error of a Call with OnlyIfHeld when no replica
+// holds the operation and none can begin it any more: what came of it is unknown.
+var ErrNotHeld = errors.New("holds the operation any more")
+
 func (k *call) notHeld() error {
-	return Errorf(driverv1.Code_CODE_NOT_FOUND, "no replica of provider %s holds the operation any more", k.req.Provider)
+	return Errorf(driverv1.Code_CODE_NOT_FOUND, "no replica of provider %s %w", k.req.Provider, ErrNotHeld)
 }
 
 // waitForIdentity waits, for a create that nothing identifies, until a lost
@@ -192,12 +259,13 @@ func (k *call) waitForIdentity(ctx context.Context) (back bool, err error) {
 
 // held makes the replica that lists the operation the next target.
 func (k *call) held() bool {
-	id, attempt, ok := k.c.replicas.holding(k.req.Provider, k.req.OperationID)
-	if ok {
-		k.target, k.number, k.ran = id, max(1, attempt), max(1, attempt)
+	h, ok := k.c.replicas.holding(k.req.Provider, k.req.OperationID)
+	if !ok || k.claimed && h.fenced { // the claim knows better
+		return false
 	}
+	k.target, k.number, k.ran, k.terms = h.replica, max(1, h.attempt), max(1, h.attempt), nil
 
-	return ok
+	return true
 }
 
 // find looks for the replica that took a request without its frames reaching
@@ -213,12 +281,16 @@ func (k *call) find(ctx context.Context) (done bool, err error) {
 			case answer == nil:
 				certain = false
 			case len(answer.GetOperations()) > 0:
-				k.target = id // it attaches us to what it runs
+				k.target, k.terms = id, nil // it attaches us to what it runs
 
 				return false, nil
 			}
 		}
 		if certain && len(asked) > 0 {
+			for _, id := range asked {
+				k.denies(id)
+			}
+
 			return k.next(ctx)
 		}
 		if len(asked) == 0 {
@@ -245,6 +317,8 @@ func (k *call) resume(ctx context.Context) (done bool, err error) {
 	switch {
 	case k.held():
 		return false, nil
+	case k.claimed:
+		return k.recall(ctx)
 	case k.req.OnlyIfHeld:
 		return true, k.notHeld()
 	case len(k.c.replicas.live(k.req.Provider)) == 0:
@@ -267,4 +341,21 @@ func (k *call) late() error {
 	}
 
 	return timeoutErrorf("replica %s did not finish within %s", k.out.Replica, k.req.Timeout)
+}
+
+// recall takes up an operation that no replica lists: its claim tells what became
+// of it.
+func (k *call) recall(ctx context.Context) (done bool, err error) {
+	switch d, err := k.consult(ctx); d {
+	case isDone:
+		return true, err
+	case mayAttach:
+		return false, nil
+	default:
+	}
+	if !k.req.OnlyIfHeld && len(k.c.replicas.live(k.req.Provider)) == 0 {
+		return true, k.plain(ctx)
+	}
+
+	return k.attempt(ctx)
 }

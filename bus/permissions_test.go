@@ -15,12 +15,24 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// driverPermissions are the least a driver of provider virtual needs for
-// control plane default.
+// driverPermissions are the least that mcm, and a driver of provider virtual, need
+// for control plane default.
 const driverPermissions = `
 authorization {
   users = [
-    { user: mcm, password: mcm }
+    { user: root, password: root }
+    { user: mcm, password: mcm, permissions: {
+      subscribe: { allow: [
+        "mcm.v1.default.reply.*.*.*", "mcm.v1.default.session.*.*", "mcm.v1.default.hello",
+        "mcm.v1.default.fetch.*.* mcm", "_INBOX_mcm.>"
+      ] }
+      publish: { allow: [
+        "mcm.v1.default.driver.>", "mcm.v1.default.replica.>", "mcm.v1.default.plain.>", "mcm.v1.default.hello",
+        "mcm.v1.default.changed.*", "mcm.v1.default.audit.>", "_INBOX_driver.>", "mcm.v1.default.session.*.*",
+        "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.CREATE.*", "$JS.API.STREAM.UPDATE.*",
+        "$JS.API.DIRECT.GET.*.mcm.v1.default.>"
+      ] }
+    } }
     { user: driver, password: driver, permissions: {
       subscribe: { allow: [
         "mcm.v1.default.driver.virtual.> driver", "mcm.v1.default.replica.virtual.>", "mcm.v1.default.hello",
@@ -29,7 +41,8 @@ authorization {
         "$SRV.*.mcm-driver-virtual", "$SRV.*.mcm-driver-virtual.*"
       ] }
       publish: { allow: [
-        "mcm.v1.default.reply.virtual.>", "mcm.v1.default.session.virtual.>", "mcm.v1.default.fetch.virtual.>"
+        "mcm.v1.default.reply.virtual.>", "mcm.v1.default.session.virtual.*", "mcm.v1.default.claim.virtual.*",
+        "mcm.v1.default.fetch.virtual.*"
       ] }
       allow_responses: { max: 1, expires: "5s" }
     } }
@@ -43,10 +56,11 @@ func TestLeastPermissionsSuffice(t *testing.T) {
 	if err := os.WriteFile(file, []byte(driverPermissions), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{srv: bustest.Server(t, embedded.Options{ConfigFile: file})}
+	r := &rig{srv: bustest.Server(t, embedded.Options{ConfigFile: file, StoreDir: t.TempDir()})}
 	as := func(user string) string { return "nats://" + user + ":" + user + "@" + r.srv.URL()[len("nats://"):] }
-	r.conn = bustest.Connect(t, bus.Config{URLs: []string{as("mcm")}})
-	r.caller = newCaller(t, r.conn, bus.CallerConfig{})
+	managerLog := &violations{}
+	r.conn = bustest.Connect(t, bus.Config{URLs: []string{as("mcm")}, InboxPrefix: bus.ManagerInboxPrefix, Logger: managerLog.logger()})
+	r.caller = newCaller(t, r.conn, bus.CallerConfig{Operations: &bus.StreamConfig{}})
 	lib := newLibrary()
 	fs, err := bus.ServeFetches(r.conn, cluster, newKey(t), lib, bustest.Quiet())
 	if err != nil {
@@ -73,19 +87,42 @@ func TestLeastPermissionsSuffice(t *testing.T) {
 
 		return created(t)
 	})
-	bustest.Eventually(t, "the driver's session", func() bool { return len(r.caller.Replicas()) == 1 })
+	bustest.Eventually(t, "the driver's lease", func() bool {
+		reps := r.caller.Replicas()
+
+		return len(reps) == 1 && reps[0].Session.GetLeased()
+	})
 	req := create("m")
 	out := wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, req)))
 	if err := r.caller.Acknowledge(provider, out.Replica, req.OperationID); err != nil {
 		t.Fatal(err)
 	}
+	wantOK(t, bustest.Receive(t, "the outcome of a second operation", call(t.Context(), r.caller, then(req, "initialize", "1"))))
 	wantOK(t, bustest.Receive(t, "the outcome of a read", call(t.Context(), r.caller, status("m"))))
-	nc := bustest.Raw(t, as("mcm"))
+	nc := bustest.Raw(t, as("root"))
 	if _, err := nc.Request("$SRV.PING."+bus.ServiceName(provider), nil, nats.DefaultTimeout*5); err != nil {
 		t.Errorf("discovery: %v", err)
 	}
 	if got := log.all(); got != "" {
 		t.Errorf("the driver overstepped its permissions: %q", got)
+	}
+	if got := managerLog.all(); got != "" {
+		t.Errorf("the manager overstepped its permissions: %q", got)
+	}
+	stream := bus.StreamName(cluster, provider)
+	for _, subject := range []string{
+		"mcm.v1.default.session.other.r", "mcm.v1.default.claim.other.u", "$JS.API.STREAM.INFO." + stream,
+		"$JS.API.STREAM.PURGE." + stream, "$JS.API.STREAM.MSG.GET." + stream, "$JS.API.STREAM.DELETE." + stream,
+		"$JS.API.DIRECT.GET." + stream + ".mcm.v1.default.claim.virtual.u", "$JS.API.CONSUMER.CREATE." + stream,
+	} {
+		refused := make(chan error, 9)
+		hostile := bustest.Raw(t, as("driver"), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
+		if err := hostile.Publish(subject, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if err := bustest.Receive(t, "the refusal of "+subject, refused); !errors.Is(err, nats.ErrPermissionViolation) {
+			t.Errorf("publication to %s: %v, want it refused", subject, err)
+		}
 	}
 
 	for _, subject := range []string{

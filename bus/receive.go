@@ -165,17 +165,15 @@ func (s *Server) check(h *held, subject Subject) *driverv1.Result {
 // asker is attached to the running one, or gets its result again.
 func (s *Server) acceptMutation(h *held) {
 	s.mu.Lock()
-	if known, ok := s.held[h.key()]; ok {
-		known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
-		result := known.result
+	if answer := s.attach(h); answer != nil {
 		s.mu.Unlock()
-		s.send(known, acceptedFrame())
-		if result != nil {
-			s.send(known, resultFrame(result))
-		}
+		answer()
 
 		return
 	}
+	now := time.Now()
+	l := s.leases[h.cluster]
+	h.claimed = h.request.GetClaimTerms() != nil
 	var ctx context.Context
 	var refusal driverv1.BusyReason
 	switch {
@@ -187,7 +185,10 @@ func (s *Server) acceptMutation(h *held) {
 		refusal = driverv1.BusyReason_BUSY_REASON_MACHINE
 	case s.running >= s.cfg.Slots:
 		refusal = driverv1.BusyReason_BUSY_REASON_SLOTS
+	case h.claimed && !l.holds(now):
+		refusal = driverv1.BusyReason_BUSY_REASON_SESSION
 	default:
+		h.claiming, h.session, h.generation = h.claimed, l.id, l.generation
 		s.running++
 		s.held[h.key()] = h
 		s.machines[h.machineKey()] = h
@@ -199,8 +200,47 @@ func (s *Server) acceptMutation(h *held) {
 
 		return
 	}
+	if h.claimed {
+		go s.claimAndRun(ctx, h)
+
+		return
+	}
 	s.send(h, acceptedFrame())
 	go s.run(ctx, h)
+}
+
+// attach has the frames of an operation that is here already go to who asks for
+// it now, and returns how to answer; nil when it is not here, or no longer counts.
+// Server.mu is held.
+func (s *Server) attach(h *held) (answer func()) {
+	known, ok := s.held[h.key()]
+	if !ok || known.outdated(h) {
+		if ok && known.result != nil {
+			delete(s.held, known.key()) // what another attempt has superseded is no answer
+		}
+
+		return nil
+	}
+	known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
+	result, claiming := known.result, known.claiming
+
+	return func() {
+		if !claiming { // else it is said in a moment
+			s.send(known, acceptedFrame())
+		}
+		if result != nil {
+			s.send(known, resultFrame(result))
+		}
+	}
+}
+
+// outdated tells that a request is for a later attempt and names another claim
+// than this operation has: an attempt made elsewhere meanwhile has superseded it.
+func (h *held) outdated(request *held) bool {
+	terms := request.request.GetClaimTerms()
+
+	return h.claimed && !h.claiming && request.attempt > h.attempt &&
+		terms != nil && terms.Sequence != nil && terms.GetSequence() != h.claim
 }
 
 func (s *Server) busyFrame(why driverv1.BusyReason) *driverv1.Envelope {
@@ -261,10 +301,7 @@ func (s *Server) onAcknowledge(subject Subject, env *driverv1.Envelope) {
 		delete(s.held, key)
 	}
 	s.mu.Unlock()
-	select {
-	case s.acked <- struct{}{}:
-	default:
-	}
+	signal(s.acked)
 }
 
 func (s *Server) onHello(m *nats.Msg) {

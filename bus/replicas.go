@@ -34,6 +34,8 @@ type Replica struct {
 type replicas struct {
 	mu     sync.Mutex
 	byKey  map[string]*replica
+	dead   map[string]glimpse       // of replicas that were taken for dead
+	buried map[string]struct{}      // session ids that can never live again
 	waiter map[string]chan struct{} // by provider; closed at the next sign of room
 }
 
@@ -47,7 +49,10 @@ type replica struct {
 }
 
 func newReplicas() *replicas {
-	return &replicas{byKey: map[string]*replica{}, waiter: map[string]chan struct{}{}}
+	return &replicas{
+		byKey: map[string]*replica{}, waiter: map[string]chan struct{}{},
+		dead: map[string]glimpse{}, buried: map[string]struct{}{},
+	}
 }
 
 func replicaKey(provider, id string) string { return provider + "/" + id }
@@ -57,6 +62,9 @@ func replicaKey(provider, id string) string { return provider + "/" + id }
 func (r *replicas) onSession(s *driverv1.Session, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if _, dead := r.buried[s.GetSessionId()]; dead {
+		return // it does not know yet, or the message was on its way
+	}
 	rep := r.get(s.GetProvider(), s.GetReplica(), now)
 	if rep.session.GetSequence() > s.GetSequence() {
 		return // overtaken on the way
@@ -64,6 +72,8 @@ func (r *replicas) onSession(s *driverv1.Session, now time.Time) {
 	rep.session, rep.seen, rep.sent = s, now, 0
 	if s.GetStopped() {
 		r.remove(rep)
+		delete(r.dead, replicaKey(rep.provider, rep.id)) // it said so itself: nothing is to be waited for
+		r.noteBuried(s.GetSessionId())
 
 		return
 	}
@@ -78,7 +88,9 @@ func (r *replicas) onSession(s *driverv1.Session, now time.Time) {
 		states[st.GetOperationId()] = st
 	}
 	for a := range rep.attempts {
-		a.onState(states[a.id])
+		if st := states[a.id]; st != nil || s.GetOmitted() == 0 {
+			a.onState(st)
+		}
 	}
 }
 
@@ -98,8 +110,73 @@ func (r *replicas) get(provider, id string, now time.Time) *replica {
 }
 
 func (r *replicas) remove(rep *replica) {
+	if rep.session != nil {
+		r.dead[replicaKey(rep.provider, rep.id)] = rep.glimpse()
+	}
 	delete(r.byKey, replicaKey(rep.provider, rep.id))
 	close(rep.gone)
+}
+
+func (rep *replica) glimpse() glimpse {
+	return glimpse{session: rep.session.GetSessionId(), sequence: rep.session.GetSequence(), seen: rep.seen}
+}
+
+// glimpse returns what was last heard of a replica.
+func (r *replicas) glimpse(provider, id string) glimpse {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key := replicaKey(provider, id)
+	if rep, ok := r.byKey[key]; ok {
+		return rep.glimpse()
+	}
+
+	return r.dead[key]
+}
+
+// bury notes that a replica's session is fenced: what is still heard of it counts
+// for nothing.
+func (r *replicas) bury(provider, id, session string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key := replicaKey(provider, id)
+	delete(r.dead, key)
+	r.noteBuried(session)
+	if rep, ok := r.byKey[key]; ok && rep.session.GetSessionId() == session {
+		r.remove(rep)
+	}
+}
+
+// noteBuried remembers a session that can never live again.
+func (r *replicas) noteBuried(session string) {
+	const enough = 10000 // sessions of a lifetime; those forgotten are long gone
+	if session == "" {
+		return
+	}
+	if len(r.buried) >= enough {
+		clear(r.buried)
+	}
+	r.buried[session] = struct{}{}
+}
+
+// session returns the session id of a replica that lives.
+func (r *replicas) session(provider, id string) (session string, live bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rep, ok := r.byKey[replicaKey(provider, id)]
+	if !ok || rep.session == nil {
+		return "", false
+	}
+
+	return rep.session.GetSessionId(), true
+}
+
+// isBuried tells that nothing more can be begun under a session.
+func (r *replicas) isBuried(session string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, dead := r.buried[session]
+
+	return dead
 }
 
 // bind notes that a replica holds an attempt. The channel it returns is closed
@@ -155,7 +232,7 @@ func (rep *replica) free() int {
 
 // pick returns the less loaded of two replicas with room, chosen at random, and
 // counts a request as sent to it; "" when there is none.
-func (r *replicas) pick(provider string, op driverv1.Operation, now time.Time, except map[string]bool) string {
+func (r *replicas) pick(provider string, op driverv1.Operation, claimed bool, now time.Time, except map[string]bool) string {
 	room := Mutates(op) // reads have slots of their own, which sessions do not tell
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -163,6 +240,9 @@ func (r *replicas) pick(provider string, op driverv1.Operation, now time.Time, e
 	for _, rep := range r.byKey {
 		if rep.provider != provider || except[rep.id] || now.Sub(rep.seen) > suspectAfter {
 			continue
+		}
+		if claimed && rep.session.GetSessionId() != "" && !rep.session.GetLeased() {
+			continue // it could not claim
 		}
 		if room && rep.free() <= 0 || rep.session.GetDraining() || !slices.Contains(rep.session.GetCapabilities(), op) {
 			continue
@@ -233,28 +313,41 @@ func (r *replicas) unable(provider string, op driverv1.Operation) bool {
 	return known
 }
 
+// A holding is a replica that has an operation.
+type holding struct {
+	replica string
+	attempt uint32
+	fenced  bool // it may begin nothing more for it
+}
+
 // holding returns the replica that lists an operation in its session, or has
-// accepted it since.
-func (r *replicas) holding(provider, operationID string) (id string, attempt uint32, ok bool) {
+// accepted it since: of several the one that is not fenced, or else that of the
+// latest attempt.
+func (r *replicas) holding(provider, operationID string) (best holding, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	consider := func(h holding) {
+		if !ok || best.fenced && !h.fenced || best.fenced == h.fenced && h.attempt > best.attempt {
+			best, ok = h, true
+		}
+	}
 	for _, rep := range r.byKey {
 		if rep.provider != provider {
 			continue
 		}
 		for _, st := range rep.session.GetOperations() {
 			if st.GetOperationId() == operationID {
-				return rep.id, st.GetAttempt(), true
+				consider(holding{replica: rep.id, attempt: st.GetAttempt(), fenced: st.GetFenced()})
 			}
 		}
 		for a := range rep.attempts {
 			if a.id == operationID {
-				return rep.id, a.number, true
+				consider(holding{replica: rep.id, attempt: a.number})
 			}
 		}
 	}
 
-	return "", 0, false
+	return best, ok
 }
 
 // identity tells whether every live replica's driver names its creates so that

@@ -73,14 +73,14 @@ func TestPick(t *testing.T) {
 	r := newReplicas()
 	r.onSession(session("a", 1), now)
 	for i, want := range []string{"a", "a", ""} {
-		if got := r.pick("p", opCreate, now, nil); got != want {
+		if got := r.pick("p", opCreate, false, now, nil); got != want {
 			t.Errorf("pick %d = %q, want %q: what was sent counts until the next session", i, got, want)
 		}
 	}
 	if !r.full("p") {
 		t.Error("not full, although both slots are spoken for")
 	}
-	if got := r.pick("p", opStatus, now, nil); got != "a" {
+	if got := r.pick("p", opStatus, false, now, nil); got != "a" {
 		t.Errorf("pick for a read = %q, want a: reads have slots of their own", got)
 	}
 	room := r.room("p")
@@ -109,7 +109,7 @@ func TestPick(t *testing.T) {
 			t.Parallel()
 			r := newReplicas()
 			r.onSession(session("a", 1, tc.change), now)
-			if got := r.pick("p", tc.op, tc.now, tc.except); got != "" {
+			if got := r.pick("p", tc.op, false, tc.now, tc.except); got != "" {
 				t.Errorf("picked %q: %s", got, tc.reason)
 			}
 		})

@@ -243,7 +243,9 @@ func run(tb testing.TB, conn *bus.Conn, h bus.HandlerFunc, change ...func(*bus.S
 	cfg := bus.ServerConfig{
 		Provider: provider, Version: "1.0.0", Logger: bustest.Quiet(),
 		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
-		Capabilities:   []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_STATUS},
+		Capabilities: []driverv1.Operation{
+			driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_INITIALIZE, driverv1.Operation_OPERATION_STATUS,
+		},
 	}
 	for _, f := range change {
 		f(&cfg)
@@ -280,6 +282,11 @@ func (v *violations) Write(p []byte) (int, error) {
 
 func (v *violations) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(v, &slog.HandlerOptions{Level: slog.LevelError}))
+}
+
+// warnings is logger for a test that expects to be warned.
+func (v *violations) warnings() *slog.Logger {
+	return slog.New(slog.NewTextHandler(v, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
 func (v *violations) all() string {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
+	"google.golang.org/protobuf/proto"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -70,7 +71,8 @@ func (t *Task) Progress(message string) { t.progress(message) }
 
 // BeginMutation is called right before a call that changes something at the
 // provider. It fails when the operation must not go on: it was cancelled, its
-// deadline has passed, or the replica stops. From the first success on a cancel
+// deadline has passed, the replica stops, or mcm may have given the operation to
+// another replica because this one was out of touch. From the first success on a cancel
 // comes too late and no longer ends the operation's context: what a provider made
 // of a call cut off halfway nobody could tell.
 func (t *Task) BeginMutation() error { return t.begin() }
@@ -105,6 +107,9 @@ type ServerConfig struct {
 	// DrainTimeout is how long running operations get to finish once Run's
 	// context ends, before their own contexts are cancelled; 0 means 10 minutes.
 	DrainTimeout time.Duration
+	// Seal seals for a control plane what only it may read of an outcome; nil, or
+	// a nil box, leaves that out of what is stored. [FetchClient.Seal] is one.
+	Seal func(cluster string, m proto.Message) *driverv1.Sealed
 	// OnChanged is called for each notice that a class or secret has a new
 	// version; it must not block. May be nil.
 	OnChanged func(cluster string, change *driverv1.Changed)
@@ -117,7 +122,7 @@ type ServerConfig struct {
 
 // A Server is one replica: the answering side of operations.
 type Server struct {
-	conn    *Conn
+	conn    wire
 	cfg     ServerConfig
 	handler Handler
 	log     *slog.Logger
@@ -134,12 +139,16 @@ type Server struct {
 	denials    denials
 	running    int // mutations that occupy a slot
 	draining   bool
-	groupCalls int // requests about node groups that run
 	sequence   uint64
+	groupCalls int               // requests about node groups that run
+	leases     map[string]*lease // by cluster
+	unfenced   bool              // for a test that wants to see what fencing is good for
 
-	lastTooLarge time.Time // when a session was last said not to fit; of publishSessions
+	inquirer *inquirer
+	renew    map[string]chan struct{} // asks for a session at once, by cluster
 
-	renew chan struct{}  // asks for a session at once
+	sessionLog time.Time // when a session was last said not to be sent
+
 	tasks sync.WaitGroup // added to under mu while not draining
 	acked chan struct{}  // signals that a kept result went
 }
@@ -147,6 +156,10 @@ type Server struct {
 // NewServer checks the configuration and makes a replica; [Server.Run] makes it
 // answer.
 func NewServer(conn *Conn, cfg ServerConfig, handler Handler) (*Server, error) {
+	return newServer(conn, cfg, handler)
+}
+
+func newServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
@@ -186,11 +199,14 @@ func NewServer(conn *Conn, cfg ServerConfig, handler Handler) (*Server, error) {
 		epochs:   map[string]uint64{},
 		leaders:  map[string]string{},
 		denials:  denials{},
-		renew:    make(chan struct{}, 1),
+		leases:   map[string]*lease{},
+		renew:    map[string]chan struct{}{},
 		acked:    make(chan struct{}, 1),
 	}
 	for _, cluster := range cfg.Clusters {
 		s.replies[cluster] = replyPrefix(cluster, cfg.Provider)
+		s.leases[cluster] = newLease()
+		s.renew[cluster] = make(chan struct{}, 1)
 	}
 	s.stats = newServiceStats(s.endpoints())
 
@@ -220,10 +236,13 @@ func (s *Server) Run(ctx context.Context) error {
 
 		return err
 	}
+	defer s.inquirer.close()
 	// The heartbeat outlives ctx: a draining replica is alive.
 	beat, stopBeat := context.WithCancel(context.WithoutCancel(ctx))
 	var loops sync.WaitGroup
-	loops.Go(func() { s.heartbeat(beat) })
+	for _, cluster := range s.cfg.Clusters {
+		loops.Go(func() { s.heartbeat(beat, cluster) })
+	}
 	loops.Go(func() { s.acceptSlowReads(beat) })
 	announce := sync.OnceFunc(func() {
 		s.log.Info("serving", "clusters", s.cfg.Clusters, "slots", s.cfg.Slots, "version", s.cfg.Version)
@@ -234,7 +253,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.drain(requests)
 	stopBeat()
 	loops.Wait()
-	s.publishSessions(true)
+	s.stop()
 	for _, sub := range rest {
 		_ = sub.Unsubscribe() // the connection closes next
 	}
@@ -244,12 +263,15 @@ func (s *Server) Run(ctx context.Context) error {
 
 // subscribe returns the subscriptions that bring work, which go first when
 // draining, and the others.
-func (s *Server) subscribe() (requests, rest []*nats.Subscription, err error) {
-	add := func(list *[]*nats.Subscription, subject, queue string, f nats.MsgHandler) {
+func (s *Server) subscribe() (requests, rest []subscription, err error) {
+	if s.inquirer, err = newInquirer(s.conn); err != nil {
+		return nil, nil, err
+	}
+	add := func(list *[]subscription, subject, queue string, f nats.MsgHandler) {
 		if err != nil {
 			return
 		}
-		var sub *nats.Subscription
+		var sub subscription
 		if sub, err = s.conn.subscribe(subject, queue, f); err == nil {
 			*list = append(*list, sub)
 		}
@@ -270,7 +292,7 @@ func (s *Server) subscribe() (requests, rest []*nats.Subscription, err error) {
 	return requests, rest, err
 }
 
-func (s *Server) drain(requests []*nats.Subscription) {
+func (s *Server) drain(requests []subscription) {
 	s.mu.Lock()
 	s.draining = true
 	running := s.running + len(s.reads)
@@ -306,14 +328,19 @@ func (s *Server) drain(requests []*nats.Subscription) {
 	s.awaitAcks()
 }
 
-// awaitAcks gives mcm a moment to store the last results, which are gone with
-// this process.
+// awaitAcks gives mcm a moment to store the last results that are gone with this
+// process: those that the operations stream does not have.
 func (s *Server) awaitAcks() {
 	limit := time.NewTimer(ackWait)
 	defer limit.Stop()
 	for {
+		left := 0
 		s.mu.Lock()
-		left := len(s.held)
+		for _, h := range s.held {
+			if !h.stored {
+				left++
+			}
+		}
 		s.mu.Unlock()
 		if left == 0 || !s.conn.Up() {
 			return

@@ -34,6 +34,8 @@ const (
 	TreeReply Tree = "reply"
 	// TreeSession holds the replicas' signs of life.
 	TreeSession Tree = "session"
+	// TreeClaim holds who runs which operation of a machine.
+	TreeClaim Tree = "claim"
 	// TreeHello holds the leading manager's sign of life.
 	TreeHello Tree = "hello"
 	// TreeFetch holds what drivers ask of the manager.
@@ -119,6 +121,7 @@ func Mutates(op driverv1.Operation) bool {
 //	replica        Provider Replica Verb [Namespace Name]
 //	reply          Provider Caller Token
 //	session        Provider Replica
+//	claim          Provider Machine
 //	fetch          Provider Verb
 //	changed        Provider
 //	nodegroup      Provider Verb
@@ -135,6 +138,7 @@ type Subject struct {
 	Name      string
 	Caller    string
 	Token     string
+	Machine   string // uid
 }
 
 // layouts gives the fields that follow the tree in each subject, in order.
@@ -152,6 +156,7 @@ var layouts = map[Tree]func(*Subject) []*string{
 	TreeNodeGroup: func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
 	TreeAudit:     func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
 	TreeOutcomes:  func(*Subject) []*string { return nil },
+	TreeClaim:     func(s *Subject) []*string { return []*string{&s.Provider, &s.Machine} },
 }
 
 // controlFields is how many fields a replica subject has that names no machine:
@@ -274,6 +279,9 @@ func wildcard(cluster string, tree Tree, tokens ...string) string {
 func replyPrefix(cluster, provider string) string {
 	return root + "." + cluster + "." + string(TreeReply) + "." + provider + "."
 }
+
+// ManagerInboxPrefix is where mcm receives JetStream's answers.
+const ManagerInboxPrefix = "_INBOX_mcm"
 
 // InboxPrefix is where a driver of provider receives the answers to its own
 // requests. The manager answers nowhere else [FETCH-1].

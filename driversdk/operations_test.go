@@ -290,7 +290,7 @@ func TestServe_Capabilities(t *testing.T) {
 			driverv1.Operation_OPERATION_LIST, driverv1.Operation_OPERATION_VALIDATE,
 		},
 	}
-	ignore := protocmp.IgnoreFields(&driverv1.Session{}, "cluster", "provider", "replica", "sequence", "started_at", "protocol", "hostname")
+	ignore := protocmp.IgnoreFields(&driverv1.Session{}, "cluster", "provider", "replica", "sequence", "started_at", "protocol", "hostname", "session_id")
 	if diff := cmp.Diff(want, got, protocmp.Transform(), ignore); diff != "" {
 		t.Errorf("session (-want +got):\n%s", diff)
 	}

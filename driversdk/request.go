@@ -122,12 +122,13 @@ func (r *Request[S]) Progress(message string) {
 // Create, Initialize and Delete, so only later calls of a method need it. On an
 // error return that error.
 //
-// It refuses when ctx or the operation has ended (deadline, cancel, hard stop):
-// then the cloud has not been asked by this call. From the first success on a
+// It refuses when ctx or the operation has ended (deadline, cancel, hard stop), and
+// when the replica was out of touch with the bus for so long that the manager may
+// have given the operation to another one (fenced): then the cloud has not been
+// asked by this call, and never will be for this attempt. From the first success on a
 // cancel comes too late and no longer ends the method's context, so that the
 // call runs to its end; the deadline and the hard stop still end it, and a method
-// that then fails leaves the outcome unknown (see [OutcomeUnknown]). It does not
-// know whether the manager has given the operation to another replica.
+// that then fails leaves the outcome unknown (see [OutcomeUnknown]).
 func (r *Request[S]) BeginMutation(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return NewError(CodeOf(err), fmt.Errorf("nothing was started: %w", err))

@@ -92,9 +92,10 @@ func serve[S any](ctx context.Context, r *replica, d Driver[S]) error {
 	known := newClasses(fetch, specDecoder[S]{kind: r.cfg.Kind, apiVersions: r.cfg.APIVersions}, m)
 	defer known.wait()
 	h := newHandler(hard, d, known, m, r)
-	config := r.serverConfig(h.capabilities(), m, known.changed)
-	config.NodeGroups = nodeGroups(d, hard, r.log)
-	r.server, err = bus.NewServer(conn, config, h)
+	server := r.serverConfig(h.capabilities(), m, known.changed)
+	server.Seal = fetch.Seal
+	server.NodeGroups = nodeGroups(d, hard, r.log)
+	r.server, err = bus.NewServer(conn, server, h)
 	if err != nil {
 		return err
 	}

@@ -127,12 +127,74 @@ func TestManagerFailover(t *testing.T) {
 	e.slowCreates(2 * time.Second)
 	names := append(e.createMachines(machines, className), witness)
 	e.waitCreating(tap, drivers)
+	before := e.waitEpoch(tap, drivers, 1)
 	e.must(leader.Kill())
+	e.waitEpoch(tap, drivers, before+1)
 	e.waitRunning(names...)
 	e.wantInstances(len(names))
 	e.wantNoDuplicates()
 	e.deleteAll(names...)
 	e.wantInstances(len(names))
+}
+
+// waitEpoch waits until all drivers have heard of at least this epoch, and returns
+// the lowest of theirs.
+func (e *env) waitEpoch(tap *stack.Tap, drivers []*stack.Driver, least uint64) (lowest uint64) {
+	e.Helper()
+	e.eventually("the drivers know the epoch", func(context.Context) error {
+		sessions := tap.Sessions()
+		lowest = sessions[drivers[0].Replica].GetEpoch()
+		for _, d := range drivers {
+			lowest = min(lowest, sessions[d.Replica].GetEpoch())
+		}
+		if lowest < least {
+			return fmt.Errorf("one has heard of epoch %d only, want %d", lowest, least)
+		}
+		return nil
+	})
+	return lowest
+}
+
+// frozen is how long a replica stands still: longer than it takes mcm to give
+// its operations to another one.
+const frozen = 8 * time.Second
+
+// TestFrozenReplica stops a replica in the middle of creates and lets it go on
+// when others have done its work.
+func TestFrozenReplica(t *testing.T) {
+	t.Parallel()
+	for _, identity := range []string{"token", "unique_name"} {
+		t.Run(identity, func(t *testing.T) {
+			e := newEnv(t)
+			manager, tap := e.startManager("")
+			drivers := e.startDrivers(2, manager.NATSURL, tap, "--identity="+identity)
+			e.createClass()
+			const machines = 6
+			e.slowCreates(2 * time.Second)
+			names := e.createMachines(machines, className)
+			victim, _ := e.waitCreating(tap, drivers)
+			session := tap.Sessions()[victim.Replica].GetSessionId()
+			e.must(victim.Pause())
+			thaw := time.NewTimer(frozen) // its length is what is tested
+			e.waitRunning(names...)       // without the frozen one
+			select {
+			case <-thaw.C:
+			case <-e.ctx().Done():
+				t.Fatal("the test was ended")
+			}
+			e.must(victim.Resume())
+			e.eventually("the replica is back under a new session", func(context.Context) error {
+				if s := tap.Sessions()[victim.Replica]; s.GetSessionId() == session || !s.GetLeased() {
+					return fmt.Errorf("session %s, leased: %t", s.GetSessionId(), s.GetLeased())
+				}
+				return nil
+			})
+			e.wantInstances(machines)
+			e.wantNoDuplicates()
+			e.deleteAll(names...)
+			e.wantInstances(machines)
+		})
+	}
 }
 
 // wantNoDuplicates expects that no machine ever had two instances.

@@ -73,7 +73,7 @@ func (o *options) restConfig(flag, path string) (*rest.Config, error) {
 }
 
 // newManager makes the manager of the control cluster.
-func (o *options) newManager(cfg *rest.Config, scheme *runtime.Scheme) (ctrl.Manager, error) {
+func (o *options) newManager(cfg *rest.Config, scheme *runtime.Scheme, lock *leaderLock) (ctrl.Manager, error) {
 	caches := cache.Options{
 		SyncPeriod:       &o.syncPeriod,
 		DefaultTransform: cache.TransformStripManagedFields(),
@@ -86,16 +86,20 @@ func (o *options) newManager(cfg *rest.Config, scheme *runtime.Scheme) (ctrl.Man
 		Cache:                         caches,
 		Metrics:                       metricsserver.Options{BindAddress: o.listenAddress()},
 		LeaderElection:                o.lease.elect,
-		LeaderElectionID:              "machine-controller-manager",
+		LeaderElectionID:              leaseName,
 		LeaderElectionNamespace:       o.namespace,
 		LeaderElectionReleaseOnCancel: true,
 		LeaseDuration:                 &o.lease.leaseDuration,
 		RenewDeadline:                 &o.lease.renewDeadline,
 		RetryPeriod:                   &o.lease.retryPeriod,
+
+		LeaderElectionResourceLockInterface: lock,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("set up for the control cluster at %s: %w", cfg.Host, err)
 	}
+	//nolint:staticcheck // leader election takes no other kind of recorder
+	lock.lease.LockConfig.EventRecorder = mgr.GetEventRecorderFor("mcm")
 
 	return mgr, nil
 }

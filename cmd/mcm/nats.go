@@ -16,7 +16,7 @@ import (
 func (n *natsOptions) connect(ctx context.Context) (conn *bus.Conn, stop func(), err error) {
 	log := slog.New(logr.ToSlogHandler(klog.Background().WithName("nats")))
 	cfg := bus.Config{
-		URLs: n.urls, Name: "mcm " + identity(), Creds: n.creds, CA: n.ca, Cert: n.cert, Key: n.key,
+		URLs: n.urls, Name: "mcm " + identity(), InboxPrefix: bus.ManagerInboxPrefix, Creds: n.creds, CA: n.ca, Cert: n.cert, Key: n.key,
 		AllowInsecure: n.allowInsecure, Logger: log,
 	}
 	stopServer := func() {}
@@ -38,4 +38,13 @@ func (n *natsOptions) connect(ctx context.Context) (conn *bus.Conn, stop func(),
 	}
 
 	return conn, func() { conn.Close(); stopServer() }, nil
+}
+
+// stream says how operations streams are made, nil that none are.
+func (n *natsOptions) stream() *bus.StreamConfig {
+	if n.streamStorage == storageNone {
+		return nil
+	}
+
+	return &bus.StreamConfig{Replicas: n.streamReplicas, Memory: n.streamStorage == storageMemory}
 }

@@ -18,6 +18,7 @@ import (
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -70,7 +71,16 @@ type natsOptions struct {
 	allowInsecure                bool
 	listen, storeDir, configFile string
 	monitorPort                  int
+	streamReplicas               int
+	streamStorage                string
 }
+
+// Values of --nats-stream-storage.
+const (
+	storageFile   = "file"
+	storageMemory = "memory"
+	storageNone   = "none"
+)
 
 func newCommand() *cobra.Command {
 	o := &options{
@@ -209,12 +219,15 @@ func (n *natsOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&n.listen, "nats-listen", "127.0.0.1:4222", "where drivers reach the embedded NATS; port 0 picks a free one")
 	fs.StringVar(&n.storeDir, "nats-store-dir", "", "JetStream directory of the embedded NATS; empty for no JetStream")
 	fs.StringVar(&n.configFile, "nats-config", "", "nats-server configuration file whose settings win over those of the embedded NATS")
+	fs.IntVar(&n.streamReplicas, "nats-stream-replicas", 1, "NATS servers that hold each operations stream: 3 with a cluster of three")
+	fs.StringVar(&n.streamStorage, "nats-stream-storage", storageFile,
+		"where operations streams are kept: file, memory, or none for operations without claims and fencing")
 	fs.IntVar(&n.monitorPort, "nats-monitor-port", 0, "port on 127.0.0.1 for the embedded NATS's monitoring endpoints; 0 for none")
 }
 
 // validate names every flag at fault at once.
 func (o *options) validate() error {
-	var errs []error
+	errs := []error{o.nats.validate()}
 	positive := func(name string, d time.Duration) {
 		if d <= 0 {
 			errs = append(errs, fmt.Errorf("--%s must be positive, not %s", name, d))
@@ -251,6 +264,23 @@ func (o *options) validate() error {
 	}
 
 	return errors.Join(errs...)
+}
+
+func (n *natsOptions) validate() error {
+	var errs []error
+	if r := n.streamReplicas; r != 1 && r != 3 && r != 5 {
+		errs = append(errs, fmt.Errorf("--nats-stream-replicas must be 1, 3 or 5, not %d", r))
+	}
+	if s := n.streamStorage; s != storageFile && s != storageMemory && s != storageNone {
+		errs = append(errs, fmt.Errorf("--nats-stream-storage must be file, memory or none, not %q", s))
+	}
+
+	return errors.Join(errs...)
+}
+
+// keyName is the Secret with the control plane's key.
+func (o *options) keyName() client.ObjectKey {
+	return client.ObjectKey{Namespace: o.namespace, Name: o.keySecret}
 }
 
 // scope is the namespace whose machines are served; empty means all.

@@ -44,7 +44,6 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	defer stopTraces()
-	o.settings.Namespace = o.scope()
 	control, target, err := o.restConfigs()
 	if err != nil {
 		return err
@@ -53,7 +52,11 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	mgr, err := o.newManager(control, scheme)
+	lock, err := newLeaderLock(ctx, control, o)
+	if err != nil {
+		return err
+	}
+	mgr, err := o.newManager(control, scheme, lock)
 	if err != nil {
 		return err
 	}
@@ -63,7 +66,7 @@ func run(ctx context.Context, o *options) error {
 	}
 	defer closeBus()
 
-	m := &mcm{options: o, manager: mgr, conn: conn, log: slog.New(logr.ToSlogHandler(klog.Background().WithName("bus")))}
+	m := &mcm{options: o, manager: mgr, lock: lock, conn: conn, log: slog.New(logr.ToSlogHandler(klog.Background().WithName("bus")))}
 	if err := m.addTarget(ctx, target); err != nil {
 		return err
 	}
@@ -97,6 +100,7 @@ func run(ctx context.Context, o *options) error {
 type mcm struct {
 	options    *options
 	manager    ctrl.Manager
+	lock       *leaderLock
 	conn       *bus.Conn
 	log        *slog.Logger
 	caller     *bus.Caller
@@ -120,20 +124,24 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	if err != nil {
 		return err
 	}
-	key, err := fetch.ControlPlaneKey(ctx, direct, client.ObjectKey{Namespace: m.options.namespace, Name: m.options.keySecret})
+	key, err := fetch.ControlPlaneKey(ctx, direct, m.options.keyName())
 	if err != nil {
 		return err
 	}
 	if m.announcer, err = bus.NewAnnouncer(m.conn, m.options.clusterName); err != nil {
 		return err
 	}
-	if m.caller, err = bus.NewCaller(m.conn, bus.CallerConfig{Cluster: m.options.clusterName, Logger: m.log}); err != nil {
+	m.caller, err = bus.NewCaller(m.conn, bus.CallerConfig{
+		Cluster: m.options.clusterName, Epoch: m.lock.Epoch, Operations: m.options.nats.stream(), Key: key, Logger: m.log,
+	})
+	if err != nil {
 		return err
 	}
 	m.dispatcher = dispatch.New(logr.NewContext(ctx, klog.Background().WithName("dispatch")), m.caller, m.announcer)
 	m.dispatcher.Limit(m.options.limits)
-	if err := register(append(m.dispatcher.Collectors(), dropped("mcm_dispatch_replies_dropped_total",
-		"Reply frames that belonged to no operation in flight.", m.caller.Dropped))); err != nil {
+	if err := register(append(m.dispatcher.Collectors(), dispatch.StreamCollector(m.caller.Streams),
+		dropped("mcm_dispatch_replies_dropped_total",
+			"Reply frames that belonged to no operation in flight.", m.caller.Dropped))); err != nil {
 		return err
 	}
 	m.removed = machineclass.NewRemoved(m.manager.GetClient())
@@ -150,7 +158,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	}
 
 	return errors.Join(
-		m.manager.Add(&dispatch.Hello{Greeter: m.announcer, Message: &driverv1.Hello{
+		m.manager.Add(&dispatch.Hello{Greeter: m.announcer, Epoch: m.lock.Epoch, Message: &driverv1.Hello{
 			ClusterUid: string(uid), Key: key.Public(), Mcm: identity(), Version: version(), Scope: m.options.scope(),
 		}}),
 		m.manager.Add(m.fetches(key)),
@@ -201,6 +209,7 @@ func dropped(name, help string, count func() uint64) prometheus.Collector {
 func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	handler := &fetch.Handler{
 		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher, Removed: m.removed,
+		Reserved:        m.options.keyName(),
 		DefaultProvider: m.options.settings.DefaultProvider, CreationTimeout: m.options.settings.CreationTimeout,
 	}
 	if m.tokens != nil {

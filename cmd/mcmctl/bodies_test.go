@@ -199,4 +199,15 @@ var controls = map[string]body{
 			`"took":"3s","waited":"0.020s"}}`,
 		"audit create ns/m1 attempts 2 by r waited 20ms took 3s: OK",
 	},
+	"claim": {
+		&driverv1.Envelope{Body: &driverv1.Envelope_Claim{Claim: &driverv1.Claim{
+			OperationId: "u.create.0", Attempt: 2, Replica: "r", State: driverv1.Claim_STATE_SETTLED, Outcome: &driverv1.Outcome{},
+		}}},
+		`{"claim":{"attempt":2,"operationId":"u.create.0","outcome":{},"replica":"r","state":"STATE_SETTLED"}}`,
+		"claim u.create.0 attempt 2 by r: settled OK",
+	},
+	"tombstone": {
+		&driverv1.Envelope{Body: &driverv1.Envelope_Tombstone{Tombstone: &driverv1.Tombstone{Replica: "r", SessionId: "s", Epoch: 3}}},
+		`{"tombstone":{"epoch":"3","replica":"r","sessionId":"s"}}`, "tombstone over session s of r, epoch 3",
+	},
 }

@@ -25,8 +25,10 @@ func newDrivers(conn *connection) *cobra.Command {
 A replica gives a sign of life every half second; mcmctl listens for a little more
 than two of them. RUNNING and SLOTS count the operations of all control planes
 together. STATE is serving, draining (takes no new work) or silent (not heard of
-for so long that mcm takes it for dead). REQUESTS, ERRORS and LATENCY, the average
-time of an operation, count from the replica's start.
+for so long that mcm takes it for dead). LEASED says whether the operations stream
+acknowledges the replica's sessions. Without a lease, as when NATS has no JetStream,
+its operations are neither claimed nor fenced. REQUESTS, ERRORS and LATENCY, the
+average time of an operation, count from the replica's start.
 
 A driver that only answers requests gives no sign of life. It is listed, as plain,
 if it answers the discovery of NATS services under the name mcm-driver-<provider>,
@@ -76,6 +78,9 @@ type driverRow struct {
 	APIVersions    []string  `json:"apiVersions"`
 	Capabilities   []string  `json:"capabilities"`
 	Protocol       uint32    `json:"protocol"`
+	Leased         bool      `json:"leased"`
+	SessionID      string    `json:"sessionId"`
+	Epoch          uint64    `json:"epoch"` // the highest the replica has seen
 	StartedAt      time.Time `json:"startedAt"`
 	LastSeen       time.Time `json:"lastSeen"`
 }
@@ -91,6 +96,7 @@ func rowOf(r replica, now time.Time) driverRow {
 		Capabilities: verbs(s.GetCapabilities()), Protocol: s.GetProtocol(),
 		LastSeen: r.at.UTC(), Plain: r.plain,
 		LastError: r.figures.LastError, LatencySeconds: r.figures.Latency.Seconds(),
+		Leased: s.GetLeased(), SessionID: s.GetSessionId(), Epoch: s.GetEpoch(),
 	}
 	if r.counted {
 		row.Requests, row.Errors = &r.figures.Requests, &r.figures.Errors
@@ -100,6 +106,14 @@ func rowOf(r replica, now time.Time) driverRow {
 	}
 
 	return row
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+
+	return "no"
 }
 
 func stateOf(r replica, now time.Time) string {
@@ -139,7 +153,10 @@ func printDrivers(w io.Writer, heard []replica, now time.Time, provider, out str
 	if out == formatJSON {
 		return printJSON(w, rows, compact)
 	}
-	header := []string{"CLUSTER", "PROVIDER", "REPLICA", "VERSION", "HOST", "STATE", "RUNNING", "SLOTS", "REQUESTS", "ERRORS", "LATENCY", "AGE", "LAST-SEEN"}
+	header := []string{
+		"CLUSTER", "PROVIDER", "REPLICA", "VERSION", "HOST", "STATE", "LEASED", "RUNNING", "SLOTS", "REQUESTS", "ERRORS", "LATENCY",
+		"AGE", "LAST-SEEN",
+	}
 	if out == formatWide {
 		header = append(header, "IDENTITY", "KIND", "APIVERSIONS", "CAPABILITIES", "LAST-ERROR")
 	}
@@ -167,7 +184,7 @@ func (r *driverRow) cells(now time.Time, wide bool) []string {
 		started = age(now.Sub(r.StartedAt))
 	}
 	cells := []string{
-		r.Cluster, r.Provider, r.Replica, r.Version, r.Host, r.State, running, slots, requests, failed, latency,
+		r.Cluster, r.Provider, r.Replica, r.Version, r.Host, r.State, yesNo(r.Leased), running, slots, requests, failed, latency,
 		started, age(now.Sub(r.LastSeen)),
 	}
 	if wide {

@@ -57,7 +57,7 @@ func completeTrees(_ *cobra.Command, args []string, _ string) ([]cobra.Completio
 	}
 	var trees []cobra.Completion
 	for _, tree := range []bus.Tree{
-		bus.TreeDriver, bus.TreeReplica, bus.TreePlain, bus.TreeReply, bus.TreeSession, bus.TreeHello, bus.TreeFetch,
+		bus.TreeDriver, bus.TreeReplica, bus.TreePlain, bus.TreeReply, bus.TreeSession, bus.TreeClaim, bus.TreeHello, bus.TreeFetch,
 		bus.TreeChanged, bus.TreeAudit, bus.TreeOutcomes,
 	} {
 		trees = append(trees, string(tree)+".>")

@@ -137,6 +137,10 @@ func controlText(env *driverv1.Envelope) string {
 		return b.Acknowledge.GetOperationId()
 	case *driverv1.Envelope_Audit:
 		return auditText(b.Audit)
+	case *driverv1.Envelope_Claim:
+		return claimText(b.Claim)
+	case *driverv1.Envelope_Tombstone:
+		return fmt.Sprintf("over session %s of %s, epoch %d", b.Tombstone.GetSessionId(), b.Tombstone.GetReplica(), b.Tombstone.GetEpoch())
 	default:
 		return ""
 	}
@@ -150,6 +154,16 @@ func sessionText(s *driverv1.Session) string {
 	}
 	if s.GetStopped() {
 		text += ", stopped"
+	}
+
+	return text
+}
+
+func claimText(c *driverv1.Claim) string {
+	text := fmt.Sprintf("%s attempt %d by %s: %s", c.GetOperationId(), c.GetAttempt(), c.GetReplica(),
+		strings.ToLower(strings.TrimPrefix(c.GetState().String(), "STATE_")))
+	if c.GetOutcome() != nil {
+		text += " " + bus.CodeName(c.GetOutcome().GetCode())
 	}
 
 	return text

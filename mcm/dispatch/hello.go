@@ -25,6 +25,9 @@ type Greeter interface {
 type Hello struct {
 	Greeter Greeter
 	Message *driverv1.Hello
+	// Epoch returns that of the present leadership; nil means that epochs are not
+	// counted.
+	Epoch func() uint64
 }
 
 // Start implements manager.Runnable.
@@ -32,6 +35,9 @@ func (h *Hello) Start(ctx context.Context) error {
 	tick := time.NewTicker(helloEvery)
 	defer tick.Stop()
 	for {
+		if h.Epoch != nil {
+			h.Message.Epoch = h.Epoch()
+		}
 		if err := h.Greeter.Hello(h.Message); err != nil {
 			ctrl.LoggerFrom(ctx).V(1).Info("hello not sent", "err", err.Error())
 		}

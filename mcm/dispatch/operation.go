@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -33,6 +34,16 @@ func (k Kind) wire() driverv1.Operation {
 // many operations of the machine were settled before.
 func OperationID(uid types.UID, kind Kind, number int64) string {
 	return fmt.Sprintf("%s.%s.%d", uid, kind, number)
+}
+
+// KindOf returns the kind of the operation with that id; empty when no operation
+// can have it.
+func KindOf(operationID string) Kind {
+	if parts := strings.Split(operationID, "."); len(parts) == 3 {
+		return Kind(parts[1])
+	}
+
+	return ""
 }
 
 // An Operation is one mutation of one machine.
@@ -101,6 +112,11 @@ type State struct {
 
 	// Err is how a Done operation failed, nil for success.
 	Err error
+	// Lost says of a Done operation that nobody has it any more and nobody knows
+	// what came of it: it may have an effect until its deadline, and that may show
+	// SettleTime later.
+	Lost       bool
+	SettleTime time.Duration
 	// Instance is what the driver returned, nil for nothing.
 	Instance *Instance
 	// LastKnownState is the driver's memory, to be stored when Stated.

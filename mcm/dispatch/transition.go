@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"errors"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -62,9 +63,11 @@ func (d *Dispatcher) finish(e *entry, out *bus.Outcome, err error) {
 	out.Waited = max(out.Waited, time.Since(e.started)-out.Took)
 	state := State{
 		Phase: Done, ID: e.id, Kind: e.kind, Replica: out.Replica, Attempt: out.Attempts, Err: err, Took: out.Took,
+		Lost: errors.Is(err, bus.ErrNotHeld), SettleTime: d.settleTime(e.provider),
 		Provider: e.provider, ClassGeneration: e.class,
 	}
 	state.Instance, state.LastKnownState, state.Stated = payload(out.Result)
+	state.Stated = state.Stated && !out.Partial
 	d.mu.Lock()
 	e.state = state
 	if !out.Plain {
@@ -98,4 +101,17 @@ func (d *Dispatcher) audit(e *entry, state *State, out *bus.Outcome) {
 		d.log(e, state).V(1).Info("audit message not sent", "err", err.Error())
 	}
 	d.recent.add(record)
+}
+
+// settleTime is how long the lists of a provider's drivers may lag behind their
+// effects: the longest that a live replica says.
+func (d *Dispatcher) settleTime(provider string) time.Duration {
+	var settle time.Duration
+	for _, r := range d.caller.Replicas() {
+		if r.Session.GetProvider() == provider {
+			settle = max(settle, r.Session.GetSettleTime().AsDuration())
+		}
+	}
+
+	return settle
 }

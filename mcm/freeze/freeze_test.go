@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -325,6 +326,11 @@ func TestDeployment(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			d := r.deployment("a", v1alpha1.MachineDeploymentStrategy{Type: strategy})
+			if strategy == v1alpha1.RollingUpdateMachineDeploymentStrategyType {
+				none, one := intstr.FromInt32(0), intstr.FromInt32(1)
+				limits := v1alpha1.UpdateConfiguration{MaxUnavailable: &one, MaxSurge: &none}
+				d.Spec.Strategy.RollingUpdate = &v1alpha1.RollingUpdateMachineDeployment{UpdateConfiguration: limits}
+			}
 			r.create(t, d)
 			old, latest := r.set(t, "old", d), r.set(t, "new", d)
 			all := r.machines(t, latest, 4)

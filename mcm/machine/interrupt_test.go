@@ -1,13 +1,17 @@
 package machine_test
 
 import (
+	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/bootstrap"
 )
 
 func TestDeleteDuringCreate(t *testing.T) {
@@ -31,6 +35,32 @@ func TestDeleteDuringCreate(t *testing.T) {
 
 // Between the cloud's last word and its being stored, a deletion must learn of
 // the instance.
+// A token outlives neither its use nor its machine.
+func TestDeleteBeforeJoining(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.tokens = &bootstrap.Tokens{Target: r.Client}
+	r.startDriver(t)
+	r.startManager(t)
+	m := r.machine("a")
+	r.create(t, m)
+	r.phase(t, m, v1alpha1.MachinePending)
+	if _, err := r.tokens.Ensure(t.Context(), m, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	r.delete(t, m)
+	r.gone(t, m)
+	secrets := &corev1.SecretList{}
+	err := r.List(t.Context(), secrets, client.InNamespace(metav1.NamespaceSystem),
+		client.MatchingLabels{bootstrap.LabelKeyMachineUID: string(m.UID)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(secrets.Items) > 0 {
+		t.Error("an instance could still join with the token of a machine that is gone")
+	}
+}
+
 func TestDeleteAfterCreate(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
@@ -41,6 +71,39 @@ func TestDeleteAfterCreate(t *testing.T) {
 	bustest.Receive(t, "the driver to get the create", r.cloud.entered)
 	close(open)
 	r.delete(t, m)
+	r.gone(t, m)
+	if there, _ := r.cloud.has(); there != 0 {
+		t.Errorf("the cloud has %d instances", there)
+	}
+}
+
+// A create whose replica is lost may make its instance after the delete has found
+// none.
+func TestDeleteOfALostCreate(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.settings.OperationTimeout = 8 * time.Second
+	proxy := bustest.NewProxy(t, r.nats.URL())
+	r.startDriverAt(t, proxy.URL())
+	r.startManager(t)
+	open := make(chan struct{})
+	r.cloud.hold(open)
+	m := r.machine("a")
+	r.create(t, m)
+	bustest.Receive(t, "the driver to get the create", r.cloud.entered)
+	proxy.Cut()
+	r.delete(t, m)
+	r.event(t, m, "CreationLost", "looked for again")
+	r.startDriver(t)
+	bustest.Eventually(t, "the first delete", func() bool { return r.cloud.count(remove) == 1 })
+	close(open)
+	bustest.Eventually(t, "the late instance", func() bool { _, made := r.cloud.has(); return made == 1 })
+	got := r.until(t, "waiting for the lost create", m, func(m *v1alpha1.Machine) bool {
+		return strings.Contains(m.Status.LastOperation.Description, "a lost attempt at the creation")
+	})
+	if len(got.Finalizers) == 0 {
+		t.Error("the machine is let go while an instance may appear")
+	}
 	r.gone(t, m)
 	if there, _ := r.cloud.has(); there != 0 {
 		t.Errorf("the cloud has %d instances", there)

@@ -29,6 +29,9 @@ type journal struct {
 	Failed    dispatch.Kind `json:"failed,omitempty"`
 	NotBefore *metav1.Time  `json:"notBefore,omitempty"`
 	Class     string        `json:"class,omitempty"`
+	// Lost is until when a create whose outcome nobody knows may yet make an
+	// instance: a delete that began earlier proves nothing.
+	Lost *metav1.Time `json:"lost,omitempty"`
 	// Provider has the machine's instance; empty while there is none.
 	Provider string `json:"provider,omitempty"`
 	// LastGood says that the operation begun, or the next try of the one that
@@ -78,21 +81,33 @@ func (j journal) write(m *v1alpha1.Machine) error {
 // begin notes that an operation is about to be sent.
 func (j journal) begin(kind dispatch.Kind, now time.Time) journal {
 	return journal{
-		Settled: j.Settled, Operation: kind, Begun: &metav1.Time{Time: now},
+		Settled: j.Settled, Operation: kind, Begun: &metav1.Time{Time: now}, Lost: j.Lost,
 		Provider: j.Provider, LastGood: j.LastGood && j.Failed == kind, Return: j.Return,
 	}
 }
 
 // settle notes that the outcome of the operation begun is stored.
-func (j journal) settle() journal { return journal{Settled: j.Settled + 1, Provider: j.Provider} }
+func (j journal) settle() journal {
+	return journal{Settled: j.Settled + 1, Provider: j.Provider, Lost: j.Lost}
+}
 
 // failed is settle for an outcome after which the operation is to be tried
 // again, as another one, no sooner than after wait.
 func (j journal) failed(now time.Time, wait time.Duration, class string) journal {
 	return journal{
 		Settled: j.Settled + 1, Failed: j.Operation, NotBefore: &metav1.Time{Time: now.Add(wait)}, Class: class,
-		Provider: j.Provider, Return: j.Return,
+		Lost: j.Lost, Provider: j.Provider, Return: j.Return,
 	}
+}
+
+// doubtful tells how long after now the delete that was begun has to be repeated,
+// because an instance may have appeared since; 0 for not at all.
+func (j journal) doubtful(now time.Time) (wait time.Duration, again bool) {
+	if j.Lost == nil || j.Begun != nil && !j.Begun.Before(j.Lost) {
+		return 0, false
+	}
+
+	return max(0, j.Lost.Sub(now)), true
 }
 
 // wait is how long to wait before the next operation, if that is another try: a

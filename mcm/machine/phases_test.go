@@ -23,7 +23,10 @@ func TestNodeVanishes(t *testing.T) {
 	r.create(t, m)
 	node := r.join(t, m)
 	r.phase(t, m, v1alpha1.MachineRunning)
+	// A running manager might give the Node its finalizer back in between.
+	r.stop()
 	r.forceDelete(t, node)
+	r.startManager(t)
 	got := r.phase(t, m, v1alpha1.MachineUnknown)
 	want := "Machine " + m.Name + " is unhealthy - changing MachinePhase to Unknown. Node conditions: the node does not exist"
 	if last := got.Status.LastOperation; last.Type != "HealthCheck" || last.State != "Processing" || last.Description != want {

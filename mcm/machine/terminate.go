@@ -32,6 +32,7 @@ func (p *pass) markTerminating(ctx context.Context) (next, error) {
 	if !p.creating() && p.journal.Operation == dispatch.Initialize {
 		p.journal = p.journal.settle() // as the phase says, for the last time
 	}
+	p.dropToken(ctx)
 	p.unhealthy = p.machine.Status.CurrentStatus.Phase == v1alpha1.MachineFailed
 	p.setPhase(v1alpha1.MachineTerminating)
 	p.machine.Status.CurrentStatus.PreserveExpiryTime = nil
@@ -42,6 +43,23 @@ func (p *pass) markTerminating(ctx context.Context) (next, error) {
 	p.sayf("Terminating", "Deletion was asked for")
 
 	return proceed, nil
+}
+
+// dropToken deletes the token of a machine that may not have joined with it: no
+// instance of it may join now. That this does not work is no reason to keep the
+// instance; the token expires.
+func (p *pass) dropToken(ctx context.Context) {
+	switch p.machine.Status.CurrentStatus.Phase {
+	case v1alpha1.MachinePhaseNew, v1alpha1.MachineCrashLoopBackOff, v1alpha1.MachinePending, v1alpha1.MachineFailed:
+	default:
+		return // spent when it joined
+	}
+	if p.Tokens == nil {
+		return
+	}
+	if err := p.Tokens.Delete(ctx, p.machine); err != nil {
+		p.log.Info("bootstrap token of a machine that goes stays until it expires", "err", err.Error())
+	}
 }
 
 // endCreation ends an operation that was begun before the deletion: only one
@@ -97,6 +115,14 @@ func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, e
 		}
 	}
 	p.journal = p.journal.settle()
+	if state.Kind == dispatch.Create && state.Lost {
+		// Its call may be at the cloud still, and its instance not in any list yet.
+		until := metav1.NewTime(p.now.Add(p.operationTimeout() + state.SettleTime).
+			Truncate(time.Second).Add(time.Second)) // stored times have no fractions
+		p.journal.Lost = &until
+		p.notef("CreationLost", "Nobody knows whether the creation had an effect: the instance is deleted now, and looked for again at %s",
+			until.UTC().Format(time.RFC3339))
+	}
 	if err := p.patch(ctx); err != nil {
 		return wait, err
 	}
@@ -131,6 +157,9 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 
 		return p.deleteFailed(ctx, state)
 	}
+	if wait, doubt := p.journal.doubtful(p.now); doubt {
+		return p.deleteAgain(ctx, state, wait)
+	}
 	if p.machine.Status.LastOperation.Description != v1alpha1.TextVMDeleted {
 		p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "", v1alpha1.TextVMDeleted)
 		if err := p.patchStatus(ctx); err != nil {
@@ -140,6 +169,23 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 	}
 
 	return proceed, nil
+}
+
+// deleteAgain settles a delete after which the instance of a lost creation may
+// still appear. The finalizer stays until one that began later has succeeded.
+func (p *pass) deleteAgain(ctx context.Context, state dispatch.State, after time.Duration) (next, error) {
+	p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "",
+		"Waiting: a lost attempt at the creation may have an effect until "+p.journal.Lost.UTC().Format(time.RFC3339))
+	if err := p.patchStatus(ctx); err != nil {
+		return wait, err
+	}
+	p.journal = p.journal.failed(p.now, after, p.version)
+	if err := p.patch(ctx); err != nil {
+		return wait, err
+	}
+	p.Dispatcher.Settle(p.machine.UID, state.ID)
+
+	return again(after), nil
 }
 
 // deleteFailed stores how a delete failed and when it is tried again: at once if

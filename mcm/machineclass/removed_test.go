@@ -8,6 +8,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/machinebus/machinebus/mcm/lastgood"
 	"github.com/machinebus/machinebus/mcm/machineclass"
 )
 
@@ -104,7 +105,7 @@ func TestRemovedSecretOfTheLastAcceptedClass(t *testing.T) {
 	r := newRig(t)
 	class := r.class("used", "boot")
 	r.create(t, class)
-	if _, err := machineclass.Accept(class); err != nil {
+	if _, err := lastgood.Accept(class); err != nil {
 		t.Fatal(err)
 	}
 	class.SecretRef.Name = "other"

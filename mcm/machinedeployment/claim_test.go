@@ -74,14 +74,6 @@ func TestInvalid(t *testing.T) {
 			"it would take everybody's sets",
 			func(d *v1alpha1.MachineDeployment) { d.Spec.Selector = &metav1.LabelSelector{} }, "SelectingAll", "non-empty selector",
 		},
-		"Limits": {
-			"limits cannot be guessed",
-			func(d *v1alpha1.MachineDeployment) { d.Spec.Strategy.RollingUpdate.MaxSurge = nil }, "InvalidSpec", "maxSurge is missing",
-		},
-		"Class": {
-			"no machine can be made of nothing",
-			func(d *v1alpha1.MachineDeployment) { d.Spec.Template.Spec.Class.Name = "" }, "InvalidSpec", "kind and a name",
-		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

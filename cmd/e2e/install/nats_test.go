@@ -166,7 +166,13 @@ var attempts = map[string]attempt{
 	"gateway deletes machines":  {user: "mcm-autoscaler", do: "publish", subject: "mcm.v1.default.driver.virtual.delete.ns.m", external: true, reason: "only mcm does"},
 	"serves node groups":        {user: "virtual", do: "driver", subject: "mcm.v1.default.nodegroup.virtual.*", allowed: true, reason: "its work"},
 	"asks for groups":           {user: "virtual", do: "publish", subject: "mcm.v1.default.nodegroup.virtual.resize", reason: "only the gateway does"},
-	"mcm plays a replica":       {user: "mcm", do: "publish", subject: "mcm.v1.default.session.virtual.r1", external: true, reason: "a driver's"},
+	"mcm declares dead":         {user: "mcm", do: "publish", subject: "mcm.v1.default.session.virtual.r1", allowed: true, external: true, reason: "tombstones"},
+	"mcm plays a replica":       {user: "mcm", do: "publish", subject: "mcm.v1.default.claim.virtual.u1", external: true, reason: "a driver's"},
+	"mcm reads claims":          {user: "mcm", do: "publish", subject: "$JS.API.DIRECT.GET.S.mcm.v1.default.claim.virtual.u1", allowed: true, external: true, reason: "what has come of an operation"},
+	"mcm deletes streams":       {user: "mcm", do: "publish", subject: "$JS.API.STREAM.DELETE.S", external: true, reason: "all that is known of operations would be gone"},
+	"claims":                    {user: "virtual", do: "publish", subject: "mcm.v1.default.claim.virtual.u1", allowed: true, reason: "its work"},
+	"claims for others":         {user: "virtual", do: "publish", subject: "mcm.v1.default.claim.other.u1", reason: "another provider's machine"},
+	"reads claims":              {user: "virtual", do: "publish", subject: "$JS.API.DIRECT.GET.S.mcm.v1.default.claim.virtual.u1", reason: "JetStream would answer to any subject"},
 }
 
 // try does what an attempt says, and returns the server's refusal.

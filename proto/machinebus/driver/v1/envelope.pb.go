@@ -19,6 +19,7 @@
 //	plain.<provider>.<op>.<namespace>.<name>    to a driver that only answers
 //	reply.<provider>.<caller>.<token>           reply frames
 //	session.<provider>.<replica>                a replica's signs of life
+//	claim.<provider>.<machine uid>              who runs which operation of a machine, then its outcome
 //	fetch.<provider>.class|secret|bootstrap     a driver's questions to mcm
 //	changed.<provider>, hello, audit.<provider>.<op>.<namespace>.<name>
 //
@@ -34,6 +35,10 @@
 // second one busy [RUN-1]. A request for an operation that it runs already, or
 // whose Result it keeps, MUST NOT run it again: the replica answers accepted, and
 // from then on sends that operation's frames to the new reply subject [RUN-2].
+//
+// Sessions and claims are kept by a JetStream stream, MCM_OPS_<cluster>_<provider>,
+// that mcm makes and that holds one message of each subject. Where there is none,
+// requests carry no terms for a claim, and what is said of claims does not apply.
 //
 // Every MUST below carries a clause id such as [CREATE-1]. The ids are stable:
 // the conformance suite has one test for each, and a clause that is dropped
@@ -105,6 +110,9 @@ type Envelope struct {
 	// machine's uid, or the operation's idempotency token, and return that one
 	// [ENV-9].
 	Recover bool `protobuf:"varint,7,opt,name=recover,proto3" json:"recover,omitempty"`
+	// claim_terms is set in a request for a mutation that its replica MUST claim
+	// before it sends accepted [CLAIM-1].
+	ClaimTerms *ClaimTerms `protobuf:"bytes,8,opt,name=claim_terms,json=claimTerms,proto3" json:"claim_terms,omitempty"`
 	// Types that are valid to be assigned to Body:
 	//
 	//	*Envelope_Create
@@ -133,6 +141,8 @@ type Envelope struct {
 	//	*Envelope_Cancel
 	//	*Envelope_Acknowledge
 	//	*Envelope_Audit
+	//	*Envelope_Claim
+	//	*Envelope_Tombstone
 	Body          isEnvelope_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -215,6 +225,13 @@ func (x *Envelope) GetRecover() bool {
 		return x.Recover
 	}
 	return false
+}
+
+func (x *Envelope) GetClaimTerms() *ClaimTerms {
+	if x != nil {
+		return x.ClaimTerms
+	}
+	return nil
 }
 
 func (x *Envelope) GetBody() isEnvelope_Body {
@@ -458,6 +475,24 @@ func (x *Envelope) GetAudit() *Audit {
 	return nil
 }
 
+func (x *Envelope) GetClaim() *Claim {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Claim); ok {
+			return x.Claim
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetTombstone() *Tombstone {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Tombstone); ok {
+			return x.Tombstone
+		}
+	}
+	return nil
+}
+
 type isEnvelope_Body interface {
 	isEnvelope_Body()
 }
@@ -570,6 +605,15 @@ type Envelope_Audit struct {
 	Audit *Audit `protobuf:"bytes,71,opt,name=audit,proto3,oneof"`
 }
 
+type Envelope_Claim struct {
+	// Records of the operations stream.
+	Claim *Claim `protobuf:"bytes,72,opt,name=claim,proto3,oneof"`
+}
+
+type Envelope_Tombstone struct {
+	Tombstone *Tombstone `protobuf:"bytes,73,opt,name=tombstone,proto3,oneof"`
+}
+
 func (*Envelope_Create) isEnvelope_Body() {}
 
 func (*Envelope_Initialize) isEnvelope_Body() {}
@@ -622,11 +666,15 @@ func (*Envelope_Acknowledge) isEnvelope_Body() {}
 
 func (*Envelope_Audit) isEnvelope_Body() {}
 
+func (*Envelope_Claim) isEnvelope_Body() {}
+
+func (*Envelope_Tombstone) isEnvelope_Body() {}
+
 var File_machinebus_driver_v1_envelope_proto protoreflect.FileDescriptor
 
 const file_machinebus_driver_v1_envelope_proto_rawDesc = "" +
 	"\n" +
-	"#machinebus/driver/v1/envelope.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a machinebus/driver/v1/fetch.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\x1a\"machinebus/driver/v1/session.proto\"\xd8\x0f\n" +
+	"#machinebus/driver/v1/envelope.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a machinebus/driver/v1/claim.proto\x1a machinebus/driver/v1/fetch.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\x1a\"machinebus/driver/v1/session.proto\"\x91\x11\n" +
 	"\bEnvelope\x12!\n" +
 	"\foperation_id\x18\x01 \x01(\tR\voperationId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x14\n" +
@@ -634,7 +682,9 @@ const file_machinebus_driver_v1_envelope_proto_rawDesc = "" +
 	"\areplica\x18\x04 \x01(\tR\areplica\x127\n" +
 	"\taccept_by\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bacceptBy\x123\n" +
 	"\atimeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x18\n" +
-	"\arecover\x18\a \x01(\bR\arecover\x12=\n" +
+	"\arecover\x18\a \x01(\bR\arecover\x12A\n" +
+	"\vclaim_terms\x18\b \x01(\v2 .machinebus.driver.v1.ClaimTermsR\n" +
+	"claimTerms\x12=\n" +
 	"\x06create\x18\x10 \x01(\v2#.machinebus.driver.v1.CreateRequestH\x00R\x06create\x12I\n" +
 	"\n" +
 	"initialize\x18\x11 \x01(\v2'.machinebus.driver.v1.InitializeRequestH\x00R\n" +
@@ -664,7 +714,9 @@ const file_machinebus_driver_v1_envelope_proto_rawDesc = "" +
 	"\bops_held\x18D \x01(\v2!.machinebus.driver.v1.OpsResponseH\x00R\aopsHeld\x126\n" +
 	"\x06cancel\x18E \x01(\v2\x1c.machinebus.driver.v1.CancelH\x00R\x06cancel\x12E\n" +
 	"\vacknowledge\x18F \x01(\v2!.machinebus.driver.v1.AcknowledgeH\x00R\vacknowledge\x123\n" +
-	"\x05audit\x18G \x01(\v2\x1b.machinebus.driver.v1.AuditH\x00R\x05auditB\x06\n" +
+	"\x05audit\x18G \x01(\v2\x1b.machinebus.driver.v1.AuditH\x00R\x05audit\x123\n" +
+	"\x05claim\x18H \x01(\v2\x1b.machinebus.driver.v1.ClaimH\x00R\x05claim\x12?\n" +
+	"\ttombstone\x18I \x01(\v2\x1f.machinebus.driver.v1.TombstoneH\x00R\ttombstoneB\x06\n" +
 	"\x04bodyBFZDgithub.com/machinebus/machinebus/proto/machinebus/driver/v1;driverv1b\x06proto3"
 
 var (
@@ -684,67 +736,73 @@ var file_machinebus_driver_v1_envelope_proto_goTypes = []any{
 	(*Envelope)(nil),               // 0: machinebus.driver.v1.Envelope
 	(*timestamppb.Timestamp)(nil),  // 1: google.protobuf.Timestamp
 	(*durationpb.Duration)(nil),    // 2: google.protobuf.Duration
-	(*CreateRequest)(nil),          // 3: machinebus.driver.v1.CreateRequest
-	(*InitializeRequest)(nil),      // 4: machinebus.driver.v1.InitializeRequest
-	(*DeleteRequest)(nil),          // 5: machinebus.driver.v1.DeleteRequest
-	(*StatusRequest)(nil),          // 6: machinebus.driver.v1.StatusRequest
-	(*ListRequest)(nil),            // 7: machinebus.driver.v1.ListRequest
-	(*VolumeIDsRequest)(nil),       // 8: machinebus.driver.v1.VolumeIDsRequest
-	(*ValidateRequest)(nil),        // 9: machinebus.driver.v1.ValidateRequest
-	(*MigrateClassRequest)(nil),    // 10: machinebus.driver.v1.MigrateClassRequest
-	(*Accepted)(nil),               // 11: machinebus.driver.v1.Accepted
-	(*Progress)(nil),               // 12: machinebus.driver.v1.Progress
-	(*Result)(nil),                 // 13: machinebus.driver.v1.Result
-	(*Busy)(nil),                   // 14: machinebus.driver.v1.Busy
-	(*FetchClassRequest)(nil),      // 15: machinebus.driver.v1.FetchClassRequest
-	(*FetchClassResponse)(nil),     // 16: machinebus.driver.v1.FetchClassResponse
-	(*FetchSecretRequest)(nil),     // 17: machinebus.driver.v1.FetchSecretRequest
-	(*FetchSecretResponse)(nil),    // 18: machinebus.driver.v1.FetchSecretResponse
-	(*FetchBootstrapRequest)(nil),  // 19: machinebus.driver.v1.FetchBootstrapRequest
-	(*FetchBootstrapResponse)(nil), // 20: machinebus.driver.v1.FetchBootstrapResponse
-	(*Session)(nil),                // 21: machinebus.driver.v1.Session
-	(*Hello)(nil),                  // 22: machinebus.driver.v1.Hello
-	(*Changed)(nil),                // 23: machinebus.driver.v1.Changed
-	(*OpsRequest)(nil),             // 24: machinebus.driver.v1.OpsRequest
-	(*OpsResponse)(nil),            // 25: machinebus.driver.v1.OpsResponse
-	(*Cancel)(nil),                 // 26: machinebus.driver.v1.Cancel
-	(*Acknowledge)(nil),            // 27: machinebus.driver.v1.Acknowledge
-	(*Audit)(nil),                  // 28: machinebus.driver.v1.Audit
+	(*ClaimTerms)(nil),             // 3: machinebus.driver.v1.ClaimTerms
+	(*CreateRequest)(nil),          // 4: machinebus.driver.v1.CreateRequest
+	(*InitializeRequest)(nil),      // 5: machinebus.driver.v1.InitializeRequest
+	(*DeleteRequest)(nil),          // 6: machinebus.driver.v1.DeleteRequest
+	(*StatusRequest)(nil),          // 7: machinebus.driver.v1.StatusRequest
+	(*ListRequest)(nil),            // 8: machinebus.driver.v1.ListRequest
+	(*VolumeIDsRequest)(nil),       // 9: machinebus.driver.v1.VolumeIDsRequest
+	(*ValidateRequest)(nil),        // 10: machinebus.driver.v1.ValidateRequest
+	(*MigrateClassRequest)(nil),    // 11: machinebus.driver.v1.MigrateClassRequest
+	(*Accepted)(nil),               // 12: machinebus.driver.v1.Accepted
+	(*Progress)(nil),               // 13: machinebus.driver.v1.Progress
+	(*Result)(nil),                 // 14: machinebus.driver.v1.Result
+	(*Busy)(nil),                   // 15: machinebus.driver.v1.Busy
+	(*FetchClassRequest)(nil),      // 16: machinebus.driver.v1.FetchClassRequest
+	(*FetchClassResponse)(nil),     // 17: machinebus.driver.v1.FetchClassResponse
+	(*FetchSecretRequest)(nil),     // 18: machinebus.driver.v1.FetchSecretRequest
+	(*FetchSecretResponse)(nil),    // 19: machinebus.driver.v1.FetchSecretResponse
+	(*FetchBootstrapRequest)(nil),  // 20: machinebus.driver.v1.FetchBootstrapRequest
+	(*FetchBootstrapResponse)(nil), // 21: machinebus.driver.v1.FetchBootstrapResponse
+	(*Session)(nil),                // 22: machinebus.driver.v1.Session
+	(*Hello)(nil),                  // 23: machinebus.driver.v1.Hello
+	(*Changed)(nil),                // 24: machinebus.driver.v1.Changed
+	(*OpsRequest)(nil),             // 25: machinebus.driver.v1.OpsRequest
+	(*OpsResponse)(nil),            // 26: machinebus.driver.v1.OpsResponse
+	(*Cancel)(nil),                 // 27: machinebus.driver.v1.Cancel
+	(*Acknowledge)(nil),            // 28: machinebus.driver.v1.Acknowledge
+	(*Audit)(nil),                  // 29: machinebus.driver.v1.Audit
+	(*Claim)(nil),                  // 30: machinebus.driver.v1.Claim
+	(*Tombstone)(nil),              // 31: machinebus.driver.v1.Tombstone
 }
 var file_machinebus_driver_v1_envelope_proto_depIdxs = []int32{
 	1,  // 0: machinebus.driver.v1.Envelope.accept_by:type_name -> google.protobuf.Timestamp
 	2,  // 1: machinebus.driver.v1.Envelope.timeout:type_name -> google.protobuf.Duration
-	3,  // 2: machinebus.driver.v1.Envelope.create:type_name -> machinebus.driver.v1.CreateRequest
-	4,  // 3: machinebus.driver.v1.Envelope.initialize:type_name -> machinebus.driver.v1.InitializeRequest
-	5,  // 4: machinebus.driver.v1.Envelope.delete:type_name -> machinebus.driver.v1.DeleteRequest
-	6,  // 5: machinebus.driver.v1.Envelope.status:type_name -> machinebus.driver.v1.StatusRequest
-	7,  // 6: machinebus.driver.v1.Envelope.list:type_name -> machinebus.driver.v1.ListRequest
-	8,  // 7: machinebus.driver.v1.Envelope.volume_ids:type_name -> machinebus.driver.v1.VolumeIDsRequest
-	9,  // 8: machinebus.driver.v1.Envelope.validate:type_name -> machinebus.driver.v1.ValidateRequest
-	10, // 9: machinebus.driver.v1.Envelope.migrate_class:type_name -> machinebus.driver.v1.MigrateClassRequest
-	11, // 10: machinebus.driver.v1.Envelope.accepted:type_name -> machinebus.driver.v1.Accepted
-	12, // 11: machinebus.driver.v1.Envelope.progress:type_name -> machinebus.driver.v1.Progress
-	13, // 12: machinebus.driver.v1.Envelope.result:type_name -> machinebus.driver.v1.Result
-	14, // 13: machinebus.driver.v1.Envelope.busy:type_name -> machinebus.driver.v1.Busy
-	15, // 14: machinebus.driver.v1.Envelope.fetch_class:type_name -> machinebus.driver.v1.FetchClassRequest
-	16, // 15: machinebus.driver.v1.Envelope.fetched_class:type_name -> machinebus.driver.v1.FetchClassResponse
-	17, // 16: machinebus.driver.v1.Envelope.fetch_secret:type_name -> machinebus.driver.v1.FetchSecretRequest
-	18, // 17: machinebus.driver.v1.Envelope.fetched_secret:type_name -> machinebus.driver.v1.FetchSecretResponse
-	19, // 18: machinebus.driver.v1.Envelope.fetch_bootstrap:type_name -> machinebus.driver.v1.FetchBootstrapRequest
-	20, // 19: machinebus.driver.v1.Envelope.fetched_bootstrap:type_name -> machinebus.driver.v1.FetchBootstrapResponse
-	21, // 20: machinebus.driver.v1.Envelope.session:type_name -> machinebus.driver.v1.Session
-	22, // 21: machinebus.driver.v1.Envelope.hello:type_name -> machinebus.driver.v1.Hello
-	23, // 22: machinebus.driver.v1.Envelope.changed:type_name -> machinebus.driver.v1.Changed
-	24, // 23: machinebus.driver.v1.Envelope.ops:type_name -> machinebus.driver.v1.OpsRequest
-	25, // 24: machinebus.driver.v1.Envelope.ops_held:type_name -> machinebus.driver.v1.OpsResponse
-	26, // 25: machinebus.driver.v1.Envelope.cancel:type_name -> machinebus.driver.v1.Cancel
-	27, // 26: machinebus.driver.v1.Envelope.acknowledge:type_name -> machinebus.driver.v1.Acknowledge
-	28, // 27: machinebus.driver.v1.Envelope.audit:type_name -> machinebus.driver.v1.Audit
-	28, // [28:28] is the sub-list for method output_type
-	28, // [28:28] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	3,  // 2: machinebus.driver.v1.Envelope.claim_terms:type_name -> machinebus.driver.v1.ClaimTerms
+	4,  // 3: machinebus.driver.v1.Envelope.create:type_name -> machinebus.driver.v1.CreateRequest
+	5,  // 4: machinebus.driver.v1.Envelope.initialize:type_name -> machinebus.driver.v1.InitializeRequest
+	6,  // 5: machinebus.driver.v1.Envelope.delete:type_name -> machinebus.driver.v1.DeleteRequest
+	7,  // 6: machinebus.driver.v1.Envelope.status:type_name -> machinebus.driver.v1.StatusRequest
+	8,  // 7: machinebus.driver.v1.Envelope.list:type_name -> machinebus.driver.v1.ListRequest
+	9,  // 8: machinebus.driver.v1.Envelope.volume_ids:type_name -> machinebus.driver.v1.VolumeIDsRequest
+	10, // 9: machinebus.driver.v1.Envelope.validate:type_name -> machinebus.driver.v1.ValidateRequest
+	11, // 10: machinebus.driver.v1.Envelope.migrate_class:type_name -> machinebus.driver.v1.MigrateClassRequest
+	12, // 11: machinebus.driver.v1.Envelope.accepted:type_name -> machinebus.driver.v1.Accepted
+	13, // 12: machinebus.driver.v1.Envelope.progress:type_name -> machinebus.driver.v1.Progress
+	14, // 13: machinebus.driver.v1.Envelope.result:type_name -> machinebus.driver.v1.Result
+	15, // 14: machinebus.driver.v1.Envelope.busy:type_name -> machinebus.driver.v1.Busy
+	16, // 15: machinebus.driver.v1.Envelope.fetch_class:type_name -> machinebus.driver.v1.FetchClassRequest
+	17, // 16: machinebus.driver.v1.Envelope.fetched_class:type_name -> machinebus.driver.v1.FetchClassResponse
+	18, // 17: machinebus.driver.v1.Envelope.fetch_secret:type_name -> machinebus.driver.v1.FetchSecretRequest
+	19, // 18: machinebus.driver.v1.Envelope.fetched_secret:type_name -> machinebus.driver.v1.FetchSecretResponse
+	20, // 19: machinebus.driver.v1.Envelope.fetch_bootstrap:type_name -> machinebus.driver.v1.FetchBootstrapRequest
+	21, // 20: machinebus.driver.v1.Envelope.fetched_bootstrap:type_name -> machinebus.driver.v1.FetchBootstrapResponse
+	22, // 21: machinebus.driver.v1.Envelope.session:type_name -> machinebus.driver.v1.Session
+	23, // 22: machinebus.driver.v1.Envelope.hello:type_name -> machinebus.driver.v1.Hello
+	24, // 23: machinebus.driver.v1.Envelope.changed:type_name -> machinebus.driver.v1.Changed
+	25, // 24: machinebus.driver.v1.Envelope.ops:type_name -> machinebus.driver.v1.OpsRequest
+	26, // 25: machinebus.driver.v1.Envelope.ops_held:type_name -> machinebus.driver.v1.OpsResponse
+	27, // 26: machinebus.driver.v1.Envelope.cancel:type_name -> machinebus.driver.v1.Cancel
+	28, // 27: machinebus.driver.v1.Envelope.acknowledge:type_name -> machinebus.driver.v1.Acknowledge
+	29, // 28: machinebus.driver.v1.Envelope.audit:type_name -> machinebus.driver.v1.Audit
+	30, // 29: machinebus.driver.v1.Envelope.claim:type_name -> machinebus.driver.v1.Claim
+	31, // 30: machinebus.driver.v1.Envelope.tombstone:type_name -> machinebus.driver.v1.Tombstone
+	31, // [31:31] is the sub-list for method output_type
+	31, // [31:31] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_machinebus_driver_v1_envelope_proto_init() }
@@ -752,6 +810,7 @@ func file_machinebus_driver_v1_envelope_proto_init() {
 	if File_machinebus_driver_v1_envelope_proto != nil {
 		return
 	}
+	file_machinebus_driver_v1_claim_proto_init()
 	file_machinebus_driver_v1_fetch_proto_init()
 	file_machinebus_driver_v1_operation_proto_init()
 	file_machinebus_driver_v1_reply_proto_init()
@@ -783,6 +842,8 @@ func file_machinebus_driver_v1_envelope_proto_init() {
 		(*Envelope_Cancel)(nil),
 		(*Envelope_Acknowledge)(nil),
 		(*Envelope_Audit)(nil),
+		(*Envelope_Claim)(nil),
+		(*Envelope_Tombstone)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

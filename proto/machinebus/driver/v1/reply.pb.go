@@ -129,8 +129,15 @@ const (
 	BusyReason_BUSY_REASON_SLOTS BusyReason = 1
 	// BUSY_REASON_DRAINING: the replica is about to stop.
 	BusyReason_BUSY_REASON_DRAINING BusyReason = 2
-	// BUSY_REASON_MACHINE: another operation of this machine runs here.
+	// BUSY_REASON_MACHINE: another operation of this machine runs here, or an
+	// attempt at this one that another attempt has superseded.
 	BusyReason_BUSY_REASON_MACHINE BusyReason = 3
+	// BUSY_REASON_CLAIM: the claim on the machine is not as the request's terms
+	// have it: mcm reads it.
+	BusyReason_BUSY_REASON_CLAIM BusyReason = 4
+	// BUSY_REASON_SESSION: the replica has no acknowledged session to claim with,
+	// or the operations stream does not answer.
+	BusyReason_BUSY_REASON_SESSION BusyReason = 5
 )
 
 // Enum value maps for BusyReason.
@@ -140,12 +147,16 @@ var (
 		1: "BUSY_REASON_SLOTS",
 		2: "BUSY_REASON_DRAINING",
 		3: "BUSY_REASON_MACHINE",
+		4: "BUSY_REASON_CLAIM",
+		5: "BUSY_REASON_SESSION",
 	}
 	BusyReason_value = map[string]int32{
 		"BUSY_REASON_UNSPECIFIED": 0,
 		"BUSY_REASON_SLOTS":       1,
 		"BUSY_REASON_DRAINING":    2,
 		"BUSY_REASON_MACHINE":     3,
+		"BUSY_REASON_CLAIM":       4,
+		"BUSY_REASON_SESSION":     5,
 	}
 )
 
@@ -629,13 +640,15 @@ const file_machinebus_driver_v1_reply_proto_rawDesc = "" +
 	"\x10CODE_UNAVAILABLE\x10\x0e\x12\x12\n" +
 	"\x0eCODE_DATA_LOSS\x10\x0f\x12\x18\n" +
 	"\x14CODE_UNAUTHENTICATED\x10\x10\x12\x16\n" +
-	"\x12CODE_UNINITIALIZED\x10\x11*s\n" +
+	"\x12CODE_UNINITIALIZED\x10\x11*\xa3\x01\n" +
 	"\n" +
 	"BusyReason\x12\x1b\n" +
 	"\x17BUSY_REASON_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11BUSY_REASON_SLOTS\x10\x01\x12\x18\n" +
 	"\x14BUSY_REASON_DRAINING\x10\x02\x12\x17\n" +
-	"\x13BUSY_REASON_MACHINE\x10\x03BFZDgithub.com/machinebus/machinebus/proto/machinebus/driver/v1;driverv1b\x06proto3"
+	"\x13BUSY_REASON_MACHINE\x10\x03\x12\x15\n" +
+	"\x11BUSY_REASON_CLAIM\x10\x04\x12\x17\n" +
+	"\x13BUSY_REASON_SESSION\x10\x05BFZDgithub.com/machinebus/machinebus/proto/machinebus/driver/v1;driverv1b\x06proto3"
 
 var (
 	file_machinebus_driver_v1_reply_proto_rawDescOnce sync.Once

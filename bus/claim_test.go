@@ -1,0 +1,274 @@
+package bus_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/embedded"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// newClaimRig is a rig with JetStream, whose caller makes operations streams.
+func newClaimRig(tb testing.TB) *rig {
+	tb.Helper()
+	r := &rig{srv: bustest.Server(tb, embedded.Options{StoreDir: tb.TempDir()})}
+	r.conn = bustest.Connect(tb, bus.Config{URLs: []string{r.srv.URL()}, Name: "mcm"})
+	r.caller = newCaller(tb, r.conn, bus.CallerConfig{Operations: &bus.StreamConfig{}})
+
+	return r
+}
+
+// claimant is replica that returns when it has a lease.
+func (r *rig) claimant(tb testing.TB, h bus.HandlerFunc, change ...func(*bus.ServerConfig)) *replica {
+	tb.Helper()
+	rep := r.replica(tb, h, change...)
+	r.leased(tb, rep)
+
+	return rep
+}
+
+func (r *rig) leased(tb testing.TB, rep *replica) {
+	tb.Helper()
+	bustest.Eventually(tb, "the replica's lease", func() bool { return r.session(rep).GetLeased() })
+}
+
+// stored returns the record of a subject in the operations stream, nil for none.
+func (r *rig) stored(tb testing.TB, tree bus.Tree, name string) *driverv1.Envelope {
+	tb.Helper()
+	nc := bustest.Raw(tb, r.srv.URL())
+	defer nc.Close()
+	subject := "mcm.v1." + cluster + "." + string(tree) + "." + provider + "." + name
+	m, err := nc.Request("$JS.API.DIRECT.GET."+bus.StreamName(cluster, provider)+"."+subject, nil, nats.DefaultTimeout*5)
+	if err != nil {
+		tb.Fatalf("read %s: %v", subject, err)
+	}
+	if m.Header.Get("Status") == "404" {
+		return nil
+	}
+	env, err := bus.Decode(m.Data, "")
+	if err != nil {
+		tb.Fatal(err)
+	}
+
+	return env
+}
+
+func (r *rig) claimOf(tb testing.TB, req bus.Request) *driverv1.Claim {
+	tb.Helper()
+
+	return r.stored(tb, bus.TreeClaim, bus.MachineOf(req.Body).GetUid()).GetClaim()
+}
+
+// then makes a request for the operation of req's machine that follows it.
+func then(req bus.Request, op, n string) bus.Request {
+	m := bus.MachineOf(req.Body)
+	req.OperationID = m.GetUid() + "." + op + "." + n
+	switch op {
+	case "delete":
+		req.Body = &driverv1.Envelope{Body: &driverv1.Envelope_Delete{Delete: &driverv1.DeleteRequest{Machine: m}}}
+	default:
+		req.Body = &driverv1.Envelope{Body: &driverv1.Envelope_Initialize{Initialize: &driverv1.InitializeRequest{Machine: m}}}
+	}
+
+	return req
+}
+
+func TestMutationIsClaimedAndItsOutcomeStored(t *testing.T) {
+	t.Parallel()
+	r, g := newClaimRig(t), newGate(t)
+	a, b := r.claimant(t, g.handle), r.claimant(t, g.handle)
+	req := create("m")
+	done := call(t.Context(), r.caller, req)
+	bustest.Receive(t, "the handler", g.entered)
+	if c := r.claimOf(t, req); c.GetState() != driverv1.Claim_STATE_RUNNING || c.GetOperationId() != req.OperationID || c.GetSessionId() == "" {
+		t.Errorf("claim when the handler runs = %v, want the running operation", c)
+	}
+	g.release()
+	out := wantOK(t, bustest.Receive(t, "the outcome", done))
+	bustest.Eventually(t, "the outcome is stored", func() bool {
+		return r.claimOf(t, req).GetState() == driverv1.Claim_STATE_SETTLED
+	})
+	c := r.claimOf(t, req)
+	if c.GetReplica() != out.Replica || c.GetOutcome().GetProviderId() != "virtual://m" || c.GetOutcome().GetSealed() != nil {
+		t.Errorf("claim = %v, want the outcome of %s, and nothing sealed for want of a key", c, out.Replica)
+	}
+	// The next operations of the machine take the claim over, at whichever replica.
+	for i, op := range []string{"initialize", "delete"} {
+		next := then(req, op, string(rune('1'+i)))
+		wantOK(t, bustest.Receive(t, op, call(t.Context(), r.caller, next)))
+		bustest.Eventually(t, "its outcome is stored", func() bool {
+			c := r.claimOf(t, req)
+
+			return c.GetOperationId() == next.OperationID && c.GetState() == driverv1.Claim_STATE_SETTLED
+		})
+	}
+	_, _ = a, b
+}
+
+func TestOutcomeOutlivesReplicaAndManager(t *testing.T) {
+	t.Parallel()
+	key := newKey(t)
+	for name, tc := range map[string]struct {
+		seal    bool
+		partial bool
+		text    string
+		reason  string
+	}{
+		"sealed":   {seal: true, text: "no capacity", reason: "the replica knows the control plane's key"},
+		"unsealed": {partial: true, text: "the driver's own words were not kept: its replica did not know the control plane's key", reason: "it does not"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, own := newClaimRig(t), newKey(t)
+			entered, open := make(chan struct{}), make(chan struct{})
+			rep := r.claimant(t, func(context.Context, *bus.Task) *driverv1.Result {
+				close(entered)
+				<-open
+
+				return &driverv1.Result{
+					Status:  &driverv1.Status{Code: driverv1.Code_CODE_RESOURCE_EXHAUSTED, Message: "no capacity"},
+					Payload: &driverv1.Result_Create{Create: &driverv1.CreateResponse{LastKnownState: "disk-7"}},
+				}
+			}, func(cfg *bus.ServerConfig) {
+				if tc.seal {
+					cfg.Seal = func(_ string, m proto.Message) *driverv1.Sealed {
+						box, err := own.Seal(m, key.Public())
+						if err != nil {
+							t.Error(err)
+						}
+
+						return box
+					}
+				}
+			})
+			req := create("m")
+			ctx, crash := context.WithCancel(t.Context())
+			first := call(ctx, r.caller, req)
+			bustest.Receive(t, "the handler", entered)
+			crash()
+			bustest.Receive(t, "the first manager's end", first)
+			close(open)
+			bustest.Eventually(t, "the outcome is stored", func() bool {
+				return r.claimOf(t, req).GetState() == driverv1.Claim_STATE_SETTLED
+			})
+			rep.proxy.Cut()
+			bustest.Eventually(t, "nobody hears of the replica", func() bool { return r.session(rep) == nil })
+
+			next := newCaller(t, bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}}),
+				bus.CallerConfig{Operations: &bus.StreamConfig{}, Key: key})
+			req.Recover, req.Attempt = true, 1
+			got := bustest.Receive(t, "the outcome", call(t.Context(), next, req))
+			wantError(t, got.err, bus.OriginDriver, driverv1.Code_CODE_RESOURCE_EXHAUSTED)
+			if got.err.Error() != tc.text || got.out.Partial != tc.partial || got.out.Attempts != 1 {
+				t.Errorf("outcome = %+v, error %q, want %q: %s", got.out, got.err, tc.text, tc.reason)
+			}
+			if state := got.out.Result.GetCreate().GetLastKnownState(); (state == "disk-7") == tc.partial {
+				t.Errorf("last known state = %q: %s", state, tc.reason)
+			}
+		})
+	}
+}
+
+// One is cut off and goes on; the other takes over only when the first is fenced.
+func TestCutOffReplicaIsFenced(t *testing.T) {
+	t.Parallel()
+	r := newClaimRig(t)
+	entered := make(chan *bus.Task, 9)
+	verdicts := make(chan error, 9)
+	resume := make(chan struct{})
+	handle := func(_ context.Context, task *bus.Task) *driverv1.Result {
+		entered <- task
+		if task.Request.GetAttempt() == 1 {
+			<-resume
+		}
+		err := task.BeginMutation()
+		verdicts <- err
+		if err != nil {
+			return &driverv1.Result{Status: bus.StatusOf(err)}
+		}
+
+		return created(task)
+	}
+	a, b := r.claimant(t, handle), r.claimant(t, handle)
+	req := create("m")
+	done := call(t.Context(), r.caller, req)
+	first := bustest.Receive(t, "the first attempt", entered)
+	holder, other := a, b
+	if c := r.claimOf(t, req); c.GetReplica() == b.Replica() {
+		holder, other = b, a
+	}
+	holder.proxy.Hold(bustest.ToServer)
+	second := bustest.Receive(t, "the second attempt", entered)
+	if stone := r.stored(t, bus.TreeSession, holder.Replica()).GetTombstone(); stone.GetReplica() != holder.Replica() {
+		t.Errorf("tombstone = %v, want one before the next attempt runs", stone)
+	}
+	if err := bustest.Receive(t, "the second one's verdict", verdicts); err != nil {
+		t.Errorf("the replica that took over may not begin: %v", err)
+	}
+	out := wantOK(t, bustest.Receive(t, "the outcome", done))
+	if out.Replica != other.Replica() || out.Attempts != 2 || !second.Request.GetRecover() || first.Request.GetRecover() {
+		t.Errorf("outcome = %+v, want that of attempt 2 at %s, with recover", out, other.Replica())
+	}
+	// Back on the bus, the first one still has its attempt, and may not begin.
+	holder.proxy.Mend()
+	r.leased(t, holder)
+	close(resume)
+	if err := bustest.Receive(t, "the first one's verdict", verdicts); bus.CodeOf(err) != driverv1.Code_CODE_ABORTED {
+		t.Errorf("the fenced attempt's BeginMutation: %v, want it refused", err)
+	}
+	bustest.Eventually(t, "the second's outcome stands", func() bool {
+		c := r.claimOf(t, req)
+
+		return c.GetReplica() == other.Replica() && c.GetState() == driverv1.Claim_STATE_SETTLED
+	})
+	// It takes new work under its new session.
+	again := create("n")
+	again.Timeout = time.Minute
+	wantOK(t, bustest.Receive(t, "other work", call(t.Context(), r.caller, again)))
+}
+
+// Renewals arrive and their acknowledgements do not: the replica fences itself,
+// and nobody takes it for dead.
+func TestFencedByLostAcknowledgements(t *testing.T) {
+	t.Parallel()
+	r := newClaimRig(t)
+	entered, resume := make(chan *bus.Task, 9), make(chan struct{})
+	verdicts := make(chan error, 9)
+	rep := r.claimant(t, func(_ context.Context, task *bus.Task) *driverv1.Result {
+		entered <- task
+		if task.Request.GetAttempt() == 1 {
+			<-resume
+		}
+		err := task.BeginMutation()
+		verdicts <- err
+		if err != nil {
+			return &driverv1.Result{Status: bus.StatusOf(err)}
+		}
+
+		return created(task)
+	})
+	req := create("m")
+	done := call(t.Context(), r.caller, req)
+	bustest.Receive(t, "the handler", entered)
+	rep.proxy.Hold(bustest.ToClient)
+	bustest.Eventually(t, "the lease lapses", func() bool { s := r.session(rep); return s != nil && !s.GetLeased() })
+	close(resume)
+	if err := bustest.Receive(t, "the verdict", verdicts); bus.CodeOf(err) != driverv1.Code_CODE_ABORTED {
+		t.Errorf("BeginMutation without a lease: %v, want it refused", err)
+	}
+	got := bustest.Receive(t, "the outcome", done)
+	wantError(t, got.err, bus.OriginTimeout, driverv1.Code_CODE_ABORTED)
+	rep.proxy.Mend()
+	r.leased(t, rep)
+	req.Recover, req.Attempt = true, got.out.Attempts
+	out := wantOK(t, bustest.Receive(t, "the next attempt", call(t.Context(), r.caller, req)))
+	if out.Attempts != 2 {
+		t.Errorf("attempts = %d, want 2", out.Attempts)
+	}
+}

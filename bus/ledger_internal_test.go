@@ -1,0 +1,278 @@
+package bus
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+func TestAcknowledgement(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		msg    *nats.Msg
+		seq    uint64
+		is     error
+		text   string
+		reason string
+	}{
+		"stored": {msg: &nats.Msg{Data: []byte(`{"stream":"S","seq":7}`)}, seq: 7, reason: "as JetStream says it"},
+		"conflict": {
+			msg: &nats.Msg{Data: []byte(`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 12"},"stream":"S","seq":0}`)},
+			is:  errConflict, text: "wrong last sequence", reason: "somebody else was there first",
+		},
+		"conflict in flight": {
+			msg: &nats.Msg{Data: []byte(`{"error":{"code":400,"err_code":10164,"description":"wrong last sequence"}}`)},
+			is:  errConflict, text: "wrong last sequence", reason: "a cluster's word for a write still under way",
+		},
+		"nobody":     {msg: &nats.Msg{Header: nats.Header{"Status": {"503"}}}, is: errNoStream, text: "not there", reason: "nothing captures the subject"},
+		"no stream":  {msg: &nats.Msg{Data: []byte(`{"error":{"err_code":10059,"description":"stream not found"}}`)}, is: errNoStream, text: "stream not found", reason: "the stream is gone"},
+		"no account": {msg: &nats.Msg{Data: []byte(`{"error":{"err_code":10039,"description":"not enabled"}}`)}, is: errNoJetStream, text: "not enabled", reason: "JetStream is off"},
+		"nonsense":   {msg: &nats.Msg{Data: []byte(`what?`)}, text: "acknowledgement", reason: "no JSON"},
+		"no number":  {msg: &nats.Msg{Data: []byte(`{"stream":"S"}`)}, text: "without a stream or sequence", reason: "an acknowledgement of nothing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			seq, err := ackOf(tc.msg)
+			if seq != tc.seq || (err == nil) != (tc.text == "") {
+				t.Fatalf("ackOf = %d, %v, want %d: %s", seq, err, tc.seq, tc.reason)
+			}
+			if err != nil && (!strings.Contains(err.Error(), tc.text) || tc.is != nil && !errors.Is(err, tc.is)) {
+				t.Errorf("error = %v, want %v with %q: %s", err, tc.is, tc.text, tc.reason)
+			}
+		})
+	}
+	if seq, known := conflictOf(&apiError{ErrCode: codeWrongLast, Description: "wrong last sequence: 12"}); !known || seq != 12 {
+		t.Errorf("conflictOf = %d, %t, want 12", seq, known)
+	}
+	if _, known := conflictOf(&apiError{ErrCode: codeWrongLastConstant, Description: "wrong last sequence"}); known {
+		t.Error("a conflict without a sequence has one")
+	}
+}
+
+func TestStreamNamesDiffer(t *testing.T) {
+	t.Parallel()
+	if got := StreamName("default", "virtual"); got != "MCM_OPS_default_virtual" {
+		t.Errorf("name = %s", got)
+	}
+	if a, b := StreamName("x_y", "z"), StreamName("x", "y_z"); a == b {
+		t.Errorf("two control planes share stream %s", a)
+	}
+}
+
+func TestRecord(t *testing.T) {
+	t.Parallel()
+	header := func(kv ...string) nats.Header {
+		h := nats.Header{}
+		for i := 0; i < len(kv); i += 2 {
+			h[kv[i]] = []string{kv[i+1]}
+		}
+
+		return h
+	}
+	if r, err := recordOf(&nats.Msg{Header: header("Status", "404")}, "a"); r != nil || err != nil {
+		t.Errorf("no record = %v, %v", r, err)
+	}
+	for name, m := range map[string]*nats.Msg{
+		"nobody":          {Header: header("Status", "503")},
+		"another status":  {Header: header("Status", "408", "Description", "Empty Request"), Data: []byte("x")},
+		"another subject": {Header: header("Nats-Subject", "b", "Nats-Sequence", "1"), Data: []byte("x")},
+		"no sequence":     {Header: header("Nats-Subject", "a"), Data: []byte("x")},
+		"no header":       {Data: []byte("x")},
+	} {
+		if r, err := recordOf(m, "a"); err == nil {
+			t.Errorf("%s: record %v, want an error", name, r)
+		}
+	}
+	r, err := recordOf(&nats.Msg{Header: header("Nats-Subject", "a", "Nats-Sequence", "9"), Data: []byte{0xff}}, "a")
+	if err != nil || r.sequence != 9 || r.envelope.GetClaim() != nil {
+		t.Errorf("nonsense = %v, %v, want a record that can be replaced", r, err)
+	}
+}
+
+func FuzzLedger(f *testing.F) {
+	f.Add([]byte(`{"stream":"S","seq":7}`), "", "a", "7")
+	f.Add([]byte(`{"error":{"err_code":10071,"description":"wrong last sequence: 12"}}`), "", "a", "7")
+	f.Add([]byte{}, "503", "a", "7")
+	f.Fuzz(func(t *testing.T, data []byte, status, subject, sequence string) {
+		m := &nats.Msg{Data: data, Header: nats.Header{"Nats-Subject": {subject}, "Nats-Sequence": {sequence}}}
+		if status != "" {
+			m.Header["Status"] = []string{status}
+		}
+		if seq, err := ackOf(m); (seq == 0) == (err == nil) {
+			t.Errorf("ackOf = %d, %v", seq, err)
+		} else if at, known := conflictOf(err); known && !errors.Is(err, errConflict) {
+			t.Errorf("conflict at %d of %v", at, err)
+		}
+		r, err := recordOf(m, "a")
+		if r != nil && (err != nil || r.sequence == 0 || r.envelope == nil) {
+			t.Errorf("record = %v, %v", r, err)
+		}
+		if r != nil {
+			c := r.envelope.GetClaim()
+			judgeClaim(c, "u.create.0", standing{})
+			resultOf(c, nil)
+			new(autopsy).judge(r, glimpse{}, time.Time{})
+		}
+	})
+}
+
+func TestLease(t *testing.T) {
+	t.Parallel()
+	start := time.Now()
+	at := start.Add
+	const ms = time.Millisecond
+	newHeld := func() *lease { // acknowledged when sent at 0
+		l := newLease()
+		l.send(1, start)
+		l.stored(1, 100)
+
+		return l
+	}
+	for name, tc := range map[string]struct {
+		run      func(l *lease)
+		at       time.Duration
+		holds    bool
+		same     bool // generation
+		id       bool // the same session id
+		expected uint64
+		reason   string
+	}{
+		"fresh":      {run: func(*lease) {}, at: fenceBound, holds: true, same: true, id: true, expected: 100, reason: "within the bound"},
+		"old":        {run: func(*lease) {}, at: fenceBound + ms, same: true, id: true, expected: 100, reason: "the send time counts"},
+		"late ack":   {run: func(l *lease) { l.send(2, at(500*ms)); l.stored(2, 101) }, at: 1701 * ms, same: true, id: true, expected: 101, reason: "it counts from when it was sent"},
+		"renewed":    {run: func(l *lease) { l.send(2, at(1200*ms)); l.stored(2, 101) }, at: 2 * time.Second, holds: true, same: true, id: true, expected: 101, reason: "without a gap"},
+		"gap":        {run: func(l *lease) { l.send(2, at(1201*ms)); l.stored(2, 101) }, at: 2 * time.Second, holds: true, id: true, expected: 101, reason: "there was a moment when nothing held"},
+		"superseded": {run: func(l *lease) { l.send(2, at(500*ms)); l.refused(2, 105) }, at: 600 * ms, expected: 105, reason: "a tombstone is there"},
+		"expired":    {run: func(l *lease) { l.send(2, at(500*ms)); l.refused(2, 0) }, at: 600 * ms, expected: 0, reason: "nothing is there"},
+		"overtaken": {run: func(l *lease) {
+			l.send(2, at(100*ms))
+			l.send(3, at(150*ms))
+			l.stored(2, 101)
+			l.refused(3, 101)
+		}, at: 600 * ms, holds: true, same: true, id: true, expected: 101, reason: "the third expected what the second has replaced"},
+		"unknown ack": {run: func(l *lease) { l.stored(77, 300) }, at: 100 * ms, holds: true, same: true, id: true, expected: 100, reason: "of a session never sent"},
+		"ended":       {run: func(l *lease) { l.end(); l.send(2, at(500*ms)); l.stored(2, 101) }, at: 600 * ms, id: true, expected: 101, reason: "a stopped replica begins nothing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newHeld()
+			id, generation := l.id, l.generation
+			tc.run(l)
+			if got := l.holds(at(tc.at)); got != tc.holds {
+				t.Errorf("holds = %t, want %t: %s", got, tc.holds, tc.reason)
+			}
+			if got := l.generation == generation; got != tc.same {
+				t.Errorf("same generation = %t, want %t: %s", got, tc.same, tc.reason)
+			}
+			if got := l.id == id; got != tc.id {
+				t.Errorf("same session = %t, want %t: %s", got, tc.id, tc.reason)
+			}
+			if got := l.send(9, at(tc.at)); got != tc.expected {
+				t.Errorf("next session replaces %d, want %d: %s", got, tc.expected, tc.reason)
+			}
+		})
+	}
+}
+
+// A machine that was suspended does not know by its monotonic clock.
+func TestElapsedByEitherClock(t *testing.T) {
+	t.Parallel()
+	from := time.Now()
+	if got := elapsed(from, from.Add(time.Second)); got != time.Second {
+		t.Errorf("elapsed = %s, want 1s", got)
+	}
+	// Only the wall clock has moved: Round strips the monotonic reading.
+	if got := elapsed(from.Round(0), from.Add(time.Minute).Round(0)); got != time.Minute {
+		t.Errorf("elapsed = %s, want 1m", got)
+	}
+	if got := elapsed(from, from.Add(time.Second).Round(0).Add(-time.Hour)); got > 0 {
+		t.Errorf("elapsed = %s with the clock set back and no monotonic reading", got)
+	}
+}
+
+func TestJudgeClaim(t *testing.T) {
+	t.Parallel()
+	const id = "u.create.2"
+	claim := func(id string, state driverv1.Claim_State) *driverv1.Claim {
+		return &driverv1.Claim{OperationId: id, State: state, Replica: "r", SessionId: "s", Attempt: 1}
+	}
+	const running, settled, released = driverv1.Claim_STATE_RUNNING, driverv1.Claim_STATE_SETTLED, driverv1.Claim_STATE_RELEASED
+	for name, tc := range map[string]struct {
+		claim  *driverv1.Claim
+		who    standing
+		want   finding
+		reason string
+	}{
+		"none":              {want: isFree, reason: "nobody ever claimed the machine"},
+		"own outcome":       {claim: claim(id, settled), want: isOurs, reason: "it ended while nobody listened"},
+		"own, released":     {claim: claim(id, released), want: isFree, reason: "it ended, and is to be recovered"},
+		"own, live":         {claim: claim(id, running), who: standing{live: true, session: "s"}, want: isHeld, reason: "it runs"},
+		"own, new session":  {claim: claim(id, running), who: standing{live: true, session: "s2"}, want: isFree, reason: "what was accepted before is fenced"},
+		"own, denied":       {claim: claim(id, running), who: standing{live: true, session: "s", denied: true}, want: isFree, reason: "the replica says so"},
+		"own, silent":       {claim: claim(id, running), want: isSilence, reason: "silence proves nothing"},
+		"own, buried":       {claim: claim(id, running), who: standing{buried: true}, want: isFree, reason: "a tombstone does"},
+		"earlier outcome":   {claim: claim("u.create.0", settled), want: isFree, reason: "an old outcome is never replayed"},
+		"earlier, live":     {claim: claim("u.create.0", running), who: standing{live: true, session: "s"}, want: isBusy, reason: "one mutation at a time"},
+		"earlier, silent":   {claim: claim("u.create.0", running), want: isSilence, reason: "it may run"},
+		"later":             {claim: claim("u.delete.3", settled), want: isStale, reason: "another manager is ahead"},
+		"nonsense, running": {claim: claim("what?", running), want: isSilence, reason: "whoever wrote it has to be fenced"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := judgeClaim(tc.claim, id, tc.who); got != tc.want {
+				t.Errorf("judgeClaim = %d, want %d: %s", got, tc.want, tc.reason)
+			}
+		})
+	}
+}
+
+func TestAutopsy(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	heard := glimpse{session: "s", sequence: 5, seen: now}
+	session := func(at uint64, id string, sequence uint64) *record {
+		return &record{sequence: at, envelope: &driverv1.Envelope{Body: &driverv1.Envelope_Session{
+			Session: &driverv1.Session{SessionId: id, Sequence: sequence},
+		}}}
+	}
+	stone := &record{sequence: 9, envelope: &driverv1.Envelope{Body: &driverv1.Envelope_Tombstone{Tombstone: &driverv1.Tombstone{}}}}
+	stopped := session(9, "s", 6)
+	stopped.envelope.GetSession().Stopped = true
+	type look struct {
+		found *record
+		after time.Duration
+		want  condition
+	}
+	for name, tc := range map[string]struct {
+		looks  []look
+		reason string
+	}{
+		"silent": {[]look{{session(8, "s", 5), deathLimit, isSilent}}, "the session last heard is the last"},
+		"heard later than stored": {
+			[]look{{session(8, "s", 4), deathLimit, isSilent}}, "a refused session was heard after it",
+		},
+		"too early":      {[]look{{session(8, "s", 5), deathLimit - 1, isUncertain}, {session(8, "s", 5), deathLimit, isSilent}}, "its fence is not passed"},
+		"never heard":    {[]look{{session(8, "s", 6), deathLimit, isUncertain}, {session(8, "s", 6), 2 * deathLimit, isSilent}}, "it may have been sent just now"},
+		"renews unheard": {[]look{{session(8, "s", 6), deathLimit, isUncertain}, {session(9, "s", 7), deathLimit + 1, isAlive}}, "it lives"},
+		"expired":        {[]look{{nil, deathLimit, isUncertain}, {nil, 2 * deathLimit, isSilent}}, "a lost stream looks the same"},
+		"expires":        {[]look{{session(8, "s", 6), 0, isUncertain}, {nil, 1, isUncertain}}, "nothing is no renewal"},
+		"buried":         {[]look{{stone, 0, isBuried}}, "another call was faster"},
+		"stopped":        {[]look{{stopped, 0, isBuried}}, "its own word"},
+		"new session":    {[]look{{session(8, "s2", 1), deathLimit, isUncertain}}, "it came back"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var a autopsy
+			for i, l := range tc.looks {
+				if got, _ := a.judge(l.found, heard, now.Add(l.after)); got != l.want {
+					t.Errorf("look %d = %d, want %d: %s", i+1, got, l.want, tc.reason)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,343 @@
+package bus_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/embedded"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+func (r *rig) ready(tb testing.TB) {
+	tb.Helper()
+	bustest.Eventually(tb, "the operations stream", func() bool {
+		states := r.caller.Streams()
+
+		return len(states) == 1 && states[0].Ready
+	})
+}
+
+// restart stops the server and has it run again, with or without its store.
+func (r *rig) restart(t *testing.T, dir string, keep bool) {
+	t.Helper()
+	r.srv.Stop()
+	if !keep {
+		if err := os.RemoveAll(filepath.Join(dir, "jetstream")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.srv.Restart(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestServerRestart(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		keep   bool
+		reason string
+	}{
+		"with its store":    {keep: true, reason: "claims are there as before"},
+		"without its store": {reason: "the stream is made anew, and the claims are gone"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			r, g := &rig{srv: bustest.Server(t, embedded.Options{StoreDir: dir})}, newGate(t)
+			r.conn = bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}})
+			r.caller = newCaller(t, r.conn, bus.CallerConfig{Operations: &bus.StreamConfig{}})
+			rep := r.claimant(t, g.handle)
+			req := create("m")
+			done := call(t.Context(), r.caller, req)
+			bustest.Receive(t, "the handler", g.entered)
+			r.restart(t, dir, tc.keep)
+			g.release()
+			// What was at the cloud already has its outcome reported.
+			out := wantOK(t, bustest.Receive(t, "the outcome", done))
+			if out.Attempts != 1 || g.runs.Load() != 1 {
+				t.Errorf("outcome = %+v after %d runs, want one of each: %s", out, g.runs.Load(), tc.reason)
+			}
+			r.ready(t)
+			r.leased(t, rep)
+			next := then(req, "initialize", "1")
+			bustest.Eventually(t, "the machine's next operation", func() bool {
+				got := bustest.Receive(t, "an answer", call(t.Context(), r.caller, next))
+
+				return got.err == nil
+			})
+		})
+	}
+}
+
+func TestStreamDeletedUnderUs(t *testing.T) {
+	t.Parallel()
+	r, g := newClaimRig(t), newGate(t)
+	g.release()
+	rep := r.claimant(t, g.handle)
+	req := create("m")
+	wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, req)))
+	js, err := jetstream.New(bustest.Raw(t, r.srv.URL()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := bus.StreamName(cluster, provider)
+	before, err := js.Stream(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := js.DeleteStream(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	// The next operation finds out; until the stream is back, it waits.
+	next := then(req, "initialize", "1")
+	bustest.Eventually(t, "the machine's next operation", func() bool {
+		return bustest.Receive(t, "an answer", call(t.Context(), r.caller, next)).err == nil
+	})
+	r.leased(t, rep)
+	after, err := js.Stream(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after.CachedInfo().State.FirstSeq <= before.CachedInfo().State.LastSeq {
+		t.Error("the new stream's sequences may meet those of the old one")
+	}
+}
+
+func TestStreamIsMadeSafe(t *testing.T) {
+	t.Parallel()
+	r, g := newClaimRig(t), newGate(t)
+	r.claimant(t, g.handle)
+	nc := bustest.Raw(t, r.srv.URL())
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), bus.StreamName(cluster, provider))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := stream.CachedInfo().Config
+	if cfg.AllowRollup || !cfg.DenyPurge || !cfg.DenyDelete || cfg.MaxMsgsPerSubject != 1 || !cfg.AllowMsgTTL || !cfg.AllowDirect ||
+		cfg.Discard != jetstream.DiscardNew || cfg.MaxBytes <= 0 || cfg.MaxMsgSize <= 0 || cfg.MaxAge <= 0 {
+		t.Errorf("stream = %+v", cfg)
+	}
+	if err := stream.Purge(t.Context()); err == nil {
+		t.Error("the stream can be purged")
+	}
+	m := nats.NewMsg("mcm.v1.default.claim.virtual.u")
+	m.Header.Set("Nats-Rollup", "all")
+	if _, err := js.PublishMsg(t.Context(), m); err == nil {
+		t.Error("one message can wipe the stream")
+	}
+}
+
+func TestWithoutJetStream(t *testing.T) {
+	t.Parallel()
+	r := &rig{srv: bustest.Server(t, embedded.Options{})}
+	log := &violations{}
+	r.conn = bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}})
+	caller, err := bus.NewCaller(r.conn, bus.CallerConfig{Cluster: cluster, Operations: &bus.StreamConfig{}, Logger: log.warnings()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(caller.Close)
+	r.caller = caller
+	g := newGate(t)
+	g.release()
+	rep := r.replica(t, g.handle)
+	out := wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m"))))
+	if out.Replica != rep.Replica() || bustest.Receive(t, "the task", g.entered).Request.GetClaimTerms() != nil {
+		t.Errorf("outcome = %+v, want one without a claim", out)
+	}
+	if states := r.caller.Streams(); len(states) != 1 || states[0].Ready || !states[0].Absent || states[0].Problem == "" {
+		t.Errorf("streams = %+v, want one that is absent, and why", states)
+	}
+	if text := log.all(); !strings.Contains(text, "no JetStream") || !strings.Contains(text, "--nats-store-dir") {
+		t.Errorf("log = %q, want what is missing and the remedy", text)
+	}
+	if r.session(rep).GetLeased() {
+		t.Error("a lease without anybody to give it")
+	}
+}
+
+func TestClaimRace(t *testing.T) {
+	t.Parallel()
+	r := newClaimRig(t)
+	var mu sync.Mutex
+	runs := map[string]int{}
+	open := make(chan struct{})
+	handle := func(_ context.Context, task *bus.Task) *driverv1.Result {
+		mu.Lock()
+		runs[task.Request.GetOperationId()]++
+		mu.Unlock()
+		<-open
+
+		return created(task)
+	}
+	reps := []*replica{r.claimant(t, handle, slots(100)), r.claimant(t, handle, slots(100))}
+	// The same attempt at both, as a duplicating network would have it.
+	nc := bustest.Raw(t, r.srv.URL())
+	const machines = 20
+	busy, accepted := make(chan *driverv1.Envelope, 2*machines), make(chan *driverv1.Envelope, 2*machines)
+	reply := "mcm.v1." + cluster + ".reply." + provider + ".test."
+	_, err := nc.Subscribe(reply+"*", func(m *nats.Msg) {
+		env, err := bus.Decode(m.Data, "")
+		switch {
+		case err != nil:
+		case env.GetBusy() != nil:
+			busy <- env
+		case env.GetAccepted() != nil:
+			accepted <- env
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range machines {
+		req := create("m")
+		sequence := uint64(0)
+		payload, err := bus.Encode(&driverv1.Envelope{
+			OperationId: req.OperationID, Attempt: 1, Body: req.Body.GetBody(), ClaimTerms: &driverv1.ClaimTerms{Sequence: &sequence},
+		}, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, rep := range reps {
+			subject := "mcm.v1." + cluster + ".replica." + provider + "." + rep.Replica() + ".create.shop.m"
+			if err := nc.PublishRequest(subject, reply+"x", payload); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for range machines {
+		bustest.Receive(t, "one that is accepted", accepted)
+		if reason := bustest.Receive(t, "one that is refused", busy).GetBusy().GetReason(); reason != driverv1.BusyReason_BUSY_REASON_CLAIM {
+			t.Errorf("refused for %v, want the claim", reason)
+		}
+	}
+	close(open)
+	bustest.Eventually(t, "all have run", func() bool { mu.Lock(); defer mu.Unlock(); return len(runs) == machines })
+	mu.Lock()
+	defer mu.Unlock()
+	for id, n := range runs {
+		if n != 1 {
+			t.Errorf("operation %s ran %d times", id, n)
+		}
+	}
+}
+
+func slots(n int) func(*bus.ServerConfig) { return func(cfg *bus.ServerConfig) { cfg.Slots = n } }
+
+// A tombstone and a renewal race for the sequence of the session before.
+func TestTombstoneLosesToARenewal(t *testing.T) {
+	t.Parallel()
+	r, g := newClaimRig(t), newGate(t)
+	rep := r.claimant(t, g.handle)
+	nc := bustest.Raw(t, r.srv.URL())
+	subject := "mcm.v1." + cluster + ".session." + provider + "." + rep.Replica()
+	m, err := nc.Request("$JS.API.DIRECT.GET."+bus.StreamName(cluster, provider)+"."+subject, nil, nats.DefaultTimeout*5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := r.session(rep).GetSessionId()
+	sequence := r.session(rep).GetSequence()
+	bustest.Eventually(t, "another renewal", func() bool { return r.session(rep).GetSequence() > sequence+1 })
+	payload, err := bus.Encode(&driverv1.Envelope{Body: &driverv1.Envelope_Tombstone{Tombstone: &driverv1.Tombstone{Replica: rep.Replica()}}}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := nats.NewMsg(subject)
+	late.Data = payload
+	late.Header.Set("Nats-Expected-Last-Subject-Sequence", m.Header.Get("Nats-Sequence"))
+	answer, err := nc.RequestMsg(late, nats.DefaultTimeout*5)
+	if err != nil || !strings.Contains(string(answer.Data), "wrong last sequence") {
+		t.Errorf("the late tombstone: %s, %v, want it refused", answer.Data, err)
+	}
+	// One in time ends the session, and the replica goes on under another.
+	bustest.Eventually(t, "a tombstone in time", func() bool {
+		m, err := nc.Request("$JS.API.DIRECT.GET."+bus.StreamName(cluster, provider)+"."+subject, nil, nats.DefaultTimeout*5)
+		if err != nil {
+			return false
+		}
+		stone := nats.NewMsg(subject)
+		stone.Data = payload
+		stone.Header.Set("Nats-Expected-Last-Subject-Sequence", m.Header.Get("Nats-Sequence"))
+		answer, err := nc.RequestMsg(stone, nats.DefaultTimeout*5)
+
+		return err == nil && !strings.Contains(string(answer.Data), "error")
+	})
+	bustest.Eventually(t, "a new session", func() bool { return r.session(rep).GetSessionId() != id && r.session(rep).GetLeased() })
+}
+
+func TestManySessionsFit(t *testing.T) {
+	t.Parallel()
+	r, g := newClaimRig(t), newGate(t)
+	const many = 6000
+	rep := r.claimant(t, g.handle, slots(many))
+	nc := bustest.Raw(t, r.srv.URL())
+	for range many { // unclaimed, which is what matters least here
+		req := create(strings.Repeat("m", 60))
+		payload, err := bus.Encode(&driverv1.Envelope{OperationId: req.OperationID, Attempt: 1, Body: req.Body.GetBody()}, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		subject := "mcm.v1." + cluster + ".replica." + provider + "." + rep.Replica() + ".create.shop.m"
+		if err := nc.PublishRequest(subject, "mcm.v1."+cluster+".reply."+provider+".test.x", payload); err != nil {
+			t.Fatal(err)
+		}
+		<-g.entered
+	}
+	bustest.Eventually(t, "a session that is cut short, and leased", func() bool {
+		s := r.session(rep)
+
+		return s.GetLeased() && s.GetOmitted() > 0 && int(s.GetOmitted())+len(s.GetOperations()) == many
+	})
+}
+
+func TestLowerEpochIsRefused(t *testing.T) {
+	t.Parallel()
+	r, g := newClaimRig(t), newGate(t)
+	g.release()
+	rep := r.claimant(t, g.handle)
+	announcer, err := bus.NewAnnouncer(r.conn, cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := announcer.Hello(&driverv1.Hello{Mcm: "new", Epoch: 7}); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Eventually(t, "the replica has heard", func() bool { return r.session(rep).GetEpoch() == 7 })
+	_, err = r.caller.Call(t.Context(), create("m"))
+	wantError(t, err, bus.OriginDriver, driverv1.Code_CODE_ABORTED)
+	leading := newCaller(t, bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}}),
+		bus.CallerConfig{Operations: &bus.StreamConfig{}, Epoch: func() uint64 { return 7 }})
+	req := create("n")
+	wantOK(t, bustest.Receive(t, "the leader's operation", call(t.Context(), leading, req)))
+	if c := r.claimOf(t, req); c.GetEpoch() != 7 {
+		t.Errorf("claim = %v, want epoch 7", c)
+	}
+	if n := g.runs.Load(); n != 1 {
+		t.Errorf("ran %d times, want 1", n)
+	}
+}
+
+// A replica that has only just come has no lease yet: what it refuses for that
+// waits for it, and is no news.
+func TestFirstOperationWaitsForTheLease(t *testing.T) {
+	t.Parallel()
+	r, g := newClaimRig(t), newGate(t)
+	g.release()
+	r.replica(t, g.handle) // not waited for
+	if out := wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m")))); out.Attempts != 1 {
+		t.Errorf("outcome = %+v, want that of attempt 1", out)
+	}
+}

@@ -1,0 +1,109 @@
+package bus
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// A wire is what the two sides of an operation need of a connection. Conn is
+// one; a test may bring another, to run the protocol without sockets and under a
+// clock of its own.
+type wire interface { //nolint:interfacebloat // it is what a connection does, and no more
+	publish(m *nats.Msg) error
+	subscribe(subject, queue string, f nats.MsgHandler) (subscription, error)
+	// inbox returns a fresh subject that this side may listen to.
+	inbox() string
+	maxPayload() int64
+	Up() bool
+	OnUp(f func())
+}
+
+type subscription interface {
+	Unsubscribe() error
+	Drain() error
+}
+
+func (c *Conn) inbox() string { return c.nc.NewInbox() }
+
+func (c *Conn) maxPayload() int64 { return c.nc.MaxPayload() }
+
+// An inquirer sends messages whose answers come to an inbox of its own, each
+// told apart by a token. It is safe for concurrent use.
+type inquirer struct {
+	wire   wire
+	prefix string
+	sub    subscription
+
+	mu      sync.Mutex
+	tokens  uint64
+	waiting map[string]func(*nats.Msg) // by reply subject
+}
+
+func newInquirer(w wire) (*inquirer, error) {
+	q := &inquirer{wire: w, prefix: w.inbox() + ".", waiting: map[string]func(*nats.Msg){}}
+	var err error
+	if q.sub, err = w.subscribe(q.prefix+"*", "", q.onAnswer); err != nil {
+		return nil, err
+	}
+
+	return q, nil
+}
+
+func (q *inquirer) close() { _ = q.sub.Unsubscribe() } // fails only on a closed connection
+
+// send publishes m and has the first answer passed to f, from the connection's
+// goroutine: f must not block. Forget ends the wait for it.
+func (q *inquirer) send(m *nats.Msg, f func(*nats.Msg)) (forget func(), err error) {
+	q.mu.Lock()
+	q.tokens++
+	m.Reply = q.prefix + strconv.FormatUint(q.tokens, 36)
+	q.waiting[m.Reply] = f
+	q.mu.Unlock()
+	forget = func() { q.take(m.Reply) }
+	if err := q.wire.publish(m); err != nil {
+		forget()
+
+		return func() {}, err
+	}
+
+	return forget, nil
+}
+
+// ask is send that waits for the answer. The answer may say that nobody listens.
+func (q *inquirer) ask(ctx context.Context, m *nats.Msg, limit time.Duration) (*nats.Msg, error) {
+	answers := make(chan *nats.Msg, 1)
+	forget, err := q.send(m, func(m *nats.Msg) { answers <- m })
+	if err != nil {
+		return nil, err
+	}
+	defer forget()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case answer := <-answers:
+		return answer, nil
+	case <-timer.C:
+		return nil, errNoAnswer
+	case <-ctx.Done():
+		return nil, ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+}
+
+func (q *inquirer) take(reply string) func(*nats.Msg) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	f := q.waiting[reply]
+	delete(q.waiting, reply)
+
+	return f
+}
+
+func (q *inquirer) onAnswer(m *nats.Msg) {
+	if f := q.take(m.Subject); f != nil {
+		f(m)
+	}
+}

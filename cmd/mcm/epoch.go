@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// leaseName is the Lease's that replicas of mcm elect their leader with; its name
+// is that of the machine controller manager, so that both never work at once.
+const leaseName = "machine-controller-manager"
+
+// minLeaseTimeout is the least time a request of the election may take.
+const minLeaseTimeout = time.Second
+
+// A leaderLock is the lock of the leader election. It counts epochs: drivers
+// refuse what a manager of an earlier one still sends. The epoch is one more than
+// the Lease's transitions, as this process wrote them when it won: before anything
+// that runs on the leader only has started.
+type leaderLock struct {
+	resourcelock.Interface
+
+	lease *resourcelock.LeaseLock
+	epoch atomic.Uint64
+}
+
+// newLeaderLock makes the lock, and begins an epoch if there is no election to do
+// that.
+func newLeaderLock(ctx context.Context, cfg *rest.Config, o *options) (*leaderLock, error) {
+	cfg = rest.AddUserAgent(cfg, "leader-election")
+	cfg.Timeout = max(o.lease.renewDeadline/2, minLeaseTimeout)
+	clientset, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the control cluster for leader election: %w", err)
+	}
+	lease := &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: o.namespace, Name: leaseName},
+		Client:     clientset.CoordinationV1(),
+		LockConfig: resourcelock.ResourceLockConfig{Identity: identity() + "_" + string(uuid.NewUUID())},
+	}
+
+	lock := &leaderLock{Interface: lease, lease: lease}
+	if !o.lease.elect {
+		if err := lock.seize(ctx); err != nil {
+			return nil, err
+		}
+	}
+
+	return lock, nil
+}
+
+// Create notes the epoch when the record is written; it is part of
+// [resourcelock.Interface], as is Update.
+func (l *leaderLock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	err := l.Interface.Create(ctx, r)
+	l.note(r, err)
+
+	return err
+}
+
+func (l *leaderLock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	err := l.Interface.Update(ctx, r)
+	l.note(r, err)
+
+	return err
+}
+
+func (l *leaderLock) note(r resourcelock.LeaderElectionRecord, err error) {
+	if err == nil && r.HolderIdentity == l.Identity() {
+		l.epoch.Store(uint64(r.LeaderTransitions) + 1)
+	}
+}
+
+// Epoch returns the epoch of the present leadership; 0 before there was one.
+func (l *leaderLock) Epoch() uint64 { return l.epoch.Load() }
+
+// seize begins an epoch without an election: for a manager that is told that it
+// is the only one. The Lease counts on, so that an election may follow.
+func (l *leaderLock) seize(ctx context.Context) error {
+	const tries = 5
+	var err error
+	for range tries {
+		now := metav1.Now()
+		mine := resourcelock.LeaderElectionRecord{HolderIdentity: l.Identity(), LeaseDurationSeconds: 1, AcquireTime: now, RenewTime: now}
+		var old *resourcelock.LeaderElectionRecord
+		old, _, err = l.Get(ctx)
+		switch {
+		case apierrors.IsNotFound(err):
+			err = l.Create(ctx, mine)
+		case err == nil:
+			mine.LeaderTransitions = old.LeaderTransitions + 1
+			err = l.Update(ctx, mine)
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("count the epoch in Lease %s: %w", l.Describe(), err)
+	}
+
+	return nil
+}

@@ -133,6 +133,10 @@ func (s *Server) endpointName(e endpoint) string {
 }
 
 func (s *Server) endpointSubject(e endpoint) string {
+	if e.op == driverv1.Operation_OPERATION_NODE_GROUPS {
+		return wildcard(e.cluster, TreeNodeGroup, s.cfg.Provider, "*")
+	}
+
 	return wildcard(e.cluster, TreeDriver, s.cfg.Provider, Verb(e.op), "*", "*")
 }
 

@@ -238,15 +238,19 @@ func audit(machine string) *driverv1.Audit {
 }
 
 // run runs a replica on a connection of its own making until the test ends.
-func run(tb testing.TB, conn *bus.Conn, h bus.HandlerFunc) *bus.Server {
+func run(tb testing.TB, conn *bus.Conn, h bus.HandlerFunc, change ...func(*bus.ServerConfig)) *bus.Server {
 	tb.Helper()
-	server, err := bus.NewServer(conn, bus.ServerConfig{
+	cfg := bus.ServerConfig{
 		Provider: provider, Version: "1.0.0", Logger: bustest.Quiet(),
 		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
 		Capabilities: []driverv1.Operation{
 			driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_INITIALIZE, driverv1.Operation_OPERATION_STATUS,
 		},
-	}, h)
+	}
+	for _, f := range change {
+		f(&cfg)
+	}
+	server, err := bus.NewServer(conn, cfg, h)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -102,6 +102,8 @@ type ServerConfig struct {
 	APIVersions []string
 	// Capabilities are the operations the Handler implements.
 	Capabilities []driverv1.Operation
+	// NodeGroups answers requests about node groups; nil offers none.
+	NodeGroups NodeGroupHandler
 	// DrainTimeout is how long running operations get to finish once Run's
 	// context ends, before their own contexts are cancelled; 0 means 10 minutes.
 	DrainTimeout time.Duration
@@ -128,18 +130,19 @@ type Server struct {
 	stats   *serviceStats
 	replies map[string]string // where replies may go, by cluster
 
-	mu       sync.Mutex
-	held     map[string]*held   // mutations running or not acknowledged, by cluster and operation id
-	machines map[string]*held   // running mutations, by cluster and machine uid
-	reads    map[*held]struct{} // running reads
-	epochs   map[string]uint64  // highest epoch seen, by cluster
-	leaders  map[string]string  // last hello's sender, by cluster
-	denials  denials
-	running  int // mutations that occupy a slot
-	draining bool
-	sequence uint64
-	leases   map[string]*lease // by cluster
-	unfenced bool              // for a test that wants to see what fencing is good for
+	mu         sync.Mutex
+	held       map[string]*held   // mutations running or not acknowledged, by cluster and operation id
+	machines   map[string]*held   // running mutations, by cluster and machine uid
+	reads      map[*held]struct{} // running reads
+	epochs     map[string]uint64  // highest epoch seen, by cluster
+	leaders    map[string]string  // last hello's sender, by cluster
+	denials    denials
+	running    int // mutations that occupy a slot
+	draining   bool
+	sequence   uint64
+	groupCalls int               // requests about node groups that run
+	leases     map[string]*lease // by cluster
+	unfenced   bool              // for a test that wants to see what fencing is good for
 
 	inquirer *inquirer
 	renew    map[string]chan struct{} // asks for a session at once, by cluster
@@ -169,6 +172,7 @@ func newServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
 	if cfg.Slots == 0 {
 		cfg.Slots = defaultSlots
 	}
+	cfg.Capabilities = withNodeGroups(cfg.Capabilities, cfg.NodeGroups)
 	if cfg.DrainTimeout == 0 {
 		cfg.DrainTimeout = defaultDrainTimeout
 	}
@@ -277,6 +281,9 @@ func (s *Server) subscribe() (requests, rest []subscription, err error) {
 		add(&rest, wildcard(cluster, TreeHello), "", s.onHello)
 		add(&rest, wildcard(cluster, TreeChanged, s.cfg.Provider), "", s.onChanged)
 		add(&requests, wildcard(cluster, TreeDriver, s.cfg.Provider, ">"), driverQueue, s.onRequest)
+		if s.cfg.NodeGroups != nil {
+			add(&requests, wildcard(cluster, TreeNodeGroup, s.cfg.Provider, "*"), driverQueue, s.onNodeGroup)
+		}
 	}
 	for _, d := range s.discovery() {
 		add(&rest, d.subject, "", d.answer)

@@ -42,6 +42,8 @@ const (
 	TreeFetch Tree = "fetch"
 	// TreeChanged holds notices that a class or secret has a new version.
 	TreeChanged Tree = "changed"
+	// TreeNodeGroup holds requests about node groups, to any replica of a provider.
+	TreeNodeGroup Tree = "nodegroup"
 	// TreeAudit holds one message for each finished operation.
 	TreeAudit Tree = "audit"
 	// TreeOutcomes holds people's questions to the manager for its newest outcomes.
@@ -70,6 +72,7 @@ var operationVerbs = map[driverv1.Operation]string{
 	driverv1.Operation_OPERATION_VOLUME_IDS:    "volumeids",
 	driverv1.Operation_OPERATION_VALIDATE:      "validate",
 	driverv1.Operation_OPERATION_MIGRATE_CLASS: "migrateclass",
+	driverv1.Operation_OPERATION_NODE_GROUPS:   "nodegroups",
 }
 
 var verbOperations = func() map[string]driverv1.Operation {
@@ -121,6 +124,7 @@ func Mutates(op driverv1.Operation) bool {
 //	claim          Provider Machine
 //	fetch          Provider Verb
 //	changed        Provider
+//	nodegroup      Provider Verb
 //	audit          Provider Verb Namespace Name
 //	hello          -
 //	outcomes       -
@@ -144,14 +148,15 @@ var layouts = map[Tree]func(*Subject) []*string{
 	TreeReplica: func(s *Subject) []*string {
 		return []*string{&s.Provider, &s.Replica, &s.Verb, &s.Namespace, &s.Name}
 	},
-	TreeReply:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Caller, &s.Token} },
-	TreeSession:  func(s *Subject) []*string { return []*string{&s.Provider, &s.Replica} },
-	TreeHello:    func(*Subject) []*string { return nil },
-	TreeFetch:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
-	TreeChanged:  func(s *Subject) []*string { return []*string{&s.Provider} },
-	TreeAudit:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
-	TreeClaim:    func(s *Subject) []*string { return []*string{&s.Provider, &s.Machine} },
-	TreeOutcomes: func(*Subject) []*string { return nil },
+	TreeReply:     func(s *Subject) []*string { return []*string{&s.Provider, &s.Caller, &s.Token} },
+	TreeSession:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Replica} },
+	TreeHello:     func(*Subject) []*string { return nil },
+	TreeFetch:     func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
+	TreeChanged:   func(s *Subject) []*string { return []*string{&s.Provider} },
+	TreeNodeGroup: func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
+	TreeAudit:     func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
+	TreeOutcomes:  func(*Subject) []*string { return nil },
+	TreeClaim:     func(s *Subject) []*string { return []*string{&s.Provider, &s.Machine} },
 }
 
 // controlFields is how many fields a replica subject has that names no machine:

@@ -11,8 +11,8 @@ import "context"
 // stop; a method returns soon after. An error without a code counts as [Unknown].
 //
 // Further abilities are interfaces of one method each: [Getter], [Initializer],
-// [VolumeIDer], [ClassValidator], [ClassMigrator]. A driver that implements one
-// advertises it.
+// [VolumeIDer], [ClassValidator], [ClassMigrator]; [NodeGroups] has four. A driver
+// that implements one advertises it.
 type Driver[S any] interface {
 	// Create makes the machine's instance, or returns the one that already
 	// carries the machine's uid [CREATE-1]. An instance of that name that

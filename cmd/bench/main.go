@@ -28,6 +28,7 @@ var benchmarks = []struct {
 	{"read", "a status request over the bus, against bare NATS request and reply", benchRead},
 	{"create", "machines at a provider that takes its time, against blocking workers", benchCreate},
 	{"requests", "requests to the API server for each machine", benchRequests},
+	{"autoscaler", "all calls of a loop of the cluster-autoscaler, for 1,000 nodes", benchAutoscaler},
 	{"delete", "deletion of an empty machine, beyond the cloud's own time", benchDelete},
 }
 

@@ -22,11 +22,13 @@ func main() {
 	flag.DurationVar(&cfg.SettleTime, "settle-time", 0, "how long the cloud's list may lag behind; 0 means not at all")
 	driver := &virtual.Driver{Identity: driversdk.IdentityToken}
 	flag.TextVar(driver, "identity", driver, "what keeps the cloud from making a second instance: token, unique_name or none")
+	var groups pools
+	groups.addFlags(flag.CommandLine)
 	driversdk.ParseFlags()
 	cfg.CreateIdentity = driver.Identity
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := serve(ctx, cfg, driver)
+	err := serve(ctx, cfg, driver, &groups)
 	stop()
 	if err != nil {
 		slog.Error("driver-virtual stopped", "err", err)
@@ -35,13 +37,21 @@ func main() {
 }
 
 // serve adds traces, which the SDK makes and leaves to the program to send.
-func serve(ctx context.Context, cfg driversdk.Config, driver *virtual.Driver) error {
+func serve(ctx context.Context, cfg driversdk.Config, driver *virtual.Driver, groups *pools) error {
 	stop, err := tracing.Start(ctx, "driver-virtual", cfg.Version, func(err error) { slog.Error("spans not sent", "err", err) })
 	if err != nil {
 		return err
 	}
 
 	defer stop()
+
+	pooled, err := groups.driver(ctx, driver)
+	if err != nil {
+		return err
+	}
+	if pooled != nil {
+		return driversdk.Serve(ctx, cfg, *pooled)
+	}
 
 	return driversdk.Serve(ctx, cfg, driver)
 }

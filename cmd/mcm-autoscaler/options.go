@@ -24,6 +24,7 @@ type options struct {
 	allNamespaces                bool
 	listen                       string
 	door                         door
+	nats                         natsOptions
 	nodes                        []string
 	groups                       []autoscaler.Group // of nodes
 	marks                        autoscaler.Marks
@@ -40,13 +41,14 @@ func newCommand() *cobra.Command {
 	o := &options{marks: autoscaler.MarksWithTime, logging: logsapi.NewLoggingConfiguration()}
 	cmd := &cobra.Command{
 		Use:   "mcm-autoscaler",
-		Short: "Lets the stock cluster-autoscaler scale MachineDeployments",
+		Short: "Lets the stock cluster-autoscaler scale MachineDeployments, and node groups of drivers",
 		Long: `mcm-autoscaler is what the cluster-autoscaler talks to when it runs with
 --cloud-provider=externalgrpc, version 1.25 or later.
 
 A MachineDeployment is a node group if it has the annotation
 cluster.x-k8s.io/cluster-api-autoscaler-node-group-max-size (and -min-size, 0 if
-absent), or if --nodes names it. Who may connect has to show a certificate of
+absent), or if --nodes names it. With --nats-url the node groups that drivers serve
+over the bus are there as well, as provider:<provider>/<id>. Who may connect has to show a certificate of
 --client-ca. Certificates are read again for each connection.`,
 		Example: `  mcm-autoscaler --namespace=shop --tls-cert=tls.crt --tls-key=tls.key --client-ca=ca.crt
   mcm-autoscaler --nodes=1:10:shop.workers --kubeconfig=$HOME/.kube/config --listen=127.0.0.1:8086 --allow-plaintext`,
@@ -92,6 +94,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.door.clientCA, "client-ca", "", "PEM file with the authority of the certificates that clients must have")
 	fs.BoolVar(&o.door.plaintext, "allow-plaintext", false, "serve without TLS: whoever reaches the port can delete every node")
 
+	o.nats.addFlags(fs)
+
 	fs.StringVar(&o.address, "address", "0.0.0.0", "address for /metrics, /healthz and /readyz")
 	fs.IntVar(&o.port, "port", 10260, "port for /metrics, /healthz and /readyz")
 	fs.Float32Var(&o.kubeQPS, "kube-api-qps", 50, "requests a second to each API server at most; negative for no limit")
@@ -101,7 +105,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 // complete names every flag at fault at once.
 func (o *options) complete() error {
-	errs := []error{o.door.validate()}
+	errs := []error{o.door.validate(), o.nats.validate()}
 	seen := map[string]bool{}
 	for _, text := range o.nodes {
 		g, err := autoscaler.ParseGroup(text)

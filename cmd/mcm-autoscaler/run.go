@@ -60,8 +60,20 @@ func run(ctx context.Context, o *options) error {
 	if err := g.connect(); err != nil {
 		return err
 	}
+	provided, disconnect, err := o.nats.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer disconnect()
 	observer := autoscaler.NewObserver()
-	for _, c := range observer.Collectors() {
+	collectors := observer.Collectors()
+	if provided != nil {
+		collectors = append(collectors, provided)
+		if err := g.manager.Add(provided); err != nil {
+			return fmt.Errorf("ask drivers for node groups: %w", err)
+		}
+	}
+	for _, c := range collectors {
 		if err := ctrlmetrics.Registry.Register(c); err != nil {
 			return fmt.Errorf("register metrics: %w", err)
 		}
@@ -71,7 +83,7 @@ func run(ctx context.Context, o *options) error {
 		Control: g.manager.GetClient(), Live: g.manager.GetAPIReader(), Nodes: g.target.GetCache(),
 		// The newer events API keeps only the first text of a reason for minutes.
 		Events: g.manager.GetEventRecorderFor("mcm-autoscaler"), //nolint:staticcheck // see above
-		Groups: o.groups, Marks: o.marks, GPULabel: o.gpuLabel,
+		Groups: o.groups, Provided: provided, Marks: o.marks, GPULabel: o.gpuLabel,
 	}))
 	err = errors.Join(
 		g.manager.Add(everywhere(func(ctx context.Context) error { return g.serve(ctx, listener) })),

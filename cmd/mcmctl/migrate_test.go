@@ -85,6 +85,21 @@ func TestMigrate(t *testing.T) {
 	}
 }
 
+// TestMigrate_MixedFleet asks while replicas of an older version run as well, one of
+// which gets every other request.
+func TestMigrate_MixedFleet(t *testing.T) {
+	t.Parallel()
+	url := startBus(t)
+	startReplica(t, url, bus.ServerConfig{Provider: virtual.Provider, Slots: 1}, ok)
+	serveVirtual(t, url)
+	for range 8 {
+		_, _, err := mcmctl(t, "migrate", "--nats-url", url, "--cluster", "default", "--provider", "virtual", "-f", "testdata/oldclass.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestMigrate_Refused(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)

@@ -19,6 +19,10 @@ import (
 // answerTimeout is how long a driver may take.
 const answerTimeout = time.Minute
 
+// mixedTries is how often any replica is asked when one is known to have the
+// ability: with half of them able, that all these miss is one in four billion.
+const mixedTries = 32
+
 // A question goes to a replica of a provider's driver.
 type question struct {
 	conn     *bus.Conn
@@ -42,7 +46,7 @@ func (q *question) migrate(ctx context.Context, old *unstructured.Unstructured) 
 		return nil, err
 	}
 	defer caller.Close()
-	out, err := caller.Call(ctx, bus.Request{
+	out, err := askAgain(ctx, caller, bus.Request{
 		Provider: q.provider, Namespace: old.GetNamespace(), Name: old.GetName(), Timeout: answerTimeout,
 		OperationID: "mcmctl.migrateclass." + string(uuid.NewUUID()),
 		Body: &driverv1.Envelope{Body: &driverv1.Envelope_MigrateClass{MigrateClass: &driverv1.MigrateClassRequest{
@@ -54,6 +58,19 @@ func (q *question) migrate(ctx context.Context, old *unstructured.Unstructured) 
 	}
 
 	return out.Result.GetMigrateClass().GetMachineClass(), nil
+}
+
+// askAgain asks until a replica that can answer was chosen: any of the provider's
+// is asked, and in the middle of an update only some can.
+func askAgain(ctx context.Context, caller *bus.Caller, req bus.Request) (out *bus.Outcome, err error) {
+	for range mixedTries {
+		out, err = caller.Call(ctx, req)
+		if bus.CodeOf(err) != driverv1.Code_CODE_UNIMPLEMENTED {
+			return out, err
+		}
+	}
+
+	return out, err
 }
 
 // asker returns the control plane to ask as: that of a replica that does the

@@ -20,6 +20,9 @@ import (
 func (s *Server) NodeGroupDeleteNodes(
 	ctx context.Context, req *externalgrpc.NodeGroupDeleteNodesRequest,
 ) (*externalgrpc.NodeGroupDeleteNodesResponse, error) {
+	if isProvided(req.GetId()) {
+		return &externalgrpc.NodeGroupDeleteNodesResponse{}, s.deleteProvided(ctx, req.GetId(), req.GetNodes())
+	}
 	err := s.write(ctx, req.GetId(), func(g *group, d *v1alpha1.MachineDeployment) (bool, error) {
 		victims, err := s.victims(ctx, g, req.GetNodes())
 		if err != nil || len(victims) == 0 {
@@ -52,7 +55,7 @@ func (s *Server) victims(ctx context.Context, g *group, nodes []*externalgrpc.Ex
 	for _, node := range nodes {
 		m := now.find(node.GetProviderID(), node.GetName())
 		if m == nil {
-			if err := s.mustBeGone(ctx, g, node); err != nil {
+			if err := s.mustBeGone(ctx, g.id, node); err != nil {
 				return nil, err
 			}
 
@@ -96,7 +99,7 @@ func (s *Server) still(ctx context.Context, g *group, m *machine) (*v1alpha1.Mac
 }
 
 // mustBeGone tells a node that is gone, which is well, from one of somebody else's.
-func (s *Server) mustBeGone(ctx context.Context, g *group, node *externalgrpc.ExternalGrpcNode) error {
+func (s *Server) mustBeGone(ctx context.Context, group string, node *externalgrpc.ExternalGrpcNode) error {
 	if strings.HasPrefix(node.GetProviderID(), placeholderPrefix) || strings.HasPrefix(node.GetName(), placeholderPrefix) {
 		return nil
 	}
@@ -112,7 +115,7 @@ func (s *Server) mustBeGone(ctx context.Context, g *group, node *externalgrpc.Ex
 		return nil // a later one of that name
 	}
 
-	return status.Errorf(codes.InvalidArgument, "node %s belongs to no machine of node group %s", node.GetName(), g.id)
+	return status.Errorf(codes.InvalidArgument, "node %s belongs to no machine of node group %s", node.GetName(), group)
 }
 
 // mayGo tells why a machine that has joined must not go now, or one that somebody

@@ -12,8 +12,11 @@ func (s *Server) NodeGroups(ctx context.Context, _ *externalgrpc.NodeGroupsReque
 	if err != nil {
 		return nil, err
 	}
-	out := &externalgrpc.NodeGroupsResponse{NodeGroups: make([]*externalgrpc.NodeGroup, 0, len(now.groups))}
+	out := &externalgrpc.NodeGroupsResponse{NodeGroups: make([]*externalgrpc.NodeGroup, 0, len(now.groups)+len(now.provided.groups))}
 	for _, g := range now.groups {
+		out.NodeGroups = append(out.NodeGroups, g.message())
+	}
+	for _, g := range now.provided.groups {
 		out.NodeGroups = append(out.NodeGroups, g.message())
 	}
 
@@ -31,6 +34,9 @@ func (s *Server) NodeGroupForNode(
 	}
 	if m := now.find(req.GetNode().GetProviderID(), req.GetNode().GetName()); m != nil {
 		return &externalgrpc.NodeGroupForNodeResponse{NodeGroup: now.byID[m.group].message()}, nil
+	}
+	if g := now.provided.find(req.GetNode().GetProviderID(), req.GetNode().GetName()); g != nil {
+		return &externalgrpc.NodeGroupForNodeResponse{NodeGroup: g.message()}, nil
 	}
 
 	return &externalgrpc.NodeGroupForNodeResponse{NodeGroup: &externalgrpc.NodeGroup{}}, nil

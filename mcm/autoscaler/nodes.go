@@ -17,6 +17,14 @@ const (
 func (s *Server) NodeGroupNodes(
 	ctx context.Context, req *externalgrpc.NodeGroupNodesRequest,
 ) (*externalgrpc.NodeGroupNodesResponse, error) {
+	if isProvided(req.GetId()) {
+		g, err := s.provided(ctx, req.GetId())
+		if err != nil {
+			return nil, err
+		}
+
+		return g.nodes(), nil
+	}
 	g, err := s.group(ctx, req.GetId())
 	if err != nil {
 		return nil, err

@@ -27,6 +27,14 @@ const (
 func (s *Server) NodeGroupGetOptions(
 	ctx context.Context, req *externalgrpc.NodeGroupAutoscalingOptionsRequest,
 ) (*externalgrpc.NodeGroupAutoscalingOptionsResponse, error) {
+	if isProvided(req.GetId()) {
+		g, err := s.provided(ctx, req.GetId())
+		if err != nil {
+			return nil, err
+		}
+
+		return g.options(req.GetDefaults())
+	}
 	g, err := s.group(ctx, req.GetId())
 	if err != nil {
 		return nil, err

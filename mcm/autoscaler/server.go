@@ -29,6 +29,8 @@ type Config struct {
 	Events record.EventRecorder
 	// Groups are node groups whatever their annotations say.
 	Groups []Group
+	// Provided are the groups that drivers serve over the bus; nil for none.
+	Provided *Provided
 	// Marks is how machines that have to go are named.
 	Marks Marks
 	// GPULabel is the label of nodes with GPUs; may be empty.
@@ -67,6 +69,9 @@ func New(cfg Config) *Server {
 func (s *Server) Refresh(ctx context.Context, _ *externalgrpc.RefreshRequest) (*externalgrpc.RefreshResponse, error) {
 	if _, err := s.take(ctx); err != nil {
 		return nil, err
+	}
+	if s.cfg.Provided != nil {
+		s.cfg.Provided.kick() // for the loop after this one
 	}
 
 	return &externalgrpc.RefreshResponse{}, nil

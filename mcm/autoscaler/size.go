@@ -18,6 +18,14 @@ import (
 func (s *Server) NodeGroupTargetSize(
 	ctx context.Context, req *externalgrpc.NodeGroupTargetSizeRequest,
 ) (*externalgrpc.NodeGroupTargetSizeResponse, error) {
+	if isProvided(req.GetId()) {
+		g, err := s.provided(ctx, req.GetId())
+		if err != nil {
+			return nil, err
+		}
+
+		return &externalgrpc.NodeGroupTargetSizeResponse{TargetSize: g.Target}, nil
+	}
 	g, err := s.group(ctx, req.GetId())
 	if err != nil {
 		return nil, err
@@ -33,6 +41,9 @@ func (s *Server) NodeGroupIncreaseSize(
 	delta := req.GetDelta()
 	if delta <= 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "node group %s: delta %d: want one above zero", req.GetId(), delta)
+	}
+	if isProvided(req.GetId()) {
+		return &externalgrpc.NodeGroupIncreaseSizeResponse{}, s.resize(ctx, req.GetId(), delta)
 	}
 	err := s.write(ctx, req.GetId(), func(g *group, d *v1alpha1.MachineDeployment) (bool, error) {
 		if have := d.Spec.Replicas; delta > g.max-have {
@@ -59,6 +70,9 @@ func (s *Server) NodeGroupDecreaseTargetSize(
 ) (*externalgrpc.NodeGroupDecreaseTargetSizeResponse, error) {
 	if req.GetDelta() >= 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "node group %s: delta %d: want one below zero", req.GetId(), req.GetDelta())
+	}
+	if isProvided(req.GetId()) {
+		return &externalgrpc.NodeGroupDecreaseTargetSizeResponse{}, s.resize(ctx, req.GetId(), req.GetDelta())
 	}
 	err := s.write(ctx, req.GetId(), func(g *group, d *v1alpha1.MachineDeployment) (bool, error) {
 		less := -int64(req.GetDelta())

@@ -25,11 +25,12 @@ const EventInvalidNodeGroup = "InvalidNodeGroup"
 // A snapshot is what the answers of one loop of the cluster-autoscaler are taken
 // from, so that they agree. It is never changed.
 type snapshot struct {
-	groups []*group // by id
+	groups []*group // MachineDeployments, by id
 	byID   map[string]*group
 	// The machines of all groups, by the names that the cluster-autoscaler has for
 	// them.
 	byPlaceholder, byProviderID, byNodeName map[string]*machine
+	provided                                *providedSnapshot // groups of drivers
 }
 
 // A group is a node group.
@@ -88,7 +89,8 @@ func (s *Server) take(ctx context.Context) (*snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := &snapshot{
-		byID: map[string]*group{}, byPlaceholder: map[string]*machine{}, byProviderID: map[string]*machine{}, byNodeName: map[string]*machine{},
+		provided: s.cfg.Provided.snapshot(),
+		byID:     map[string]*group{}, byPlaceholder: map[string]*machine{}, byProviderID: map[string]*machine{}, byNodeName: map[string]*machine{},
 	}
 	byUID := map[types.UID]*group{} // of deployments, and of their sets
 	stored := map[client.ObjectKey]bool{}

@@ -37,6 +37,14 @@ const (
 func (s *Server) NodeGroupTemplateNodeInfo(
 	ctx context.Context, req *externalgrpc.NodeGroupTemplateNodeInfoRequest,
 ) (*externalgrpc.NodeGroupTemplateNodeInfoResponse, error) {
+	if isProvided(req.GetId()) {
+		g, err := s.provided(ctx, req.GetId())
+		if err != nil {
+			return nil, err
+		}
+
+		return g.template(ctx)
+	}
 	g, err := s.group(ctx, req.GetId())
 	if err != nil {
 		return nil, err
@@ -56,9 +64,15 @@ func (s *Server) NodeGroupTemplateNodeInfo(
 		return nil, status.Errorf(codes.Unimplemented, "node group %s: set nodeTemplate of MachineClass %s, or the annotations %scpu and %smemory",
 			g.id, key.Name, capacityPrefix, capacityPrefix)
 	}
+
+	return templateResponse(g.id, node)
+}
+
+// templateResponse has the node in both dialects' fields.
+func templateResponse(group string, node *corev1.Node) (*externalgrpc.NodeGroupTemplateNodeInfoResponse, error) {
 	content, err := node.Marshal()
 	if err != nil {
-		return nil, status.Errorf(codes.Internal, "node group %s: write its node: %v", g.id, err)
+		return nil, status.Errorf(codes.Internal, "node group %s: write its node: %v", group, err)
 	}
 
 	return &externalgrpc.NodeGroupTemplateNodeInfoResponse{NodeInfo: content, NodeBytes: content}, nil

@@ -71,6 +71,7 @@ type Cloud struct {
 	order     []*instance // by creation
 	tokens    map[string]*claim
 	names     map[string]*claim // creates of unique names at work
+	pools     map[string]*pool  // by name
 	used      []usedToken       // oldest first
 	held      []*held
 	bornEarly int // creates at work whose instance exists already
@@ -105,7 +106,7 @@ func New(ctx context.Context, o Options) (*Cloud, error) {
 		ctx: ctx, identity: o.Identity, listener: o.Listener, slog: o.Logger, limiter: rate.NewLimiter(rate.Inf, 1),
 		log:       journal{out: o.Log},
 		stats:     cloudapi.Stats{Requests: map[string]int{}, Refused: map[string]int{}},
-		instances: map[string]*instance{}, tokens: map[string]*claim{}, names: map[string]*claim{},
+		instances: map[string]*instance{}, tokens: map[string]*claim{}, names: map[string]*claim{}, pools: map[string]*pool{},
 	}
 	if c.slog == nil {
 		c.slog = slog.Default()

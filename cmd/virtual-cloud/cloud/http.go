@@ -35,6 +35,7 @@ func NewHandler(c *Cloud, apiToken string) http.Handler {
 	mux.HandleFunc("GET /v1/instances/{id}", s.api(cloudapi.OpGet, s.get))
 	mux.HandleFunc("DELETE /v1/instances/{id}", s.api(cloudapi.OpDelete, s.delete))
 	mux.HandleFunc("POST /v1/instances/{id}/initialize", s.api(cloudapi.OpInitialize, s.initialize))
+	s.registerPools(mux)
 	mux.HandleFunc("GET /v1/admin/knobs", s.admin(s.knobs))
 	mux.HandleFunc("PATCH /v1/admin/knobs", s.admin(s.patchKnobs))
 	mux.HandleFunc("POST /v1/admin/release", s.admin(s.release))

@@ -150,7 +150,7 @@ func checkKnobs(k *cloudapi.Knobs) error {
 
 func checkFault(f *cloudapi.Fault) error {
 	operations := []string{
-		"*", cloudapi.OpCreate, cloudapi.OpGet, cloudapi.OpList, cloudapi.OpDelete, cloudapi.OpInitialize,
+		"*", cloudapi.OpCreate, cloudapi.OpGet, cloudapi.OpList, cloudapi.OpDelete, cloudapi.OpInitialize, cloudapi.OpPool,
 	}
 	switch {
 	case !slices.Contains(operations, f.Operation):

@@ -42,6 +42,9 @@ const (
 	Operation_OPERATION_VALIDATE Operation = 7
 	// OPERATION_MIGRATE_CLASS turns a class of an older kind into a MachineClass.
 	Operation_OPERATION_MIGRATE_CLASS Operation = 8
+	// OPERATION_NODE_GROUPS stands in capabilities alone: the replica serves
+	// machinebus.nodegroup.v1 as well.
+	Operation_OPERATION_NODE_GROUPS Operation = 9
 )
 
 // Enum value maps for Operation.
@@ -56,6 +59,7 @@ var (
 		6: "OPERATION_VOLUME_IDS",
 		7: "OPERATION_VALIDATE",
 		8: "OPERATION_MIGRATE_CLASS",
+		9: "OPERATION_NODE_GROUPS",
 	}
 	Operation_value = map[string]int32{
 		"OPERATION_UNSPECIFIED":   0,
@@ -67,6 +71,7 @@ var (
 		"OPERATION_VOLUME_IDS":    6,
 		"OPERATION_VALIDATE":      7,
 		"OPERATION_MIGRATE_CLASS": 8,
+		"OPERATION_NODE_GROUPS":   9,
 	}
 )
 
@@ -1572,7 +1577,7 @@ const file_machinebus_driver_v1_operation_proto_rawDesc = "" +
 	"apiVersion\x12\x16\n" +
 	"\x06object\x18\x03 \x01(\fR\x06object\";\n" +
 	"\x14MigrateClassResponse\x12#\n" +
-	"\rmachine_class\x18\x01 \x01(\fR\fmachineClass*\xe5\x01\n" +
+	"\rmachine_class\x18\x01 \x01(\fR\fmachineClass*\x80\x02\n" +
 	"\tOperation\x12\x19\n" +
 	"\x15OPERATION_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10OPERATION_CREATE\x10\x01\x12\x18\n" +
@@ -1582,7 +1587,8 @@ const file_machinebus_driver_v1_operation_proto_rawDesc = "" +
 	"\x0eOPERATION_LIST\x10\x05\x12\x18\n" +
 	"\x14OPERATION_VOLUME_IDS\x10\x06\x12\x16\n" +
 	"\x12OPERATION_VALIDATE\x10\a\x12\x1b\n" +
-	"\x17OPERATION_MIGRATE_CLASS\x10\bBFZDgithub.com/machinebus/machinebus/proto/machinebus/driver/v1;driverv1b\x06proto3"
+	"\x17OPERATION_MIGRATE_CLASS\x10\b\x12\x19\n" +
+	"\x15OPERATION_NODE_GROUPS\x10\tBFZDgithub.com/machinebus/machinebus/proto/machinebus/driver/v1;driverv1b\x06proto3"
 
 var (
 	file_machinebus_driver_v1_operation_proto_rawDescOnce sync.Once

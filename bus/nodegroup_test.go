@@ -1,0 +1,251 @@
+package bus_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/embedded"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
+)
+
+func offers(h bus.NodeGroupHandler) func(*bus.ServerConfig) {
+	return func(cfg *bus.ServerConfig) { cfg.NodeGroups = h }
+}
+
+func newNodeGroupClient(t *testing.T, conn *bus.Conn) *bus.NodeGroupClient {
+	t.Helper()
+	c, err := bus.NewNodeGroupClient(conn, cluster, bustest.Quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+
+	return c
+}
+
+func resize(target int32) *nodegroupv1.Envelope {
+	return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resize{
+		Resize: &nodegroupv1.ResizeRequest{Group: "a", ExpectedTarget: 1, Target: target},
+	}}
+}
+
+func resized(_ context.Context, _ string, req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+	return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resized{
+		Resized: &nodegroupv1.ResizeResponse{TargetSize: req.GetResize().GetTarget()},
+	}}
+}
+
+func TestNodeGroupRequestIsAnswered(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := newNodeGroupClient(t, r.conn)
+	r.replica(t, nil) // without node groups: it must not be asked
+	rep := r.replica(t, nil, offers(resized))
+	bustest.Eventually(t, "the provider is known", func() bool { return len(c.Providers()) == 1 })
+	for range 20 {
+		answer, err := c.Ask(t.Context(), provider, resize(3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := answer.GetResized().GetTargetSize(); got != 3 || answer.GetReplica() != rep.Replica() {
+			t.Fatalf("size %d by %s, want 3 by %s", got, answer.GetReplica(), rep.Replica())
+		}
+	}
+}
+
+func TestNodeGroupErrorsSayWhatRan(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		reason string
+		offer  bus.NodeGroupHandler
+		origin bus.Origin
+		code   driverv1.Code
+	}{
+		"nobody": {
+			reason: "no replica serves node groups, so nothing can have run",
+			origin: bus.OriginBus, code: driverv1.Code_CODE_UNAVAILABLE,
+		},
+		"refusal": {
+			reason: "a driver's own word is passed on",
+			offer: func(context.Context, string, *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+				return &nodegroupv1.Envelope{Status: &driverv1.Status{Code: driverv1.Code_CODE_ABORTED, Message: "size is 7"}}
+			},
+			origin: bus.OriginDriver, code: driverv1.Code_CODE_ABORTED,
+		},
+		"panic": {
+			reason: "a bug of a driver ends neither the replica nor the wait",
+			offer: func(context.Context, string, *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+				panic("on purpose") //nolint:forbidigo // what is tested
+			},
+			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
+		},
+		"too large": {
+			reason: "what does not fit a message is said to be so",
+			offer: func(context.Context, string, *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+				return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_GroupsFound{GroupsFound: &nodegroupv1.GroupsResponse{
+					Groups: []*nodegroupv1.Group{{Description: string(make([]byte, 9<<20))}},
+				}}}
+			},
+			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			c := newNodeGroupClient(t, r.conn)
+			r.replica(t, nil, offers(tc.offer))
+			_, err := c.Ask(t.Context(), provider, resize(3))
+			if err == nil || bus.OriginOf(err) != tc.origin || bus.CodeOf(err) != tc.code {
+				t.Errorf("%v (%v, %v), want %v, %v: %s", err, bus.OriginOf(err), bus.CodeOf(err), tc.origin, tc.code, tc.reason)
+			}
+		})
+	}
+}
+
+// A lost answer is asked for under the same id, and a replica without a slot is
+// passed over.
+func TestNodeGroupRequestIsRepeatedUnderItsID(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := newNodeGroupClient(t, r.conn)
+	nc := bustest.Raw(t, r.srv.URL())
+	ids := make(chan string, 3)
+	tries := 0
+	_, err := nc.QueueSubscribe("mcm.v1."+cluster+".nodegroup."+provider+".*", "driver", func(m *nats.Msg) {
+		req := &nodegroupv1.Envelope{}
+		if err := proto.Unmarshal(m.Data, req); err != nil {
+			t.Error(err)
+		}
+		ids <- req.GetRequestId()
+		tries++
+		answer := resized(t.Context(), cluster, req)
+		answer.RequestId = req.GetRequestId()
+		switch tries {
+		case 1:
+			return // lost
+		case 2:
+			answer = &nodegroupv1.Envelope{RequestId: req.GetRequestId(), Refused: true}
+		}
+		payload, err := proto.Marshal(answer)
+		if err == nil {
+			err = m.Respond(payload)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	if err == nil {
+		err = nc.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := c.Ask(t.Context(), provider, resize(3))
+	if err != nil || answer.GetResized().GetTargetSize() != 3 {
+		t.Fatalf("%v, %v", answer, err)
+	}
+	first, second, third := <-ids, <-ids, <-ids
+	if first == "" || first != second || second != third {
+		t.Errorf("ids %q, %q, %q: want the same one", first, second, third)
+	}
+}
+
+func TestNodeGroupRequestsThatAreDropped(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	ran := make(chan struct{}, 9)
+	r.replica(t, nil, offers(func(ctx context.Context, of string, req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+		ran <- struct{}{}
+
+		return resized(ctx, of, req)
+	}))
+	nc := bustest.Raw(t, r.srv.URL())
+	ask := func(reply string, env *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+		t.Helper()
+		sub, err := nc.SubscribeSync(reply)
+		if err != nil {
+			t.Fatal(err)
+		}
+		payload, err := proto.Marshal(env)
+		if err == nil {
+			err = nc.PublishRequest("mcm.v1."+cluster+".nodegroup."+provider+".resize", reply, payload)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := sub.NextMsg(time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer := &nodegroupv1.Envelope{}
+		if err := proto.Unmarshal(m.Data, answer); err != nil {
+			t.Fatal(err)
+		}
+
+		return answer
+	}
+	if err := nc.PublishRequest("mcm.v1."+cluster+".nodegroup."+provider+".resize",
+		"mcm.v1."+cluster+".reply.other.autoscaler.x", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	stale := resize(3)
+	stale.RequestId, stale.AcceptBy = "r1", timestamppb.New(time.Now().Add(-time.Minute))
+	own := "mcm.v1." + cluster + ".reply." + provider + ".autoscaler."
+	if got := ask(own+"a", stale).GetStatus().GetCode(); got != driverv1.Code_CODE_ABORTED {
+		t.Errorf("a stale request: %v, want Aborted [GROUP-6]", got)
+	}
+	unknown := &nodegroupv1.Envelope{RequestId: "r2"}
+	if got := ask(own+"b", unknown).GetStatus().GetCode(); got != driverv1.Code_CODE_UNIMPLEMENTED {
+		t.Errorf("an unknown body: %v, want Unimplemented [GROUP-5]", got)
+	}
+	wrong := &nodegroupv1.Envelope{RequestId: "r3", Body: &nodegroupv1.Envelope_Groups{Groups: &nodegroupv1.GroupsRequest{}}}
+	if got := ask(own+"c", wrong).GetStatus().GetCode(); got != driverv1.Code_CODE_INVALID_ARGUMENT {
+		t.Errorf("another body than the subject says: %v, want InvalidArgument", got)
+	}
+	if len(ran) != 0 {
+		t.Errorf("the driver was asked %d times, want none", len(ran))
+	}
+}
+
+// What deploy/nats lets the gateway and a driver do is enough, and the gateway
+// hears no answers to mcm.
+func TestNodeGroupPermissionsSuffice(t *testing.T) {
+	t.Parallel()
+	const permissions = `
+authorization { users = [
+  { user: driver, password: driver, permissions: {
+    subscribe: { allow: ["mcm.v1.default.nodegroup.virtual.* driver", "mcm.v1.default.driver.virtual.> driver", "mcm.v1.default.>", "_INBOX.>", "$SRV.>"] }
+    publish: { allow: [">"] } } }
+  { user: gateway, password: gateway, permissions: {
+    subscribe: { allow: ["mcm.v1.default.reply.*.autoscaler.*", "mcm.v1.default.session.*.*"] }
+    publish: { allow: ["mcm.v1.default.nodegroup.>"] } } }
+] }`
+	file := filepath.Join(t.TempDir(), "nats.conf")
+	if err := os.WriteFile(file, []byte(permissions), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{srv: bustest.Server(t, embedded.Options{ConfigFile: file})}
+	as := func(user string) string { return "nats://" + user + ":" + user + "@" + r.srv.URL()[len("nats://"):] }
+	log := &violations{}
+	gateway := bustest.Connect(t, bus.Config{URLs: []string{as("gateway")}, Logger: log.logger()})
+	c := newNodeGroupClient(t, gateway)
+	driver := bustest.Connect(t, bus.Config{URLs: []string{as("driver")}})
+	run(t, driver, nil, offers(resized))
+	bustest.Eventually(t, "the provider is known", func() bool { return len(c.Providers()) == 1 })
+	if _, err := c.Ask(t.Context(), provider, resize(3)); err != nil {
+		t.Error(err)
+	}
+	if got := log.all(); got != "" {
+		t.Errorf("the gateway overstepped its permissions: %q", got)
+	}
+}

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/cmd/internal/stack"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/proto/externalgrpc"
+)
+
+// What a loop of the cluster-autoscaler asks in a steady state, counted at its
+// version 1.36.1.
+const (
+	managedNodes, foreignNodes, nodeGroups = 1000, 50, 10
+	sizesPerGroup, optionsPerNode          = 3, 6
+	ownersPerManaged, ownersPerForeign     = 1, 7 // what is nobody's it does not remember
+)
+
+// benchAutoscaler has the gateway answer all calls of a loop, one after the other
+// as the cluster-autoscaler makes them.
+func benchAutoscaler(ctx context.Context, b *bench) (err error) {
+	if missing := stack.Missing(b.bin, "devcluster", "mcm-autoscaler"); len(missing) > 0 {
+		return fmt.Errorf("not built in %s: %v; run: make bench", b.bin, missing)
+	}
+	site, err := stack.NewSite(stack.SiteOptions{Bin: b.bin, Dir: b.dir})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, site.Close()) }()
+	cluster, err := site.StartDevCluster(ctx)
+	if err != nil {
+		return err
+	}
+	kube, err := stack.NewClient(cluster.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	if _, err := stack.ApplyCRDs(ctx, kube, b.crds); err != nil {
+		return err
+	}
+	nodes, err := createNodes(ctx, kube)
+	if err != nil {
+		return err
+	}
+	gateway, err := site.StartGateway(ctx, cluster.Kubeconfig, namespace, "--allow-plaintext", "-v=0")
+	if err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient(gateway.Listen, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	l := &autoscalerLoop{CloudProviderClient: externalgrpc.NewCloudProviderClient(conn)}
+	var took []float64
+	table := [][]string{{"round", "calls", "total", "each"}}
+	for round := range b.rounds {
+		l.calls = 0
+		begun := time.Now()
+		if err := l.run(ctx, nodes); err != nil {
+			return err
+		}
+		total := time.Since(begun)
+		took = append(took, total.Seconds())
+		table = append(table, []string{
+			strconv.Itoa(round + 1), strconv.Itoa(l.calls), seconds(total), micros(total / time.Duration(l.calls)),
+		})
+	}
+	b.table(table...)
+	b.atMost("autoscaler-loop-seconds", median(took), 1)
+	return nil
+}
+
+// An autoscalerLoop makes the calls of a loop and counts them.
+type autoscalerLoop struct {
+	externalgrpc.CloudProviderClient
+
+	calls int
+}
+
+func (l *autoscalerLoop) run(ctx context.Context, nodes []*externalgrpc.ExternalGrpcNode) error {
+	l.calls += 2
+	if _, err := l.Refresh(ctx, &externalgrpc.RefreshRequest{}); err != nil {
+		return err
+	}
+	groups, err := l.NodeGroups(ctx, &externalgrpc.NodeGroupsRequest{})
+	if err != nil {
+		return err
+	}
+	if n := len(groups.GetNodeGroups()); n != nodeGroups {
+		return fmt.Errorf("the gateway knows %d groups, want %d", n, nodeGroups)
+	}
+	for _, g := range groups.GetNodeGroups() {
+		for range sizesPerGroup {
+			l.calls++
+			if _, err := l.NodeGroupTargetSize(ctx, &externalgrpc.NodeGroupTargetSizeRequest{Id: g.GetId()}); err != nil {
+				return err
+			}
+		}
+	}
+	managed := 0
+	for _, node := range nodes {
+		ok, err := l.node(ctx, node)
+		if err != nil {
+			return err
+		}
+		if ok {
+			managed++
+		}
+	}
+	if managed != managedNodes {
+		return fmt.Errorf("%d nodes are of a group, want %d", managed, managedNodes)
+	}
+	return nil
+}
+
+// node makes the calls about one node, and tells whether it is of a group.
+func (l *autoscalerLoop) node(ctx context.Context, node *externalgrpc.ExternalGrpcNode) (managed bool, err error) {
+	for asked := 0; asked < ownersPerManaged || !managed && asked < ownersPerForeign; asked++ {
+		l.calls++
+		answer, err := l.NodeGroupForNode(ctx, &externalgrpc.NodeGroupForNodeRequest{Node: node})
+		if err != nil {
+			return false, err
+		}
+		id := answer.GetNodeGroup().GetId()
+		managed = id != ""
+		for range optionsPerNode {
+			if !managed {
+				break
+			}
+			l.calls++
+			_, err := l.NodeGroupGetOptions(ctx, &externalgrpc.NodeGroupAutoscalingOptionsRequest{Id: id})
+			if status.Code(err) != codes.Unimplemented {
+				return false, fmt.Errorf("options of a group without any: %w", err)
+			}
+		}
+	}
+	return managed, nil
+}
+
+// createNodes makes the objects that there are once all machines have joined; the
+// gateway needs nobody who works on them.
+func createNodes(ctx context.Context, kube client.Client) ([]*externalgrpc.ExternalGrpcNode, error) {
+	var sets []*v1alpha1.MachineSet
+	for i := range nodeGroups {
+		d := &v1alpha1.MachineDeployment{ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: fmt.Sprintf("group-%d", i),
+			Annotations: map[string]string{"cluster.x-k8s.io/cluster-api-autoscaler-node-group-max-size": strconv.Itoa(managedNodes)},
+		}}
+		d.Spec.Replicas = managedNodes / nodeGroups
+		d.Spec.Template.Spec.Class = v1alpha1.ClassSpec{Kind: v1alpha1.KindMachineClass, Name: className}
+		if err := kube.Create(ctx, d); err != nil {
+			return nil, err
+		}
+		set := &v1alpha1.MachineSet{ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: d.Name, OwnerReferences: []metav1.OwnerReference{owner(d, v1alpha1.KindMachineDeployment)},
+		}}
+		if err := kube.Create(ctx, set); err != nil {
+			return nil, err
+		}
+		sets = append(sets, set)
+	}
+	nodes := make([]*externalgrpc.ExternalGrpcNode, managedNodes+foreignNodes)
+	group, ctx := errgroup.WithContext(ctx)
+	const parallel = 16
+	group.SetLimit(parallel)
+	for i := range nodes {
+		name := fmt.Sprintf("node-%d", i)
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{ProviderID: "virtual:///here/" + name}}
+		nodes[i] = &externalgrpc.ExternalGrpcNode{Name: name, ProviderID: node.Spec.ProviderID}
+		group.Go(func() error {
+			if err := kube.Create(ctx, node); err != nil || i >= managedNodes {
+				return err
+			}
+			m := &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{
+				Namespace: namespace, Name: name, Labels: map[string]string{v1alpha1.LabelKeyNode: name},
+				OwnerReferences: []metav1.OwnerReference{owner(sets[i%nodeGroups], v1alpha1.KindMachineSet)},
+			}}
+			m.Spec.ProviderID = node.Spec.ProviderID
+			m.Spec.Class = v1alpha1.ClassSpec{Kind: v1alpha1.KindMachineClass, Name: className}
+			return kube.Create(ctx, m)
+		})
+	}
+	return nodes, group.Wait()
+}
+
+func owner(o client.Object, kind string) metav1.OwnerReference {
+	return metav1.OwnerReference{
+		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: kind, Name: o.GetName(), UID: o.GetUID(), Controller: new(true),
+	}
+}

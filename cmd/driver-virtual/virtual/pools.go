@@ -1,0 +1,124 @@
+package virtual
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
+	"github.com/machinebus/machinebus/driversdk"
+)
+
+// A Pooled is a [Driver] that also serves the pools of one cloud as node groups. A
+// group belongs to no class, so cloud and credentials are the process's own.
+type Pooled struct {
+	*Driver
+
+	// Cloud keeps the pools.
+	Cloud *cloudapi.Client
+}
+
+var (
+	_ driversdk.Driver[Spec] = Pooled{}
+	_ driversdk.NodeGroups   = Pooled{}
+)
+
+// What every node of the cloud has.
+var poolCapacity = map[string]string{"cpu": "4", "memory": "16Gi", "ephemeral-storage": "50Gi", "pods": "110"}
+
+// NodeGroups returns the pools that are for the control plane, or for anybody.
+func (p Pooled) NodeGroups(ctx context.Context, cluster string) ([]*driversdk.NodeGroup, error) {
+	pools, err := p.Cloud.Pools(ctx)
+	if err != nil {
+		return nil, coded(err)
+	}
+	var groups []*driversdk.NodeGroup
+	for n := range pools {
+		if of := pools[n].Cluster; of == "" || of == cluster {
+			groups = append(groups, groupOf(&pools[n]))
+		}
+	}
+
+	return groups, nil
+}
+
+func groupOf(p *cloudapi.Pool) *driversdk.NodeGroup {
+	labels := map[string]string{
+		"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
+		"node.kubernetes.io/instance-type": p.MachineType, "topology.kubernetes.io/region": p.Region,
+	}
+	if p.Zone != "" {
+		labels["topology.kubernetes.io/zone"] = p.Zone
+	}
+
+	return &driversdk.NodeGroup{
+		ID: p.Name, Min: p.Min, Max: p.Max, Target: p.Size,
+		Description: fmt.Sprintf("pool of %s in %s", p.MachineType, p.Region),
+		Template:    &driversdk.GroupTemplate{Capacity: poolCapacity, Labels: labels},
+	}
+}
+
+// GroupInstances returns what a pool has. A slot goes by its own name until there
+// is an instance, which has a provider id.
+func (p Pooled) GroupInstances(ctx context.Context, _, group string) ([]*driversdk.GroupInstance, error) {
+	list, err := p.Cloud.PoolInstances(ctx, group)
+	if err != nil {
+		return nil, coded(err)
+	}
+	instances := make([]*driversdk.GroupInstance, 0, len(list))
+	for _, one := range list {
+		i := &driversdk.GroupInstance{ID: one.Slot, State: driversdk.GroupInstanceCreating}
+		switch {
+		case one.Instance == nil && one.Code != "":
+			i.Err = coded(&cloudapi.Error{Code: one.Code, Message: one.Message})
+		case one.Instance == nil:
+		default:
+			i.ID = one.Instance.ProviderID
+			switch one.Instance.State {
+			case cloudapi.StateRunning:
+				i.State = driversdk.GroupInstanceRunning
+			case cloudapi.StateDeleting:
+				i.State = driversdk.GroupInstanceDeleting
+			}
+		}
+		instances = append(instances, i)
+	}
+
+	return instances, nil
+}
+
+// ResizeGroup leaves the comparison to the cloud, where it is one step with the
+// change [RESIZE-1].
+func (p Pooled) ResizeGroup(ctx context.Context, req *driversdk.GroupResize) (int32, error) {
+	pool, err := p.Cloud.ResizePool(ctx, req.Group, cloudapi.ResizeRequest{
+		RequestID: req.RequestID, Expected: req.Expected, Size: req.Target,
+	})
+	if err != nil {
+		return 0, poolError(err)
+	}
+
+	return pool.Size, nil
+}
+
+// DeleteFromGroup takes the instances as they are listed.
+func (p Pooled) DeleteFromGroup(ctx context.Context, req *driversdk.GroupDelete) (int32, error) {
+	pool, err := p.Cloud.RemoveFromPool(ctx, req.Group, cloudapi.RemoveRequest{Instances: req.Instances})
+	if err != nil {
+		return 0, poolError(err)
+	}
+
+	return pool.Size, nil
+}
+
+// poolError gives what the cloud says of pools its code.
+func poolError(err error) error {
+	switch cloudapi.CodeOf(err) {
+	case cloudapi.CodeSizeChanged:
+		return driversdk.NewError(driversdk.Aborted, err)
+	case cloudapi.CodeOutOfBounds:
+		return driversdk.NewError(driversdk.OutOfRange, err)
+	case cloudapi.CodeConflict:
+		return driversdk.NewError(driversdk.FailedPrecondition, err)
+	default:
+		return coded(err)
+	}
+}

@@ -1,0 +1,221 @@
+package autoscaler
+
+import (
+	"context"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/proto/externalgrpc"
+)
+
+func (g *providedGroup) message() *externalgrpc.NodeGroup {
+	return &externalgrpc.NodeGroup{Id: g.id, MinSize: g.Min, MaxSize: g.Max, Debug: g.Description + " of provider " + g.provider}
+}
+
+// provided finds a group of a driver's.
+func (s *Server) provided(ctx context.Context, id string) (*providedGroup, error) {
+	now, err := s.current(ctx)
+	if err != nil {
+		return nil, err
+	}
+	g, ok := now.provided.byID[id]
+	if !ok {
+		return nil, status.Errorf(codes.NotFound, "there is no node group %q: no driver has told of it for %s", id, providerGrace)
+	}
+
+	return g, nil
+}
+
+func (g *providedGroup) nodes() *externalgrpc.NodeGroupNodesResponse {
+	out := &externalgrpc.NodeGroupNodesResponse{Instances: make([]*externalgrpc.Instance, 0, len(g.Instances))}
+	for _, i := range g.Instances {
+		one := &externalgrpc.Instance{Id: i.ID, Status: &externalgrpc.InstanceStatus{
+			// The numbers are the cluster-autoscaler's own.
+			InstanceState: externalgrpc.InstanceStatus_InstanceState(i.State),
+		}}
+		if i.Err != nil && i.State == dispatch.InstanceCreating {
+			one.Status.ErrorInfo = &externalgrpc.InstanceErrorInfo{
+				ErrorCode: dispatch.CodeOf(i.Err).String(), ErrorMessage: i.Err.Error(), InstanceErrorClass: classOther,
+			}
+			if dispatch.CodeOf(i.Err) == dispatch.ResourceExhausted {
+				one.Status.ErrorInfo.InstanceErrorClass = classOutOfResources
+			}
+		}
+		out.Instances = append(out.Instances, one)
+	}
+
+	return out
+}
+
+func (g *providedGroup) template(ctx context.Context) (*externalgrpc.NodeGroupTemplateNodeInfoResponse, error) {
+	switch {
+	case g.TemplateErr != nil:
+		return nil, status.Errorf(codes.FailedPrecondition, "node group %s: %v", g.id, g.TemplateErr)
+	case g.Template == nil:
+		klog.FromContext(ctx).V(1).Info("node group cannot grow from zero: its driver does not tell what a node has", "nodeGroup", g.id)
+
+		return nil, status.Errorf(codes.Unimplemented, "node group %s: its driver does not tell what a node has", g.id)
+	}
+	node := g.Template.DeepCopy()
+	node.Name = "template-of-" + g.ID
+
+	return templateResponse(g.id, node)
+}
+
+func (g *providedGroup) options(
+	defaults *externalgrpc.NodeGroupAutoscalingOptions,
+) (*externalgrpc.NodeGroupAutoscalingOptionsResponse, error) {
+	if g.Options == (dispatch.NodeGroupOptions{}) || defaults == nil {
+		return nil, status.Errorf(codes.Unimplemented, "node group %s has no options of its own", g.id)
+	}
+	o := optionsOf(defaults)
+	set(&o.utilization, g.Options.Utilization)
+	set(&o.gpuUtilization, g.Options.GPUUtilization)
+	set(&o.unneeded, g.Options.Unneeded)
+	set(&o.unready, g.Options.Unready)
+	set(&o.provision, g.Options.Provision)
+
+	return &externalgrpc.NodeGroupAutoscalingOptionsResponse{NodeGroupAutoscalingOptions: o.message(defaults)}, nil
+}
+
+func set[T any](to, from *T) {
+	if from != nil {
+		*to = *from
+	}
+}
+
+// resize changes a group's size by delta. That the driver knows another size than
+// we do proves that nothing was done, and is tried again with the new one; whatever
+// else goes wrong is not.
+func (s *Server) resize(ctx context.Context, id string, delta int32) error {
+	unlock, err := s.lock(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	for range maxConflicts {
+		g, err := s.provided(ctx, id)
+		if err != nil {
+			return err
+		}
+		want := int64(g.Target) + int64(delta)
+		switch {
+		case delta > 0 && want > int64(g.Max):
+			return status.Errorf(codes.OutOfRange, "node group %s has %d nodes: %d more would exceed its maximum of %d", id, g.Target, delta, g.Max)
+		case want < 0:
+			return status.Errorf(codes.FailedPrecondition, "node group %s has %d nodes: %d fewer are less than none", id, g.Target, -int64(delta))
+		}
+		target, err := s.cfg.Provided.source.Resize(ctx, g.provider, g.ID, g.Target, int32(want))
+		if err == nil {
+			s.wroteProvided(ctx, g, target, nil)
+
+			return nil
+		}
+		s.cfg.Provided.kick()
+		if dispatch.CodeOf(err) != dispatch.Aborted || dispatch.Unknowable(err) {
+			return driverStatus(err, "resize node group "+id)
+		}
+		s.cfg.Provided.poll(ctx, g.provider)
+		s.renewProvided()
+	}
+
+	return status.Errorf(codes.Aborted, "the size of node group %s is changed by others all the time; nothing was done", id)
+}
+
+// deleteProvided removes nodes of a driver's group.
+func (s *Server) deleteProvided(ctx context.Context, id string, nodes []*externalgrpc.ExternalGrpcNode) error {
+	unlock, err := s.lock(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	g, err := s.provided(ctx, id)
+	if err != nil {
+		return err
+	}
+	victims, err := s.providedVictims(ctx, g, nodes)
+	if err != nil || len(victims) == 0 {
+		return err
+	}
+	target, err := s.cfg.Provided.source.Delete(ctx, g.provider, g.ID, victims)
+	if err != nil {
+		s.cfg.Provided.kick()
+
+		return driverStatus(err, "delete from node group "+id)
+	}
+	s.wroteProvided(ctx, g, target, victims)
+
+	return nil
+}
+
+// providedVictims are the ids of the instances to delete.
+func (s *Server) providedVictims(ctx context.Context, g *providedGroup, nodes []*externalgrpc.ExternalGrpcNode) ([]string, error) {
+	now, err := s.current(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var victims []string
+	for _, node := range nodes {
+		owner := now.provided.find(node.GetProviderID(), node.GetName())
+		if owner == nil {
+			if err := s.mustBeGone(ctx, g.id, node); err != nil {
+				return nil, err
+			}
+
+			continue
+		}
+		if owner.id != g.id {
+			return nil, status.Errorf(codes.InvalidArgument, "node %s belongs to node group %s, not %s", node.GetName(), owner.id, g.id)
+		}
+		if node.GetAnnotations()[v1alpha1.AnnotationKeyScaleDownDisabled] == "true" {
+			return nil, status.Errorf(codes.FailedPrecondition, "node %s has the annotation %s", node.GetName(), v1alpha1.AnnotationKeyScaleDownDisabled)
+		}
+		id := node.GetProviderID()
+		if id == "" {
+			id = node.GetName()
+		}
+		victims = append(victims, id)
+	}
+
+	return victims, nil
+}
+
+// wroteProvided has a change that a driver made seen at once.
+func (s *Server) wroteProvided(ctx context.Context, g *providedGroup, target int32, deleting []string) {
+	after := s.cfg.Provided.wrote(g, target, deleting)
+	s.mu.Lock()
+	if last := s.last.Load(); last != nil {
+		now := *last
+		now.provided = last.provided.with(after)
+		s.last.Store(&now)
+	}
+	s.mu.Unlock()
+	klog.FromContext(ctx).Info("node group scaled", "nodeGroup", g.id, "client", clientOf(ctx),
+		"from", g.Target, "to", target, "deleted", deleting)
+}
+
+// renewProvided takes up what was just asked.
+func (s *Server) renewProvided() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if last := s.last.Load(); last != nil {
+		now := *last
+		now.provided = s.cfg.Provided.snapshot()
+		s.last.Store(&now)
+	}
+}
+
+// driverStatus gives what a driver, or the bus, says the cluster-autoscaler's code:
+// the numbers are the same but for the last.
+func driverStatus(err error, doing string) error {
+	code := codes.Code(dispatch.CodeOf(err))
+	if code > codes.Unauthenticated || code == codes.Unimplemented {
+		code = codes.Internal
+	}
+
+	return status.Errorf(code, "%s: %v", doing, err)
+}

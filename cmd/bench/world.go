@@ -90,7 +90,7 @@ func (w *world) start(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	w.manager, err = w.site.StartManager(ctx, stack.ManagerOptions{
-		Control: w.cluster.UserKubeconfig(user), Args: []string{fmt.Sprintf("--concurrent-syncs=%d", workers)},
+		Control: w.cluster.UserKubeconfig(user), Args: []string{fmt.Sprintf("--concurrent-syncs=%d", workers), "--profiling"},
 	})
 	if err != nil {
 		return err

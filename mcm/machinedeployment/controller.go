@@ -118,7 +118,9 @@ func (r *Reconciler) machineEvents() handler.EventHandler {
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { enqueue(ctx, e.Object, q) },
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
-			enqueue(ctx, e.ObjectOld, q) // it may have been another set's
+			if !maps.Equal(owners(e.ObjectOld), owners(e.ObjectNew)) {
+				enqueue(ctx, e.ObjectOld, q)
+			}
 			enqueue(ctx, e.ObjectNew, q)
 		},
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { enqueue(ctx, e.Object, q) },
@@ -131,7 +133,8 @@ func (r *Reconciler) deploymentOfMachine(ctx context.Context, m client.Object) [
 		return nil
 	}
 	set := &v1alpha1.MachineSet{}
-	if err := r.Control.Get(ctx, client.ObjectKey{Namespace: m.GetNamespace(), Name: owner.Name}, set); err != nil {
+	key := client.ObjectKey{Namespace: m.GetNamespace(), Name: owner.Name}
+	if err := r.Control.Get(ctx, key, set, client.UnsafeDisableDeepCopy); err != nil {
 		return nil // without its set it is nobody's
 	}
 	if metav1.GetControllerOf(set) == nil {
@@ -156,7 +159,7 @@ func machineChanged() predicate.Predicate {
 			last.State != now.State || last.ErrorCode != now.ErrorCode || last.Description != now.Description ||
 			before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero() ||
 			before.Labels[v1alpha1.LabelKeyNode] != after.Labels[v1alpha1.LabelKeyNode] ||
-			!maps.EqualFunc(owners(before), owners(after), func(a, b bool) bool { return a == b })
+			!maps.Equal(owners(before), owners(after))
 	}}
 }
 

@@ -124,9 +124,11 @@ var ourTaint = corev1.Taint{
 func isOurTaint(t corev1.Taint) bool { return ourTaint.MatchTaint(&t) }
 
 func taint(node *corev1.Node, on bool) {
-	node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, isOurTaint)
-	if on {
+	switch has := slices.ContainsFunc(node.Spec.Taints, isOurTaint); {
+	case on && !has:
 		node.Spec.Taints = append(node.Spec.Taints, ourTaint)
+	case !on && has:
+		node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, isOurTaint)
 	}
 }
 

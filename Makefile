@@ -18,6 +18,8 @@ export BUF_CACHE_DIR := $(OUT)/cache/buf
 export GOLANGCI_LINT_CACHE := $(OUT)/cache/golangci-lint
 # Where controller-runtime's envtest finds etcd, kube-apiserver and kubectl.
 export KUBEBUILDER_ASSETS := $(OUT)/envtest
+# Its API servers may have to start on a busy machine.
+export KUBEBUILDER_CONTROLPLANE_START_TIMEOUT ?= 2m
 
 FUZZTIME ?= 5s
 

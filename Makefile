@@ -182,7 +182,7 @@ test-e2e: c-compiler build devcluster ## End-to-end tests: real processes agains
 
 .PHONY: bench
 bench: build devcluster ## Benchmarks against their peers; ONLY=read,create chooses some, ROUNDS=9 runs longer
-	@echo '==> benchmarks (about 7 minutes; the machine should have nothing else to do)'
+	@echo '==> benchmarks (about 15 minutes; the machine should have nothing else to do)'
 	@$(BIN)/bench --bin $(BIN) --dir $(OUT)/run/bench $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 # go test -race links with the C compiler.

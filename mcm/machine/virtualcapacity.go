@@ -26,16 +26,9 @@ func (p *pass) applyVirtualCapacity(ctx context.Context) error {
 	if err != nil || !known {
 		return err
 	}
-	text, had := p.node.Annotations[v1alpha1.AnnotationKeyLastAppliedVirtualCapacity]
+	last, had := p.appliedVirtualCapacity()
 	if !had && len(want) == 0 {
 		return nil
-	}
-	var last corev1.ResourceList
-	if had {
-		if err := json.Unmarshal([]byte(text), &last); err != nil {
-			p.log.Info("the virtual capacity applied to the node is unreadable; none is taken away from it", "node", p.node.Name, "err", err.Error())
-			last = nil
-		}
 	}
 	node := p.node.DeepCopy()
 	for name := range last {
@@ -66,6 +59,22 @@ func (p *pass) applyVirtualCapacity(ctx context.Context) error {
 	p.node = node
 
 	return nil
+}
+
+// appliedVirtualCapacity is what the Node was given last, as far as that can be
+// read; had tells that it was given something.
+func (p *pass) appliedVirtualCapacity() (last corev1.ResourceList, had bool) {
+	text, had := p.node.Annotations[v1alpha1.AnnotationKeyLastAppliedVirtualCapacity]
+	if !had {
+		return nil, false
+	}
+	if err := json.Unmarshal([]byte(text), &last); err != nil {
+		p.log.Info("the virtual capacity applied to the node is unreadable; none is taken away from it", "node", p.node.Name, "err", err.Error())
+
+		return nil, true
+	}
+
+	return last, true
 }
 
 // virtualCapacity is that of the machine's class; not known when there is none:

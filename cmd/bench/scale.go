@@ -135,7 +135,7 @@ func (p *machinePool) rollOut(ctx context.Context) error {
 // change changes the pool and returns when all of its machines are as it wants
 // them, and no other is left.
 func (p *machinePool) change(ctx context.Context, f func(*v1alpha1.MachineDeploymentSpec)) error {
-	before := p.MachineDeployment.DeepCopy()
+	before := p.DeepCopy()
 	f(&p.Spec)
 	if err := p.kube.Patch(ctx, p.MachineDeployment, client.MergeFrom(before)); err != nil {
 		return err

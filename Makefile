@@ -18,6 +18,8 @@ export BUF_CACHE_DIR := $(OUT)/cache/buf
 export GOLANGCI_LINT_CACHE := $(OUT)/cache/golangci-lint
 # Where controller-runtime's envtest finds etcd, kube-apiserver and kubectl.
 export KUBEBUILDER_ASSETS := $(OUT)/envtest
+# Its API servers may have to start on a busy machine.
+export KUBEBUILDER_CONTROLPLANE_START_TIMEOUT ?= 2m
 
 FUZZTIME ?= 5s
 
@@ -180,7 +182,7 @@ test-e2e: c-compiler build devcluster nodejs ## End-to-end tests: real processes
 
 .PHONY: bench
 bench: build devcluster ## Benchmarks against their peers; ONLY=read,create chooses some, ROUNDS=9 runs longer
-	@echo '==> benchmarks (about 7 minutes; the machine should have nothing else to do)'
+	@echo '==> benchmarks (about 15 minutes; the machine should have nothing else to do)'
 	@$(BIN)/bench --bin $(BIN) --dir $(OUT)/run/bench $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 # go test -race links with the C compiler.

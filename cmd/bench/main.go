@@ -30,6 +30,7 @@ var benchmarks = []struct {
 	{"requests", "requests to the API server for each machine", benchRequests},
 	{"autoscaler", "all calls of a loop of the cluster-autoscaler, for 1,000 nodes", benchAutoscaler},
 	{"delete", "deletion of an empty machine, beyond the cloud's own time", benchDelete},
+	{"scale", "a pool from nothing to many machines and back, and a rollout", benchScale},
 }
 
 // A bench is one invocation.
@@ -39,6 +40,8 @@ type bench struct {
 	rounds   int
 	machines int
 	latency  time.Duration
+	pool     int // machines of the benchmark scale, and of them
+	rolled   int // those that are rolled out
 	bin, dir string
 	crds     string
 	examples string
@@ -62,6 +65,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	fs.IntVar(&b.rounds, "rounds", 5, "`number` of interleaved rounds, of which the median counts; at least 5")
 	fs.IntVar(&b.machines, "machines", 200, "`number` of machines of the benchmark create")
 	fs.DurationVar(&b.latency, "latency", time.Second, "time that the provider takes there for each")
+	fs.IntVar(&b.pool, "pool", 1000, "`number` of machines of the benchmark scale")
+	fs.IntVar(&b.rolled, "rolled", 300, "`number` of them that are left when the pool is rolled out")
 	fs.StringVar(&b.bin, "bin", ".out/bin", "`folder` of the built programs")
 	fs.StringVar(&b.dir, "dir", ".out/run/bench", "`folder` for logs and data; it is emptied first")
 	if err := fs.Parse(args); err != nil {
@@ -72,6 +77,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	if b.machines < 1 || b.latency < 0 {
 		return fmt.Errorf("--machines=%d and --latency=%s: want at least one machine and no negative time", b.machines, b.latency)
+	}
+	if b.pool < 1 || b.rolled < 1 {
+		return fmt.Errorf("--pool=%d and --rolled=%d: want at least one machine", b.pool, b.rolled)
 	}
 	const fewest = 5
 	if b.rounds < fewest {

@@ -89,8 +89,9 @@ func (w *world) start(ctx context.Context, b *bench) (err error) {
 	if w.cloud, err = w.site.StartCloud(ctx, "virtual-cloud", w.cluster.Kubeconfig); err != nil {
 		return err
 	}
+	// With profiles, for whoever wants to know what mcm does meanwhile.
 	w.manager, err = w.site.StartManager(ctx, stack.ManagerOptions{
-		Control: w.cluster.UserKubeconfig(user), Args: []string{fmt.Sprintf("--concurrent-syncs=%d", workers)},
+		Control: w.cluster.UserKubeconfig(user), Args: []string{fmt.Sprintf("--concurrent-syncs=%d", workers), "--profiling"},
 	})
 	if err != nil {
 		return err

@@ -37,16 +37,23 @@ func newPool(e *env, nats string, tap *stack.Tap) *pool {
 	e.createClass()
 	e.must(e.kube.Create(e.ctx(), e.newSecret(otherClass)))
 	e.must(e.kube.Create(e.ctx(), e.newClass(otherClass, nil)))
+	e.must(e.kube.Create(e.ctx(), e.newPoolObject()))
+	return p
+}
+
+// newPoolObject returns the pool of deploy/examples, with the env's name and no
+// machines.
+func (e *env) newPoolObject() *v1alpha1.MachineDeployment {
+	e.Helper()
 	objects, err := stack.LoadYAML("../../deploy/examples/pool/machinedeployment.yaml")
 	e.must(err)
 	d := &v1alpha1.MachineDeployment{}
 	e.must(runtime.DefaultUnstructuredConverter.FromUnstructured(objects[0].Object, d))
-	labels := map[string]string{v1alpha1.LabelKeyMachineDeployment: p.name}
-	d.Name, d.Namespace, d.Spec.Replicas = p.name, e.name, 0
+	labels := map[string]string{v1alpha1.LabelKeyMachineDeployment: e.name}
+	d.Name, d.Namespace, d.Spec.Replicas = e.name, e.name, 0
 	d.Spec.Selector.MatchLabels, d.Spec.Template.Labels = labels, labels
 	d.Spec.Template.Spec.Class.Name = className
-	e.must(e.kube.Create(e.ctx(), d))
-	return p
+	return d
 }
 
 func (p *pool) get(ctx context.Context) (*v1alpha1.MachineDeployment, error) {
@@ -81,17 +88,28 @@ func (p *pool) settled(replicas int, class string) {
 		if err != nil {
 			return err
 		}
-		var conditions []string
-		for _, c := range d.Status.Conditions {
-			conditions = append(conditions, fmt.Sprintf("%s=%s/%s", c.Type, c.Status, c.Reason))
-		}
-		want := []string{"Available=True/MinimumReplicasAvailable", "Progressing=True/NewMachineSetAvailable"}
-		if s := d.Status; s.ObservedGeneration != d.Generation || int(s.AvailableReplicas) != replicas || int(s.Replicas) != replicas ||
-			int(s.UpdatedReplicas) != replicas || !slices.Equal(want, conditions) {
-			return fmt.Errorf("status %+v, conditions %v", s, conditions)
+		if err := settledIn(d, replicas); err != nil {
+			return err
 		}
 		return p.instancesMatch(ctx, replicas, class)
 	})
+}
+
+// settledIn returns an error unless a deployment's status tells of so many
+// machines, all of its template, in just the conditions that others look for.
+func settledIn(d *v1alpha1.MachineDeployment, replicas int) error {
+	var conditions []string
+	for _, c := range d.Status.Conditions {
+		conditions = append(conditions, fmt.Sprintf("%s=%s/%s", c.Type, c.Status, c.Reason))
+	}
+	slices.Sort(conditions)
+	want := []string{"Available=True/MinimumReplicasAvailable", "Progressing=True/NewMachineSetAvailable"}
+	if s := d.Status; s.ObservedGeneration != d.Generation || int(d.Spec.Replicas) != replicas ||
+		int(s.AvailableReplicas) != replicas || int(s.Replicas) != replicas || int(s.UpdatedReplicas) != replicas ||
+		!slices.Equal(want, conditions) {
+		return fmt.Errorf("want %d of spec %d; status %+v, conditions %v", replicas, d.Spec.Replicas, s, conditions)
+	}
+	return nil
 }
 
 // instancesMatch fails unless there are n Machines, all of the class, and just

@@ -81,10 +81,14 @@ func (o *options) newManager(cfg *rest.Config, scheme *runtime.Scheme, lock *lea
 	if !o.allNamespaces {
 		caches.DefaultNamespaces = map[string]cache.Config{o.namespace: {}}
 	}
+	metrics := metricsserver.Options{BindAddress: o.listenAddress()}
+	if o.profiling {
+		metrics.ExtraHandlers = profiles()
+	}
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
 		Scheme:                        scheme,
 		Cache:                         caches,
-		Metrics:                       metricsserver.Options{BindAddress: o.listenAddress()},
+		Metrics:                       metrics,
 		LeaderElection:                o.lease.elect,
 		LeaderElectionID:              leaseName,
 		LeaderElectionNamespace:       o.namespace,

@@ -138,7 +138,7 @@ func (m *mcm) addMachineDeployment(ctx context.Context) error {
 
 func (m *mcm) addFreeze(ctx context.Context) error {
 	c, settings := m.manager.GetClient(), m.options.freeze
-	sets := &freeze.SetReconciler{Client: c, Events: m.events(), Settings: settings}
+	sets := &freeze.SetReconciler{Client: c, Live: m.manager.GetAPIReader(), Events: m.events(), Settings: settings}
 	if err := sets.SetupWithManager(ctx, m.manager); err != nil {
 		return err
 	}

@@ -44,6 +44,7 @@ type options struct {
 
 	address    string
 	port       int
+	profiling  bool
 	kubeQPS    float32
 	kubeBurst  int
 	workers    int
@@ -143,6 +144,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 	fs.StringVar(&o.address, "address", "0.0.0.0", "address for /metrics, /healthz and /readyz")
 	fs.IntVar(&o.port, "port", 10258, "port for /metrics, /healthz and /readyz")
+	fs.BoolVar(&o.profiling, "profiling", false, "serve profiles of this program at /debug/pprof/ on --port, to whoever may connect")
 	fs.StringSliceVar(&o.controllers, "controllers", []string{"*"},
 		"controllers to run: * for all, foo for the one named foo, -foo for all but that, as in '*,-machine'; there are "+
 			strings.Join(controllerNames(), ", "))

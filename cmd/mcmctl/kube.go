@@ -5,48 +5,82 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// kubeFlags say which cluster to read from and to apply to. Only a command that
-// needs a cluster has them.
-type kubeFlags struct {
-	kubeconfig string
-	namespace  string
+// kubernetes holds the flags that say which control cluster to talk to. Only a
+// command that needs a cluster has them.
+type kubernetes struct {
+	kubeconfig, context, namespace string
 }
 
-func (k *kubeFlags) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&k.kubeconfig, "kubeconfig", "", "kubeconfig `file` of the control cluster; empty means what kubectl would use")
-	f.StringVarP(&k.namespace, "namespace", "n", "default", "namespace of the class")
+func (k *kubernetes) addFlags(cmd *cobra.Command, f *pflag.FlagSet) {
+	f.StringVar(&k.kubeconfig, "kubeconfig", "", "kubeconfig `file` of the control cluster (env KUBECONFIG; else ~/.kube/config)")
+	f.StringVar(&k.context, "context", "", "context of the kubeconfig; empty for its current one")
+	f.StringVarP(&k.namespace, "namespace", "n", "", "namespace; empty for that of the context")
+	mustComplete(cmd, "context", cobra.NoFileCompletions)
+	mustComplete(cmd, "namespace", cobra.NoFileCompletions)
 }
 
-func (k *kubeFlags) connect() (client.Client, error) {
+func (k *kubernetes) config() clientcmd.ClientConfig {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = k.kubeconfig
-	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
-	if err != nil {
-		return nil, fmt.Errorf("kubeconfig: %w", err)
+
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: k.context})
+}
+
+// inNamespace is the namespace to work in. That needs no cluster.
+func (k *kubernetes) inNamespace() (string, error) {
+	if k.namespace != "" {
+		return k.namespace, nil
 	}
-	c, err := client.New(cfg, client.Options{})
+	namespace, _, err := k.config().Namespace()
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", cfg.Host, err)
+		return "", fmt.Errorf("find the namespace: %w (say which with --namespace)", err)
 	}
 
-	return c, nil
+	return namespace, nil
+}
+
+// connect returns a client, and the namespace to work in.
+func (k *kubernetes) connect() (c client.Client, namespace string, err error) {
+	cfg, err := k.config().ClientConfig()
+	if err != nil {
+		return nil, "", fmt.Errorf("find the control cluster: %w (say where it is with --kubeconfig)", err)
+	}
+	if namespace, err = k.inNamespace(); err != nil {
+		return nil, "", err
+	}
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, "", fmt.Errorf("register API types: %w", err)
+	}
+	ctrllog.SetLogger(logr.Discard()) // it complains when it has none
+	if c, err = client.New(cfg, client.Options{Scheme: scheme}); err != nil {
+		return nil, "", fmt.Errorf("connect to the control cluster at %s: %w", cfg.Host, err)
+	}
+
+	return c, namespace, nil
 }
 
 // get reads the object that resource/name means, the way kubectl takes it.
-func (k *kubeFlags) get(ctx context.Context, arg string) (*unstructured.Unstructured, error) {
+func (k *kubernetes) get(ctx context.Context, arg string) (*unstructured.Unstructured, error) {
 	resource, name, ok := strings.Cut(arg, "/")
 	if !ok || resource == "" || name == "" {
 		return nil, fmt.Errorf("%q: want resource/name, such as awsmachineclass/small", arg)
 	}
-	c, err := k.connect()
+	c, namespace, err := k.connect()
 	if err != nil {
 		return nil, err
 	}
@@ -56,8 +90,8 @@ func (k *kubeFlags) get(ctx context.Context, arg string) (*unstructured.Unstruct
 	}
 	o := &unstructured.Unstructured{}
 	o.SetGroupVersionKind(kind)
-	if err := c.Get(ctx, client.ObjectKey{Namespace: k.namespace, Name: name}, o); err != nil {
-		return nil, fmt.Errorf("read %s %s/%s: %w", kind.Kind, k.namespace, name, err)
+	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, o); err != nil {
+		return nil, fmt.Errorf("read %s %s/%s: %w", kind.Kind, namespace, name, err)
 	}
 
 	return o, nil
@@ -74,8 +108,8 @@ func kindOf(mapper meta.RESTMapper, resource string) (schema.GroupVersionKind, e
 }
 
 // apply stores an object by server-side apply.
-func (k *kubeFlags) apply(ctx context.Context, o *unstructured.Unstructured, force bool) error {
-	c, err := k.connect()
+func (k *kubernetes) apply(ctx context.Context, o *unstructured.Unstructured, force bool) error {
+	c, _, err := k.connect()
 	if err != nil {
 		return err
 	}

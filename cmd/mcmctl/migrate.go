@@ -15,7 +15,7 @@ type migration struct {
 	conn     *connection
 	provider string
 	file     string
-	kube     kubeFlags
+	kube     kubernetes
 	apply    bool
 	force    bool
 }
@@ -46,10 +46,8 @@ mcm.v1.<cluster>.driver.<provider> and subscribe below mcm.v1.<cluster>.reply.`,
 	f.StringVarP(&m.file, "filename", "f", "", "`file` with the old class as YAML or JSON; - for standard input")
 	f.BoolVar(&m.apply, "apply", false, "store the MachineClass in the cluster instead of printing it")
 	f.BoolVar(&m.force, "force-conflicts", false, "with --apply, take over fields that somebody else has set")
-	m.kube.addFlags(f)
-	for _, name := range []string{"provider", "namespace"} {
-		mustComplete(cmd, name, cobra.NoFileCompletions)
-	}
+	m.kube.addFlags(cmd, f)
+	mustComplete(cmd, "provider", cobra.NoFileCompletions)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return m.run(cmd, args) }
 
 	return cmd
@@ -107,7 +105,11 @@ func (m *migration) read(cmd *cobra.Command, args []string) (*unstructured.Unstr
 			return nil, err
 		}
 		if old.GetNamespace() == "" {
-			old.SetNamespace(m.kube.namespace)
+			namespace, err := m.kube.inNamespace()
+			if err != nil {
+				return nil, err
+			}
+			old.SetNamespace(namespace)
 		}
 
 		return old, nil

@@ -33,7 +33,7 @@ A deployment is given as its name, or as mcd/name.`,
 		Args: knownCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	kube.addFlags(cmd)
+	kube.addFlags(cmd, cmd.PersistentFlags())
 	cmd.AddCommand(
 		newRolloutStatus(kube), newRolloutHistory(kube), newRolloutUndo(kube),
 		newRolloutChange(kube, "pause", "Hold back changes of the template", "paused", pause),
@@ -54,7 +54,7 @@ func newRolloutChange(
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: kube.complete,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := kube.connect()
+			d, err := kube.deployments()
 			if err != nil {
 				return err
 			}
@@ -110,7 +110,7 @@ there; mcmctl rollout history shows which are.`,
 	cmd.Flags().Int64Var(&revision, "to-revision", 0, "revision to go back to; 0 for the one before")
 	mustComplete(cmd, "to-revision", cobra.NoFileCompletions)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		d, err := kube.connect()
+		d, err := kube.deployments()
 		if err != nil {
 			return err
 		}

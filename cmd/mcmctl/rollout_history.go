@@ -36,7 +36,7 @@ number of its machines. With --revision the template of one is printed as YAML.`
 	mustComplete(cmd, "revision", cobra.NoFileCompletions)
 	out := addFormat(cmd, formatTable, formatJSON)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		d, err := kube.connect()
+		d, err := kube.deployments()
 		if err != nil {
 			return err
 		}

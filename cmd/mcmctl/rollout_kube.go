@@ -6,30 +6,12 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
-
-// kubernetes holds the flags that say which control cluster to talk to.
-type kubernetes struct {
-	kubeconfig, context, namespace string
-}
-
-func (k *kubernetes) addFlags(cmd *cobra.Command) {
-	f := cmd.PersistentFlags()
-	f.StringVar(&k.kubeconfig, "kubeconfig", "", "kubeconfig `file` of the control cluster (env KUBECONFIG; else ~/.kube/config)")
-	f.StringVar(&k.context, "context", "", "context of the kubeconfig; empty for its current one")
-	f.StringVarP(&k.namespace, "namespace", "n", "", "namespace; empty for that of the context")
-	mustComplete(cmd, "context", cobra.NoFileCompletions)
-	mustComplete(cmd, "namespace", cobra.NoFileCompletions)
-}
 
 // A deployments is a client for the machine deployments of one namespace.
 type deployments struct {
@@ -38,28 +20,10 @@ type deployments struct {
 	namespace string
 }
 
-func (k *kubernetes) connect() (*deployments, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = k.kubeconfig
-	config := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: k.context})
-	cfg, err := config.ClientConfig()
+func (k *kubernetes) deployments() (*deployments, error) {
+	c, namespace, err := k.connect()
 	if err != nil {
-		return nil, fmt.Errorf("find the control cluster: %w (say where it is with --kubeconfig)", err)
-	}
-	namespace := k.namespace
-	if namespace == "" {
-		if namespace, _, err = config.Namespace(); err != nil {
-			return nil, fmt.Errorf("find the namespace: %w", err)
-		}
-	}
-	scheme := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		return nil, fmt.Errorf("register API types: %w", err)
-	}
-	ctrllog.SetLogger(logr.Discard()) // it complains when it has none
-	c, err := client.New(cfg, client.Options{Scheme: scheme})
-	if err != nil {
-		return nil, fmt.Errorf("connect to the control cluster at %s: %w", cfg.Host, err)
+		return nil, err
 	}
 
 	return &deployments{Client: c, namespace: namespace}, nil
@@ -116,7 +80,7 @@ func (k *kubernetes) complete(cmd *cobra.Command, args []string, _ string) ([]st
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	d, err := k.connect()
+	d, err := k.deployments()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
@@ -34,7 +35,7 @@ is 1 when the rollout has exceeded its deadline, or --timeout has passed.`,
 	cmd.Flags().DurationVar(&timeout, "timeout", 0, "time after which to give up; 0 for never")
 	mustComplete(cmd, "timeout", cobra.NoFileCompletions)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		d, err := kube.connect()
+		d, err := kube.deployments()
 		if err != nil {
 			return err
 		}
@@ -95,15 +96,12 @@ func (d *deployments) follow(ctx context.Context, argument string, watch bool, w
 // failed.
 func rolloutState(d *v1alpha1.MachineDeployment) (text string, done bool, err error) {
 	s, desired := &d.Status, d.Spec.Replicas
-	var progressing v1alpha1.MachineDeploymentCondition
-	for _, c := range s.Conditions {
-		if c.Type == v1alpha1.MachineDeploymentProgressing {
-			progressing = c
-		}
-	}
+	progressing := condition(d, v1alpha1.MachineDeploymentProgressing)
 	switch {
 	case s.ObservedGeneration < d.Generation:
 		return fmt.Sprintf("machine deployment %s: waiting for mcm to see the change", d.Name), false, nil
+	case progressing.Reason == v1alpha1.ReasonInvalidSpec:
+		return "", false, fmt.Errorf("machine deployment %s is invalid: %s", d.Name, printable(progressing.Message))
 	case progressing.Reason == v1alpha1.ReasonProgressDeadlineExceeded:
 		return "", false, fmt.Errorf("machine deployment %s exceeded its progress deadline: %s", d.Name, printable(progressing.Message))
 	case s.UpdatedReplicas == desired && s.Replicas == desired && s.AvailableReplicas == desired:
@@ -111,11 +109,32 @@ func rolloutState(d *v1alpha1.MachineDeployment) (text string, done bool, err er
 	}
 	text = fmt.Sprintf("machine deployment %s: %d of %d updated, %d available, %d old",
 		d.Name, s.UpdatedReplicas, desired, s.AvailableReplicas, max(0, s.Replicas-s.UpdatedReplicas))
-	if progressing.Message != "" {
-		text += " - " + printable(progressing.Message)
+	messages := []string{progressing.Message}
+	for _, kind := range []v1alpha1.MachineDeploymentConditionType{
+		v1alpha1.MachineDeploymentReplicaFailure, v1alpha1.MachineDeploymentFrozen,
+	} {
+		if c := condition(d, kind); c.Status == corev1.ConditionTrue {
+			messages = append(messages, c.Message)
+		}
+	}
+	for _, message := range messages {
+		if message != "" {
+			text += " - " + printable(message)
+		}
 	}
 
 	return text, false, nil
+}
+
+// condition returns a deployment's condition of a type, or one that is empty.
+func condition(d *v1alpha1.MachineDeployment, kind v1alpha1.MachineDeploymentConditionType) v1alpha1.MachineDeploymentCondition {
+	for _, c := range d.Status.Conditions {
+		if c.Type == kind {
+			return c
+		}
+	}
+
+	return v1alpha1.MachineDeploymentCondition{}
 }
 
 // A progressLine is printed over itself on a terminal, and elsewhere again when

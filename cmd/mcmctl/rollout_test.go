@@ -273,6 +273,23 @@ func TestRollout_Status(t *testing.T) {
 	if _, err = p.rollout("status", "pool-a"); err == nil || !strings.Contains(err.Error(), "exceeded its progress deadline: Machine pool-a-2-x: quota") {
 		t.Errorf("a rollout that stands still: %v", err)
 	}
+	p.report(func(s *v1alpha1.MachineDeploymentStatus) {
+		progressing(s, "False", "InvalidSpec", "spec.replicas must not be negative")
+	})
+	if _, err = p.rollout("status", "pool-a"); err == nil || !strings.Contains(err.Error(), "is invalid: spec.replicas must not be negative") {
+		t.Errorf("a deployment for which nothing is done: %v", err)
+	}
+	p.report(func(s *v1alpha1.MachineDeploymentStatus) {
+		progressing(s, "True", "MachineSetUpdated", "so far")
+		for kind, text := range map[v1alpha1.MachineDeploymentConditionType]string{"ReplicaFailure": "quota", "Frozen": "too many machines"} {
+			c := s.Conditions[0]
+			c.Type, c.Message = kind, text
+			s.Conditions = append(s.Conditions, c)
+		}
+	})
+	if out, err = p.rollout("status", "pool-a", "--watch=false"); err != nil || !strings.HasSuffix(out, " - so far - quota - too many machines\n") {
+		t.Errorf("what holds it up: %q, %v", out, err)
+	}
 	p.report(func(s *v1alpha1.MachineDeploymentStatus) { progressing(s, "True", "MachineSetUpdated", "") })
 	if _, err = p.rollout("status", "pool-a", "--timeout", "10ms"); err == nil || !strings.Contains(err.Error(), "did not end within 10ms") {
 		t.Errorf("after the timeout: %v", err)

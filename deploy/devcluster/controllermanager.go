@@ -13,8 +13,9 @@ import (
 const controllerManagerName = "kube-controller-manager"
 
 // defaultControllers is what programs that manage machines and nodes meet in a cluster: owner-reference cascades,
-// budgets, nodes that become NotReady and lose their pods, workloads to drain, and kubelets that join by bootstrap
-// token. The attach-detach controller is left out, since without kubelets nobody would answer it; tests play it.
+// budgets, nodes that become NotReady and lose their pods, workloads to drain, kubelets that join by bootstrap token,
+// and autoscalers of whatever has a scale subresource. The attach-detach controller is left out, since without kubelets
+// nobody would answer it; tests play it.
 var defaultControllers = []string{
 	names.NamespaceController,
 	names.GarbageCollectorController,
@@ -33,6 +34,7 @@ var defaultControllers = []string{
 	names.ReplicaSetController,
 	names.StatefulSetController,
 	names.DaemonSetController,
+	names.HorizontalPodAutoscalerController,
 }
 
 func controllerManagerMain() int { return cli.Run(app.NewControllerManagerCommand()) }

@@ -29,15 +29,16 @@ func controllerOf(o client.Object) []string {
 }
 
 // SetupWithManager adds the controller of sets to a manager. Sets are counted when
-// a machine is made, and periodically. They are not when replicas change or a
-// machine goes: every set that shrinks by much has too many machines for a moment.
+// a machine is made, and periodically, and those that are frozen also when a
+// machine goes. Others are not, nor when replicas change: every set that shrinks
+// by much has too many machines for a moment.
 func (r *SetReconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.Machine{}, indexController, controllerOf); err != nil {
 		return fmt.Errorf("index machines by controller: %w", err)
 	}
 	made := predicate.Funcs{
 		UpdateFunc: func(event.UpdateEvent) bool { return false },
-		DeleteFunc: func(event.DeleteEvent) bool { return false },
+		DeleteFunc: func(e event.DeleteEvent) bool { return r.ofFrozen(ctx, e.Object) },
 	}
 
 	return ctrl.NewControllerManagedBy(mgr).
@@ -46,6 +47,18 @@ func (r *SetReconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) 
 		Watches(&v1alpha1.Machine{}, handler.EnqueueRequestsFromMapFunc(controllerRequest(v1alpha1.KindMachineSet)),
 			builder.WithPredicates(made)).
 		Complete(r)
+}
+
+// ofFrozen tells whether a machine is one of a set that is frozen.
+func (r *SetReconciler) ofFrozen(ctx context.Context, machine client.Object) bool {
+	ref := metav1.GetControllerOfNoCopy(machine)
+	if ref == nil || ref.Kind != v1alpha1.KindMachineSet {
+		return false
+	}
+	set := &v1alpha1.MachineSet{}
+	err := r.Client.Get(ctx, client.ObjectKey{Namespace: machine.GetNamespace(), Name: ref.Name}, set, client.UnsafeDisableDeepCopy)
+
+	return err == nil && isFrozen(set) // if not, the next look tells
 }
 
 // SetupWithManager adds the controller of deployments to a manager.

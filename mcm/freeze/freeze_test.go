@@ -18,19 +18,21 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/freeze"
 )
 
 // patience bounds every wait; it is far above what is waited for.
-const patience = 60 * time.Second
+const patience = 5 * time.Minute
 
 var (
 	apiServer *rest.Config // of the API server that all tests share
@@ -82,7 +84,8 @@ func newRig(t *testing.T) *rig {
 	return newRigWith(t, 200*time.Millisecond)
 }
 
-func newRigWith(t *testing.T, period time.Duration) *rig {
+// newBareRig is a rig without a manager.
+func newBareRig(t *testing.T) *rig {
 	t.Helper()
 	if errStart != nil {
 		t.Fatal(errStart)
@@ -93,6 +96,13 @@ func newRigWith(t *testing.T, period time.Duration) *rig {
 	}
 	r := &rig{Client: c, namespace: fmt.Sprintf("t%d", namespaces.Add(1))}
 	r.create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.namespace}})
+
+	return r
+}
+
+func newRigWith(t *testing.T, period time.Duration) *rig {
+	t.Helper()
+	r := newBareRig(t)
 	mgr, err := ctrl.NewManager(apiServer, ctrl.Options{
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"},
 		Cache:      cache.Options{DefaultNamespaces: map[string]cache.Config{r.namespace: {}}},
@@ -105,7 +115,7 @@ func newRigWith(t *testing.T, period time.Duration) *rig {
 	settings := freeze.DefaultSettings()
 	settings.Period = period
 	sets := &freeze.SetReconciler{
-		Client: mgr.GetClient(), Settings: settings,
+		Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Settings: settings,
 		Events: mgr.GetEventRecorderFor("mcm"), //nolint:staticcheck // the newer API keeps only the first text of a reason
 	}
 	deployments := &freeze.DeploymentReconciler{Client: mgr.GetClient(), Settings: settings}
@@ -281,6 +291,79 @@ func TestSetAlone(t *testing.T) {
 	}
 	until(t, "the set is thawed", func() bool { return r.setState(t, set) == state{} })
 	r.event(t, set, "UnfrozeMachineSet")
+}
+
+// TestThawAtOnce has a set go on as soon as its machines are few enough.
+func TestThawAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newRigWith(t, time.Hour)
+	set := r.set(t, "a", nil)
+	all := r.machines(t, set, 6)
+	until(t, "the set is frozen", func() bool { s := r.setState(t, set); return s.label && s.condition })
+	if err := r.Delete(t.Context(), all[0]); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the set is thawed", func() bool { return r.setState(t, set) == state{} })
+}
+
+// An old view of the cluster shows one set as it was; all else is current.
+type oldView struct {
+	client.Client
+
+	set *v1alpha1.MachineSet
+}
+
+func (v oldView) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	if set, ok := o.(*v1alpha1.MachineSet); ok && key.Name == v.set.Name {
+		v.set.DeepCopyInto(set)
+
+		return nil
+	}
+
+	return v.Client.Get(ctx, key, o, opts...)
+}
+
+// List knows the index of the cache.
+func (v oldView) List(ctx context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	return v.Client.List(ctx, list, client.InNamespace(v.set.Namespace))
+}
+
+// TestStaleReplicas counts the machines of a set whose new replicas have not
+// reached the cache.
+func TestStaleReplicas(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		reason   string
+		replicas int32
+		frozen   bool
+	}{
+		"raised": {"the set made what it was told to", 6, false},
+		"as was": {"they are too many wherever one looks", 2, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newBareRig(t)
+			set := r.set(t, "a", nil)
+			stale := set.DeepCopy()
+			r.change(t, set, func() { set.Spec.Replicas = tc.replicas })
+			r.machines(t, set, 6)
+			reconciler := &freeze.SetReconciler{
+				Client: oldView{r.Client, stale}, Live: r.Client, Events: record.NewFakeRecorder(1), Settings: freeze.DefaultSettings(),
+			}
+			key := client.ObjectKeyFromObject(set)
+			// With the old resource version the first write fails, as it should.
+			if _, err := reconciler.Reconcile(t.Context(), reconcile.Request{NamespacedName: key}); err != nil {
+				t.Fatal(err)
+			}
+			stale.ResourceVersion = set.ResourceVersion
+			if _, err := reconciler.Reconcile(t.Context(), reconcile.Request{NamespacedName: key}); err != nil {
+				t.Fatal(err)
+			}
+			if got := r.setState(t, set).label; got != tc.frozen {
+				t.Errorf("frozen is %v, want %v: %s", got, tc.frozen, tc.reason)
+			}
+		})
+	}
 }
 
 // TestFewer holds a set that has as many machines as it may.

@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,8 +19,9 @@ import (
 // A SetReconciler freezes and thaws MachineSets. Its fields are set once and only
 // read.
 type SetReconciler struct {
-	// Client reads from the manager's cache.
+	// Client reads from the manager's cache, Live from the API server itself.
 	Client   client.Client
+	Live     client.Reader
 	Events   record.EventRecorder
 	Settings Settings
 }
@@ -35,18 +35,14 @@ func (r *SetReconciler) Reconcile(ctx context.Context, req reconcile.Request) (r
 	if !set.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil // it makes no more machines
 	}
-	deployment, err := r.deploymentOf(ctx, set)
-	if err != nil {
-		return reconcile.Result{}, err
+	n, limit, err := r.look(ctx, r.Client, set, client.UnsafeDisableDeepCopy, client.MatchingFields{indexController: string(set.UID)})
+	if err == nil && !isFrozen(set) && limit.frozen(n, false) {
+		// The caches of machines, sets and deployments lag each for itself: replicas
+		// that were raised just now must not look like machines too many.
+		n, limit, err = r.look(ctx, r.Live, set)
 	}
-	limit, err := r.Settings.of(set, deployment)
 	if err != nil {
-		// An invalid deployment is not rolled out; its correction is an event.
-		return reconcile.Result{}, reconcile.TerminalError(err)
-	}
-	n, err := r.count(ctx, set)
-	if err != nil {
-		return reconcile.Result{}, err
+		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	_, asked := set.Annotations[v1alpha1.AnnotationKeyUnfreeze]
 	// Once asked to thaw it does, and is frozen again by the next look if there
@@ -61,14 +57,32 @@ func (r *SetReconciler) Reconcile(ctx context.Context, req reconcile.Request) (r
 	return reconcile.Result{RequeueAfter: r.Settings.Period}, err
 }
 
+// look counts the set's machines and works out their limits, by what one reader
+// says. Opts are for the list of machines.
+func (r *SetReconciler) look(
+	ctx context.Context, from client.Reader, set *v1alpha1.MachineSet, opts ...client.ListOption,
+) (int, limits, error) {
+	current := &v1alpha1.MachineSet{}
+	if err := from.Get(ctx, client.ObjectKeyFromObject(set), current); err != nil {
+		return 0, limits{}, fmt.Errorf("read machine set %s/%s: %w", set.Namespace, set.Name, err)
+	}
+	deployment, err := deploymentOf(ctx, from, current)
+	if err != nil {
+		return 0, limits{}, err
+	}
+	n, err := count(ctx, from, current, opts)
+
+	return n, r.Settings.of(current, deployment), err
+}
+
 // deploymentOf returns the deployment that controls the set; nil if there is none.
-func (r *SetReconciler) deploymentOf(ctx context.Context, set *v1alpha1.MachineSet) (*v1alpha1.MachineDeployment, error) {
+func deploymentOf(ctx context.Context, from client.Reader, set *v1alpha1.MachineSet) (*v1alpha1.MachineDeployment, error) {
 	ref := metav1.GetControllerOfNoCopy(set)
 	if ref == nil || ref.Kind != v1alpha1.KindMachineDeployment {
 		return nil, nil
 	}
 	deployment := &v1alpha1.MachineDeployment{}
-	err := r.Client.Get(ctx, client.ObjectKey{Namespace: set.Namespace, Name: ref.Name}, deployment)
+	err := from.Get(ctx, client.ObjectKey{Namespace: set.Namespace, Name: ref.Name}, deployment)
 	if apierrors.IsNotFound(err) || err == nil && deployment.UID != ref.UID {
 		return nil, nil
 	}
@@ -81,16 +95,20 @@ func (r *SetReconciler) deploymentOf(ctx context.Context, set *v1alpha1.MachineS
 
 // count returns how many machines of the set there are, those included that are
 // on their way out: their instances exist.
-func (r *SetReconciler) count(ctx context.Context, set *v1alpha1.MachineSet) (int, error) {
+func count(ctx context.Context, from client.Reader, set *v1alpha1.MachineSet, opts []client.ListOption) (int, error) {
 	list := &v1alpha1.MachineList{}
-	err := r.Client.List(ctx, list, client.InNamespace(set.Namespace), client.UnsafeDisableDeepCopy,
-		client.MatchingFields{indexController: string(set.UID)},
-		client.MatchingLabelsSelector{Selector: labels.SelectorFromSet(set.Spec.Template.Labels)})
-	if err != nil {
+	opts = append(opts, client.InNamespace(set.Namespace), client.MatchingLabels(set.Spec.Template.Labels))
+	if err := from.List(ctx, list, opts...); err != nil {
 		return 0, fmt.Errorf("count machines of set %s/%s: %w", set.Namespace, set.Name, err)
 	}
+	n := 0
+	for i := range list.Items {
+		if metav1.IsControlledBy(&list.Items[i], set) {
+			n++
+		}
+	}
 
-	return len(list.Items), nil
+	return n, nil
 }
 
 func isFrozen(o client.Object) bool {

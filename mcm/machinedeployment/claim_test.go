@@ -82,9 +82,20 @@ func TestInvalid(t *testing.T) {
 			d := r.deployment(1, tc.spec)
 			r.create(t, d)
 			r.event(t, tc.event, tc.text)
+			got := r.until(t, "the condition", d, func(d *v1alpha1.MachineDeployment) bool {
+				c := condition(d, v1alpha1.MachineDeploymentProgressing)
+
+				return c.Status == corev1.ConditionFalse && c.Reason == v1alpha1.ReasonInvalidSpec && strings.Contains(c.Message, tc.text)
+			})
+			if got.Status.ObservedGeneration != got.Generation {
+				t.Errorf("generation %d is not seen to be observed", got.Generation)
+			}
 			if len(r.sets(t)) > 0 {
 				t.Errorf("a set was made, though %s", tc.reason)
 			}
+			sound := r.deployment(1)
+			r.change(t, d, func(d *v1alpha1.MachineDeployment) { d.Spec = sound.Spec })
+			r.complete(t, d)
 		})
 	}
 }
@@ -125,11 +136,10 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// TestTakeOver has a deployment go on that the existing manager has left in the
-// middle of a rollout, with its annotations, names and texts.
-func TestTakeOver(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
+// halfway makes a deployment as the existing manager leaves it in the middle of a
+// rollout, with its annotations, names and texts.
+func halfway(t *testing.T, r *rig) *v1alpha1.MachineDeployment {
+	t.Helper()
 	d := r.deployment(4, class("large"), func(d *v1alpha1.MachineDeployment) {
 		d.Finalizers = []string{v1alpha1.FinalizerName}
 		d.Annotations = map[string]string{"deployment.kubernetes.io/revision": "7"}
@@ -172,6 +182,15 @@ func TestTakeOver(t *testing.T) {
 			Spec: v1alpha1.MachineSetSpec{Replicas: left.replicas, Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: *template},
 		})
 	}
+
+	return d
+}
+
+// TestTakeOver has a deployment go on that the existing manager has left.
+func TestTakeOver(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	d := halfway(t, r)
 	r.start(t)
 	got := r.complete(t, d)
 	if revision := got.Annotations["deployment.kubernetes.io/revision"]; revision != "7" {
@@ -180,5 +199,37 @@ func TestTakeOver(t *testing.T) {
 	sets := r.sets(t)
 	if want := map[string]int32{"small": 0, "large": 4}; !maps.Equal(want, r.replicas(t)) || sets["large"].Name != "pool-5f6d8" {
 		t.Errorf("sets %v, the latest %s; want %v with pool-5f6d8", r.replicas(t), sets["large"].Name, want)
+	}
+}
+
+// TestTakeOverDeletion ends what the existing manager has begun to delete: one
+// set goes already, the other one does not know yet.
+func TestTakeOverDeletion(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	d := halfway(t, r)
+	for _, set := range r.sets(t) {
+		r.finalize(t, set, v1alpha1.FinalizerName)
+	}
+	for _, o := range []client.Object{d, r.sets(t)["small"]} {
+		if err := r.Delete(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.start(t)
+	if !poll(t, func() bool { return r.sets(t)["large"] == nil || !r.sets(t)["large"].DeletionTimestamp.IsZero() }) {
+		t.Fatal("the other set is not deleted")
+	}
+	for _, set := range []string{"small", "large"} {
+		if r.get(t, d) == nil {
+			t.Error("the deployment is gone before its sets")
+		}
+		if left := r.sets(t)[set]; left != nil {
+			r.finalize(t, left)
+		}
+	}
+	r.until(t, "the end", d, func(d *v1alpha1.MachineDeployment) bool { return d == nil })
+	if sets := r.sets(t); len(sets) > 0 {
+		t.Errorf("sets are left: %v", r.replicas(t))
 	}
 }

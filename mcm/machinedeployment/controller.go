@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
@@ -18,6 +19,10 @@ import (
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
+
+// gather is how long news of sets and machines is gathered before their
+// deployment is looked at: each look may be a write of its status.
+const gather = 100 * time.Millisecond
 
 // indexSet finds the Machines of a MachineSet by the set's uid.
 const indexSet = "machinedeployment.set"
@@ -43,7 +48,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, wor
 			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, predicate.LabelChangedPredicate{},
 			deletionChanged()))).
 		Watches(&v1alpha1.MachineSet{}, r.setEvents()).
-		Watches(&v1alpha1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.deploymentOfMachine), builder.WithPredicates(machineChanged())).
+		Watches(&v1alpha1.Machine{}, r.machineEvents(), builder.WithPredicates(machineChanged())).
 		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
 		Complete(r)
 }
@@ -56,15 +61,18 @@ func deletionChanged() predicate.Predicate {
 	}}
 }
 
+type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+func add(q queue, requests []reconcile.Request) {
+	for _, request := range requests {
+		q.AddAfter(request, gather)
+	}
+}
+
 // setEvents has the deployments of a set looked at. The set is none's yet when
 // it is an orphan: then each deployment of the namespace that selects it is asked.
 func (r *Reconciler) setEvents() handler.EventHandler {
-	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-	enqueue := func(ctx context.Context, o client.Object, q queue) {
-		for _, request := range r.deploymentsOfSet(ctx, o) {
-			q.Add(request)
-		}
-	}
+	enqueue := func(ctx context.Context, o client.Object, q queue) { add(q, r.deploymentsOfSet(ctx, o)) }
 
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { enqueue(ctx, e.Object, q) },
@@ -103,13 +111,30 @@ func (r *Reconciler) deploymentsOfSet(ctx context.Context, set client.Object) []
 	return requests
 }
 
+// machineEvents has the deployment of a machine's set looked at.
+func (r *Reconciler) machineEvents() handler.EventHandler {
+	enqueue := func(ctx context.Context, o client.Object, q queue) { add(q, r.deploymentOfMachine(ctx, o)) }
+
+	return handler.Funcs{
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { enqueue(ctx, e.Object, q) },
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
+			if !maps.Equal(owners(e.ObjectOld), owners(e.ObjectNew)) {
+				enqueue(ctx, e.ObjectOld, q)
+			}
+			enqueue(ctx, e.ObjectNew, q)
+		},
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { enqueue(ctx, e.Object, q) },
+	}
+}
+
 func (r *Reconciler) deploymentOfMachine(ctx context.Context, m client.Object) []reconcile.Request {
 	owner := metav1.GetControllerOf(m)
 	if owner == nil || owner.Kind != v1alpha1.KindMachineSet {
 		return nil
 	}
 	set := &v1alpha1.MachineSet{}
-	if err := r.Control.Get(ctx, client.ObjectKey{Namespace: m.GetNamespace(), Name: owner.Name}, set); err != nil {
+	key := client.ObjectKey{Namespace: m.GetNamespace(), Name: owner.Name}
+	if err := r.Control.Get(ctx, key, set, client.UnsafeDisableDeepCopy); err != nil {
 		return nil // without its set it is nobody's
 	}
 	if metav1.GetControllerOf(set) == nil {
@@ -134,7 +159,7 @@ func machineChanged() predicate.Predicate {
 			last.State != now.State || last.ErrorCode != now.ErrorCode || last.Description != now.Description ||
 			before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero() ||
 			before.Labels[v1alpha1.LabelKeyNode] != after.Labels[v1alpha1.LabelKeyNode] ||
-			!maps.EqualFunc(owners(before), owners(after), func(a, b bool) bool { return a == b })
+			!maps.Equal(owners(before), owners(after))
 	}}
 }
 

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -44,15 +43,12 @@ func (p *pass) tend(ctx context.Context, set *v1alpha1.MachineSet, tainted, anno
 		if name == "" {
 			continue
 		}
-		err := p.changeNode(ctx, name, func(node *corev1.Node) {
-			if tainted || wasTainted {
-				taint(node, tainted)
-			}
-			// A preserved machine's Node has the annotations for a reason of its own.
-			if annotated || m.Status.CurrentStatus.PreserveExpiryTime.IsZero() {
-				protect(node, annotated)
-			}
-		})
+		// A preserved machine's Node has the annotations for a reason of its own.
+		wish := nodeWish{
+			taints: tainted || wasTainted, tainted: tainted,
+			protects: annotated || m.Status.CurrentStatus.PreserveExpiryTime.IsZero(), protected: annotated,
+		}
+		err := p.changeNode(ctx, name, wish)
 		if apierrors.IsConflict(err) {
 			// Nodes change often. Neither the others nor the rollout wait for one.
 			p.lookAgain(conflictRetry)
@@ -74,19 +70,46 @@ func (p *pass) tend(ctx context.Context, set *v1alpha1.MachineSet, tainted, anno
 	return p.patchSet(ctx, set, before)
 }
 
-// changeNode stores what change does to a Node, provided that nobody else has
-// changed it since it was read. A Node that is not there is left alone.
-func (p *pass) changeNode(ctx context.Context, name string, change func(*corev1.Node)) error {
-	node := &corev1.Node{}
-	if err := p.Target.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+// A nodeWish is what a rollout wants of a Node.
+type nodeWish struct {
+	taints, tainted     bool // whether it cares for the taint, and wants it
+	protects, protected bool // the same for the annotations
+}
+
+// granted tells whether a Node is as wished.
+func (w nodeWish) granted(node *corev1.Node) bool {
+	if w.taints && slices.ContainsFunc(node.Spec.Taints, isOurTaint) != w.tainted {
+		return false
+	}
+	_, protected := node.Annotations[v1alpha1.AnnotationKeyScaleDownDisabled]
+	ours := node.Annotations[v1alpha1.AnnotationKeyScaleDownDisabledByMCM] == yes
+
+	return !w.protects || w.protected && protected || !w.protected && !ours
+}
+
+func (w nodeWish) grant(node *corev1.Node) {
+	if w.taints {
+		taint(node, w.tainted)
+	}
+	if w.protects {
+		protect(node, w.protected)
+	}
+}
+
+// changeNode grants a wish, provided that nobody else has changed the Node since
+// it was read. A Node that is not there is left alone.
+func (p *pass) changeNode(ctx context.Context, name string, wish nodeWish) error {
+	cached := &corev1.Node{}
+	// Each pass reads all Nodes of a deployment, and most are as they should be.
+	if err := p.Target.Get(ctx, client.ObjectKey{Name: name}, cached, client.UnsafeDisableDeepCopy); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	before := node.DeepCopy()
-	change(node)
-	if equality.Semantic.DeepEqual(before, node) {
+	if wish.granted(cached) {
 		return nil
 	}
-	err := p.Target.Patch(ctx, node, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	node := cached.DeepCopy()
+	wish.grant(node)
+	err := p.Target.Patch(ctx, node, client.MergeFromWithOptions(cached, client.MergeFromWithOptimisticLock{}))
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("store node %s: %w", name, err)
 	}
@@ -94,24 +117,27 @@ func (p *pass) changeNode(ctx context.Context, name string, change func(*corev1.
 	return nil
 }
 
+var ourTaint = corev1.Taint{
+	Key: v1alpha1.TaintKeyPreferNoSchedule, Value: v1alpha1.TaintValuePreferNoSchedule, Effect: corev1.TaintEffectPreferNoSchedule,
+}
+
+func isOurTaint(t corev1.Taint) bool { return ourTaint.MatchTaint(&t) }
+
 func taint(node *corev1.Node, on bool) {
-	want := corev1.Taint{
-		Key: v1alpha1.TaintKeyPreferNoSchedule, Value: v1alpha1.TaintValuePreferNoSchedule, Effect: corev1.TaintEffectPreferNoSchedule,
-	}
-	is := func(t corev1.Taint) bool { return want.MatchTaint(&t) }
-	has := slices.ContainsFunc(node.Spec.Taints, is)
-	switch {
+	switch has := slices.ContainsFunc(node.Spec.Taints, isOurTaint); {
 	case on && !has:
-		node.Spec.Taints = append(node.Spec.Taints, want)
+		node.Spec.Taints = append(node.Spec.Taints, ourTaint)
 	case !on && has:
-		node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, is)
+		node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, isOurTaint)
 	}
 }
+
+// yes is the value of the annotations.
+const yes = "true"
 
 // protect sets the annotation that keeps the cluster-autoscaler from removing the
 // Node, or removes it. One that somebody else has set is theirs.
 func protect(node *corev1.Node, on bool) {
-	const yes = "true"
 	_, has := node.Annotations[v1alpha1.AnnotationKeyScaleDownDisabled]
 	ours := node.Annotations[v1alpha1.AnnotationKeyScaleDownDisabledByMCM] == yes
 	switch {

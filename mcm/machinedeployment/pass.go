@@ -58,7 +58,7 @@ type pass struct {
 
 	created string        // name of the set that this pass has made
 	fault   string        // why the set could not be made
-	after   time.Duration // when to look again without a cause; 0 for never
+	after   time.Duration // when to look again; 0 for no sooner than resync
 }
 
 // A step returns whether the pass goes on with the next one.
@@ -111,8 +111,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{RequeueAfter: conflictRetry}, nil
 	}
 
+	if p.after == 0 || p.after > resync {
+		p.after = resync
+	}
+
 	return reconcile.Result{RequeueAfter: p.after}, err
 }
+
+// resync is how often a deployment is looked at without a cause.
+const resync = 10 * time.Minute
 
 // conflictRetry is for the case that the event of a conflicting write was seen
 // before our own write failed.

@@ -96,7 +96,7 @@ func (p *pass) underWay(current *v1alpha1.MachineDeploymentCondition) {
 	case current == nil || rolledOut:
 		message = fmt.Sprintf("Found new machine set %q", p.latest.Name)
 		p.progress(corev1.ConditionTrue, v1alpha1.ReasonFoundNewMachineSet, message)
-	case p.advanced() || current.Reason == v1alpha1.ReasonMachineSetCreateError:
+	case p.advanced() || current.Reason == v1alpha1.ReasonMachineSetCreateError || current.Reason == v1alpha1.ReasonInvalidSpec:
 		message = p.subject() + " is progressing."
 		p.progress(corev1.ConditionTrue, v1alpha1.ReasonMachineSetUpdated, message)
 	case p.overdue(current):

@@ -31,7 +31,7 @@ import (
 )
 
 // patience bounds every wait; it is far above what is waited for.
-const patience = 60 * time.Second
+const patience = 5 * time.Minute
 
 var (
 	apiServer *rest.Config // of the API server that all tests share

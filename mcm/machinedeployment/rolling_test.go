@@ -5,10 +5,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"pgregory.net/rapid"
-
-	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
 // full is a set all of whose machines are available.
@@ -104,37 +101,6 @@ func TestPlan(t *testing.T) {
 			next, rest := plan(tc.desired, tc.limits, tc.latest, tc.old)
 			if diff := cmp.Diff(append([]int32{tc.next}, tc.rest...), append([]int32{next}, rest...)); diff != "" {
 				t.Errorf("%s: latest and old replicas: -want, +got:\n%s", tc.reason, diff)
-			}
-		})
-	}
-}
-
-func TestLimits(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
-		reason             string
-		surge, unavailable string
-		replicas           int32
-		want               limits
-	}{
-		"Numbers":     {"as they are", "2", "1", 5, limits{2, 1}},
-		"Percentages": {"surge up, unavailable down", "25%", "25%", 5, limits{2, 1}},
-		"Nothing":     {"one must be able to move", "0", "10%", 5, limits{0, 1}},
-		"TooMany":     {"no more can be unavailable than there are", "0", "9", 5, limits{0, 5}},
-		"NoReplicas":  {"nothing to be unavailable", "0", "1", 0, limits{0, 0}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			surge, unavailable := intstr.Parse(tc.surge), intstr.Parse(tc.unavailable)
-			got := limitsOf(&v1alpha1.MachineDeploymentSpec{Replicas: tc.replicas, Strategy: v1alpha1.MachineDeploymentStrategy{
-				Type: v1alpha1.RollingUpdateMachineDeploymentStrategyType,
-				RollingUpdate: &v1alpha1.RollingUpdateMachineDeployment{
-					UpdateConfiguration: v1alpha1.UpdateConfiguration{MaxSurge: &surge, MaxUnavailable: &unavailable},
-				},
-			}})
-			if got != tc.want {
-				t.Errorf("%s: want %+v, got %+v", tc.reason, tc.want, got)
 			}
 		})
 	}

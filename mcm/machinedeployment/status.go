@@ -11,12 +11,18 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// report stores what this pass has seen. It is the only place that writes status.
+// report stores what this pass has seen. Only this and
+// refuse write status.
 func (p *pass) report(ctx context.Context) error {
 	p.count()
 	p.followAvailability()
 	p.copyFailure()
 	p.followProgress()
+
+	return p.storeStatus(ctx)
+}
+
+func (p *pass) storeStatus(ctx context.Context) error {
 	if equality.Semantic.DeepEqual(p.deployment.Status, p.stored.Status) {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -13,24 +14,30 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// EventInvalidSpec is the reason of the Event on a deployment that nothing is
-// done for until its spec is corrected.
-const EventInvalidSpec = "InvalidSpec"
-
 // validate ends the pass for a deployment that cannot be understood, and says why.
-func (p *pass) validate(context.Context) (bool, error) {
+func (p *pass) validate(ctx context.Context) (bool, error) {
 	if err := invalid(&p.deployment.Spec); err != nil {
-		p.warnf(EventInvalidSpec, "Nothing is done until the spec is corrected: %v", err)
-
-		return false, nil
+		return false, p.refuse(ctx, v1alpha1.ReasonInvalidSpec, fmt.Sprintf("Nothing is done until the spec is corrected: %v", err))
 	}
 	if selector := p.deployment.Spec.Selector; len(selector.MatchLabels)+len(selector.MatchExpressions) == 0 {
-		p.warnf(v1alpha1.EventSelectingAll, "This deployment is selecting all machines. A non-empty selector is required.")
-
-		return false, nil
+		return false, p.refuse(ctx, v1alpha1.EventSelectingAll,
+			"This deployment is selecting all machines. A non-empty selector is required.")
 	}
 
 	return true, nil
+}
+
+// refuse tells what is wrong with the deployment, in an Event and for as long as
+// it lasts in the condition Progressing. The rest of its status is what it was.
+func (p *pass) refuse(ctx context.Context, event, message string) error {
+	p.warnf(event, "%s", message)
+	p.deployment.Status.ObservedGeneration = p.deployment.Generation
+	current := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentProgressing)
+	if current == nil || current.Reason != v1alpha1.ReasonInvalidSpec || current.Message != message {
+		p.progress(corev1.ConditionFalse, v1alpha1.ReasonInvalidSpec, message)
+	}
+
+	return p.storeStatus(ctx)
 }
 
 // invalid names all faults of a spec at once.

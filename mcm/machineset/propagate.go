@@ -16,8 +16,8 @@ import (
 func (p *pass) propagate(ctx context.Context) (next, error) {
 	var behind, wanted []*v1alpha1.Machine
 	for _, m := range p.machines {
-		if want := p.followTemplate(m); !equality.Semantic.DeepEqual(want.Spec, m.Spec) {
-			behind, wanted = append(behind, m), append(wanted, want)
+		if !p.followsTemplate(m) { // most do, and are not copied in every pass
+			behind, wanted = append(behind, m), append(wanted, p.followTemplate(m))
 		}
 	}
 	p.errs = append(p.errs, inParallel(len(behind), func(i int) error {
@@ -34,6 +34,17 @@ func (p *pass) propagate(ctx context.Context) (next, error) {
 	return proceed, nil
 }
 
+// followsTemplate tells whether the machine is as the template wants it.
+func (p *pass) followsTemplate(m *v1alpha1.Machine) bool {
+	template := &p.set.Spec.Template.Spec
+	settings := template.MachineConfiguration
+	p.spareTimeout(m, &settings)
+
+	return m.Spec.Class.Kind == template.Class.Kind &&
+		equality.Semantic.DeepEqual(m.Spec.MachineConfiguration, settings) &&
+		equality.Semantic.DeepEqual(m.Spec.NodeTemplateSpec, template.NodeTemplateSpec)
+}
+
 // followTemplate returns a copy of the machine as the template wants it.
 func (p *pass) followTemplate(m *v1alpha1.Machine) *v1alpha1.Machine {
 	want := m.DeepCopy()
@@ -41,10 +52,14 @@ func (p *pass) followTemplate(m *v1alpha1.Machine) *v1alpha1.Machine {
 	want.Spec.NodeTemplateSpec = template.NodeTemplateSpec
 	want.Spec.MachineConfiguration = template.MachineConfiguration
 	want.Spec.Class.Kind = template.Class.Kind
-	if _, own := m.Annotations[v1alpha1.AnnotationKeyEffectiveCreationTimeout]; own {
-		// It was made with a time to join of its own.
-		want.Spec.MachineCreationTimeout = m.Spec.MachineCreationTimeout
-	}
+	p.spareTimeout(m, &want.Spec.MachineConfiguration)
 
 	return want
+}
+
+// spareTimeout leaves a machine that was made with a time to join of its own that.
+func (*pass) spareTimeout(m *v1alpha1.Machine, settings *v1alpha1.MachineConfiguration) {
+	if _, own := m.Annotations[v1alpha1.AnnotationKeyEffectiveCreationTimeout]; own {
+		settings.MachineCreationTimeout = m.Spec.MachineCreationTimeout
+	}
 }

@@ -30,6 +30,7 @@ const (
 	ReasonNewMachineSetAvailable   = "NewMachineSetAvailable"   // True
 	ReasonMachineSetCreateError    = "MachineSetCreateError"    // False
 	ReasonProgressDeadlineExceeded = "ProgressDeadlineExceeded" // False
+	ReasonInvalidSpec              = "InvalidSpec"              // False; not known to the machine controller manager
 	ReasonDeploymentPaused         = "DeploymentPaused"         // Unknown
 	ReasonDeploymentResumed        = "DeploymentResumed"        // Unknown
 )

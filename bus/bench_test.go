@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -69,6 +70,8 @@ func together(b *testing.B, inFlight int, call func() error) {
 	b.Helper()
 	b.ReportAllocs()
 	b.SetParallelism(max(1, inFlight/runtime.GOMAXPROCS(0)))
+	before := cpuTime(b)
+	defer func() { b.ReportMetric(float64(cpuTime(b)-before)/float64(b.N), "cpu-ns/op") }()
 	if inFlight == 1 {
 		for b.Loop() {
 			if err := call(); err != nil {
@@ -87,6 +90,18 @@ func together(b *testing.B, inFlight int, call func() error) {
 			}
 		}
 	})
+}
+
+// cpuTime is what this process has used, which other work on the machine changes
+// less than the time that passes.
+func cpuTime(b *testing.B) time.Duration {
+	b.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // wireBytes listens to one call and returns what it put on the wire.

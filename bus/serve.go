@@ -147,8 +147,9 @@ type Server struct {
 
 	sessionLog time.Time // when a session was last said not to be sent
 
-	tasks sync.WaitGroup // added to under mu while not draining
-	acked chan struct{}  // signals that a kept result went
+	begunReads reads
+	tasks      sync.WaitGroup // added to under mu while not draining
+	acked      chan struct{}  // signals that a kept result went
 }
 
 // NewServer checks the configuration and makes a replica; [Server.Run] makes it

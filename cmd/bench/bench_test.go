@@ -22,6 +22,7 @@ func TestFlags(t *testing.T) {
 		"unknown": {"a typing mistake must not run nothing and look good", []string{"--only=reads"}, `no benchmark "reads"; there are: read,`},
 		"rounds":  {"a median needs some", []string{"--rounds=3"}, "--rounds=3"},
 		"none":    {"nothing can be compared", []string{"--machines=0"}, "--machines=0"},
+		"fleet":    {"a mean of no machines is none", []string{"--fleet=0"}, "--fleet=0"},
 		"argument": {
 			"ONLY is make's word, not the program's", []string{"read"}, `"read": name benchmarks with --only`,
 		},

@@ -26,8 +26,12 @@ var benchmarks = []struct {
 	run        func(context.Context, *bench) error
 }{
 	{"read", "a status request over the bus, against bare NATS request and reply", benchRead},
+	{"mutate", "a claimed create over the bus, against bare NATS request and reply plus one compare-and-set", benchMutate},
+	{"grpc", "a status request over the bus, against gRPC: unary calls, and one stream to the driver", benchGRPC},
+	{"faults", "creates in flight while a replica is killed or stopped, against an undisturbed run", benchFaults},
 	{"create", "machines at a provider that takes its time, against blocking workers", benchCreate},
 	{"requests", "requests to the API server for each machine", benchRequests},
+	{"fleet", "mcm with very many machines, and with all their operations in flight", benchFleet},
 	{"delete", "deletion of an empty machine, beyond the cloud's own time", benchDelete},
 }
 
@@ -38,6 +42,7 @@ type bench struct {
 	rounds   int
 	machines int
 	latency  time.Duration
+	fleet    int
 	bin, dir string
 	crds     string
 	examples string
@@ -61,6 +66,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	fs.IntVar(&b.rounds, "rounds", 5, "`number` of interleaved rounds, of which the median counts; at least 5")
 	fs.IntVar(&b.machines, "machines", 200, "`number` of machines of the benchmark create")
 	fs.DurationVar(&b.latency, "latency", time.Second, "time that the provider takes there for each")
+	fs.IntVar(&b.fleet, "fleet", 1000, "`number` of machines of the benchmark fleet")
 	fs.StringVar(&b.bin, "bin", ".out/bin", "`folder` of the built programs")
 	fs.StringVar(&b.dir, "dir", ".out/run/bench", "`folder` for logs and data; it is emptied first")
 	if err := fs.Parse(args); err != nil {
@@ -68,6 +74,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	if fs.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q: name benchmarks with --only", fs.Arg(0))
+	}
+	if b.fleet < 1 {
+		return fmt.Errorf("--fleet=%d: want at least one machine", b.fleet)
 	}
 	if b.machines < 1 || b.latency < 0 {
 		return fmt.Errorf("--machines=%d and --latency=%s: want at least one machine and no negative time", b.machines, b.latency)

@@ -92,8 +92,8 @@ func (w *world) countRequests(ctx context.Context) error {
 	return nil
 }
 
-// requests returns how many there were, once no more come.
-func (w *world) requests(ctx context.Context) (int, error) {
+// counted returns how many there were so far.
+func (w *world) counted(ctx context.Context) (int, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", w.cluster.Kubeconfig)
 	if err != nil {
 		return 0, err
@@ -102,16 +102,21 @@ func (w *world) requests(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	metrics, err := client.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return dispatched(string(metrics))
+}
+
+// requests returns how many there were, once no more come.
+func (w *world) requests(ctx context.Context) (int, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not within %s", patience))
 	defer cancel()
 	last, since := -1, time.Now()
 	const still = 2 * time.Second
-	err = stack.Poll(ctx, "mcm makes no more requests", func(ctx context.Context) error {
-		metrics, err := client.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-		if err != nil {
-			return err
-		}
-		count, err := dispatched(string(metrics))
+	err := stack.Poll(ctx, "mcm makes no more requests", func(ctx context.Context) error {
+		count, err := w.counted(ctx)
 		if err != nil {
 			return err
 		}

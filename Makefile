@@ -174,7 +174,7 @@ test-fuzz: ## Run each fuzz target for FUZZTIME (5s)
 	@.tools/fuzz.sh $(FUZZTIME)
 
 .PHONY: test-e2e
-test-e2e: c-compiler build devcluster ## End-to-end tests: real processes against the dev cluster
+test-e2e: c-compiler build devcluster nodejs ## End-to-end tests: real processes against the dev cluster
 	@echo '==> end-to-end tests'
 	@CGO_ENABLED=1 go test -race -count=1 -p=1 -timeout=30m ./cmd/e2e/...
 
@@ -193,6 +193,30 @@ c-compiler:
 	fi; \
 	command -v "$$(go env CC)" >/dev/null \
 		|| $(call remedy,the race detector needs a C compiler; install gcc with the headers of the C library and run this again)
+
+# The drivers in Node.js of deploy/examples, with the packages that their lock files pin.
+NODEJS := driver-nodejs driver-nodejs-full
+.PHONY: nodejs
+nodejs: node-runtime $(NODEJS:%=$(OUT)/nodejs/%/node_modules/.package-lock.json)
+	@for driver in $(NODEJS); do cp deploy/examples/$$driver/*.mjs $(OUT)/nodejs/$$driver/; done
+
+$(OUT)/nodejs/%/node_modules/.package-lock.json: deploy/examples/%/package-lock.json deploy/examples/%/package.json | node-runtime
+	@echo '==> installing the packages of $* (a few seconds)'
+	@mkdir -p $(OUT)/nodejs/$*
+	@cp $^ $(OUT)/nodejs/$*/
+	@npm ci --prefix $(OUT)/nodejs/$* --cache $(OUT)/cache/npm --ignore-scripts --no-audit --no-fund --loglevel=error \
+		|| $(call remedy,npm could not install what $< names; it needs a registry: see `npm config get registry`)
+	@touch $@
+
+.PHONY: node-runtime
+node-runtime:
+	@if command -v node >/dev/null && command -v npm >/dev/null && node -e 'process.exit(+(parseInt(process.versions.node) < 18))'; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo '==> installing nodejs and npm: there are example drivers in Node.js (about a minute)'; \
+		apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends nodejs npm; \
+	fi; \
+	{ command -v node && command -v npm && node -e 'process.exit(+(parseInt(process.versions.node) < 18))'; } >/dev/null \
+		|| $(call remedy,the example drivers need Node.js 18 or later with npm; install both and run this again)
 
 ##@ Help
 

@@ -102,11 +102,11 @@ func (m *mcm) addMachineClass(ctx context.Context) error {
 		return err
 	}
 
-	if err := machineclass.NewSecretReconciler(c, m.events(), m.options.scope()).SetupWithManager(ctx, m.manager); err != nil {
+	if err := machineclass.NewSecretReconciler(c, m.events()).SetupWithManager(ctx, m.manager); err != nil {
 		return err
 	}
 	m.validator = machineclass.NewValidator(
-		ctx, c, m.events(), dispatch.NewClasses(m.caller), m.options.settings.DefaultProvider, m.options.scope())
+		ctx, c, m.events(), dispatch.NewClasses(m.caller), m.options.settings.DefaultProvider)
 
 	return m.validator.SetupWithManager(m.manager)
 }

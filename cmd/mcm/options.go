@@ -18,6 +18,7 @@ import (
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -275,6 +276,11 @@ func (n *natsOptions) validate() error {
 	}
 
 	return errors.Join(errs...)
+}
+
+// keyName is the Secret with the control plane's key.
+func (o *options) keyName() client.ObjectKey {
+	return client.ObjectKey{Namespace: o.namespace, Name: o.keySecret}
 }
 
 // scope is the namespace whose machines are served; empty means all.

@@ -44,7 +44,6 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	defer stopTraces()
-	o.settings.Namespace = o.scope()
 	control, target, err := o.restConfigs()
 	if err != nil {
 		return err
@@ -125,7 +124,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	if err != nil {
 		return err
 	}
-	key, err := fetch.ControlPlaneKey(ctx, direct, client.ObjectKey{Namespace: m.options.namespace, Name: m.options.keySecret})
+	key, err := fetch.ControlPlaneKey(ctx, direct, m.options.keyName())
 	if err != nil {
 		return err
 	}
@@ -210,6 +209,7 @@ func dropped(name, help string, count func() uint64) prometheus.Collector {
 func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	handler := &fetch.Handler{
 		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher, Removed: m.removed,
+		Reserved:        m.options.keyName(),
 		DefaultProvider: m.options.settings.DefaultProvider, CreationTimeout: m.options.settings.CreationTimeout,
 	}
 	if m.tokens != nil {

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -33,6 +34,16 @@ func (k Kind) wire() driverv1.Operation {
 // many operations of the machine were settled before.
 func OperationID(uid types.UID, kind Kind, number int64) string {
 	return fmt.Sprintf("%s.%s.%d", uid, kind, number)
+}
+
+// KindOf returns the kind of the operation with that id; empty when no operation
+// can have it.
+func KindOf(operationID string) Kind {
+	if parts := strings.Split(operationID, "."); len(parts) == 3 {
+		return Kind(parts[1])
+	}
+
+	return ""
 }
 
 // An Operation is one mutation of one machine.

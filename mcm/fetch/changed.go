@@ -3,6 +3,7 @@ package fetch
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -76,7 +77,7 @@ func (h *Handler) providersOf(ctx context.Context, secret client.Object) []strin
 	for i := range list.Items {
 		class := &list.Items[i]
 		provider, err := dispatch.Provider(class, h.DefaultProvider)
-		if err == nil && !seen[provider] && refersTo(class, secret.GetNamespace(), secret.GetName()) {
+		if err == nil && !seen[provider] && slices.Contains(v1alpha1.SecretsOf(class), client.ObjectKeyFromObject(secret)) {
 			seen[provider] = true
 			providers = append(providers, provider)
 		}

@@ -119,7 +119,8 @@ func newRig(t *testing.T) *rig {
 	r := &rig{srv: bustest.Server(t, embedded.Options{}), flying: flying{"virtual", "u1.create.0", "u1"}}
 	r.Client, r.namespace = newClient(t)
 	for _, o := range []client.Object{
-		r.secret("boot"), r.secret("keys"), r.secret("other"), r.class("small", "Virtual"), r.class("foreign", "aws"),
+		r.secret("boot"), r.secret("keys"), r.secret("other"), r.secret("seal"), r.class("small", "Virtual"), r.class("foreign", "aws"),
+		r.greedy("nosy", "kube-system", "boot"), r.greedy("thief", r.namespace, "seal"),
 	} {
 		if err := r.Create(t.Context(), o); err != nil {
 			t.Fatal(err)
@@ -137,7 +138,10 @@ func newRig(t *testing.T) *rig {
 		t.Fatal(err)
 	}
 	r.objects, r.removed = objects, machineclass.NewRemoved(objects)
-	handler := &fetch.Handler{Reader: objects, Operations: r.flying, Machines: r.Client, Removed: r.removed}
+	handler := &fetch.Handler{
+		Reader: objects, Operations: r.flying, Machines: r.Client, Removed: r.removed,
+		Reserved: client.ObjectKey{Namespace: r.namespace, Name: "seal"},
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- objects.Start(ctx) }()
@@ -196,6 +200,14 @@ func (r *rig) class(name, provider string) *v1alpha1.MachineClass {
 			Capacity: corev1.ResourceList{"cpu": resource.MustParse("2"), "gpu": resource.MustParse("0"), "memory": resource.MustParse("4Gi")},
 		},
 	}
+}
+
+// greedy is a class that refers to a secret which it must not have.
+func (r *rig) greedy(name, namespace, secret string) *v1alpha1.MachineClass {
+	class := r.class(name, "virtual")
+	class.SecretRef = &corev1.SecretReference{Namespace: namespace, Name: secret}
+
+	return class
 }
 
 func (r *rig) ref(name string) *driverv1.ObjectReference {
@@ -267,6 +279,10 @@ func TestSecret(t *testing.T) {
 		"same name elsewhere":  {"a namespace is part of the name", "virtual", "small", "kube-system", "boot", dispatch.PermissionDenied},
 		"other's class":        {"its secrets are the other's as well", "virtual", "foreign", r.namespace, "boot", dispatch.NotFound},
 		"asked by another":     {"the class is not its own", "aws", "small", r.namespace, "boot", dispatch.NotFound},
+		"elsewhere": {
+			"who writes the class may not read that namespace", "virtual", "nosy", "kube-system", "boot", dispatch.PermissionDenied,
+		},
+		"control plane's key": {"it opens all that is sealed", "virtual", "thief", r.namespace, "seal", dispatch.PermissionDenied},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -305,6 +321,7 @@ func TestBootstrap(t *testing.T) {
 		"under way":       {"its machine is about to boot", "virtual", "u1.create.0", "u1", dispatch.OK},
 		"other provider":  {"the operation is not its own", "aws", "u1.create.0", "u1", dispatch.PermissionDenied},
 		"other operation": {"it has ended, or never was", "virtual", "u1.create.1", "u1", dispatch.PermissionDenied},
+		"a deletion":      {"it boots nothing", "virtual", "u1.delete.0", "u1", dispatch.PermissionDenied},
 		"other machine":   {"the operation is of another one", "virtual", "u1.create.0", "u2", dispatch.PermissionDenied},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -392,6 +409,13 @@ func TestBootstrapToken(t *testing.T) {
 	}
 	if again, err := ask(m.UID); err != nil || !cmp.Equal(first, again) {
 		t.Errorf("asked again, the values differ (%v): a create that is tried again would boot from others", err)
+	}
+	m.Finalizers = []string{"test/stays"}
+	if err := errors.Join(r.Update(t.Context(), m), r.Delete(t.Context(), m)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ask(m.UID); dispatch.CodeOf(err) != dispatch.FailedPrecondition {
+		t.Errorf("a machine that is being deleted got %v, want FailedPrecondition", err)
 	}
 	if _, err := ask("earlier"); dispatch.CodeOf(err) != dispatch.NotFound {
 		t.Errorf("an earlier machine of that name got %v, want NotFound", err)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -40,6 +41,9 @@ type Handler struct {
 	// Removed remembers classes and secrets that are gone; nil means that nothing
 	// does.
 	Removed machine.Removed
+	// Reserved is the Secret with the control plane's own key, which no class may
+	// refer to: with it one can open every sealed answer.
+	Reserved client.ObjectKey
 	// DefaultProvider is the driver for classes that name none; may be empty.
 	DefaultProvider string
 	// Tokens makes the tokens with which nodes join; nil without a target cluster.
@@ -72,11 +76,11 @@ func (h *Handler) Secret(ctx context.Context, provider string, req *driverv1.Fet
 		return nil, err
 	}
 	want := req.GetSecret()
-	if !refersTo(class, want.GetNamespace(), want.GetName()) {
-		return nil, dispatch.Errorf(dispatch.PermissionDenied, "MachineClass %s/%s does not refer to Secret %s/%s",
-			class.Namespace, class.Name, want.GetNamespace(), want.GetName())
-	}
 	secret, key := &corev1.Secret{}, client.ObjectKey{Namespace: want.GetNamespace(), Name: want.GetName()}
+	if key == h.Reserved || !slices.Contains(v1alpha1.SecretsOf(class), key) {
+		return nil, dispatch.Errorf(dispatch.PermissionDenied, "MachineClass %s/%s may not have Secret %s: a class has those that it "+
+			"refers to, in its own namespace, and never the control plane's key", class.Namespace, class.Name, key)
+	}
 	err = h.Reader.Get(ctx, key, secret)
 	if apierrors.IsNotFound(err) && h.Removed != nil {
 		if removed := h.Removed.Secret(key); removed != nil {
@@ -99,6 +103,9 @@ func (h *Handler) Secret(ctx context.Context, provider string, req *driverv1.Fet
 func (h *Handler) Bootstrap(
 	ctx context.Context, provider string, req *driverv1.FetchBootstrapRequest,
 ) (*driverv1.BootstrapContent, error) {
+	if kind := dispatch.KindOf(req.GetOperationId()); kind != dispatch.Create && kind != dispatch.Initialize {
+		return nil, dispatch.Errorf(dispatch.PermissionDenied, "operation %s boots no instance", req.GetOperationId())
+	}
 	underWay := h.Operations.InFlight(provider, req.GetOperationId(), types.UID(req.GetMachineUid()))
 	if !underWay && h.Machines != nil {
 		var err error
@@ -121,6 +128,10 @@ func (h *Handler) Bootstrap(
 	}
 	if string(m.UID) != req.GetMachineUid() {
 		return nil, dispatch.Errorf(dispatch.NotFound, "machine %s/%s has another uid by now", m.Namespace, m.Name)
+	}
+	if !m.DeletionTimestamp.IsZero() {
+		return nil, dispatch.Errorf(dispatch.FailedPrecondition, "machine %s/%s is being deleted: it gets no token to join with",
+			m.Namespace, m.Name)
 	}
 	token, err := h.Tokens.Ensure(ctx, m, machine.CreationTimeout(m, h.CreationTimeout))
 	if err != nil {
@@ -180,19 +191,6 @@ func (h *Handler) class(ctx context.Context, provider string, ref *driverv1.Obje
 	}
 
 	return class, nil
-}
-
-func refersTo(class *v1alpha1.MachineClass, namespace, name string) bool {
-	for _, ref := range []*corev1.SecretReference{class.SecretRef, class.CredentialsSecretRef} {
-		if ref == nil || ref.Name != name {
-			continue
-		}
-		if ref.Namespace == namespace || ref.Namespace == "" && namespace == class.Namespace {
-			return true
-		}
-	}
-
-	return false
 }
 
 func reference(o metav1.Object) *driverv1.ObjectReference {

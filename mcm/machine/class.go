@@ -107,14 +107,10 @@ func (p *pass) lookupSecret(ctx context.Context, field string, ref *corev1.Secre
 	if ref == nil {
 		return nil, nil //nolint:nilnil // a class need not have secrets
 	}
-	key := client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}
-	if key.Namespace == "" {
-		key.Namespace = p.class.Object.Namespace
-	}
-	if only := p.Settings.Namespace; only != "" && key.Namespace != only {
-		// The cache's own error for this has no type to know it by.
-		return nil, dispatch.Errorf(dispatch.InvalidArgument, "MachineClass %s: %s: Secret %s: mcm serves only namespace %s: "+
-			"put the Secret there or run mcm with --all-namespaces", p.class.Object.Name, field, key, only)
+	key, allowed := v1alpha1.SecretKey(p.class.Object, ref)
+	if !allowed {
+		return nil, dispatch.Errorf(dispatch.InvalidArgument, "MachineClass %s: %s: Secret %s is in another namespace: "+
+			"put it into %s, where the class is", p.class.Object.Name, field, key, p.class.Object.Namespace)
 	}
 	secret := &corev1.Secret{}
 	err := p.Control.Get(ctx, key, secret)

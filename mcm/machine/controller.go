@@ -75,14 +75,8 @@ func (r *Reconciler) index(ctx context.Context, indexer client.FieldIndexer) err
 	bySecret := func(o client.Object) []string {
 		var keys []string
 		if c, ok := o.(*v1alpha1.MachineClass); ok {
-			for _, ref := range []*corev1.SecretReference{c.SecretRef, c.CredentialsSecretRef} {
-				if ref != nil {
-					namespace := ref.Namespace
-					if namespace == "" {
-						namespace = c.Namespace
-					}
-					keys = append(keys, namespace+"/"+ref.Name)
-				}
+			for _, key := range v1alpha1.SecretsOf(c) {
+				keys = append(keys, key.String())
 			}
 		}
 
@@ -147,7 +141,8 @@ func (r *Reconciler) forgetMachine() handler.EventHandler {
 }
 
 // machinesOfClass are those for which a change of their class can make a
-// difference: a running machine needs its class only when it is deleted.
+// difference: a running machine needs its class only when it is deleted, and for
+// what its Node shows of it.
 func (r *Reconciler) machinesOfClass(ctx context.Context, class client.Object) []reconcile.Request {
 	list := &v1alpha1.MachineList{}
 	err := r.Control.List(ctx, list, client.InNamespace(class.GetNamespace()), client.MatchingFields{indexClass: class.GetName()})
@@ -156,10 +151,12 @@ func (r *Reconciler) machinesOfClass(ctx context.Context, class client.Object) [
 
 		return nil
 	}
+	c, isClass := class.(*v1alpha1.MachineClass)
+	shown := isClass && c.NodeTemplate != nil && len(c.NodeTemplate.VirtualCapacity) > 0
 	var requests []reconcile.Request
 	for i := range list.Items {
 		m := &list.Items[i]
-		if creating(m) || !m.DeletionTimestamp.IsZero() {
+		if creating(m) || !m.DeletionTimestamp.IsZero() || shown {
 			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(m)})
 		}
 	}
@@ -206,6 +203,7 @@ func nodeChanged() predicate.TypedPredicate[*corev1.Node] {
 
 			return !sameConditions(before.Status.Conditions, after.Status.Conditions) ||
 				!equality.Semantic.DeepEqual(before.Spec, after.Spec) ||
+				!equality.Semantic.DeepEqual(before.Status.Capacity, after.Status.Capacity) ||
 				!slices.Equal(before.Finalizers, after.Finalizers) ||
 				!maps.Equal(before.Labels, after.Labels) || !maps.Equal(before.Annotations, after.Annotations) ||
 				before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero()

@@ -258,7 +258,7 @@ func TestInvalid(t *testing.T) {
 			},
 		},
 		"secret elsewhere": {
-			"the manager reads one namespace only", "secretRef: Secret elsewhere/boot: mcm serves only namespace %[1]s: put the Secret there",
+			"who writes classes here may not read Secrets there", "secretRef: Secret elsewhere/boot is in another namespace: put it into %[1]s",
 			"InvalidArgument",
 			func(r *rig, _ *v1alpha1.Machine) {
 				class := r.class()

@@ -7,9 +7,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/bootstrap"
 )
 
 func TestDeleteDuringCreate(t *testing.T) {
@@ -33,6 +35,32 @@ func TestDeleteDuringCreate(t *testing.T) {
 
 // Between the cloud's last word and its being stored, a deletion must learn of
 // the instance.
+// A token outlives neither its use nor its machine.
+func TestDeleteBeforeJoining(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.tokens = &bootstrap.Tokens{Target: r.Client}
+	r.startDriver(t)
+	r.startManager(t)
+	m := r.machine("a")
+	r.create(t, m)
+	r.phase(t, m, v1alpha1.MachinePending)
+	if _, err := r.tokens.Ensure(t.Context(), m, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	r.delete(t, m)
+	r.gone(t, m)
+	secrets := &corev1.SecretList{}
+	err := r.List(t.Context(), secrets, client.InNamespace(metav1.NamespaceSystem),
+		client.MatchingLabels{bootstrap.LabelKeyMachineUID: string(m.UID)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(secrets.Items) > 0 {
+		t.Error("an instance could still join with the token of a machine that is gone")
+	}
+}
+
 func TestDeleteAfterCreate(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -31,6 +32,9 @@ func (p *pass) followNode(ctx context.Context) (next, error) {
 		return p.followNodeOut(ctx)
 	}
 	if err := p.claimNode(ctx); err != nil {
+		return wait, err
+	}
+	if err := p.applyVirtualCapacity(ctx); err != nil {
 		return wait, err
 	}
 	healthy, text := p.nodeHealth()
@@ -139,7 +143,7 @@ func (p *pass) nodeHealth() (healthy bool, text string) {
 	}
 	watched := p.Settings.NodeConditions
 	if own := p.machine.Spec.NodeConditions; own != nil {
-		watched = strings.Split(*own, ",")
+		watched = strings.FieldsFunc(*own, func(r rune) bool { return r == ',' || unicode.IsSpace(r) })
 	}
 	ready := false
 	var faults []string

@@ -33,6 +33,7 @@ import (
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/drain"
 	"github.com/machinebus/machinebus/mcm/machine"
@@ -93,6 +94,7 @@ type rig struct {
 	namespace string
 	settings  machine.Settings
 	noTarget  bool
+	tokens    *bootstrap.Tokens // nil for none
 	nats      *embedded.Server
 	cloud     *cloud
 	requests  atomic.Int64 // of the manager to the API server
@@ -115,7 +117,6 @@ func newRig(t *testing.T) *rig {
 		Client: c, t: t, namespace: fmt.Sprintf("t%d", namespaces.Add(1)), nats: bustest.Server(t, embedded.Options{}),
 		cloud: newCloud(), settings: machine.DefaultSettings(),
 	}
-	r.settings.Namespace = r.namespace
 	r.settings.Retry = machine.Retry{
 		Short: 100 * time.Millisecond, Medium: 200 * time.Millisecond, Long: 300 * time.Millisecond,
 		ResourceExhausted: 400 * time.Millisecond,
@@ -222,6 +223,9 @@ func (r *rig) startManager(t *testing.T) {
 			Poll: 20 * time.Millisecond, EvictRetry: 50 * time.Millisecond,
 		})
 		reconciler.Drainer, waitForDrains = drainer, drainer.Wait
+		if r.tokens != nil {
+			reconciler.Tokens = r.tokens
+		}
 	}
 	if err := reconciler.SetupWithManager(ctx, mgr, nodes, dispatcher, 4); err != nil {
 		t.Fatal(err)

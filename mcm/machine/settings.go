@@ -10,8 +10,6 @@ import (
 type Settings struct {
 	// DefaultProvider is the driver for classes that name none; may be empty.
 	DefaultProvider string
-	// Namespace is the only one whose objects the manager reads; empty means all.
-	Namespace string
 	// CreationTimeout is how long a machine may take to join, unless it says
 	// otherwise; HealthTimeout how long it may be unhealthy.
 	CreationTimeout, HealthTimeout time.Duration

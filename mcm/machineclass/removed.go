@@ -190,8 +190,8 @@ func (r *Removed) needed(ctx context.Context, secret client.ObjectKey) bool {
 
 	return slices.ContainsFunc(classes, func(class *v1alpha1.MachineClass) bool {
 		former, err := lastgood.LastAccepted(class)
-		refers := slices.Contains(secretsOf(class), secret) ||
-			err == nil && former != nil && slices.Contains(secretsOf(former), secret)
+		refers := slices.Contains(v1alpha1.SecretsOf(class), secret) ||
+			err == nil && former != nil && slices.Contains(v1alpha1.SecretsOf(former), secret)
 
 		return refers && r.used(ctx, client.ObjectKeyFromObject(class))
 	})

@@ -22,17 +22,12 @@ import (
 const indexSecretsOfClass = "machineclass.secrets"
 
 // A SecretReconciler keeps Secrets while MachineClasses refer to them.
-type SecretReconciler struct {
-	keeper
-
-	namespace string
-}
+type SecretReconciler struct{ keeper }
 
 // NewSecretReconciler returns a SecretReconciler that reads from c, a manager's
-// client. Namespace is the one that the manager serves, empty for all of them:
-// secrets elsewhere cannot be read.
-func NewSecretReconciler(c client.Client, events record.EventRecorder, namespace string) *SecretReconciler {
-	return &SecretReconciler{namespace: namespace, keeper: keeper{
+// client.
+func NewSecretReconciler(c client.Client, events record.EventRecorder) *SecretReconciler {
+	return &SecretReconciler{keeper{
 		client: c, events: events, finalizer: v1alpha1.FinalizerNameSecret,
 		kind: "secret", user: "machine class", users: "machine classes",
 	}}
@@ -56,7 +51,7 @@ func (r *SecretReconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manage
 		Named("machineclass-secret").
 		For(&corev1.Secret{}, builder.WithPredicates(metadataChanged())).
 		// On an update, this maps the secrets before and those after.
-		Watches(&v1alpha1.MachineClass{}, handler.EnqueueRequestsFromMapFunc(r.requests), builder.WithPredicates(secretsChanged())).
+		Watches(&v1alpha1.MachineClass{}, handler.EnqueueRequestsFromMapFunc(requestsForSecrets), builder.WithPredicates(secretsChanged())).
 		Complete(r)
 }
 
@@ -79,36 +74,20 @@ func (r *SecretReconciler) Reconcile(ctx context.Context, req reconcile.Request)
 	return reconcile.Result{}, r.keep(ctx, secret, names)
 }
 
-// secretsOf returns the secrets that a class refers to, each once. A reference
-// without a namespace means the class's own.
+// secretsOf is v1alpha1.SecretsOf for an object that should be a class.
 func secretsOf(o client.Object) []client.ObjectKey {
 	class, ok := o.(*v1alpha1.MachineClass)
 	if !ok {
 		return nil
 	}
-	var keys []client.ObjectKey
-	for _, ref := range []*corev1.SecretReference{class.SecretRef, class.CredentialsSecretRef} {
-		if ref == nil || ref.Name == "" {
-			continue
-		}
-		key := client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}
-		if key.Namespace == "" {
-			key.Namespace = class.Namespace
-		}
-		if len(keys) == 0 || keys[0] != key {
-			keys = append(keys, key)
-		}
-	}
 
-	return keys
+	return v1alpha1.SecretsOf(class)
 }
 
-func (r *SecretReconciler) requests(_ context.Context, o client.Object) []reconcile.Request {
+func requestsForSecrets(_ context.Context, o client.Object) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, key := range secretsOf(o) {
-		if r.namespace == "" || r.namespace == key.Namespace {
-			requests = append(requests, reconcile.Request{NamespacedName: key})
-		}
+		requests = append(requests, reconcile.Request{NamespacedName: key})
 	}
 
 	return requests

@@ -39,7 +39,6 @@ type Validator struct {
 	events          record.EventRecorder
 	driver          Driver
 	defaultProvider string
-	namespace       string
 	ctx             context.Context //nolint:containedctx // a question outlives the look that began it
 
 	mu      sync.Mutex
@@ -54,11 +53,10 @@ type question struct {
 }
 
 // NewValidator returns a Validator that reads from c, a manager's client, and
-// whose questions end with ctx. Namespace is the one that the manager serves, empty
-// for all of them.
-func NewValidator(ctx context.Context, c client.Client, events record.EventRecorder, driver Driver, defaultProvider, namespace string) *Validator {
+// whose questions end with ctx.
+func NewValidator(ctx context.Context, c client.Client, events record.EventRecorder, driver Driver, defaultProvider string) *Validator {
 	return &Validator{
-		client: c, events: events, driver: driver, defaultProvider: defaultProvider, namespace: namespace, ctx: ctx,
+		client: c, events: events, driver: driver, defaultProvider: defaultProvider, ctx: ctx,
 		asked: map[client.ObjectKey]*question{},
 	}
 }
@@ -114,11 +112,8 @@ func (v *Validator) secret(ctx context.Context, class *v1alpha1.MachineClass, re
 	if ref == nil || ref.Name == "" {
 		return nil, true, nil
 	}
-	key := client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}
-	if key.Namespace == "" {
-		key.Namespace = class.Namespace
-	}
-	if v.namespace != "" && v.namespace != key.Namespace {
+	key, allowed := v1alpha1.SecretKey(class, ref)
+	if !allowed {
 		return nil, false, nil
 	}
 	secret := &corev1.Secret{}

@@ -76,9 +76,9 @@ func (p *pass) secret(ctx context.Context, class *v1alpha1.MachineClass, ref *co
 	if ref == nil {
 		return nil, nil
 	}
-	name := client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}
-	if name.Namespace == "" {
-		name.Namespace = class.Namespace
+	name, allowed := v1alpha1.SecretKey(class, ref)
+	if !allowed {
+		return nil, fmt.Errorf("secret %s is in another namespace than its class", name)
 	}
 	secret := &corev1.Secret{}
 	if err := p.Cache.Get(ctx, name, secret); err != nil {

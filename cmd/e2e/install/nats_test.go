@@ -160,7 +160,13 @@ var attempts = map[string]attempt{
 	"mcm is asked by people":    {user: "mcm", do: "subscribe", subject: "mcm.v1.default.outcomes", allowed: true, external: true, reason: "mcmctl ops"},
 	"mcm of another name":       {user: "mcm", do: "publish", subject: "mcm.v1.second.driver.virtual.create.ns.m", external: true, reason: "another control plane's machines"},
 	"mcm listens to everything": {user: "mcm", do: "subscribe", subject: ">", external: true, reason: "it needs a few trees"},
-	"mcm plays a replica":       {user: "mcm", do: "publish", subject: "mcm.v1.default.session.virtual.r1", external: true, reason: "a driver's"},
+	"mcm declares dead":         {user: "mcm", do: "publish", subject: "mcm.v1.default.session.virtual.r1", allowed: true, external: true, reason: "tombstones"},
+	"mcm plays a replica":       {user: "mcm", do: "publish", subject: "mcm.v1.default.claim.virtual.u1", external: true, reason: "a driver's"},
+	"mcm reads claims":          {user: "mcm", do: "publish", subject: "$JS.API.DIRECT.GET.S.mcm.v1.default.claim.virtual.u1", allowed: true, external: true, reason: "what has come of an operation"},
+	"mcm deletes streams":       {user: "mcm", do: "publish", subject: "$JS.API.STREAM.DELETE.S", external: true, reason: "all that is known of operations would be gone"},
+	"claims":                    {user: "virtual", do: "publish", subject: "mcm.v1.default.claim.virtual.u1", allowed: true, reason: "its work"},
+	"claims for others":         {user: "virtual", do: "publish", subject: "mcm.v1.default.claim.other.u1", reason: "another provider's machine"},
+	"reads claims":              {user: "virtual", do: "publish", subject: "$JS.API.DIRECT.GET.S.mcm.v1.default.claim.virtual.u1", reason: "JetStream would answer to any subject"},
 }
 
 // try does what an attempt says, and returns the server's refusal.

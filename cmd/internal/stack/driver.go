@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // A Driver is one replica of driver-virtual.
@@ -45,8 +47,17 @@ func (s *Site) StartDriver(ctx context.Context, tap *Tap, o DriverOptions) (*Dri
 	if err != nil {
 		return nil, err
 	}
+	d, err := p.heardOf(ctx, tap, known)
+	if err != nil {
+		return nil, fmt.Errorf("driver on %s: %w", o.NATSURL, err)
+	}
+	return d, nil
+}
+
+// heardOf waits until a replica sends sessions that is not known yet.
+func (p *Process) heardOf(ctx context.Context, tap *Tap, known map[string]*driverv1.Session) (*Driver, error) {
 	d := &Driver{Process: p}
-	err = p.until(ctx, "it sends sessions", func(context.Context) error {
+	return d, p.until(ctx, "it sends sessions", func(context.Context) error {
 		for replica := range tap.Sessions() {
 			if _, old := known[replica]; !old {
 				d.Replica = replica
@@ -55,8 +66,4 @@ func (s *Site) StartDriver(ctx context.Context, tap *Tap, o DriverOptions) (*Dri
 		}
 		return errors.New("no new replica was heard of")
 	})
-	if err != nil {
-		return nil, fmt.Errorf("driver on %s: %w", o.NATSURL, err)
-	}
-	return d, nil
 }

@@ -68,8 +68,14 @@ func Missing(bin string, names ...string) []string {
 // Dir is the Site's folder.
 func (s *Site) Dir() string { return s.dir }
 
-// Program returns the path of a built program.
-func (s *Site) Program(name string) string { return filepath.Join(s.bin, name) }
+// Program returns the path of a built program. An absolute path stays: it is a
+// program of the system.
+func (s *Site) Program(name string) string {
+	if filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(s.bin, name)
+}
 
 // path returns the path of a file in the Site's folder.
 func (s *Site) path(name string) string { return filepath.Join(s.dir, name) }

@@ -34,7 +34,9 @@
 // A replica MUST NOT run two mutations of one machine at a time; it answers the
 // second one busy [RUN-1]. A request for an operation that it runs already, or
 // whose Result it keeps, MUST NOT run it again: the replica answers accepted, and
-// from then on sends that operation's frames to the new reply subject [RUN-2].
+// from then on sends that operation's frames to the new reply subject [RUN-2]. An
+// attempt that a later one's claim has taken the place of is none that it runs: such
+// a request is a new one.
 //
 // Sessions and claims are kept by a JetStream stream, MCM_OPS_<cluster>_<provider>,
 // that mcm makes and that holds one message of each subject. Where there is none,
@@ -66,8 +68,8 @@ const (
 // Envelope is the one message on the bus, in both directions: whoever sees a
 // payload can decode it without knowing the subject it came on.
 //
-// The payload is protobuf. A sender MAY use the protobuf JSON mapping instead
-// when it sets the header "Content-Type: application/json" [ENV-1]; a replica
+// The payload is protobuf. The sender of a read MAY use the protobuf JSON mapping
+// instead when it sets the header "Content-Type: application/json" [ENV-1]; a replica
 // MUST answer such a request in the same encoding [ENV-2]. No frame is ever
 // empty: an empty payload is how NATS says that nobody listens [ENV-3]. A
 // receiver MUST ignore fields and bodies it does not know, and answer a request

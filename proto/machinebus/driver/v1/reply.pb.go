@@ -343,7 +343,8 @@ func (x *Progress) GetMessage() string {
 // accepted, also when its driver panics or its deadline passes [RESULT-1]. A
 // failure may carry a payload as well, such as last_known_state. A replica MUST
 // keep the Result of a mutation until mcm acknowledges it, or for a day, and send
-// it again to whoever asks for that operation again [RESULT-2].
+// it again to whoever asks for that operation again [RESULT-2]. It may forget the
+// oldest sooner when it keeps 2048 of them.
 type Result struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Status *Status                `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`

@@ -141,7 +141,7 @@ func (Changed_Kind) EnumDescriptor() ([]byte, []int) {
 // A replica that claims publishes each session as a renewal of its lease: with a
 // reply subject for the stream's acknowledgement, a TTL of 3 s, and the expected
 // last sequence of this subject, which is that of its own last session there, or
-// 0 [SESSION-3]. When the stream refuses it because something else is there, a
+// 0, or, after a refusal, that of what the refusal says is there [SESSION-3]. When the stream refuses it because something else is there, a
 // tombstone or nothing, the replica was taken for dead: it MUST go on under a new
 // session_id, and MUST start no call that changes something for an attempt it
 // accepted before [FENCE-1]. The same holds for every attempt accepted before a
@@ -725,7 +725,8 @@ func (x *OpsRequest) GetOperationId() string {
 
 // OpsResponse answers OpsRequest. A replica that does not list an operation it
 // is asked for does not hold it, MUST NOT take the attempt it was asked about
-// later, and will not report on it again [OPS-1].
+// later, and will not report on it again [OPS-1]. It has to remember that for 4 s:
+// by then accept_by refuses the attempt.
 type OpsResponse struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Operations []*OperationState      `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
@@ -879,7 +880,8 @@ func (x *Tombstone) GetWrittenAt() *timestamppb.Timestamp {
 }
 
 // Cancel asks one replica to end an operation early. The replica MUST still
-// send its Result [CANCEL-1].
+// send its Result [CANCEL-1]. One that comes after a call to the cloud has begun,
+// or from a lower epoch, changes nothing.
 type Cancel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	OperationId   string                 `protobuf:"bytes,1,opt,name=operation_id,json=operationId,proto3" json:"operation_id,omitempty"`

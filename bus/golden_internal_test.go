@@ -1,0 +1,289 @@
+package bus
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"flag"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+var updateGolden = flag.Bool("update", false, "write the golden files of this package afresh")
+
+// goldenDir is named by PROTOCOL.md: drivers in other languages test with it.
+const goldenDir = "testdata/wire"
+
+// A goldenFile is one frame as it goes over the wire.
+type goldenFile struct {
+	Subject string              `json:"subject"`
+	Reply   string              `json:"reply,omitempty"`
+	Headers map[string][]string `json:"headers,omitempty"`
+	// Protobuf is the payload in hexadecimal, JSON the same in the other encoding.
+	Protobuf string          `json:"protobuf"`
+	JSON     json.RawMessage `json:"json"`
+}
+
+// TestGoldenFrames holds the wire format still: what these files say is what
+// drivers out there send and understand.
+func TestGoldenFrames(t *testing.T) {
+	t.Parallel()
+	frames := goldenFrames(t)
+	for name, m := range frames {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(goldenDir, name+".json")
+			if *updateGolden {
+				writeGolden(t, file, m)
+			}
+			want := readGolden(t, file)
+			payload, err := hex.DecodeString(want.Protobuf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := goldenFile{Subject: m.Subject, Reply: m.Reply, Headers: m.Header, Protobuf: hex.EncodeToString(m.Data), JSON: want.JSON}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("what is sent has changed; drivers that are out there expect the old (-want +got):\n%s", diff)
+			}
+			env, err := Decode(payload, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			fromJSON, err := Decode(want.JSON, "application/json; charset=utf-8")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(env, fromJSON, protocmp.Transform()); diff != "" {
+				t.Errorf("the two encodings say different things (-protobuf +json):\n%s", diff)
+			}
+			text, err := Encode(env, contentTypeJSON)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(compactJSON(t, want.JSON), compactJSON(t, text)); diff != "" {
+				t.Errorf("JSON is written in another way (-want +got):\n%s", diff)
+			}
+			if env.ProtoReflect().WhichOneof(env.ProtoReflect().Descriptor().Oneofs().ByName("body")) == nil {
+				t.Error("the frame has no body that this version knows")
+			}
+		})
+	}
+	files, err := filepath.Glob(filepath.Join(goldenDir, "*.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if name := filepath.Base(file); frames[name[:len(name)-len(".json")]] == nil {
+			t.Errorf("%s belongs to no frame", file)
+		}
+	}
+}
+
+// TestGoldenBodies keeps a body from being added without a frame.
+func TestGoldenBodies(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for _, m := range goldenFrames(t) {
+		env, err := Decode(m.Data, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		body := env.ProtoReflect().Descriptor().Oneofs().ByName("body")
+		seen[string(env.ProtoReflect().WhichOneof(body).Name())] = true
+	}
+	fields := (&driverv1.Envelope{}).ProtoReflect().Descriptor().Oneofs().ByName("body").Fields()
+	for i := range fields.Len() {
+		if name := string(fields.Get(i).Name()); !seen[name] {
+			t.Errorf("no golden frame has the body %s", name)
+		}
+	}
+}
+
+// The keys of the golden seals. They seal nothing else.
+const (
+	goldenPlaneSeed   = "SXAACAIBAEAQCAIBAEAQCAIBAEAQCAIBAEAQCAIBAEAQCAIBAEAQCAN4QM"
+	goldenReplicaSeed = "SXAAEAQCAIBAEAQCAIBAEAQCAIBAEAQCAIBAEAQCAIBAEAQCAIBAEAT5QQ"
+)
+
+// A goldenSeal is a box with all that went into it.
+type goldenSeal struct {
+	SenderSeed    string `json:"senderSeed"`
+	Sender        string `json:"sender"`
+	RecipientSeed string `json:"recipientSeed"`
+	Recipient     string `json:"recipient"`
+	BoxNonce      string `json:"boxNonce"`
+	Plain         string `json:"plain"` // a SecretContent
+	Box           string `json:"box"`
+}
+
+func TestGoldenSeal(t *testing.T) {
+	t.Parallel()
+	content := &driverv1.SecretContent{
+		Nonce:     []byte("0123456789abcdef"),
+		Reference: &driverv1.ObjectReference{Namespace: "ns", Name: "cloud", Uid: "s-uid", ResourceVersion: "8"},
+		Data:      map[string][]byte{"token": []byte("t0ps3cret")},
+	}
+	plain, err := proto.Marshal(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sender, recipient := goldenKey(t, goldenPlaneSeed), goldenKey(t, goldenReplicaSeed)
+	nonce := bytes.Repeat([]byte{7}, 24)
+	box, err := sender.pair.SealWithRand(plain, recipient.Public(), bytes.NewReader(nonce))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := goldenSeal{
+		SenderSeed: goldenPlaneSeed, Sender: sender.Public(), RecipientSeed: goldenReplicaSeed, Recipient: recipient.Public(),
+		BoxNonce: hex.EncodeToString(nonce), Plain: hex.EncodeToString(plain), Box: hex.EncodeToString(box),
+	}
+	const file = "testdata/seal.json"
+	if *updateGolden {
+		writeJSON(t, file, got)
+	}
+	var want goldenSeal
+	readJSON(t, file, &want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("boxes are made in another way (-want +got):\n%s", diff)
+	}
+	stored, err := hex.DecodeString(want.Box)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened := &driverv1.SecretContent{}
+	if err := recipient.Open(&driverv1.Sealed{Box: stored}, want.Sender, opened); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(content, opened, protocmp.Transform()); diff != "" {
+		t.Errorf("what was sealed (-want +got):\n%s", diff)
+	}
+}
+
+func goldenKey(t *testing.T, seed string) *SealKey {
+	t.Helper()
+	key, err := ParseSealKey([]byte(seed))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return key
+}
+
+// goldenFrames returns every kind of frame, made by the code that sends them.
+func goldenFrames(t *testing.T) map[string]*nats.Msg {
+	t.Helper()
+	frames := map[string]*nats.Msg{}
+	maps.Copy(frames, goldenRequests(t))
+	maps.Copy(frames, goldenAnswers(t))
+	maps.Copy(frames, goldenRecords(t))
+	maps.Copy(frames, goldenNotices(t))
+
+	return frames
+}
+
+// A sentWire keeps what is published.
+type sentWire struct {
+	wire
+
+	sent []*nats.Msg
+}
+
+func (w *sentWire) publish(m *nats.Msg) error {
+	w.sent = append(w.sent, m)
+
+	return nil
+}
+
+func (w *sentWire) take() *nats.Msg {
+	m := w.sent[len(w.sent)-1]
+	w.sent = nil
+
+	return m
+}
+
+func quietLog() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+func goldenTime(plus time.Duration) time.Time {
+	return time.Date(2026, time.January, 2, 3, 4, 5, 600_000_000, time.UTC).Add(plus)
+}
+
+func readGolden(t *testing.T, file string) goldenFile {
+	t.Helper()
+	var g goldenFile
+	readJSON(t, file, &g)
+
+	return g
+}
+
+func readJSON(t *testing.T, file string, v any) {
+	t.Helper()
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatalf("%v (for a new frame: go test ./bus -run Golden -update)", err)
+	}
+	if err := json.Unmarshal(content, v); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+}
+
+func writeGolden(t *testing.T, file string, m *nats.Msg) {
+	t.Helper()
+	env, err := Decode(m.Data, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := protojson.Marshal(env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeJSON(t, file, goldenFile{Subject: m.Subject, Reply: m.Reply, Headers: m.Header, Protobuf: hex.EncodeToString(m.Data), JSON: text})
+}
+
+func writeJSON(t *testing.T, file string, v any) {
+	t.Helper()
+	content, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, append(content, '\n'), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// compactJSON takes out the white space, which the encoder varies on purpose.
+func compactJSON(t *testing.T, text []byte) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := json.Compact(&b, text); err != nil {
+		t.Fatal(err)
+	}
+
+	return b.String()
+}
+
+// goldenMessage is a message as Caller and FetchClient publish it.
+func goldenMessage(t *testing.T, subject, reply string, env *driverv1.Envelope) *nats.Msg {
+	t.Helper()
+	payload, err := Encode(env, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return &nats.Msg{Subject: subject, Reply: reply, Data: slices.Clip(payload)}
+}

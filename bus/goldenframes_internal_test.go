@@ -1,0 +1,270 @@
+package bus
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// What the golden frames are about. Maps have one entry: the order of more is
+// nobody's promise.
+const (
+	goldenCluster   = "default"
+	goldenProvider  = "nodejs"
+	goldenReplica   = "r1"
+	goldenUID       = "0b4f6a52-6a1e-4c0e-9f0e-2f6f4c3f9a11"
+	goldenOperation = goldenUID + ".create.0"
+	goldenReply     = "mcm.v1.default.reply.nodejs.CALLER.TOKEN"
+	goldenInbox     = "_INBOX_driver.nodejs.X.1"
+)
+
+func goldenMachine() *driverv1.Machine {
+	return &driverv1.Machine{
+		Namespace: "ns", Name: "m1.example", Uid: goldenUID, Labels: map[string]string{"pool": "a"}, Annotations: map[string]string{"k": "v"},
+		NodeTemplate: &driverv1.NodeTemplate{
+			Labels: map[string]string{"role": "worker"}, Annotations: map[string]string{"n": "1"},
+			Taints: []*driverv1.Taint{{Key: "dedicated", Value: "db", Effect: "NoSchedule"}},
+		},
+	}
+}
+
+func goldenClass() *driverv1.ClassReference {
+	return &driverv1.ClassReference{
+		Class:             &driverv1.ObjectReference{Namespace: "ns", Name: "small", Uid: "c-uid", ResourceVersion: "7"},
+		Secret:            &driverv1.ObjectReference{Namespace: "ns", Name: "boot", Uid: "b-uid", ResourceVersion: "8"},
+		CredentialsSecret: &driverv1.ObjectReference{Namespace: "ns", Name: "cloud", Uid: "s-uid", ResourceVersion: "9"},
+	}
+}
+
+func goldenInstance() *driverv1.Instance {
+	return &driverv1.Instance{
+		ProviderId: "virtual:///moon/i-1", NodeName: "m1.example", MachineName: "m1.example", MachineUid: goldenUID,
+		Addresses: []*driverv1.Address{{Type: "InternalIP", Address: "10.0.0.1"}},
+	}
+}
+
+// goldenRequests are what mcm sends to replicas.
+func goldenRequests(t *testing.T) map[string]*nats.Msg {
+	t.Helper()
+	machine, class := goldenMachine(), goldenClass()
+	made := goldenMachine()
+	made.ProviderId, made.NodeName, made.LastKnownState = "virtual:///moon/i-1", "m1.example", "state"
+	none, replaced := uint64(0), uint64(43)
+	request := func(s Subject, env *driverv1.Envelope, traceparent ...string) *nats.Msg {
+		s.Cluster, s.Provider, s.Namespace = goldenCluster, goldenProvider, "ns"
+		s.Verb = Verb(OperationOf(env))
+		if s.Tree == TreeReplica {
+			s.Replica = goldenReplica
+		}
+		subject, err := s.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if env.OperationId == "" {
+			env.OperationId = "READ"
+		}
+		if env.Attempt == 0 {
+			env.Attempt = 1
+		}
+		env.Epoch, env.AcceptBy, env.Timeout = 3, timestamppb.New(goldenTime(acceptBy)), durationpb.New(time.Minute)
+		m := goldenMessage(t, subject, goldenReply, env)
+		for _, parent := range traceparent {
+			m.Header = nats.Header{headerTraceParent: {parent}}
+		}
+
+		return m
+	}
+	one, cls := Subject{Tree: TreeDriver, Name: "m1.example"}, Subject{Tree: TreeDriver, Name: "small"}
+	create := &driverv1.Envelope_Create{Create: &driverv1.CreateRequest{Machine: machine, Class: class}}
+
+	return map[string]*nats.Msg{
+		"request-create": request(one, &driverv1.Envelope{
+			OperationId: goldenOperation, ClaimTerms: &driverv1.ClaimTerms{Sequence: &none}, Body: create,
+		}, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+		"request-create-plain": request(Subject{Tree: TreePlain, Name: "m1.example"}, &driverv1.Envelope{OperationId: goldenOperation, Body: create}),
+		"request-create-recover": request(Subject{Tree: TreeReplica, Name: "m1.example"}, &driverv1.Envelope{
+			OperationId: goldenOperation, Attempt: 2, Recover: true, ClaimTerms: &driverv1.ClaimTerms{Sequence: &replaced}, Body: create,
+		}),
+		"request-create-attach": request(Subject{Tree: TreeReplica, Name: "m1.example"}, &driverv1.Envelope{
+			OperationId: goldenOperation, Recover: true, ClaimTerms: &driverv1.ClaimTerms{}, Body: create,
+		}),
+		"request-initialize": request(one, &driverv1.Envelope{OperationId: goldenUID + ".initialize.1", Body: &driverv1.Envelope_Initialize{
+			Initialize: &driverv1.InitializeRequest{Machine: made, Class: class},
+		}}),
+		"request-delete": request(one, &driverv1.Envelope{OperationId: goldenUID + ".delete.2", Body: &driverv1.Envelope_Delete{
+			Delete: &driverv1.DeleteRequest{Machine: made, Class: class},
+		}}),
+		"request-status":   request(one, &driverv1.Envelope{Body: &driverv1.Envelope_Status{Status: &driverv1.StatusRequest{Machine: made, Class: class}}}),
+		"request-list":     request(cls, &driverv1.Envelope{Body: &driverv1.Envelope_List{List: &driverv1.ListRequest{Class: class}}}),
+		"request-validate": request(cls, &driverv1.Envelope{Body: &driverv1.Envelope_Validate{Validate: &driverv1.ValidateRequest{Class: class}}}),
+		"request-volumeids": request(one, &driverv1.Envelope{Body: &driverv1.Envelope_VolumeIds{VolumeIds: &driverv1.VolumeIDsRequest{
+			Volumes: []*driverv1.PersistentVolume{{Name: "pv1", Spec: []byte(`{"csi":{"driver":"d","volumeHandle":"v1"}}`)}},
+		}}}),
+		"request-migrateclass": request(cls, &driverv1.Envelope{Body: &driverv1.Envelope_MigrateClass{MigrateClass: &driverv1.MigrateClassRequest{
+			Kind: "OldMachineClass", ApiVersion: "machine.sapcloud.io/v1alpha1", Object: []byte(`{"spec":{}}`),
+		}}}),
+		"control-ops": goldenMessage(t, "mcm.v1.default.replica.nodejs.r1.ops", goldenReply, &driverv1.Envelope{
+			OperationId: goldenOperation, Attempt: 1, Epoch: 3, Body: &driverv1.Envelope_Ops{Ops: &driverv1.OpsRequest{OperationId: goldenOperation}},
+		}),
+		"control-cancel": goldenMessage(t, "mcm.v1.default.replica.nodejs.r1.cancel", "", &driverv1.Envelope{
+			OperationId: goldenOperation, Epoch: 3, Body: &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: goldenOperation}},
+		}),
+		"control-ack": goldenMessage(t, "mcm.v1.default.replica.nodejs.r1.ack", "", &driverv1.Envelope{
+			OperationId: goldenOperation, Epoch: 3, Body: &driverv1.Envelope_Acknowledge{Acknowledge: &driverv1.Acknowledge{OperationId: goldenOperation}},
+		}),
+	}
+}
+
+// goldenAnswers are what a replica answers, as Server sends it.
+func goldenAnswers(t *testing.T) map[string]*nats.Msg {
+	t.Helper()
+	w := &sentWire{}
+	s := &Server{conn: w, cfg: ServerConfig{Replica: goldenReplica}, log: quietLog()}
+	answer := func(env *driverv1.Envelope, contentType ...string) *nats.Msg {
+		encoding := ""
+		for _, c := range contentType {
+			encoding = c
+		}
+		if err := s.sendTo(goldenReply, encoding, goldenOperation, 1, env); err != nil {
+			t.Fatal(err)
+		}
+
+		return w.take()
+	}
+	result := func(r *driverv1.Result) *nats.Msg { return answer(resultFrame(r)) }
+	unknown := failure(driverv1.Code_CODE_UNAVAILABLE, "the cloud's answer was lost")
+	unknown.OutcomeUnknown, unknown.Status.RetryAfter = true, durationpb.New(2500*time.Millisecond)
+	ok, instance := &driverv1.Status{}, goldenInstance()
+	uninitialized := failure(driverv1.Code_CODE_UNINITIALIZED, "not initialised")
+	uninitialized.Payload = &driverv1.Result_InstanceStatus{InstanceStatus: &driverv1.StatusResponse{Instance: instance}}
+
+	return map[string]*nats.Msg{
+		"answer-accepted":         answer(acceptedFrame()),
+		"answer-progress":         answer(&driverv1.Envelope{Body: &driverv1.Envelope_Progress{Progress: &driverv1.Progress{Message: "creating instance m1"}}}),
+		"answer-busy":             answer(&driverv1.Envelope{Body: &driverv1.Envelope_Busy{Busy: &driverv1.Busy{Reason: driverv1.BusyReason_BUSY_REASON_CLAIM}}}),
+		"answer-failed":           result(failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota\nfor small")),
+		"answer-outcome-unknown":  result(unknown),
+		"answer-status-not-ready": result(uninitialized),
+		"answer-create": result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_Create{
+			Create: &driverv1.CreateResponse{Instance: instance, LastKnownState: "state"},
+		}}),
+		"answer-initialize": result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_Initialize{Initialize: &driverv1.InitializeResponse{Instance: instance}}}),
+		"answer-delete":     result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_Delete{Delete: &driverv1.DeleteResponse{}}}),
+		"answer-list": result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_List{
+			List: &driverv1.ListResponse{Instances: []*driverv1.Instance{instance, instance}},
+		}}),
+		"answer-volumeids":    result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_VolumeIds{VolumeIds: &driverv1.VolumeIDsResponse{VolumeIds: []string{"v1"}}}}),
+		"answer-validate":     result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_Validate{Validate: &driverv1.ValidateResponse{Warnings: []string{"zone is deprecated"}}}}),
+		"answer-migrateclass": result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_MigrateClass{MigrateClass: &driverv1.MigrateClassResponse{MachineClass: []byte(`{}`)}}}),
+		"answer-ops": answer(&driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: &driverv1.OpsResponse{
+			Operations: []*driverv1.OperationState{goldenState(true)}, Result: &driverv1.Result{Status: ok},
+		}}}),
+		"answer-ops-nothing": answer(&driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: &driverv1.OpsResponse{}}}),
+	}
+}
+
+func goldenState(settled bool) *driverv1.OperationState {
+	return &driverv1.OperationState{
+		OperationId: goldenOperation, Attempt: 1, Operation: driverv1.Operation_OPERATION_CREATE, Namespace: "ns", Name: "m1.example",
+		Settled: settled, Elapsed: durationpb.New(1500 * time.Millisecond),
+	}
+}
+
+// goldenRecords are what stands in the operations stream.
+func goldenRecords(t *testing.T) map[string]*nats.Msg {
+	t.Helper()
+	record := func(subject string, env *driverv1.Envelope, expected uint64, ttl time.Duration) *nats.Msg {
+		m, err := message(subject, env, expected, ttl)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Reply = goldenInbox
+
+		return m
+	}
+	claimed, err := claimSubject(goldenCluster, goldenProvider, goldenUID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	session := wildcard(goldenCluster, TreeSession, goldenProvider, goldenReplica)
+	claim := func(state driverv1.Claim_State, outcome *driverv1.Outcome) *driverv1.Envelope {
+		c := &driverv1.Claim{
+			OperationId: goldenOperation, Attempt: 1, Operation: driverv1.Operation_OPERATION_CREATE, Namespace: "ns", Name: "m1.example",
+			Provider: goldenProvider, Replica: goldenReplica, SessionId: "S1", Epoch: 3, State: state, ClaimedAt: timestamppb.New(goldenTime(0)), Outcome: outcome,
+		}
+		if state != driverv1.Claim_STATE_RUNNING {
+			c.EndedAt = timestamppb.New(goldenTime(4 * time.Second))
+		}
+
+		return &driverv1.Envelope{OperationId: goldenOperation, Attempt: 1, Replica: goldenReplica, Body: &driverv1.Envelope_Claim{Claim: c}}
+	}
+
+	return map[string]*nats.Msg{
+		"record-session": record(session, &driverv1.Envelope{Replica: goldenReplica, Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
+			Cluster: goldenCluster, Provider: goldenProvider, Replica: goldenReplica, Sequence: 12, StartedAt: timestamppb.New(goldenTime(-time.Minute)),
+			Version: "0.1.0", Protocol: protocolVersion, Slots: 8, Running: 1, CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+			SettleTime: durationpb.New(5 * time.Second), Kind: "Small", ApiVersions: []string{"example.com/v1"},
+			Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_LIST},
+			Operations:   []*driverv1.OperationState{goldenState(false)}, Hostname: "h1", SessionId: "S1", Leased: true, Epoch: 3,
+		}}}, 41, sessionTTL),
+		"record-session-last": record(session, &driverv1.Envelope{Replica: goldenReplica, Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
+			Cluster: goldenCluster, Provider: goldenProvider, Replica: goldenReplica, Sequence: 99, Protocol: protocolVersion, Slots: 8, Draining: true, Stopped: true, SessionId: "S1",
+		}}}, 77, sessionTTL),
+		"record-tombstone": record(session, &driverv1.Envelope{Body: &driverv1.Envelope_Tombstone{Tombstone: &driverv1.Tombstone{
+			Cluster: goldenCluster, Provider: goldenProvider, Replica: goldenReplica, SessionId: "S1", Sequence: 12, Epoch: 3, WrittenAt: timestamppb.New(goldenTime(0)),
+		}}}, 42, tombstoneTTL),
+		"record-claim": record(claimed, claim(driverv1.Claim_STATE_RUNNING, nil), 0, 0),
+		"record-claim-settled": record(claimed, claim(driverv1.Claim_STATE_SETTLED, &driverv1.Outcome{
+			ProviderId: "virtual:///moon/i-1", NodeName: "m1.example", Addresses: goldenInstance().GetAddresses(),
+			Sealed: &driverv1.Sealed{Sender: "XSENDER", Box: []byte("xkv1…")},
+		}), 43, 0),
+		"record-claim-released": record(claimed, claim(driverv1.Claim_STATE_RELEASED, nil), 43, 0),
+	}
+}
+
+// goldenNotices are fetches, and what mcm tells everybody.
+func goldenNotices(t *testing.T) map[string]*nats.Msg {
+	t.Helper()
+	class, nonce := goldenClass(), []byte("0123456789abcdef")
+	fetch := func(what string, env *driverv1.Envelope) *nats.Msg {
+		return goldenMessage(t, wildcard(goldenCluster, TreeFetch, goldenProvider, what), goldenInbox, env)
+	}
+	answer := func(env *driverv1.Envelope) *nats.Msg { return goldenMessage(t, goldenInbox, "", env) }
+	box := &driverv1.Sealed{Sender: "XSENDER", Box: []byte("xkv1…")}
+
+	return map[string]*nats.Msg{
+		"fetch-class": fetch(fetchClass, &driverv1.Envelope{Body: &driverv1.Envelope_FetchClass{FetchClass: &driverv1.FetchClassRequest{Class: class.GetClass()}}}),
+		"fetch-secret": fetch(fetchSecret, &driverv1.Envelope{Body: &driverv1.Envelope_FetchSecret{FetchSecret: &driverv1.FetchSecretRequest{
+			Class: class.GetClass(), Secret: class.GetSecret(), Recipient: "XRECIPIENT", Nonce: nonce,
+		}}}),
+		"fetch-bootstrap": fetch(fetchBootstrap, &driverv1.Envelope{Body: &driverv1.Envelope_FetchBootstrap{FetchBootstrap: &driverv1.FetchBootstrapRequest{
+			OperationId: goldenOperation, Namespace: "ns", Machine: "m1.example", MachineUid: goldenUID, Recipient: "XRECIPIENT", Nonce: nonce,
+		}}}),
+		"fetched-class": answer(&driverv1.Envelope{Body: &driverv1.Envelope_FetchedClass{FetchedClass: &driverv1.FetchClassResponse{
+			Status: &driverv1.Status{}, Class: &driverv1.Class{
+				Reference: class.GetClass(), Provider: goldenProvider, ProviderSpec: []byte(`{"region":"moon"}`), Labels: map[string]string{"a": "b"},
+				NodeTemplate: &driverv1.ClassNodeTemplate{InstanceType: "small", Region: "moon", Zone: "moon-a", Architecture: "amd64", Capacity: map[string]string{"cpu": "2"}},
+			},
+		}}}),
+		"fetched-secret":    answer(&driverv1.Envelope{Body: &driverv1.Envelope_FetchedSecret{FetchedSecret: &driverv1.FetchSecretResponse{Status: &driverv1.Status{}, Sealed: box}}}),
+		"fetched-bootstrap": answer(&driverv1.Envelope{Body: &driverv1.Envelope_FetchedBootstrap{FetchedBootstrap: &driverv1.FetchBootstrapResponse{Status: &driverv1.Status{}, Sealed: box}}}),
+		"notice-hello": goldenMessage(t, wildcard(goldenCluster, TreeHello), "", &driverv1.Envelope{Body: &driverv1.Envelope_Hello{Hello: &driverv1.Hello{
+			Cluster: goldenCluster, ClusterUid: "k-uid", Epoch: 3, ProtocolMin: protocolVersion, ProtocolMax: protocolVersion, Key: "XKEY", Mcm: "mcm-0", Version: "0.1.0", Scope: "ns",
+		}}}),
+		"notice-changed": goldenMessage(t, wildcard(goldenCluster, TreeChanged, goldenProvider), "", &driverv1.Envelope{Body: &driverv1.Envelope_Changed{
+			Changed: &driverv1.Changed{Kind: driverv1.Changed_KIND_SECRET, Reference: class.GetSecret()},
+		}}),
+		"notice-audit": goldenMessage(t, "mcm.v1.default.audit.nodejs.create.ns.m1~example", "", &driverv1.Envelope{
+			OperationId: goldenOperation, Body: &driverv1.Envelope_Audit{Audit: &driverv1.Audit{
+				OperationId: goldenOperation, Operation: driverv1.Operation_OPERATION_CREATE, Cluster: goldenCluster, Provider: goldenProvider,
+				Namespace: "ns", Name: "m1.example", Attempts: 2, Replica: goldenReplica, Status: &driverv1.Status{}, StartedAt: timestamppb.New(goldenTime(0)),
+				Waited: durationpb.New(10 * time.Millisecond), Took: durationpb.New(4 * time.Second), ProviderId: "virtual:///moon/i-1",
+			}},
+		}),
+	}
+}

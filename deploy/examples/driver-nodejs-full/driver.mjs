@@ -1,0 +1,134 @@
+// A full driver of the virtual cloud, after PROTOCOL.md: what it does with the cloud, its classes and its secrets.
+import { randomBytes } from "node:crypto";
+import { createCurve } from "nkeys.js";
+import { Replica } from "./replica.mjs";
+import { Code, Wire, bytes, decode, encode, open } from "./wire.mjs";
+
+const { NATS_URL = "nats://127.0.0.1:4222", CLUSTER = "default", PROVIDER = "nodejs", CONTROL_PLANE_KEY } = process.env;
+const wire = await Wire.connect(NATS_URL, PROVIDER);
+
+const failure = (code, message, outcomeUnknown = false) => Object.assign(new Error(message), { code: Code["CODE_" + code], outcomeUnknown });
+
+// ---- what mcm knows: classes and secrets (PROTOCOL.md, 10)
+
+const key = createCurve();
+const recipient = key.getPublicKey();
+let pin = CONTROL_PLANE_KEY;
+
+async function ask(what, body) {
+  for (let tries = 3; ; tries--) {
+    try {
+      const m = await wire.nc.request(`mcm.v1.${CLUSTER}.fetch.${PROVIDER}.${what}`, encode(body), { timeout: 2000 });
+      const env = decode(m.data), answer = env[env.body];
+      if (answer.status?.code) throw Object.assign(new Error(answer.status.message), { code: answer.status.code });
+      return answer;
+    } catch (e) {
+      if (e.code > 0) throw e; // mcm's answer
+      if (tries === 1) throw failure("UNAVAILABLE", `fetch ${what}: ${e.message}`);
+    }
+  }
+}
+
+// unseal opens a box with the key the control plane is known by [FETCH-3], and checks whose question it answers [FETCH-2].
+function unseal(answer, type, nonce) {
+  const { sender, box } = answer.sealed;
+  const trusted = pin ?? sender; // on first use; a warning says so below
+  if (sender !== trusted) throw failure("UNAUTHENTICATED", "sealed with another key than the control plane's");
+  const plain = key.open(box, trusted);
+  const content = plain && open(type, plain);
+  if (!content || !nonce.equals(content.nonce)) throw failure("UNAUTHENTICATED", "the seal does not open, or answers another question");
+  if (!pin) console.log("no CONTROL_PLANE_KEY was given; trusting the one used first:", sender);
+  pin = trusted;
+  return content;
+}
+
+async function secretOf(reference, secret) {
+  const nonce = randomBytes(16);
+  const content = unseal(await ask("secret", { fetchSecret: { class: reference, secret, recipient, nonce } }), "SecretContent", nonce);
+  if (content.reference.name !== secret.name || content.reference.namespace !== secret.namespace) throw failure("UNAUTHENTICATED", "another secret came");
+  return content.data;
+}
+
+// classOf fetches every time, so there is nothing that could be out of date.
+async function classOf(reference) {
+  const answer = await ask("class", { fetchClass: { class: reference.class } });
+  const data = {};
+  for (const secret of [reference.secret, reference.credentialsSecret]) if (secret) Object.assign(data, await secretOf(reference.class, secret));
+  return { spec: JSON.parse(Buffer.from(answer.class.providerSpec).toString()), name: reference.class.name, data };
+}
+
+async function userData(c, machine, operationId) {
+  let text = Buffer.from(c.data.userData ?? "").toString();
+  if (!/<<|%3c%3c/i.test(text)) return text;
+  const nonce = randomBytes(16);
+  const body = { operationId, namespace: machine.namespace, machine: machine.name, machineUid: machine.uid, recipient, nonce };
+  const { values } = unseal(await ask("bootstrap", { fetchBootstrap: body }), "BootstrapContent", nonce);
+  const places = Object.keys(values).filter((p) => p).sort((a, b) => b.length - a.length);
+  const escaped = (s) => encodeURIComponent(s).replaceAll("%20", "+");
+  for (const p of places) text = text.replaceAll(p, () => values[p]).replaceAll(escaped(p), () => escaped(values[p]));
+  return text;
+}
+
+// ---- the cloud
+
+const codes = { 400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "RESOURCE_EXHAUSTED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS", 429: "UNAVAILABLE" };
+
+// call makes one call. One that changes something asks first whether it may, with nothing in between.
+function call(c, task, method, path, body) {
+  if (method !== "GET") task.begin();
+  const request = fetch(c.spec.endpoint + path, {
+    method, signal: task.signal, body: JSON.stringify(body),
+    headers: { authorization: `Bearer ${Buffer.from(c.data.apiToken ?? "").toString()}`, "content-type": "application/json" },
+  });
+  return request.then(
+    async (response) => {
+      const answer = await response.json().catch(() => ({}));
+      if (!response.ok) throw failure(codes[response.status] ?? "INTERNAL", answer.error?.message ?? `HTTP ${response.status}`);
+      return answer;
+    },
+    (e) => { throw failure("UNAVAILABLE", `${method} ${path}: ${e.message}`, method !== "GET"); },
+  );
+}
+
+const tag = (name, value) => "tag=" + encodeURIComponent(`machinebus.io/${name}=${value}`);
+const instanceOf = (i) => ({ providerId: i.providerID, nodeName: i.nodeName, addresses: i.addresses, machineName: i.name, machineUid: i.tags["machinebus.io/machine-uid"] });
+const ours = async (c, task, ...tags) => (await call(c, task, "GET", "/v1/instances?" + [tag("cluster", CLUSTER), ...tags].join("&"))).instances ?? [];
+
+const operations = {
+  async create({ machine, class: reference }, task) {
+    const c = await classOf(reference);
+    const boot = await userData(c, machine, task.operationId);
+    const [found] = await ours(c, task, tag("machine-uid", machine.uid)); // [CREATE-1] [ENV-9]
+    if (found) return { create: { instance: instanceOf(found) } };
+    task.progress("creating instance " + machine.name);
+    const { machineType, region, zone, tags } = c.spec;
+    const made = await call(c, task, "POST", "/v1/instances", {
+      name: machine.name, machineType, region, zone, userData: Buffer.from(boot).toString("base64"), identity: "token", idempotencyToken: task.operationId, // [IDENTITY-1]
+      tags: { ...tags, "machinebus.io/cluster": CLUSTER, "machinebus.io/machine-uid": machine.uid, "machinebus.io/class": c.name },
+    });
+    return { create: { instance: instanceOf(made) } };
+  },
+  async delete({ machine, class: reference }, task) {
+    const c = await classOf(reference);
+    for (const { id } of await ours(c, task, tag("machine-uid", machine.uid)))
+      await call(c, task, "DELETE", "/v1/instances/" + id).catch((e) => { if (e.code !== Code.CODE_NOT_FOUND) throw e; });
+    return { delete: {} };
+  },
+  async status({ machine, class: reference }, task) {
+    const list = await ours(await classOf(reference), task, tag("machine-uid", machine.uid));
+    if (list.length !== 1) throw failure(list.length ? "OUT_OF_RANGE" : "NOT_FOUND", `${list.length} instances`);
+    return { instanceStatus: { instance: instanceOf(list[0]) } };
+  },
+  async list({ class: reference }, task) {
+    const c = await classOf(reference);
+    return { list: { instances: (await ours(c, task, tag("class", c.name))).map(instanceOf) } };
+  },
+};
+
+// seal keeps from others what the outcome says in words. Without a pin it says nothing.
+const seal = (content) => (pin ? { sender: recipient, box: key.seal(bytes("SealedOutcome", content), pin) } : undefined);
+
+const replica = new Replica(wire, { cluster: CLUSTER, provider: PROVIDER, createIdentity: 1, operations, seal });
+replica.start();
+console.log("serving as", replica.id);
+process.once("SIGTERM", () => replica.stop().then(() => process.exit(0)));

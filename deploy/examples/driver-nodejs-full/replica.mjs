@@ -1,0 +1,261 @@
+// A replica: the protocol of PROTOCOL.md, section 6, with nothing of any cloud in it. Left out: requests in JSON, which mcm
+// does not send, and discovery.
+import { randomUUID } from "node:crypto";
+import { hostname } from "node:os";
+import { Lease, now } from "./lease.mjs";
+import { Code, OperationNumbers, decode, encode, millis, timestamp } from "./wire.mjs";
+
+const MUTATIONS = ["create", "initialize", "delete"];
+const numberOf = (op) => OperationNumbers["OPERATION_" + op.toUpperCase()];
+const failure = (code, message, outcomeUnknown = false) => ({ status: { code: Code["CODE_" + code], message }, outcomeUnknown });
+const equal = (a, b) => String(a) === String(b); // 64-bit numbers come in several types
+
+export class Replica {
+  id = randomUUID();
+  started = Date.now();
+  lease = new Lease();
+  sequence = 0;
+  epoch = 0n;
+  leader = null;
+  held = new Map(); // mutations that run or whose result is kept, by operation id
+  machines = new Map(); // running mutations by machine uid
+  reads = 0;
+  denied = new Map();
+  draining = false;
+  renewed = -Infinity;
+  again = null;
+
+  constructor(wire, config) {
+    Object.assign(this, { wire, slots: 8, ...config });
+    this.base = `mcm.v1.${this.cluster}.`;
+  }
+
+  start() {
+    const subscribe = (subject, handle, queue) => this.wire.nc.subscribe(this.base + subject, { queue, callback: (error, m) => {
+      try { if (!error) handle(m); } catch (e) { console.error("dropped:", m.subject, e.message); }
+    } });
+    subscribe(`replica.${this.provider}.${this.id}.>`, (m) => this.onMessage(m));
+    subscribe("hello", (m) => this.onHello(m));
+    this.requests = subscribe(`driver.${this.provider}.>`, (m) => this.onMessage(m), "driver");
+    this.wire.onUp = () => this.renew();
+    this.beat = setInterval(() => { this.forget(); this.renew(); }, 500);
+    this.store = setInterval(() => this.storeAgain(), 1000);
+    this.renew();
+  }
+
+  // stop drains: what runs may finish. [6.7]
+  async stop() {
+    this.draining = true;
+    this.renew();
+    await this.requests.drain();
+    await Promise.all([...this.held.values()].map((h) => h.done));
+    clearInterval(this.beat);
+    clearInterval(this.store);
+    this.lease.end();
+    this.renew(true);
+    await this.wire.nc.drain();
+  }
+
+  // ---- sessions and the lease
+
+  async renew(stopped = false) {
+    if (!stopped && performance.now() - this.renewed < 50) { // a burst of settled operations is no burst of sessions
+      this.again ??= setTimeout(() => { this.again = null; if (!this.lease.ended) this.renew(); }, 50);
+      return;
+    }
+    this.renewed = performance.now();
+    const sequence = ++this.sequence, lease = this.lease, expected = lease.send(sequence);
+    const session = {
+      cluster: this.cluster, provider: this.provider, replica: this.id, sequence, startedAt: timestamp(this.started), version: "0.1.0", protocol: 1,
+      slots: this.slots, running: this.machines.size, draining: this.draining, stopped, createIdentity: this.createIdentity,
+      capabilities: Object.keys(this.operations).map(numberOf), hostname: hostname(), sessionId: lease.sessionId, leased: lease.holds(), epoch: String(this.epoch),
+      operations: [...this.held.values()].map((h) => this.stateOf(h)),
+    };
+    const held = lease.holds();
+    const answer = await this.wire.put(`${this.base}session.${this.provider}.${this.id}`, { replica: this.id, session }, expected, "3s");
+    if (answer.seq) {
+      lease.stored(sequence, answer.seq);
+      if (!held && lease.holds()) this.renew(); // so that mcm knows
+    } else if (answer.there !== undefined && answer.there !== null && lease.refused(sequence, answer.there)) {
+      console.log("session lost: nothing accepted before begins any more");
+      this.renew();
+    }
+  }
+
+  fenced(h) {
+    if (h.claimed) h.fenced ||= h.generation !== this.lease.generation || !this.lease.holds();
+    return !!h.fenced;
+  }
+
+  stateOf(h) {
+    return {
+      operationId: h.id, attempt: h.attempt, operation: numberOf(h.op), namespace: h.namespace, name: h.name, settled: !!h.result,
+      code: h.result?.status?.code ?? 0, elapsed: timestamp((h.ended ?? Date.now()) - h.startedAt), lastProgress: h.progress ?? "", fenced: this.fenced(h),
+    };
+  }
+
+  // ---- requests
+
+  onMessage(m) {
+    if (m.reply && !m.reply.startsWith(`${this.base}reply.${this.provider}.`)) return; // [SUBJECT-4]
+    const env = decode(m.data), tokens = m.subject.split(".");
+    const [verb, namespace, name] = tokens.slice(tokens[3] === "replica" ? 6 : 5).map((t) => t.replaceAll("~", "."));
+    if (verb === "ops") return this.onOps(m, env);
+    if (verb === "cancel") return this.onCancel(env);
+    if (verb === "ack") return this.held.get(env.acknowledge.operationId)?.result && this.held.delete(env.acknowledge.operationId);
+    if (!m.reply) return;
+    const h = {
+      id: env.operationId, op: env.body, namespace, name, attempt: env.attempt, reply: m.reply, env, request: env[env.body], startedAt: Date.now(),
+      machine: env[env.body]?.machine?.uid, claimed: !!env.claimTerms,
+    };
+    if (!this.operations[verb]) return this.send(h, { result: failure("UNIMPLEMENTED", `this driver does not implement ${verb}`) });
+    if (verb !== h.op || !h.id || (MUTATIONS.includes(verb) && !h.machine)) return this.send(h, { result: failure("INVALID_ARGUMENT", "subject and envelope do not fit") });
+    return MUTATIONS.includes(verb) ? this.onMutation(h) : this.onRead(h);
+  }
+
+  async onRead(h) {
+    if (this.draining || this.reads >= this.slots) return this.send(h, { busy: { reason: this.draining ? 2 : 1 } });
+    this.reads++;
+    const slow = setTimeout(() => this.send(h, { accepted: {} }), 100); // [ACCEPT-2]
+    const result = await this.run(h);
+    clearTimeout(slow);
+    this.reads--;
+    this.send(h, { result });
+  }
+
+  onMutation(h) {
+    const { env } = h, epoch = BigInt(String(env.epoch));
+    if (env.acceptBy && Date.now() > millis(env.acceptBy)) return this.send(h, { result: failure("ABORTED", "the request is stale") });
+    if (epoch < this.epoch) return this.send(h, { result: failure("ABORTED", `epoch ${this.epoch} leads`) });
+    this.epoch = epoch;
+    const known = this.held.get(h.id), terms = env.claimTerms;
+    const named = terms && Object.hasOwn(terms, "sequence"); // presence: 0 is a sequence
+    if (known && !(known.claimed && !known.claiming && h.attempt > known.attempt && named && !equal(terms.sequence, known.claim))) {
+      Object.assign(known, { reply: h.reply, attempt: h.attempt }); // [RUN-2]
+      if (!known.claiming) this.send(known, { accepted: {} });
+      if (known.result) this.send(known, { result: known.result });
+      return;
+    }
+    if (known?.result) this.held.delete(h.id); // superseded
+    const denial = this.denied.get(h.id);
+    const refuse = (reason) => this.send(h, { busy: { reason } });
+    if (denial && h.attempt <= denial.attempt && now().monotonic - denial.at.monotonic < 4000) return refuse(0);
+    if (this.draining) return refuse(2);
+    if (this.machines.has(h.machine)) return refuse(3);
+    if (this.machines.size >= this.slots) return refuse(1);
+    if (h.claimed && !this.lease.holds()) return refuse(5);
+    if (h.claimed && !named) return refuse(4);
+    Object.assign(h, { generation: this.lease.generation, sessionId: this.lease.sessionId, claiming: h.claimed });
+    this.held.set(h.id, h);
+    this.machines.set(h.machine, h);
+    h.done = this.mutate(h);
+  }
+
+  async mutate(h) {
+    if (h.claimed) {
+      const answer = await this.put(h, { state: 1 }, h.env.claimTerms.sequence); // [CLAIM-1]
+      h.claiming = false;
+      if (!answer.seq) {
+        this.held.delete(h.id);
+        this.machines.delete(h.machine);
+        this.send(h, { busy: { reason: answer.conflict ? 4 : 5 } });
+        return this.renew();
+      }
+      h.claim = answer.seq;
+    }
+    this.send(h, { accepted: {} });
+    h.result = await this.run(h);
+    h.ended = Date.now();
+    this.machines.delete(h.machine);
+    if (h.result.outcomeUnknown) this.held.delete(h.id); // [RESULT-4]
+    if (h.claimed) this.storeOutcome(h);
+    this.send(h, { result: h.result });
+    this.renew();
+  }
+
+  // run has the driver do it, and always returns a result [RESULT-1].
+  async run(h) {
+    const deadline = AbortSignal.timeout(h.env.timeout ? millis(h.env.timeout) : 60000);
+    const task = {
+      operationId: h.id, cluster: this.cluster, recover: h.env.recover, signal: deadline,
+      progress: (message) => { h.progress = message; this.send(h, { progress: { message } }); },
+      // begin is to be called right before each call that changes something, with nothing awaited in between.
+      begin: () => {
+        if (deadline.aborted) throw Object.assign(new Error("the deadline has passed"), { code: Code.CODE_DEADLINE_EXCEEDED });
+        if (h.cancelled) throw Object.assign(new Error("cancelled"), { code: Code.CODE_CANCELED });
+        if (this.fenced(h)) {
+          console.log("fenced", h.id, "attempt", h.attempt);
+          throw Object.assign(new Error("fenced: nothing was begun"), { code: Code.CODE_ABORTED, outcomeUnknown: true });
+        }
+        h.begun = true;
+      },
+    };
+    try {
+      return { status: {}, ...(await this.operations[h.op](h.request, task)) };
+    } catch (e) {
+      const code = deadline.aborted ? Code.CODE_DEADLINE_EXCEEDED : e.code > 0 ? e.code : Code.CODE_UNKNOWN;
+      const unknown = MUTATIONS.includes(h.op) && (!!e.outcomeUnknown || (!!h.begun && deadline.aborted)); // [RESULT-3]
+      return { status: { code, message: e.message }, outcomeUnknown: unknown };
+    }
+  }
+
+  // ---- claims
+
+  put(h, more, expected) {
+    const claim = {
+      operationId: h.id, attempt: h.attempt, operation: numberOf(h.op), namespace: h.namespace, name: h.name, provider: this.provider, replica: this.id,
+      sessionId: h.sessionId, epoch: h.env.epoch, claimedAt: timestamp(h.startedAt), ...more,
+    };
+    return this.wire.put(`${this.base}claim.${this.provider}.${h.machine}`, { operationId: h.id, attempt: h.attempt, replica: this.id, claim }, expected);
+  }
+
+  async storeOutcome(h) { // [CLAIM-5]
+    h.storing = true;
+    const { status, outcomeUnknown } = h.result, payload = h.result[h.op], instance = payload?.instance;
+    const outcome = outcomeUnknown ? undefined : {
+      code: status.code, providerId: instance?.providerId, nodeName: instance?.nodeName, addresses: instance?.addresses,
+      sealed: this.seal?.({ operationId: h.id, message: status.message, lastKnownState: payload?.lastKnownState }),
+    };
+    const answer = await this.put(h, { state: outcomeUnknown ? 3 : 2, endedAt: timestamp(h.ended), outcome }, h.claim);
+    if (answer.seq) h.claim = answer.seq;
+    h.stored = !!answer.seq || !!answer.conflict;
+    h.storing = false;
+  }
+
+  // forget bounds what is kept for an mcm that never acknowledges [RESULT-2].
+  forget() {
+    const settled = [...this.held.values()].filter((h) => h.result).sort((a, b) => a.ended - b.ended);
+    for (const [n, h] of settled.entries()) if (settled.length - n > 2048 || Date.now() - h.ended > 24 * 3600e3) this.held.delete(h.id);
+  }
+
+  storeAgain() {
+    for (const h of this.held.values()) if (h.claimed && h.result && !h.stored && !h.storing) this.storeOutcome(h);
+  }
+
+  // ---- control
+
+  onOps(m, env) {
+    if (!m.reply) return;
+    const id = env.ops.operationId, found = [...this.held.values()].filter((h) => !id || h.id === id);
+    if (id && !found.length && env.attempt > 0) this.denied.set(id, { attempt: env.attempt, at: now() }); // [OPS-1]
+    for (const [key, d] of this.denied) if (now().monotonic - d.at.monotonic > 4000) this.denied.delete(key);
+    const opsHeld = { operations: found.map((h) => this.stateOf(h)), result: id ? found[0]?.result : undefined };
+    this.send({ reply: m.reply, id: env.operationId, attempt: env.attempt }, { opsHeld });
+  }
+
+  onCancel(env) {
+    const h = this.held.get(env.cancel.operationId);
+    if (h && !h.begun && BigInt(String(env.epoch)) >= this.epoch) h.cancelled = true; // [CANCEL-1]
+  }
+
+  onHello(m) {
+    const { hello } = decode(m.data), epoch = BigInt(String(hello.epoch));
+    if (epoch > this.epoch) this.epoch = epoch;
+    if (hello.mcm !== this.leader) this.renew(); // [HELLO-1]
+    this.leader = hello.mcm;
+  }
+
+  send(h, body) {
+    this.wire.publish(h.reply, encode({ operationId: h.id, attempt: h.attempt, replica: this.id, ...body })); // [ENV-5] [ENV-7]
+  }
+}

@@ -1,0 +1,95 @@
+// A plain driver: one request, one answer. It follows PROTOCOL.md and drives the virtual cloud.
+// What it does not have, see there, section 1; driver-nodejs-full has it.
+import { readFileSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+import { connect } from "nats";
+import protobuf from "protobufjs";
+
+const { NATS_URL = "nats://127.0.0.1:4222", CLUSTER = "default", PROVIDER = "nodejs", CLOUD_TOKEN_FILE } = process.env;
+
+const proto = fileURLToPath(new URL("../../../proto/", import.meta.url));
+const root = new protobuf.Root();
+root.resolvePath = (_, file) => (file.startsWith("google/") ? file : proto + file);
+const Envelope = root.loadSync("machinebus/driver/v1/envelope.proto").lookupType("machinebus.driver.v1.Envelope");
+const Code = root.lookupEnum("machinebus.driver.v1.Code").values;
+
+const token = CLOUD_TOKEN_FILE ? readFileSync(CLOUD_TOKEN_FILE, "utf8").trim() : "";
+const nc = await connect({
+  servers: NATS_URL, name: `driver ${PROVIDER}`, inboxPrefix: `_INBOX_driver.${PROVIDER}`, maxReconnectAttempts: -1, waitOnFirstConnect: true,
+});
+
+const failure = (code, message, outcomeUnknown = false) => Object.assign(new Error(message), { code: Code["CODE_" + code], outcomeUnknown });
+const codes = { 400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "RESOURCE_EXHAUSTED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS", 429: "UNAVAILABLE" };
+
+// cloud makes one call. One that was not answered may have had its effect.
+async function cloud(spec, signal, method, path, body) {
+  const response = await fetch(spec.endpoint + path, {
+    method, signal, body: JSON.stringify(body), headers: { authorization: `Bearer ${token}`, "content-type": "application/json" },
+  }).catch((e) => { throw failure(signal.aborted ? "DEADLINE_EXCEEDED" : "UNAVAILABLE", `${method} ${path}: ${e.message}`, method !== "GET"); });
+  const answer = await response.json().catch(() => ({}));
+  if (!response.ok) throw failure(codes[response.status] ?? "INTERNAL", answer.error?.message ?? `HTTP ${response.status}`);
+  return answer;
+}
+
+// specOf asks mcm for the class and returns its providerSpec.
+async function specOf(reference) {
+  const ask = Envelope.encode(Envelope.fromObject({ fetchClass: { class: reference } })).finish();
+  const answer = Envelope.decode((await nc.request(`mcm.v1.${CLUSTER}.fetch.${PROVIDER}.class`, ask, { timeout: 2000 })).data);
+  const status = (answer.fetchedClass ?? answer.result).status;
+  if (status?.code) throw Object.assign(new Error(status.message), { code: status.code });
+  return JSON.parse(Buffer.from(answer.fetchedClass.class.providerSpec).toString());
+}
+
+const tag = (key, value) => "tag=" + encodeURIComponent(`machinebus.io/${key}=${value}`);
+const instanceOf = (i) => ({ providerId: i.providerID, nodeName: i.nodeName, addresses: i.addresses, machineName: i.name, machineUid: i.tags["machinebus.io/machine-uid"] });
+const ours = async (spec, signal, ...tags) =>
+  (await cloud(spec, signal, "GET", "/v1/instances?" + [tag("cluster", CLUSTER), ...tags].join("&"))).instances ?? [];
+
+const operations = {
+  async create(request, spec, signal, operationId) {
+    const { name, uid } = request.machine;
+    const [found] = await ours(spec, signal, tag("machine-uid", uid));
+    const made = found ?? (await cloud(spec, signal, "POST", "/v1/instances", {
+      name, machineType: spec.machineType, region: spec.region, zone: spec.zone, identity: "token", idempotencyToken: operationId,
+      tags: { ...spec.tags, "machinebus.io/cluster": CLUSTER, "machinebus.io/machine-uid": uid, "machinebus.io/class": request.class.class.name },
+    }));
+    return { create: { instance: instanceOf(made) } };
+  },
+  async delete(request, spec, signal) {
+    for (const { id } of await ours(spec, signal, tag("machine-uid", request.machine.uid)))
+      await cloud(spec, signal, "DELETE", "/v1/instances/" + id).catch((e) => { if (e.code !== Code.CODE_NOT_FOUND) throw e; });
+    return { delete: {} };
+  },
+  async list(request, spec, signal) {
+    return { list: { instances: (await ours(spec, signal, tag("class", request.class.class.name))).map(instanceOf) } };
+  },
+};
+
+async function resultOf(env) {
+  try {
+    const operation = operations[env.body];
+    if (!operation) throw failure("UNIMPLEMENTED", "this driver creates, deletes and lists");
+    if (env.body !== "list" && env.acceptBy && Date.now() > Number(env.acceptBy.seconds) * 1000 + env.acceptBy.nanos / 1e6)
+      throw failure("ABORTED", "the request is stale");
+    const signal = AbortSignal.timeout(Number(env.timeout?.seconds ?? 60) * 1000);
+    return await operation(env[env.body], await specOf(env[env.body].class.class), signal, env.operationId);
+  } catch (e) {
+    return { status: { code: e.code > 0 ? e.code : Code.CODE_UNKNOWN, message: e.message }, outcomeUnknown: !!e.outcomeUnknown };
+  }
+}
+
+const running = new Set();
+async function answer(m) {
+  const env = Envelope.decode(m.data);
+  const result = await resultOf(env);
+  console.log(m.subject, env.operationId, result.status?.message ?? "OK");
+  nc.publish(m.reply, Envelope.encode(Envelope.fromObject({ operationId: env.operationId, attempt: env.attempt, result })).finish());
+}
+const subscription = nc.subscribe(`mcm.v1.${CLUSTER}.plain.${PROVIDER}.>`, { queue: "driver", callback: (error, m) => {
+  if (error || !m.reply?.startsWith(`mcm.v1.${CLUSTER}.reply.${PROVIDER}.`)) return; // [SUBJECT-4]
+  const task = answer(m).catch((e) => console.error("not answered:", e.message)).finally(() => running.delete(task));
+  running.add(task);
+} });
+await nc.flush();
+console.log("serving");
+process.once("SIGTERM", () => subscription.drain().then(() => Promise.all(running)).then(() => nc.drain()).then(() => process.exit(0)));

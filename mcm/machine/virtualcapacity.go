@@ -1,0 +1,97 @@
+package machine
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// applyVirtualCapacity has the status of the machine's Node show the resources
+// of its class that no kubelet reports, and lose those that the class had before
+// and has no more. What was applied last stands on the Node.
+func (p *pass) applyVirtualCapacity(ctx context.Context) error {
+	if p.node == nil || !p.node.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	want, known, err := p.virtualCapacity(ctx)
+	if err != nil || !known {
+		return err
+	}
+	last, had := p.appliedVirtualCapacity()
+	if !had && len(want) == 0 {
+		return nil
+	}
+	node := p.node.DeepCopy()
+	for name := range last {
+		delete(node.Status.Capacity, name)
+	}
+	if node.Status.Capacity == nil {
+		node.Status.Capacity = corev1.ResourceList{}
+	}
+	maps.Copy(node.Status.Capacity, want)
+	if had && equality.Semantic.DeepEqual(last, want) && equality.Semantic.DeepEqual(node.Status.Capacity, p.node.Status.Capacity) {
+		return nil
+	}
+	applied, err := json.Marshal(want)
+	if err != nil {
+		return fmt.Errorf("virtual capacity of class %s: %w", p.machine.Spec.Class.Name, err)
+	}
+	metav1.SetMetaDataAnnotation(&node.ObjectMeta, v1alpha1.AnnotationKeyLastAppliedVirtualCapacity, string(applied))
+	err = p.Target.Status().Patch(ctx, node, client.MergeFromWithOptions(p.node, client.MergeFromWithOptimisticLock{}))
+	if apierrors.IsInvalid(err) {
+		// The class's fault, and no reason to call the machine unhealthy.
+		p.warnf("InvalidField", "MachineClass %s: nodeTemplate.virtualCapacity is left out: %s", p.machine.Spec.Class.Name, fault(err))
+
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("set virtual capacity of node %s: %w", node.Name, err)
+	}
+	p.node = node
+
+	return nil
+}
+
+// appliedVirtualCapacity is what the Node was given last, as far as that can be
+// read; had tells that it was given something.
+func (p *pass) appliedVirtualCapacity() (last corev1.ResourceList, had bool) {
+	text, had := p.node.Annotations[v1alpha1.AnnotationKeyLastAppliedVirtualCapacity]
+	if !had {
+		return nil, false
+	}
+	if err := json.Unmarshal([]byte(text), &last); err != nil {
+		p.log.Info("the virtual capacity applied to the node is unreadable; none is taken away from it", "node", p.node.Name, "err", err.Error())
+
+		return nil, true
+	}
+
+	return last, true
+}
+
+// virtualCapacity is that of the machine's class; not known when there is none:
+// then the Node keeps what it has.
+func (p *pass) virtualCapacity(ctx context.Context) (capacity corev1.ResourceList, known bool, err error) {
+	ref := p.machine.Spec.Class
+	if ref.Kind != v1alpha1.KindMachineClass || ref.Name == "" {
+		return nil, false, nil
+	}
+	class := &v1alpha1.MachineClass{}
+	err = p.Control.Get(ctx, client.ObjectKey{Namespace: p.machine.Namespace, Name: ref.Name}, class)
+	if err != nil {
+		return nil, false, client.IgnoreNotFound(err)
+	}
+	if class.NodeTemplate == nil {
+		return nil, true, nil
+	}
+
+	return class.NodeTemplate.VirtualCapacity, true, nil
+}

@@ -36,8 +36,8 @@ type readRig struct {
 	request *driverv1.Envelope // as the peer sends it
 	reply   *driverv1.Envelope
 	options rigOptions
-	secured []nats.Option // of bare clients
-	closers []func() error     // called in reverse
+	secured []nats.Option  // of bare clients
+	closers []func() error // called in reverse
 }
 
 // rigOptions say what is on the bus.

@@ -94,19 +94,25 @@ func (w *world) countRequests(ctx context.Context) error {
 
 // counted returns how many there were so far.
 func (w *world) counted(ctx context.Context) (int, error) {
-	cfg, err := clientcmd.BuildConfigFromFlags("", w.cluster.Kubeconfig)
+	metrics, err := w.metrics(ctx)
 	if err != nil {
 		return 0, err
+	}
+	return dispatched(metrics)
+}
+
+// metrics are the API server's.
+func (w *world) metrics(ctx context.Context) (string, error) {
+	cfg, err := clientcmd.BuildConfigFromFlags("", w.cluster.Kubeconfig)
+	if err != nil {
+		return "", err
 	}
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
-		return 0, err
+		return "", err
 	}
 	metrics, err := client.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-	if err != nil {
-		return 0, err
-	}
-	return dispatched(string(metrics))
+	return string(metrics), err
 }
 
 // requests returns how many there were, once no more come.

@@ -55,10 +55,13 @@ func load(ctx context.Context, inFlight int, length time.Duration, call func(con
 		workers.Go(func() {
 			var took []time.Duration
 			var err error
-			for err == nil && time.Since(start) < length {
+			for { // once at least, however late this goroutine is
 				begun := time.Now()
 				err = call(ctx)
 				took = append(took, time.Since(begun))
+				if err != nil || time.Since(start) >= length {
+					break
+				}
 			}
 			mu.Lock()
 			defer mu.Unlock()

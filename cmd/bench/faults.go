@@ -6,16 +6,10 @@ import (
 	"fmt"
 	"strconv"
 	"time"
-
-	"github.com/machinebus/machinebus/cmd/internal/stack"
 )
 
-const (
-	// faultCreates are in flight when a replica is lost; faultLatency is what each
-	// takes at the cloud.
-	faultCreates = 100
-	faultLatency = 3 * time.Second
-)
+// faultCreates are in flight when a replica is lost.
+const faultCreates = 100
 
 // benchFaults loses one of two replicas with creates in flight, and compares the
 // time until all machines are Running with that of an undisturbed run.
@@ -28,9 +22,6 @@ func benchFaults(ctx context.Context, b *bench) error {
 }
 
 func (b *bench) compareFaults(ctx context.Context, w *world) error {
-	if err := w.latency(ctx, faultLatency, 0); err != nil {
-		return err
-	}
 	none := func(context.Context) error { return nil }
 	runs := []struct {
 		name       string
@@ -78,27 +69,18 @@ func (b *bench) compareFaults(ctx context.Context, w *world) error {
 	return nil
 }
 
-// createsWith makes machines, and does something once the cloud is at all of them.
+// createsWith has machines made, and something done once the cloud is at all of
+// them. It returns how long it takes from there until all are Running.
 func (w *world) createsWith(ctx context.Context, names []string, lose func(context.Context) error) (time.Duration, error) {
+	if err := w.holdAll(ctx, names); err != nil {
+		return 0, err
+	}
 	start := time.Now()
-	lost := make(chan error, 1)
-	go func() {
-		wait, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not within %s", patience))
-		defer cancel()
-		err := stack.Poll(wait, fmt.Sprintf("%d creates are at the cloud", len(names)), func(ctx context.Context) error {
-			stats, err := w.cloud.Admin.Stats(ctx)
-			if err == nil && stats.ConcurrentCreates < len(names) {
-				return fmt.Errorf("%d are", stats.ConcurrentCreates)
-			}
-			return err
-		})
-		if err == nil {
-			err = lose(ctx)
-		}
-		lost <- err
-	}()
-	err := w.createMachines(ctx, names)
-	return time.Since(start), errors.Join(err, <-lost)
+	if err := lose(ctx); err != nil {
+		return 0, err
+	}
+	err := w.releaseAll(ctx, names)
+	return time.Since(start), err
 }
 
 // replaceFirst starts a replica in the place of the first one.

@@ -262,6 +262,10 @@ func (c *Conn) OnUp(f func()) {
 // Up tells whether the connection stands at this moment.
 func (c *Conn) Up() bool { return c.nc.IsConnected() }
 
+// Client returns the NATS client underneath, for who checks the contract and so has
+// to say what this package does not.
+func (c *Conn) Client() *nats.Conn { return c.nc }
+
 // URL returns the server the connection stands to, for people; "in process" for
 // one without a socket.
 func (c *Conn) URL() string { return c.where(c.nc) }

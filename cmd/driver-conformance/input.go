@@ -1,0 +1,111 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/machinebus/machinebus/driversdk/drivertest"
+)
+
+// An object is what the suite takes from a MachineClass or a Secret. The fields
+// are those of the API; the rest is left alone.
+type object struct {
+	Kind     string `json:"kind"`
+	Metadata struct {
+		Name        string            `json:"name"`
+		Namespace   string            `json:"namespace"`
+		Labels      map[string]string `json:"labels"`
+		Annotations map[string]string `json:"annotations"`
+	} `json:"metadata"`
+
+	Provider             string          `json:"provider"`
+	ProviderSpec         json.RawMessage `json:"providerSpec"`
+	SecretRef            reference       `json:"secretRef"`
+	CredentialsSecretRef reference       `json:"credentialsSecretRef"`
+
+	Data       map[string][]byte `json:"data"`
+	StringData map[string]string `json:"stringData"`
+}
+
+type reference struct {
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+}
+
+func (r reference) in(namespace string) drivertest.Reference {
+	if r.Name != "" && r.Namespace == "" {
+		r.Namespace = namespace
+	}
+
+	return drivertest.Reference{Namespace: r.Namespace, Name: r.Name}
+}
+
+// readObjects returns the objects of a kind in a YAML file of one or more
+// documents. Errors do not repeat what is in it.
+func readObjects(file, kind string) ([]object, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var found []object
+	for n, document := range bytes.Split(append([]byte("\n"), content...), []byte("\n---")) {
+		var o object
+		if err := yaml.Unmarshal(document, &o); err != nil {
+			return nil, fmt.Errorf("%s: document %d is no YAML of a %s", file, n+1, kind)
+		}
+		if o.Kind != kind {
+			continue
+		}
+		if o.Metadata.Namespace == "" {
+			o.Metadata.Namespace = "default"
+		}
+		found = append(found, o)
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("%s: there is no object of kind %s in it", file, kind)
+	}
+
+	return found, nil
+}
+
+func readClass(file string) (class drivertest.Class, provider string, err error) {
+	objects, err := readObjects(file, "MachineClass")
+	if err != nil {
+		return class, "", err
+	}
+	if len(objects) > 1 {
+		return class, "", fmt.Errorf("%s: %d MachineClasses, want one", file, len(objects))
+	}
+	o := objects[0]
+
+	return drivertest.Class{
+		Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, ProviderSpec: o.ProviderSpec,
+		Labels: o.Metadata.Labels, Annotations: o.Metadata.Annotations,
+		SecretRef: o.SecretRef.in(o.Metadata.Namespace), CredentialsSecretRef: o.CredentialsSecretRef.in(o.Metadata.Namespace),
+	}, strings.ToLower(o.Provider), nil
+}
+
+func readSecrets(file string) ([]drivertest.Secret, error) {
+	objects, err := readObjects(file, "Secret")
+	if err != nil {
+		return nil, err
+	}
+	secrets := make([]drivertest.Secret, len(objects))
+	for n, o := range objects {
+		s := drivertest.Secret{Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, Data: map[string][]byte{}}
+		for key, value := range o.Data {
+			s.Data[key] = value
+		}
+		for key, value := range o.StringData {
+			s.Data[key] = []byte(value)
+		}
+		secrets[n] = s
+	}
+
+	return secrets, nil
+}

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/driversdk/drivertest"
+)
+
+// errBroken: the report says what is wrong.
+var errBroken = errors.New("the driver breaks the contract")
+
+const help = `Check a driver against the contract of machinebus, clause by clause.
+
+What comes after -- is the driver's command line. It is started with NATS_URL in its
+environment, stopped and started again by the checks that are about that, and
+killed at the end:
+
+  driver-conformance --provider virtual --class class.yaml --secret secret.yaml \
+      -- ./driver-virtual --drain-timeout 5s
+
+Without a command, start the driver yourself, one replica, within --wait. Without
+--nats-url a NATS server with JetStream runs inside this program: on a free port
+when it starts the driver, else on 127.0.0.1:4222.
+
+The suite plays the manager. It makes and removes instances, raises the epoch that
+the driver remembers, writes tombstones and deletes the operations stream: give it a
+NATS and a cloud account of its own, and never those that a real mcm is on.
+
+Class and secrets are files with a MachineClass and Secrets, as for kubectl apply.
+
+Exit code 0: no clause is broken; 1: some are, or instances were left; 2: the
+driver could not be checked.`
+
+// options are the flags.
+type options struct {
+	nats      bus.Config
+	url       string
+	class     string
+	secrets   []string
+	bootstrap map[string]string
+	junit     string
+	list      bool
+	config    drivertest.Config
+}
+
+func newCommand() *cobra.Command {
+	o := &options{}
+	cmd := &cobra.Command{
+		Use:   "driver-conformance --provider <name> --class <file> [--secret <file>]... [-- <driver> [<argument>]...]",
+		Short: "Check a driver against the contract of machinebus",
+		Long:  help,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if cmd.ArgsLenAtDash() > 0 || cmd.ArgsLenAtDash() < 0 && len(args) > 0 {
+				return fmt.Errorf("unexpected argument %q: the driver's command line comes after --", args[0])
+			}
+
+			return nil
+		},
+		SilenceUsage: true, SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.list {
+				return listClauses(cmd.OutOrStdout())
+			}
+
+			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.config.Provider, "provider", "", "`name` that the driver serves (default: that of the class)")
+	f.StringVar(&o.class, "class", "", "YAML `file` with the MachineClass to make instances of")
+	f.StringArrayVar(&o.secrets, "secret", nil, "YAML `file` with Secrets that the class refers to; may be repeated")
+	f.StringToStringVar(&o.bootstrap, "bootstrap", nil,
+		"what replaces `placeholders` of user data, such as '<<BOOTSTRAP_TOKEN>>=abcdef.0123456789abcdef'")
+	f.StringVar(&o.config.Cluster, "cluster", "default", "`name` of the control plane to play")
+	f.StringVar(&o.config.OtherCluster, "other-cluster", "", "`name` of a second control plane that the driver serves, to see that it keeps them apart")
+	f.StringVar(&o.url, "nats-url", "", "`URLs` of the NATS servers, with commas; none means a server in this program (env NATS_URL)")
+	f.StringVar(&o.nats.Creds, "nats-creds", "", "credentials `file` for NATS, of a user with mcm's rights")
+	f.StringVar(&o.nats.CA, "nats-ca", "", "PEM `file` with the certificate authority of the NATS servers")
+	f.StringVar(&o.nats.Cert, "nats-cert", "", "PEM `file` with the client certificate for NATS")
+	f.StringVar(&o.nats.Key, "nats-key", "", "PEM `file` with the key of the client certificate")
+	f.BoolVar(&o.nats.AllowInsecure, "nats-allow-insecure", false, "allow a connection beyond this host without TLS or without credentials")
+	f.DurationVar(&o.config.Timeout, "timeout", time.Minute, "how long one operation may take")
+	f.DurationVar(&o.config.Wait, "wait", 30*time.Second, "how long to wait for the driver to come to the bus")
+	f.IntVar(&o.config.Repeat, "repeat", 3, "how often what has to be idempotent is repeated")
+	f.StringSliceVar(&o.config.Only, "only", nil, "`ids` of the clauses to check, with commas; none means all")
+	f.StringVar(&o.junit, "junit", "", "`file` to write the report to in JUnit's format as well")
+	f.BoolVar(&o.list, "list", false, "list the clauses and end")
+
+	return cmd
+}
+
+func listClauses(w io.Writer) error {
+	for _, c := range drivertest.Clauses() {
+		note := ""
+		if c.Manager {
+			note = " (binds mcm)"
+		}
+		if _, err := fmt.Fprintf(w, "%-14s  %s%s\n", c.ID, c.Says, note); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+func (o *options) run(ctx context.Context, out, errOut io.Writer, command []string) error {
+	if err := o.read(); err != nil {
+		return err
+	}
+	if o.url == "" {
+		o.url = os.Getenv("NATS_URL")
+	}
+	level := slog.LevelError
+	o.config.Logger = slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))
+	stop, err := o.serveNATS(len(command) > 0, errOut)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	o.nats.URLs = []string{o.url}
+	o.config.NATS = o.nats
+	if len(command) > 0 {
+		driver := newDriver(command, o.url, errOut)
+		var cancel context.CancelFunc
+		ctx, cancel = driver.watch(ctx)
+		defer cancel()
+		if err := driver.start(); err != nil {
+			return err
+		}
+		defer driver.kill()
+		o.config.Process = driver
+	}
+	report, err := drivertest.Check(ctx, o.config, func(f drivertest.Finding) { fmt.Fprintln(out, f) })
+	if report == nil {
+		return err
+	}
+	err = errors.Join(err, report.WriteSummary(out), o.writeJUnit(report))
+	if err == nil && !report.OK() {
+		err = errBroken
+	}
+
+	return err
+}
+
+// serveNATS runs a server here when no other one is named.
+func (o *options) serveNATS(private bool, errOut io.Writer) (stop func(), err error) {
+	if o.url != "" {
+		return func() {}, nil
+	}
+	store, err := os.MkdirTemp("", "driver-conformance-")
+	if err != nil {
+		return nil, fmt.Errorf("directory for JetStream: %w", err)
+	}
+	listen := "127.0.0.1:4222"
+	if private {
+		listen = "127.0.0.1:0"
+	}
+	srv, err := embedded.Start(embedded.Options{Listen: listen, StoreDir: store, Logger: o.config.Logger})
+	if err != nil {
+		_ = os.RemoveAll(store) // the error that counts is the server's
+
+		return nil, err
+	}
+	o.url = srv.URL()
+	if !private {
+		fmt.Fprintf(errOut, "waiting %s for a driver of provider %s on %s\n", o.config.Wait, o.config.Provider, o.url)
+	}
+
+	return func() {
+		srv.Stop()
+		_ = os.RemoveAll(store) // a temporary directory
+	}, nil
+}
+
+func (o *options) read() error {
+	if o.class == "" {
+		return errors.New("no class: give --class a file with the MachineClass to make instances of")
+	}
+	class, provider, err := readClass(o.class)
+	if err != nil {
+		return err
+	}
+	o.config.Class = class
+	if o.config.Provider == "" {
+		o.config.Provider = provider
+	}
+	if o.config.Provider == "" {
+		return errors.New("no provider: neither --provider nor the class names one")
+	}
+	if provider != "" && provider != o.config.Provider {
+		return fmt.Errorf("the class in %s is of provider %s, not %s", o.class, provider, o.config.Provider)
+	}
+	for _, file := range o.secrets {
+		secrets, err := readSecrets(file)
+		if err != nil {
+			return err
+		}
+		o.config.Secrets = slices.Concat(o.config.Secrets, secrets)
+	}
+	o.config.Bootstrap = o.bootstrap
+
+	return nil
+}
+
+func (o *options) writeJUnit(report *drivertest.Report) error {
+	if o.junit == "" {
+		return nil
+	}
+	var text strings.Builder
+	if err := report.WriteJUnit(&text); err != nil {
+		return err
+	}
+
+	return os.WriteFile(o.junit, []byte(text.String()), 0o600)
+}

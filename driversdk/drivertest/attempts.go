@@ -1,0 +1,358 @@
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nuid"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A pending is a mutation that the driver has and cannot go on with, because its
+// class is not answered.
+type pending struct {
+	*exchange
+
+	m       *machine
+	release func()
+}
+
+// begin sends a mutation whose class is held back and returns when the replica has
+// accepted it and waits for the class. Release must be called.
+func (s *suite) begin(ctx context.Context, op driverv1.Operation) (*pending, error) {
+	p := &pending{m: s.newMachine(), release: s.fetches.hold()}
+	id := p.m.operation(op)
+	err := s.eventually(ctx, "the replica takes an operation", func() (bool, error) {
+		body := s.deleteBody(p.m)
+		if op == create {
+			body = s.createBody(p.m)
+		}
+		r, err := s.mutation(ctx, p.m, id, body)
+		if err != nil {
+			return false, err
+		}
+		if p.exchange, err = s.send(r); err != nil {
+			return false, err
+		}
+		err = p.acceptedFrame(ctx)
+		var busy *errBusy
+		if errors.As(err, &busy) {
+			return false, nil
+		}
+
+		return err == nil, err
+	})
+	if err != nil {
+		p.release()
+
+		return nil, err
+	}
+	if s.eventually(ctx, "the driver asks for the class", func() (bool, error) { return s.fetches.held(), nil }) != nil {
+		p.release()
+
+		return nil, skipf("the driver does not ask for the class of an operation, by which the suite could hold it up")
+	}
+
+	return p, nil
+}
+
+func checkOneAtATime(ctx context.Context, s *suite) error {
+	p, err := s.begin(ctx, create)
+	if err != nil {
+		return err
+	}
+	defer p.release()
+	id := p.m.operation(driverv1.Operation_OPERATION_DELETE)
+	r, err := s.mutation(ctx, p.m, id, s.deleteBody(p.m))
+	if err != nil {
+		return err
+	}
+	x, err := s.send(r)
+	if err != nil {
+		return err
+	}
+	f, err := x.first(ctx, s.cfg.Patience)
+	if err != nil {
+		return fmt.Errorf("while a create of the machine runs: %w", err)
+	}
+	if f.GetBusy() == nil {
+		return fmt.Errorf("while a create of the machine runs, a delete was answered %s, not busy", describe(f))
+	}
+	p.release()
+	_, err = p.result(ctx, s.late())
+	s.acknowledge(p.id)
+
+	return err
+}
+
+// attachTo asks for an operation that the replica has already.
+func (s *suite) attachTo(ctx context.Context, p *pending) (*exchange, error) {
+	r, err := s.mutation(ctx, p.m, p.id, s.createBody(p.m))
+	if err != nil {
+		return nil, err
+	}
+	x, err := s.send(r)
+	if err != nil {
+		return nil, err
+	}
+
+	return x, x.acceptedFrame(ctx)
+}
+
+func checkAttach(ctx context.Context, s *suite) error {
+	p, err := s.begin(ctx, create)
+	if err != nil {
+		return err
+	}
+	defer p.release()
+	x, err := s.attachTo(ctx, p)
+	if err != nil {
+		return fmt.Errorf("asked for an operation that runs: %w", err)
+	}
+	p.release()
+	result, err := x.result(ctx, s.late())
+	if err != nil {
+		return fmt.Errorf("asked for an operation that runs: %w", err)
+	}
+	instance, err := createdOf(result)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	both := p.results > 0
+	s.mu.Unlock()
+	s.acknowledge(p.id)
+	if both {
+		return errors.New("the result went to the earlier reply subject as well")
+	}
+
+	return s.one(ctx, p.m, instance.GetProviderId())
+}
+
+func checkKept(ctx context.Context, s *suite) error {
+	m := s.newMachine()
+	id := m.operation(create)
+	results := make([]*driverv1.Result, 2)
+	for n := range results {
+		r, err := s.mutation(ctx, m, id, s.createBody(m))
+		if err != nil {
+			return err
+		}
+		x, err := s.send(r)
+		if err != nil {
+			return err
+		}
+		if results[n], err = x.result(ctx, s.late()); err != nil {
+			return fmt.Errorf("asked for the %d. time: %w", n+1, err)
+		}
+	}
+	was, is := results[0].GetCreate().GetInstance(), results[1].GetCreate().GetInstance()
+	if was.GetProviderId() == "" || was.GetProviderId() != is.GetProviderId() {
+		return fmt.Errorf("asked again before it was acknowledged, the result was %s (instance %q), after %s (instance %q)",
+			said(results[1]), is.GetProviderId(), said(results[0]), was.GetProviderId())
+	}
+	held, err := s.ops(ctx, id, 0)
+	switch {
+	case err != nil:
+		return err
+	case len(held.GetOperations()) == 0:
+		return errors.New("ops does not tell of an operation whose result was not acknowledged")
+	case held.GetResult() == nil:
+		return errors.New("ops for one settled operation comes without its result")
+	}
+	s.acknowledge(id)
+
+	return s.one(ctx, m, was.GetProviderId())
+}
+
+func checkAccepts(ctx context.Context, s *suite) error {
+	p, err := s.begin(ctx, driverv1.Operation_OPERATION_DELETE)
+	if err != nil {
+		return err
+	}
+	p.release()
+	if _, err = p.result(ctx, s.late()); err != nil {
+		return err
+	}
+	s.acknowledge(p.id)
+
+	return s.witnessed("ACCEPT-1")
+}
+
+func checkAcceptsSlowRead(ctx context.Context, s *suite) error {
+	release := s.fetches.hold()
+	defer release()
+	x, err := s.send(request{
+		subject: s.subject("list", s.cfg.Class.Name), env: s.envelope("read-"+nuid.Next(), s.listBody()),
+	})
+	if err != nil {
+		return err
+	}
+	f, err := x.first(ctx, s.cfg.Patience)
+	switch {
+	case err != nil:
+		return fmt.Errorf("while the class is awaited: %w", err)
+	case f.GetResult().GetStatus().GetCode() == driverv1.Code_CODE_OK && f.GetResult() != nil:
+		return skipf("the driver answers without the class, by which the suite could hold it up")
+	case f.GetAccepted() == nil:
+		return fmt.Errorf("a read that takes its time was answered %s", describe(f))
+	}
+	release()
+	_, err = x.result(ctx, s.late())
+
+	return err
+}
+
+// slotsFilled is how many slots the suite is ready to fill.
+const slotsFilled = 128
+
+func checkSlots(ctx context.Context, s *suite) error {
+	slots := int(s.session().GetSlots())
+	if slots == 0 || slots > slotsFilled {
+		return skipf("the replica has %d slots, and the suite fills 1 to %d", slots, slotsFilled)
+	}
+	p, err := s.begin(ctx, driverv1.Operation_OPERATION_DELETE)
+	if err != nil {
+		return err
+	}
+	defer p.release()
+	taken := []*exchange{p.exchange}
+	refused := false
+	for range slots { // one more than there is room for
+		m := s.newMachine()
+		r, err := s.mutation(ctx, m, m.operation(driverv1.Operation_OPERATION_DELETE), s.deleteBody(m))
+		if err != nil {
+			return err
+		}
+		x, err := s.send(r)
+		if err != nil {
+			return err
+		}
+		f, err := x.first(ctx, s.cfg.Patience)
+		if err != nil {
+			return fmt.Errorf("with %d of %d slots taken: %w", len(taken), slots, err)
+		}
+		if f.GetBusy() != nil {
+			refused = true
+
+			break
+		}
+		taken = append(taken, x)
+	}
+	p.release()
+	for _, x := range taken {
+		if _, err := x.result(ctx, s.late()); err != nil {
+			return err
+		}
+		s.acknowledge(x.id)
+	}
+	if !refused {
+		return fmt.Errorf("%d operations were accepted by a replica of %d slots", len(taken), slots)
+	}
+
+	return nil
+}
+
+func checkCancel(ctx context.Context, s *suite) error {
+	p, err := s.begin(ctx, create)
+	if err != nil {
+		return err
+	}
+	defer p.release()
+	s.control("cancel", &driverv1.Envelope{
+		OperationId: p.id, Epoch: s.epoch, Body: &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: p.id}},
+	})
+	// A driver may leave its wait for the class alone.
+	timer := time.AfterFunc(silence, p.release)
+	defer timer.Stop()
+	result, err := p.result(ctx, s.late())
+	if err != nil {
+		return fmt.Errorf("after a cancel: %w", err)
+	}
+	s.acknowledge(p.id)
+	if result.GetStatus().GetCode() == driverv1.Code_CODE_OK || result.GetOutcomeUnknown() {
+		return nil
+	}
+
+	return s.none(ctx, p.m, "the create was cancelled with nothing begun")
+}
+
+func checkDenial(ctx context.Context, s *suite) error {
+	m := s.newMachine()
+	id := m.operation(driverv1.Operation_OPERATION_DELETE)
+	held, err := s.ops(ctx, id, 1)
+	if err != nil {
+		return err
+	}
+	if len(held.GetOperations()) > 0 {
+		return errors.New("ops tells of an operation that nobody asked for")
+	}
+	r, err := s.mutation(ctx, m, id, s.deleteBody(m))
+	if err != nil {
+		return err
+	}
+	x, err := s.send(r)
+	if err != nil {
+		return err
+	}
+	f, err := x.first(ctx, s.cfg.Patience)
+	if err == nil && f.GetBusy() == nil {
+		err = fmt.Errorf("it said that it does not hold the attempt, and then answered it %s", describe(f))
+	}
+	if errors.Is(err, errNoFrame) {
+		return nil
+	}
+
+	return err
+}
+
+// atCloud sends a create and returns when the cloud is at it.
+func (s *suite) atCloud(ctx context.Context, timeout time.Duration) (p *pending, err error) {
+	cloud := s.cfg.Cloud
+	if cloud.Hold == nil || cloud.Held == nil {
+		return nil, skipf("needs a cloud that holds a create up (Config.Cloud.Hold)")
+	}
+	p = &pending{m: s.newMachine()}
+	if p.release, err = cloud.Hold(ctx, p.m.GetName()); err != nil {
+		return nil, err
+	}
+	r, err := s.mutation(ctx, p.m, p.m.operation(create), s.createBody(p.m))
+	if err == nil {
+		r.env.Timeout = durationpb.New(timeout)
+		p.exchange, err = s.send(r)
+	}
+	if err == nil {
+		err = p.acceptedFrame(ctx)
+	}
+	if err == nil {
+		err = cloud.Held(ctx, p.m.GetName())
+	}
+	if err != nil {
+		p.release()
+	}
+
+	return p, err
+}
+
+func checkOutcomeUnknown(ctx context.Context, s *suite) error {
+	p, err := s.atCloud(ctx, time.Second)
+	if err != nil {
+		return err
+	}
+	defer p.release()
+	result, err := p.result(ctx, s.cfg.Patience)
+	if err != nil {
+		return fmt.Errorf("after its deadline: %w", err)
+	}
+	if !result.GetOutcomeUnknown() {
+		s.acknowledge(p.id)
+
+		return fmt.Errorf("the deadline passed while the cloud was at it, and the result says %s, not that the outcome is unknown", said(result))
+	}
+
+	return nil
+}

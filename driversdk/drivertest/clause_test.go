@@ -1,0 +1,46 @@
+package drivertest
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// The contract and the suite know the same clauses.
+func TestClauses(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../../proto/machinebus/driver/v1/*.proto")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("the contract's files: %v, %v", files, err)
+	}
+	id := regexp.MustCompile(`\[([A-Z]+-[0-9]+)\]`)
+	contract := map[string]bool{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range id.FindAllSubmatch(text, -1) {
+			contract[string(found[1])] = true
+		}
+	}
+	want := slices.SortedFunc(maps.Keys(contract), compareIDs)
+	var have []string
+	for _, c := range Clauses() {
+		have = append(have, c.ID)
+		if c.Says == "" {
+			t.Errorf("clause %s: nothing is said of it", c.ID)
+		}
+		if c.Manager != (c.check == nil) || c.Manager != (c.who == nobody) {
+			t.Errorf("clause %s: want a check, or that it binds the manager", c.ID)
+		}
+	}
+	if diff := cmp.Diff(want, have); diff != "" {
+		t.Errorf("clauses of the contract (-) and of the suite (+):\n%s", diff)
+	}
+}

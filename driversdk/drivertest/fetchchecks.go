@@ -1,0 +1,151 @@
+package drivertest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// checkVersions names another version of the class than the driver has.
+func checkVersions(ctx context.Context, s *suite) error {
+	for range s.cfg.Repeat {
+		if _, err := s.list(ctx); err != nil {
+			return err
+		}
+		before := s.fetches.count(whatClass)
+		if before == 0 {
+			return skipf("the driver does not ask for classes")
+		}
+		s.fetches.touch()
+		if _, err := s.list(ctx); err != nil {
+			return err
+		}
+		if s.fetches.count(whatClass) == before {
+			return errors.New("a request named another version of the class than the driver has, and it did not ask for it")
+		}
+	}
+
+	return nil
+}
+
+func checkChanged(ctx context.Context, s *suite) error {
+	if _, err := s.list(ctx); err != nil {
+		return err
+	}
+	before := s.fetches.count(whatClass)
+	if before == 0 {
+		return skipf("the driver does not ask for classes")
+	}
+	announcer, err := bus.NewAnnouncer(s.conn, s.cfg.Cluster)
+	if err != nil {
+		return err
+	}
+	if err := announcer.Changed(s.cfg.Provider, &driverv1.Changed{
+		Kind: driverv1.Changed_KIND_CLASS, Reference: s.fetches.refs().GetClass(),
+	}); err != nil {
+		return err
+	}
+	// Notices and requests come on different subjects, in any order.
+	if s.eventually(ctx, "the class is asked for", func() (bool, error) {
+		_, err := s.list(ctx)
+
+		return s.fetches.count(whatClass) > before, err
+	}) != nil {
+		return errors.New("after word that a class has changed, the driver still uses the one that it had")
+	}
+
+	return nil
+}
+
+// withForgery asks the driver for something that takes the secret, which comes
+// wrong.
+func (s *suite) withForgery(ctx context.Context, wrong forgery) error {
+	if s.cfg.Class.SecretRef.Name == "" && s.cfg.Class.CredentialsSecretRef.Name == "" {
+		return skipf("the class refers to no secret")
+	}
+	if _, err := s.list(ctx); err != nil { // it knows our key from now on
+		return err
+	}
+	before := s.fetches.count(whatSecret)
+	undo := s.fetches.alter(func(f *fetches) { f.wrong = wrong })
+	result, err := s.read(ctx, s.cfg.Class.Name, s.listBody())
+	undo()
+	switch {
+	case err != nil:
+		return err
+	case s.fetches.count(whatSecret) == before:
+		return skipf("the driver lists without the secret")
+	case result.GetStatus().GetCode() == driverv1.Code_CODE_OK:
+		return errors.New("the driver took it")
+	}
+	if _, err := s.list(ctx); err != nil {
+		return fmt.Errorf("with the genuine secret again: %w", err)
+	}
+
+	return nil
+}
+
+func checkNonce(ctx context.Context, s *suite) error {
+	err := s.withForgery(ctx, otherNonce)
+	if _, skipped := errors.AsType[skip](err); err != nil && !skipped {
+		err = fmt.Errorf("a secret came with another nonce than was asked with: %w", err)
+	}
+
+	return err
+}
+
+func checkForged(ctx context.Context, s *suite) error {
+	s.fetches.mu.Lock()
+	sealed := s.fetches.sealed
+	s.fetches.mu.Unlock()
+	if !sealed && s.fetches.count(whatSecret) > 0 {
+		return skipf("the driver does not open seals")
+	}
+	err := s.withForgery(ctx, otherKey)
+	if _, skipped := errors.AsType[skip](err); err != nil && !skipped {
+		err = fmt.Errorf("a secret came sealed with another key than that of the control plane: %w", err)
+	}
+
+	return err
+}
+
+// checkInbox looks at where the driver asked to be answered.
+func checkInbox(_ context.Context, s *suite) error {
+	s.fetches.mu.Lock()
+	defer s.fetches.mu.Unlock()
+	switch {
+	case len(s.fetches.outside) > 0:
+		return fmt.Errorf("a fetch asked to be answered to %q, not below %q", s.fetches.outside[0], bus.InboxPrefix(s.cfg.Provider)+".")
+	case len(s.fetches.counts) == 0:
+		return skipf("the driver fetches nothing")
+	default:
+		return nil
+	}
+}
+
+// checkTexts gives the driver credentials that are wrong, and looks whether its
+// errors repeat them.
+func checkTexts(ctx context.Context, s *suite) error {
+	for _, secret := range s.cfg.Secrets {
+		wrong := map[string][]byte{}
+		for key := range secret.Data {
+			wrong[key] = []byte("wrong-" + rand.Text())
+		}
+		undo := s.fetches.alter(func(f *fetches) { f.secret = wrong })
+		_, err := s.read(ctx, s.cfg.Class.Name, s.listBody())
+		if err == nil {
+			m := s.newMachine()
+			_, err = s.run(ctx, m, m.operation(create), s.createBody(m))
+		}
+		undo()
+		if err != nil {
+			return err
+		}
+	}
+
+	return s.witnessed("STATUSTEXT-1")
+}

@@ -1,0 +1,292 @@
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// queueRounds is how many requests are sent to see that a queue group shares them.
+const queueRounds = 24
+
+// tree is the pattern of what any replica may take.
+func (s *suite) tree() string {
+	if s.plain {
+		return s.below("plain." + s.cfg.Provider + ".")
+	}
+
+	return s.below("driver." + s.cfg.Provider + ".")
+}
+
+// checkQueue joins the queue group: each request must reach one member only.
+func checkQueue(ctx context.Context, s *suite) error {
+	var ours atomic.Int64
+	sub, err := s.nc.QueueSubscribe(s.tree()+">", "driver", func(*nats.Msg) { ours.Add(1) })
+	if err != nil {
+		return fmt.Errorf("join the queue group: %w", err)
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection
+	if err := s.flush(ctx); err != nil {
+		return err
+	}
+	var asked []*exchange
+	for range queueRounds {
+		x, err := s.send(request{
+			subject: s.tree() + "list." + s.cfg.Class.Namespace + "." + s.cfg.Class.Name,
+			env:     s.envelope("read-"+nuid.Next(), s.listBody()),
+		})
+		if err != nil {
+			return err
+		}
+		asked = append(asked, x)
+	}
+	answered := func() (n int) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, x := range asked {
+			if x.accepted+x.results > 0 || len(x.frames) > 0 {
+				n++
+			}
+		}
+
+		return n
+	}
+	err = s.eventually(ctx, fmt.Sprintf("each of %d requests is taken by the driver or by another member of queue group driver", queueRounds),
+		func() (bool, error) { return answered()+int(ours.Load()) >= queueRounds, nil })
+	if err != nil {
+		return fmt.Errorf("%w: %d were answered", err, answered())
+	}
+	if err := pause(ctx, silence); err != nil { // for what must not come
+		return err
+	}
+	theirs := answered()
+	if theirs+int(ours.Load()) > queueRounds || ours.Load() == 0 {
+		return fmt.Errorf("of %d requests the driver answered %d and another member of queue group driver got %d: "+
+			"the driver does not share the group", queueRounds, theirs, ours.Load())
+	}
+	if s.plain {
+		return s.witnessed("SUBJECT-3")
+	}
+
+	return nil
+}
+
+func checkReplicaTree(ctx context.Context, s *suite) error {
+	if _, err := s.list(ctx); err != nil { // is sent there
+		return err
+	}
+	_, err := s.ops(ctx, "", 0)
+
+	return err
+}
+
+// checkReplyTree asks for answers where the provider has no business.
+func checkReplyTree(ctx context.Context, s *suite) error {
+	elsewhere := map[string]string{
+		"another provider's reply tree": s.below("reply." + s.cfg.Provider + "-other.x." + nuid.Next()),
+		"an inbox":                      "_INBOX." + nuid.Next(),
+	}
+	for what, reply := range elsewhere {
+		sub, err := s.nc.SubscribeSync(reply)
+		if err != nil {
+			return fmt.Errorf("subscribe to %s: %w", reply, err)
+		}
+		_, err = s.send(request{
+			subject: s.subject("list", s.cfg.Class.Name), env: s.envelope("read-"+nuid.Next(), s.listBody()), reply: reply,
+		})
+		if err == nil {
+			_, err = s.list(ctx) // behind it
+		}
+		if err == nil {
+			_, err = sub.NextMsg(silence)
+			if err == nil {
+				err = fmt.Errorf("a request was answered to %s", what)
+			} else if errors.Is(err, nats.ErrTimeout) {
+				err = nil
+			}
+		}
+		_ = sub.Unsubscribe() // fails only on a closed connection
+		if err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+// json asks for a list in JSON and returns the first frame.
+func (s *suite) json(ctx context.Context) (frame, error) {
+	x, err := s.send(request{
+		subject: s.subject("list", s.cfg.Class.Name), env: s.envelope("read-"+nuid.Next(), s.listBody()), json: true,
+	})
+	if err != nil {
+		return frame{}, err
+	}
+	for {
+		f, err := x.first(ctx, s.late())
+		if err != nil || f.GetResult() != nil {
+			return f, err
+		}
+	}
+}
+
+func checkContentType(ctx context.Context, s *suite) error {
+	if err := s.witnessed("ENV-1"); err != nil {
+		return err
+	}
+	x, err := s.send(request{
+		subject: s.subject("list", s.cfg.Class.Name), env: s.envelope("read-"+nuid.Next(), s.listBody()),
+	})
+	if err != nil {
+		return err
+	}
+	f, err := x.first(ctx, s.late())
+	if err == nil && f.contentType == contentTypeJSON {
+		err = errors.New("a protobuf request was answered in JSON")
+	}
+	if err != nil {
+		return err
+	}
+	if f, err = s.json(ctx); err == nil && f.contentType != contentTypeJSON {
+		err = fmt.Errorf("the answer to a JSON request has Content-Type %q", f.contentType)
+	}
+
+	return err
+}
+
+func checkJSON(ctx context.Context, s *suite) error {
+	f, err := s.json(ctx)
+	switch {
+	case err != nil:
+		return fmt.Errorf("list in JSON: %w", err)
+	case f.contentType != contentTypeJSON:
+		return fmt.Errorf("a list in JSON was answered with Content-Type %q", f.contentType)
+	case f.GetResult().GetStatus().GetCode() != driverv1.Code_CODE_OK:
+		return fmt.Errorf("list in JSON failed: %s", said(f.GetResult()))
+	}
+
+	return s.none(ctx, s.newMachine(), "nothing was made")
+}
+
+// checkEmpty sends what NATS itself sends when nobody listens, and nonsense.
+func checkEmpty(ctx context.Context, s *suite) error {
+	for what, payload := range map[string][]byte{"an empty request": {}, "a request that is no envelope": {0xff, 0xff, 0xff}} {
+		reply := s.replies + nuid.Next()
+		sub, err := s.nc.SubscribeSync(reply)
+		if err != nil {
+			return fmt.Errorf("subscribe to %s: %w", reply, err)
+		}
+		if _, err := s.send(request{subject: s.subject("list", s.cfg.Class.Name), payload: payload, reply: reply}); err != nil {
+			return err
+		}
+		if _, err := s.list(ctx); err != nil {
+			return fmt.Errorf("after %s: %w", what, err)
+		}
+		m, err := sub.NextMsg(silence)
+		_ = sub.Unsubscribe() // fails only on a closed connection
+		if err == nil && len(m.Data) == 0 {
+			return fmt.Errorf("%s was answered with an empty frame", what)
+		}
+	}
+
+	return s.witnessed("ENV-3")
+}
+
+// Numbers that no field of an Envelope has.
+const (
+	unknownField = 3000
+	unknownBody  = 2000
+)
+
+func checkUnknown(ctx context.Context, s *suite) error {
+	env := s.envelope("read-"+nuid.Next(), s.listBody())
+	payload, err := bus.Encode(env, "")
+	if err != nil {
+		return err
+	}
+	payload = protowire.AppendTag(payload, unknownField, protowire.BytesType)
+	payload = protowire.AppendString(payload, "of a newer contract")
+	x, err := s.send(request{subject: s.subject("list", s.cfg.Class.Name), env: env, payload: payload})
+	if err != nil {
+		return err
+	}
+	result, err := x.result(ctx, s.late())
+	if err == nil && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
+		err = fmt.Errorf("it answered %s", said(result))
+	}
+	if err != nil {
+		return fmt.Errorf("a request with an unknown field: %w", err)
+	}
+	bare := s.envelope("read-"+nuid.Next(), &driverv1.Envelope{})
+	if payload, err = bus.Encode(bare, ""); err != nil {
+		return err
+	}
+	payload = protowire.AppendTag(payload, unknownBody, protowire.BytesType)
+	payload = protowire.AppendBytes(payload, nil)
+	if x, err = s.send(request{subject: s.subject("teleport", s.cfg.Class.Name), env: bare, payload: payload}); err != nil {
+		return err
+	}
+	result, err = x.result(ctx, s.late())
+	if err == nil && result.GetStatus().GetCode() != driverv1.Code_CODE_UNIMPLEMENTED {
+		err = fmt.Errorf("want Unimplemented, and it answered %s", said(result))
+	}
+	if err != nil {
+		return fmt.Errorf("a request with an unknown body: %w", err)
+	}
+
+	return nil
+}
+
+func checkEpoch(ctx context.Context, s *suite) error {
+	m := s.newMachine()
+	s.epoch += 2
+	if err := s.remove(ctx, m); err != nil {
+		return fmt.Errorf("in epoch %d: %w", s.epoch, err)
+	}
+	result, err := s.attempt(ctx, m, m.operation(driverv1.Operation_OPERATION_CREATE), s.createBody(m),
+		func(env *driverv1.Envelope) { env.Epoch = s.epoch - 1 })
+	if err != nil {
+		return fmt.Errorf("in epoch %d, after %d: %w", s.epoch-1, s.epoch, err)
+	}
+	if result.GetStatus().GetCode() != driverv1.Code_CODE_ABORTED {
+		return fmt.Errorf("a create of epoch %d, after one of %d, was answered %s, not Aborted", s.epoch-1, s.epoch, said(result))
+	}
+	if err := s.none(ctx, m, "the create was of a lower epoch"); err != nil {
+		return err
+	}
+	env := s.envelope("read-"+nuid.Next(), s.listBody())
+	env.Epoch = s.epoch - 1
+	x, err := s.send(request{subject: s.subject("list", s.cfg.Class.Name), env: env})
+	if err != nil {
+		return err
+	}
+	if result, err = x.result(ctx, s.late()); err == nil && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
+		err = fmt.Errorf("a list of a lower epoch was answered %s", said(result))
+	}
+
+	return err
+}
+
+func checkStale(ctx context.Context, s *suite) error {
+	m := s.newMachine()
+	result, err := s.attempt(ctx, m, m.operation(driverv1.Operation_OPERATION_CREATE), s.createBody(m),
+		func(env *driverv1.Envelope) { env.AcceptBy = timestamppb.New(time.Now().Add(-time.Minute)) })
+	if err != nil {
+		return err
+	}
+	if result.GetStatus().GetCode() != driverv1.Code_CODE_ABORTED {
+		return fmt.Errorf("a create that was to be accepted a minute ago was answered %s, not Aborted", said(result))
+	}
+
+	return s.none(ctx, m, "the create was stale")
+}

@@ -1,0 +1,150 @@
+package drivertest
+
+import (
+	"encoding/xml"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Verdict is what came of checking a clause.
+type Verdict string
+
+// The verdicts.
+const (
+	Passed  Verdict = "pass"
+	Failed  Verdict = "FAIL"
+	Skipped Verdict = "skip"
+	Manager Verdict = "mcm" // the clause binds the manager alone
+)
+
+// A Finding is what came of one clause.
+type Finding struct {
+	Clause
+
+	Verdict Verdict
+	// Detail says what is wrong, or why the clause was not checked.
+	Detail string
+	Took   time.Duration
+}
+
+// String is one line of a report, or more where a failure needs them.
+func (f Finding) String() string {
+	line := fmt.Sprintf("%-4s  %-14s  %s", f.Verdict, f.ID, f.Says)
+	if f.Detail != "" {
+		line += "\n                      " + strings.ReplaceAll(f.Detail, "\n", "\n                      ")
+	}
+
+	return line
+}
+
+// A Report is what came of checking a driver.
+type Report struct {
+	Provider string
+	// Replica is the one that was looked at; empty for a plain driver.
+	Replica string
+	Plain   bool
+	// Findings are in the order of the checks.
+	Findings []Finding
+	// Left says what could not be cleaned up; empty when nothing was left.
+	Left string
+	Took time.Duration
+}
+
+// OK tells whether the driver keeps the contract as far as it was checked, and
+// nothing was left behind.
+func (r *Report) OK() bool { return r.Left == "" && len(r.Of(Failed)) == 0 }
+
+// Of returns the findings with a verdict, by clause id.
+func (r *Report) Of(v Verdict) []Finding {
+	var found []Finding
+	for _, f := range r.Findings {
+		if f.Verdict == v {
+			found = append(found, f)
+		}
+	}
+	slices.SortFunc(found, func(a, b Finding) int { return compareIDs(a.ID, b.ID) })
+
+	return found
+}
+
+// WriteSummary writes what a reader of the findings still wants to know.
+func (r *Report) WriteSummary(w io.Writer) error {
+	kind := "full replica " + r.Replica
+	if r.Plain {
+		kind = "plain driver"
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "\n%s (%s): %d clauses passed, %d failed, %d skipped, %d bind mcm, in %s\n", r.Provider, kind,
+		len(r.Of(Passed)), len(r.Of(Failed)), len(r.Of(Skipped)), len(r.Of(Manager)), r.Took.Round(100*time.Millisecond))
+	for _, f := range r.Of(Failed) {
+		fmt.Fprintf(&text, "%s\n", f)
+	}
+	if r.Left != "" {
+		fmt.Fprintf(&text, "NOT CLEANED UP: %s\n", r.Left)
+	}
+	if _, err := io.WriteString(w, text.String()); err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+
+	return nil
+}
+
+// The elements of JUnit's format, as CI systems read it.
+type (
+	junitSuite struct {
+		XMLName  xml.Name    `xml:"testsuite"`
+		Name     string      `xml:"name,attr"`
+		Tests    int         `xml:"tests,attr"`
+		Failures int         `xml:"failures,attr"`
+		Skipped  int         `xml:"skipped,attr"`
+		Time     string      `xml:"time,attr"`
+		Cases    []junitCase `xml:"testcase"`
+	}
+	junitCase struct {
+		Class   string     `xml:"classname,attr"`
+		Name    string     `xml:"name,attr"`
+		Time    string     `xml:"time,attr"`
+		Failure *junitText `xml:"failure,omitempty"`
+		Skipped *junitText `xml:"skipped,omitempty"`
+	}
+	junitText struct {
+		Message string `xml:"message,attr"`
+	}
+)
+
+// WriteJUnit writes the report in the XML format that CI systems read.
+func (r *Report) WriteJUnit(w io.Writer) error {
+	suite := junitSuite{Name: "driver-conformance." + r.Provider, Time: seconds(r.Took)}
+	for _, f := range r.Findings {
+		c := junitCase{Class: suite.Name, Name: f.ID + " " + f.Says, Time: seconds(f.Took)}
+		switch f.Verdict {
+		case Failed:
+			c.Failure = &junitText{f.Detail}
+			suite.Failures++
+		case Skipped, Manager:
+			c.Skipped = &junitText{f.Detail}
+			suite.Skipped++
+		case Passed:
+		}
+		suite.Cases = append(suite.Cases, c)
+	}
+	if r.Left != "" {
+		suite.Cases = append(suite.Cases, junitCase{Class: suite.Name, Name: "cleaned up", Failure: &junitText{r.Left}})
+		suite.Failures++
+	}
+	suite.Tests = len(suite.Cases)
+	text, err := xml.MarshalIndent(suite, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write JUnit: %w", err)
+	}
+	if _, err := fmt.Fprintf(w, "%s%s\n", xml.Header, text); err != nil {
+		return fmt.Errorf("write JUnit: %w", err)
+	}
+
+	return nil
+}
+
+func seconds(d time.Duration) string { return fmt.Sprintf("%.3f", d.Seconds()) }

@@ -1,0 +1,124 @@
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+)
+
+// cleanUpLimit bounds what is done once checking has ended, for whatever reason.
+const cleanUpLimit = 2 * time.Minute
+
+// Run checks a driver, one subtest for each clause. The driver must be on the bus,
+// or come to it within cfg.Wait.
+func Run(t *testing.T, cfg Config) { //nolint:thelper // it is the test, not a helper of one
+	s, err := open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.end()
+	for _, c := range clauses() {
+		if !s.cfg.wants(c.ID) {
+			continue
+		}
+		t.Run(c.ID, func(t *testing.T) {
+			switch f := s.look(t.Context(), c); f.Verdict {
+			case Failed:
+				t.Errorf("%s: %s", c.Says, f.Detail)
+			case Skipped, Manager:
+				t.Skipf("%s: %s", c.Says, f.Detail)
+			case Passed:
+			}
+		})
+	}
+	if err := s.finally(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Check checks a driver as [Run] does, without package testing. Tell is called
+// with each finding as it comes; it may be nil. The error says why the driver could
+// not be checked at all; what is wrong with it is in the report.
+func Check(ctx context.Context, cfg Config, tell func(Finding)) (*Report, error) {
+	started := time.Now()
+	s, err := open(ctx, cfg)
+	if ctx.Err() != nil && err != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer s.end()
+	report := &Report{Provider: s.cfg.Provider, Replica: s.target, Plain: s.plain}
+	for _, c := range clauses() {
+		if !s.cfg.wants(c.ID) || ctx.Err() != nil {
+			continue
+		}
+		f := s.look(ctx, c)
+		report.Findings = append(report.Findings, f)
+		if tell != nil {
+			tell(f)
+		}
+	}
+	if err := s.finally(ctx); err != nil {
+		report.Left = err.Error()
+	}
+	report.Took = time.Since(started)
+	if ctx.Err() != nil {
+		return report, context.Cause(ctx)
+	}
+
+	return report, nil
+}
+
+func (c Config) wants(id string) bool {
+	if len(c.Only) == 0 {
+		return true
+	}
+	for _, only := range c.Only {
+		if only == id {
+			return true
+		}
+	}
+
+	return false
+}
+
+// look checks one clause and removes what was made for it.
+func (s *suite) look(ctx context.Context, c Clause) Finding {
+	f := Finding{Clause: c, Verdict: Passed}
+	started := time.Now()
+	err := s.applies(c)
+	if err == nil {
+		limit, cancel := context.WithTimeoutCause(ctx, 2*s.cfg.Timeout+cleanUpLimit, errors.New("the check took too long"))
+		err = c.check(limit, s)
+		cancel()
+		if cleaned := s.cleanUp(ctx); cleaned != nil && err == nil {
+			err = cleaned
+		}
+	}
+	var why skip
+	switch {
+	case c.Manager:
+		f.Verdict = Manager
+	case errors.As(err, &why):
+		f.Verdict = Skipped
+	case err != nil:
+		f.Verdict = Failed
+	}
+	if err != nil {
+		f.Detail = err.Error()
+	}
+	f.Took = time.Since(started)
+
+	return f
+}
+
+// finally removes what is left, also when checking was interrupted.
+func (s *suite) finally(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), cleanUpLimit, errors.New("cleaning up took too long"))
+	defer cancel()
+
+	return errors.Join(s.cleanUp(ctx), s.leftovers(ctx))
+}

@@ -1,0 +1,384 @@
+package drivertest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A suite is the manager's side of the bus, and what it has seen of one driver.
+type suite struct {
+	cfg     Config
+	conn    *bus.Conn
+	nc      *nats.Conn
+	caller  *bus.Caller // makes the operations stream
+	fetches *fetches
+	replies string // prefix of reply subjects
+	prefix  string // of machines' names
+	close   []func()
+
+	plain  bool
+	claims bool   // the driver claims
+	target string // the replica that is looked at; empty for a plain driver
+	epoch  uint64
+
+	mu        sync.Mutex
+	exchanges map[string]*exchange // by reply subject
+	sessions  map[string][]session // by replica, newest last
+	machines  []*machine           // may have an instance
+	claimed   []claimed
+	blames    map[string][]string // what was seen to be wrong, by clause
+	made      int                 // machines so far
+}
+
+// A session is one sign of life, as it came.
+type session struct {
+	*driverv1.Session
+
+	at       time.Time
+	expected string // sequence that it is to replace
+	ttl      string
+	reply    string
+}
+
+// claimed is one record written on a claim's subject.
+type claimed struct {
+	*driverv1.Envelope
+
+	subject, expected string
+}
+
+// sessionsKept bounds what is remembered of a replica.
+const sessionsKept = 1000
+
+// open connects, waits for the driver and finds out what kind it is.
+func open(ctx context.Context, cfg Config) (*suite, error) {
+	cfg, err := cfg.complete()
+	if err != nil {
+		return nil, err
+	}
+	cfg.NATS.Name, cfg.NATS.FailFast, cfg.NATS.Logger = "driver-conformance", true, cfg.Logger
+	cfg.NATS.InboxPrefix = bus.ManagerInboxPrefix
+	s := &suite{
+		cfg: cfg, prefix: "conformance-" + strings.ToLower(rand.Text()[:8]) + "-",
+		exchanges: map[string]*exchange{}, sessions: map[string][]session{}, blames: map[string][]string{},
+	}
+	if s.conn, err = bus.Connect(ctx, cfg.NATS); err != nil {
+		return nil, err
+	}
+	s.nc = s.conn.Client()
+	s.close = append(s.close, s.conn.Close)
+	if err := s.listen(ctx); err != nil {
+		s.end()
+
+		return nil, err
+	}
+	if err := s.meet(ctx); err != nil {
+		s.end()
+
+		return nil, err
+	}
+
+	return s, nil
+}
+
+func (s *suite) end() {
+	for n := len(s.close) - 1; n >= 0; n-- {
+		s.close[n]()
+	}
+}
+
+// listen plays the manager's side.
+func (s *suite) listen(ctx context.Context) error {
+	var err error
+	if s.fetches, err = newFetches(s.cfg, s.nc); err != nil {
+		return err
+	}
+	fetchCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	s.close = append(s.close, stop)
+	s.replies = s.below("reply." + s.cfg.Provider + "." + nuid.Next() + ".")
+	onFetch := func(m *nats.Msg) { s.fetches.onFetch(fetchCtx, m) }
+	subjects := map[string]nats.MsgHandler{
+		s.replies + "*": s.onReply,
+		s.below("session." + s.cfg.Provider + ".*"): s.onSession,
+		s.below("claim." + s.cfg.Provider + ".*"):   s.onClaim,
+		s.below("fetch." + s.cfg.Provider + ".*"):   onFetch,
+	}
+	if s.cfg.OtherCluster != "" {
+		subjects["mcm.v1."+s.cfg.OtherCluster+".fetch."+s.cfg.Provider+".*"] = onFetch
+		subjects["mcm.v1."+s.cfg.OtherCluster+".reply."+s.cfg.Provider+".*.*"] = s.onReply
+	}
+	for subject, f := range subjects {
+		if _, err := s.nc.Subscribe(subject, f); err != nil {
+			return fmt.Errorf("subscribe to %s: %w", subject, err)
+		}
+	}
+	if err := s.flush(ctx); err != nil {
+		return err
+	}
+
+	return s.startCaller()
+}
+
+// flush waits until the server has taken all subscriptions.
+func (s *suite) flush(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Patience)
+	defer cancel()
+
+	return s.conn.Flush(ctx)
+}
+
+// startCaller has the operations stream made as the manager makes it.
+func (s *suite) startCaller() error {
+	caller, err := bus.NewCaller(s.conn, bus.CallerConfig{
+		Cluster: s.cfg.Cluster, Operations: &bus.StreamConfig{Memory: true}, Key: s.fetches.key, Logger: s.cfg.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	if s.caller == nil {
+		s.close = append(s.close, func() { s.caller.Close() })
+	}
+	s.caller = caller
+
+	return nil
+}
+
+// meet waits for a full replica, or for a plain driver.
+func (s *suite) meet(ctx context.Context) error {
+	limit, cancel := context.WithTimeoutCause(ctx, s.cfg.Wait, fmt.Errorf(
+		"no driver of provider %q came to the bus within %s (cluster %q): is it started, with this NATS and this provider?",
+		s.cfg.Provider, s.cfg.Wait, s.cfg.Cluster))
+	defer cancel()
+	started := time.Now()
+	tick := time.NewTicker(bus.SessionInterval / 10)
+	defer tick.Stop()
+	for {
+		if s.chooseTarget() {
+			return s.meetReplica(limit)
+		}
+		if time.Since(started) > 2*bus.SessionInterval && s.plainAnswers(limit) { // a full one would have been heard by now
+			s.plain = true
+
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-limit.Done():
+			return context.Cause(limit)
+		}
+	}
+}
+
+// chooseTarget looks at one replica that is alive.
+func (s *suite) chooseTarget() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for replica, sessions := range s.sessions {
+		last := sessions[len(sessions)-1]
+		if !last.GetStopped() && !last.GetDraining() && time.Since(last.at) < 3*bus.SessionInterval {
+			s.target = replica
+			s.epoch = max(s.epoch, last.GetEpoch())
+
+			return true
+		}
+	}
+
+	return false
+}
+
+// meetReplica finds out whether the replica claims.
+func (s *suite) meetReplica(ctx context.Context) error {
+	settled := func() bool {
+		streams := s.caller.Streams()
+
+		return len(streams) > 0 && (streams[0].Ready || streams[0].Absent)
+	}
+	if err := s.eventually(ctx, "the operations stream is there, or known to be absent",
+		func() (bool, error) { return settled(), nil }); err != nil {
+		return err
+	}
+	if !s.caller.Streams()[0].Ready || s.session().GetSessionId() == "" {
+		return nil
+	}
+	s.claims = true
+
+	return s.eventually(ctx, "a session of the replica says that it is leased",
+		func() (bool, error) { return s.session().GetLeased(), nil })
+}
+
+// plainAnswers tells whether a plain driver listens.
+func (s *suite) plainAnswers(ctx context.Context) bool {
+	x, err := s.send(request{
+		subject: s.below("plain." + s.cfg.Provider + ".list." + s.cfg.Class.Namespace + "." + s.cfg.Class.Name),
+		env:     s.envelope("read-"+nuid.Next(), s.listBody()),
+	})
+	if err != nil {
+		return false
+	}
+	f, err := x.next(ctx, s.cfg.Timeout)
+
+	return err == nil && f.GetResult() != nil
+}
+
+// session returns the newest session of the replica that is looked at.
+func (s *suite) session() session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if all := s.sessions[s.target]; len(all) > 0 {
+		return all[len(all)-1]
+	}
+
+	return session{}
+}
+
+// sessionsOf returns all that were heard of a replica.
+func (s *suite) sessionsOf(replica string) []session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return append([]session(nil), s.sessions[replica]...)
+}
+
+func (s *suite) onSession(m *nats.Msg) {
+	env, err := bus.Decode(m.Data, m.Header.Get(headerContentType))
+	if err != nil || env.GetSession() == nil {
+		if env.GetTombstone() == nil {
+			s.blame("SESSION-1", "what is no session came on %s", m.Subject)
+		}
+
+		return
+	}
+	got := session{
+		Session: env.GetSession(), at: time.Now(),
+		expected: m.Header.Get(headerExpected), ttl: m.Header.Get(headerTTL), reply: m.Reply,
+	}
+	replica := got.GetReplica()
+	if m.Subject != s.below("session."+s.cfg.Provider+"."+replica) {
+		s.blame("SESSION-2", "a session on %s says that it is replica %q", m.Subject, replica)
+	}
+	if env.GetReplica() != replica {
+		s.blame("ENV-7", "the envelope of a session of replica %q says %q", replica, env.GetReplica())
+	}
+	for _, op := range got.GetOperations() {
+		s.leak("PROGRESS-1", "a session's last_progress", op.GetLastProgress())
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if all := s.sessions[replica]; len(all) < sessionsKept {
+		s.sessions[replica] = append(all, got)
+	} else {
+		s.sessions[replica] = append(all[1:], got)
+	}
+}
+
+func (s *suite) onClaim(m *nats.Msg) {
+	env, err := bus.Decode(m.Data, m.Header.Get(headerContentType))
+	if err != nil {
+		s.blame("CLAIM-1", "what is no envelope came on %s: %v", m.Subject, err)
+
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.claimed = append(s.claimed, claimed{env, m.Subject, m.Header.Get(headerExpected)})
+}
+
+// record reads the newest record of a subject in the operations stream; sequence
+// 0 when there is none.
+func (s *suite) record(ctx context.Context, subject string) (uint64, *driverv1.Envelope, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Patience)
+	defer cancel()
+	m, err := s.nc.RequestWithContext(ctx,
+		"$JS.API.DIRECT.GET."+bus.StreamName(s.cfg.Cluster, s.cfg.Provider)+"."+subject, nil)
+	if err != nil {
+		return 0, nil, fmt.Errorf("read %s from the operations stream: %w", subject, err)
+	}
+	switch m.Header.Get(headerStatus) {
+	case "":
+	case "404":
+		return 0, nil, nil
+	default:
+		return 0, nil, fmt.Errorf("read %s from the operations stream: %s", subject, m.Header.Get("Description"))
+	}
+	sequence, err := strconv.ParseUint(m.Header.Get(headerSequence), 10, 64)
+	if err != nil {
+		return 0, nil, fmt.Errorf("read %s from the operations stream: sequence: %w", subject, err)
+	}
+	env, err := bus.Decode(m.Data, "")
+
+	return sequence, env, err
+}
+
+// replace writes a record in the place of the one with the expected sequence.
+// Stored is false when another one is there.
+func (s *suite) replace(ctx context.Context, subject string, env *driverv1.Envelope, expected uint64) (stored bool, err error) {
+	payload, err := bus.Encode(env, "")
+	if err != nil {
+		return false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Patience)
+	defer cancel()
+	answer, err := s.nc.RequestMsgWithContext(ctx, &nats.Msg{
+		Subject: subject, Data: payload, Header: nats.Header{headerExpected: {strconv.FormatUint(expected, 10)}},
+	})
+	if err != nil {
+		return false, fmt.Errorf("write %s to the operations stream: %w", subject, err)
+	}
+
+	return acknowledged(answer)
+}
+
+// eventually polls until ok, for as long as s.cfg.Patience and the driver's settle time
+// allow.
+func (s *suite) eventually(ctx context.Context, what string, ok func() (bool, error)) error {
+	limit := time.NewTimer(s.cfg.Patience + s.session().GetSettleTime().AsDuration())
+	defer limit.Stop()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		done, err := ok()
+		if done || err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-limit.C:
+			return errors.New("waited in vain until " + what)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// settled waits for as long as the cloud's list may lag behind.
+func (s *suite) settled(ctx context.Context) error {
+	return pause(ctx, s.session().GetSettleTime().AsDuration())
+}
+
+// pause is for what has to be given time, and cannot be waited for: nothing tells
+// that a list has caught up, or that no frame comes.
+func pause(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

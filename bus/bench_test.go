@@ -2,7 +2,10 @@ package bus_test
 
 import (
 	"context"
+	"fmt"
+	"runtime"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -43,23 +46,62 @@ func BenchmarkStatus(b *testing.B) {
 		if _, err := peer.QueueSubscribe("raw.>", "driver", func(m *nats.Msg) { _ = m.Respond(reply) }); err != nil || peer.Flush() != nil {
 			b.Fatal(err)
 		}
-		b.Run(where+"/raw", func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := raw.Request("raw.default.driver.virtual.status.shop.m", request, time.Minute); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-		b.Run(where+"/bus", func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := r.caller.Call(b.Context(), req); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
+		for _, inFlight := range []int{1, 64, 1024} {
+			b.Run(fmt.Sprintf("%s/%d/raw", where, inFlight), func(b *testing.B) {
+				together(b, inFlight, func() error {
+					_, err := raw.Request("raw.default.driver.virtual.status.shop.m", request, time.Minute)
+
+					return err
+				})
+			})
+			b.Run(fmt.Sprintf("%s/%d/bus", where, inFlight), func(b *testing.B) {
+				together(b, inFlight, func() error {
+					_, err := r.caller.Call(b.Context(), req)
+
+					return err
+				})
+			})
+		}
 	}
+}
+
+// together makes b.N calls, so many at a time.
+func together(b *testing.B, inFlight int, call func() error) {
+	b.Helper()
+	b.ReportAllocs()
+	b.SetParallelism(max(1, inFlight/runtime.GOMAXPROCS(0)))
+	before := cpuTime(b)
+	defer func() { b.ReportMetric(float64(cpuTime(b)-before)/float64(b.N), "cpu-ns/op") }()
+	if inFlight == 1 {
+		for b.Loop() {
+			if err := call(); err != nil {
+				b.Fatal(err)
+			}
+		}
+
+		return
+	}
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			if err := call(); err != nil {
+				b.Error(err)
+
+				return
+			}
+		}
+	})
+}
+
+// cpuTime is what this process has used, which other work on the machine changes
+// less than the time that passes.
+func cpuTime(b *testing.B) time.Duration {
+	b.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // wireBytes listens to one call and returns what it put on the wire.

@@ -168,8 +168,8 @@ func (k *call) try(ctx context.Context) (verdict, *driverv1.Result, driverv1.Bus
 	if err != nil {
 		return k.unsent(err), nil, none
 	}
-	f := follow{k: k, a: a, timer: time.NewTimer(k.within(acceptTimeout)), unbind: func() {}}
-	defer func() { f.timer.Stop(); f.unbind() }()
+	f := follow{k: k, a: a, timer: k.c.timers.start(k.within(acceptTimeout)), unbind: func() {}}
+	defer func() { k.c.timers.stop(f.timer); f.unbind() }()
 	v, busy := f.run(ctx)
 	k.out.Replica = f.last.holder
 	if v == gotBusy {

@@ -52,6 +52,8 @@ type Caller struct {
 	replicas *replicas
 	dropped  atomic.Uint64
 
+	timers timers
+
 	mu      sync.Mutex
 	waiting map[string]func(*nats.Msg) // by reply subject
 	burials map[string]*burial         // under way, by replica

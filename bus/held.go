@@ -92,23 +92,20 @@ func (s *Server) run(ctx context.Context, h *held) {
 	defer h.cancel()
 	task := &Task{
 		Cluster: h.cluster, Operation: h.operation, Request: h.request, TraceParent: h.traceParent,
-		progress: func(message string) { s.report(h, message) },
-		begin:    func() error { return s.mayBegin(ctx, h) },
+		server: s, held: h, ctx: ctx,
 	}
 	result := s.handle(ctx, task)
-	if ctx.Err() != nil && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
+	if result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
 		s.mu.Lock()
 		// Whatever the driver says, its call was cut off halfway, or this attempt
-		// before it could tell what an earlier one has done [RESULT-3].
+		// before it could tell what an earlier one has done [RESULT-3]; what was
+		// refused is to be tried again under this id, and not as another operation.
 		earlier := Mutates(h.operation) && h.request.GetRecover()
-		result.OutcomeUnknown = result.GetOutcomeUnknown() || h.begun || earlier
+		if ctx.Err() != nil && (h.begun || earlier) || h.refused {
+			result.OutcomeUnknown = true
+		}
 		s.mu.Unlock()
 	}
-	s.mu.Lock()
-	if h.refused && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
-		result.OutcomeUnknown = true // the next attempt is to be at this operation, not at another
-	}
-	s.mu.Unlock()
 	s.settle(h, result)
 }
 

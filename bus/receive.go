@@ -121,7 +121,8 @@ func (s *Server) acceptRead(h *held) {
 
 		return
 	}
-	go s.run(ctx, h)
+	s.begunReads.add(ctx, h)
+	go s.runReads()
 }
 
 // check returns why a request cannot be served at all, or nil.

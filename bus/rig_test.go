@@ -241,7 +241,7 @@ func audit(machine string) *driverv1.Audit {
 func run(tb testing.TB, conn *bus.Conn, h bus.HandlerFunc, change ...func(*bus.ServerConfig)) *bus.Server {
 	tb.Helper()
 	cfg := bus.ServerConfig{
-		Provider: provider, Version: "1.0.0", Logger: bustest.Quiet(),
+		Provider: provider, Version: "1.0.0", Slots: 2048, Logger: bustest.Quiet(),
 		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
 		Capabilities: []driverv1.Operation{
 			driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_INITIALIZE, driverv1.Operation_OPERATION_STATUS,

@@ -61,13 +61,14 @@ type Task struct {
 	// operation is not traced.
 	TraceParent string
 
-	progress func(string)
-	begin    func() error
+	server *Server
+	held   *held
+	ctx    context.Context //nolint:containedctx // the operation's, as Handle gets it
 }
 
 // Progress tells mcm what the operation is doing, in one line without secrets.
 // It never blocks and may be called often: only the newest line counts.
-func (t *Task) Progress(message string) { t.progress(message) }
+func (t *Task) Progress(message string) { t.server.report(t.held, message) }
 
 // BeginMutation is called right before a call that changes something at the
 // provider. It fails when the operation must not go on: it was cancelled, its
@@ -75,7 +76,7 @@ func (t *Task) Progress(message string) { t.progress(message) }
 // another replica because this one was out of touch. From the first success on a cancel
 // comes too late and no longer ends the operation's context: what a provider made
 // of a call cut off halfway nobody could tell.
-func (t *Task) BeginMutation() error { return t.begin() }
+func (t *Task) BeginMutation() error { return t.server.mayBegin(t.ctx, t.held) }
 
 // A ServerConfig describes a replica.
 type ServerConfig struct {
@@ -149,8 +150,9 @@ type Server struct {
 
 	sessionLog time.Time // when a session was last said not to be sent
 
-	tasks sync.WaitGroup // added to under mu while not draining
-	acked chan struct{}  // signals that a kept result went
+	begunReads reads
+	tasks      sync.WaitGroup // added to under mu while not draining
+	acked      chan struct{}  // signals that a kept result went
 }
 
 // NewServer checks the configuration and makes a replica; [Server.Run] makes it

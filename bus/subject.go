@@ -141,22 +141,33 @@ type Subject struct {
 	Machine   string // uid
 }
 
-// layouts gives the fields that follow the tree in each subject, in order.
-var layouts = map[Tree]func(*Subject) []*string{
-	TreeDriver: func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
-	TreePlain:  func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
-	TreeReplica: func(s *Subject) []*string {
-		return []*string{&s.Provider, &s.Replica, &s.Verb, &s.Namespace, &s.Name}
-	},
-	TreeReply:     func(s *Subject) []*string { return []*string{&s.Provider, &s.Caller, &s.Token} },
-	TreeSession:   func(s *Subject) []*string { return []*string{&s.Provider, &s.Replica} },
-	TreeHello:     func(*Subject) []*string { return nil },
-	TreeFetch:     func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
-	TreeChanged:   func(s *Subject) []*string { return []*string{&s.Provider} },
-	TreeNodeGroup: func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb} },
-	TreeAudit:     func(s *Subject) []*string { return []*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name} },
-	TreeOutcomes:  func(*Subject) []*string { return nil },
-	TreeClaim:     func(s *Subject) []*string { return []*string{&s.Provider, &s.Machine} },
+// maxFields is how many fields follow a subject's tree at most.
+const maxFields = 5
+
+// layout returns the fields that make up the rest of a subject of the tree, in
+// order, and false for a tree there is not. It is asked for every message: an array
+// stays on the stack.
+func (s *Subject) layout() (fields [maxFields]*string, n int, known bool) {
+	switch s.Tree {
+	case TreeDriver, TreePlain, TreeAudit:
+		return [maxFields]*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name}, 4, true
+	case TreeReplica:
+		return [maxFields]*string{&s.Provider, &s.Replica, &s.Verb, &s.Namespace, &s.Name}, maxFields, true
+	case TreeReply:
+		return [maxFields]*string{&s.Provider, &s.Caller, &s.Token}, 3, true
+	case TreeSession:
+		return [maxFields]*string{&s.Provider, &s.Replica}, 2, true
+	case TreeFetch, TreeNodeGroup:
+		return [maxFields]*string{&s.Provider, &s.Verb}, 2, true
+	case TreeChanged:
+		return [maxFields]*string{&s.Provider}, 1, true
+	case TreeClaim:
+		return [maxFields]*string{&s.Provider, &s.Machine}, 2, true
+	case TreeHello, TreeOutcomes:
+		return fields, 0, true
+	default:
+		return fields, 0, false
+	}
 }
 
 // controlFields is how many fields a replica subject has that names no machine:
@@ -169,20 +180,28 @@ var errSubject = errors.New("not a machinebus subject")
 // Build returns the subject as text. Kubernetes names are escaped; it fails
 // when a field is empty or holds what a subject cannot carry.
 func (s Subject) Build() (string, error) {
-	layout, ok := layouts[s.Tree]
+	fields, n, ok := s.layout()
 	if !ok {
 		return "", fmt.Errorf("%w: unknown tree %q", errSubject, s.Tree)
 	}
 	if err := ValidToken("cluster", s.Cluster); err != nil {
 		return "", err
 	}
-	var b strings.Builder
-	b.WriteString(root + "." + s.Cluster + "." + string(s.Tree))
-	fields := layout(&s)
 	if s.Tree == TreeReplica && s.Namespace == "" && s.Name == "" {
-		fields = fields[:controlFields]
+		n = controlFields
 	}
-	for _, field := range fields {
+	size := len(root) + len(s.Cluster) + len(s.Tree) + n + 2 // a dot before each
+	for _, field := range fields[:n] {
+		size += len(*field)
+	}
+	var b strings.Builder
+	b.Grow(size)
+	b.WriteString(root)
+	b.WriteByte('.')
+	b.WriteString(s.Cluster)
+	b.WriteByte('.')
+	b.WriteString(string(s.Tree))
+	for _, field := range fields[:n] {
 		token := *field
 		if strings.Contains(token, "~") {
 			return "", fmt.Errorf("%w: %q holds a '~'", errSubject, token)
@@ -203,36 +222,41 @@ func (s Subject) Build() (string, error) {
 // ParseSubject takes a subject apart. It is the inverse of [Subject.Build].
 func ParseSubject(subject string) (Subject, error) {
 	var s Subject
-	tokens := strings.Split(subject, ".")
-	const fixed = 4 // mcm, v1, cluster, tree
-	if len(tokens) < fixed || tokens[0]+"."+tokens[1] != root {
+	rest, ours := strings.CutPrefix(subject, root+".")
+	cluster, rest, more := strings.Cut(rest, ".")
+	if !ours || !more {
 		return s, fmt.Errorf("%w: %q does not start with %s.<cluster>.<tree>", errSubject, subject, root)
 	}
-	s.Cluster, s.Tree = tokens[2], Tree(tokens[3])
-	layout, ok := layouts[s.Tree]
+	tree, rest, more := strings.Cut(rest, ".")
+	s.Cluster, s.Tree = cluster, Tree(tree)
+	fields, n, ok := s.layout()
 	if !ok {
 		return s, fmt.Errorf("%w: %q: unknown tree %q", errSubject, subject, s.Tree)
 	}
 	if err := ValidToken("cluster", s.Cluster); err != nil {
 		return s, err
 	}
-	fields, values := layout(&s), tokens[fixed:]
-	if s.Tree == TreeReplica && len(values) == controlFields {
-		fields = fields[:controlFields]
+	values := 0
+	if more {
+		values = strings.Count(rest, ".") + 1
 	}
-	if len(fields) != len(values) {
-		return s, fmt.Errorf("%w: %q: a %s subject has %d more tokens, not %d",
-			errSubject, subject, s.Tree, len(fields), len(values))
+	if s.Tree == TreeReplica && values == controlFields {
+		n = controlFields
 	}
-	for i, field := range fields {
-		if err := validToken(values[i]); err != nil {
+	if n != values {
+		return s, fmt.Errorf("%w: %q: a %s subject has %d more tokens, not %d", errSubject, subject, s.Tree, n, values)
+	}
+	for _, field := range fields[:n] {
+		var value string
+		value, rest, _ = strings.Cut(rest, ".")
+		if err := validToken(value); err != nil {
 			return s, fmt.Errorf("%w in %q", err, subject)
 		}
-		*field = values[i]
+		*field = value
 		if field == &s.Namespace || field == &s.Name {
-			*field = strings.ReplaceAll(values[i], "~", ".")
-		} else if strings.Contains(values[i], "~") {
-			return s, fmt.Errorf("%w: %q: token %q holds a '~'", errSubject, subject, values[i])
+			*field = strings.ReplaceAll(value, "~", ".")
+		} else if strings.Contains(value, "~") {
+			return s, fmt.Errorf("%w: %q: token %q holds a '~'", errSubject, subject, value)
 		}
 	}
 

@@ -381,6 +381,15 @@ func (e *exchange) result() *driverv1.Result {
 				Body: &driverv1.Envelope_Acknowledge{Acknowledge: &driverv1.Acknowledge{OperationId: e.id}},
 			})
 
+			// Requests come by another subscription: only an answer from behind the
+			// acknowledgement says that the next one finds the result gone.
+			e.w.directed(frame.GetReplica(), "ops", e.sub.Subject, &driverv1.Envelope{Body: &driverv1.Envelope_Ops{
+				Ops: &driverv1.OpsRequest{OperationId: e.id},
+			}})
+			for e.frame().GetOpsHeld() == nil {
+				continue // frames that were on their way
+			}
+
 			return r
 		}
 	}

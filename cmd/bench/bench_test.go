@@ -23,6 +23,7 @@ func TestFlags(t *testing.T) {
 		"rounds":  {"a median needs some", []string{"--rounds=3"}, "--rounds=3"},
 		"none":    {"nothing can be compared", []string{"--machines=0"}, "--machines=0"},
 		"pool":    {"the same", []string{"--pool=0"}, "--pool=0"},
+		"fleet":   {"a mean of no machines is none", []string{"--fleet=0"}, "--fleet=0"},
 		"argument": {
 			"ONLY is make's word, not the program's", []string{"read"}, `"read": name benchmarks with --only`,
 		},
@@ -76,6 +77,58 @@ func TestLoad(t *testing.T) {
 	broken := errors.New("broken")
 	if _, err := load(t.Context(), inFlight, time.Hour, func(context.Context) error { return broken }); !errors.Is(err, broken) {
 		t.Errorf("a call that fails must end the load: %v", err)
+	}
+}
+
+func TestPaced(t *testing.T) {
+	t.Parallel()
+	var calls atomic.Int64
+	m, err := paced(t.Context(), 1000, 50*time.Millisecond, func(context.Context) error { calls.Add(1); return nil })
+	if err != nil || calls.Load() != 50 || m.p50 > m.p99 {
+		t.Errorf("%d calls, %+v, %v; want 50, each begun once", calls.Load(), m, err)
+	}
+	broken := errors.New("broken")
+	if _, err := paced(t.Context(), 1000, 5*time.Millisecond, func(context.Context) error { return broken }); !errors.Is(err, broken) {
+		t.Errorf("a call that fails must be told: %v", err)
+	}
+}
+
+func TestRequestsByKind(t *testing.T) {
+	t.Parallel()
+	const metrics = `# TYPE apiserver_request_total counter
+apiserver_request_total{code="200",component="apiserver",resource="machines",subresource="status",verb="PATCH"} 7
+apiserver_request_total{code="409",component="apiserver",resource="machines",subresource="status",verb="PATCH"} 1
+apiserver_request_total{code="200",component="apiserver",resource="nodes",subresource="",verb="LIST"} 4
+apiserver_request_total{code="200",component="apiserver",resource="nodes",subresource="",verb="WATCH"} 2
+`
+	after, err := requestsByKind(metrics)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := kindsTable(map[string]int{"LIST nodes": 4}, after, 2)
+	want := [][]string{{"request", "for each machine"}, {"PATCH machines/status", "4.00"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("what grew, without watches (-want +got):\n%s", diff)
+	}
+}
+
+func TestGRPCPeer(t *testing.T) {
+	t.Parallel()
+	rig, err := newReadRig(t.Context(), rigOptions{inProcess: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := newGRPCRig(t.Context(), rig, newSlowly(time.Millisecond, 1))
+	if err != nil {
+		t.Fatal(errors.Join(err, rig.close()))
+	}
+	for name, call := range map[string]func(context.Context) error{"unary": g.callUnary, "stream": g.callStream} {
+		if _, err := load(t.Context(), 4, time.Millisecond, call); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := errors.Join(g.close(), rig.close()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -30,11 +30,17 @@ func (b *bench) compareCreates(ctx context.Context, w *world) error {
 	table := [][]string{{
 		"round", "mcm", "blocking workers", "ratio", "CPU of mcm", "drivers", "cloud", "API server", "the same, for the peer",
 	}}
+	var kinds [][]string
 	for round := range b.rounds {
+		before, err := w.apiRequests(ctx)
+		if err != nil {
+			return err
+		}
 		own, err := w.timed(ctx, w.createMachines, w.deleteMachines, machineNames(b.machines, fmt.Sprintf("create-%d", round)))
 		if err != nil {
 			return err
 		}
+		kinds = kindsTable(before, own.asked, b.machines)
 		blocking, err := w.timed(ctx, peer.createMachines, peer.deleteMachines, machineNames(b.machines, fmt.Sprintf("blocking-%d", round)))
 		if err != nil {
 			return fmt.Errorf("blocking workers: %w", err)
@@ -47,14 +53,17 @@ func (b *bench) compareCreates(ctx context.Context, w *world) error {
 		})
 	}
 	b.table(table...)
+	b.note("What the API server was asked by all in mcm's part of the last round:")
+	b.table(kinds...)
 	b.atLeast(fmt.Sprintf("create-%d-at-%s", b.machines, b.latency), median(ratios), 10)
 	return nil
 }
 
 // A timing is how long machines took to be Running, and what that cost.
 type timing struct {
-	took time.Duration
-	cpu  usage
+	took  time.Duration
+	cpu   usage
+	asked map[string]int // of the API server, since it started
 }
 
 // usage is processor time by who used it.
@@ -78,6 +87,9 @@ func (w *world) timed(ctx context.Context, create, remove func(context.Context, 
 	t.cpu = usage{
 		mcm: after.mcm - before.mcm, drivers: after.drivers - before.drivers,
 		cloud: after.cloud - before.cloud, apiServer: after.apiServer - before.apiServer,
+	}
+	if t.asked, err = w.apiRequests(ctx); err != nil {
+		return t, err
 	}
 	return t, remove(ctx, names)
 }

@@ -14,6 +14,36 @@ type measure struct {
 	perSecond float64
 }
 
+// paced begins calls at a fixed rate. Each counts from when it was to begin, so that
+// a late start is part of what it took.
+func paced(ctx context.Context, perSecond int, length time.Duration, call func(context.Context) error) (measure, error) {
+	n := int(length.Seconds() * float64(perSecond))
+	took, errs := make([]time.Duration, n), make([]error, n)
+	var calls sync.WaitGroup
+	start := time.Now()
+	next := time.NewTimer(0)
+	defer next.Stop()
+	for i := range n {
+		due := start.Add(time.Duration(i) * time.Second / time.Duration(perSecond))
+		next.Reset(time.Until(due))
+		select {
+		case <-next.C:
+		case <-ctx.Done():
+			calls.Wait()
+			return measure{}, ctx.Err()
+		}
+		calls.Go(func() {
+			errs[i] = call(ctx)
+			took[i] = time.Since(due)
+		})
+	}
+	calls.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return measure{}, err
+	}
+	return measured(took, time.Since(start)), nil
+}
+
 // load makes calls for a while, so many at a time.
 func load(ctx context.Context, inFlight int, length time.Duration, call func(context.Context) error) (measure, error) {
 	var mu sync.Mutex
@@ -25,10 +55,13 @@ func load(ctx context.Context, inFlight int, length time.Duration, call func(con
 		workers.Go(func() {
 			var took []time.Duration
 			var err error
-			for err == nil && time.Since(start) < length {
+			for { // once at least, however late this goroutine is
 				begun := time.Now()
 				err = call(ctx)
 				took = append(took, time.Since(begun))
+				if err != nil || time.Since(start) >= length {
+					break
+				}
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -39,10 +72,13 @@ func load(ctx context.Context, inFlight int, length time.Duration, call func(con
 	if err := errors.Join(errs...); err != nil {
 		return measure{}, err
 	}
-	elapsed := time.Since(start)
+	return measured(all, time.Since(start)), nil
+}
+
+func measured(all []time.Duration, elapsed time.Duration) measure {
 	slices.Sort(all)
 	return measure{
 		p50: all[len(all)/2], p99: all[len(all)*99/100],
 		perSecond: float64(len(all)) / elapsed.Seconds(),
-	}, nil
+	}
 }

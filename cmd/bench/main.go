@@ -26,9 +26,13 @@ var benchmarks = []struct {
 	run        func(context.Context, *bench) error
 }{
 	{"read", "a status request over the bus, against bare NATS request and reply", benchRead},
+	{"mutate", "a claimed create over the bus, against bare NATS request and reply plus one compare-and-set", benchMutate},
+	{"grpc", "a status request over the bus, against gRPC: unary calls, and one stream to the driver", benchGRPC},
+	{"faults", "creates in flight while a replica is killed or stopped, against an undisturbed run", benchFaults},
 	{"create", "machines at a provider that takes its time, against blocking workers", benchCreate},
 	{"requests", "requests to the API server for each machine", benchRequests},
 	{"autoscaler", "all calls of a loop of the cluster-autoscaler, for 1,000 nodes", benchAutoscaler},
+	{"fleet", "mcm with very many machines, and with all their operations in flight", benchFleet},
 	{"delete", "deletion of an empty machine, beyond the cloud's own time", benchDelete},
 	{"scale", "a pool from nothing to many machines and back, and a rollout", benchScale},
 }
@@ -42,6 +46,7 @@ type bench struct {
 	latency  time.Duration
 	pool     int // machines of the benchmark scale, and of them
 	rolled   int // those that are rolled out
+	fleet    int
 	bin, dir string
 	crds     string
 	examples string
@@ -67,6 +72,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	fs.DurationVar(&b.latency, "latency", time.Second, "time that the provider takes there for each")
 	fs.IntVar(&b.pool, "pool", 1000, "`number` of machines of the benchmark scale")
 	fs.IntVar(&b.rolled, "rolled", 300, "`number` of them that are left when the pool is rolled out")
+	fs.IntVar(&b.fleet, "fleet", 1000, "`number` of machines of the benchmark fleet")
 	fs.StringVar(&b.bin, "bin", ".out/bin", "`folder` of the built programs")
 	fs.StringVar(&b.dir, "dir", ".out/run/bench", "`folder` for logs and data; it is emptied first")
 	if err := fs.Parse(args); err != nil {
@@ -74,6 +80,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	if fs.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q: name benchmarks with --only", fs.Arg(0))
+	}
+	if b.fleet < 1 {
+		return fmt.Errorf("--fleet=%d: want at least one machine", b.fleet)
 	}
 	if b.machines < 1 || b.latency < 0 {
 		return fmt.Errorf("--machines=%d and --latency=%s: want at least one machine and no negative time", b.machines, b.latency)

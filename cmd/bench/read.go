@@ -14,27 +14,59 @@ import (
 // roundLength is how long one load lasts.
 const roundLength = 500 * time.Millisecond
 
+// pacedRate is how many reads a second begin when their rate is fixed.
+const pacedRate = 1000
+
+// A pattern is how requests follow each other.
+type pattern struct {
+	name string
+	load func(context.Context, func(context.Context) error) (measure, error)
+}
+
+// closed keeps so many requests in flight.
+func closed(inFlight int) pattern {
+	return pattern{strconv.Itoa(inFlight), func(ctx context.Context, call func(context.Context) error) (measure, error) {
+		return load(ctx, inFlight, roundLength, call)
+	}}
+}
+
+var pacedPattern = pattern{"1000/s", func(ctx context.Context, call func(context.Context) error) (measure, error) {
+	return paced(ctx, pacedRate, 2*roundLength, call)
+}}
+
 // benchRead compares the read path, from the manager's side of the bus through
 // the SDK's handler and back, with NATS's own request and reply: the same bytes,
 // encoded and decoded by the same code, and as many requests in flight.
 func benchRead(ctx context.Context, b *bench) error {
 	table := [][]string{{
-		"manager", "in flight", "NATS p50", "bus p50", "NATS p99", "bus p99", "NATS /s", "bus /s",
+		"manager", "load", "NATS p50", "bus p50", "NATS p99", "bus p99", "NATS /s", "bus /s",
 	}}
-	var results []readResult
-	for _, where := range []string{"embedded", "tcp"} {
-		bus, err := newReadRig(ctx, where == "embedded")
+	type row struct {
+		readResult
+
+		where, load string
+	}
+	var results []row
+	for _, where := range []string{"embedded", "tcp", "mtls"} {
+		o := rigOptions{inProcess: where == "embedded"}
+		if where == "mtls" {
+			pki, err := writePKI(b.dir)
+			if err != nil {
+				return err
+			}
+			o.pki = pki
+		}
+		bus, err := newReadRig(ctx, o)
 		if err != nil {
 			return err
 		}
-		for _, inFlight := range []int{1, 64, 1024} {
-			result, err := bus.compare(ctx, b.rounds, inFlight)
+		for _, p := range []pattern{closed(1), closed(64), closed(1024), pacedPattern} {
+			result, err := compare(ctx, b.rounds, p, bus.callPeer, bus.callBus)
 			if err != nil {
-				return errors.Join(fmt.Errorf("%s, %d in flight: %w", where, inFlight, err), bus.close())
+				return errors.Join(fmt.Errorf("%s, %s: %w", where, p.name, err), bus.close())
 			}
-			result.name = fmt.Sprintf("read-%s-%d", where, inFlight)
-			results = append(results, result)
-			table = append(table, append([]string{where, strconv.Itoa(inFlight)}, result.row()...))
+			results = append(results, row{result, where, p.name})
+			table = append(table, append([]string{where, p.name}, result.row()...))
 		}
 		if err := bus.close(); err != nil {
 			return err
@@ -42,13 +74,15 @@ func benchRead(ctx context.Context, b *bench) error {
 	}
 	b.table(table...)
 	for _, r := range results {
-		switch r.inFlight {
-		case 1:
-			b.atMost(r.name+"-p50", median(r.p50), 1.25)
-		case 64:
-			b.atMost(r.name+"-p50", median(r.p50), 1.5)
+		switch r.load {
+		case "1":
+			b.atMost("read-"+r.where+"-1-p50", median(r.p50), 1.25)
+		case "64":
+			b.atMost("read-"+r.where+"-64-p50", median(r.p50), 1.5)
+		case "1024":
+			b.atLeast("read-"+r.where+"-1024-throughput", median(r.throughput), 0.7)
 		default:
-			b.atLeast(r.name+"-throughput", median(r.throughput), 0.7)
+			b.atMost("read-"+r.where+"-paced-p50", median(r.p50), 1.5)
 		}
 	}
 	return nil
@@ -56,28 +90,27 @@ func benchRead(ctx context.Context, b *bench) error {
 
 // A readResult holds the rounds of one comparison.
 type readResult struct {
-	name      string
-	inFlight  int
-	nats, bus []measure
-	// p50 and throughput are the bus's, as parts of NATS's of the same round.
+	peer, bus []measure
+	// p50 and throughput are the bus's, as parts of the peer's of the same round.
 	p50, throughput []float64
 }
 
-func (r *readRig) compare(ctx context.Context, rounds, inFlight int) (readResult, error) {
-	result := readResult{inFlight: inFlight}
+// compare puts the same load on a peer and on the bus in turn.
+func compare(ctx context.Context, rounds int, p pattern, callPeer, callBus func(context.Context) error) (readResult, error) {
+	var result readResult
 	for round := range rounds + 1 {
-		peer, err := load(ctx, inFlight, roundLength, r.callPeer)
+		peer, err := p.load(ctx, callPeer)
 		if err != nil {
-			return result, fmt.Errorf("NATS: %w", err)
+			return result, fmt.Errorf("peer: %w", err)
 		}
-		own, err := load(ctx, inFlight, roundLength, r.callBus)
+		own, err := p.load(ctx, callBus)
 		if err != nil {
 			return result, fmt.Errorf("bus: %w", err)
 		}
 		if round == 0 {
 			continue // caches and connections are warm now
 		}
-		result.nats, result.bus = append(result.nats, peer), append(result.bus, own)
+		result.peer, result.bus = append(result.peer, peer), append(result.bus, own)
 		result.p50 = append(result.p50, float64(own.p50)/float64(peer.p50))
 		result.throughput = append(result.throughput, own.perSecond/peer.perSecond)
 	}
@@ -97,9 +130,9 @@ func (r *readResult) row() []string {
 	rate := func(m measure) float64 { return m.perSecond }
 	var row []string
 	for _, what := range []func(measure) float64{p50, p99} {
-		row = append(row, micros(time.Duration(middle(r.nats, what))), micros(time.Duration(middle(r.bus, what))))
+		row = append(row, micros(time.Duration(middle(r.peer, what))), micros(time.Duration(middle(r.bus, what))))
 	}
-	return append(row, fmt.Sprintf("%.0f", middle(r.nats, rate)), fmt.Sprintf("%.0f", middle(r.bus, rate)))
+	return append(row, fmt.Sprintf("%.0f", middle(r.peer, rate)), fmt.Sprintf("%.0f", middle(r.bus, rate)))
 }
 
 // reads numbers the requests, as each has an id of its own.

@@ -34,18 +34,34 @@ type readRig struct {
 	caller  *bus.Caller
 	peer    *nats.Conn
 	request *driverv1.Envelope // as the peer sends it
-	closers []func() error     // called in reverse
+	reply   *driverv1.Envelope
+	options rigOptions
+	secured []nats.Option  // of bare clients
+	closers []func() error // called in reverse
 }
 
-func newReadRig(ctx context.Context, inProcess bool) (r *readRig, err error) {
+// rigOptions say what is on the bus.
+type rigOptions struct {
+	inProcess bool    // the manager's connection
+	pki       *pki    // nil for connections without TLS
+	store     string  // folder of the operations stream; empty for none
+	replicas  int     // of the driver; 0 for one
+	provider  *slowly // what the driver's answers take; nil for nothing
+}
+
+func newReadRig(ctx context.Context, o rigOptions) (r *readRig, err error) {
 	quiet := slog.New(slog.DiscardHandler)
-	r = &readRig{}
+	r = &readRig{options: o}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.close())
 		}
 	}()
-	r.server, err = embedded.Start(embedded.Options{Listen: stack.Loopback(0), Logger: quiet})
+	listen := embedded.Options{Listen: stack.Loopback(0), StoreDir: o.store, Logger: quiet}
+	if o.pki != nil {
+		listen.ConfigFile = o.pki.config
+	}
+	r.server, err = embedded.Start(listen)
 	if err != nil {
 		return r, err
 	}
@@ -53,16 +69,25 @@ func newReadRig(ctx context.Context, inProcess bool) (r *readRig, err error) {
 
 	cfg := bus.Config{URLs: []string{r.server.URL()}, Name: "bench", FailFast: true, Logger: quiet}
 	var opts []nats.Option
-	if inProcess {
+	if o.inProcess {
 		cfg.InProcess = r.server
 		opts = append(opts, nats.InProcessServer(r.server))
+	}
+	if o.pki != nil {
+		cfg.CA, cfg.Cert, cfg.Key = o.pki.ca, o.pki.cert, o.pki.key
+		r.secured = []nats.Option{nats.RootCAs(o.pki.ca), nats.ClientCert(o.pki.cert, o.pki.key)}
+		opts = append(opts, r.secured...)
 	}
 	conn, err := bus.Connect(ctx, cfg)
 	if err != nil {
 		return r, err
 	}
 	r.closing(conn.Close)
-	if r.caller, err = bus.NewCaller(conn, bus.CallerConfig{Cluster: readCluster, Logger: quiet}); err != nil {
+	asking := bus.CallerConfig{Cluster: readCluster, Logger: quiet}
+	if o.store != "" {
+		asking.Operations = &bus.StreamConfig{}
+	}
+	if r.caller, err = bus.NewCaller(conn, asking); err != nil {
 		return r, err
 	}
 	r.closing(r.caller.Close)
@@ -75,8 +100,10 @@ func newReadRig(ctx context.Context, inProcess bool) (r *readRig, err error) {
 		return r, err
 	}
 	r.closing(fetches.Stop)
-	if err := r.startDriver(ctx, quiet); err != nil {
-		return r, err
+	for i := range max(1, o.replicas) {
+		if err := r.startDriver(ctx, i+1, quiet); err != nil {
+			return r, err
+		}
 	}
 	err = r.startPeer(ctx, opts)
 	return r, err
@@ -96,21 +123,31 @@ func (r *readRig) close() error {
 }
 
 // startDriver serves with the SDK, and waits until the caller knows the replica.
-func (r *readRig) startDriver(ctx context.Context, log *slog.Logger) error {
+func (r *readRig) startDriver(ctx context.Context, replicas int, log *slog.Logger) error {
 	ctx, stop := context.WithCancel(ctx)
+	at := driversdk.NATSConfig{URLs: []string{r.server.URL()}}
+	if p := r.options.pki; p != nil {
+		at.CA, at.Cert, at.Key = p.ca, p.cert, p.key
+	}
 	served := make(chan error, 1)
 	go func() {
 		served <- driversdk.Serve(ctx, driversdk.Config{
-			Provider: readProvider, NATS: driversdk.NATSConfig{URLs: []string{r.server.URL()}},
+			Provider: readProvider, NATS: at,
 			Clusters: []string{readCluster}, Slots: 4096, DrainTimeout: time.Second, Logger: log,
-		}, &readDriver{})
+		}, &readDriver{takes: r.options.provider.another()})
 	}()
 	r.closers = append(r.closers, func() error { stop(); return <-served })
 	ready, cancel := context.WithTimeoutCause(ctx, readySoon, fmt.Errorf("not within %s", readySoon))
 	defer cancel()
 	return stack.Poll(ready, "the driver is on the bus", func(context.Context) error {
-		if len(r.caller.Replicas()) == 0 {
+		live := r.caller.Replicas()
+		if len(live) < replicas {
 			return errors.New("it is not")
+		}
+		for _, replica := range live {
+			if r.options.store != "" && !replica.Session.GetLeased() {
+				return errors.New("it has no lease")
+			}
 		}
 		return nil
 	})
@@ -118,7 +155,7 @@ func (r *readRig) startDriver(ctx context.Context, log *slog.Logger) error {
 
 // startPeer has bare clients exchange what one call puts on the bus.
 func (r *readRig) startPeer(ctx context.Context, opts []nats.Option) error {
-	driver, err := nats.Connect(r.server.URL())
+	driver, err := nats.Connect(r.server.URL(), r.secured...)
 	if err != nil {
 		return err
 	}
@@ -131,6 +168,7 @@ func (r *readRig) startPeer(ctx context.Context, opts []nats.Option) error {
 	if err != nil {
 		return err
 	}
+	r.reply = reply
 	_, err = driver.QueueSubscribe(peerSubject, "driver", func(m *nats.Msg) {
 		if _, err := bus.Decode(m.Data, ""); err != nil {
 			return // the asker waits in vain, and says so
@@ -226,20 +264,19 @@ type readSpec struct {
 }
 
 // A readDriver answers at once: what is measured is the way there and back.
-type readDriver struct{}
+type readDriver struct{ takes *slowly }
 
-func (*readDriver) Get(_ context.Context, req *driversdk.Request[readSpec]) (*driversdk.Instance, error) {
+func (d *readDriver) Get(ctx context.Context, req *driversdk.Request[readSpec]) (*driversdk.Instance, error) {
+	if err := d.takes.wait(ctx); err != nil {
+		return nil, err
+	}
 	if req.Machine.ProviderID == "" {
 		return nil, driversdk.Errorf(driversdk.NotFound, "machine %s has no instance", req.Machine.Name)
 	}
 	return &driversdk.Instance{ProviderID: req.Machine.ProviderID, NodeName: req.Machine.NodeName, MachineName: req.Machine.Name}, nil
 }
 
-var errReadOnly = errors.New("this driver only answers status")
-
-func (*readDriver) Create(context.Context, *driversdk.Request[readSpec]) (*driversdk.Instance, error) {
-	return nil, errReadOnly
-}
+var errReadOnly = errors.New("this driver only answers status and create")
 
 func (*readDriver) Delete(context.Context, *driversdk.Request[readSpec]) error { return errReadOnly }
 

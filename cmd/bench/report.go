@@ -40,6 +40,8 @@ func memory() string {
 
 func (r report) title(name, what string) { fmt.Fprintf(r.out, "\n== %s: %s\n", name, what) }
 
+func (r report) note(text string) { fmt.Fprintln(r.out, text) }
+
 // table prints rows in columns; the first is the head.
 func (r report) table(rows ...[]string) {
 	const gap = 2

@@ -92,26 +92,37 @@ func (w *world) countRequests(ctx context.Context) error {
 	return nil
 }
 
-// requests returns how many there were, once no more come.
-func (w *world) requests(ctx context.Context) (int, error) {
-	cfg, err := clientcmd.BuildConfigFromFlags("", w.cluster.Kubeconfig)
+// counted returns how many there were so far.
+func (w *world) counted(ctx context.Context) (int, error) {
+	metrics, err := w.metrics(ctx)
 	if err != nil {
 		return 0, err
+	}
+	return dispatched(metrics)
+}
+
+// metrics are the API server's.
+func (w *world) metrics(ctx context.Context) (string, error) {
+	cfg, err := clientcmd.BuildConfigFromFlags("", w.cluster.Kubeconfig)
+	if err != nil {
+		return "", err
 	}
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
-		return 0, err
+		return "", err
 	}
+	metrics, err := client.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+	return string(metrics), err
+}
+
+// requests returns how many there were, once no more come.
+func (w *world) requests(ctx context.Context) (int, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not within %s", patience))
 	defer cancel()
 	last, since := -1, time.Now()
 	const still = 2 * time.Second
-	err = stack.Poll(ctx, "mcm makes no more requests", func(ctx context.Context) error {
-		metrics, err := client.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-		if err != nil {
-			return err
-		}
-		count, err := dispatched(string(metrics))
+	err := stack.Poll(ctx, "mcm makes no more requests", func(ctx context.Context) error {
+		count, err := w.counted(ctx)
 		if err != nil {
 			return err
 		}

@@ -40,15 +40,30 @@ type world struct {
 	manager *stack.Manager
 	drivers []*stack.Driver
 	tap     *stack.Tap
+
+	worldOptions
+
+	replaced int // drivers
+}
+
+// worldOptions are what differs between benchmarks.
+type worldOptions struct {
+	slots    int           // of each driver
+	patience time.Duration // with machines
 }
 
 // newWorld starts one. It must be closed.
-func (b *bench) newWorld(ctx context.Context) (_ *world, err error) {
+func (b *bench) newWorld(ctx context.Context) (*world, error) {
+	const slots = 256
+	return b.newWorldWith(ctx, worldOptions{slots: slots, patience: patience})
+}
+
+func (b *bench) newWorldWith(ctx context.Context, o worldOptions) (_ *world, err error) {
 	missing := stack.Missing(b.bin, "devcluster", "mcm", "virtual-cloud", "driver-virtual")
 	if len(missing) > 0 {
 		return nil, fmt.Errorf("not built in %s: %v; run: make bench", b.bin, missing)
 	}
-	w := &world{}
+	w := &world{worldOptions: o}
 	if w.site, err = stack.NewSite(stack.SiteOptions{Bin: b.bin, Dir: b.dir}); err != nil {
 		return nil, err
 	}
@@ -100,15 +115,19 @@ func (w *world) start(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	for i := range 2 {
-		driver, err := w.site.StartDriver(ctx, w.tap, stack.DriverOptions{
-			Name: fmt.Sprintf("driver-virtual-%d", i+1), NATSURL: w.manager.NATSURL, Args: []string{"--slots=256"},
-		})
+		driver, err := w.startDriver(ctx, fmt.Sprintf("driver-virtual-%d", i+1))
 		if err != nil {
 			return err
 		}
 		w.drivers = append(w.drivers, driver)
 	}
 	return w.applyClass(ctx, b.examples)
+}
+
+func (w *world) startDriver(ctx context.Context, name string) (*stack.Driver, error) {
+	return w.site.StartDriver(ctx, w.tap, stack.DriverOptions{
+		Name: name, NATSURL: w.manager.NATSURL, Args: []string{fmt.Sprintf("--slots=%d", w.slots)},
+	})
 }
 
 // applyClass applies the class and the secret of deploy/examples, for our cloud.
@@ -157,6 +176,11 @@ func (w *world) createMachines(ctx context.Context, names []string) error {
 	if err != nil {
 		return err
 	}
+	return w.running(ctx, names)
+}
+
+// running returns when all machines are Running.
+func (w *world) running(ctx context.Context, names []string) error {
 	return w.follow(ctx, fmt.Sprintf("%d machines are Running", len(names)), func(machines map[string]*v1alpha1.Machine) bool {
 		running := 0
 		for _, m := range machines {
@@ -200,7 +224,7 @@ func inParallel(names []string, do func(name string) error) error {
 
 // follow watches the machines of mcm's namespace until they are as wanted.
 func (w *world) follow(ctx context.Context, what string, wanted func(map[string]*v1alpha1.Machine) bool) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("waited until %s: not within %s", what, patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, w.patience, fmt.Errorf("waited until %s: not within %s", what, w.patience))
 	defer cancel()
 	var list v1alpha1.MachineList
 	if err := w.kube.List(ctx, &list, client.InNamespace(namespace)); err != nil {

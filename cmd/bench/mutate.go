@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/driversdk"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// benchMutate compares a create, accepted, claimed and acknowledged, with what it
+// cannot do without: a request and its reply, and one acknowledged compare-and-set
+// from where drivers are.
+func benchMutate(ctx context.Context, b *bench) error {
+	store, err := filepath.Abs(filepath.Join(b.dir, "mutate"))
+	if err != nil {
+		return err
+	}
+	rig, err := newReadRig(ctx, rigOptions{inProcess: true, store: store})
+	if err != nil {
+		return err
+	}
+	claimer, err := nats.Connect(rig.server.URL())
+	if err != nil {
+		return errors.Join(err, rig.close())
+	}
+	rig.closing(claimer.Close)
+	table := [][]string{{"in flight", "peer p50", "bus p50", "peer p99", "bus p99", "peer /s", "bus /s"}}
+	var ratios []float64
+	for _, inFlight := range []int{1, 16} {
+		result, err := compare(ctx, b.rounds, closed(inFlight), rig.withClaim(claimer), rig.callCreate)
+		if err != nil {
+			return errors.Join(fmt.Errorf("%d in flight: %w", inFlight, err), rig.close())
+		}
+		table = append(table, append([]string{strconv.Itoa(inFlight)}, result.row()...))
+		ratios = append(ratios, median(result.p50))
+	}
+	b.table(table...)
+	b.atMost("mutate-1-p50", ratios[0], 1.5)
+	b.atMost("mutate-16-p50", ratios[1], 1.5)
+	return rig.close()
+}
+
+// withClaim is the peer's read, and the compare-and-set of a fresh subject.
+func (r *readRig) withClaim(driver *nats.Conn) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if err := r.callPeer(ctx); err != nil {
+			return err
+		}
+		payload, err := bus.Encode(r.request, "")
+		if err != nil {
+			return err
+		}
+		m := nats.NewMsg("mcm.v1." + readCluster + ".claim." + readProvider + ".peer-" + strconv.FormatUint(reads.Add(1), 10))
+		m.Data = payload
+		m.Header.Set("Nats-Expected-Last-Subject-Sequence", "0")
+		ctx, cancel := context.WithTimeout(ctx, readTimeout)
+		defer cancel()
+		_, err = driver.RequestMsgWithContext(ctx, m)
+		return err
+	}
+}
+
+// callCreate is one create of a machine that nobody made before.
+func (r *readRig) callCreate(ctx context.Context) error {
+	env := statusRequest()
+	machine := env.GetStatus().GetMachine()
+	machine.Uid = "bus-" + strconv.FormatUint(reads.Add(1), 10)
+	id := machine.GetUid() + ".create.0"
+	out, err := r.caller.Call(ctx, bus.Request{
+		Provider: readProvider, Namespace: "shop", Name: machine.GetName(), Timeout: readTimeout, OperationID: id,
+		Body: &driverv1.Envelope{Body: &driverv1.Envelope_Create{Create: &driverv1.CreateRequest{
+			Machine: machine, Class: env.GetStatus().GetClass(),
+		}}},
+	})
+	if err != nil {
+		return err
+	}
+	return r.caller.Acknowledge(readProvider, out.Replica, id)
+}
+
+func (*readDriver) Create(_ context.Context, req *driversdk.Request[readSpec]) (*driversdk.Instance, error) {
+	return &driversdk.Instance{ProviderID: "bench:///moon/" + req.Machine.UID, NodeName: req.Machine.Name}, nil
+}

@@ -122,8 +122,12 @@ func contractCalls() []contractCall {
 		{name: "write without a stream", ask: put(claim, 0, 0), err: errNoStream, at: -1},
 		{name: "read without a stream", ask: get(claim), err: errNoStream, at: -1},
 		{name: "no such stream", ask: api(func(ctx context.Context, s *streams) error { return s.api(ctx, "STREAM.INFO."+name, nil) }), err: errNoStream, at: -1},
-		{name: "make it", ask: api(func(ctx context.Context, s *streams) error { return s.make(ctx, &stream{state: StreamState{Provider: "virtual", Name: name}}) }), at: -1},
-		{name: "make it again", ask: api(func(ctx context.Context, s *streams) error { return s.make(ctx, &stream{state: StreamState{Provider: "virtual", Name: name}}) }), at: -1},
+		{name: "make it", ask: api(func(ctx context.Context, s *streams) error {
+			return s.make(ctx, &stream{state: StreamState{Provider: "virtual", Name: name}})
+		}), at: -1},
+		{name: "make it again", ask: api(func(ctx context.Context, s *streams) error {
+			return s.make(ctx, &stream{state: StreamState{Provider: "virtual", Name: name}})
+		}), at: -1},
 		{name: "it is new", ask: api(func(ctx context.Context, s *streams) error {
 			age, err := s.age(ctx, name)
 			if err == nil && (age < 0 || age > time.Minute) {

@@ -44,10 +44,11 @@ func TestServerRestart(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		keep   bool
+		most   int32
 		reason string
 	}{
-		"with its store":    {keep: true, reason: "claims are there as before"},
-		"without its store": {reason: "the stream is made anew, and the claims are gone"},
+		"with its store":    {keep: true, most: 1, reason: "claims are there as before"},
+		"without its store": {most: 2, reason: "the stream is made anew, and the claims are gone"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -61,10 +62,11 @@ func TestServerRestart(t *testing.T) {
 			bustest.Receive(t, "the handler", g.entered)
 			r.restart(t, dir, tc.keep)
 			g.release()
-			// What was at the cloud already has its outcome reported.
 			out := wantOK(t, bustest.Receive(t, "the outcome", done))
-			if out.Attempts != 1 || g.runs.Load() != 1 {
-				t.Errorf("outcome = %+v after %d runs, want one of each: %s", out, g.runs.Load(), tc.reason)
+			// What was at the cloud already has its outcome reported. Without its claim
+			// nobody can tell that it still counts: then one more attempt looks for it.
+			if runs := g.runs.Load(); uint32(runs) != out.Attempts || runs > tc.most {
+				t.Errorf("outcome = %+v after %d runs, want at most %d: %s", out, runs, tc.most, tc.reason)
 			}
 			r.ready(t)
 			r.leased(t, rep)

@@ -45,7 +45,7 @@ const readyLine = "ready kubeconfig="
 // Restart runs the ended cluster again, with what its etcd has stored, and
 // returns when it is ready.
 func (c *DevCluster) Restart(ctx context.Context) error {
-	p, err := c.site.restart(c.Process, "--keep")
+	p, err := c.site.Restart(c.Process, "--keep")
 	if err != nil {
 		return err
 	}

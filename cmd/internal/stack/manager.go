@@ -75,7 +75,7 @@ func (s *Site) StartManager(ctx context.Context, o ManagerOptions) (*Manager, er
 // Restart runs the ended manager again, with the same command line, and returns
 // when it is ready.
 func (m *Manager) Restart(ctx context.Context) error {
-	p, err := m.site.restart(m.Process)
+	p, err := m.site.Restart(m.Process)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 )
 
 // A NATSServer is a nats-server of its own, as production has it. It is the
@@ -31,7 +32,7 @@ func (s *Site) StartNATS(ctx context.Context) (*NATSServer, error) {
 // Restart runs the stopped server again, on the same port and with the same
 // stored data.
 func (n *NATSServer) Restart(ctx context.Context) error {
-	p, err := n.site.restart(n.Process)
+	p, err := n.site.Restart(n.Process)
 	if err != nil {
 		return err
 	}
@@ -39,10 +40,75 @@ func (n *NATSServer) Restart(ctx context.Context) error {
 	return listening(ctx, p, n.port)
 }
 
-func (s *Site) natsCommand(name string, port int) command {
-	return command{name: name, program: "nats-server", args: []string{
+func (s *Site) natsCommand(name string, port int, more ...string) command {
+	return command{name: name, program: "nats-server", args: append([]string{
 		"--addr", "127.0.0.1", "--port", fmt.Sprint(port), "--jetstream", "--store_dir", s.path(name + ".data"),
-	}}
+	}, more...)}
+}
+
+// A NATSCluster is a cluster of nats-servers that store things together.
+type NATSCluster struct {
+	Servers []*NATSServer
+	// Links are what each two servers say to each other through.
+	Links []*Link
+}
+
+// URL names all servers, separated by commas.
+func (c *NATSCluster) URL() string {
+	urls := make([]string, 0, len(c.Servers))
+	for _, n := range c.Servers {
+		urls = append(urls, n.URL)
+	}
+	return strings.Join(urls, ",")
+}
+
+// nowhere is a port that nobody listens on. Servers tell each other that they are
+// to be reached there, so that they know no way around the links.
+const nowhere = 1
+
+// StartNATSCluster starts a cluster of n servers, each two of them with a link
+// between them. Clients are told of no server that they do not know.
+func (s *Site) StartNATSCluster(ctx context.Context, n int) (*NATSCluster, error) {
+	ports, err := freePorts(2 * n)
+	if err != nil {
+		return nil, err
+	}
+	c := &NATSCluster{}
+	for i := range n {
+		var routes []string
+		for j := range i {
+			link, err := OpenLink(ctx, Loopback(ports[n+j]))
+			if err != nil {
+				return nil, err
+			}
+			c.Links = append(c.Links, link)
+			routes = append(routes, "nats://"+link.Address())
+		}
+		name := fmt.Sprintf("nats-server-%d", i+1)
+		args := []string{
+			"--server_name", name, "--cluster_name", "stack", "--cluster", "nats://" + Loopback(ports[n+i]),
+			"--cluster_advertise", Loopback(nowhere), "--no_advertise",
+		}
+		if len(routes) > 0 {
+			args = append(args, "--routes", strings.Join(routes, ","))
+		}
+		p, err := s.start(s.natsCommand(name, ports[i], args...))
+		if err != nil {
+			return nil, err
+		}
+		if err := listening(ctx, p, ports[i]); err != nil {
+			return nil, err
+		}
+		c.Servers = append(c.Servers, &NATSServer{Process: p, URL: "nats://" + Loopback(ports[i]), site: s, port: ports[i]})
+	}
+	return c, nil
+}
+
+// Close ends the links.
+func (c *NATSCluster) Close() {
+	for _, l := range c.Links {
+		l.Close()
+	}
 }
 
 // listening waits until a process takes connections on a loopback port.

@@ -13,13 +13,13 @@ func TestRestart(t *testing.T) {
 	s := newTestSite(t)
 	p := startRole(t, s, "careless")
 	startRole(t, s, "obedient")
-	if _, err := s.restart(p); err == nil || !strings.Contains(err.Error(), "careless still runs") {
-		t.Fatalf("restart() of what still runs = %v", err)
+	if _, err := s.Restart(p); err == nil || !strings.Contains(err.Error(), "careless still runs") {
+		t.Fatalf("Restart() of what still runs = %v", err)
 	}
 	if err := p.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	again, err := s.restart(p, "--more")
+	again, err := s.Restart(p, "--more")
 	if err != nil {
 		t.Fatal(err)
 	}

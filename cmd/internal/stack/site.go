@@ -120,10 +120,10 @@ func (s *Site) start(c command) (*Process, error) {
 	return p, nil
 }
 
-// restart runs the command of an ended process again, with more arguments
+// Restart runs the command of an ended process again, with more arguments
 // perhaps. It takes the place of the ended one: what depends on it was started
 // later and is to be stopped earlier.
-func (s *Site) restart(p *Process, args ...string) (*Process, error) {
+func (s *Site) Restart(p *Process, args ...string) (*Process, error) {
 	select {
 	case <-p.done:
 	default:

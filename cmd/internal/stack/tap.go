@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/machinebus/machinebus/bus"
@@ -24,11 +25,12 @@ type Tap struct {
 	audits   []*driverv1.Audit
 }
 
-// OpenTap starts to listen to one control plane.
+// OpenTap starts to listen to one control plane. Several URLs are separated by
+// commas.
 func OpenTap(ctx context.Context, natsURL, cluster string) (*Tap, error) {
 	t := &Tap{sessions: map[string]*driverv1.Session{}}
 	conn, err := bus.Connect(ctx, bus.Config{
-		URLs: []string{natsURL}, Name: "machinebus tap", FailFast: true, Logger: slog.New(slog.DiscardHandler),
+		URLs: strings.Split(natsURL, ","), Name: "machinebus tap", FailFast: true, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return nil, err

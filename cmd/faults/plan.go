@@ -1,0 +1,56 @@
+package main
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// An event is one fault to come. All that chance decides about it is decided when
+// it is drawn, so that a seed means the same faults in the same order, whatever the
+// run makes of them.
+type event struct {
+	kind   string
+	gap    time.Duration // before it
+	length time.Duration
+	pick   int // of what it can hit
+	way    int // of doing it
+}
+
+// A plan draws the events of one lane, without end.
+type plan struct {
+	rand    *rand.Rand
+	kinds   []string
+	deck    []string
+	longest time.Duration
+}
+
+func newPlan(seed, lane uint64, kinds []string, longest time.Duration) *plan {
+	return &plan{rand: rand.New(rand.NewPCG(seed, lane)), kinds: kinds, longest: longest}
+}
+
+// next deals the kinds like cards, so that each comes before any comes again.
+func (p *plan) next() event {
+	if len(p.deck) == 0 {
+		for _, i := range p.rand.Perm(len(p.kinds)) {
+			p.deck = append(p.deck, p.kinds[i])
+		}
+	}
+	e := event{
+		kind: p.deck[0], pick: p.rand.IntN(1 << 20), way: p.rand.IntN(1 << 20),
+		gap:    time.Duration(p.rand.Int64N(int64(time.Second))),
+		length: p.length(),
+	}
+	p.deck = p.deck[1:]
+	return e
+}
+
+// length is mostly a few seconds, around the limits after which a replica is given
+// up, and sometimes anything.
+func (p *plan) length() time.Duration {
+	const least, usual, rare = time.Second, 4 * time.Second, 8
+	most := min(usual, p.longest)
+	if p.rand.IntN(rare) == 0 {
+		most = p.longest
+	}
+	return least + time.Duration(p.rand.Int64N(int64(most-least)+1))
+}

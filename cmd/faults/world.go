@@ -1,0 +1,241 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/cmd/internal/stack"
+)
+
+// identities are what tells a driver's repeated create from a new one. There is a
+// provider for each, called after it.
+var identities = []string{"token", "unique_name", "none"}
+
+const (
+	replicas = 2 // of each driver
+	servers  = 3
+)
+
+// A world is everything that runs on one bus.
+type world struct {
+	*options
+
+	kind    string
+	name    string // of the namespace, and of the control plane on the bus
+	site    *stack.Site
+	cluster *stack.DevCluster
+	kube    client.Client
+	cloud   *stack.Cloud
+	nats    *stack.NATSCluster
+	busURL  string // without links
+	tap     *stack.Tap
+	tally   *tally
+
+	api        *target
+	knobs      *target
+	managers   []*stack.Manager
+	managerSet []*target
+	driverSet  []*target          // as identities, so many of each
+	cloudLinks map[string]*target // by identity
+	serverSet  []*target
+	links      map[string][]*target // by what they are between
+	all        []*stack.Link
+	keepers    sync.WaitGroup
+}
+
+// runWorld has machines live on one bus, with faults, until as many as asked have
+// gone; then it heals everything and judges.
+func runWorld(
+	ctx context.Context, o *options, out io.Writer, cluster *stack.DevCluster, kind string, lifecycles int, total *tally,
+) (err error) {
+	w := &world{
+		options: o, kind: kind, name: "faults-" + kind, cluster: cluster, tally: total,
+		api: &target{name: "the API server"}, knobs: &target{name: "the cloud"},
+		cloudLinks: map[string]*target{}, links: map[string][]*target{},
+	}
+	w.site, err = stack.NewSite(stack.SiteOptions{Bin: o.bin, Dir: filepath.Join(o.dir, kind)})
+	if err != nil {
+		return err
+	}
+	keep, letEnd := context.WithCancel(ctx)
+	defer func() {
+		letEnd()
+		w.keepers.Wait()
+		err = errors.Join(err, w.site.Close())
+		for _, l := range w.all {
+			l.Close()
+		}
+	}()
+	if err := w.start(ctx); err != nil {
+		return err
+	}
+	defer w.tap.Close()
+	for _, t := range append(append(append([]*target{}, w.managerSet...), w.driverSet...), w.serverSet...) {
+		w.keepers.Go(func() { t.unit.keep(keep) })
+	}
+	fmt.Fprintf(out, "%s: up\n", kind)
+	began := time.Now()
+	if err := w.live(ctx, out, lifecycles); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%s: faults went on for %s; healing\n", kind, time.Since(began).Round(time.Second))
+	w.heal()
+	return w.judge(ctx, out)
+}
+
+func (w *world) start(ctx context.Context) (err error) {
+	if w.kube, err = stack.NewClient(w.cluster.Kubeconfig); err != nil {
+		return err
+	}
+	if err := w.kube.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.name}}); err != nil {
+		return err
+	}
+	if w.cloud, err = w.site.StartCloud(ctx, "virtual-cloud", w.cluster.Kubeconfig,
+		"--create-latency="+createLatency.String(), "--delete-latency="+deleteLatency.String(), "--boot-delay="+bootDelay.String()); err != nil {
+		return err
+	}
+	if w.kind == busCluster {
+		if w.nats, err = w.site.StartNATSCluster(ctx, servers); err != nil {
+			return err
+		}
+		w.busURL = w.nats.URL()
+		for i, l := range w.nats.Links {
+			w.add("nats-nats", &target{name: fmt.Sprintf("link %d between NATS servers", i+1), link: l})
+		}
+		for _, n := range w.nats.Servers {
+			w.serverSet = append(w.serverSet, &target{name: n.Name, unit: &unit{site: w.site, process: n.Process}})
+		}
+	}
+	if err := w.startManagers(ctx); err != nil {
+		return err
+	}
+	if w.tap, err = stack.OpenTap(ctx, w.busURL, w.name); err != nil {
+		return err
+	}
+	if err := w.startDrivers(ctx); err != nil {
+		return err
+	}
+	return w.createPools(ctx)
+}
+
+// managerArgs make mcm as quick as faults are: what is done only after minutes
+// would not be seen.
+func managerArgs() []string {
+	return []string{
+		"-v=2", "--machine-operation-timeout=20s", "--retry-short=1s", "--retry-medium=2s", "--retry-long=3s",
+		"--resource-exhausted-retry=2s", "--machine-creation-timeout=5m", "--machine-drain-timeout=20s",
+		"--machine-safety-orphan-vms-period=3s", "--machine-safety-orphan-vms-grace=9s",
+	}
+}
+
+func (w *world) startManagers(ctx context.Context) error {
+	n, args := 1, managerArgs()
+	if w.kind == busCluster {
+		n = 2
+		args = append(args, "--nats-stream-replicas=3", "--leader-elect=true", "--leader-elect-lease-duration=3s",
+			"--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=500ms")
+	}
+	for i := range n {
+		name := fmt.Sprintf("mcm-%d", i+1)
+		kubeconfig, err := w.linkKube(ctx, name)
+		if err != nil {
+			return err
+		}
+		urls := ""
+		if w.kind == busCluster {
+			if urls, err = w.linkBus(ctx, "mcm-nats", name); err != nil {
+				return err
+			}
+		}
+		m, err := w.site.StartManager(ctx, stack.ManagerOptions{
+			Name: name, Control: kubeconfig, Namespace: w.name, Cluster: w.name, NATSURL: urls, Args: args,
+		})
+		if err != nil {
+			return err
+		}
+		w.managers = append(w.managers, m)
+		w.managerSet = append(w.managerSet, &target{name: name, unit: &unit{site: w.site, process: m.Process}})
+		if w.kind == busEmbedded {
+			w.busURL = m.NATSURL
+		}
+	}
+	return nil
+}
+
+func (w *world) startDrivers(ctx context.Context) error {
+	for _, identity := range identities {
+		link, err := stack.OpenLink(ctx, strings.TrimPrefix(w.cloud.Endpoint, "http://"))
+		if err != nil {
+			return err
+		}
+		t := &target{name: "the link of the drivers of " + identity + " to the cloud", link: link, lossless: true}
+		w.cloudLinks[identity] = t
+		w.add("driver-cloud", t)
+		for i := range replicas {
+			name := fmt.Sprintf("driver-%s-%d", identity, i+1)
+			urls, err := w.linkBus(ctx, "driver-nats", name)
+			if err != nil {
+				return err
+			}
+			d, err := w.site.StartDriver(ctx, w.tap, stack.DriverOptions{
+				Name: name, NATSURL: urls, Clusters: []string{w.name},
+				Args: []string{"--provider", identity, "--identity", identity, "--settle-time", listLag.String(), "--slots", "8"},
+			})
+			if err != nil {
+				return err
+			}
+			w.driverSet = append(w.driverSet, &target{name: name, unit: &unit{site: w.site, process: d.Process}})
+		}
+	}
+	return nil
+}
+
+func (w *world) add(between string, t *target) {
+	w.links[between] = append(w.links[between], t)
+	w.all = append(w.all, t.link)
+}
+
+// linkBus returns URLs that lead a program to each server through a link of its
+// own.
+func (w *world) linkBus(ctx context.Context, between, name string) (string, error) {
+	var urls []string
+	for _, url := range strings.Split(w.busURL, ",") {
+		l, err := stack.OpenLink(ctx, strings.TrimPrefix(url, "nats://"))
+		if err != nil {
+			return "", err
+		}
+		w.add(between, &target{name: "the link of " + name + " to " + url, link: l})
+		urls = append(urls, "nats://"+l.Address())
+	}
+	return strings.Join(urls, ","), nil
+}
+
+// linkKube returns a kubeconfig that leads to the API server through a link.
+func (w *world) linkKube(ctx context.Context, name string) (string, error) {
+	cfg, err := clientcmd.LoadFromFile(w.cluster.Kubeconfig)
+	if err != nil {
+		return "", err
+	}
+	for _, c := range cfg.Clusters {
+		l, err := stack.OpenLink(ctx, strings.TrimPrefix(c.Server, "https://"))
+		if err != nil {
+			return "", err
+		}
+		w.add("mcm-api", &target{name: "the link of " + name + " to the API server", link: l})
+		c.Server = "https://" + l.Address()
+	}
+	path := filepath.Join(w.site.Dir(), name+".kubeconfig")
+	return path, clientcmd.WriteToFile(*cfg, path)
+}
+

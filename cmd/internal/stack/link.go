@@ -1,0 +1,215 @@
+package stack
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+// A Direction is one half of a connection.
+type Direction int
+
+// The halves of a [Link].
+const (
+	ToServer Direction = iota
+	ToClient
+)
+
+const (
+	linkChunk = 32 << 10
+	// linkQueue is how many chunks may be on their way in one direction. When it
+	// is full the sender's socket fills up, as with a slow network.
+	linkQueue = 256
+)
+
+// A Link is a TCP proxy between programs that can break what is between them. It
+// closes nothing by itself: what is held back arrives later. Its methods are safe
+// for concurrent use.
+type Link struct {
+	target   string
+	listener net.Listener
+	ctx      context.Context
+	stop     context.CancelFunc
+	work     sync.WaitGroup
+
+	mu      sync.Mutex
+	changed chan struct{} // closed and made anew with each change
+	held    map[Direction]bool
+	delay   time.Duration
+	cut     bool
+	conns   map[net.Conn]struct{}
+}
+
+// OpenLink starts a link to a server's address on a free port of the loopback
+// interface.
+func OpenLink(ctx context.Context, target string) (*Link, error) {
+	var config net.ListenConfig
+	listener, err := config.Listen(ctx, "tcp", Loopback(0))
+	if err != nil {
+		return nil, fmt.Errorf("open a link to %s: %w", target, err)
+	}
+	l := &Link{
+		target: target, listener: listener, changed: make(chan struct{}),
+		held: map[Direction]bool{}, conns: map[net.Conn]struct{}{},
+	}
+	l.ctx, l.stop = context.WithCancel(ctx)
+	l.work.Go(l.accept)
+	return l, nil
+}
+
+// Address is where clients connect.
+func (l *Link) Address() string { return l.listener.Addr().String() }
+
+// Cut closes all connections, and new ones as they come, until Mend.
+func (l *Link) Cut() {
+	l.change(func() {
+		l.cut = true
+		for c := range l.conns {
+			_ = c.Close()
+		}
+	})
+}
+
+// Hold keeps back what is sent in one direction, without closing anything, until
+// Mend.
+func (l *Link) Hold(d Direction) { l.change(func() { l.held[d] = true }) }
+
+// Delay lets everything arrive so much later, in both directions, until Mend.
+func (l *Link) Delay(d time.Duration) { l.change(func() { l.delay = d }) }
+
+// Mend undoes all that. What was held back arrives.
+func (l *Link) Mend() {
+	l.change(func() {
+		l.cut, l.delay = false, 0
+		clear(l.held)
+	})
+}
+
+// Close ends the link and its connections.
+func (l *Link) Close() {
+	l.stop()
+	_ = l.listener.Close()
+	l.Cut()
+	l.work.Wait()
+}
+
+func (l *Link) change(do func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	do()
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+func (l *Link) accept() {
+	for {
+		client, err := l.listener.Accept()
+		if err != nil {
+			return
+		}
+		l.work.Go(func() { l.connect(client) })
+	}
+}
+
+func (l *Link) connect(client net.Conn) {
+	server, err := (&net.Dialer{}).DialContext(l.ctx, "tcp", l.target)
+	if err != nil {
+		_ = client.Close()
+		return
+	}
+	if !l.add(client, server) {
+		_ = client.Close()
+		_ = server.Close()
+		return
+	}
+	l.work.Go(func() { l.pump(client, server, ToServer) })
+	l.work.Go(func() { l.pump(server, client, ToClient) })
+}
+
+func (l *Link) add(conns ...net.Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cut {
+		return false
+	}
+	for _, c := range conns {
+		l.conns[c] = struct{}{}
+	}
+	return true
+}
+
+// A chunk is on its way since it was read.
+type chunk struct {
+	data []byte
+	read time.Time
+}
+
+func (l *Link) pump(from, to net.Conn, d Direction) {
+	queue := make(chan chunk, linkQueue)
+	closed := make(chan struct{})
+	l.work.Go(func() {
+		defer close(closed)
+		defer l.drop(from, to)
+		for c := range queue {
+			if !l.arrives(c, d) {
+				return
+			}
+			if _, err := to.Write(c.data); err != nil {
+				return
+			}
+		}
+	})
+	defer close(queue)
+	for {
+		buf := make([]byte, linkChunk)
+		n, err := from.Read(buf)
+		if err != nil {
+			return
+		}
+		select {
+		case queue <- chunk{data: buf[:n], read: time.Now()}:
+		case <-closed:
+			return
+		}
+	}
+}
+
+// arrives waits until a chunk may go on. It returns false when it never will.
+func (l *Link) arrives(c chunk, d Direction) bool {
+	for {
+		l.mu.Lock()
+		cut, held, rest, changed := l.cut, l.held[d], time.Until(c.read.Add(l.delay)), l.changed
+		l.mu.Unlock()
+		switch {
+		case cut:
+			return false
+		case held:
+			select {
+			case <-changed:
+			case <-l.ctx.Done():
+				return false
+			}
+		case rest > 0:
+			timer := time.NewTimer(rest)
+			select {
+			case <-timer.C:
+			case <-changed:
+			case <-l.ctx.Done():
+			}
+			timer.Stop()
+		default:
+			return l.ctx.Err() == nil
+		}
+	}
+}
+
+func (l *Link) drop(conns ...net.Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range conns {
+		_ = c.Close()
+		delete(l.conns, c)
+	}
+}

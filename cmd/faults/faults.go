@@ -150,25 +150,25 @@ func restartAPI(ctx context.Context, w *world, _ *target, e event) error {
 }
 
 func cut(ctx context.Context, _ *world, t *target, e event) error {
-	defer t.link.Mend()
-	t.link.Cut()
+	defer t.each((*stack.Link).Mend)
+	t.each((*stack.Link).Cut)
 	return wait(ctx, e.length)
 }
 
 func oneWay(ctx context.Context, _ *world, t *target, e event) error {
-	defer t.link.Mend()
+	defer t.each((*stack.Link).Mend)
 	d := stack.ToClient
 	if !t.lossless && e.way%2 == 0 {
 		d = stack.ToServer
 	}
-	t.link.Hold(d)
+	t.hold(d)
 	return wait(ctx, e.length)
 }
 
 func delay(ctx context.Context, _ *world, t *target, e event) error {
-	defer t.link.Mend()
-	const most = 1500 // milliseconds
-	t.link.Delay(time.Duration(e.way%most) * time.Millisecond)
+	defer t.each((*stack.Link).Mend)
+	const most = 1500
+	t.each(func(l *stack.Link) { l.Delay(time.Duration(e.way%most) * time.Millisecond) })
 	return wait(ctx, e.length)
 }
 

@@ -33,8 +33,8 @@ const (
 
 // heal undoes what faults may have left.
 func (w *world) heal() {
-	for _, l := range w.all {
-		l.Mend()
+	for _, t := range w.all {
+		t.each((*stack.Link).Mend)
 	}
 }
 

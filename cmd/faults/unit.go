@@ -23,11 +23,29 @@ const restartDelay = 500 * time.Millisecond
 type target struct {
 	name string
 	one  sync.Mutex // held by the fault at work
-	link *stack.Link
 	unit *unit
+	link *stack.Link
+	back *stack.Link // the same from the other side, where either may connect
 	// lossless: what was sent must not arrive long after its sender gave it up. No
 	// driver contract could make up for that.
 	lossless bool
+}
+
+// each does something to the target's links.
+func (t *target) each(do func(*stack.Link)) {
+	for _, l := range []*stack.Link{t.link, t.back} {
+		if l != nil {
+			do(l)
+		}
+	}
+}
+
+// hold keeps back what one side says.
+func (t *target) hold(d stack.Direction) {
+	t.link.Hold(d)
+	if t.back != nil {
+		t.back.Hold(stack.ToServer + stack.ToClient - d)
+	}
 }
 
 // A unit is a process that is started again whenever it ends, as a kubelet would.

@@ -50,7 +50,7 @@ type world struct {
 	cloudLinks map[string]*target // by identity
 	serverSet  []*target
 	links      map[string][]*target // by what they are between
-	all        []*stack.Link
+	all        []*target // with links
 	keepers    sync.WaitGroup
 }
 
@@ -64,7 +64,7 @@ func runWorld(
 		api: &target{name: "the API server"}, knobs: &target{name: "the cloud"},
 		cloudLinks: map[string]*target{}, links: map[string][]*target{},
 	}
-	w.site, err = stack.NewSite(stack.SiteOptions{Bin: o.bin, Dir: filepath.Join(o.dir, kind)})
+	w.site, err = stack.NewSite(stack.SiteOptions{Bin: o.bin, Dir: filepath.Join(o.dir, "bus-"+kind)})
 	if err != nil {
 		return err
 	}
@@ -73,8 +73,8 @@ func runWorld(
 		letEnd()
 		w.keepers.Wait()
 		err = errors.Join(err, w.site.Close())
-		for _, l := range w.all {
-			l.Close()
+		for _, t := range w.all {
+			t.each((*stack.Link).Close)
 		}
 	}()
 	if err := w.start(ctx); err != nil {
@@ -110,8 +110,8 @@ func (w *world) start(ctx context.Context) (err error) {
 			return err
 		}
 		w.busURL = w.nats.URL()
-		for i, l := range w.nats.Links {
-			w.add("nats-nats", &target{name: fmt.Sprintf("link %d between NATS servers", i+1), link: l})
+		for i, p := range w.nats.Pairs {
+			w.add("nats-nats", &target{name: fmt.Sprintf("pair %d of NATS servers", i+1), link: p.Up, back: p.Down})
 		}
 		for _, n := range w.nats.Servers {
 			w.serverSet = append(w.serverSet, &target{name: n.Name, unit: &unit{site: w.site, process: n.Process}})
@@ -203,7 +203,7 @@ func (w *world) startDrivers(ctx context.Context) error {
 
 func (w *world) add(between string, t *target) {
 	w.links[between] = append(w.links[between], t)
-	w.all = append(w.all, t.link)
+	w.all = append(w.all, t)
 }
 
 // linkBus returns URLs that lead a program to each server through a link of its

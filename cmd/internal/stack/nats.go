@@ -49,9 +49,14 @@ func (s *Site) natsCommand(name string, port int, more ...string) command {
 // A NATSCluster is a cluster of nats-servers that store things together.
 type NATSCluster struct {
 	Servers []*NATSServer
-	// Links are what each two servers say to each other through.
-	Links []*Link
+	// Pairs are what each two servers say to each other through. Which of the two
+	// links carries it is for the servers: it is the one's that asked first.
+	Pairs []NATSPair
 }
+
+// A NATSPair is what is between two servers of a cluster: Up leads from the first
+// to the second and Down back.
+type NATSPair struct{ Up, Down *Link }
 
 // URL names all servers, separated by commas.
 func (c *NATSCluster) URL() string {
@@ -74,23 +79,28 @@ func (s *Site) StartNATSCluster(ctx context.Context, n int) (*NATSCluster, error
 		return nil, err
 	}
 	c := &NATSCluster{}
+	routes := make([][]string, n)
 	for i := range n {
-		var routes []string
+		routes[i] = append(routes[i], "nats://"+Loopback(ports[n+i])) // a server wants to see itself among them
 		for j := range i {
-			link, err := OpenLink(ctx, Loopback(ports[n+j]))
-			if err != nil {
+			pair := NATSPair{}
+			if pair.Up, err = OpenLink(ctx, Loopback(ports[n+i])); err != nil {
 				return nil, err
 			}
-			c.Links = append(c.Links, link)
-			routes = append(routes, "nats://"+link.Address())
+			if pair.Down, err = OpenLink(ctx, Loopback(ports[n+j])); err != nil {
+				return nil, err
+			}
+			c.Pairs = append(c.Pairs, pair)
+			routes[j] = append(routes[j], "nats://"+pair.Up.Address())
+			routes[i] = append(routes[i], "nats://"+pair.Down.Address())
 		}
+	}
+	for i := range n {
 		name := fmt.Sprintf("nats-server-%d", i+1)
 		args := []string{
 			"--server_name", name, "--cluster_name", "stack", "--cluster", "nats://" + Loopback(ports[n+i]),
 			"--cluster_advertise", Loopback(nowhere), "--no_advertise",
-		}
-		if len(routes) > 0 {
-			args = append(args, "--routes", strings.Join(routes, ","))
+			"--routes", strings.Join(routes[i], ","),
 		}
 		p, err := s.start(s.natsCommand(name, ports[i], args...))
 		if err != nil {
@@ -106,8 +116,9 @@ func (s *Site) StartNATSCluster(ctx context.Context, n int) (*NATSCluster, error
 
 // Close ends the links.
 func (c *NATSCluster) Close() {
-	for _, l := range c.Links {
-		l.Close()
+	for _, p := range c.Pairs {
+		p.Up.Close()
+		p.Down.Close()
 	}
 }
 

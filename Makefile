@@ -180,6 +180,23 @@ test-e2e: c-compiler build devcluster nodejs ## End-to-end tests: real processes
 	@echo '==> end-to-end tests'
 	@CGO_ENABLED=1 go test -race -count=1 -p=1 -timeout=30m ./cmd/e2e/...
 
+# What make faults goes by.
+SEED ?= 1
+LIFECYCLES ?= 200
+FENCING ?= on
+# With FENCING=off the drivers are built so that a replica goes on when it may have been replaced; then the run must fail.
+UNFENCED := $(OUT)/unfenced
+
+.PHONY: faults
+faults: build devcluster ## Break everything by SEED until LIFECYCLES machines have come and gone; FENCING=off SEED=3 must fail
+	@if [ '$(FENCING)' = off ]; then \
+		mkdir -p $(UNFENCED); \
+		for program in devcluster mcm virtual-cloud nats-server; do ln -sf $(BIN)/$$program $(UNFENCED)/$$program; done; \
+		go build -tags unfenced -o $(UNFENCED)/ ./cmd/driver-virtual; \
+	fi
+	@exec $(BIN)/faults --bin $(if $(filter off,$(FENCING)),$(UNFENCED),$(BIN)) --dir $(OUT)/run/faults \
+		--seed $(SEED) --lifecycles $(LIFECYCLES) $(if $(KINDS),--kinds $(KINDS)) $(if $(BUS),--bus $(BUS))
+
 .PHONY: bench
 bench: build devcluster ## Benchmarks against their peers; ONLY=read,create chooses some, ROUNDS=9 runs longer
 	@echo '==> benchmarks (about 15 minutes; the machine should have nothing else to do)'

@@ -143,7 +143,7 @@ type Server struct {
 	sequence   uint64
 	groupCalls int               // requests about node groups that run
 	leases     map[string]*lease // by cluster
-	unfenced   bool              // for a test that wants to see what fencing is good for
+	unfenced   bool              // for tests that want to see what fencing is good for
 
 	inquirer *inquirer
 	renew    map[string]chan struct{} // asks for a session at once, by cluster
@@ -204,6 +204,7 @@ func newServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
 		leases:   map[string]*lease{},
 		renew:    map[string]chan struct{}{},
 		acked:    make(chan struct{}, 1),
+		unfenced: unfencedBuild,
 	}
 	for _, cluster := range cfg.Clusters {
 		s.replies[cluster] = replyPrefix(cluster, cfg.Provider)

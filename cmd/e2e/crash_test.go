@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/cmd/internal/stack"
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 )
@@ -188,6 +189,33 @@ func (e *env) wantNoToken(machine string) {
 	e.Helper()
 	if tokens := e.tokens(machine); len(tokens) > 0 {
 		e.Errorf("machine %s has joined, and %d bootstrap tokens are left", machine, len(tokens))
+	}
+}
+
+// TestTokenOfAMachineThatNeverJoined deletes a machine whose Node does not come. The
+// token that it would have joined with must not outlive it.
+func TestTokenOfAMachineThatNeverJoined(t *testing.T) {
+	e := newEnv(t)
+	manager, tap := e.startManager("")
+	e.startDrivers(1, manager.NATSURL, tap)
+	secret := e.newSecret(className)
+	secret.StringData["userData"] += "token: " + bootstrap.Placeholder + "\n"
+	e.must(e.kube.Create(e.ctx(), secret))
+	e.must(e.kube.Create(e.ctx(), e.newClass(className, nil)))
+	_, err := e.cloud.Admin.Patch(e.ctx(), cloudapi.KnobsPatch{NodeRefuse: &[]string{"*"}})
+	e.must(err)
+	name := e.createMachines(1, className)[0]
+	e.eventually("the machine waits for its Node", func(ctx context.Context) error {
+		return e.inPhase(ctx, name, v1alpha1.MachinePending)
+	})
+	tokens := e.tokens(name)
+	if len(tokens) != 1 {
+		t.Fatalf("the machine has %d tokens, want 1", len(tokens))
+	}
+	e.deleteAll(name)
+	err = e.kube.Get(e.ctx(), client.ObjectKeyFromObject(&tokens[0]), &corev1.Secret{})
+	if client.IgnoreNotFound(err) != nil || err == nil {
+		t.Errorf("the token of a machine that is gone is there: %v", err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -81,17 +82,25 @@ func freezeCreate(ctx context.Context, w *world, t *target, e event) error {
 	defer link.one.Unlock()
 	defer link.link.Mend()
 	link.link.Hold(stack.ToClient)
+	// A rollout makes sure that there is something to create.
+	err := w.setPool(ctx, identityOf(w, t), func(d *v1alpha1.MachineDeployment) {
+		d.Spec.Replicas = mostReplicas
+		d.Spec.Template.Labels[revisionLabel] = fmt.Sprintf("frozen-%d", e.way)
+	})
+	if err != nil {
+		return errMissed // the API server is away
+	}
 	const patience = 8 * time.Second
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	err := stack.Poll(within, t.name+" creates", func(context.Context) error {
+	err = stack.Poll(within, t.name+" creates", func(context.Context) error {
 		if len(w.tap.Running(t.unit.replica(), driverv1.Operation_OPERATION_CREATE)) == 0 {
 			return errMissed
 		}
 		return nil
 	})
 	if err != nil {
-		return err
+		return errors.Join(errMissed, err)
 	}
 	p := t.unit.current()
 	if err := p.Pause(); err != nil {

@@ -26,7 +26,7 @@ import (
 const (
 	// healLimit is how long everything may take to be as it should be once nothing
 	// is broken any more: several operation timeouts.
-	healLimit = 4 * time.Minute
+	healLimit = 2 * time.Minute
 	// finalReplicas is how many machines each pool has at the end of the faults.
 	finalReplicas = 2
 )

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -268,6 +269,9 @@ func (p *pass) release(ctx context.Context) (next, error) {
 	if p.untouched {
 		id = dispatch.OperationID(p.machine.UID, dispatch.Create, p.journal.Settled)
 	}
+	if err := p.withdrawToken(ctx); err != nil {
+		return wait, err
+	}
 	controllerutil.RemoveFinalizer(p.machine, v1alpha1.FinalizerName)
 	if err := p.patch(ctx); err != nil && !apierrors.IsNotFound(err) {
 		return wait, err
@@ -276,4 +280,19 @@ func (p *pass) release(ctx context.Context) (next, error) {
 	p.sayf("Deleted", "Machine, instance and node are gone")
 
 	return wait, nil
+}
+
+// withdrawToken deletes the token of a machine that goes without having joined.
+// Nothing can ask for another one any more: no operation of it is under way.
+func (p *pass) withdrawToken(ctx context.Context) error {
+	if p.Tokens == nil {
+		return nil
+	}
+	for _, c := range p.machine.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+			return nil // it was spent
+		}
+	}
+
+	return p.Tokens.Delete(ctx, p.machine)
 }

@@ -1,0 +1,5 @@
+//go:build unfenced
+
+package bus
+
+const unfencedBuild = true

@@ -163,10 +163,11 @@ const frozen = 8 * time.Second
 // when others have done its work.
 func TestFrozenReplica(t *testing.T) {
 	t.Parallel()
-	for _, identity := range []string{"token", "unique_name"} {
+	for _, identity := range []string{"token", "unique_name", "none"} {
 		t.Run(identity, func(t *testing.T) {
 			e := newEnv(t)
-			manager, tap := e.startManager("")
+			// Where nothing identifies a create, the next waits for the lost one's deadline.
+			manager, tap := e.startManager("", "--machine-operation-timeout=15s")
 			drivers := e.startDrivers(2, manager.NATSURL, tap, "--identity="+identity)
 			e.createClass()
 			const machines = 6

@@ -220,24 +220,14 @@ func cloudLists(ctx context.Context, w *world, _ *target, e event) error {
 }
 
 // lanes is how many faults are at work at once.
-const lanes = 2
+const lanes = 3
 
-// inject goes through one lane's plan until ctx ends.
-func (w *world) inject(ctx context.Context, lane uint64, say func(string, ...any)) error {
-	var kinds []string
+// inject makes one fault of the plan after the other until ctx ends.
+func (w *world) inject(ctx context.Context, plan *plan, sayf func(string, ...any)) error {
 	byName := map[string]fault{}
 	for _, f := range faults {
 		byName[f.name] = f
 	}
-	for _, name := range w.kinds {
-		if len(byName[name].targets(w)) > 0 {
-			kinds = append(kinds, name)
-		}
-	}
-	if len(kinds) == 0 {
-		return nil
-	}
-	plan := newPlan(w.seed, lane, kinds, w.longest)
 	for ctx.Err() == nil {
 		e := plan.next()
 		if wait(ctx, e.gap) != nil {
@@ -247,7 +237,7 @@ func (w *world) inject(ctx context.Context, lane uint64, say func(string, ...any
 		all := f.targets(w)
 		t := all[e.pick%len(all)]
 		t.one.Lock()
-		say("%s at %s for %s", e.kind, t.name, e.length.Round(time.Millisecond))
+		sayf("%s at %s for %s", e.kind, t.name, e.length.Round(time.Millisecond))
 		err := f.do(ctx, w, t, e)
 		t.one.Unlock()
 		switch {

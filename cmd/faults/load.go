@@ -28,7 +28,7 @@ const (
 
 	mostReplicas = 5
 	// loadLane is the lane of the random numbers that decide about the pools.
-	loadLane = 1 << 32
+	loadLane = 1
 	// revisionLabel is what a rollout changes.
 	revisionLabel = "revision"
 )
@@ -125,9 +125,14 @@ func (w *world) live(ctx context.Context, out io.Writer, lifecycles int) error {
 	defer log.close()
 	var group sync.WaitGroup
 	errs := make(chan error, lanes)
-	for lane := range uint64(lanes) {
+	kinds := w.kindsHere()
+	if len(kinds) == 0 {
+		return fmt.Errorf("none of the kinds %v can happen here", w.kinds)
+	}
+	plan := newPlan(w.seed, kinds, w.longest)
+	for range lanes {
 		group.Go(func() {
-			if err := w.inject(ctx, lane, log.sayf); err != nil {
+			if err := w.inject(ctx, plan, log.sayf); err != nil {
 				errs <- err
 				end(err)
 			}
@@ -140,8 +145,8 @@ func (w *world) live(ctx context.Context, out io.Writer, lifecycles int) error {
 	defer cancel()
 	err = stack.Poll(within, fmt.Sprintf("%d machines have come and gone", lifecycles), func(ctx context.Context) error {
 		stats, err := w.cloud.Admin.Stats(ctx)
-		if err == nil && (stats.Deleted < lifecycles || len(w.tally.missing(w.kindsHere())) > 0) {
-			err = fmt.Errorf("%d have, and these faults did not happen yet: %v", stats.Deleted, w.tally.missing(w.kindsHere()))
+		if err == nil && (stats.Deleted < lifecycles || len(w.tally.missing(kinds)) > 0) {
+			err = fmt.Errorf("%d have, and these faults did not happen yet: %v", stats.Deleted, w.tally.missing(kinds))
 		}
 		return err
 	})

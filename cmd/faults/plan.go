@@ -2,6 +2,7 @@ package main
 
 import (
 	"math/rand/v2"
+	"sync"
 	"time"
 )
 
@@ -16,20 +17,23 @@ type event struct {
 	way    int // of doing it
 }
 
-// A plan draws the events of one lane, without end.
+// A plan draws events without end. It is safe for concurrent use.
 type plan struct {
+	mu      sync.Mutex
 	rand    *rand.Rand
 	kinds   []string
 	deck    []string
 	longest time.Duration
 }
 
-func newPlan(seed, lane uint64, kinds []string, longest time.Duration) *plan {
-	return &plan{rand: rand.New(rand.NewPCG(seed, lane)), kinds: kinds, longest: longest}
+func newPlan(seed uint64, kinds []string, longest time.Duration) *plan {
+	return &plan{rand: rand.New(rand.NewPCG(seed, 0)), kinds: kinds, longest: longest}
 }
 
 // next deals the kinds like cards, so that each comes before any comes again.
 func (p *plan) next() event {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if len(p.deck) == 0 {
 		for _, i := range p.rand.Perm(len(p.kinds)) {
 			p.deck = append(p.deck, p.kinds[i])

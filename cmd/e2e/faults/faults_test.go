@@ -29,7 +29,7 @@ func TestFaults(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program, "--seed=1", "--lifecycles=25", "--bus=cluster", "--longest=8s",
+	cmd := exec.CommandContext(ctx, program, "--seed=1", "--lifecycles=25", "--bus=cluster", "--longest=4s",
 		"--limit=3m", "--repository=../../..", "--bin="+bin, "--dir=../../../.out/run/e2e-faults")
 	// It is told to stop rather than killed, so that it ends its processes in order.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }

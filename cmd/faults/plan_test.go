@@ -1,0 +1,51 @@
+package main
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestPlan draws the same plan twice, and another one from another seed.
+func TestPlan(t *testing.T) {
+	t.Parallel()
+	const longest = time.Minute
+	draw := func(seed uint64) (events []event) {
+		p := newPlan(seed, kindNames(), longest)
+		for range 20 * len(faults) {
+			events = append(events, p.next())
+		}
+		return events
+	}
+	one := draw(1)
+	if diff := cmp.Diff(one, draw(1), cmp.AllowUnexported(event{})); diff != "" {
+		t.Errorf("one seed gave two plans:\n%s", diff)
+	}
+	if cmp.Equal(one, draw(2), cmp.AllowUnexported(event{})) {
+		t.Error("two seeds gave one plan")
+	}
+	var first []string
+	short := 0
+	for i, e := range one {
+		if i < len(faults) {
+			first = append(first, e.kind)
+		}
+		if e.length < time.Second || e.length > longest {
+			t.Errorf("a fault lasts %s", e.length)
+		}
+		if e.length <= 4*time.Second {
+			short++
+		}
+	}
+	want := kindNames()
+	slices.Sort(first)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, first); diff != "" {
+		t.Errorf("not every kind comes before any comes again:\n%s", diff)
+	}
+	if short < len(one)/2 || short == len(one) {
+		t.Errorf("%d of %d are short", short, len(one))
+	}
+}

@@ -186,16 +186,22 @@ LIFECYCLES ?= 200
 FENCING ?= on
 # With FENCING=off the drivers are built so that a replica goes on when it may have been replaced; then the run must fail.
 UNFENCED := $(OUT)/unfenced
+ifeq ($(FENCING),off)
+KINDS ?= freeze-create,kill-driver
+BUS ?= cluster
+LONGEST ?= 12s
+endif
 
 .PHONY: faults
-faults: build devcluster ## Break everything by SEED until LIFECYCLES machines have come and gone; FENCING=off SEED=3 must fail
+faults: build devcluster ## Break everything by SEED until LIFECYCLES machines have come and gone; FENCING=off SEED=3 LIFECYCLES=30 must fail
 	@if [ '$(FENCING)' = off ]; then \
 		mkdir -p $(UNFENCED); \
 		for program in devcluster mcm virtual-cloud nats-server; do ln -sf $(BIN)/$$program $(UNFENCED)/$$program; done; \
 		go build -tags unfenced -o $(UNFENCED)/ ./cmd/driver-virtual; \
 	fi
 	@exec $(BIN)/faults --bin $(if $(filter off,$(FENCING)),$(UNFENCED),$(BIN)) --dir $(OUT)/run/faults \
-		--seed $(SEED) --lifecycles $(LIFECYCLES) $(if $(KINDS),--kinds $(KINDS)) $(if $(BUS),--bus $(BUS))
+		--seed $(SEED) --lifecycles $(LIFECYCLES) $(if $(KINDS),--kinds $(KINDS)) $(if $(BUS),--bus $(BUS)) \
+		$(if $(LONGEST),--longest $(LONGEST))
 
 .PHONY: bench
 bench: build devcluster ## Benchmarks against their peers; ONLY=read,create chooses some, ROUNDS=9 runs longer

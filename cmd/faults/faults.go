@@ -72,7 +72,9 @@ func between(what ...string) func(*world) []*target {
 	}
 }
 
-func freeze(ctx context.Context, _ *world, t *target, e event) error { return t.unit.freeze(ctx, e.length) }
+func freeze(ctx context.Context, _ *world, t *target, e event) error {
+	return t.unit.freeze(ctx, e.length)
+}
 
 // freezeCreate freezes a replica that has accepted a create and not yet asked the
 // cloud for anything: the answer to its first look is held up until it is frozen.

@@ -16,7 +16,7 @@ type tally struct {
 	mu    sync.Mutex
 	kinds map[string]int
 
-	lifecycles                    int
+	lifecycles                   int
 	lost, doubled, leaked, stuck int
 }
 

@@ -50,7 +50,7 @@ type world struct {
 	cloudLinks map[string]*target // by identity
 	serverSet  []*target
 	links      map[string][]*target // by what they are between
-	all        []*target // with links
+	all        []*target            // with links
 	keepers    sync.WaitGroup
 }
 
@@ -238,4 +238,3 @@ func (w *world) linkKube(ctx context.Context, name string) (string, error) {
 	path := filepath.Join(w.site.Dir(), name+".kubeconfig")
 	return path, clientcmd.WriteToFile(*cfg, path)
 }
-

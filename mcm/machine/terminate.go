@@ -33,7 +33,6 @@ func (p *pass) markTerminating(ctx context.Context) (next, error) {
 	if !p.creating() && p.journal.Operation == dispatch.Initialize {
 		p.journal = p.journal.settle() // as the phase says, for the last time
 	}
-	p.dropToken(ctx)
 	p.unhealthy = p.machine.Status.CurrentStatus.Phase == v1alpha1.MachineFailed
 	p.setPhase(v1alpha1.MachineTerminating)
 	p.machine.Status.CurrentStatus.PreserveExpiryTime = nil
@@ -44,23 +43,6 @@ func (p *pass) markTerminating(ctx context.Context) (next, error) {
 	p.sayf("Terminating", "Deletion was asked for")
 
 	return proceed, nil
-}
-
-// dropToken deletes the token of a machine that may not have joined with it: no
-// instance of it may join now. That this does not work is no reason to keep the
-// instance; the token expires.
-func (p *pass) dropToken(ctx context.Context) {
-	switch p.machine.Status.CurrentStatus.Phase {
-	case v1alpha1.MachinePhaseNew, v1alpha1.MachineCrashLoopBackOff, v1alpha1.MachinePending, v1alpha1.MachineFailed:
-	default:
-		return // spent when it joined
-	}
-	if p.Tokens == nil {
-		return
-	}
-	if err := p.Tokens.Delete(ctx, p.machine); err != nil {
-		p.log.Info("bootstrap token of a machine that goes stays until it expires", "err", err.Error())
-	}
 }
 
 // endCreation ends an operation that was begun before the deletion: only one

@@ -36,7 +36,7 @@ func (s *Site) StartGateway(ctx context.Context, kubeconfig, namespace string, a
 
 // Restart runs the ended gateway again and returns when it is ready.
 func (g *Gateway) Restart(ctx context.Context) error {
-	p, err := g.site.restart(g.Process)
+	p, err := g.site.Restart(g.Process)
 	if err != nil {
 		return err
 	}

@@ -147,7 +147,7 @@ const maxFields = 5
 // layout returns the fields that make up the rest of a subject of the tree, in
 // order, and false for a tree there is not. It is asked for every message: an array
 // stays on the stack.
-func (s *Subject) layout() (fields [maxFields]*string, n int, known bool) {
+func layout(s *Subject) (fields [maxFields]*string, n int, known bool) {
 	switch s.Tree {
 	case TreeDriver, TreePlain, TreeAudit:
 		return [maxFields]*string{&s.Provider, &s.Verb, &s.Namespace, &s.Name}, 4, true
@@ -180,7 +180,7 @@ var errSubject = errors.New("not a machinebus subject")
 // Build returns the subject as text. Kubernetes names are escaped; it fails
 // when a field is empty or holds what a subject cannot carry.
 func (s Subject) Build() (string, error) {
-	fields, n, ok := s.layout()
+	fields, n, ok := layout(&s)
 	if !ok {
 		return "", fmt.Errorf("%w: unknown tree %q", errSubject, s.Tree)
 	}
@@ -229,7 +229,7 @@ func ParseSubject(subject string) (Subject, error) {
 	}
 	tree, rest, more := strings.Cut(rest, ".")
 	s.Cluster, s.Tree = cluster, Tree(tree)
-	fields, n, ok := s.layout()
+	fields, n, ok := layout(&s)
 	if !ok {
 		return s, fmt.Errorf("%w: %q: unknown tree %q", errSubject, subject, s.Tree)
 	}

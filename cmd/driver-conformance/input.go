@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 
@@ -98,9 +99,7 @@ func readSecrets(file string) ([]drivertest.Secret, error) {
 	secrets := make([]drivertest.Secret, len(objects))
 	for n, o := range objects {
 		s := drivertest.Secret{Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, Data: map[string][]byte{}}
-		for key, value := range o.Data {
-			s.Data[key] = value
-		}
+		maps.Copy(s.Data, o.Data)
 		for key, value := range o.StringData {
 			s.Data[key] = []byte(value)
 		}

@@ -53,7 +53,7 @@ type scaler struct {
 func (e *env) newScaler(nats string) *scaler {
 	e.Helper()
 	s := &scaler{env: e, authority: newAuthority(e.T)}
-	dir := e.T.TempDir()
+	dir := e.TempDir()
 	cert, key := s.authority.issue("gateway")
 	args := []string{"--nats-url", nats, "--cluster-name", e.name}
 	for flag, content := range map[string][]byte{"tls-cert": cert, "tls-key": key, "client-ca": s.authority.pem()} {
@@ -101,7 +101,7 @@ func (e *env) gatewayKubeconfig() string {
 	for _, c := range admin.Contexts {
 		c.AuthInfo = "gateway"
 	}
-	path := filepath.Join(e.T.TempDir(), "kubeconfig")
+	path := filepath.Join(e.TempDir(), "kubeconfig")
 	e.must(clientcmd.WriteToFile(*admin, path))
 	e.secret["gateway's token"] = token.Status.Token
 	return path
@@ -404,7 +404,7 @@ func (a *authority) client(server *authority) transport.TransportCredentials {
 // tokenFile has the cloud's API token, for a driver's flag.
 func (e *env) tokenFile() string {
 	e.Helper()
-	path := filepath.Join(e.T.TempDir(), "token")
+	path := filepath.Join(e.TempDir(), "token")
 	e.must(os.WriteFile(path, []byte(e.cloud.APIToken+"\n"), 0o600))
 	return path
 }

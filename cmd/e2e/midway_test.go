@@ -6,6 +6,10 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -135,6 +139,40 @@ func TestManagerFailover(t *testing.T) {
 	e.wantNoDuplicates()
 	e.deleteAll(names...)
 	e.wantInstances(len(names))
+}
+
+// TestLostLead has somebody else take the lead while an operation is under way:
+// the manager must not stay until that has ended.
+func TestLostLead(t *testing.T) {
+	e := newEnv(t)
+	nats, err := e.site.StartNATS(e.ctx())
+	e.must(err)
+	manager, tap := e.startManager(nats.URL, "--leader-elect=true", "--leader-elect-lease-duration=2s",
+		"--leader-elect-renew-deadline=1500ms", "--leader-elect-retry-period=500ms")
+	drivers := e.startDrivers(1, nats.URL, tap)
+	e.createClass()
+	e.must(e.cloud.Hold(e.ctx(), "*"))
+	name := e.createMachines(1, className)[0]
+	e.waitHeld(1, tap, drivers)
+
+	e.eventually("the lead is taken", func(ctx context.Context) error {
+		var lease coordinationv1.Lease
+		if err := e.kube.Get(ctx, client.ObjectKey{Namespace: e.name, Name: "machine-controller-manager"}, &lease); err != nil {
+			return err
+		}
+		now := metav1.NowMicro()
+		lease.Spec.HolderIdentity, lease.Spec.RenewTime = new("somebody else"), &now
+		return e.kube.Update(ctx, &lease)
+	})
+	select {
+	case <-manager.Done():
+	case <-time.After(time.Minute):
+		e.Fatal("the manager that has lost the lead still waits for its operation")
+	}
+	e.must(manager.Restart(e.ctx()))
+	e.must(e.cloud.Hold(e.ctx()))
+	e.waitRunning(name)
+	e.wantInstances(1)
 }
 
 // waitEpoch waits until all drivers have heard of at least this epoch, and returns

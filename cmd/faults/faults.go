@@ -210,8 +210,8 @@ func cloudLatency(ctx context.Context, w *world, _ *target, e event) error {
 }
 
 func cloudRate(ctx context.Context, w *world, _ *target, e event) error {
-	few, any := 4.0, 0.0
-	return turn(ctx, w, e, cloudapi.KnobsPatch{RequestsPerSecond: &few}, cloudapi.KnobsPatch{RequestsPerSecond: &any})
+	few, unlimited := 4.0, 0.0
+	return turn(ctx, w, e, cloudapi.KnobsPatch{RequestsPerSecond: &few}, cloudapi.KnobsPatch{RequestsPerSecond: &unlimited})
 }
 
 // cloudLists has lists show new instances late. An instance keeps the lag that it
@@ -230,9 +230,10 @@ func (w *world) inject(ctx context.Context, plan *plan, sayf func(string, ...any
 	for _, f := range faults {
 		byName[f.name] = f
 	}
-	for ctx.Err() == nil {
+	for {
 		e := plan.next()
-		if wait(ctx, e.gap) != nil {
+		_ = wait(ctx, e.gap) // fails only once ctx has ended
+		if ctx.Err() != nil {
 			return nil
 		}
 		f := byName[e.kind]
@@ -243,8 +244,7 @@ func (w *world) inject(ctx context.Context, plan *plan, sayf func(string, ...any
 		err := f.do(ctx, w, t, e)
 		t.one.Unlock()
 		switch {
-		case ctx.Err() != nil:
-			return nil
+		case ctx.Err() != nil: // it is over, whatever that did to the fault
 		case errors.Is(err, errMissed):
 		case err != nil:
 			return fmt.Errorf("fault %s at %s: %w", e.kind, t.name, err)
@@ -252,5 +252,4 @@ func (w *world) inject(ctx context.Context, plan *plan, sayf func(string, ...any
 			w.tally.count(e.kind)
 		}
 	}
-	return nil
 }

@@ -254,8 +254,8 @@ func (w *world) remains(ctx context.Context, complain func(string, ...any)) erro
 	return w.readLog(ctx, complain)
 }
 
-// readLog counts lifecycles, and instances that were made for a machine which had
-// had one: with a token or a unique name that must never happen, whatever was
+// readLog counts lifecycles, and instances that were made for a machine that had one
+// before: with a token or a unique name that must never happen, whatever was
 // collected later.
 func (w *world) readLog(ctx context.Context, complain func(string, ...any)) error {
 	entries, err := w.cloud.Admin.Log(ctx, 0)

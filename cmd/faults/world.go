@@ -210,7 +210,7 @@ func (w *world) add(between string, t *target) {
 // own.
 func (w *world) linkBus(ctx context.Context, between, name string) (string, error) {
 	var urls []string
-	for _, url := range strings.Split(w.busURL, ",") {
+	for url := range strings.SplitSeq(w.busURL, ",") {
 		l, err := stack.OpenLink(ctx, strings.TrimPrefix(url, "nats://"))
 		if err != nil {
 			return "", err

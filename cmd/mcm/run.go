@@ -65,6 +65,8 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	defer closeBus()
+	ctx, letGo := context.WithCancel(ctx)
+	defer letGo()
 
 	m := &mcm{options: o, manager: mgr, lock: lock, conn: conn, log: slog.New(logr.ToSlogHandler(klog.Background().WithName("bus")))}
 	if err := m.addTarget(ctx, target); err != nil {
@@ -79,6 +81,7 @@ func run(ctx context.Context, o *options) error {
 	}
 	klog.Background().Info("starting", "version", version(), "cluster", o.clusterName, "bus", conn.URL())
 	err = mgr.Start(ctx)
+	letGo() // who has lost the lead must not go on for as long as an operation takes
 	m.dispatcher.Wait()
 	if m.validator != nil {
 		m.validator.Wait()

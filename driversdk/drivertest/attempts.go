@@ -39,8 +39,7 @@ func (s *suite) begin(ctx context.Context, op driverv1.Operation) (*pending, err
 			return false, err
 		}
 		err = p.acceptedFrame(ctx)
-		var busy *errBusy
-		if errors.As(err, &busy) {
+		if _, busy := errors.AsType[*busyError](err); busy {
 			return false, nil
 		}
 
@@ -100,7 +99,9 @@ func (s *suite) attachTo(ctx context.Context, p *pending) (*exchange, error) {
 		return nil, err
 	}
 
-	return x, x.acceptedFrame(ctx)
+	err = x.acceptedFrame(ctx)
+
+	return x, err
 }
 
 func checkAttach(ctx context.Context, s *suite) error {

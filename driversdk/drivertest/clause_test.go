@@ -18,7 +18,7 @@ func TestClauses(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("the contract's files: %v, %v", files, err)
 	}
-	id := regexp.MustCompile(`\[([A-Z]+-[0-9]+)\]`)
+	id := regexp.MustCompile(`\[([A-Z]+-\d+)\]`)
 	contract := map[string]bool{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)

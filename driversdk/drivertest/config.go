@@ -95,7 +95,8 @@ type Process interface {
 	Start(ctx context.Context) error
 }
 
-func (c Config) complete() (Config, error) {
+// withDefaults fills in what was left open.
+func (c Config) withDefaults() Config {
 	if c.Cluster == "" {
 		c.Cluster = "default"
 	}
@@ -114,6 +115,13 @@ func (c Config) complete() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+
+	return c
+}
+
+// complete fills in what was left open, and names all that is wrong at once.
+func (c Config) complete() (Config, error) {
+	c = c.withDefaults()
 	errs := []error{bus.ValidToken("provider", c.Provider), bus.ValidToken("cluster", c.Cluster)}
 	if c.OtherCluster != "" {
 		errs = append(errs, bus.ValidToken("other cluster", c.OtherCluster))

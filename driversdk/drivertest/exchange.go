@@ -30,9 +30,8 @@ const (
 )
 
 var (
-	errOutside   = errors.New("reply subject outside of the provider's inbox prefix")
-	errNoFrame   = errors.New("no frame")
-	errNoSession = errors.New("no session")
+	errOutside = errors.New("reply subject outside of the provider's inbox prefix")
+	errNoFrame = errors.New("no frame")
 )
 
 // A frame is one reply.
@@ -119,7 +118,7 @@ func (s *suite) onReply(m *nats.Msg) {
 	if !f.nobody {
 		env, err := bus.Decode(m.Data, f.contentType)
 		if err != nil {
-			s.blame("ENV-3", "a frame of %s is no envelope: %v", x.verb, err)
+			s.blamef("ENV-3", "a frame of %s is no envelope: %v", x.verb, err)
 
 			return
 		}
@@ -160,13 +159,13 @@ func (x *exchange) first(ctx context.Context, limit time.Duration) (frame, error
 	}
 }
 
-// errBusy is a request that was refused with nothing done.
-type errBusy struct {
+// busyError is a request that was refused with nothing done.
+type busyError struct {
 	verb   string
 	reason driverv1.BusyReason
 }
 
-func (e *errBusy) Error() string { return e.verb + " was answered busy (" + e.reason.String() + ")" }
+func (e *busyError) Error() string { return e.verb + " was answered busy (" + e.reason.String() + ")" }
 
 // result waits for the exchange's result.
 func (x *exchange) result(ctx context.Context, limit time.Duration) (*driverv1.Result, error) {
@@ -180,7 +179,7 @@ func (x *exchange) result(ctx context.Context, limit time.Duration) (*driverv1.R
 		case f.GetResult() != nil:
 			return f.GetResult(), nil
 		case f.GetBusy() != nil:
-			return nil, &errBusy{x.verb, f.GetBusy().GetReason()}
+			return nil, &busyError{x.verb, f.GetBusy().GetReason()}
 		}
 	}
 }
@@ -192,7 +191,7 @@ func (x *exchange) acceptedFrame(ctx context.Context) error {
 	case err != nil:
 		return err
 	case f.GetBusy() != nil:
-		return &errBusy{x.verb, f.GetBusy().GetReason()}
+		return &busyError{x.verb, f.GetBusy().GetReason()}
 	case f.GetAccepted() == nil:
 		return fmt.Errorf("%s was answered %s instead of accepted", x.verb, describe(f))
 	}
@@ -289,8 +288,7 @@ func (s *suite) attempt(
 			return false, err
 		}
 		result, err = x.result(ctx, s.late())
-		var busy *errBusy
-		if errors.As(err, &busy) {
+		if _, busy := errors.AsType[*busyError](err); busy {
 			return false, nil
 		}
 

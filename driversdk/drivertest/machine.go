@@ -83,16 +83,6 @@ func (s *suite) listBody() *driverv1.Envelope {
 	return &driverv1.Envelope{Body: &driverv1.Envelope_List{List: &driverv1.ListRequest{Class: s.fetches.refs()}}}
 }
 
-// create asks for the machine's instance by a new operation.
-func (s *suite) create(ctx context.Context, m *machine) (*driverv1.Instance, error) {
-	result, err := s.run(ctx, m, m.operation(driverv1.Operation_OPERATION_CREATE), s.createBody(m))
-	if err != nil {
-		return nil, err
-	}
-
-	return createdOf(result)
-}
-
 func createdOf(result *driverv1.Result) (*driverv1.Instance, error) {
 	instance := result.GetCreate().GetInstance()
 	if result.GetStatus().GetCode() != driverv1.Code_CODE_OK {

@@ -324,12 +324,12 @@ func (r *replica) status(m *driverv1.Machine) *driverv1.Result {
 
 func (r *replica) listed() *driverv1.Result {
 	all := r.list()
-	switch {
-	case r.fault == "LIST-1":
+	switch r.fault {
+	case "LIST-1":
 		r.mu.Lock()
 		clear(r.instances)
 		r.mu.Unlock()
-	case r.fault == "LIST-2":
+	case "LIST-2":
 		all = slices.DeleteFunc(all, func(i *driverv1.Instance) bool { return i.GetProviderId() == fmt.Sprintf("acme:///%d", r.made) })
 	}
 

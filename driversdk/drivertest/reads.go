@@ -155,7 +155,7 @@ func checkStatusUninitialized(ctx context.Context, s *suite) error {
 		return fmt.Errorf("status before initialize was answered %s, not Uninitialized", said(before))
 	}
 	if id := before.GetInstanceStatus().GetInstance().GetProviderId(); id != providerID {
-		return fmt.Errorf("Uninitialized came with instance %q, not %q", id, providerID)
+		return fmt.Errorf("answer Uninitialized came with instance %q, not %q", id, providerID)
 	}
 	after, err := s.status(ctx, m)
 	if err == nil && after.GetStatus().GetCode() != driverv1.Code_CODE_OK {

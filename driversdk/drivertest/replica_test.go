@@ -174,8 +174,10 @@ func (r *replica) renew() {
 // ackOf returns the sequence that was stored, or the one in the way.
 func ackOf(m *nats.Msg) (seq, conflict uint64) {
 	var ack struct {
-		Sequence uint64                       `json:"seq"`
-		Error    struct{ Description string } `json:"error"`
+		Sequence uint64 `json:"seq"`
+		Error    struct {
+			Description string `json:"description"`
+		} `json:"error"`
 	}
 	if json.Unmarshal(m.Data, &ack) != nil {
 		return 0, 0

@@ -3,6 +3,7 @@ package drivertest
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 )
@@ -76,13 +77,8 @@ func (c Config) wants(id string) bool {
 	if len(c.Only) == 0 {
 		return true
 	}
-	for _, only := range c.Only {
-		if only == id {
-			return true
-		}
-	}
 
-	return false
+	return slices.Contains(c.Only, id)
 }
 
 // look checks one clause and removes what was made for it.

@@ -192,7 +192,7 @@ func (s *suite) newTarget(ctx context.Context, old string) error {
 	defer cancel()
 	if err := s.eventually(deadline, "the driver, started again, sends sessions", func() (bool, error) {
 		if len(s.sessionsOf(old)) > before {
-			s.blame("SESSION-2", "started again, the driver calls itself replica %q as before", old)
+			s.blamef("SESSION-2", "started again, the driver calls itself replica %q as before", old)
 
 			return true, nil
 		}

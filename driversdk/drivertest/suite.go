@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -94,8 +95,8 @@ func open(ctx context.Context, cfg Config) (*suite, error) {
 }
 
 func (s *suite) end() {
-	for n := len(s.close) - 1; n >= 0; n-- {
-		s.close[n]()
+	for _, f := range slices.Backward(s.close) {
+		f()
 	}
 }
 
@@ -255,7 +256,7 @@ func (s *suite) onSession(m *nats.Msg) {
 	env, err := bus.Decode(m.Data, m.Header.Get(headerContentType))
 	if err != nil || env.GetSession() == nil {
 		if env.GetTombstone() == nil {
-			s.blame("SESSION-1", "what is no session came on %s", m.Subject)
+			s.blamef("SESSION-1", "what is no session came on %s", m.Subject)
 		}
 
 		return
@@ -266,10 +267,10 @@ func (s *suite) onSession(m *nats.Msg) {
 	}
 	replica := got.GetReplica()
 	if m.Subject != s.below("session."+s.cfg.Provider+"."+replica) {
-		s.blame("SESSION-2", "a session on %s says that it is replica %q", m.Subject, replica)
+		s.blamef("SESSION-2", "a session on %s says that it is replica %q", m.Subject, replica)
 	}
 	if env.GetReplica() != replica {
-		s.blame("ENV-7", "the envelope of a session of replica %q says %q", replica, env.GetReplica())
+		s.blamef("ENV-7", "the envelope of a session of replica %q says %q", replica, env.GetReplica())
 	}
 	for _, op := range got.GetOperations() {
 		s.leak("PROGRESS-1", "a session's last_progress", op.GetLastProgress())
@@ -286,7 +287,7 @@ func (s *suite) onSession(m *nats.Msg) {
 func (s *suite) onClaim(m *nats.Msg) {
 	env, err := bus.Decode(m.Data, m.Header.Get(headerContentType))
 	if err != nil {
-		s.blame("CLAIM-1", "what is no envelope came on %s: %v", m.Subject, err)
+		s.blamef("CLAIM-1", "what is no envelope came on %s: %v", m.Subject, err)
 
 		return
 	}

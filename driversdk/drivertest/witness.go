@@ -3,6 +3,7 @@ package drivertest
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -18,8 +19,8 @@ const (
 	blamesKept = 5
 )
 
-// blame records that a clause was broken, whichever check was under way.
-func (s *suite) blame(clause, format string, args ...any) {
+// blamef records that a clause was broken, whichever check was under way.
+func (s *suite) blamef(clause, format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.blames[clause]) < blamesKept {
@@ -41,14 +42,14 @@ func (s *suite) witnessed(clause string) error {
 // witness holds every frame against what is said of all of them.
 func (s *suite) witness(x *exchange, m *nats.Msg, f frame) {
 	if !x.loose && (f.GetOperationId() != x.id || f.GetAttempt() != x.attempt) {
-		s.blame("ENV-5", "%s: a frame says operation %q, attempt %d, where the request said %q, attempt %d",
+		s.blamef("ENV-5", "%s: a frame says operation %q, attempt %d, where the request said %q, attempt %d",
 			x.verb, f.GetOperationId(), f.GetAttempt(), x.id, x.attempt)
 	}
 	s.mu.Lock()
 	known := s.plain || len(s.sessions[f.GetReplica()]) > 0
 	s.mu.Unlock()
 	if !s.plain && (f.GetReplica() == "" || !known) {
-		s.blame("ENV-7", "%s: a frame says replica %q, which is none that has sent a session", x.verb, f.GetReplica())
+		s.blamef("ENV-7", "%s: a frame says replica %q, which is none that has sent a session", x.verb, f.GetReplica())
 	}
 	s.count(x, f)
 	s.leak("STATUSTEXT-1", "the header Nats-Service-Error", m.Header.Get("Nats-Service-Error"))
@@ -59,12 +60,12 @@ func (s *suite) witness(x *exchange, m *nats.Msg, f frame) {
 		r.GetCreate().GetLastKnownState()+r.GetInitialize().GetLastKnownState()+r.GetDelete().GetLastKnownState())
 	for _, instance := range instancesOf(r) {
 		if id := instance.GetProviderId(); id == "" {
-			s.blame("INSTANCE-1", "%s returned an instance without a provider_id", x.verb)
+			s.blamef("INSTANCE-1", "%s returned an instance without a provider_id", x.verb)
 		} else if scheme, rest, ok := strings.Cut(id, "://"); !ok || scheme == "" || rest == "" {
-			s.blame("INSTANCE-1", "%s returned provider_id %q: want <provider>://<opaque>", x.verb, id)
+			s.blamef("INSTANCE-1", "%s returned provider_id %q: want <provider>://<opaque>", x.verb, id)
 		}
 		if r.GetList() != nil && instance.GetMachineName() == "" {
-			s.blame("INSTANCE-2", "list returned instance %q without a machine_name", instance.GetProviderId())
+			s.blamef("INSTANCE-2", "list returned instance %q without a machine_name", instance.GetProviderId())
 		}
 	}
 }
@@ -83,10 +84,10 @@ func (s *suite) count(x *exchange, f frame) {
 	s.mu.Unlock()
 	code := f.GetResult().GetStatus().GetCode()
 	if f.GetResult() != nil && results > 1 {
-		s.blame("RESULT-1", "%s was answered with %d results", x.verb, results)
+		s.blamef("RESULT-1", "%s was answered with %d results", x.verb, results)
 	}
 	if !s.plain && x.mutates && first && f.GetResult() != nil && code == driverv1.Code_CODE_OK {
-		s.blame("ACCEPT-1", "%s was done without a word that it was accepted", x.verb)
+		s.blamef("ACCEPT-1", "%s was done without a word that it was accepted", x.verb)
 	}
 }
 
@@ -111,7 +112,7 @@ func (s *suite) leak(clause, where, text string) {
 	}
 	for name, value := range s.confidential() {
 		if len(value) >= secretLength && strings.Contains(text, value) {
-			s.blame(clause, "%s holds the value of %s", where, name)
+			s.blamef(clause, "%s holds the value of %s", where, name)
 		}
 	}
 }
@@ -179,10 +180,8 @@ func (s *suite) has(op driverv1.Operation) error {
 	if s.plain {
 		return nil
 	}
-	for _, have := range s.session().GetCapabilities() {
-		if have == op {
-			return nil
-		}
+	if slices.Contains(s.session().GetCapabilities(), op) {
+		return nil
 	}
 
 	return skipf("the driver does not implement %s", bus.Verb(op))

@@ -38,7 +38,7 @@ func (b *bundle) waitPool(t *testing.T, what string, ok func([]cloudapi.PoolInst
 		if time.Now().After(deadline) {
 			t.Fatalf("%s: not within 20 s: %+v", what, list)
 		}
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 	}
 }
 
@@ -95,7 +95,7 @@ func TestPoolGivesUpWhatHasNotCome(t *testing.T) {
 		t.Fatal(err)
 	}
 	kept := b.waitPool(t, "one instance", have(1))
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); ; <-time.After(time.Millisecond) {
 		list := b.cloud.List(cloudapi.Filter{})
 		stats := b.cloud.Stats()
 		if len(list) == 1 && stats.Created == 3 {

@@ -16,9 +16,9 @@ const OpPool = "pool"
 // Codes of [Error] that only calls about pools have.
 const (
 	// CodeSizeChanged: the pool has another size than the caller expects. Nothing
-	// was done. 409
+	// was done. Status 409.
 	CodeSizeChanged = "SizeChanged"
-	// CodeOutOfBounds: the size would leave the pool's bounds. Nothing was done. 400
+	// CodeOutOfBounds: the size would leave the pool's bounds. Nothing was done. Status 400.
 	CodeOutOfBounds = "OutOfBounds"
 )
 
@@ -49,15 +49,15 @@ type PoolInstance struct {
 	Message string `json:"message,omitempty"`
 }
 
-// PoolList and PoolInstances are answers.
-type (
-	PoolList struct {
-		Pools []Pool `json:"pools"`
-	}
-	PoolInstances struct {
-		Instances []PoolInstance `json:"instances"`
-	}
-)
+// PoolList answers for all pools.
+type PoolList struct {
+	Pools []Pool `json:"pools"`
+}
+
+// PoolInstances answers for the instances of one pool.
+type PoolInstances struct {
+	Instances []PoolInstance `json:"instances"`
+}
 
 // A ResizeRequest takes a pool from one size to another. One with a RequestID that
 // was done before changes nothing. Fewer than Expected gives up what has not come.

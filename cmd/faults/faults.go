@@ -232,9 +232,13 @@ func (w *world) inject(ctx context.Context, plan *plan, sayf func(string, ...any
 	}
 	for {
 		e := plan.next()
-		_ = wait(ctx, e.gap) // fails only once ctx has ended
-		if ctx.Err() != nil {
+		pause := time.NewTimer(e.gap)
+		select {
+		case <-ctx.Done():
+			pause.Stop()
+
 			return nil
+		case <-pause.C:
 		}
 		f := byName[e.kind]
 		all := f.targets(w)

@@ -16,7 +16,7 @@
 //
 // <op> is groups, instances, resize or delete. A replica that serves them says so
 // by OPERATION_NODE_GROUPS in the capabilities of its session, and MUST subscribe
-// to nodegroup.<provider>.> in the queue group "driver" [GROUP-1]. It MUST answer
+// to nodegroup.<provider>.* in the queue group "driver" [GROUP-1]. It MUST answer
 // each request with exactly one Envelope that carries the request's request_id
 // [GROUP-2], and MUST NOT answer one whose reply subject does not lie below
 // reply.<provider>. [GROUP-3]: it would publish for somebody else.

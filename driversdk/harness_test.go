@@ -370,6 +370,31 @@ func (e *exchange) frame() *driverv1.Envelope {
 // result returns what the exchange ends with, and acknowledges it.
 func (e *exchange) result() *driverv1.Result {
 	e.w.t.Helper()
+	r, replica := e.end()
+	e.w.directed(replica, "ack", "", &driverv1.Envelope{
+		Body: &driverv1.Envelope_Acknowledge{Acknowledge: &driverv1.Acknowledge{OperationId: e.id}},
+	})
+
+	// Requests come by another subscription: only an answer from behind the
+	// acknowledgement says that the next one finds the result gone.
+	e.w.directed(replica, "ops", e.sub.Subject, &driverv1.Envelope{Body: &driverv1.Envelope_Ops{
+		Ops: &driverv1.OpsRequest{OperationId: e.id},
+	}})
+	for {
+		m, err := e.sub.NextMsg(time.Second)
+		if err != nil {
+			return r // the replica is gone
+		}
+		if env, err := bus.Decode(m.Data, ""); err == nil && env.GetOpsHeld() != nil {
+			return r // before it came frames that were on their way
+		}
+	}
+}
+
+// end returns what the exchange ends with, and who said so. Nothing is
+// acknowledged: the replica may be gone.
+func (e *exchange) end() (r *driverv1.Result, replica string) {
+	e.w.t.Helper()
 	deadline := time.Now().Add(patience)
 	for time.Now().Before(deadline) {
 		frame := e.frame()
@@ -377,25 +402,12 @@ func (e *exchange) result() *driverv1.Result {
 			e.w.t.Fatalf("busy: %v", frame.GetBusy().GetReason())
 		}
 		if r := frame.GetResult(); r != nil {
-			e.w.directed(frame.GetReplica(), "ack", "", &driverv1.Envelope{
-				Body: &driverv1.Envelope_Acknowledge{Acknowledge: &driverv1.Acknowledge{OperationId: e.id}},
-			})
-
-			// Requests come by another subscription: only an answer from behind the
-			// acknowledgement says that the next one finds the result gone.
-			e.w.directed(frame.GetReplica(), "ops", e.sub.Subject, &driverv1.Envelope{Body: &driverv1.Envelope_Ops{
-				Ops: &driverv1.OpsRequest{OperationId: e.id},
-			}})
-			for e.frame().GetOpsHeld() == nil {
-				continue // frames that were on their way
-			}
-
-			return r
+			return r, frame.GetReplica()
 		}
 	}
 	e.w.t.Fatal("no result")
 
-	return nil
+	return nil, ""
 }
 
 func (w *world) directed(replica, verb, reply string, env *driverv1.Envelope) {

@@ -374,7 +374,7 @@ func TestServe_HardStop(t *testing.T) {
 	w.stop()
 	w.session(func(s *driverv1.Session) bool { return s.GetDraining() })
 	w.replica.second <- os.Interrupt
-	if got := running.result(); got.GetStatus().GetCode() != Canceled || !got.GetOutcomeUnknown() {
+	if got, _ := running.end(); got.GetStatus().GetCode() != Canceled || !got.GetOutcomeUnknown() {
 		t.Errorf("a create at the hard stop: want %v with an unknown outcome, have %v", Canceled, got)
 	}
 	err := <-w.served
@@ -491,8 +491,9 @@ func TestServe_CancelBeforeBegin(t *testing.T) {
 	w.directed(w.replica.name, "cancel", "", &driverv1.Envelope{
 		Body: &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: e.id}},
 	})
-	if got := e.result(); got.GetStatus().GetCode() != Canceled || got.GetOutcomeUnknown() {
-		t.Errorf("nothing was begun: want %v and a known outcome, have %v", Canceled, got)
+	// It began nothing, and did not come to see what the attempt before it had done.
+	if got := e.result(); got.GetStatus().GetCode() != Canceled || !got.GetOutcomeUnknown() {
+		t.Errorf("want %v and an unknown outcome, have %v", Canceled, got)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

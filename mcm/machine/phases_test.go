@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -127,6 +128,12 @@ func TestOperationTimeoutOfAClass(t *testing.T) {
 	}
 	r.change(t, class, func() { class.Annotations[v1alpha1.AnnotationKeyOperationTimeout] = "15" })
 	const text = `MachineClass small: annotation machinebus.io/operation-timeout is "15": want a duration from 1s to 24h, such as 15m`
+	bustest.Eventually(t, "the manager has heard of the class's change", func() bool {
+		heard := &v1alpha1.MachineClass{}
+		err := r.seen.Get(t.Context(), client.ObjectKeyFromObject(class), heard)
+
+		return err == nil && heard.Annotations[v1alpha1.AnnotationKeyOperationTimeout] == "15"
+	})
 	late := r.machine("late")
 	r.create(t, late)
 	r.event(t, late, "InvalidMachine", text)

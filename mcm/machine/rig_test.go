@@ -97,8 +97,9 @@ type rig struct {
 	tokens    *bootstrap.Tokens // nil for none
 	nats      *embedded.Server
 	cloud     *cloud
-	requests  atomic.Int64 // of the manager to the API server
-	stop      func()       // stops the manager
+	requests  atomic.Int64  // of the manager to the API server
+	stop      func()        // stops the manager
+	seen      client.Reader // what the manager has heard of, from its cache
 }
 
 var namespaces atomic.Int64
@@ -203,6 +204,7 @@ func (r *rig) startManager(t *testing.T) {
 		t.Fatal(err)
 	}
 	dispatcher := dispatch.New(ctx, caller, announcer)
+	r.seen = mgr.GetClient()
 	removed := machineclass.NewRemoved(mgr.GetClient())
 	reconciler := &machine.Reconciler{
 		Control: mgr.GetClient(), Dispatcher: dispatcher, Settings: r.settings, Removed: removed,

@@ -271,7 +271,7 @@ func TestPermissionsOfExternalNATS(t *testing.T) {
 			nats.ClientCert(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")),
 		}
 	}
-	commonNames := map[string]string{"mcm": "mcm", "virtual": "driver-virtual", "operator": "operator"}
+	commonNames := map[string]string{"mcm": "mcm", "virtual": "driver-virtual", "operator": "operator", "mcm-autoscaler": "mcm-autoscaler"}
 
 	t.Run("strangers", func(t *testing.T) {
 		stranger := newAuthority(t).issue(t.TempDir(), "mcm")

@@ -64,8 +64,7 @@ function check_linked(package, path,    from, to) {
 function depth(package,    i, d) {
 	if (!(package in depths)) {
 		depths[package] = 0
-		# How generated code is spread over packages is up to the contract.
-		for (i = 1; layer(package) != "proto" && i <= count[package]; i++) {
+		for (i = 1; i <= count[package]; i++) {
 			d = depth(imports[package, i]) + 1
 			if (d > depths[package]) { depths[package] = d; deepest[package] = imports[package, i] }
 		}

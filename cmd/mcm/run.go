@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"syscall"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/cmd/internal/tracing"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/drain"
@@ -210,10 +212,11 @@ func dropped(name, help string, count func() uint64) prometheus.Collector {
 
 // fetches serves drivers, on every replica and not only the leading one.
 func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
+	standard := m.options.settings.CreationTimeout
 	handler := &fetch.Handler{
 		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher, Removed: m.removed,
-		Reserved:        m.options.keyName(),
-		DefaultProvider: m.options.settings.DefaultProvider, CreationTimeout: m.options.settings.CreationTimeout,
+		Reserved: m.options.keyName(), DefaultProvider: m.options.settings.DefaultProvider, UnderWay: machine.UnderWay,
+		CreationTimeout: func(m *v1alpha1.Machine) time.Duration { return machine.CreationTimeout(m, standard) },
 	}
 	if m.tokens != nil {
 		handler.Tokens = m.tokens

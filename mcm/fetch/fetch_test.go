@@ -27,6 +27,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/fetch"
 	"github.com/machinebus/machinebus/mcm/kubetest"
+	"github.com/machinebus/machinebus/mcm/machine"
 	"github.com/machinebus/machinebus/mcm/machineclass"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -95,7 +96,7 @@ func newRig(t *testing.T) *rig {
 	r.objects, r.removed = objects, machineclass.NewRemoved(objects)
 	handler := &fetch.Handler{
 		Reader: objects, Operations: r.flying, Machines: r.Client, Removed: r.removed,
-		Reserved: client.ObjectKey{Namespace: r.namespace, Name: "seal"},
+		Reserved: client.ObjectKey{Namespace: r.namespace, Name: "seal"}, UnderWay: machine.UnderWay,
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -345,7 +346,8 @@ func TestBootstrapToken(t *testing.T) {
 	id := dispatch.OperationID(m.UID, dispatch.Create, 0)
 	h := &fetch.Handler{
 		Reader: r.Client, Operations: flying{provider: "virtual", id: id, uid: m.UID},
-		Tokens: &bootstrap.Tokens{Target: r.Client}, CreationTimeout: time.Hour,
+		Tokens:          &bootstrap.Tokens{Target: r.Client},
+		CreationTimeout: func(m *v1alpha1.Machine) time.Duration { return machine.CreationTimeout(m, time.Hour) },
 	}
 	ask := func(uid types.UID) (map[string]string, error) {
 		h.Operations = flying{provider: "virtual", id: id, uid: uid}

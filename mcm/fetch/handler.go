@@ -18,7 +18,6 @@ import (
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/lastgood"
-	"github.com/machinebus/machinebus/mcm/machine"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -40,7 +39,7 @@ type Handler struct {
 	Machines client.Reader
 	// Removed remembers classes and secrets that are gone; nil means that nothing
 	// does.
-	Removed machine.Removed
+	Removed Removed
 	// Reserved is the Secret with the control plane's own key, which no class may
 	// refer to: with it one can open every sealed answer.
 	Reserved client.ObjectKey
@@ -48,9 +47,19 @@ type Handler struct {
 	DefaultProvider string
 	// Tokens makes the tokens with which nodes join; nil without a target cluster.
 	Tokens TokenIssuer
-	// CreationTimeout is how long a machine may take to join that does not say so
-	// itself: its token is valid for as long.
-	CreationTimeout time.Duration
+	// CreationTimeout tells how long a machine may take to join: its token is valid
+	// for as long. machine.CreationTimeout knows.
+	CreationTimeout func(*v1alpha1.Machine) time.Duration
+	// UnderWay reads from a machine which operation its manager has begun, "" for
+	// none. machine.UnderWay is one.
+	UnderWay func(*v1alpha1.Machine) (operationID string)
+}
+
+// Removed remembers classes and secrets that are gone, and returns nil for those
+// that it does not know; machineclass.Removed is one.
+type Removed interface {
+	Class(key client.ObjectKey) *v1alpha1.MachineClass
+	Secret(key client.ObjectKey) *corev1.Secret
 }
 
 // A TokenIssuer makes bootstrap tokens; bootstrap.Tokens is one.
@@ -133,7 +142,7 @@ func (h *Handler) Bootstrap(
 		return nil, dispatch.Errorf(dispatch.FailedPrecondition, "machine %s/%s is being deleted: it gets no token to join with",
 			m.Namespace, m.Name)
 	}
-	token, err := h.Tokens.Ensure(ctx, m, machine.CreationTimeout(m, h.CreationTimeout))
+	token, err := h.Tokens.Ensure(ctx, m, h.CreationTimeout(m))
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +162,7 @@ func (h *Handler) elsewhere(ctx context.Context, provider string, req *driverv1.
 	if err != nil {
 		return false, fmt.Errorf("read machine: %w", err)
 	}
-	if string(m.UID) != req.GetMachineUid() || machine.UnderWay(m) != req.GetOperationId() {
+	if string(m.UID) != req.GetMachineUid() || h.UnderWay(m) != req.GetOperationId() {
 		return false, nil
 	}
 	_, err = h.class(ctx, provider, &driverv1.ObjectReference{Namespace: m.Namespace, Name: m.Spec.Class.Name})

@@ -63,6 +63,10 @@ func runWith(tests Tests, env *envtest.Environment, ready func(*rest.Config) err
 		return 0, errors.New("KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: " +
 			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
 	}
+	// The dev cluster's etcd and API server heed it, should this process be killed.
+	if err := os.Setenv("DEVCLUSTER_DIE_WITH_PARENT", "1"); err != nil {
+		return 0, err
+	}
 	// What has been started before a failure runs, too.
 	defer func() {
 		if stopped := env.Stop(); stopped != nil {

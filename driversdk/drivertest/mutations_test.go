@@ -2,9 +2,7 @@ package drivertest
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -15,24 +13,25 @@ import (
 )
 
 // mutate takes, refuses or attaches to a mutation.
-func (r *replica) mutate(reply, contentType string, env *driverv1.Envelope) {
+func (r *replica) mutate(cluster, reply, contentType string, env *driverv1.Envelope) {
 	if refusal := r.refuse(env); refusal != nil {
 		r.send(reply, contentType, env, &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: refusal}})
 
 		return
 	}
 	if r.plain {
-		r.send(reply, contentType, env, &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: r.limited(env, nil)}})
+		r.send(reply, contentType, env, &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: r.limited(&op{cluster: cluster, env: env})}})
 
 		return
 	}
-	o, answers := r.take(reply, env)
+	o, answers := r.take(cluster, reply, contentType, env)
 	for _, frame := range answers {
 		r.send(reply, contentType, env, frame)
 	}
 	if o == nil {
 		return
 	}
+	defer r.running.Done()
 	if r.fault != "CLAIM-1" {
 		if reason := r.claim(o); reason != driverv1.BusyReason_BUSY_REASON_UNSPECIFIED {
 			r.mu.Lock()
@@ -44,7 +43,7 @@ func (r *replica) mutate(reply, contentType string, env *driverv1.Envelope) {
 		}
 	}
 	r.send(reply, contentType, env, accepted())
-	result := r.limited(env, o)
+	result := r.limited(o)
 	r.mu.Lock()
 	o.result = result
 	if result.GetOutcomeUnknown() && r.fault != "RESULT-4" || r.fault == "RESULT-2" {
@@ -71,7 +70,7 @@ func (r *replica) refuse(env *driverv1.Envelope) *driverv1.Result {
 }
 
 // take notes a mutation, unless it is here already or there is no room.
-func (r *replica) take(reply string, env *driverv1.Envelope) (*op, []*driverv1.Envelope) {
+func (r *replica) take(cluster, reply, contentType string, env *driverv1.Envelope) (*op, []*driverv1.Envelope) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	id, machine := env.GetOperationId(), bus.MachineOf(env).GetUid()
@@ -95,12 +94,17 @@ func (r *replica) take(reply string, env *driverv1.Envelope) (*op, []*driverv1.E
 	switch {
 	case r.denied[fmt.Sprint(id, "/", env.GetAttempt())]:
 		return nil, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_UNSPECIFIED)}
+	case r.draining:
+		return nil, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_DRAINING)}
 	case running >= testSlots && r.fault != "BUSY-1":
 		return nil, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_SLOTS)}
 	case env.GetClaimTerms() != nil && !r.leased():
 		return nil, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_SESSION)}
 	}
-	o := &op{env: env, machine: machine, reply: reply, lease: r.lease, cancel: make(chan struct{}, 1)}
+	r.running.Add(1)
+	o := &op{
+		cluster: cluster, env: env, machine: machine, reply: reply, contentType: contentType, lease: r.lease, cancel: make(chan struct{}, 1),
+	}
 	r.ops[id] = o
 
 	return o, nil
@@ -133,7 +137,7 @@ func (r *replica) store(o *op, state driverv1.Claim_State) bool {
 			Code: o.result.GetStatus().GetCode(), ProviderId: o.result.GetCreate().GetInstance().GetProviderId(),
 		}
 	}
-	m := &nats.Msg{Subject: "mcm.v1.default.claim." + testProvider + "." + o.machine, Header: nats.Header{
+	m := &nats.Msg{Subject: "mcm.v1." + o.cluster + ".claim." + testProvider + "." + o.machine, Header: nats.Header{
 		headerExpected: {strconv.FormatUint(o.claimSeq, 10)},
 	}}
 	if r.fault == "CLAIM-5" && state == driverv1.Claim_STATE_SETTLED {
@@ -151,187 +155,49 @@ func (r *replica) store(o *op, state driverv1.Claim_State) bool {
 }
 
 // limited does a mutation within its time, unless it is cancelled.
-func (r *replica) limited(env *driverv1.Envelope, o *op) *driverv1.Result {
+func (r *replica) limited(o *op) *driverv1.Result {
 	done := make(chan *driverv1.Result, 1)
-	var stop chan struct{}
-	if o == nil {
-		o = &op{}
-	}
-	stop = o.cancel
-	go func() { done <- r.do(env, o) }()
+	go func() { done <- r.do(o.cluster, o.env, o) }()
 	select {
 	case result := <-done:
 		return result
-	case <-stop:
+	case <-o.cancel:
 		r.abandon(o)
 		if r.fault == "CANCEL-1" {
 			select {} // never says so
 		}
 
 		return resultOf(driverv1.Code_CODE_CANCELED, "cancelled")
-	case <-time.After(env.GetTimeout().AsDuration()):
-		if r.fault != "CREATE-4" {
-			r.abandon(o)
-		}
-
-		return resultOf(driverv1.Code_CODE_DEADLINE_EXCEEDED, "too late")
-	}
-}
-
-func (r *replica) abandon(o *op) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	o.fenced = true
-}
-
-// do does any operation.
-func (r *replica) do(env *driverv1.Envelope, o *op) *driverv1.Result {
-	ref := bus.ClassOf(env)
-	if ref != nil {
-		class, secret, err := r.fetch(ref)
-		if err != nil {
-			return resultOf(driverv1.Code_CODE_UNAVAILABLE, err.Error())
-		}
-		if token := string(secret.GetData()["token"]); ref.GetSecret() != nil && token != testToken {
-			text := "the cloud does not take the token"
-			if r.fault == "STATUSTEXT-1" {
-				text += " " + token
-			}
-
-			return resultOf(driverv1.Code_CODE_UNAUTHENTICATED, text)
-		}
-		if strings.Contains(string(class.GetProviderSpec()), "conformance") {
-			if r.fault == "VALIDATE-2" {
-				return resultOf(driverv1.Code_CODE_INVALID_ARGUMENT, "something is wrong")
-			}
-
-			return resultOf(driverv1.Code_CODE_INVALID_ARGUMENT, "size: want text")
-		}
-	}
-	switch env.GetBody().(type) {
-	case *driverv1.Envelope_Create:
-		return r.create(env.GetCreate().GetMachine(), o)
-	case *driverv1.Envelope_Delete:
-		return r.remove(env.GetDelete().GetMachine(), o)
-	case *driverv1.Envelope_Status:
-		return r.status(env.GetStatus().GetMachine())
-	case *driverv1.Envelope_List:
-		return r.listed()
-	case *driverv1.Envelope_Validate:
-		if r.fault == "VALIDATE-1" {
-			r.make(&driverv1.Machine{Name: "trial", Uid: uid()})
-		}
-
-		return &driverv1.Result{Payload: &driverv1.Result_Validate{Validate: &driverv1.ValidateResponse{}}}
-	default:
-		if r.fault == "ENV-4" {
-			return resultOf(driverv1.Code_CODE_INTERNAL, "what is that?")
-		}
-
-		return resultOf(driverv1.Code_CODE_UNIMPLEMENTED, "not here")
-	}
-}
-
-func (r *replica) make(m *driverv1.Machine) *driverv1.Instance {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.made++
-	i := &driverv1.Instance{
-		ProviderId: fmt.Sprintf("acme:///%d", r.made), NodeName: m.GetName(), MachineName: m.GetName(), MachineUid: m.GetUid(),
-	}
-	switch r.fault {
-	case "INSTANCE-1":
-		i.ProviderId = fmt.Sprint(r.made)
-	case "INSTANCE-2":
-		i.MachineName = ""
-	case "MACHINE-1":
-		i.MachineUid = ""
-	case "CREATE-3":
-		return i
-	}
-	r.instances[i.GetProviderId()] = i
-
-	return i
-}
-
-func (r *replica) create(m *driverv1.Machine, o *op) *driverv1.Result {
-	created := func(i *driverv1.Instance) *driverv1.Result {
-		response := &driverv1.CreateResponse{Instance: i}
-		if r.fault == "MACHINE-2" {
-			response.LastKnownState = testToken
-		}
-
-		return &driverv1.Result{Payload: &driverv1.Result_Create{Create: response}}
-	}
-	for _, i := range r.list() {
-		taken := i.GetMachineName() == m.GetName()
-		switch {
-		case i.GetMachineUid() == m.GetUid() && r.fault != "CREATE-1" && r.fault != "ENV-9",
-			taken && r.fault == "CREATE-2":
-			return created(i)
-		case taken && i.GetMachineUid() != m.GetUid() && r.fault != "IDENTITY-2":
-			return resultOf(driverv1.Code_CODE_ALREADY_EXISTS, "the name is taken")
-		}
-	}
-	r.mu.Lock()
-	r.leased()
-	fenced := o.fenced
-	r.mu.Unlock()
-	if fenced {
-		result := resultOf(driverv1.Code_CODE_ABORTED, "fenced")
-		result.OutcomeUnknown = true
+	case <-time.After(o.env.GetTimeout().AsDuration()):
+		result := resultOf(driverv1.Code_CODE_DEADLINE_EXCEEDED, "too late")
+		result.OutcomeUnknown = r.abandon(o) && r.fault != "RESULT-3"
 
 		return result
 	}
-
-	return created(r.make(m))
 }
 
-func (r *replica) remove(m *driverv1.Machine, _ *op) *driverv1.Result {
-	found := false
-	for _, i := range r.list() {
-		if i.GetMachineUid() == m.GetUid() && r.fault != "DELETE-2" || i.GetProviderId() == m.GetProviderId() {
-			found = true
-			r.mu.Lock()
-			if r.fault != "DELETE-3" {
-				delete(r.instances, i.GetProviderId())
-			}
-			r.mu.Unlock()
-		}
-	}
-	if !found && r.fault == "DELETE-1" {
-		return resultOf(driverv1.Code_CODE_NOT_FOUND, "no such instance")
-	}
+// abandon keeps an operation from beginning anything, and tells whether it has
+// begun already.
+func (r *replica) abandon(o *op) (begun bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	o.fenced = r.fault != "CREATE-4"
 
-	return &driverv1.Result{Payload: &driverv1.Result_Delete{Delete: &driverv1.DeleteResponse{}}}
+	return o.atCloud
 }
 
-func (r *replica) status(m *driverv1.Machine) *driverv1.Result {
-	for _, i := range r.list() {
-		if i.GetMachineUid() == m.GetUid() || i.GetMachineUid() == "" && i.GetMachineName() == m.GetName() {
-			return &driverv1.Result{Payload: &driverv1.Result_InstanceStatus{InstanceStatus: &driverv1.StatusResponse{Instance: i}}}
-		}
+// tell says how far an operation is.
+func (r *replica) tell(o *op) {
+	if r.plain {
+		return
 	}
-	switch r.fault {
-	case "STATUS-1":
-		r.make(m)
-	case "STATUS-2":
-		return resultOf(driverv1.Code_CODE_UNKNOWN, "no such instance")
+	text := "asking the cloud"
+	if r.fault == "PROGRESS-1" {
+		text += " with " + testToken
 	}
-
-	return resultOf(driverv1.Code_CODE_NOT_FOUND, "no such instance")
-}
-
-func (r *replica) listed() *driverv1.Result {
-	all := r.list()
-	switch r.fault {
-	case "LIST-1":
-		r.mu.Lock()
-		clear(r.instances)
-		r.mu.Unlock()
-	case "LIST-2":
-		all = slices.DeleteFunc(all, func(i *driverv1.Instance) bool { return i.GetProviderId() == fmt.Sprintf("acme:///%d", r.made) })
-	}
-
-	return &driverv1.Result{Payload: &driverv1.Result_List{List: &driverv1.ListResponse{Instances: all}}}
+	r.mu.Lock()
+	o.progress = text
+	to := o.reply
+	r.mu.Unlock()
+	r.send(to, o.contentType, o.env, &driverv1.Envelope{Body: &driverv1.Envelope_Progress{Progress: &driverv1.Progress{Message: text}}})
 }

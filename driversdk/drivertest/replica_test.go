@@ -1,10 +1,7 @@
 package drivertest
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -12,8 +9,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
@@ -22,32 +17,44 @@ import (
 
 const testProvider = "acme"
 
+// otherCluster is the second control plane that replicas serve.
+const otherCluster = "other"
+
 // A fault is the one thing that a replica does wrong, named after the clause that
 // it breaks; empty for none.
 type fault string
 
+// Traits are what replicas differ in.
+type traits struct {
+	fault    fault
+	plain    bool
+	identity driverv1.CreateIdentity // unspecified means unique_name
+}
+
 // A replica is a driver written without the SDK and without bus.Server: it knows
-// the contract, and has a map for a cloud.
+// the contract, and has maps for a cloud.
 type replica struct {
+	traits
+
 	t     *testing.T
 	nc    *nats.Conn
-	fault fault
-	plain bool
+	cloud *cloud
 	id    string
 	key   *bus.SealKey
 	start time.Time
 
-	mu        sync.Mutex
-	instances map[string]*driverv1.Instance // by provider id
-	made      int
-	class     *driverv1.Class
-	secrets   map[string]*driverv1.SecretContent
-	pin       string
-	epoch     uint64
-	ops       map[string]*op
-	denied    map[string]bool
-	leader    string
-	sequence  uint64
+	running     sync.WaitGroup // mutations
+	renewing    sync.Mutex     // one renewal at a time
+	ended, gone chan struct{}  // closed when it sends no more sessions, and when it is off the bus
+
+	mu                sync.Mutex
+	caches            map[string]*cache // by control plane
+	epoch             uint64
+	ops               map[string]*op
+	denied            map[string]bool
+	leader            string
+	sequence          uint64
+	draining, stopped bool
 
 	lease string
 	acked time.Time
@@ -56,171 +63,74 @@ type replica struct {
 
 // An op is a mutation that runs or ran.
 type op struct {
-	env      *driverv1.Envelope
-	machine  string
-	reply    string
-	result   *driverv1.Result
-	claimSeq uint64
-	lease    string
-	fenced   bool
-	cancel   chan struct{}
+	cluster     string
+	env         *driverv1.Envelope
+	machine     string
+	reply       string
+	contentType string
+	progress    string
+	result      *driverv1.Result
+	claimSeq    uint64
+	lease       string
+	fenced      bool // it may begin nothing any more
+	atCloud     bool // it has begun
+	cancel      chan struct{}
 }
 
 const testSlots = 4
 
-func newReplica(t *testing.T, url string, f fault, plain bool) *replica {
+func newReplica(t *testing.T, url string, tr traits, c *cloud) *replica {
 	t.Helper()
 	prefix := bus.InboxPrefix(testProvider)
-	if f == "FETCH-1" {
+	if tr.fault == "FETCH-1" {
 		prefix = "_INBOX_elsewhere"
+	}
+	if tr.identity == driverv1.CreateIdentity_CREATE_IDENTITY_UNSPECIFIED {
+		tr.identity = driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME
 	}
 	key, err := bus.NewSealKey()
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := &replica{
-		t: t, nc: bustest.Raw(t, url, nats.CustomInboxPrefix(prefix)), fault: f, plain: plain, id: nuid.Next(), key: key,
-		start: time.Now(), instances: map[string]*driverv1.Instance{}, secrets: map[string]*driverv1.SecretContent{},
-		ops: map[string]*op{}, denied: map[string]bool{}, lease: nuid.Next(),
+		traits: tr, t: t, nc: bustest.Raw(t, url, nats.CustomInboxPrefix(prefix)), cloud: c, id: nuid.Next(), key: key,
+		start: time.Now(), caches: map[string]*cache{}, ops: map[string]*op{}, denied: map[string]bool{}, lease: nuid.Next(),
+		ended: make(chan struct{}), gone: make(chan struct{}),
 	}
 	tree, queue := "driver", "driver"
-	if plain {
+	if tr.plain {
 		tree = "plain"
 	}
-	if f == "SUBJECT-1" || f == "SUBJECT-3" {
+	if tr.fault == "SUBJECT-1" || tr.fault == "SUBJECT-3" {
 		queue = "another"
 	}
-	r.subscribe(tree+"."+testProvider+".>", queue, r.onRequest)
-	if !plain {
-		if f != "SUBJECT-2" {
-			r.subscribe("replica."+testProvider+"."+r.id+".>", "", r.onRequest)
+	for _, cluster := range []string{"default", otherCluster} {
+		r.subscribe(cluster, tree+"."+testProvider+".>", queue, r.onRequest)
+		if tr.plain {
+			continue
 		}
-		r.subscribe("hello", "", r.onHello)
-		r.subscribe("changed."+testProvider, "", r.onChanged)
+		if tr.fault != "SUBJECT-2" {
+			r.subscribe(cluster, "replica."+testProvider+"."+r.id+".>", "", r.onRequest)
+		}
+		r.subscribe(cluster, "hello", "", r.onHello)
+		r.subscribe(cluster, "changed."+testProvider, "", r.onChanged)
+	}
+	if !tr.plain {
 		go r.beat()
 	}
 
 	return r
 }
 
-func (r *replica) subscribe(subject, queue string, f func(*nats.Msg)) {
+func (r *replica) subscribe(cluster, subject, queue string, f func(*nats.Msg)) {
 	// Each message on a goroutine of its own: a request may wait for its class.
 	handler := func(m *nats.Msg) { go f(m) }
-	if _, err := r.nc.QueueSubscribe("mcm.v1.default."+subject, queue, handler); err != nil {
-		r.t.Fatal(err)
+	if _, err := r.nc.QueueSubscribe("mcm.v1."+cluster+"."+subject, queue, handler); err != nil {
+		r.t.Error(err)
 	}
 }
 
-func (r *replica) beat() {
-	tick := time.NewTicker(bus.SessionInterval)
-	if r.fault == "SESSION-1" {
-		tick.Reset(bus.SessionInterval * 3 / 2)
-	}
-	defer tick.Stop()
-	for !r.nc.IsClosed() {
-		r.renew()
-		<-tick.C
-	}
-}
-
-func (r *replica) renew() {
-	r.mu.Lock()
-	r.sequence++
-	lease, expected := r.lease, r.last
-	session := &driverv1.Session{
-		Cluster: "default", Provider: testProvider, Replica: r.id, Sequence: r.sequence, StartedAt: timestamppb.New(r.start),
-		Protocol: 1, Slots: testSlots, CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME,
-		Capabilities: []driverv1.Operation{
-			driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE,
-			driverv1.Operation_OPERATION_STATUS, driverv1.Operation_OPERATION_LIST,
-			driverv1.Operation_OPERATION_VALIDATE,
-		},
-		SessionId: lease, Leased: r.leased(), Epoch: r.epoch,
-	}
-	if r.fault == "SESSION-2" {
-		session.Sequence = 7
-	}
-	r.mu.Unlock()
-	sent := time.Now()
-	m := &nats.Msg{Subject: "mcm.v1.default.session." + testProvider + "." + r.id, Header: nats.Header{
-		headerExpected: {strconv.FormatUint(expected, 10)}, headerTTL: {"3s"},
-	}}
-	if r.fault == "SESSION-3" {
-		m.Header.Set(headerTTL, "60s")
-	}
-	m.Data, _ = proto.Marshal(&driverv1.Envelope{Replica: r.id, Body: &driverv1.Envelope_Session{Session: session}})
-	answer, err := r.nc.RequestMsg(m, bus.SessionInterval/2)
-	if err != nil {
-		return
-	}
-	seq, conflict := ackOf(answer)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case seq > 0:
-		r.last, r.acked = seq, sent
-	case conflict > 0 || strings.Contains(string(answer.Data), "last sequence: 0"):
-		r.last = conflict
-		if r.fault == "FENCE-1" {
-			return // goes on as if nothing had happened
-		}
-		r.lease, r.acked = nuid.Next(), time.Time{}
-		for _, o := range r.ops {
-			o.fenced = true
-		}
-	}
-}
-
-// ackOf returns the sequence that was stored, or the one in the way.
-func ackOf(m *nats.Msg) (seq, conflict uint64) {
-	var ack struct {
-		Sequence uint64 `json:"seq"`
-		Error    struct {
-			Description string `json:"description"`
-		} `json:"error"`
-	}
-	if json.Unmarshal(m.Data, &ack) != nil {
-		return 0, 0
-	}
-	text := ack.Error.Description
-	conflict, _ = strconv.ParseUint(strings.TrimSpace(text[strings.LastIndexByte(text, ':')+1:]), 10, 64)
-
-	return ack.Sequence, conflict
-}
-
-// leased tells whether the last acknowledged session is young. r.mu is held.
-func (r *replica) leased() bool {
-	held := time.Since(r.acked) < 1200*time.Millisecond
-	if !held {
-		for _, o := range r.ops {
-			o.fenced = o.fenced || r.fault != "FENCE-2"
-		}
-	}
-
-	return held
-}
-
-func (r *replica) onHello(m *nats.Msg) {
-	env, err := bus.Decode(m.Data, "")
-	if err != nil || r.fault == "HELLO-1" {
-		return
-	}
-	r.mu.Lock()
-	news := r.leader != env.GetHello().GetMcm()
-	r.leader = env.GetHello().GetMcm()
-	r.mu.Unlock()
-	if news {
-		r.renew()
-	}
-}
-
-func (r *replica) onChanged(*nats.Msg) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.fault != "CHANGED-1" {
-		r.class, r.secrets = nil, map[string]*driverv1.SecretContent{}
-	}
-}
+func clusterOf(m *nats.Msg) string { return strings.Split(m.Subject, ".")[2] }
 
 // send answers; what is wrong with frames is wrong here.
 func (r *replica) send(reply, contentType string, req, frame *driverv1.Envelope) {
@@ -254,6 +164,13 @@ func frameOf(code driverv1.Code, text string) *driverv1.Envelope {
 	return &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: resultOf(code, text)}}
 }
 
+// unknown marks a result whose effect nobody knows.
+func unknown(r *driverv1.Result) *driverv1.Result {
+	r.OutcomeUnknown = true
+
+	return r
+}
+
 func resultOf(code driverv1.Code, text string) *driverv1.Result {
 	return &driverv1.Result{Status: &driverv1.Status{Code: code, Message: text}}
 }
@@ -267,8 +184,8 @@ func busy(reason driverv1.BusyReason) *driverv1.Envelope {
 }
 
 func (r *replica) onRequest(m *nats.Msg) {
-	contentType := m.Header.Get(headerContentType)
-	if m.Reply != "" && !strings.HasPrefix(m.Reply, "mcm.v1.default.reply."+testProvider+".") && r.fault != "SUBJECT-4" {
+	contentType, cluster := m.Header.Get(headerContentType), clusterOf(m)
+	if m.Reply != "" && !strings.HasPrefix(m.Reply, "mcm.v1."+cluster+".reply."+testProvider+".") && r.fault != "SUBJECT-4" {
 		return
 	}
 	env, err := bus.Decode(m.Data, contentType)
@@ -282,15 +199,15 @@ func (r *replica) onRequest(m *nats.Msg) {
 	switch verb := strings.Split(m.Subject, ".")[strings.Count("mcm.v1.c.replica.p.r.", ".")]; {
 	case !r.plain && strings.Contains(m.Subject, ".replica.") && r.control(verb, m, env):
 	case bus.Mutates(bus.OperationOf(env)):
-		r.mutate(m.Reply, contentType, env)
+		r.mutate(cluster, m.Reply, contentType, env)
 	default:
-		r.read(m.Reply, contentType, env)
+		r.read(cluster, m.Reply, contentType, env)
 	}
 }
 
-func (r *replica) read(reply, contentType string, env *driverv1.Envelope) {
+func (r *replica) read(cluster, reply, contentType string, env *driverv1.Envelope) {
 	done := make(chan *driverv1.Result, 1)
-	go func() { done <- r.do(env, nil) }()
+	go func() { done <- r.do(cluster, env, nil) }()
 	deadline := time.After(env.GetTimeout().AsDuration())
 	if r.fault == "RESULT-1" {
 		deadline = nil
@@ -332,7 +249,7 @@ func (r *replica) control(verb string, m *nats.Msg, env *driverv1.Envelope) bool
 	case "ack":
 		delete(r.ops, env.GetAcknowledge().GetOperationId())
 	case "cancel":
-		if o := r.ops[env.GetCancel().GetOperationId()]; o != nil {
+		if o := r.ops[env.GetCancel().GetOperationId()]; o != nil && !o.atCloud {
 			select {
 			case o.cancel <- struct{}{}:
 			default:
@@ -343,82 +260,4 @@ func (r *replica) control(verb string, m *nats.Msg, env *driverv1.Envelope) bool
 	}
 
 	return true
-}
-
-// fetch asks the manager for the class and its secret, unless they are known.
-func (r *replica) fetch(ref *driverv1.ClassReference) (*driverv1.Class, *driverv1.SecretContent, error) {
-	r.mu.Lock()
-	class, secret := r.class, r.secrets[ref.GetSecret().GetName()]
-	r.mu.Unlock()
-	same := func(a, b *driverv1.ObjectReference) bool { return a.GetResourceVersion() == b.GetResourceVersion() }
-	if class == nil || r.fault != "REF-1" && !same(class.GetReference(), ref.GetClass()) {
-		env, err := r.ask("class", &driverv1.Envelope{Body: &driverv1.Envelope_FetchClass{
-			FetchClass: &driverv1.FetchClassRequest{Class: ref.GetClass()},
-		}})
-		if err != nil {
-			return nil, nil, err
-		}
-		class = env.GetFetchedClass().GetClass()
-	}
-	if ref.GetSecret() != nil && (secret == nil || !same(secret.GetReference(), ref.GetSecret())) {
-		var err error
-		if secret, err = r.fetchSecret(ref); err != nil {
-			return nil, nil, err
-		}
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.class, r.secrets[ref.GetSecret().GetName()] = class, secret
-
-	return class, secret, nil
-}
-
-func (r *replica) fetchSecret(ref *driverv1.ClassReference) (*driverv1.SecretContent, error) {
-	nonce := []byte(nuid.Next())
-	env, err := r.ask("secret", &driverv1.Envelope{Body: &driverv1.Envelope_FetchSecret{
-		FetchSecret: &driverv1.FetchSecretRequest{Class: ref.GetClass(), Secret: ref.GetSecret(), Recipient: r.key.Public(), Nonce: nonce},
-	}})
-	if err != nil {
-		return nil, err
-	}
-	sealed := env.GetFetchedSecret().GetSealed()
-	r.mu.Lock()
-	if r.pin == "" || r.fault == "FETCH-3" {
-		r.pin = sealed.GetSender()
-	}
-	pin := r.pin
-	r.mu.Unlock()
-	secret := &driverv1.SecretContent{}
-	if err := r.key.Open(sealed, pin, secret); err != nil {
-		return nil, err
-	}
-	if !bytes.Equal(secret.GetNonce(), nonce) && r.fault != "FETCH-2" {
-		return nil, fmt.Errorf("the secret answers another question")
-	}
-
-	return secret, nil
-}
-
-func (r *replica) ask(what string, env *driverv1.Envelope) (*driverv1.Envelope, error) {
-	payload, err := proto.Marshal(env)
-	if err != nil {
-		return nil, err
-	}
-	m, err := r.nc.Request("mcm.v1.default.fetch."+testProvider+"."+what, payload, patience)
-	if err != nil {
-		return nil, err
-	}
-
-	return bus.Decode(m.Data, "")
-}
-
-func (r *replica) list() []*driverv1.Instance {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var all []*driverv1.Instance
-	for _, i := range r.instances {
-		all = append(all, i)
-	}
-
-	return all
 }

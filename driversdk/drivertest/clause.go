@@ -27,6 +27,7 @@ const (
 	full                 // replicas that send sessions
 	plainly              // drivers that only answer
 	claims               // replicas that claim, where there is an operations stream
+	groups               // replicas that serve node groups
 	nobody               // the manager only
 )
 
@@ -55,10 +56,10 @@ func clauseOf(id string) (Clause, bool) {
 	return Clause{}, false
 }
 
-// clauses stand in the order of their checks. What leaves traces, or is only seen
-// once the others have been checked, comes late; what ends the process comes last.
+// clauses stand in the order of their checks. What leaves traces, ends the process,
+// or is only seen once the others have been checked, comes late.
 func clauses() []Clause {
-	return slices.Concat(messageClauses, cloudClauses, attemptClauses, fetchClauses, claimClauses, witnessClauses, lifeClauses)
+	return slices.Concat(messageClauses, cloudClauses, attemptClauses, fetchClauses, claimClauses, groupClauses, witnessClauses, lifeClauses)
 }
 
 var messageClauses = []Clause{
@@ -133,6 +134,31 @@ var claimClauses = []Clause{
 	{ID: "SESSION-3", Says: "a session replaces the one before, with a TTL of 3 s", who: claims, check: checkRenewal},
 }
 
+// groupClauses are those of proto/machinebus/nodegroup/v1.
+var groupClauses = []Clause{
+	{ID: "GROUP-1", Says: "listens on the provider's tree of node groups in queue group driver", who: groups, check: checkGroupQueue},
+	{ID: "GROUP-2", Says: "answers each request about node groups once, with its request id", who: groups, check: checkGroupAnswers},
+	{ID: "GROUP-3", Says: "answers them below the provider's reply tree only", who: groups, check: checkGroupReplyTree},
+	{ID: "GROUP-4", Says: "node groups outlive the replica", who: groups, check: checkGroupOutlives},
+	{ID: "GROUP-5", Says: "ignores unknown fields and answers unknown bodies with Unimplemented", who: groups, check: checkGroupUnknown},
+	{ID: "GROUP-6", Says: "refuses a stale resize or delete with Aborted", who: groups, check: checkGroupStale},
+	{ID: "GROUP-7", Says: "ids of groups are made of letters, digits and ._/-", who: groups, check: checkGroupsListed("GROUP-7")},
+	{ID: "GROUP-8", Says: "0 <= min_size <= max_size, 0 < max_size", who: groups, check: checkGroupsListed("GROUP-8")},
+	{ID: "GROUP-9", Says: "instances being deleted do not count for target_size", who: groups, check: checkTargetSize},
+	{ID: "GROUP-10", Says: "a template has cpu and memory", who: groups, check: checkGroupsListed("GROUP-10")},
+	{ID: "INSTANCES-1", Says: "instances to come are listed", who: groups, check: checkInstancesListed},
+	{ID: "INSTANCES-2", Says: "an instance that can join is listed by its provider id", who: groups, check: checkInstanceIDs},
+	{ID: "INSTANCES-3", Says: "delete takes an instance for as long as it is listed", who: groups, check: checkDeleteComing},
+	{ID: "RESIZE-1", Says: "a resize from another size than the group has is Aborted, in one step", who: groups, check: checkResizeStep},
+	{ID: "RESIZE-2", Says: "more than max_size is OutOfRange", who: groups, check: checkResizeAbove},
+	{ID: "RESIZE-3", Says: "a resize takes no instance that has come: FailedPrecondition", who: groups, check: checkResizeDown},
+	{ID: "RESIZE-4", Says: "a resize that is asked for again is not done again", who: groups, check: checkResizeAgain},
+	{ID: "REMOVE-1", Says: "removes the named instances and none else, all of them or none", who: groups, check: checkRemoveNamed},
+	{ID: "REMOVE-2", Says: "one that is gone or going does not lower the target size once more", who: groups, check: checkRemoveAgain},
+	{ID: "REMOVE-3", Says: "an instance of another group is InvalidArgument", who: groups, check: checkRemoveForeign},
+	{ID: "REMOVE-4", Says: "a target size below min_size is FailedPrecondition", who: groups, check: checkRemoveBelow},
+}
+
 // witnessClauses are held against everything that was seen meanwhile.
 var witnessClauses = []Clause{
 	{ID: "HELLO-1", Says: "sends a session at once when it hears of a new mcm", who: full, check: checkHello},
@@ -197,6 +223,10 @@ func (s *suite) applies(c Clause) error {
 			return skipf("the replica does not claim: its sessions have no session_id")
 		case !s.claims:
 			return skipf("NATS has no JetStream")
+		}
+	case groups:
+		if !s.servesGroups() {
+			return skipf("the driver serves no node groups: OPERATION_NODE_GROUPS is not among its capabilities")
 		}
 	case nobody:
 		return skipf("binds the manager")

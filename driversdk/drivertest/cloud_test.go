@@ -21,6 +21,8 @@ type cloud struct {
 	tokens    map[string][]string  // of creations, by the instance's name
 	made      int
 	holds     map[string]*holdup // by the instance's name
+
+	pools *pools
 }
 
 // An instance is one of the cloud, with what the cloud alone knows of it.
@@ -42,6 +44,7 @@ type holdup struct {
 func newCloud(f fault) *cloud {
 	return &cloud{
 		fault: f, instances: map[string]*instance{}, tokens: map[string][]string{}, holds: map[string]*holdup{},
+		pools: newPools(f),
 	}
 }
 

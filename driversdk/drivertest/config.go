@@ -23,6 +23,13 @@ type Config struct {
 	// OtherCluster is a second control plane that the driver serves, to see that
 	// it keeps them apart; empty for none.
 	OtherCluster string
+	// NodeGroup is a node group of the driver's cloud, for a driver that serves
+	// them: it is resized, and instances that it gets meanwhile are deleted again. No
+	// other group is touched. Empty for none.
+	NodeGroup string
+	// OtherNodeGroup is a second one, to see that the driver keeps them apart. It is
+	// resized only if it has no instance.
+	OtherNodeGroup string
 	// Class is the class of the instances that are made.
 	Class Class
 	// Secrets are those that Class refers to.
@@ -125,6 +132,9 @@ func (c Config) complete() (Config, error) {
 	errs := []error{bus.ValidToken("provider", c.Provider), bus.ValidToken("cluster", c.Cluster)}
 	if c.OtherCluster != "" {
 		errs = append(errs, bus.ValidToken("other cluster", c.OtherCluster))
+	}
+	if c.OtherNodeGroup != "" && (c.NodeGroup == "" || c.NodeGroup == c.OtherNodeGroup) {
+		errs = append(errs, errors.New("the other node group needs a node group to be another than"))
 	}
 	if c.Timeout < 0 || c.Wait < 0 || c.Patience < 0 || c.Repeat < 0 {
 		errs = append(errs, errors.New("timeout, wait, patience and repeat must not be negative"))

@@ -214,17 +214,24 @@ func describe(f frame) string {
 	}
 }
 
-// said describes a result without its text, which is the driver's.
+// said describes a result.
 func said(r *driverv1.Result) string {
 	text := bus.CodeName(r.GetStatus().GetCode())
 	if r.GetOutcomeUnknown() {
 		text += " (outcome unknown)"
 	}
-	if message := r.GetStatus().GetMessage(); message != "" {
-		text += fmt.Sprintf(": %q", message)
+
+	return text + quoted(r.GetStatus())
+}
+
+func saidStatus(st *driverv1.Status) string { return bus.CodeName(st.GetCode()) + quoted(st) }
+
+func quoted(st *driverv1.Status) string {
+	if st.GetMessage() == "" {
+		return ""
 	}
 
-	return text
+	return fmt.Sprintf(": %q", st.GetMessage())
 }
 
 // envelope addresses a body to the driver, as the manager does.

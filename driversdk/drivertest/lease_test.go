@@ -43,6 +43,7 @@ func (r *replica) session() *driverv1.Session {
 			driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_INITIALIZE, driverv1.Operation_OPERATION_DELETE,
 			driverv1.Operation_OPERATION_STATUS, driverv1.Operation_OPERATION_LIST, driverv1.Operation_OPERATION_VOLUME_IDS,
 			driverv1.Operation_OPERATION_VALIDATE, driverv1.Operation_OPERATION_MIGRATE_CLASS,
+			driverv1.Operation_OPERATION_NODE_GROUPS,
 		},
 		SessionId: r.lease, Leased: r.leased(), Epoch: r.epoch,
 	}

@@ -170,8 +170,8 @@ func (s *suite) one(ctx context.Context, m *machine, providerID string) error {
 	return err
 }
 
-// cleanUp removes what the machines so far may have. Those that could not be
-// removed stay for the next time.
+// cleanUp removes what the machines so far may have, and gives node groups their
+// sizes back. What could not be done stays for the next time.
 func (s *suite) cleanUp(ctx context.Context) error {
 	s.mu.Lock()
 	machines := s.machines
@@ -190,7 +190,7 @@ func (s *suite) cleanUp(ctx context.Context) error {
 	s.machines = append(s.machines, left...)
 	s.mu.Unlock()
 
-	return errors.Join(errs...)
+	return errors.Join(append(errs, s.restoreGroups(ctx))...)
 }
 
 // leftovers fails while there are instances with a name of ours.

@@ -28,10 +28,27 @@ func (s *suite) tree() string {
 	return s.below("driver." + s.cfg.Provider + ".")
 }
 
-// checkQueue joins the queue group: each request must reach one member only.
 func checkQueue(ctx context.Context, s *suite) error {
+	err := s.shared(ctx, s.tree()+">", func() (func() bool, error) {
+		x, err := s.send(request{
+			subject: s.tree() + "list." + s.cfg.Class.Namespace + "." + s.cfg.Class.Name,
+			env:     s.envelope("read-"+nuid.Next(), s.listBody()),
+		})
+
+		return func() bool { return x.accepted+x.results > 0 || len(x.frames) > 0 }, err
+	})
+	if err == nil && s.plain {
+		err = s.witnessed("SUBJECT-3")
+	}
+
+	return err
+}
+
+// shared joins the queue group of a tree: each request must reach one member only.
+// Ask sends one; what it returns tells, under s.mu, whether the driver has it.
+func (s *suite) shared(ctx context.Context, tree string, ask func() (answered func() bool, err error)) error {
 	var ours atomic.Int64
-	sub, err := s.nc.QueueSubscribe(s.tree()+">", "driver", func(*nats.Msg) { ours.Add(1) })
+	sub, err := s.nc.QueueSubscribe(tree, "driver", func(*nats.Msg) { ours.Add(1) })
 	if err != nil {
 		return fmt.Errorf("join the queue group: %w", err)
 	}
@@ -39,22 +56,19 @@ func checkQueue(ctx context.Context, s *suite) error {
 	if err := s.flush(ctx); err != nil {
 		return err
 	}
-	var asked []*exchange
+	var asked []func() bool
 	for range queueRounds {
-		x, err := s.send(request{
-			subject: s.tree() + "list." + s.cfg.Class.Namespace + "." + s.cfg.Class.Name,
-			env:     s.envelope("read-"+nuid.Next(), s.listBody()),
-		})
+		answered, err := ask()
 		if err != nil {
 			return err
 		}
-		asked = append(asked, x)
+		asked = append(asked, answered)
 	}
 	answered := func() (n int) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		for _, x := range asked {
-			if x.accepted+x.results > 0 || len(x.frames) > 0 {
+		for _, is := range asked {
+			if is() {
 				n++
 			}
 		}
@@ -74,9 +88,6 @@ func checkQueue(ctx context.Context, s *suite) error {
 		return fmt.Errorf("of %d requests the driver answered %d and another member of queue group driver got %d: "+
 			"the driver does not share the group", queueRounds, theirs, ours.Load())
 	}
-	if s.plain {
-		return s.witnessed("SUBJECT-3")
-	}
 
 	return nil
 }
@@ -90,24 +101,30 @@ func checkReplicaTree(ctx context.Context, s *suite) error {
 	return err
 }
 
-// checkReplyTree asks for answers where the provider has no business.
 func checkReplyTree(ctx context.Context, s *suite) error {
-	elsewhere := map[string]string{
-		"another provider's reply tree": s.below("reply." + s.cfg.Provider + "-other.x." + nuid.Next()),
-		"an inbox":                      "_INBOX." + nuid.Next(),
-	}
-	for what, reply := range elsewhere {
-		sub, err := s.nc.SubscribeSync(reply)
-		if err != nil {
-			return fmt.Errorf("subscribe to %s: %w", reply, err)
-		}
-		_, err = s.send(request{
+	return s.elsewhere(func(reply string) error {
+		_, err := s.send(request{
 			subject: s.subject("list", s.cfg.Class.Name), env: s.envelope("read-"+nuid.Next(), s.listBody()), reply: reply,
 		})
 		if err == nil {
 			_, err = s.list(ctx) // behind it
 		}
-		if err == nil {
+
+		return err
+	})
+}
+
+// elsewhere asks for answers where the provider has no business.
+func (s *suite) elsewhere(ask func(reply string) error) error {
+	for what, reply := range map[string]string{
+		"another provider's reply tree": s.below("reply." + s.cfg.Provider + "-other.x." + nuid.Next()),
+		"an inbox":                      "_INBOX." + nuid.Next(),
+	} {
+		sub, err := s.nc.SubscribeSync(reply)
+		if err != nil {
+			return fmt.Errorf("subscribe to %s: %w", reply, err)
+		}
+		if err = ask(reply); err == nil {
 			_, err = sub.NextMsg(silence)
 			if err == nil {
 				err = fmt.Errorf("a request was answered to %s", what)

@@ -39,6 +39,7 @@ type replica struct {
 	t     *testing.T
 	nc    *nats.Conn
 	cloud *cloud
+	pools *pools
 	id    string
 	key   *bus.SealKey
 	start time.Time
@@ -112,8 +113,20 @@ func newReplica(t *testing.T, url string, tr traits, c *cloud) *replica {
 		if tr.fault != "SUBJECT-2" {
 			r.subscribe(cluster, "replica."+testProvider+"."+r.id+".>", "", r.onRequest)
 		}
+		groupQueue := "driver"
+		if tr.fault == "GROUP-1" {
+			groupQueue = "another"
+		}
+		r.subscribe(cluster, "nodegroup."+testProvider+".*", groupQueue, r.onGroup)
 		r.subscribe(cluster, "hello", "", r.onHello)
 		r.subscribe(cluster, "changed."+testProvider, "", r.onChanged)
+	}
+	r.pools = c.pools
+	switch tr.fault {
+	case "GROUP-4":
+		r.pools = newPools(tr.fault)
+	case "RESIZE-4/process":
+		r.pools.forget()
 	}
 	if !tr.plain {
 		go r.beat()

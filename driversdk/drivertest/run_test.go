@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,6 +49,9 @@ func testConfig(url string) Config {
 func lookInto(url string, p *process) Config {
 	cfg := testConfig(url)
 	cfg.OtherCluster, cfg.Cloud, cfg.Process = otherCluster, p.cloud.hooks(), p
+	if !p.traits.plain {
+		cfg.NodeGroup, cfg.OtherNodeGroup = "pool-a", "pool-b"
+	}
 
 	return cfg
 }
@@ -76,7 +80,7 @@ func TestCheck(t *testing.T) {
 			return c.who == plainly || c.ID == "IDENTITY-2"
 		}},
 		"plain": {"a driver that only answers", traits{plain: true}, func(c Clause) bool {
-			return c.who == full || c.who == claims
+			return c.who == full || c.who == claims || c.who == groups
 		}},
 	}
 	for name, tc := range cases {
@@ -110,6 +114,18 @@ func idsOf(findings []Finding) []string {
 	}
 
 	return ids
+}
+
+// A driver without node groups is not told that its groups are in order.
+func TestCheck_NoNodeGroups(t *testing.T) {
+	t.Parallel()
+	srv := bustest.Server(t, embedded.Options{})
+	startProcess(t, srv.URL(), traits{plain: true})
+	cfg := testConfig(srv.URL())
+	cfg.NodeGroup = "pool-a"
+	if _, err := Check(t.Context(), cfg, nil); err == nil || !strings.Contains(err.Error(), "pool-a") {
+		t.Errorf("the driver serves no node groups, and no error names the one that was to be looked at: %v", err)
+	}
 }
 
 // A driver that never comes is told from one that breaks the contract.

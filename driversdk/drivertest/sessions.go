@@ -205,19 +205,25 @@ func (s *suite) newTarget(ctx context.Context, old string) error {
 	return s.meetReplica(deadline)
 }
 
+// restart has the driver end, and start again.
+func (s *suite) restart(ctx context.Context) error {
+	old := s.target
+	if err := s.cfg.Process.Stop(ctx); err != nil {
+		return err
+	}
+	if err := s.cfg.Process.Wait(ctx); err != nil {
+		return err
+	}
+	if err := s.cfg.Process.Start(ctx); err != nil {
+		return err
+	}
+
+	return s.newTarget(ctx, old)
+}
+
 func checkReplicaIDs(ctx context.Context, s *suite) error {
 	if s.cfg.Process != nil {
-		old := s.target
-		if err := s.cfg.Process.Stop(ctx); err != nil {
-			return err
-		}
-		if err := s.cfg.Process.Wait(ctx); err != nil {
-			return err
-		}
-		if err := s.cfg.Process.Start(ctx); err != nil {
-			return err
-		}
-		if err := s.newTarget(ctx, old); err != nil {
+		if err := s.restart(ctx); err != nil {
 			return err
 		}
 	}

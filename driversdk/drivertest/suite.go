@@ -26,8 +26,11 @@ type suite struct {
 	caller  *bus.Caller // makes the operations stream
 	fetches *fetches
 	replies string // prefix of reply subjects
-	prefix  string // of machines' names
-	close   []func()
+	// groupReplies is that of answers about node groups.
+	groupReplies string
+	groupsWere   map[string]*groupState // before the suite came, by id
+	prefix       string                 // of machines' names
+	close        []func()
 
 	plain  bool
 	claims bool   // the driver claims
@@ -41,6 +44,9 @@ type suite struct {
 	claimed   []claimed
 	blames    map[string][]string // what was seen to be wrong, by clause
 	made      int                 // machines so far
+
+	groupCalls    map[string]*groupCall // by reply subject
+	groupsTouched bool                  // sizes may have changed
 }
 
 // A session is one sign of life, as it came.
@@ -74,6 +80,7 @@ func open(ctx context.Context, cfg Config) (*suite, error) {
 	s := &suite{
 		cfg: cfg, prefix: "conformance-" + strings.ToLower(rand.Text()[:8]) + "-",
 		exchanges: map[string]*exchange{}, sessions: map[string][]session{}, blames: map[string][]string{},
+		groupCalls: map[string]*groupCall{}, groupsWere: map[string]*groupState{},
 	}
 	if s.conn, err = bus.Connect(ctx, cfg.NATS); err != nil {
 		return nil, err
@@ -85,7 +92,12 @@ func open(ctx context.Context, cfg Config) (*suite, error) {
 
 		return nil, err
 	}
-	if err := s.meet(ctx); err != nil {
+	err = s.meet(ctx)
+	if err == nil && cfg.NodeGroup != "" && !s.servesGroups() {
+		err = fmt.Errorf("node group %s is to be looked at, and the driver does not say that it serves any: "+
+			"OPERATION_NODE_GROUPS is not among the capabilities of its sessions", cfg.NodeGroup)
+	}
+	if err != nil {
 		s.end()
 
 		return nil, err
@@ -109,9 +121,11 @@ func (s *suite) listen(ctx context.Context) error {
 	fetchCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.close = append(s.close, stop)
 	s.replies = s.below("reply." + s.cfg.Provider + "." + nuid.Next() + ".")
+	s.groupReplies = s.below("reply." + s.cfg.Provider + "." + nuid.Next() + ".")
 	onFetch := func(m *nats.Msg) { s.fetches.onFetch(fetchCtx, m) }
 	subjects := map[string]nats.MsgHandler{
-		s.replies + "*": s.onReply,
+		s.replies + "*":                             s.onReply,
+		s.groupReplies + "*":                        s.onGroupReply,
 		s.below("session." + s.cfg.Provider + ".*"): s.onSession,
 		s.below("claim." + s.cfg.Provider + ".*"):   s.onClaim,
 		s.below("fetch." + s.cfg.Provider + ".*"):   onFetch,
@@ -341,10 +355,14 @@ func (s *suite) replace(ctx context.Context, subject string, env *driverv1.Envel
 	return acknowledged(answer)
 }
 
-// eventually polls until ok, for as long as s.cfg.Patience and the driver's settle time
-// allow.
+// eventually polls until ok, for as long as s.cfg.Patience allows.
 func (s *suite) eventually(ctx context.Context, what string, ok func() (bool, error)) error {
-	limit := time.NewTimer(s.cfg.Patience + s.session().GetSettleTime().AsDuration())
+	return s.within(ctx, s.cfg.Patience, what, ok)
+}
+
+// within polls until ok, for as long as this and the driver's settle time allow.
+func (s *suite) within(ctx context.Context, most time.Duration, what string, ok func() (bool, error)) error {
+	limit := time.NewTimer(most + s.session().GetSettleTime().AsDuration())
 	defer limit.Stop()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

@@ -30,6 +30,7 @@ import (
 // The virtual driver runs as a process, which is this test's own program.
 const (
 	childVariable = "DRIVER_CONFORMANCE_TEST_IDENTITY"
+	poolsVariable = "DRIVER_CONFORMANCE_TEST_POOLS" // URL of the cloud with the node groups
 	apiToken      = "token-of-the-test"
 )
 
@@ -54,11 +55,16 @@ func serve(identity string) error {
 		return err
 	}
 
+	client, err := cloudapi.NewClient(os.Getenv(poolsVariable), apiToken)
+	if err != nil {
+		return err
+	}
+
 	return driversdk.Serve(ctx, driversdk.Config{
 		Provider: virtual.Provider, CreateIdentity: driver.Identity, Kind: virtual.Kind, APIVersions: []string{virtual.APIVersion},
 		NATS: driversdk.NATSConfig{URLs: []string{os.Getenv("NATS_URL")}}, Clusters: []string{"default", "other"},
 		Slots: 4, LogLevel: slog.LevelError,
-	}, driver)
+	}, virtual.Pooled{Driver: driver, Cloud: client})
 }
 
 // startCloud runs a virtual cloud.
@@ -141,7 +147,10 @@ func TestVirtual(t *testing.T) {
 	for _, identity := range []string{"token", "unique_name", "none"} {
 		t.Run(identity, func(t *testing.T) {
 			t.Parallel()
-			wantConforming(t, virtual.Provider, "other", []string{os.Args[0]}, childVariable+"="+identity)
+			wantConforming(t, checked{
+				provider: virtual.Provider, otherCluster: "other", nodeGroup: "checked", otherNodeGroup: "another",
+				command: []string{os.Args[0]}, env: childVariable + "=" + identity,
+			})
 		})
 	}
 }
@@ -160,19 +169,51 @@ func TestNodeJS(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(dir, "node_modules")); err != nil {
 				t.Fatalf("its packages are not installed: %v; run: make nodejs", err)
 			}
-			wantConforming(t, "nodejs", "", []string{"node", filepath.Join(dir, "driver.mjs")}, "CLOUD_TOKEN_FILE="+token)
+			wantConforming(t, checked{
+				provider: "nodejs", command: []string{"node", filepath.Join(dir, "driver.mjs")}, env: "CLOUD_TOKEN_FILE=" + token,
+			})
 		})
 	}
 }
 
-// wantConforming runs the whole suite on a driver of the virtual cloud.
-func wantConforming(t *testing.T, provider, otherCluster string, command []string, env string) {
+// A checked driver is one of the virtual cloud.
+type checked struct {
+	provider, otherCluster    string
+	nodeGroup, otherNodeGroup string
+	command                   []string
+	env                       string
+}
+
+// addPools gives the cloud two pools, one of an instance that has to stay, and one of
+// none. It returns how many instances that are.
+func addPools(t *testing.T, url string) int {
+	t.Helper()
+	client, err := cloudapi.NewClient(url, apiToken)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pool := range []cloudapi.Pool{{Name: "checked", Min: 1, Max: 4}, {Name: "another", Max: 1}} {
+		pool.MachineType, pool.Region = "small", "moon"
+		if _, err := client.PutPool(t.Context(), pool); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := client.ResizePool(t.Context(), "checked", cloudapi.ResizeRequest{RequestID: "first", Size: 1}); err != nil {
+		t.Fatal(err)
+	}
+
+	return 1
+}
+
+// wantConforming runs the whole suite on a driver.
+func wantConforming(t *testing.T, c checked) {
 	t.Helper()
 	srv := bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})
 	url, admin := startCloud(t)
+	kept := addPools(t, url)
 	var output bytes.Buffer
-	d := newDriver(command, srv.URL(), &output)
-	d.env = append(d.env, env)
+	d := newDriver(c.command, srv.URL(), &output)
+	d.env = append(d.env, c.env, poolsVariable+"="+url)
 	if err := d.start(); err != nil {
 		t.Fatal(err)
 	}
@@ -183,7 +224,8 @@ func wantConforming(t *testing.T, provider, otherCluster string, command []strin
 		}
 	})
 	drivertest.Run(t, drivertest.Config{
-		NATS: bus.Config{URLs: []string{srv.URL()}}, Provider: provider, OtherCluster: otherCluster, Repeat: 2,
+		NATS: bus.Config{URLs: []string{srv.URL()}}, Provider: c.provider, OtherCluster: c.otherCluster, Repeat: 2,
+		NodeGroup: c.nodeGroup, OtherNodeGroup: c.otherNodeGroup,
 		Class: drivertest.Class{
 			Namespace: "ns", Name: "small", ProviderSpec: fmt.Appendf(nil, specFormat, url),
 			SecretRef: drivertest.Reference{Namespace: "ns", Name: "cloud"},
@@ -194,9 +236,11 @@ func wantConforming(t *testing.T, provider, otherCluster string, command []strin
 		Bootstrap: map[string]string{"<<BOOTSTRAP_TOKEN>>": "abcdef.0123456789abcdef"},
 		Cloud:     lookInto(url, admin), Process: d,
 	})
-	if stats, err := admin.Stats(t.Context()); err != nil || stats.Live != 0 {
-		t.Errorf("instances left in the cloud: %+v, %v", stats, err)
-	}
+	bustest.Eventually(t, "no instance is left in the cloud but those of the pools", func() bool {
+		stats, err := admin.Stats(t.Context())
+
+		return err == nil && stats.Live == kept
+	})
 }
 
 // writeFiles writes a class and a secret as for kubectl.
@@ -234,14 +278,17 @@ func command(t *testing.T, args ...string) (string, error) {
 func TestCommand(t *testing.T) {
 	t.Setenv(childVariable, "token")
 	url, _ := startCloud(t)
+	addPools(t, url)
+	t.Setenv(poolsVariable, url)
 	class, secret := writeFiles(t, url, apiToken)
 	junit := filepath.Join(t.TempDir(), "report.xml")
-	out, err := command(t, "--class", class, "--secret", secret, "--junit", junit, "--only", "CREATE-1,DELETE-1,FETCH-4", "--", os.Args[0])
-	if err != nil || !strings.Contains(out, "2 clauses passed, 0 failed, 0 skipped, 1 bind mcm") {
+	out, err := command(t, "--class", class, "--secret", secret, "--node-group", "checked", "--junit", junit,
+		"--only", "CREATE-1,DELETE-1,FETCH-4,REMOVE-2,REMOVE-3", "--", os.Args[0])
+	if err != nil || !strings.Contains(out, "3 clauses passed, 0 failed, 1 skipped, 1 bind mcm") {
 		t.Errorf("a driver that keeps the contract: %v\n%s", err, out)
 	}
 	report, err := os.ReadFile(junit)
-	if err != nil || !strings.Contains(string(report), `tests="3" failures="0" skipped="1"`) {
+	if err != nil || !strings.Contains(string(report), `tests="5" failures="0" skipped="2"`) {
 		t.Errorf("JUnit: %v\n%s", err, report)
 	}
 
@@ -269,6 +316,7 @@ func TestCommand_BadInput(t *testing.T) {
 		"wrong kind":       {"says what is wanted", []string{"--class", secret}, "MachineClass"},
 		"other provider":   {"names both", []string{"--class", class, "--provider=acme"}, "virtual, not acme"},
 		"secret missing":   {"names it", []string{"--class", class, "--", "true"}, "ns/cloud"},
+		"one group twice":  {"wants another", []string{"--class", class, "--secret", secret, "--node-group=a", "--other-node-group=a", "--", "true"}, "node group"},
 		"unknown clause":   {"names it", []string{"--class", class, "--secret", secret, "--only=NO-1", "--", "true"}, "NO-1"},
 		"no such driver":   {"names it", []string{"--class", class, "--secret", secret, "--", "/nowhere/driver"}, "/nowhere/driver"},
 		"driver that ends": {"says so at once", []string{"--class", class, "--secret", secret, "--", "false"}, "ended by itself"},

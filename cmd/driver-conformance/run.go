@@ -38,6 +38,9 @@ The suite plays the manager. It makes and removes instances, raises the epoch th
 the driver remembers, writes tombstones and deletes the operations stream: give it a
 NATS and a cloud account of its own, and never those that a real mcm is on.
 
+No node group is touched but those that are named. One that may grow by two, and must
+keep at least one instance, lets all clauses be checked.
+
 Class and secrets are files with a MachineClass and Secrets, as for kubectl apply.
 
 Exit code 0: no clause is broken; 1: some are, or instances were left; 2: the
@@ -85,6 +88,10 @@ func newCommand() *cobra.Command {
 		"what replaces `placeholders` of user data, such as '<<BOOTSTRAP_TOKEN>>=abcdef.0123456789abcdef'")
 	f.StringVar(&o.config.Cluster, "cluster", "default", "`name` of the control plane to play")
 	f.StringVar(&o.config.OtherCluster, "other-cluster", "", "`name` of a second control plane that the driver serves, to see that it keeps them apart")
+	f.StringVar(&o.config.NodeGroup, "node-group", "",
+		"`id` of a node group of the driver's cloud, for a driver that serves them: it is resized, and has its size again at the end")
+	f.StringVar(&o.config.OtherNodeGroup, "other-node-group", "",
+		"`id` of a second one, to see that the driver keeps them apart; resized only if it has no instance")
 	f.StringVar(&o.url, "nats-url", "", "`URLs` of the NATS servers, with commas; none means a server in this program (env NATS_URL)")
 	f.StringVar(&o.nats.Creds, "nats-creds", "", "credentials `file` for NATS, of a user with mcm's rights")
 	f.StringVar(&o.nats.CA, "nats-ca", "", "PEM `file` with the certificate authority of the NATS servers")

@@ -1,5 +1,5 @@
 // Package drivertest is the conformance suite of the driver contract: one check
-// for each clause id in proto/machinebus/driver/v1.
+// for each clause id in proto/machinebus/driver/v1 and proto/machinebus/nodegroup/v1.
 //
 // It plays the manager's side on a bus and sees a driver only through the bus, so
 // that it serves drivers in any language, full replicas and plain ones alike. A Go
@@ -8,7 +8,8 @@
 //
 // Give it a bus and a cloud account of its own. It makes and removes instances,
 // raises the epoch that replicas remember, puts tombstones in the place of
-// sessions and deletes the operations stream.
+// sessions and deletes the operations stream. Node groups it leaves alone, but for
+// those that it is told of; these have their sizes again at the end.
 //
 // What a driver calls at its cloud cannot be seen from a bus. Where a clause is
 // about that, [Cloud] may lend a look; without it the clause is skipped, with the

@@ -23,7 +23,13 @@ const (
 )
 
 func checkGroupQueue(ctx context.Context, s *suite) error {
-	return s.shared(ctx, s.groupSubject("*"), func() (func() bool, error) {
+	behind := func() error {
+		_, err := s.groupList(ctx)
+
+		return err
+	}
+
+	return s.shared(ctx, s.groupSubject("*"), behind, func() (func() bool, error) {
 		c, err := s.sendGroup(verbGroups, s.groupEnvelope(groupsBody()), nil, "")
 
 		return func() bool { return c.came > 0 }, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,7 +30,12 @@ func (s *suite) tree() string {
 }
 
 func checkQueue(ctx context.Context, s *suite) error {
-	err := s.shared(ctx, s.tree()+">", func() (func() bool, error) {
+	behind := func() error {
+		_, err := s.list(ctx)
+
+		return err
+	}
+	err := s.shared(ctx, s.tree()+">", behind, func() (func() bool, error) {
 		x, err := s.send(request{
 			subject: s.tree() + "list." + s.cfg.Class.Namespace + "." + s.cfg.Class.Name,
 			env:     s.envelope("read-"+nuid.Next(), s.listBody()),
@@ -45,14 +51,19 @@ func checkQueue(ctx context.Context, s *suite) error {
 }
 
 // shared joins the queue group of a tree: each request must reach one member only.
-// Ask sends one; what it returns tells, under s.mu, whether the driver has it.
-func (s *suite) shared(ctx context.Context, tree string, ask func() (answered func() bool, err error)) error {
+// Ask sends one; what it returns tells, under s.mu, whether the driver has it. Behind
+// has another one answered.
+func (s *suite) shared(ctx context.Context, tree string, behind func() error, ask func() (answered func() bool, err error)) error {
+	if err := behind(); err != nil { // so that it has what it needs for its answers
+		return err
+	}
 	var ours atomic.Int64
 	sub, err := s.nc.QueueSubscribe(tree, "driver", func(*nats.Msg) { ours.Add(1) })
 	if err != nil {
 		return fmt.Errorf("join the queue group: %w", err)
 	}
-	defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection
+	leave := sync.OnceFunc(func() { _ = sub.Unsubscribe() }) // fails only on a closed connection
+	defer leave()
 	if err := s.flush(ctx); err != nil {
 		return err
 	}
@@ -79,6 +90,10 @@ func (s *suite) shared(ctx context.Context, tree string, ask func() (answered fu
 		func() (bool, error) { return answered()+int(ours.Load()) >= queueRounds, nil })
 	if err != nil {
 		return fmt.Errorf("%w: %d were answered", err, answered())
+	}
+	leave()
+	if err := behind(); err != nil { // by then it has all that it gets
+		return err
 	}
 	if err := pause(ctx, silence); err != nil { // for what must not come
 		return err

@@ -70,7 +70,7 @@ func serve(identity string) error {
 // startCloud runs a virtual cloud.
 func startCloud(t *testing.T) (url string, admin *cloudapi.Admin) {
 	t.Helper()
-	c, err := cloud.New(t.Context(), cloud.Options{Knobs: cloudapi.Knobs{}, Logger: bustest.Quiet()})
+	c, err := cloud.New(t.Context(), cloud.Options{Knobs: cloudapi.Knobs{BootDelay: cloudapi.Duration(50 * time.Millisecond)}, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestNodeJS(t *testing.T) {
 	for _, example := range []string{"driver-nodejs", "driver-nodejs-full"} {
 		t.Run(example, func(t *testing.T) {
 			t.Parallel()
-			dir := filepath.Join("../../.out/nodejs", example)
+			dir := filepath.Join("..", "..", ".out", "nodejs", example)
 			if _, err := os.Stat(filepath.Join(dir, "node_modules")); err != nil {
 				t.Fatalf("its packages are not installed: %v; run: make nodejs", err)
 			}

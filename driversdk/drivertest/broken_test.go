@@ -81,7 +81,8 @@ func wantBroken(t *testing.T, tr traits) {
 		tr.identity = driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN
 	}
 	srv := bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})
-	cfg := lookInto(srv.URL(), startProcess(t, srv.URL(), tr))
+	p := startProcess(t, srv.URL(), tr)
+	cfg := lookInto(srv.URL(), p)
 	cfg.Timeout, cfg.Patience = 5*time.Second, 3*time.Second // waiting in vain is part of it
 	// What is seen of every frame needs frames to be seen.
 	clause := tr.fault.clause()
@@ -104,4 +105,5 @@ func wantBroken(t *testing.T, tr traits) {
 	if failed := idsOf(report.Of(Failed)); !slices.Contains(failed, clause) || report.OK() {
 		t.Errorf("the driver breaks %s, and these were found broken: %q\n%+v", tr.fault, failed, report.Findings)
 	}
+	wantPools(t, p)
 }

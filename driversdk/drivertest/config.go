@@ -126,9 +126,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// complete fills in what was left open, and names all that is wrong at once.
-func (c Config) complete() (Config, error) {
-	c = c.withDefaults()
+// checkNames finds fault with what the driver is to be told apart by.
+func (c Config) checkNames() []error {
 	errs := []error{bus.ValidToken("provider", c.Provider), bus.ValidToken("cluster", c.Cluster)}
 	if c.OtherCluster != "" {
 		errs = append(errs, bus.ValidToken("other cluster", c.OtherCluster))
@@ -136,6 +135,14 @@ func (c Config) complete() (Config, error) {
 	if c.OtherNodeGroup != "" && (c.NodeGroup == "" || c.NodeGroup == c.OtherNodeGroup) {
 		errs = append(errs, errors.New("the other node group needs a node group to be another than"))
 	}
+
+	return errs
+}
+
+// complete fills in what was left open, and names all that is wrong at once.
+func (c Config) complete() (Config, error) {
+	c = c.withDefaults()
+	errs := c.checkNames()
 	if c.Timeout < 0 || c.Wait < 0 || c.Patience < 0 || c.Repeat < 0 {
 		errs = append(errs, errors.New("timeout, wait, patience and repeat must not be negative"))
 	}

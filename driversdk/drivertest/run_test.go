@@ -57,7 +57,7 @@ func lookInto(url string, p *process) Config {
 }
 
 // A driver that keeps the contract passes, also when nothing lends a look.
-func TestRun(t *testing.T) {
+func TestRun(t *testing.T) { //nolint:tparallel // one check follows the other
 	t.Parallel()
 	srv := bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})
 	startProcess(t, srv.URL(), traits{})
@@ -87,7 +87,8 @@ func TestCheck(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			srv := bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})
-			report, err := Check(t.Context(), lookInto(srv.URL(), startProcess(t, srv.URL(), tc.traits)), nil)
+			p := startProcess(t, srv.URL(), tc.traits)
+			report, err := Check(t.Context(), lookInto(srv.URL(), p), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -103,7 +104,19 @@ func TestCheck(t *testing.T) {
 			if !report.OK() {
 				t.Errorf("%s: %v, left: %q", tc.reason, report.Of(Failed), report.Left)
 			}
+			wantPools(t, p)
 		})
+	}
+}
+
+// wantPools wants node groups as they were before the suite came.
+func wantPools(t *testing.T, p *process) {
+	t.Helper()
+	pools := p.cloud.pools
+	pools.mu.Lock()
+	defer pools.mu.Unlock()
+	if a, b := pools.all["pool-a"].size(""), pools.all["pool-b"].size(""); a != 1 || b != 0 {
+		t.Errorf("node groups were left with %d and %d instances, not 1 and 0", a, b)
 	}
 }
 

@@ -26,10 +26,11 @@ type suite struct {
 	caller  *bus.Caller // makes the operations stream
 	fetches *fetches
 	replies string // prefix of reply subjects
-	// groupReplies is that of answers about node groups.
+	// Of node groups: the prefix of reply subjects, and what groups were like before
+	// the suite came, by id.
 	groupReplies string
-	groupsWere   map[string]*groupState // before the suite came, by id
-	prefix       string                 // of machines' names
+	groupsWere   map[string]*groupState
+	prefix       string // of machines' names
 	close        []func()
 
 	plain  bool
@@ -124,12 +125,12 @@ func (s *suite) listen(ctx context.Context) error {
 	s.groupReplies = s.below("reply." + s.cfg.Provider + "." + nuid.Next() + ".")
 	onFetch := func(m *nats.Msg) { s.fetches.onFetch(fetchCtx, m) }
 	subjects := map[string]nats.MsgHandler{
-		s.replies + "*":                             s.onReply,
-		s.groupReplies + "*":                        s.onGroupReply,
+		s.replies + "*": s.onReply,
 		s.below("session." + s.cfg.Provider + ".*"): s.onSession,
 		s.below("claim." + s.cfg.Provider + ".*"):   s.onClaim,
 		s.below("fetch." + s.cfg.Provider + ".*"):   onFetch,
 	}
+	subjects[s.groupReplies+"*"] = s.onGroupReply
 	if s.cfg.OtherCluster != "" {
 		subjects["mcm.v1."+s.cfg.OtherCluster+".fetch."+s.cfg.Provider+".*"] = onFetch
 		subjects["mcm.v1."+s.cfg.OtherCluster+".reply."+s.cfg.Provider+".*.*"] = s.onReply

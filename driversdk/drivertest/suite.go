@@ -26,17 +26,16 @@ type suite struct {
 	caller  *bus.Caller // makes the operations stream
 	fetches *fetches
 	replies string // prefix of reply subjects
-	// Of node groups: the prefix of reply subjects, and what groups were like before
-	// the suite came, by id.
-	groupReplies string
-	groupsWere   map[string]*groupState
-	prefix       string // of machines' names
-	close        []func()
+	prefix  string // of machines' names
+	close   []func()
 
 	plain  bool
 	claims bool   // the driver claims
 	target string // the replica that is looked at; empty for a plain driver
 	epoch  uint64
+
+	groupReplies string                 // prefix of reply subjects about node groups
+	groupsWere   map[string]*groupState // before the suite came, by id
 
 	mu        sync.Mutex
 	exchanges map[string]*exchange // by reply subject

@@ -1,63 +1,13 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
-	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/machinebus/machinebus/bus"
-	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
-
-func allBodies() map[string]body {
-	all := map[string]body{}
-	for _, part := range []map[string]body{requests, frames, fetches, controls} {
-		maps.Copy(all, part)
-	}
-
-	return all
-}
-
-func TestEveryBody(t *testing.T) {
-	t.Parallel()
-	all := allBodies()
-	fields := (&driverv1.Envelope{}).ProtoReflect().Descriptor().Oneofs().ByName("body").Fields()
-	for i := range fields.Len() {
-		if name := string(fields.Get(i).Name()); all[name].envelope == nil {
-			t.Errorf("no case shows how the body %q looks", name)
-		}
-	}
-	for name, tc := range all {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := bodyName(tc.envelope); got != name {
-				t.Errorf("the case's envelope has the body %q", got)
-			}
-			for _, contentType := range []string{"", "application/json"} {
-				payload, err := bus.Encode(tc.envelope, contentType)
-				if err != nil {
-					t.Fatalf("bus.Encode(...): %v", err)
-				}
-				var out bytes.Buffer
-				if err := decode(&out, payload, "", false); err != nil {
-					t.Fatalf("decode(...) of %q: %v", contentType, err)
-				}
-				if diff := cmp.Diff(tc.json+"\n", out.String()); diff != "" {
-					t.Errorf("decode(...) of %q: -want, +got:\n%s", contentType, diff)
-				}
-			}
-			if diff := cmp.Diff(tc.summary, summary(tc.envelope)); diff != "" {
-				t.Errorf("summary(...): -want, +got:\n%s", diff)
-			}
-		})
-	}
-}
 
 func TestDecode(t *testing.T) {
 	t.Parallel()
@@ -150,40 +100,4 @@ func TestDecodeFile(t *testing.T) {
 	if err != nil || out != "{\"accepted\":{}}\n" {
 		t.Errorf("mcmctl decode %s: got %q, %v", file, out, err)
 	}
-}
-
-// FuzzDecode: whatever arrives, decode prints one valid line of JSON or an error,
-// and a summary is one printable line.
-func FuzzDecode(f *testing.F) {
-	for _, b := range allBodies() {
-		for _, contentType := range []string{"", "application/json"} {
-			payload, err := bus.Encode(b.envelope, contentType)
-			if err != nil {
-				f.Fatal(err)
-			}
-			f.Add(payload, "mcm.v1.default.session.virtual.r")
-		}
-	}
-	f.Add([]byte(`{"type":"io.nats.micro.v1.info_response"}`), "")
-	f.Add([]byte("+ACK"), "$JS.API")
-	f.Fuzz(func(t *testing.T, data []byte, subject string) {
-		for _, pretty := range []bool{false, true} {
-			var out bytes.Buffer
-			if err := decode(&out, data, subject, pretty); err != nil {
-				if out.Len() > 0 {
-					t.Errorf("error %v, and yet there is output: %q", err, out.String())
-				}
-
-				return
-			}
-			if !json.Valid(out.Bytes()) || !pretty && bytes.Count(out.Bytes(), []byte("\n")) != 1 {
-				t.Errorf("not one line of valid JSON: %q", out.String())
-			}
-		}
-		if p, err := parse(data); err == nil && p.envelope != nil {
-			if line := printable(summary(p.envelope)); strings.ContainsAny(line, "\n\r\x1b") {
-				t.Errorf("not one printable line: %q", line)
-			}
-		}
-	})
 }

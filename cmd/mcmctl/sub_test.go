@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -49,7 +50,7 @@ func TestSub(t *testing.T) {
 	startReplica(t, url, bus.ServerConfig{Provider: "virtual", Replica: "one"},
 		func(context.Context, *bus.Task) *driverv1.Result {
 			return &driverv1.Result{Payload: &driverv1.Result_Create{
-				Create: &driverv1.CreateResponse{Instance: instance()},
+				Create: &driverv1.CreateResponse{Instance: &driverv1.Instance{ProviderId: "virtual://1"}},
 			}}
 		})
 	all, _, allDone := following(t, "--nats-url", url, "--count", "3")
@@ -84,7 +85,7 @@ func TestSub(t *testing.T) {
 		}
 		var got []string
 		for line := range strings.SplitSeq(strings.TrimSpace(lines.String()), "\n") {
-			var row messageRow
+			var row message.Row
 			if err := json.Unmarshal([]byte(line), &row); err != nil || row.Time == "" || row.Tree != "reply" {
 				t.Fatalf("want a message of the reply tree, got %v:\n%s", err, line)
 			}
@@ -127,9 +128,9 @@ func TestSubStrangers(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatalf("mcmctl sub: %v", err)
 	}
-	var got []messageRow
+	var got []message.Row
 	for line := range strings.SplitSeq(strings.TrimSpace(out.String()), "\n") {
-		var row messageRow
+		var row message.Row
 		if err := json.Unmarshal([]byte(line), &row); err != nil {
 			t.Fatalf("%v: %s", err, line)
 		}

@@ -1,10 +1,11 @@
-package main
+package message
 
 import (
 	"cmp"
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -12,6 +13,18 @@ import (
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
+
+// Printable replaces by spaces what would not show as one line of text: whoever may
+// publish must not be able to move the reader's cursor.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
+			return ' '
+		}
+
+		return r
+	}, text)
+}
 
 // summary tells in one line what an envelope says.
 func summary(env *driverv1.Envelope) string {

@@ -55,6 +55,13 @@ func nodeGroupVerb(env *nodegroupv1.Envelope) (verb string, changes bool) {
 	}
 }
 
+// AboutNodeGroups tells whether what a subject carries is an Envelope of
+// machinebus.nodegroup.v1; all others of machinebus carry one of
+// machinebus.driver.v1, or nothing.
+func (s Subject) AboutNodeGroups() bool {
+	return s.Tree == TreeNodeGroup || s.Tree == TreeReply && s.Caller == nodeGroupCaller
+}
+
 // A NodeGroupClient asks drivers about the node groups of their clouds. It is safe
 // for concurrent use.
 type NodeGroupClient struct {

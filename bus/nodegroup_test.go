@@ -63,6 +63,22 @@ func TestNodeGroupRequestIsAnswered(t *testing.T) {
 	}
 }
 
+func TestSubjectAboutNodeGroups(t *testing.T) {
+	t.Parallel()
+	for subject, want := range map[string]bool{
+		"mcm.v1.default.nodegroup.virtual.resize":           true,
+		"mcm.v1.default.reply.virtual.autoscaler.TOKEN":     true,
+		"mcm.v1.default.reply.virtual.CALLER.autoscaler":    false,
+		"mcm.v1.default.driver.virtual.delete.ns.nodegroup": false,
+		"mcm.v1.default.session.virtual.autoscaler":         false,
+	} {
+		s, err := bus.ParseSubject(subject)
+		if err != nil || s.AboutNodeGroups() != want {
+			t.Errorf("%s: got %t (%v), want %t", subject, s.AboutNodeGroups(), err, want)
+		}
+	}
+}
+
 func TestNodeGroupErrorsSayWhatRan(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -59,7 +59,7 @@ func completeTrees(_ *cobra.Command, args []string, _ string) ([]cobra.Completio
 	var trees []cobra.Completion
 	for _, tree := range []bus.Tree{
 		bus.TreeDriver, bus.TreeReplica, bus.TreePlain, bus.TreeReply, bus.TreeSession, bus.TreeClaim, bus.TreeHello, bus.TreeFetch,
-		bus.TreeChanged, bus.TreeAudit, bus.TreeOutcomes,
+		bus.TreeChanged, bus.TreeNodeGroup, bus.TreeAudit, bus.TreeOutcomes,
 	} {
 		trees = append(trees, string(tree)+".>")
 	}
@@ -143,7 +143,7 @@ func (f *follower) end(subject string, timeout bool) error {
 
 // onMessage runs on the subscription's goroutine.
 func (f *follower) onMessage(subject, reply string, _ map[string][]string, data []byte) {
-	m, err := message.Parse(data)
+	m, err := message.Parse(data, subject)
 	if err == nil && !f.beats && m.SignOfLife() {
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -27,7 +28,7 @@ func WriteJSON(w io.Writer, v any, compact bool) error {
 // envelopeJSON is the protobuf JSON mapping, made readable: JSON that the
 // contract carries as bytes stands there as JSON, and a sealed box, which only its
 // recipient can read, as its length.
-func envelopeJSON(env *driverv1.Envelope) (json.RawMessage, error) {
+func envelopeJSON(env proto.Message) (json.RawMessage, error) {
 	text, err := protojson.Marshal(env)
 	if err != nil {
 		return nil, fmt.Errorf("envelope cannot be shown as JSON: %w", err)

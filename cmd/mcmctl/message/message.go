@@ -17,39 +17,33 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
-// A Message is what a payload says, as far as it can be told from its bytes alone.
-// The zero value is that of an empty payload.
+// A Message is what a payload says. The zero value is that of an empty payload.
 type Message struct {
 	// At most one of them is set.
 	envelope *driverv1.Envelope
+	groups   *nodegroupv1.Envelope
 	other    json.RawMessage // JSON of somebody else on one line: discovery, JetStream
 }
 
 // Parse finds out what a payload is; its error shows how the payload begins. The
-// nats CLI hands a translating command no headers, so that JSON is told by its look:
-// no Envelope in protobuf begins with a brace or a bracket, which would be groups.
-func Parse(payload []byte) (Message, error) {
+// subject may be empty: the nats CLI hands a translating command neither subject nor
+// headers. So JSON is told by its look: no Envelope in protobuf begins with a brace
+// or a bracket, which would be groups.
+func Parse(payload []byte, subject string) (Message, error) {
 	if len(payload) == 0 {
 		return Message{}, nil
 	}
 	text := bytes.TrimSpace(payload)
 	if len(text) > 0 && (text[0] == '{' || text[0] == '[') && json.Valid(text) {
-		// Strictly: what merely shares a field's name with an Envelope is none.
-		env := &driverv1.Envelope{}
-		if err := protojson.Unmarshal(text, env); err == nil && env.GetBody() != nil {
-			return Message{envelope: env}, nil
-		}
-
-		var line bytes.Buffer
-		if err := json.Compact(&line, text); err != nil {
-			return Message{}, fmt.Errorf("payload: %w", err)
-		}
-
-		return Message{other: line.Bytes()}, nil
+		return parseJSON(text)
 	}
 	env, err := bus.Decode(payload, "")
+	if groups := nodeGroupEnvelope(payload); groups != nil && carriesNodeGroups(subject, err != nil || contradicts(env.ProtoReflect())) {
+		return Message{groups: groups}, nil
+	}
 	if err == nil && proto.Size(env) == len(env.ProtoReflect().GetUnknown()) {
 		err = errors.New("it has no field of one")
 	}
@@ -63,6 +57,20 @@ func Parse(payload []byte) (Message, error) {
 	return Message{envelope: env}, nil
 }
 
+func parseJSON(text []byte) (Message, error) {
+	// Strictly: what merely shares a field's name with an Envelope is none.
+	env := &driverv1.Envelope{}
+	if err := protojson.Unmarshal(text, env); err == nil && env.GetBody() != nil {
+		return Message{envelope: env}, nil
+	}
+	var line bytes.Buffer
+	if err := json.Compact(&line, text); err != nil {
+		return Message{}, fmt.Errorf("payload: %w", err)
+	}
+
+	return Message{other: line.Bytes()}, nil
+}
+
 // SignOfLife tells whether the message says no more than that its sender lives: such
 // messages are many.
 func (m Message) SignOfLife() bool {
@@ -74,6 +82,8 @@ func (m Message) JSON() (json.RawMessage, error) {
 	switch {
 	case m.envelope != nil:
 		return envelopeJSON(m.envelope)
+	case m.groups != nil:
+		return envelopeJSON(m.groups)
 	case m.other != nil:
 		return m.other, nil
 	default:
@@ -86,6 +96,8 @@ func (m Message) Summary() string {
 	switch {
 	case m.envelope != nil:
 		return Printable(summary(m.envelope))
+	case m.groups != nil:
+		return Printable(nodeGroupSummary(m.groups))
 	case m.other != nil:
 		return Printable(string(m.other))
 	default:

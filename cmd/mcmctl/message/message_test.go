@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -42,7 +43,7 @@ func TestEveryBody(t *testing.T) {
 				if err != nil {
 					t.Fatalf("bus.Encode(...): %v", err)
 				}
-				m, err := Parse(payload)
+				m, err := Parse(payload, "")
 				if err != nil {
 					t.Fatalf("Parse(...) of %q: %v", contentType, err)
 				}
@@ -61,6 +62,34 @@ func TestEveryBody(t *testing.T) {
 	}
 }
 
+// neverNodeGroups holds that no Envelope of this contract is taken for a node-group
+// one.
+func neverNodeGroups(t *testing.T, env *driverv1.Envelope) {
+	t.Helper()
+	payload, err := bus.Encode(known(t, env), "")
+	if err != nil {
+		return // nothing is left, or it is too deep
+	}
+	if m, err := Parse(payload, ""); err == nil && m.groups != nil {
+		t.Errorf("an Envelope is taken for a node-group one: %x", payload)
+	}
+}
+
+// known returns an envelope without what this contract does not know.
+func known(t *testing.T, env *driverv1.Envelope) *driverv1.Envelope {
+	t.Helper()
+	payload, err := proto.Marshal(env)
+	out := &driverv1.Envelope{}
+	if err == nil {
+		err = proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(payload, out)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return out
+}
+
 // FuzzDecode: whatever arrives, it is shown as one valid line of JSON and one
 // printable line of text, or as an error.
 func FuzzDecode(f *testing.F) {
@@ -73,10 +102,21 @@ func FuzzDecode(f *testing.F) {
 			f.Add(payload, "mcm.v1.default.session.virtual.r")
 		}
 	}
+	for _, b := range groupBodies {
+		payload, err := proto.Marshal(b.envelope)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(payload, "")
+		f.Add(payload, groupRequests)
+	}
 	f.Add([]byte(`{"type":"io.nats.micro.v1.info_response"}`), "")
 	f.Add([]byte("+ACK"), "$JS.API")
 	f.Fuzz(func(t *testing.T, payload []byte, subject string) {
-		m, err := Parse(payload)
+		if env, err := bus.Decode(payload, ""); err == nil {
+			neverNodeGroups(t, env)
+		}
+		m, err := Parse(payload, subject)
 		if err != nil {
 			return
 		}

@@ -7,7 +7,7 @@ import (
 	"time"
 	"unicode"
 
-	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/machinebus/machinebus/bus"
@@ -30,7 +30,7 @@ func Printable(text string) string {
 func summary(env *driverv1.Envelope) string {
 	kind := bodyName(env)
 	if kind == "" {
-		return fmt.Sprintf("body of a newer contract (%d bytes)", len(env.ProtoReflect().GetUnknown()))
+		return newerText(len(env.ProtoReflect().GetUnknown()))
 	}
 	var details string
 	switch {
@@ -47,10 +47,14 @@ func summary(env *driverv1.Envelope) string {
 	return strings.TrimSpace(kind + " " + details)
 }
 
+func newerText(unknown int) string {
+	return fmt.Sprintf("body of a newer contract (%d bytes)", unknown)
+}
+
 // bodyName is the name of the envelope's body in the contract.
-func bodyName(env *driverv1.Envelope) string {
+func bodyName(env proto.Message) string {
 	m := env.ProtoReflect()
-	body := m.WhichOneof(m.Descriptor().Oneofs().ByName(protoreflect.Name("body")))
+	body := m.WhichOneof(m.Descriptor().Oneofs().ByName("body"))
 	if body == nil {
 		return ""
 	}

@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 duration=$1
+limit=5m # for building a target and all its runs: go test has no timeout of its own when it fuzzes
 
 format='{{$p := .}}{{range .TestGoFiles}}{{$p.ImportPath}} {{$p.Dir}}/{{.}}{{"\n"}}{{end}}{{range .XTestGoFiles}}{{$p.ImportPath}} {{$p.Dir}}/{{.}}{{"\n"}}{{end}}'
 count=0
@@ -11,7 +12,8 @@ while read -r package file; do
 	[ -n "$package" ] || continue
 	while read -r target; do
 		echo "--- $package $target"
-		go test -run='^$' -fuzz="^$target\$" -fuzztime="$duration" "$package" </dev/null || {
+		timeout --kill-after=10s "$limit" go test -run='^$' -fuzz="^$target\$" -fuzztime="$duration" "$package" </dev/null || {
+			[ $? != 124 ] || { echo "fuzz.sh: $target did not end within $limit" >&2; exit 1; }
 			echo "fuzz.sh: $target failed; its input is kept below testdata/fuzz: mend the code and commit it as a test case" >&2
 			exit 1
 		}

@@ -68,6 +68,11 @@ func TestServerRestart(t *testing.T) {
 			if runs := g.runs.Load(); uint32(runs) != out.Attempts || runs > tc.most {
 				t.Errorf("outcome = %+v after %d runs, want at most %d: %s", out, runs, tc.most, tc.reason)
 			}
+			if out.Attempts > 1 {
+				if again := bustest.Receive(t, "the second attempt", g.entered); !again.Request.GetRecover() || again.Request.GetOperationId() != req.OperationID {
+					t.Errorf("second attempt = %+v, want the same operation, told to look first", again.Request)
+				}
+			}
 			r.ready(t)
 			r.leased(t, rep)
 			next := then(req, "initialize", "1")

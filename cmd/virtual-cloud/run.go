@@ -21,8 +21,9 @@ import (
 )
 
 // shutdownTimeout bounds the wait for calls that are being answered. None has a
-// reason to take long once the cloud stops.
-const shutdownTimeout = 5 * time.Second
+// reason to take long once the cloud stops, but net/http waits 5 s for a connection
+// on which nothing has been asked yet.
+const shutdownTimeout = 10 * time.Second
 
 // run serves until ctx ends, and returns when everything it started has ended.
 func run(ctx context.Context, o *options, stdout, stderr io.Writer) error {
@@ -83,10 +84,8 @@ func serve(ctx context.Context, server *http.Server, listener net.Listener) erro
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
-	if server.Shutdown(last) != nil {
-		// Whoever is connected by now says nothing, or does not listen: that is no
-		// failure of the cloud's.
-		return server.Close()
+	if err := server.Shutdown(last); err != nil {
+		return errors.Join(fmt.Errorf("calls were cut off: %w", err), server.Close())
 	}
 
 	return nil

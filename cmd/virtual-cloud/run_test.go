@@ -112,6 +112,28 @@ func waitFor(t *testing.T, file, text string) {
 	}
 }
 
+// A caller that has connected and asked nothing yet is none that is cut off.
+func TestStopsWithASilentCaller(t *testing.T) {
+	t.Parallel()
+	url, stop := start(t)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err, stop())
+	}
+	defer conn.Close()
+	// Connections are accepted in their order: with an answer on a later one, the silent one is known.
+	client, err := cloudapi.NewClient(url, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.List(t.Context(), cloudapi.Filter{}); err != nil {
+		t.Error(err)
+	}
+	if err := stop(); err != nil {
+		t.Errorf("the program ended with %v", err)
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")

@@ -2,7 +2,6 @@ package cloud
 
 import (
 	"testing"
-	"time"
 
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
@@ -27,19 +26,17 @@ func (b *bundle) resize(t *testing.T, id string, expected, size int32) (int32, e
 // waitPool waits until all instances of pool p satisfy ok, and returns them.
 func (b *bundle) waitPool(t *testing.T, what string, ok func([]cloudapi.PoolInstance) bool) []cloudapi.PoolInstance {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		list, err := b.client.PoolInstances(t.Context(), "p")
-		if err != nil {
+	var list []cloudapi.PoolInstance
+	eventually(t, what, func() bool {
+		var err error
+		if list, err = b.client.PoolInstances(t.Context(), "p"); err != nil {
 			t.Fatal(err)
 		}
-		if ok(list) {
-			return list
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within 20 s: %+v", what, list)
-		}
-		<-time.After(time.Millisecond)
-	}
+
+		return ok(list)
+	})
+
+	return list
 }
 
 func have(n int) func([]cloudapi.PoolInstance) bool {
@@ -95,19 +92,14 @@ func TestPoolGivesUpWhatHasNotCome(t *testing.T) {
 		t.Fatal(err)
 	}
 	kept := b.waitPool(t, "one instance", have(1))
-	for deadline := time.Now().Add(20 * time.Second); ; <-time.After(time.Millisecond) {
-		list := b.cloud.List(cloudapi.Filter{})
-		stats := b.cloud.Stats()
-		if len(list) == 1 && stats.Created == 3 {
-			if list[0].ID != kept[0].Instance.ID {
-				t.Errorf("%s is left, want %s", list[0].ID, kept[0].Instance.ID)
-			}
+	var list []cloudapi.Instance
+	eventually(t, "what was given up is gone", func() bool {
+		list = b.cloud.List(cloudapi.Filter{})
 
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("what was given up is still there: %+v", list)
-		}
+		return len(list) == 1 && b.cloud.Stats().Created == 3
+	})
+	if list[0].ID != kept[0].Instance.ID {
+		t.Errorf("%s is left, want %s", list[0].ID, kept[0].Instance.ID)
 	}
 }
 

@@ -25,8 +25,6 @@ const (
 
 	// silence is how long the suite listens for what must not come.
 	silence = 300 * time.Millisecond
-	// acceptBy is the time the manager gives a request to arrive.
-	acceptBy = 2 * time.Second
 )
 
 var (
@@ -237,10 +235,16 @@ func quoted(st *driverv1.Status) string {
 // envelope addresses a body to the driver, as the manager does.
 func (s *suite) envelope(id string, body *driverv1.Envelope) *driverv1.Envelope {
 	body.OperationId, body.Attempt, body.Epoch = id, 1, s.epoch
-	body.AcceptBy = timestamppb.New(time.Now().Add(acceptBy))
+	body.AcceptBy = s.acceptBy()
 	body.Timeout = durationpb.New(s.cfg.Timeout)
 
 	return body
+}
+
+// acceptBy gives a request more time to arrive than the manager does, because
+// machines that run tests stall.
+func (s *suite) acceptBy() *timestamppb.Timestamp {
+	return timestamppb.New(time.Now().Add(s.cfg.Patience))
 }
 
 // subject is where a request about a machine goes: to the one replica that is

@@ -12,7 +12,6 @@ import (
 	"github.com/nats-io/nuid"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -53,7 +52,7 @@ func (s *suite) groupEnvelope(body *nodegroupv1.Envelope) *nodegroupv1.Envelope 
 		body.RequestId = nuid.Next()
 	}
 	if body.GetAcceptBy() == nil {
-		body.AcceptBy = timestamppb.New(time.Now().Add(acceptBy))
+		body.AcceptBy = s.acceptBy()
 	}
 	body.Timeout = durationpb.New(s.cfg.Timeout)
 

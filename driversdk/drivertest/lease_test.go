@@ -77,7 +77,7 @@ func (r *replica) renew() {
 		m.Header.Set(headerTTL, "60s")
 	}
 	m.Data = sessionData(session)
-	answer, err := r.nc.RequestMsg(m, bus.SessionInterval/2)
+	answer, err := r.nc.RequestMsg(m, bus.SessionInterval*9/10)
 	if err != nil {
 		return
 	}

@@ -31,9 +31,14 @@ func (s *suite) tree() string {
 
 func checkQueue(ctx context.Context, s *suite) error {
 	behind := func() error {
-		_, err := s.list(ctx)
+		return s.eventually(ctx, "the replica has a slot for a list", func() (bool, error) {
+			_, err := s.list(ctx)
+			if _, busy := errors.AsType[*busyError](err); busy {
+				return false, nil
+			}
 
-		return err
+			return true, err
+		})
 	}
 	err := s.shared(ctx, s.tree()+">", behind, func() (func() bool, error) {
 		x, err := s.send(request{

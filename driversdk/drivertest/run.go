@@ -42,6 +42,9 @@ func Run(t *testing.T, cfg Config) { //nolint:thelper // it is the test, not a h
 // with each finding as it comes; it may be nil. The error says why the driver could
 // not be checked at all; what is wrong with it is in the report.
 func Check(ctx context.Context, cfg Config, tell func(Finding)) (*Report, error) {
+	if _, err := cfg.complete(); err != nil { // whatever may be wrong with the driver
+		return nil, err
+	}
 	started := time.Now()
 	s, err := open(ctx, cfg)
 	if ctx.Err() != nil && err != nil {

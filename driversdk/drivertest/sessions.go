@@ -187,14 +187,18 @@ func (s *suite) whileDraining(ctx context.Context, p *pending) error {
 // newTarget waits for a replica after the one that was stopped, and looks at that
 // from then on.
 func (s *suite) newTarget(ctx context.Context, old string) error {
-	s.mu.Lock()
-	stopped := s.sessions[old]
-	s.mu.Unlock()
-	before := len(stopped)
+	last := func() session {
+		all := s.sessionsOf(old)
+
+		return all[len(all)-1]
+	}
+	stopped := last()
 	deadline, cancel := context.WithTimeout(ctx, s.cfg.Wait)
 	defer cancel()
 	if err := s.eventually(deadline, "the driver, started again, sends sessions", func() (bool, error) {
-		if len(s.sessionsOf(old)) > before {
+		// The last words of the one that was stopped may still come.
+		now := last()
+		if now.GetSequence() < stopped.GetSequence() || !now.GetStartedAt().AsTime().Equal(stopped.GetStartedAt().AsTime()) {
 			s.blamef("SESSION-2", "started again, the driver calls itself replica %q as before", old)
 
 			return true, nil

@@ -220,7 +220,7 @@ func (s *suite) meetReplica(ctx context.Context) error {
 
 		return len(streams) > 0 && (streams[0].Ready || streams[0].Absent)
 	}
-	if err := s.eventually(ctx, "the operations stream is there, or known to be absent",
+	if err := s.within(ctx, s.cfg.Wait, "the operations stream is there, or known to be absent",
 		func() (bool, error) { return settled(), nil }); err != nil {
 		return err
 	}
@@ -229,7 +229,7 @@ func (s *suite) meetReplica(ctx context.Context) error {
 	}
 	s.claims = true
 
-	return s.eventually(ctx, "a session of the replica says that it is leased",
+	return s.within(ctx, s.cfg.Wait, "a session of the replica says that it is leased",
 		func() (bool, error) { return s.session().GetLeased(), nil })
 }
 

@@ -33,7 +33,7 @@ func (p *pass) createInstance(ctx context.Context) (next, error) {
 		return p.createFailed(ctx, state)
 	}
 	if state.Stated {
-		p.machine.Status.LastKnownState = state.LastKnownState
+		p.remember(state)
 	}
 	node, err := p.nodeInTheWay(ctx, state.Instance)
 	if err != nil {
@@ -122,7 +122,7 @@ func addresses(i *dispatch.Instance) []corev1.NodeAddress {
 func (p *pass) createFailed(ctx context.Context, state dispatch.State) (next, error) {
 	// What the driver remembered before belongs to a try that goes on.
 	if code := dispatch.CodeOf(state.Err); state.LastKnownState != "" || !transient(code) && code != dispatch.ResourceExhausted {
-		p.machine.Status.LastKnownState = state.LastKnownState
+		p.remember(state)
 	}
 	p.failCreation(state.Err)
 

@@ -33,8 +33,6 @@ func TestDeleteDuringCreate(t *testing.T) {
 	}
 }
 
-// Between the cloud's last word and its being stored, a deletion must learn of
-// the instance.
 // A token outlives neither its use nor its machine.
 func TestDeleteBeforeJoining(t *testing.T) {
 	t.Parallel()
@@ -61,6 +59,8 @@ func TestDeleteBeforeJoining(t *testing.T) {
 	}
 }
 
+// Between the cloud's last word and its being stored, a deletion must learn of
+// the instance.
 func TestDeleteAfterCreate(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
@@ -84,7 +84,7 @@ func TestDeleteOfALostCreate(t *testing.T) {
 	r := newRig(t)
 	r.settings.OperationTimeout = 8 * time.Second
 	proxy := bustest.NewProxy(t, r.nats.URL())
-	r.startDriverAt(t, proxy.URL())
+	r.startDriverOf(t, provider, r.cloud, proxy.URL())
 	r.startManager(t)
 	open := make(chan struct{})
 	r.cloud.hold(open)

@@ -274,19 +274,19 @@ func (c counter) RoundTrip(req *http.Request) (*http.Response, error) {
 func (r *rig) startDriver(t *testing.T) (replica string) {
 	t.Helper()
 
-	return r.startDriverAt(t, r.nats.URL())
+	return r.startDriverOf(t, provider, r.cloud, r.nats.URL())
 }
 
-// startDriverAt is startDriver with another way to the bus.
-func (r *rig) startDriverAt(t *testing.T, url string) (replica string) {
+// startDriverOf is startDriver for any provider, with its own way to the bus.
+func (r *rig) startDriverOf(t *testing.T, provider string, cloud *cloud, url string) (replica string) {
 	t.Helper()
 	conn := bustest.Connect(t, bus.Config{
 		URLs: []string{url}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider),
 	})
 	server, err := bus.NewServer(conn, bus.ServerConfig{
 		Provider: provider, Slots: 100, Logger: bustest.Quiet(), DrainTimeout: 10 * time.Millisecond,
-		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, Capabilities: r.cloud.capabilities(),
-	}, bus.HandlerFunc(r.cloud.handle))
+		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, Capabilities: cloud.capabilities(),
+	}, bus.HandlerFunc(cloud.handle))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -136,7 +136,7 @@ func (p *pass) failFinding(err error) {
 // only when there is an answer.
 func (p *pass) ask(ctx context.Context) (dispatch.State, next, error) {
 	state := p.Dispatcher.Ask(dispatch.Operation{
-		Machine: p.machine.DeepCopy(), Class: p.class, Provider: p.provider, Timeout: p.Settings.ReadTimeout,
+		Machine: p.machineFor(p.provider), Class: p.class, Provider: p.provider, Timeout: p.Settings.ReadTimeout,
 	})
 	if state.Phase != dispatch.Done {
 		return state, wait, p.waiting(ctx, state)

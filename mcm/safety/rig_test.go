@@ -235,6 +235,7 @@ type cloud struct {
 	instances []*driverv1.Instance
 	hidden    int // of the instances, this many are not listed
 	fail      *driverv1.Status
+	lists     int
 	deletes   []*driverv1.Envelope
 	entered   chan *bus.Task // gets creates, which never end by themselves
 }
@@ -287,6 +288,7 @@ func (c *cloud) handle(ctx context.Context, t *bus.Task) *driverv1.Result {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if t.Operation == driverv1.Operation_OPERATION_LIST {
+		c.lists++
 		list := &driverv1.ListResponse{Instances: c.instances[c.hidden:]}
 
 		return &driverv1.Result{Payload: &driverv1.Result_List{List: list}}

@@ -67,6 +67,7 @@ type Reconciler struct {
 
 	accepted sync.Map // generation by uid of a class, as last noted on it
 	told     sync.Map // what was last said of a machine's faulty fields, by its uid
+	unfound  sync.Map // a failedStatus by its machine's uid
 }
 
 // A pass is one look at one machine.

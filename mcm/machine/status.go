@@ -132,9 +132,25 @@ func (p *pass) failFinding(err error) {
 		v1alpha1.ErrorText(code, fault(err))+". "+v1alpha1.DeletionTextGetVMStatus)
 }
 
+// A failedStatus says until when a machine's instance is not asked for again:
+// passes have other causes than that, and reads have no journal. With another
+// class, or for another purpose, there is no need to wait.
+type failedStatus struct {
+	until   time.Time
+	class   string
+	leaving bool
+}
+
 // ask has the driver asked for the machine's instance. It lets the step go on
 // only when there is an answer.
 func (p *pass) ask(ctx context.Context) (dispatch.State, next, error) {
+	if last, ok := p.unfound.Load(p.machine.UID); ok {
+		f, _ := last.(failedStatus)
+		if d := f.until.Sub(p.now); d > 0 && f.class == p.version && f.leaving == p.leaving() {
+			return dispatch.State{}, again(d), nil
+		}
+		p.unfound.Delete(p.machine.UID)
+	}
 	state := p.Dispatcher.Ask(dispatch.Operation{
 		Machine: p.machineFor(p.provider), Class: p.class, Provider: p.provider, Timeout: p.Settings.ReadTimeout,
 	})
@@ -154,6 +170,7 @@ func (p *pass) cannotFind(ctx context.Context, state dispatch.State, retry time.
 	if err := p.patchStatus(ctx); err != nil {
 		return wait, err
 	}
+	p.unfound.Store(p.machine.UID, failedStatus{p.now.Add(retry), p.version, p.leaving()})
 	p.warnf("FailedStatus", "%s failed with %s (driver replica %s), next try in %s: %s", state.Kind,
 		dispatch.CodeOf(state.Err), orPlain(state.Replica), retry, fault(state.Err))
 

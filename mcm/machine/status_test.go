@@ -2,7 +2,6 @@ package machine_test
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -156,58 +155,6 @@ func TestStatusWithoutAProviderID(t *testing.T) {
 	r.phase(t, m, v1alpha1.MachinePending) // found out again, and made
 }
 
-// otherCodes are those with which a status says nothing about the instance.
-func otherCodes() map[string]driverv1.Code {
-	other := codes()
-	for _, known := range []string{"notfound", "unimplemented", "uninitialized"} {
-		delete(other, known)
-	}
-
-	return other
-}
-
-func TestStatusErrorsBeforeCreation(t *testing.T) {
-	t.Parallel()
-	for name, code := range otherCodes() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			retry := &r.settings.Retry
-			retry.Short, retry.Medium, retry.Long, retry.ResourceExhausted = time.Hour, 2*time.Hour, 3*time.Hour, 4*time.Hour
-			period := retry.Medium
-			switch code {
-			case driverv1.Code_CODE_RESOURCE_EXHAUSTED:
-				period = retry.ResourceExhausted
-			case driverv1.Code_CODE_CANCELED, driverv1.Code_CODE_UNKNOWN, driverv1.Code_CODE_DEADLINE_EXCEEDED,
-				driverv1.Code_CODE_ABORTED, driverv1.Code_CODE_UNAVAILABLE:
-				period = retry.Short
-			}
-			m := r.machine("a")
-			r.crashed(t, m)
-			r.cloud.failOnce(status, func(*driverv1.Machine) *driverv1.Result { return failure(code) })
-			r.startDriver(t)
-			r.startManager(t)
-			r.event(t, m, "FailedStatus", fmt.Sprintf("failed with %s (driver replica", bus.CodeName(code)))
-			r.event(t, m, "FailedStatus", fmt.Sprintf("next try in %s: no luck", period))
-			got := r.get(t, m)
-			want := fmt.Sprintf("Cloud provider message - machine codes error: code = [%s] message = [no luck]", bus.CodeName(code))
-			if last := got.Status.LastOperation; last.Description != want || last.ErrorCode != bus.CodeName(code) ||
-				last.Type != "Create" || last.State != "Failed" {
-				t.Errorf("last operation is %+v", last)
-			}
-			if got.Status.CurrentStatus.Phase != v1alpha1.MachineCrashLoopBackOff || got.Status.LastKnownState != "half made" {
-				t.Errorf("status is %+v", got.Status)
-			}
-			if r.cloud.count(create) != 0 {
-				t.Error("something was made without knowing what there is")
-			}
-			class := r.class()
-			r.change(t, class, func() { class.ProviderSpec.Raw = []byte(`{"size":"m"}`) })
-			r.phase(t, m, v1alpha1.MachinePending)
-		})
-	}
-}
-
 // The same failure is for good once the machine is older than it may be.
 func TestStatusErrorFailsAnOldMachine(t *testing.T) {
 	t.Parallel()
@@ -303,35 +250,5 @@ func TestNodeKnownByItsLabel(t *testing.T) {
 	r.gone(t, m)
 	if n := r.cloud.count(status); n != 0 || r.node(t, node.Name) != nil {
 		t.Errorf("asked %d times, node is %v", n, r.node(t, node.Name))
-	}
-}
-
-func TestStatusErrorsBeforeDeletion(t *testing.T) {
-	t.Parallel()
-	for name, code := range otherCodes() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			r.settings.Retry.Long = time.Hour // which none of them waits for
-			period := r.settings.Retry.Medium
-			switch code {
-			case driverv1.Code_CODE_CANCELED, driverv1.Code_CODE_UNKNOWN, driverv1.Code_CODE_DEADLINE_EXCEEDED,
-				driverv1.Code_CODE_ABORTED, driverv1.Code_CODE_UNAVAILABLE:
-				period = r.settings.Retry.Short
-			}
-			m := r.machine("a")
-			m.Finalizers = []string{v1alpha1.FinalizerName}
-			r.crashed(t, m)
-			r.delete(t, m)
-			r.cloud.failOnce(status, func(*driverv1.Machine) *driverv1.Result { return failure(code) })
-			r.startDriver(t)
-			r.startManager(t)
-			r.event(t, m, "FailedStatus", fmt.Sprintf("failed with %s (driver replica", bus.CodeName(code)))
-			r.event(t, m, "FailedStatus", fmt.Sprintf("next try in %s: no luck", period))
-			r.gone(t, m)
-			if asked, deleted := r.cloud.count(status), r.cloud.count(remove); asked < 2 || deleted != 1 {
-				t.Errorf("asked %d times, deleted %d times", asked, deleted)
-			}
-		})
 	}
 }

@@ -141,8 +141,11 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 		p.remember(state)
 	}
 	if code := dispatch.CodeOf(state.Err); code != dispatch.OK && code != dispatch.NotFound {
-		p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, code.String(),
-			v1alpha1.ErrorText(code.String(), fault(state.Err))+". "+v1alpha1.DeletionTextDeleteVM)
+		text := v1alpha1.ErrorText(code.String(), fault(state.Err)) + ". "
+		if !transient(code) && !p.another(code) {
+			text += v1alpha1.TextAborting + " "
+		}
+		p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, code.String(), text+v1alpha1.DeletionTextDeleteVM)
 
 		return p.deleteFailed(ctx, state)
 	}

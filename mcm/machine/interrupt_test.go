@@ -247,57 +247,6 @@ func TestDeleteTakenOver(t *testing.T) {
 	}
 }
 
-func TestNodeHealth(t *testing.T) {
-	t.Parallel()
-	r := newRunningRig(t)
-	m := r.machine("a")
-	r.create(t, m)
-	r.phase(t, m, v1alpha1.MachinePending)
-	node := r.join(t, m)
-	r.phase(t, m, v1alpha1.MachineRunning)
-	r.condition(t, node, ready(corev1.ConditionUnknown))
-	got := r.phase(t, m, v1alpha1.MachineUnknown)
-	want := "Machine " + m.Name + " is unhealthy - changing MachinePhase to Unknown. Node conditions: Ready=Unknown (Test)"
-	if last := got.Status.LastOperation; last.Description != want || last.Type != "HealthCheck" || last.State != "Processing" {
-		t.Errorf("last operation is %+v", last)
-	}
-	r.event(t, m, "Unhealthy", "Ready=Unknown")
-	r.condition(t, node, ready(corev1.ConditionTrue))
-	got = r.phase(t, m, v1alpha1.MachineRunning)
-	if want := "Machine " + m.Name + " successfully re-joined the cluster"; got.Status.LastOperation.Description != want {
-		t.Errorf("last operation is %+v", got.Status.LastOperation)
-	}
-}
-
-func TestHealthTimeout(t *testing.T) {
-	t.Parallel()
-	r := newRunningRig(t)
-	for name, disabled := range map[string]bool{"timeout": false, "disabled": true} {
-		m := r.machine(name)
-		m.Spec.MachineHealthTimeout, m.Spec.DisableHealthTimeout = &metav1.Duration{Duration: 1}, new(disabled)
-		r.create(t, m)
-		node := r.join(t, m)
-		r.phase(t, m, v1alpha1.MachineRunning)
-		r.condition(t, node, ready(corev1.ConditionFalse))
-		if disabled {
-			r.phase(t, m, v1alpha1.MachineUnknown)
-			r.condition(t, node, ready(corev1.ConditionUnknown)) // another pass
-			r.until(t, "copied conditions", m, func(m *v1alpha1.Machine) bool {
-				return m.Status.Conditions[0].Status == corev1.ConditionUnknown
-			})
-			if got := r.get(t, m); got.Status.CurrentStatus.Phase != v1alpha1.MachineUnknown {
-				t.Errorf("phase is %q", got.Status.CurrentStatus.Phase)
-			}
-
-			continue
-		}
-		r.phase(t, m, v1alpha1.MachineFailed)
-		r.event(t, m, "HealthTimeout", "health checks failing since last")
-		r.condition(t, node, ready(corev1.ConditionTrue))
-		r.phase(t, m, v1alpha1.MachineRunning) // nobody has replaced it yet
-	}
-}
-
 func TestNodeDeleted(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -153,26 +152,6 @@ func TestStatusWithoutAProviderID(t *testing.T) {
 		return m.Status.LastOperation.ErrorCode == "Internal" && strings.Contains(m.Status.LastOperation.Description, "without a provider id")
 	})
 	r.phase(t, m, v1alpha1.MachinePending) // found out again, and made
-}
-
-// The same failure is for good once the machine is older than it may be.
-func TestStatusErrorFailsAnOldMachine(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	m := r.machine("a")
-	m.Spec.MachineCreationTimeout = &metav1.Duration{Duration: time.Millisecond}
-	r.crashed(t, m)
-	untilLater(t, m.CreationTimestamp)
-	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
-		if task.Operation == status {
-			return failure(driverv1.Code_CODE_INTERNAL)
-		}
-
-		return nil
-	})
-	r.startDriver(t)
-	r.startManager(t)
-	r.phase(t, m, v1alpha1.MachineFailed)
 }
 
 // A machine that is to go and does not know its Node asks for it, to have it

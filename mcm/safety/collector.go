@@ -55,6 +55,7 @@ type Collector struct {
 	Now func() time.Time
 
 	hurry    *hurry            // nil before Watch
+	unlisted []string          // providers, at the last look
 	machines int               // at the last look at everything
 	seen     map[key]time.Time // since when instances are seen without a machine
 	nodes    map[string]bool   // names of the machines that Nodes of ours name
@@ -68,15 +69,23 @@ type key struct{ provider, providerID string }
 func (c *Collector) Start(ctx context.Context) error {
 	tick := time.NewTicker(c.Settings.Period)
 	defer tick.Stop()
-	var rested <-chan time.Time
+	var rested, retry <-chan time.Time
 	wake := c.hurry.wake()
 	c.Pass(ctx)
 	for {
+		if retry == nil && len(c.unlisted) > 0 {
+			retry = time.After(c.Settings.Retry)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
 			c.Pass(ctx)
+		case <-retry:
+			retry = nil
+			if len(c.unlisted) > 0 {
+				c.Pass(ctx, slices.Clone(c.unlisted)...)
+			}
 		case <-wake:
 			c.passOutOfTurn(ctx)
 			wake, rested = nil, time.After(c.Settings.Gap)

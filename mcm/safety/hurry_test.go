@@ -41,7 +41,7 @@ func (r *rig) start() {
 	})
 }
 
-func (c *cloud) listed() int {
+func (c *cloud) looks() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
@@ -76,7 +76,7 @@ func TestOutOfRangeIsLookedIntoAtOnce(t *testing.T) {
 			m := r.made("a")
 			r.describe(m, v1alpha1.CreateFailedText(v1alpha1.ErrorCodeInternal, "no luck"))
 			r.start()
-			bustest.Eventually(t, "the first look", func() bool { return r.cloud.listed() == 1 })
+			bustest.Eventually(t, "the first look", func() bool { return r.cloud.looks() == 1 })
 			r.cloud.add(orphanID, "gone", "gone-uid")
 			r.describe(m, tc.text)
 			r.event(safety.EventOrphanFound, orphanID)
@@ -87,8 +87,8 @@ func TestOutOfRangeIsLookedIntoAtOnce(t *testing.T) {
 			r.describe(m, tc.text+".")
 			r.describe(m, v1alpha1.TextCreating)
 			r.describe(m, tc.text)
-			bustest.Eventually(t, "the second look out of turn", func() bool { return r.cloud.listed() >= 3 })
-			if n := r.cloud.listed(); n != 3 {
+			bustest.Eventually(t, "the second look out of turn", func() bool { return r.cloud.looks() >= 3 })
+			if n := r.cloud.looks(); n != 3 {
 				t.Errorf("%d looks, want one in turn and two out of turn", n)
 			}
 		})
@@ -110,7 +110,7 @@ func TestLookAtOneProvider(t *testing.T) {
 	found := r.metric("mcm_safety_orphans")
 	r.clock = r.clock.Add(grace / 2)
 	r.Pass(t.Context(), "other")
-	if n := r.cloud.listed(); n != 1 {
+	if n := r.cloud.looks(); n != 1 {
 		t.Errorf("%d lists of a provider that nothing is the matter with", n)
 	}
 	if diff := cmp.Diff(found, r.metric("mcm_safety_orphans")); diff != "" {

@@ -142,7 +142,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	defer span.End()
 	p := &pass{
 		Reconciler: r, machine: m.DeepCopy(), stored: m, now: time.Now(),
-		log: logr.FromContextOrDiscard(ctx).WithValues("uid", m.UID),
+		log: logr.FromContextOrDiscard(ctx).WithValues("machine", req.String(), "uid", m.UID),
 	}
 	if r.Now != nil {
 		p.now = r.Now()

@@ -167,6 +167,17 @@ func TestRestartDuringCreate(t *testing.T) {
 		t.Errorf("providerID is %q", got.Spec.ProviderID)
 	}
 	r.event(t, m, "Created", "attempt 1")
+	taken := r.logged(t, "taking up an operation begun earlier")
+	if len(taken) != 1 {
+		t.Fatalf("%d lines say that the create is taken up, want 1", len(taken))
+	}
+	for key, want := range map[string]any{
+		"machine": m.Namespace + "/" + m.Name, "uid": string(m.UID), "operation_id": first, "attempt": 0.0, "replica": "",
+	} {
+		if got := taken[0][key]; got != want {
+			t.Errorf("%s is %v, want %v: no replica is known at that moment", key, got, want)
+		}
+	}
 	if n := r.cloud.count(create); n != 1 {
 		t.Errorf("the driver got %d creates, want the one that went on", n)
 	}

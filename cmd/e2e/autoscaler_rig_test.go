@@ -178,7 +178,16 @@ func (s *scaler) ask(ctx context.Context, l *look, node *externalgrpc.ExternalGr
 	}
 	id := answer.GetNodeGroup().GetId()
 	l.owner[node.GetName()] = id
-	if id == "" {
+	if id == "" { // which it does not remember: it asks six times more
+		for range 6 {
+			again, err := s.NodeGroupForNode(ctx, &externalgrpc.NodeGroupForNodeRequest{Node: node})
+			if err != nil {
+				return err
+			}
+			if owner := again.GetNodeGroup().GetId(); owner != "" {
+				return fmt.Errorf("node %s was nobody's, and is %q's when asked again", node.GetName(), owner)
+			}
+		}
 		return nil
 	}
 	if g := l.groups[id]; g == nil || g.GetMaxSize() != answer.GetNodeGroup().GetMaxSize() {

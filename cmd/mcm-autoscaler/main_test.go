@@ -26,23 +26,28 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/autoscaler"
+	"github.com/machinebus/machinebus/mcm/kubetest"
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 )
 
 // bounded is how long anything here may take.
 const bounded = time.Minute
 
+// control is the control cluster.
+var control *envtest.Environment
+
 // TestMain lets several tests of one process run the program.
 func TestMain(m *testing.M) {
 	logsapi.ReapplyHandling = logsapi.ReapplyHandlingIgnoreUnchanged
-	os.Exit(m.Run())
+	control = kubetest.Environment()
+	kubetest.Main(m, control, func(*rest.Config) error { return nil })
 }
 
 // An authority signs certificates.
@@ -175,25 +180,7 @@ func call(t *testing.T, address string, creds credentials.TransportCredentials) 
 
 // TestProgram runs the whole program against an API server.
 func TestProgram(t *testing.T) {
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Fatal("KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: " +
-			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
-	}
-	env := &envtest.Environment{CRDDirectoryPaths: []string{"../../deploy/crds"}, ErrorIfCRDPathMissing: true}
-	cfg, err := env.Start()
-	if err != nil {
-		t.Fatal("start an API server:", err)
-	}
-	t.Cleanup(func() {
-		if err := env.Stop(); err != nil {
-			t.Error("stop the API server:", err)
-		}
-	})
-	scheme := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
-	kube, err := client.New(cfg, client.Options{Scheme: scheme})
+	kube, err := client.New(control.Config, client.Options{Scheme: kubetest.Scheme()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +191,7 @@ func TestProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(kubeconfig, env.KubeConfig, 0o600); err != nil {
+	if err := os.WriteFile(kubeconfig, control.KubeConfig, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	server, clients, others := newAuthority(t), newAuthority(t), newAuthority(t)

@@ -13,10 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/yaml"
 
 	"github.com/machinebus/machinebus/bus"
@@ -155,30 +152,6 @@ func TestMigrate_Refused(t *testing.T) {
 // one there.
 func TestMigrate_Cluster(t *testing.T) {
 	t.Parallel()
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Fatal("KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: " +
-			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
-	}
-	env := &envtest.Environment{CRDDirectoryPaths: []string{"testdata/crds", "../../deploy/crds"}, ErrorIfCRDPathMissing: true}
-	cfg, err := env.Start()
-	if err != nil {
-		t.Fatal("start an API server:", err)
-	}
-	t.Cleanup(func() {
-		if err := env.Stop(); err != nil {
-			t.Error("stop the API server:", err)
-		}
-	})
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
-	}
-	kube, err := client.New(cfg, client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
 	old := &unstructured.Unstructured{}
 	if err := yaml.Unmarshal([]byte(content(t, "testdata/oldclass.yaml")), &old.Object); err != nil {
 		t.Fatal(err)
@@ -186,12 +159,12 @@ func TestMigrate_Cluster(t *testing.T) {
 	old.SetUID("")
 	old.SetResourceVersion("")
 	for _, o := range []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, old} {
-		if err := kube.Create(t.Context(), o); err != nil {
+		if err := control.client.Create(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
 	}
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(kubeconfig, env.KubeConfig, 0o600); err != nil {
+	if err := os.WriteFile(kubeconfig, control.kubeconfig, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	url := startBus(t)
@@ -217,7 +190,7 @@ func TestMigrate_Cluster(t *testing.T) {
 		}
 	}
 	class := &v1alpha1.MachineClass{}
-	if err := kube.Get(t.Context(), client.ObjectKey{Namespace: "shop", Name: "small"}, class); err != nil {
+	if err := control.client.Get(t.Context(), client.ObjectKey{Namespace: "shop", Name: "small"}, class); err != nil {
 		t.Fatal(err)
 	}
 	if class.Provider != "virtual" || class.SecretRef == nil || class.SecretRef.Name != "small" || len(class.Finalizers) > 0 {
@@ -225,7 +198,7 @@ func TestMigrate_Cluster(t *testing.T) {
 	}
 
 	class.Provider = "other"
-	if err := kube.Update(t.Context(), class, client.FieldOwner("somebody")); err != nil {
+	if err := control.client.Update(t.Context(), class, client.FieldOwner("somebody")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := migrate("virtualmachineclass/small", "--apply"); err == nil || !strings.Contains(err.Error(), "conflict") {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,59 +10,31 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/kubetest"
 )
 
-// control is the control cluster that the tests of rollouts share.
+// control is the control cluster that the tests share.
 var control struct {
 	kubeconfig []byte
 	client     client.Client
-	err        error // why there is none
 }
 
 func TestMain(m *testing.M) {
-	stop := startControl()
-	m.Run()
-	if err := stop(); err != nil {
-		fmt.Fprintln(os.Stderr, "stop the API server:", err)
-	}
-}
+	env := kubetest.Environment()
+	env.CRDDirectoryPaths = append(env.CRDDirectoryPaths, "testdata/crds")
+	kubetest.Main(m, env, func(cfg *rest.Config) (err error) {
+		control.kubeconfig = env.KubeConfig
+		control.client, err = client.New(cfg, client.Options{Scheme: kubetest.Scheme()})
 
-// startControl starts the API server. Its error stops the tests that need it.
-func startControl() (stop func() error) {
-	ctrllog.SetLogger(logr.Discard())
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		control.err = errors.New("KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: `make test` sets it")
-
-		return func() error { return nil }
-	}
-	env := &envtest.Environment{CRDDirectoryPaths: []string{"../../deploy/crds"}, ErrorIfCRDPathMissing: true}
-	cfg, err := env.Start()
-	if err != nil {
-		control.err = fmt.Errorf("start an API server: %w", err)
-
-		return env.Stop
-	}
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		control.err = err
-
-		return env.Stop
-	}
-	control.kubeconfig = env.KubeConfig
-	control.client, control.err = client.New(cfg, client.Options{Scheme: scheme})
-
-	return env.Stop
+		return err
+	})
 }
 
 var pools atomic.Int64
@@ -78,9 +49,6 @@ type testPool struct {
 
 func newTestPool(t *testing.T) *testPool {
 	t.Helper()
-	if control.err != nil {
-		t.Fatal(control.err)
-	}
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(file, control.kubeconfig, 0o600); err != nil {
 		t.Fatal(err)

@@ -20,6 +20,10 @@ import (
 	"k8s.io/component-base/version"
 )
 
+// dieWithParent is an environment variable: when set, a part ends when the process that started it has, which may have
+// been killed. Tests set it, whose parts take Kubernetes' own flags only.
+const dieWithParent = "DEVCLUSTER_DIE_WITH_PARENT"
+
 func init() { //nolint:gochecknoinits // only before main is the main goroutine sure to be on the main thread
 	// Pdeathsig is tied to the thread that forked. The main goroutine starts all children, and the main thread
 	// lives as long as the process.
@@ -29,6 +33,12 @@ func init() { //nolint:gochecknoinits // only before main is the main goroutine 
 func main() {
 	if part, args, ok := dispatch(os.Args); ok {
 		os.Args = args // the parts' commands read os.Args themselves
+		if os.Getenv(dieWithParent) != "" {
+			if err := watchParent(func() { os.Exit(1) }); err != nil {
+				report(os.Stderr, fmt.Errorf("%s: %w", dieWithParent, err))
+				os.Exit(1)
+			}
+		}
 		os.Exit(part())
 	}
 	// Packages of Kubernetes put flags into the global set, and cobra offers those on every command.

@@ -14,7 +14,7 @@ func watchParent(gone func()) error {
 	ppid := os.Getppid()
 	fd, err := unix.PidfdOpen(ppid, 0)
 	if err != nil {
-		return fmt.Errorf("--die-with-parent: watch process %d: %w", ppid, err)
+		return fmt.Errorf("watch process %d: %w", ppid, err)
 	}
 	if os.Getppid() != ppid { // it ended before the pidfd existed, which may be another process's
 		gone()

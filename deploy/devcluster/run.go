@@ -91,7 +91,7 @@ func (o *runOptions) run(stdout io.Writer) (err error) {
 	stopOnSignal(func() { end(errStop) })
 	if o.dieWithParent {
 		if err := watchParent(func() { end(errStop) }); err != nil {
-			return err
+			return fmt.Errorf("--die-with-parent: %w", err)
 		}
 	}
 

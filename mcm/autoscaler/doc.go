@@ -7,7 +7,10 @@
 // one update of the MachineDeployment, under its resource version, with the
 // annotations by which its controller learns which machines have to go.
 //
-// It makes and removes no machines; the controllers of sets and deployments do. Node
-// groups that a driver serves over the bus would be another source of groups beside
-// mark.go, under ids with a prefix of their own.
+// Node groups that live in a cloud are the second source: their drivers serve them
+// over the bus, under ids with a prefix of their own, and are asked in the background
+// (see [Provided]).
+//
+// It makes and removes no machines; the controllers of sets and deployments, and
+// those clouds, do.
 package autoscaler

@@ -46,17 +46,28 @@ func (o *Observer) Intercept(
 		}
 		took, code := time.Since(begun), status.Code(err)
 		o.took.WithLabelValues(method, code.String()).Observe(took.Seconds())
-		const each, failed = 5, 2
-		switch code {
-		case codes.OK, codes.Unimplemented:
-			log.V(each).Info("call", "method", method, "client", clientOf(ctx), "request", req, "code", code.String(), "took", took.String())
-		default:
-			log.V(failed).Info("call failed", "method", method, "client", clientOf(ctx), "request", req, "code", code.String(),
-				"err", err.Error(), "took", took.String())
+		log := log.V(levelOf(code))
+		if !log.Enabled() { // a thousand nodes make thousands of calls in a loop
+			return
 		}
+		details := []any{"method", method, "client", clientOf(ctx), "request", req, "code", code.String(), "took", took.String()}
+		if err != nil {
+			details = append(details, "err", err.Error())
+		}
+		log.Info("call", details...)
 	}()
 
 	return handle(ctx, req)
+}
+
+// levelOf is the verbosity from which calls that end so are logged.
+func levelOf(code codes.Code) int {
+	const each, failed = 5, 2
+	if code == codes.OK || code == codes.Unimplemented {
+		return each
+	}
+
+	return failed
 }
 
 // clientOf names who calls: its certificate's name, or where it is.

@@ -2,10 +2,7 @@ package autoscaler_test
 
 import (
 	"context"
-	"fmt"
 	"net"
-	"os"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,17 +13,15 @@ import (
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/autoscaler"
+	"github.com/machinebus/machinebus/mcm/kubetest"
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 )
 
@@ -35,47 +30,18 @@ const patience = 60 * time.Second
 
 var (
 	apiServer *rest.Config // of the API server that all tests share
-	scheme    = runtime.NewScheme()
+	scheme    = kubetest.Scheme()
 	// now is the server's clock; it stands still.
 	now = time.Date(2026, 8, 11, 7, 30, 0, 0, time.UTC)
 )
 
-func TestMain(m *testing.M) { os.Exit(run(m)) } //nolint:forbidigo // this is a main
+func TestMain(m *testing.M) {
+	kubetest.Main(m, kubetest.Environment(), func(cfg *rest.Config) error {
+		apiServer = cfg
 
-func run(m *testing.M) int {
-	ctrl.SetLogger(logr.Discard())
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		fmt.Fprintln(os.Stderr, "KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: "+
-			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
-
-		return 1
-	}
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-
-			return 1
-		}
-	}
-	env := &envtest.Environment{CRDDirectoryPaths: []string{"../../deploy/crds"}, ErrorIfCRDPathMissing: true}
-	cfg, err := env.Start()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "start an API server:", err)
-
-		return 1
-	}
-	defer func() {
-		if err := env.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, "stop the API server:", err)
-		}
-	}()
-	cfg.QPS, cfg.Burst = -1, -1
-	apiServer = cfg
-
-	return m.Run()
+		return nil
+	})
 }
-
-var namespaces atomic.Int64
 
 // A rig is a namespace with a gateway that serves it, and a client of that.
 type rig struct {
@@ -90,12 +56,8 @@ type rig struct {
 
 func newRig(t *testing.T, change ...func(*rig, *autoscaler.Config)) *rig {
 	t.Helper()
-	c, err := client.New(apiServer, client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &rig{Client: c, t: t, namespace: fmt.Sprintf("t%d", namespaces.Add(1))}
-	r.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.namespace}})
+	c, namespace := kubetest.Namespace(t, apiServer)
+	r := &rig{Client: c, t: t, namespace: namespace}
 	mgr, err := ctrl.NewManager(apiServer, ctrl.Options{
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Logger: logr.Discard(),
 		Cache: cache.Options{DefaultNamespaces: map[string]cache.Config{r.namespace: {}}},

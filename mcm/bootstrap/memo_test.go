@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/machinebus/machinebus/mcm/kubetest"
 )
 
 // Whoever has made a token need not read it to delete it; who has not finds it,
@@ -52,7 +54,7 @@ func TestDeleteOfOwnToken(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			tokens, _ := newTokens(t)
-			watching, err := client.NewWithWatch(asMCM(), client.Options{})
+			watching, err := client.NewWithWatch(kubetest.AsMCM(apiServer), client.Options{})
 			if err != nil {
 				t.Fatal(err)
 			}

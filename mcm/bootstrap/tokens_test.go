@@ -1,111 +1,38 @@
 package bootstrap
 
 import (
-	"bufio"
-	"context"
 	"errors"
-	"fmt"
-	"io"
-	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
-	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/kubetest"
 )
 
 var apiServer *rest.Config // of the API server that all tests share
 
-func TestMain(m *testing.M) { os.Exit(run(m)) } //nolint:forbidigo // this is a main
-
-func run(m *testing.M) int {
-	ctrl.SetLogger(logr.Discard())
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		fmt.Fprintln(os.Stderr, "KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: "+
-			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
-
-		return 1
-	}
+func TestMain(m *testing.M) {
 	env := &envtest.Environment{}
 	env.ControlPlane.GetAPIServer().Configure().Append("enable-bootstrap-token-auth", "true")
-	cfg, err := env.Start()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "start an API server:", err)
+	kubetest.Main(m, env, func(cfg *rest.Config) error {
+		apiServer = cfg
 
-		return 1
-	}
-	defer func() {
-		if err := env.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, "stop the API server:", err)
-		}
-	}()
-	cfg.QPS, cfg.Burst = -1, -1
-	apiServer = cfg
-	if err := allow(cfg); err != nil {
-		fmt.Fprintln(os.Stderr, "give mcm its rights:", err)
-
-		return 1
-	}
-
-	return m.Run()
-}
-
-// allow gives mcm's service account the rights that it has when it is deployed.
-func allow(cfg *rest.Config) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	c, err := client.New(cfg, client.Options{})
-	if err != nil {
-		return err
-	}
-	file, err := os.Open("../../deploy/kustomize/target-cluster/bootstrap-tokens.yaml")
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	documents := yaml.NewYAMLReader(bufio.NewReader(file))
-	for {
-		document, err := documents.Read()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		object := &unstructured.Unstructured{}
-		if err := sigsyaml.Unmarshal(document, &object.Object); err != nil {
-			return err
-		}
-		if err := c.Create(ctx, object); err != nil {
-			return err
-		}
-	}
-}
-
-// asMCM returns how to reach the API server as the deployed mcm does.
-func asMCM() *rest.Config {
-	cfg := rest.CopyConfig(apiServer)
-	cfg.Impersonate.UserName = "system:serviceaccount:machinebus:mcm"
-
-	return cfg
+		return kubetest.Create(cfg, "deploy/kustomize/target-cluster/bootstrap-tokens.yaml")
+	})
 }
 
 // A clock is set by hand.
@@ -131,7 +58,7 @@ const groups = "system:bootstrappers:workers,system:bootstrappers:test"
 
 func newTokens(t *testing.T) (*Tokens, *clock) {
 	t.Helper()
-	c, err := client.New(asMCM(), client.Options{})
+	c, err := client.New(kubetest.AsMCM(apiServer), client.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

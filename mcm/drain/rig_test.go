@@ -1,33 +1,25 @@
 package drain
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
-	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/machinebus/machinebus/mcm/kubetest"
 )
 
 // patience bounds every wait; it is far above what is waited for.
@@ -35,69 +27,12 @@ const patience = 60 * time.Second
 
 var apiServer *rest.Config // of the API server that all tests share
 
-func TestMain(m *testing.M) { os.Exit(runTests(m)) } //nolint:forbidigo // this is a main
+func TestMain(m *testing.M) {
+	kubetest.Main(m, &envtest.Environment{}, func(cfg *rest.Config) error {
+		apiServer = cfg
 
-func runTests(m *testing.M) int {
-	ctrl.SetLogger(logr.Discard())
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		fmt.Fprintln(os.Stderr, "KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: "+
-			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
-
-		return 1
-	}
-	env := &envtest.Environment{}
-	cfg, err := env.Start()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "start an API server:", err)
-
-		return 1
-	}
-	defer func() {
-		if err := env.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, "stop the API server:", err)
-		}
-	}()
-	cfg.QPS, cfg.Burst = -1, -1
-	apiServer = cfg
-	if err := allow(cfg); err != nil {
-		fmt.Fprintln(os.Stderr, "give mcm its rights:", err)
-
-		return 1
-	}
-
-	return m.Run()
-}
-
-// allow gives mcm's service account the rights that it has when it is deployed.
-func allow(cfg *rest.Config) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	c, err := client.New(cfg, client.Options{})
-	if err != nil {
-		return err
-	}
-	file, err := os.Open("../../deploy/kustomize/target-cluster/nodes.yaml")
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	documents := yaml.NewYAMLReader(bufio.NewReader(file))
-	for {
-		document, err := documents.Read()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		object := &unstructured.Unstructured{}
-		if err := sigsyaml.Unmarshal(document, &object.Object); err != nil {
-			return err
-		}
-		if err := c.Create(ctx, object); err != nil {
-			return err
-		}
-	}
+		return kubetest.Create(cfg, "deploy/kustomize/target-cluster/nodes.yaml")
+	})
 }
 
 var rigs atomic.Int64
@@ -120,8 +55,7 @@ func newRig(t *testing.T, settings Settings, wrap func(*rest.Config)) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := rest.CopyConfig(apiServer)
-	cfg.Impersonate.UserName = "system:serviceaccount:machinebus:mcm"
+	cfg := kubetest.AsMCM(apiServer)
 	if wrap != nil {
 		wrap(cfg)
 	}

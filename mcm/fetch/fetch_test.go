@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 	corev1 "k8s.io/api/core/v1"
@@ -18,12 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
@@ -32,6 +26,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/fetch"
+	"github.com/machinebus/machinebus/mcm/kubetest"
 	"github.com/machinebus/machinebus/mcm/machine"
 	"github.com/machinebus/machinebus/mcm/machineclass"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -41,36 +36,15 @@ const clusterName = "default"
 
 var (
 	apiServer *rest.Config // of the API server that all tests share
-	errStart  error        // why there is none
-	scheme    = runtime.NewScheme()
+	scheme    = kubetest.Scheme()
 )
 
 func TestMain(m *testing.M) {
-	var stop func() error
-	apiServer, stop, errStart = start()
-	m.Run()
-	if err := stop(); err != nil {
-		fmt.Fprintln(os.Stderr, "stop the API server:", err)
-	}
-}
+	kubetest.Main(m, kubetest.Environment(), func(cfg *rest.Config) error {
+		apiServer = cfg
 
-// start starts the API server. Its error stops the tests that need it.
-func start() (cfg *rest.Config, stop func() error, err error) {
-	ctrl.SetLogger(logr.Discard())
-	stop = func() error { return nil }
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		return nil, stop, errors.New("KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: " +
-			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
-	}
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return nil, stop, err
-	}
-	env := &envtest.Environment{CRDDirectoryPaths: []string{"../../deploy/crds"}, ErrorIfCRDPathMissing: true}
-	if cfg, err = env.Start(); err != nil {
-		return nil, stop, fmt.Errorf("start an API server: %w", errors.Join(err, env.Stop()))
-	}
-
-	return cfg, env.Stop, nil
+		return nil
+	})
 }
 
 // A rig is a namespace with a class and its secrets, and a manager's side of a
@@ -96,29 +70,10 @@ func (f flying) InFlight(provider, id string, uid types.UID) bool {
 	return f == flying{provider: provider, id: id, uid: uid}
 }
 
-var namespaces atomic.Int64
-
-func newClient(t *testing.T) (client.Client, string) {
-	t.Helper()
-	if errStart != nil {
-		t.Fatal(errStart)
-	}
-	c, err := client.New(apiServer, client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	name := fmt.Sprintf("t%d", namespaces.Add(1))
-	if err := c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
-		t.Fatal(err)
-	}
-
-	return c, name
-}
-
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{srv: bustest.Server(t, embedded.Options{}), flying: flying{"virtual", "u1.create.0", "u1"}}
-	r.Client, r.namespace = newClient(t)
+	r.Client, r.namespace = kubetest.Namespace(t, apiServer)
 	for _, o := range []client.Object{
 		r.secret("boot"), r.secret("keys"), r.secret("other"), r.secret("seal"), r.class("small", "Virtual"), r.class("foreign", "aws"),
 		r.greedy("nosy", "kube-system", "boot"), r.greedy("thief", r.namespace, "seal"),
@@ -495,7 +450,7 @@ func TestChanged(t *testing.T) {
 
 func TestControlPlaneKey(t *testing.T) {
 	t.Parallel()
-	c, namespace := newClient(t)
+	c, namespace := kubetest.Namespace(t, apiServer)
 	name := client.ObjectKey{Namespace: namespace, Name: "key"}
 	const managers = 8
 	keys := make(chan string, managers)
@@ -524,7 +479,7 @@ func TestControlPlaneKey(t *testing.T) {
 
 func TestControlPlaneKeyUnreadable(t *testing.T) {
 	t.Parallel()
-	c, namespace := newClient(t)
+	c, namespace := kubetest.Namespace(t, apiServer)
 	for name, data := range map[string]map[string][]byte{"garbage": {"seed": []byte("hush")}, "empty": nil} {
 		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: data}
 		if err := c.Create(t.Context(), secret); err != nil {

@@ -3,32 +3,26 @@ package machine_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
-	"fmt"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/machinebus/machinebus/bus"
@@ -38,6 +32,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/drain"
+	"github.com/machinebus/machinebus/mcm/kubetest"
 	"github.com/machinebus/machinebus/mcm/machine"
 	"github.com/machinebus/machinebus/mcm/machineclass"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -52,39 +47,15 @@ const (
 
 var (
 	apiServer *rest.Config // of the API server that all tests share
-	errStart  error        // why there is none
-	scheme    = runtime.NewScheme()
+	scheme    = kubetest.Scheme()
 )
 
 func TestMain(m *testing.M) {
-	var stop func() error
-	apiServer, stop, errStart = start()
-	m.Run()
-	if err := stop(); err != nil {
-		fmt.Fprintln(os.Stderr, "stop the API server:", err)
-	}
-}
+	kubetest.Main(m, kubetest.Environment(), func(cfg *rest.Config) error {
+		apiServer = cfg
 
-// start starts the API server. Its error stops the tests that need it.
-func start() (cfg *rest.Config, stop func() error, err error) {
-	ctrl.SetLogger(logr.Discard())
-	stop = func() error { return nil }
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		return nil, stop, errors.New("KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: " +
-			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
-	}
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return nil, stop, err
-	}
-	env := &envtest.Environment{CRDDirectoryPaths: []string{"../../deploy/crds"}, ErrorIfCRDPathMissing: true}
-	if cfg, err = env.Start(); err != nil {
-		return nil, stop, fmt.Errorf("start an API server: %w", errors.Join(err, env.Stop()))
-	}
-	cfg.QPS, cfg.Burst = -1, -1
-	// These tests wait more than they work.
-	flag.Parse()
-
-	return cfg, env.Stop, flag.Set("test.parallel", "8")
+		return flag.Set("test.parallel", "8") // they wait more than they work
+	})
 }
 
 // A rig is a namespace with a class, a bus, a cloud and its driver, and a
@@ -105,27 +76,18 @@ type rig struct {
 	seen      client.Reader // what the manager has heard of, from its cache
 }
 
-var namespaces atomic.Int64
-
 // newRig prepares everything but driver and manager.
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	if errStart != nil {
-		t.Fatal(errStart)
-	}
-	c, err := client.New(apiServer, client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c, namespace := kubetest.Namespace(t, apiServer)
 	r := &rig{
-		Client: c, t: t, namespace: fmt.Sprintf("t%d", namespaces.Add(1)), nats: bustest.Server(t, embedded.Options{}),
+		Client: c, t: t, namespace: namespace, nats: bustest.Server(t, embedded.Options{}),
 		cloud: newCloud(), settings: machine.DefaultSettings(),
 	}
 	r.settings.Retry = machine.Retry{
 		Short: 100 * time.Millisecond, Medium: 200 * time.Millisecond, Long: 300 * time.Millisecond,
 		ResourceExhausted: 400 * time.Millisecond,
 	}
-	r.create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.namespace}})
 	r.create(t, r.secret())
 	r.create(t, r.class())
 

@@ -3,7 +3,6 @@ package machineclass_test
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -16,18 +15,17 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/kubetest"
 	"github.com/machinebus/machinebus/mcm/machineclass"
 )
 
@@ -42,45 +40,16 @@ const (
 
 var (
 	apiServer *rest.Config // of the API server that all tests share
-	scheme    = runtime.NewScheme()
+	scheme    = kubetest.Scheme()
 )
 
-func TestMain(m *testing.M) { os.Exit(run(m)) } //nolint:forbidigo // this is a main
+func TestMain(m *testing.M) {
+	kubetest.Main(m, kubetest.Environment(), func(cfg *rest.Config) error {
+		apiServer = cfg
 
-func run(m *testing.M) int {
-	ctrl.SetLogger(logr.Discard())
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		fmt.Fprintln(os.Stderr, "KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: "+
-			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
-
-		return 1
-	}
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-
-			return 1
-		}
-	}
-	env := &envtest.Environment{CRDDirectoryPaths: []string{"../../deploy/crds"}, ErrorIfCRDPathMissing: true}
-	cfg, err := env.Start()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "start an API server:", err)
-
-		return 1
-	}
-	defer func() {
-		if err := env.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, "stop the API server:", err)
-		}
-	}()
-	cfg.QPS, cfg.Burst = -1, -1
-	apiServer = cfg
-
-	return m.Run()
+		return nil
+	})
 }
-
-var namespaces atomic.Int64
 
 // A rig is a namespace with both controllers at work.
 type rig struct {
@@ -94,12 +63,8 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	c, err := client.New(apiServer, client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &rig{Client: c, namespace: fmt.Sprintf("t%d", namespaces.Add(1))}
-	r.create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.namespace}})
+	c, namespace := kubetest.Namespace(t, apiServer)
+	r := &rig{Client: c, namespace: namespace}
 
 	return r
 }

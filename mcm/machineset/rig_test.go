@@ -2,32 +2,26 @@ package machineset_test
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/kubetest"
 	"github.com/machinebus/machinebus/mcm/machineset"
 )
 
@@ -36,39 +30,15 @@ const patience = 5 * time.Minute
 
 var (
 	apiServer *rest.Config // of the API server that all tests share
-	errStart  error        // why there is none
-	scheme    = runtime.NewScheme()
+	scheme    = kubetest.Scheme()
 )
 
 func TestMain(m *testing.M) {
-	var stop func() error
-	apiServer, stop, errStart = start()
-	m.Run()
-	if err := stop(); err != nil {
-		fmt.Fprintln(os.Stderr, "stop the API server:", err)
-	}
-}
+	kubetest.Main(m, kubetest.Environment(), func(cfg *rest.Config) error {
+		apiServer = cfg
 
-// start starts the API server. Its error stops the tests that need it.
-func start() (cfg *rest.Config, stop func() error, err error) {
-	ctrl.SetLogger(logr.Discard())
-	stop = func() error { return nil }
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		return nil, stop, errors.New("KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: " +
-			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
-	}
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return nil, stop, err
-	}
-	env := &envtest.Environment{CRDDirectoryPaths: []string{"../../deploy/crds"}, ErrorIfCRDPathMissing: true}
-	if cfg, err = env.Start(); err != nil {
-		return nil, stop, fmt.Errorf("start an API server: %w", errors.Join(err, env.Stop()))
-	}
-	cfg.QPS, cfg.Burst = -1, -1
-	// These tests wait more than they work.
-	flag.Parse()
-
-	return cfg, env.Stop, flag.Set("test.parallel", "8")
+		return flag.Set("test.parallel", "8") // they wait more than they work
+	})
 }
 
 // A rig is a namespace, with a proxy in front of the API server for the manager.
@@ -80,19 +50,10 @@ type rig struct {
 	proxy     *proxy
 }
 
-var namespaces atomic.Int64
-
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	if errStart != nil {
-		t.Fatal(errStart)
-	}
-	c, err := client.New(apiServer, client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &rig{Client: c, namespace: fmt.Sprintf("t%d", namespaces.Add(1)), proxy: newProxy(t)}
-	r.create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.namespace}})
+	c, namespace := kubetest.Namespace(t, apiServer)
+	r := &rig{Client: c, namespace: namespace, proxy: newProxy(t)}
 
 	return r
 }

@@ -2,34 +2,27 @@ package safety_test
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/kubetest"
 	"github.com/machinebus/machinebus/mcm/safety"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -42,37 +35,15 @@ const (
 
 var (
 	apiServer *rest.Config // of the API server that all tests share
-	errStart  error        // why there is none
-	scheme    = runtime.NewScheme()
+	scheme    = kubetest.Scheme()
 )
 
 func TestMain(m *testing.M) {
-	var stop func() error
-	apiServer, stop, errStart = start()
-	m.Run()
-	if err := stop(); err != nil {
-		fmt.Fprintln(os.Stderr, "stop the API server:", err)
-	}
-}
+	kubetest.Main(m, kubetest.Environment(), func(cfg *rest.Config) error {
+		apiServer = cfg
 
-// start starts the API server. Its error stops the tests that need it.
-func start() (cfg *rest.Config, stop func() error, err error) {
-	ctrl.SetLogger(logr.Discard())
-	stop = func() error { return nil }
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		return nil, stop, errors.New("KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: " +
-			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
-	}
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return nil, stop, err
-	}
-	env := &envtest.Environment{CRDDirectoryPaths: []string{"../../deploy/crds"}, ErrorIfCRDPathMissing: true}
-	if cfg, err = env.Start(); err != nil {
-		return nil, stop, fmt.Errorf("start an API server: %w", errors.Join(err, env.Stop()))
-	}
-	cfg.QPS, cfg.Burst = -1, -1
-
-	return cfg, env.Stop, nil
+		return nil
+	})
 }
 
 // A rig is a namespace with a class, a bus, a cloud with its driver, and a
@@ -88,22 +59,13 @@ type rig struct {
 	clock      time.Time
 }
 
-var namespaces atomic.Int64
-
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	if errStart != nil {
-		t.Fatal(errStart)
-	}
-	c, err := client.NewWithWatch(apiServer, client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c, namespace := kubetest.Namespace(t, apiServer)
 	r := &rig{
-		WithWatch: c, t: t, namespace: fmt.Sprintf("t%d", namespaces.Add(1)), clock: time.Now(),
+		WithWatch: c, t: t, namespace: namespace, clock: time.Now(),
 		cloud: &cloud{entered: make(chan *bus.Task, 10)},
 	}
-	r.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.namespace}})
 	r.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "boot"}})
 	r.create(&v1alpha1.MachineClass{
 		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "small"}, Provider: provider,

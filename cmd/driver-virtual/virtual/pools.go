@@ -33,12 +33,30 @@ func (p Pooled) NodeGroups(ctx context.Context, cluster string) ([]*driversdk.No
 	}
 	var groups []*driversdk.NodeGroup
 	for n := range pools {
-		if of := pools[n].Cluster; of == "" || of == cluster {
+		if isFor(&pools[n], cluster) {
 			groups = append(groups, groupOf(&pools[n]))
 		}
 	}
 
 	return groups, nil
+}
+
+func isFor(p *cloudapi.Pool, cluster string) bool { return p.Cluster == "" || p.Cluster == cluster }
+
+// check refuses a pool that is for another control plane as one that is not there:
+// the cloud, which all of them share, would not.
+func (p Pooled) check(ctx context.Context, cluster, group string) error {
+	pools, err := p.Cloud.Pools(ctx)
+	if err != nil {
+		return coded(err)
+	}
+	for n := range pools {
+		if pools[n].Name == group && isFor(&pools[n], cluster) {
+			return nil
+		}
+	}
+
+	return driversdk.Errorf(driversdk.NotFound, "control plane %s has no pool %q", cluster, group)
 }
 
 func groupOf(p *cloudapi.Pool) *driversdk.NodeGroup {
@@ -59,7 +77,10 @@ func groupOf(p *cloudapi.Pool) *driversdk.NodeGroup {
 
 // GroupInstances returns what a pool has. A slot goes by its own name until there
 // is an instance, which has a provider id.
-func (p Pooled) GroupInstances(ctx context.Context, _, group string) ([]*driversdk.GroupInstance, error) {
+func (p Pooled) GroupInstances(ctx context.Context, cluster, group string) ([]*driversdk.GroupInstance, error) {
+	if err := p.check(ctx, cluster, group); err != nil {
+		return nil, err
+	}
 	list, err := p.Cloud.PoolInstances(ctx, group)
 	if err != nil {
 		return nil, coded(err)
@@ -89,6 +110,9 @@ func (p Pooled) GroupInstances(ctx context.Context, _, group string) ([]*drivers
 // ResizeGroup leaves the comparison to the cloud, where it is one step with the
 // change [RESIZE-1].
 func (p Pooled) ResizeGroup(ctx context.Context, req *driversdk.GroupResize) (int32, error) {
+	if err := p.check(ctx, req.Cluster, req.Group); err != nil {
+		return 0, err
+	}
 	pool, err := p.Cloud.ResizePool(ctx, req.Group, cloudapi.ResizeRequest{
 		RequestID: req.RequestID, Expected: req.Expected, Size: req.Target,
 	})
@@ -101,6 +125,9 @@ func (p Pooled) ResizeGroup(ctx context.Context, req *driversdk.GroupResize) (in
 
 // DeleteFromGroup takes the instances as they are listed.
 func (p Pooled) DeleteFromGroup(ctx context.Context, req *driversdk.GroupDelete) (int32, error) {
+	if err := p.check(ctx, req.Cluster, req.Group); err != nil {
+		return 0, err
+	}
 	pool, err := p.Cloud.RemoveFromPool(ctx, req.Group, cloudapi.RemoveRequest{Instances: req.Instances})
 	if err != nil {
 		return 0, poolError(err)

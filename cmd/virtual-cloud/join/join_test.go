@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -25,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
+	"github.com/machinebus/machinebus/mcm/kubetest"
 )
 
 // period is short, so that tests see many renewals.
@@ -33,29 +32,12 @@ const period = 20 * time.Millisecond
 // apiServer is a real one, which all tests share; each has Node names of its own.
 var apiServer *rest.Config
 
-func TestMain(m *testing.M) { os.Exit(withAPIServer(m)) }
+func TestMain(m *testing.M) {
+	kubetest.Main(m, &envtest.Environment{}, func(cfg *rest.Config) error {
+		apiServer = cfg
 
-func withAPIServer(m *testing.M) int {
-	assets := os.Getenv("KUBEBUILDER_ASSETS")
-	if assets == "" {
-		assets = filepath.Join("..", "..", "..", ".out", "envtest")
-	}
-	env := &envtest.Environment{BinaryAssetsDirectory: assets}
-	var err error
-	if apiServer, err = env.Start(); err != nil {
-		fmt.Fprintf(os.Stderr, "these tests need an API server; run make devcluster first: %v\n", err)
-
-		return 1
-	}
-	apiServer.QPS = -1
-	code := m.Run()
-	if err := env.Stop(); err != nil {
-		fmt.Fprintf(os.Stderr, "stop the API server: %v\n", err)
-
-		return 1
-	}
-
-	return code
+		return nil
+	})
 }
 
 // bundle is a Joiner that runs, and a client to watch it with.

@@ -9,16 +9,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
-	ctrl "sigs.k8s.io/controller-runtime"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/yaml"
+
+	"github.com/machinebus/machinebus/mcm/kubetest"
 )
 
 const (
@@ -32,47 +33,17 @@ const (
 // rules.
 var apiServer client.Client
 
-func TestMain(m *testing.M) { os.Exit(run(m)) } //nolint:forbidigo // this is a main
-
-func run(m *testing.M) int {
-	ctrl.SetLogger(logr.Discard())
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		fmt.Fprintln(os.Stderr, "KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: "+
-			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
-
-		return 1
-	}
+func TestMain(m *testing.M) {
 	env := &envtest.Environment{}
-	cfg, err := env.Start()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "start an API server:", err)
-
-		return 1
-	}
-	defer func() {
-		if err := env.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, "stop the API server:", err)
+	kubetest.Main(m, env, func(cfg *rest.Config) (err error) {
+		if apiServer, err = client.New(cfg, client.Options{Scheme: kubetest.Scheme()}); err != nil {
+			return err
 		}
-	}()
-	scheme := runtime.NewScheme()
-	if err := apiextensionsv1.AddToScheme(scheme); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-
-		return 1
-	}
-	cfg.QPS, cfg.Burst = -1, -1
-	if apiServer, err = client.New(cfg, client.Options{Scheme: scheme}); err == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), bounded)
 		defer cancel()
-		err = makeHistory(ctx, env)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "prepare the API server:", err)
 
-		return 1
-	}
-
-	return m.Run()
+		return makeHistory(ctx, env)
+	})
 }
 
 // makeHistory installs the CRDs as they were without rules, stores what only those take, and upgrades to the CRDs as

@@ -304,7 +304,7 @@ func show(m *v1alpha1.Machine) shown {
 	}
 }
 
-func TestCreateReactions(t *testing.T) {
+func TestCreateReactions(t *testing.T) { //nolint:tparallel // what follows the rows must wait for them
 	t.Parallel()
 	tab := newTable(t, create, createReactions)
 	for _, m := range tab.machines {
@@ -344,7 +344,7 @@ func TestCreateReactions(t *testing.T) {
 	}
 }
 
-func TestInitializeReactions(t *testing.T) {
+func TestInitializeReactions(t *testing.T) { //nolint:tparallel // what follows the rows must wait for them
 	t.Parallel()
 	tab := newTable(t, initialize, initializeReactions)
 	for _, m := range tab.machines {
@@ -376,7 +376,7 @@ func TestInitializeReactions(t *testing.T) {
 	}
 }
 
-func TestDeleteReactions(t *testing.T) {
+func TestDeleteReactions(t *testing.T) { //nolint:tparallel // what follows the rows must wait for them
 	t.Parallel()
 	tab := newTable(t, remove, deleteReactions)
 	for _, m := range tab.machines {
@@ -412,7 +412,7 @@ func TestDeleteReactions(t *testing.T) {
 	}
 }
 
-func TestStatusReactionsBeforeCreation(t *testing.T) {
+func TestStatusReactionsBeforeCreation(t *testing.T) { //nolint:tparallel // what follows the rows must wait for them
 	t.Parallel()
 	tab := newTable(t, status, findReactions)
 	for _, m := range tab.machines {
@@ -445,7 +445,7 @@ func TestStatusReactionsBeforeCreation(t *testing.T) {
 	}
 }
 
-func TestStatusReactionsBeforeDeletion(t *testing.T) {
+func TestStatusReactionsBeforeDeletion(t *testing.T) { //nolint:tparallel // what follows the rows must wait for them
 	t.Parallel()
 	tab := newTable(t, status, findNodeReactions)
 	for _, m := range tab.machines {

@@ -92,7 +92,7 @@ func (r *rig) leads(t *testing.T, m *v1alpha1.Machine, want transition, reason s
 }
 
 // From new and CrashLoopBackOff, by what the driver answers.
-func TestCreationTransitions(t *testing.T) {
+func TestCreationTransitions(t *testing.T) { //nolint:tparallel // what follows the rows must wait for them
 	t.Parallel()
 	fails := func(op driverv1.Operation) func(*driverv1.Machine, driverv1.Operation) *driverv1.Result {
 		return func(_ *driverv1.Machine, asked driverv1.Operation) *driverv1.Result {
@@ -178,7 +178,7 @@ func TestCreationTransitions(t *testing.T) {
 }
 
 // By what becomes of the Node.
-func TestNodeTransitions(t *testing.T) {
+func TestNodeTransitions(t *testing.T) { //nolint:tparallel // what follows the rows must wait for them
 	t.Parallel()
 	creating := v1alpha1.LastOperation{Type: "Create", State: "Processing", Description: "Creating machine on cloud provider"}
 	joined := v1alpha1.LastOperation{Type: "Create", State: "Successful", Description: "Machine x successfully joined the cluster in 1m0s"}
@@ -325,7 +325,7 @@ func (r *rig) statuses(t *testing.T) func(*v1alpha1.Machine) []v1alpha1.MachineS
 }
 
 // From every phase, by a wish to delete.
-func TestDeletionTransitions(t *testing.T) {
+func TestDeletionTransitions(t *testing.T) { //nolint:tparallel // what follows the rows must wait for them
 	t.Parallel()
 	r := newRig(t)
 	heard := r.statuses(t)

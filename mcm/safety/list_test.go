@@ -68,7 +68,7 @@ func (r *rig) refusing() (classes map[driverv1.Code]string) {
 	return classes
 }
 
-func TestListReactions(t *testing.T) {
+func TestListReactions(t *testing.T) { //nolint:tparallel // what follows the rows must wait for them
 	t.Parallel()
 	r := newRig(t)
 	classes := r.refusing()

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -82,6 +83,13 @@ func (j journal) write(m *v1alpha1.Machine) error {
 	metav1.SetMetaDataAnnotation(&m.ObjectMeta, v1alpha1.AnnotationKeyOperation, string(text))
 
 	return nil
+}
+
+// stateIsOf tells whether status.lastKnownState may be a provider's.
+func (j journal) stateIsOf(provider string) bool {
+	owner := cmp.Or(j.StateOf, j.Provider)
+
+	return owner == "" || owner == provider
 }
 
 // begin notes that an operation is about to be sent.

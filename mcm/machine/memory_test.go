@@ -53,12 +53,12 @@ func (c *cloud) history() []asked {
 func TestStateBelongsToItsProvider(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.settings.Retry.Short = time.Hour // a change of the class ends the wait
+	r.settings.Retry.Short, r.settings.Retry.Medium = time.Hour, time.Hour // a change of the class ends the wait
 	r.cloud.failOnce(create, func(*driverv1.Machine) *driverv1.Result {
 		return failureWith(driverv1.Code_CODE_UNAVAILABLE, create, "half made")
 	})
 	other := newCloud()
-	other.failOnce(create, func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_ABORTED) })
+	other.failOnce(create, func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_INVALID_ARGUMENT) })
 	r.startDriver(t)
 	r.startDriverOf(t, "other", other, r.nats.URL())
 	r.startManager(t)
@@ -67,7 +67,7 @@ func TestStateBelongsToItsProvider(t *testing.T) {
 	r.event(t, m, "FailedCreate", "failed with Unavailable")
 	class := r.class()
 	r.change(t, class, func() { class.Provider = "other" })
-	r.event(t, m, "FailedCreate", "failed with Aborted")
+	r.event(t, m, "FailedCreate", "failed with InvalidArgument")
 	r.stop() // the next manager knows nothing but what is stored
 	r.startManager(t)
 	r.change(t, class, func() { class.Provider = provider })

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path"
@@ -102,7 +103,7 @@ func (p *pass) returnInstance(ctx context.Context) (next, error) {
 	gone := p.machine.Spec.ProviderID
 	p.machine.Spec.ProviderID = ""
 	p.journal = journal{
-		Settled: p.journal.Settled + 1, Failed: dispatch.Create, Class: p.version, StateOf: p.journal.StateOf,
+		Settled: p.journal.Settled + 1, Failed: dispatch.Create, Class: p.version, StateOf: cmp.Or(p.journal.StateOf, p.journal.Provider),
 		NotBefore: &metav1.Time{Time: p.now.Add(p.Settings.Retry.Medium)},
 	}
 	if err := p.patch(ctx); err != nil {

@@ -1,7 +1,6 @@
 package machine
 
 import (
-	"cmp"
 	"context"
 	"time"
 
@@ -77,7 +76,7 @@ func (p *pass) discard(ctx context.Context, state dispatch.State) error {
 // one's remembers of it is nothing to it, and may mislead it.
 func (p *pass) machineFor(provider string) *v1alpha1.Machine {
 	m := p.machine.DeepCopy()
-	if owner := cmp.Or(p.journal.StateOf, p.journal.Provider); owner != "" && owner != provider {
+	if !p.journal.stateIsOf(provider) {
 		m.Status.LastKnownState = ""
 	}
 

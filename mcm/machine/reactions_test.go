@@ -202,6 +202,7 @@ func newTable(t *testing.T, op driverv1.Operation, rows map[driverv1.Code]reacti
 	}
 	r := newRig(t)
 	r.settings.Retry = machine.Retry{Short: time.Hour, Medium: 2 * time.Hour, Long: 3 * time.Hour, ResourceExhausted: 4 * time.Hour}
+	r.settings.DrainPolicy.Timeout = 10 * time.Hour
 	tab := &table{rig: r, op: op, rows: rows, machines: map[driverv1.Code]*v1alpha1.Machine{}}
 	for code := range rows {
 		tab.machines[code] = r.machine(strings.ToLower(rowName(code)))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -229,5 +230,48 @@ func TestNodeKnownByItsLabel(t *testing.T) {
 	r.gone(t, m)
 	if n := r.cloud.count(status); n != 0 || r.node(t, node.Name) != nil {
 		t.Errorf("asked %d times, node is %v", n, r.node(t, node.Name))
+	}
+}
+
+// A driver that finds several instances can never tell the Node. Neither that nor
+// a driver that cannot tell anything may keep the machine for ever.
+func TestNodeStaysUnknown(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		reason  string
+		timeout time.Duration
+		force   bool
+	}{
+		"late":   {"its time to drain is over", 2 * time.Second, false},
+		"forced": {"somebody has looked at it", time.Hour, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.settings.Retry.Short, r.settings.Retry.Medium = time.Hour, time.Hour
+			m := r.machine("a")
+			m.Finalizers = []string{v1alpha1.FinalizerName}
+			m.Spec.MachineDrainTimeout = &metav1.Duration{Duration: c.timeout}
+			r.crashed(t, m)
+			r.delete(t, m)
+			r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+				if task.Operation == status {
+					return failure(driverv1.Code_CODE_OUT_OF_RANGE)
+				}
+
+				return nil
+			})
+			r.startDriver(t)
+			r.startManager(t)
+			if c.force {
+				r.event(t, m, "FailedStatus", "failed with OutOfRange")
+				r.change(t, m, func() { metav1.SetMetaDataLabel(&m.ObjectMeta, v1alpha1.LabelKeyForceDeletion, "true") })
+			}
+			r.gone(t, m)
+			r.event(t, m, "NodeUnknown", "without draining the node")
+			if n := r.cloud.count(remove); n != 1 {
+				t.Errorf("%d deletes, want 1: %s", n, c.reason)
+			}
+		})
 	}
 }

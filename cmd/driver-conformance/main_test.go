@@ -156,7 +156,7 @@ func TestNodeJS(t *testing.T) {
 	for _, example := range []string{"driver-nodejs", "driver-nodejs-full"} {
 		t.Run(example, func(t *testing.T) {
 			t.Parallel()
-			dir := filepath.Join("../../.out/nodejs", example)
+			dir := filepath.Join("..", "..", ".out", "nodejs", example)
 			if _, err := os.Stat(filepath.Join(dir, "node_modules")); err != nil {
 				t.Fatalf("its packages are not installed: %v; run: make nodejs", err)
 			}

@@ -37,13 +37,25 @@ func (s *suite) again(ctx context.Context, m *machine, id, providerID string, ch
 	return s.one(ctx, m, providerID)
 }
 
-// first makes a machine's instance by an operation whose id is returned.
+// firstTries is how often an instance is asked for of which nobody knows what came.
+const firstTries = 3
+
+// first makes a machine's instance by an operation whose id is returned. A replica on
+// a machine that stalls may lose its lease meanwhile: the operation is attempted again
+// then, as the manager does.
 func (s *suite) first(ctx context.Context) (m *machine, id, providerID string, err error) {
 	m = s.newMachine()
 	id = m.operation(create)
-	result, err := s.run(ctx, m, id, s.createBody(m))
-	if err != nil {
-		return m, id, "", err
+	var result *driverv1.Result
+	for try := uint32(1); try <= firstTries; try++ {
+		result, err = s.attempt(ctx, m, id, s.createBody(m),
+			func(env *driverv1.Envelope) { env.Attempt, env.Recover = try, try > 1 })
+		if err != nil {
+			return m, id, "", err
+		}
+		if !result.GetOutcomeUnknown() {
+			break
+		}
 	}
 	instance, err := createdOf(result)
 	if err != nil {

@@ -175,6 +175,9 @@ func (k *call) try(ctx context.Context) (verdict, *driverv1.Result, driverv1.Bus
 	if v == gotBusy {
 		k.out.Replica = f.last.busyAt
 	}
+	if k.out.Replica != "" && Mutates(k.op) {
+		k.c.replicas.heardOf(k.req.Provider, k.out.Replica, answers)
+	}
 
 	return v, f.last.result, busy
 }

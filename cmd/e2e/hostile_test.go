@@ -77,13 +77,15 @@ func TestHostileReplica(t *testing.T) {
 	e.wantInstances(len(all))
 }
 
-// createProvider makes a class of a provider's name for it, for the env's cloud.
-func (e *env) createProvider(provider string) {
+// createProvider makes a class for a provider, called after it, for the env's cloud.
+func (e *env) createProvider(provider string) (class string) {
 	e.Helper()
-	e.must(e.kube.Create(e.ctx(), e.newSecret(provider)))
-	class := e.newClass(provider, nil)
-	class.Provider = provider
-	e.must(e.kube.Create(e.ctx(), class))
+	class = strings.ReplaceAll(provider, "_", "-")
+	e.must(e.kube.Create(e.ctx(), e.newSecret(class)))
+	object := e.newClass(class, nil)
+	object.Provider = provider
+	e.must(e.kube.Create(e.ctx(), object))
+	return class
 }
 
 // startHostile starts this test binary as a replica of the provider that is called

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 )
 
@@ -40,9 +41,14 @@ func (n *NATSServer) Restart(ctx context.Context) error {
 	return listening(ctx, p, n.port)
 }
 
+// Wipe removes what the ended server has stored.
+func (n *NATSServer) Wipe() error { return os.RemoveAll(n.site.natsStore(n.Name)) }
+
+func (s *Site) natsStore(name string) string { return s.path(name + ".data") }
+
 func (s *Site) natsCommand(name string, port int, more ...string) command {
 	return command{name: name, program: "nats-server", args: append([]string{
-		"--addr", "127.0.0.1", "--port", fmt.Sprint(port), "--jetstream", "--store_dir", s.path(name + ".data"),
+		"--addr", "127.0.0.1", "--port", fmt.Sprint(port), "--jetstream", "--store_dir", s.natsStore(name),
 	}, more...)}
 }
 

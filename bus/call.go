@@ -123,7 +123,8 @@ type call struct {
 	claimed bool                 // the operation is claimed in the operations stream
 	terms   *driverv1.ClaimTerms // of the next try's claim; nil leaves them to the replica
 	denied  map[string]uint32    // attempts that replicas said they do not have
-	buried  map[string]bool      // sessions under which nothing of this machine runs any more
+	buried  map[string]bool      // sessions that are fenced
+	over    string               // another operation of the machine, which has ended whatever its claim says
 
 	unleased int // times that a replica was without a lease
 }

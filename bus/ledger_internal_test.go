@@ -212,7 +212,7 @@ func TestJudgeClaim(t *testing.T) {
 		"own outcome":       {claim: claim(id, settled), want: isOurs, reason: "it ended while nobody listened"},
 		"own, released":     {claim: claim(id, released), want: isFree, reason: "it ended, and is to be recovered"},
 		"own, live":         {claim: claim(id, running), who: standing{live: true, session: "s"}, want: isHeld, reason: "it runs"},
-		"own, new session":  {claim: claim(id, running), who: standing{live: true, session: "s2"}, want: isFree, reason: "what was accepted before is fenced"},
+		"own, new session":  {claim: claim(id, running), who: standing{live: true, session: "s2"}, want: isDoubtful, reason: "that session may be its last or its next"},
 		"own, denied":       {claim: claim(id, running), who: standing{live: true, session: "s", denied: true}, want: isFree, reason: "the replica says so"},
 		"own, silent":       {claim: claim(id, running), want: isSilence, reason: "silence proves nothing"},
 		"own, buried":       {claim: claim(id, running), who: standing{buried: true}, want: isFree, reason: "a tombstone does"},

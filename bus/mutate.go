@@ -87,7 +87,7 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 
 		return k.bereaved(ctx)
 	case gotDenial:
-		k.denies(k.out.Replica)
+		k.denies(k.out.Replica, k.number)
 
 		return k.next(ctx)
 	case gotLate:
@@ -106,7 +106,7 @@ func (k *call) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, 
 
 		return true, e
 	case k.attached():
-		k.denies(k.out.Replica)
+		k.denies(k.out.Replica, k.number)
 
 		return k.next(ctx) // it would have answered with what it holds
 	case why == driverv1.BusyReason_BUSY_REASON_SESSION && k.claimed:
@@ -301,7 +301,7 @@ func (k *call) find(ctx context.Context) (done bool, err error) {
 		}
 		if certain || k.claimed {
 			for _, id := range denying {
-				k.denies(id)
+				k.denies(id, k.number)
 			}
 
 			return k.next(ctx)

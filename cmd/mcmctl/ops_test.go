@@ -121,7 +121,7 @@ func TestOutcomes(t *testing.T) {
 			audit("m2", "uid-m2.create.4", 2*time.Second, driverv1.Code_CODE_RESOURCE_EXHAUSTED),
 			audit("m1", "uid-m1.create.0", time.Second, driverv1.Code_CODE_UNAVAILABLE),
 		}
-	})
+	}, func() *driverv1.OpsResponse { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}

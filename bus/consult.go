@@ -12,13 +12,13 @@ import (
 type finding int
 
 const (
-	isFree    finding = iota // nothing runs under it: it may be replaced
-	isOurs                   // this operation's outcome is in it
-	isHeld                   // an attempt at this operation runs, at a replica that lives
-	isDoubtful               // its replica lives, under another session: an earlier one, or a later one not heard of yet
-	isBusy                   // another operation runs, at a replica that lives
-	isSilence                // its replica is not heard: it has to be fenced first
-	isStale                  // a later operation of the machine has begun
+	isFree     finding = iota // nothing runs under it: it may be replaced
+	isOurs                    // this operation's outcome is in it
+	isHeld                    // an attempt at this operation runs, at a replica that lives
+	isDoubtful                // its replica lives, under another session: an earlier one, or a later one not heard of yet
+	isBusy                    // another operation runs, at a replica that lives
+	isSilence                 // its replica is not heard: it has to be fenced first
+	isStale                   // a later operation of the machine has begun
 )
 
 // A standing is what is known of the replica that a claim names.

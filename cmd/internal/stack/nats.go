@@ -21,8 +21,19 @@ type NATSServer struct {
 
 // StartNATS starts a nats-server with JetStream on a free port.
 func (s *Site) StartNATS(ctx context.Context) (*NATSServer, error) {
+	return s.startNATS(ctx, s.natsCommand)
+}
+
+// StartCoreNATS is StartNATS without JetStream.
+func (s *Site) StartCoreNATS(ctx context.Context) (*NATSServer, error) {
+	return s.startNATS(ctx, func(name string, port int, _ ...string) command {
+		return command{name: name, program: "nats-server", args: []string{"--addr", "127.0.0.1", "--port", fmt.Sprint(port)}}
+	})
+}
+
+func (s *Site) startNATS(ctx context.Context, plan func(name string, port int, more ...string) command) (*NATSServer, error) {
 	p, ports, err := s.startOnFreePorts(ctx, 1,
-		func(ports []int) command { return s.natsCommand("nats-server", ports[0]) },
+		func(ports []int) command { return plan("nats-server", ports[0]) },
 		func(ctx context.Context, p *Process, ports []int) error { return listening(ctx, p, ports[0]) })
 	if err != nil {
 		return nil, err

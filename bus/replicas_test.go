@@ -141,6 +141,7 @@ func TestDenials(t *testing.T) {
 	now := time.Unix(1000, 0)
 	d := denials{}
 	d.add("c/op", 2, now)
+	d.add("c/op", 1, now) // a question that was late
 	for reason, tc := range map[string]struct {
 		attempt uint32
 		after   time.Duration

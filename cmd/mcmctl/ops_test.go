@@ -140,7 +140,7 @@ func TestOutcomes(t *testing.T) {
 	m1, m2 := row("m1", "uid-m1.create.0", "0", "Unavailable"), row("m2", "uid-m2.create.4", "4", "ResourceExhausted")
 	m3 := map[string]string{
 		"CLUSTER": "default", "PROVIDER": "virtual", "MACHINE": "default/m3", "OP": "delete", "TRY": "2", "ATTEMPT": "0",
-		"REPLICA": "-", "ELAPSED": "1h", "STATE": "waiting", "PROGRESS": "all replicas are busy", "OPERATION-ID": "uid-m3.delete.2",
+		"REPLICA": "-", "ELAPSED": "60m", "STATE": "waiting", "PROGRESS": "all replicas are busy", "OPERATION-ID": "uid-m3.delete.2",
 		"MESSAGE": "-",
 	}
 	cases := map[string]struct {

@@ -165,7 +165,7 @@ generate-check: generated
 test: test-unit test-fuzz test-e2e ## Unit tests, a few seconds of each fuzz target, end-to-end tests
 
 .PHONY: test-unit
-test-unit: c-compiler devcluster ## Unit tests with the race detector
+test-unit: c-compiler devcluster nodejs ## Unit tests with the race detector
 	@echo '==> unit tests (about 4 minutes the first time)'
 	@packages=$$(go list ./... | grep -v '/cmd/e2e\(/\|$$\)'); \
 	CGO_ENABLED=1 go test -race -shuffle=on -timeout=10m $$packages

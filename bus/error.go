@@ -211,14 +211,3 @@ func CodeName(code driverv1.Code) string {
 
 	return "Unknown"
 }
-
-// ParseCode is the inverse of [CodeName]; it ignores case.
-func ParseCode(name string) (driverv1.Code, bool) {
-	for code, n := range codeNames {
-		if strings.EqualFold(n, name) {
-			return code, true
-		}
-	}
-
-	return driverv1.Code_CODE_UNKNOWN, false
-}

@@ -55,6 +55,13 @@ func nodeGroupVerb(env *nodegroupv1.Envelope) (verb string, changes bool) {
 	}
 }
 
+// AboutNodeGroups tells whether what a subject carries is an Envelope of
+// machinebus.nodegroup.v1; all others of machinebus carry one of
+// machinebus.driver.v1, or nothing.
+func (s Subject) AboutNodeGroups() bool {
+	return s.Tree == TreeNodeGroup || s.Tree == TreeReply && s.Caller == nodeGroupCaller
+}
+
 // A NodeGroupClient asks drivers about the node groups of their clouds. It is safe
 // for concurrent use.
 type NodeGroupClient struct {
@@ -138,9 +145,10 @@ func (c *NodeGroupClient) onReply(m *nats.Msg) {
 // than its body, until ctx ends. The error is an [*Error]: OriginDriver is a
 // driver's refusal, OriginBus says that nothing was done, OriginTimeout that nobody
 // can tell. A lost answer is asked for again, with the request's id: whoever served
-// it before does not do so twice [RESIZE-4], [REMOVE-2].
+// it before does not do so twice [RESIZE-4], [REMOVE-2]. That the repeat is refused
+// says nothing of what was sent before.
 func (c *NodeGroupClient) Ask(ctx context.Context, provider string, body *nodegroupv1.Envelope) (*nodegroupv1.Envelope, error) {
-	verb, _ := nodeGroupVerb(body)
+	verb, changes := nodeGroupVerb(body)
 	subject, err := Subject{Cluster: c.cluster, Tree: TreeNodeGroup, Provider: provider, Verb: verb}.Build()
 	if err != nil {
 		return nil, Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "ask about node groups: %w", err)
@@ -153,6 +161,11 @@ func (c *NodeGroupClient) Ask(ctx context.Context, provider string, body *nodegr
 		})
 		switch {
 		case answer != nil && !answer.GetRefused():
+			if err := ErrorOf(answer.GetStatus()); err != nil && silent && changes {
+				// The repeat may be refused because the first one was done.
+				return nil, timeoutErrorf("no answer from provider %s to %s, and to the same again: %w", provider, verb, err)
+			}
+
 			return answer, ErrorOf(answer.GetStatus())
 		case answer != nil:
 			continue // another replica may have room

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -63,6 +64,22 @@ func TestNodeGroupRequestIsAnswered(t *testing.T) {
 	}
 }
 
+func TestSubjectAboutNodeGroups(t *testing.T) {
+	t.Parallel()
+	for subject, want := range map[string]bool{
+		"mcm.v1.default.nodegroup.virtual.resize":           true,
+		"mcm.v1.default.reply.virtual.autoscaler.TOKEN":     true,
+		"mcm.v1.default.reply.virtual.CALLER.autoscaler":    false,
+		"mcm.v1.default.driver.virtual.delete.ns.nodegroup": false,
+		"mcm.v1.default.session.virtual.autoscaler":         false,
+	} {
+		s, err := bus.ParseSubject(subject)
+		if err != nil || s.AboutNodeGroups() != want {
+			t.Errorf("%s: got %t (%v), want %t", subject, s.AboutNodeGroups(), err, want)
+		}
+	}
+}
+
 func TestNodeGroupErrorsSayWhatRan(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -118,25 +135,70 @@ func TestNodeGroupRequestIsRepeatedUnderItsID(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c := newNodeGroupClient(t, r.conn)
-	nc := bustest.Raw(t, r.srv.URL())
 	ids := make(chan string, 3)
 	tries := 0
+	serveNodeGroups(t, r, func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+		ids <- req.GetRequestId()
+		tries++
+		switch tries {
+		case 1:
+			return nil // lost
+		case 2:
+			return &nodegroupv1.Envelope{RequestId: req.GetRequestId(), Refused: true}
+		}
+		answer := resized(t.Context(), cluster, req)
+		answer.RequestId = req.GetRequestId()
+
+		return answer
+	})
+	answer, err := c.Ask(t.Context(), provider, resize(3))
+	if err != nil || answer.GetResized().GetTargetSize() != 3 {
+		t.Fatalf("%v, %v", answer, err)
+	}
+	first, second, third := <-ids, <-ids, <-ids
+	if first == "" || first != second || second != third {
+		t.Errorf("ids %q, %q, %q: want the same one", first, second, third)
+	}
+}
+
+// A refusal of the repeat says nothing of the request whose answer was lost: the
+// size may be another because it was done.
+func TestNodeGroupRefusalAfterALostAnswer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := newNodeGroupClient(t, r.conn)
+	tries := 0
+	serveNodeGroups(t, r, func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+		tries++
+		if tries == 1 {
+			return nil // lost
+		}
+
+		return &nodegroupv1.Envelope{
+			RequestId: req.GetRequestId(), Status: &driverv1.Status{Code: driverv1.Code_CODE_ABORTED, Message: "size is 3"},
+		}
+	})
+	_, err := c.Ask(t.Context(), provider, resize(3))
+	if bus.OriginOf(err) != bus.OriginTimeout || !strings.Contains(err.Error(), "size is 3") {
+		t.Errorf("%v (%v), want an unknown outcome that tells what the driver said", err, bus.OriginOf(err))
+	}
+}
+
+// serveNodeGroups answers requests about node groups with what answer returns; nil
+// is no answer.
+func serveNodeGroups(t *testing.T, r *rig, answer func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope) {
+	t.Helper()
+	nc := bustest.Raw(t, r.srv.URL())
 	_, err := nc.QueueSubscribe("mcm.v1."+cluster+".nodegroup."+provider+".*", "driver", func(m *nats.Msg) {
 		req := &nodegroupv1.Envelope{}
 		if err := proto.Unmarshal(m.Data, req); err != nil {
 			t.Error(err)
 		}
-		ids <- req.GetRequestId()
-		tries++
-		answer := resized(t.Context(), cluster, req)
-		answer.RequestId = req.GetRequestId()
-		switch tries {
-		case 1:
-			return // lost
-		case 2:
-			answer = &nodegroupv1.Envelope{RequestId: req.GetRequestId(), Refused: true}
+		reply := answer(req)
+		if reply == nil {
+			return
 		}
-		payload, err := proto.Marshal(answer)
+		payload, err := proto.Marshal(reply)
 		if err == nil {
 			err = m.Respond(payload)
 		}
@@ -149,14 +211,6 @@ func TestNodeGroupRequestIsRepeatedUnderItsID(t *testing.T) {
 	}
 	if err != nil {
 		t.Fatal(err)
-	}
-	answer, err := c.Ask(t.Context(), provider, resize(3))
-	if err != nil || answer.GetResized().GetTargetSize() != 3 {
-		t.Fatalf("%v, %v", answer, err)
-	}
-	first, second, third := <-ids, <-ids, <-ids
-	if first == "" || first != second || second != third {
-		t.Errorf("ids %q, %q, %q: want the same one", first, second, third)
 	}
 }
 

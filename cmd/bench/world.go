@@ -54,7 +54,7 @@ type worldOptions struct {
 
 // newWorld starts one. It must be closed.
 func (b *bench) newWorld(ctx context.Context) (*world, error) {
-	const slots = 256
+	const slots = 512 // of two drivers: for all of 1,000 machines
 	return b.newWorldWith(ctx, worldOptions{slots: slots, patience: patience})
 }
 

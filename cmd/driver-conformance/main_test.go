@@ -141,31 +141,61 @@ func TestVirtual(t *testing.T) {
 	for _, identity := range []string{"token", "unique_name", "none"} {
 		t.Run(identity, func(t *testing.T) {
 			t.Parallel()
-			srv := bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})
-			url, admin := startCloud(t)
-			var output bytes.Buffer
-			d := newDriver([]string{os.Args[0]}, srv.URL(), &output)
-			d.env = append(d.env, childVariable+"="+identity)
-			if err := d.start(); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(d.kill)
-			drivertest.Run(t, drivertest.Config{
-				NATS: bus.Config{URLs: []string{srv.URL()}}, Provider: virtual.Provider, OtherCluster: "other", Repeat: 2,
-				Class: drivertest.Class{
-					Namespace: "ns", Name: "small", ProviderSpec: fmt.Appendf(nil, specFormat, url),
-					SecretRef: drivertest.Reference{Namespace: "ns", Name: "cloud"},
-				},
-				Secrets: []drivertest.Secret{{Namespace: "ns", Name: "cloud", Data: map[string][]byte{
-					"apiToken": []byte(apiToken), "userData": []byte("join <<BOOTSTRAP_TOKEN>>"),
-				}}},
-				Bootstrap: map[string]string{"<<BOOTSTRAP_TOKEN>>": "abcdef.0123456789abcdef"},
-				Cloud:     lookInto(url, admin), Process: d,
-			})
-			if stats, err := admin.Stats(t.Context()); err != nil || stats.Live != 0 {
-				t.Errorf("instances left in the cloud: %+v, %v", stats, err)
-			}
+			wantConforming(t, virtual.Provider, "other", []string{os.Args[0]}, childVariable+"="+identity)
 		})
+	}
+}
+
+// The examples in Node.js share nothing with us but the contract.
+func TestNodeJS(t *testing.T) {
+	t.Parallel()
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte(apiToken), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, example := range []string{"driver-nodejs", "driver-nodejs-full"} {
+		t.Run(example, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join("..", "..", ".out", "nodejs", example)
+			if _, err := os.Stat(filepath.Join(dir, "node_modules")); err != nil {
+				t.Fatalf("its packages are not installed: %v; run: make nodejs", err)
+			}
+			wantConforming(t, "nodejs", "", []string{"node", filepath.Join(dir, "driver.mjs")}, "CLOUD_TOKEN_FILE="+token)
+		})
+	}
+}
+
+// wantConforming runs the whole suite on a driver of the virtual cloud.
+func wantConforming(t *testing.T, provider, otherCluster string, command []string, env string) {
+	t.Helper()
+	srv := bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})
+	url, admin := startCloud(t)
+	var output bytes.Buffer
+	d := newDriver(command, srv.URL(), &output)
+	d.env = append(d.env, env)
+	if err := d.start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		d.kill()
+		if t.Failed() {
+			t.Logf("output of the driver:\n%s", output.String())
+		}
+	})
+	drivertest.Run(t, drivertest.Config{
+		NATS: bus.Config{URLs: []string{srv.URL()}}, Provider: provider, OtherCluster: otherCluster, Repeat: 2,
+		Class: drivertest.Class{
+			Namespace: "ns", Name: "small", ProviderSpec: fmt.Appendf(nil, specFormat, url),
+			SecretRef: drivertest.Reference{Namespace: "ns", Name: "cloud"},
+		},
+		Secrets: []drivertest.Secret{{Namespace: "ns", Name: "cloud", Data: map[string][]byte{
+			"apiToken": []byte(apiToken), "userData": []byte("join <<BOOTSTRAP_TOKEN>>"),
+		}}},
+		Bootstrap: map[string]string{"<<BOOTSTRAP_TOKEN>>": "abcdef.0123456789abcdef"},
+		Cloud:     lookInto(url, admin), Process: d,
+	})
+	if stats, err := admin.Stats(t.Context()); err != nil || stats.Live != 0 {
+		t.Errorf("instances left in the cloud: %+v, %v", stats, err)
 	}
 }
 

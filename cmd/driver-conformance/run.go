@@ -15,6 +15,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/cmd/internal/natsflags"
 	"github.com/machinebus/machinebus/driversdk/drivertest"
 )
 
@@ -86,11 +87,7 @@ func newCommand() *cobra.Command {
 	f.StringVar(&o.config.Cluster, "cluster", "default", "`name` of the control plane to play")
 	f.StringVar(&o.config.OtherCluster, "other-cluster", "", "`name` of a second control plane that the driver serves, to see that it keeps them apart")
 	f.StringVar(&o.url, "nats-url", "", "`URLs` of the NATS servers, with commas; none means a server in this program (env NATS_URL)")
-	f.StringVar(&o.nats.Creds, "nats-creds", "", "credentials `file` for NATS, of a user with mcm's rights")
-	f.StringVar(&o.nats.CA, "nats-ca", "", "PEM `file` with the certificate authority of the NATS servers")
-	f.StringVar(&o.nats.Cert, "nats-cert", "", "PEM `file` with the client certificate for NATS")
-	f.StringVar(&o.nats.Key, "nats-key", "", "PEM `file` with the key of the client certificate")
-	f.BoolVar(&o.nats.AllowInsecure, "nats-allow-insecure", false, "allow a connection beyond this host without TLS or without credentials")
+	natsflags.Add(f, &o.nats) // whose user needs the rights of mcm
 	f.DurationVar(&o.config.Timeout, "timeout", time.Minute, "how long one operation may take")
 	f.DurationVar(&o.config.Wait, "wait", 30*time.Second, "how long to wait for the driver to come to the bus")
 	f.IntVar(&o.config.Repeat, "repeat", 3, "how often what has to be idempotent is repeated")

@@ -11,7 +11,6 @@ import (
 	"syscall"
 
 	"github.com/machinebus/machinebus/cmd/driver-virtual/virtual"
-	"github.com/machinebus/machinebus/cmd/internal/tracing"
 	"github.com/machinebus/machinebus/driversdk"
 )
 
@@ -34,24 +33,4 @@ func main() {
 		slog.Error("driver-virtual stopped", "err", err)
 		os.Exit(1)
 	}
-}
-
-// serve adds traces, which the SDK makes and leaves to the program to send.
-func serve(ctx context.Context, cfg driversdk.Config, driver *virtual.Driver, groups *pools) error {
-	stop, err := tracing.Start(ctx, "driver-virtual", cfg.Version, func(err error) { slog.Error("spans not sent", "err", err) })
-	if err != nil {
-		return err
-	}
-
-	defer stop()
-
-	pooled, err := groups.driver(ctx, driver)
-	if err != nil {
-		return err
-	}
-	if pooled != nil {
-		return driversdk.Serve(ctx, cfg, *pooled)
-	}
-
-	return driversdk.Serve(ctx, cfg, driver)
 }

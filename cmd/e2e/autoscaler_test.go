@@ -250,6 +250,13 @@ func TestAutoscaler_DriverGroups(t *testing.T) {
 	for _, d := range replicas {
 		e.must(d.Kill())
 	}
+	s.eventually("NATS knows that nobody serves the groups", func(ctx context.Context) error {
+		heard, err := tap.Heard(ctx, "mcm.v1."+e.name+".nodegroup.pools.resize")
+		if err == nil && heard {
+			err = errors.New("somebody is said to listen")
+		}
+		return err
+	})
 	s.wantCode("a driver that is away", s.increase(ofDriver("a"), 1), codes.Unavailable)
 	s.must(s.increase(group, 2)) // the others' loop goes on
 	s.joined(group, 2)

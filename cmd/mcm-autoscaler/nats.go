@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/cmd/internal/natsflags"
 	"github.com/machinebus/machinebus/mcm/autoscaler"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
@@ -19,25 +20,20 @@ import (
 // natsOptions say how to reach the drivers that serve node groups. The flags are
 // mcm's.
 type natsOptions struct {
-	urls                 []string
-	creds, ca, cert, key string
-	allowInsecure        bool
-	cluster              string
+	config  bus.Config
+	cluster string
 }
 
 func (n *natsOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringSliceVar(&n.urls, "nats-url", nil,
+	fs.StringSliceVar(&n.config.URLs, "nats-url", nil,
 		"NATS servers on which drivers serve node groups of their own clouds; none means that there are only MachineDeployments")
-	fs.StringVar(&n.creds, "nats-creds", "", "credentials file for NATS")
-	fs.StringVar(&n.ca, "nats-ca", "", "PEM file with the CA of NATS")
-	fs.StringVar(&n.cert, "nats-cert", "", "PEM file with the client certificate for NATS")
-	fs.StringVar(&n.key, "nats-key", "", "PEM file with the key of --nats-cert")
-	fs.BoolVar(&n.allowInsecure, "nats-allow-insecure", false, "allow NATS beyond loopback without TLS or without authentication")
+	natsflags.Add(fs, &n.config)
 	fs.StringVar(&n.cluster, "cluster-name", "default", "name of the control plane on the bus, as in mcm's flag")
 }
 
 func (n *natsOptions) validate() error {
-	if len(n.urls) == 0 && (n.creds != "" || n.ca != "" || n.cert != "" || n.key != "") {
+	c := &n.config
+	if len(c.URLs) == 0 && (c.Creds != "" || c.CA != "" || c.Cert != "" || c.Key != "") {
 		return errors.New("--nats-creds, --nats-ca, --nats-cert and --nats-key need --nats-url")
 	}
 	if err := bus.ValidToken("cluster", n.cluster); err != nil {
@@ -50,7 +46,7 @@ func (n *natsOptions) validate() error {
 // connect joins the bus. The returned groups are nil without --nats-url; stop ends
 // the connection. NATS may come later: its groups do then.
 func (n *natsOptions) connect(ctx context.Context) (groups *autoscaler.Provided, stop func(), err error) {
-	if len(n.urls) == 0 {
+	if len(n.config.URLs) == 0 {
 		return nil, func() {}, nil
 	}
 	log := slog.New(logr.ToSlogHandler(klog.Background().WithName("nats")))
@@ -58,10 +54,9 @@ func (n *natsOptions) connect(ctx context.Context) (groups *autoscaler.Provided,
 	if err != nil {
 		return nil, nil, fmt.Errorf("this host's name: %w", err)
 	}
-	conn, err := bus.Connect(ctx, bus.Config{
-		URLs: n.urls, Name: "mcm-autoscaler " + host, Creds: n.creds, CA: n.ca, Cert: n.cert, Key: n.key,
-		AllowInsecure: n.allowInsecure, Logger: log,
-	})
+	cfg := n.config
+	cfg.Name, cfg.Logger = "mcm-autoscaler "+host, log
+	conn, err := bus.Connect(ctx, cfg)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -15,15 +15,13 @@ import (
 // The returned stop ends both.
 func (n *natsOptions) connect(ctx context.Context) (conn *bus.Conn, stop func(), err error) {
 	log := slog.New(logr.ToSlogHandler(klog.Background().WithName("nats")))
-	cfg := bus.Config{
-		URLs: n.urls, Name: "mcm " + identity(), InboxPrefix: bus.ManagerInboxPrefix, Creds: n.creds, CA: n.ca, Cert: n.cert, Key: n.key,
-		AllowInsecure: n.allowInsecure, Logger: log,
-	}
+	cfg := n.config
+	cfg.Name, cfg.InboxPrefix, cfg.Logger = "mcm "+identity(), bus.ManagerInboxPrefix, log
 	stopServer := func() {}
-	if len(n.urls) == 0 {
+	if len(n.config.URLs) == 0 {
 		server, err := embedded.Start(embedded.Options{
 			Listen: n.listen, StoreDir: n.storeDir, ConfigFile: n.configFile, MonitorPort: n.monitorPort,
-			AllowInsecure: n.allowInsecure, Logger: log,
+			AllowInsecure: n.config.AllowInsecure, Logger: log,
 		})
 		if err != nil {
 			return nil, nil, err

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/cmd/internal/natsflags"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
@@ -67,9 +68,7 @@ type leaseOptions struct {
 }
 
 type natsOptions struct {
-	urls                         []string
-	creds, ca, cert, key         string
-	allowInsecure                bool
+	config                       bus.Config // of an external NATS
 	listen, storeDir, configFile string
 	monitorPort                  int
 	streamReplicas               int
@@ -212,12 +211,8 @@ func (l *leaseOptions) addFlags(fs *pflag.FlagSet) {
 }
 
 func (n *natsOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringSliceVar(&n.urls, "nats-url", nil, "external NATS servers; none means an embedded one")
-	fs.StringVar(&n.creds, "nats-creds", "", "credentials file for an external NATS")
-	fs.StringVar(&n.ca, "nats-ca", "", "PEM file with the CA of an external NATS")
-	fs.StringVar(&n.cert, "nats-cert", "", "PEM file with the client certificate for an external NATS")
-	fs.StringVar(&n.key, "nats-key", "", "PEM file with the key of --nats-cert")
-	fs.BoolVar(&n.allowInsecure, "nats-allow-insecure", false, "allow NATS beyond loopback without TLS or without authentication")
+	fs.StringSliceVar(&n.config.URLs, "nats-url", nil, "external NATS servers; none means an embedded one")
+	natsflags.Add(fs, &n.config)
 	fs.StringVar(&n.listen, "nats-listen", "127.0.0.1:4222", "where drivers reach the embedded NATS; port 0 picks a free one")
 	fs.StringVar(&n.storeDir, "nats-store-dir", "", "JetStream directory of the embedded NATS; empty for no JetStream")
 	fs.StringVar(&n.configFile, "nats-config", "", "nats-server configuration file whose settings win over those of the embedded NATS")

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/cmd/internal/natsflags"
 )
 
 const (
@@ -34,12 +35,8 @@ type connection struct {
 func (c *connection) addFlags(root *cobra.Command) {
 	f := root.PersistentFlags()
 	f.StringVar(&c.url, "nats-url", defaultURL, "NATS servers, separated by commas (env NATS_URL)")
-	f.StringVar(&c.config.Creds, "nats-creds", "", "NATS credentials file (env NATS_CREDS)")
-	f.StringVar(&c.config.CA, "nats-ca", "", "PEM `file` with the certificate authority of the NATS servers")
-	f.StringVar(&c.config.Cert, "nats-cert", "", "PEM `file` with the client certificate for NATS")
-	f.StringVar(&c.config.Key, "nats-key", "", "PEM `file` with the key of the client certificate")
-	f.BoolVar(&c.config.AllowInsecure, "nats-allow-insecure", false,
-		"allow a connection beyond this host without TLS or without credentials")
+	natsflags.Add(f, &c.config)
+	f.Lookup("nats-creds").Usage += " (env NATS_CREDS)"
 	f.StringVar(&c.cluster, "cluster", anyCluster, "control plane to look at; * for all on this bus")
 	f.DurationVar(&c.timeout, "timeout", defaultTimeout, "how long to listen for signs of life before printing")
 	for _, name := range []string{"nats-url", "cluster", "timeout"} {

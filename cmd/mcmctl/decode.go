@@ -1,15 +1,13 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 
 	"github.com/spf13/cobra"
 
-	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 )
 
 // maxInput is above what any NATS server takes for a message (64 MiB).
@@ -25,10 +23,11 @@ func newDecode() *cobra.Command {
 as one line of JSON. Nothing but the payload is needed, which is what
 "nats sub --translate" and "nats req --translate" hand to a command.
 
-Payloads of machinebus are Envelope messages in protobuf or JSON. Other JSON, such
-as the answers of NATS service discovery and of JetStream, passes through. An
-empty payload is how NATS says that nobody listens. What is sealed stays sealed
-and is shown by its length.`,
+Payloads of machinebus are Envelope messages in protobuf or JSON, those about node
+groups in an Envelope of their own, which is told from the other by --subject or
+else by its bytes. Other JSON, such as the answers of NATS service discovery and of
+JetStream, passes through. An empty payload is how NATS says that nobody listens.
+What is sealed stays sealed and is shown by its length.`,
 		Example: `  nats sub 'mcm.v1.>' --translate 'mcmctl decode'
   nats sub 'mcm.v1.*.audit.>' --translate 'mcmctl decode --pretty'
   mcmctl decode payload.bin --pretty`,
@@ -70,59 +69,21 @@ func readInput(in io.Reader, args []string) ([]byte, error) {
 }
 
 // decode writes a payload as JSON; an empty subject leaves the message alone.
-func decode(w io.Writer, data []byte, subject string, pretty bool) error {
-	p, err := parse(data)
+func decode(w io.Writer, payload []byte, subject string, pretty bool) error {
+	m, err := message.Parse(payload, subject)
 	if err != nil {
 		return err
 	}
-	text, err := p.json()
+	text, err := m.JSON()
 	if err != nil {
 		return err
 	}
 	var v any = text
 	if subject != "" {
-		v = messageRow{subjectRow: rowOfSubject(subject), Message: text}
+		row := message.NewRow(subject)
+		row.Message = text
+		v = row
 	}
-	// Through a buffer, so that what fails prints nothing.
-	var out bytes.Buffer
-	if err := printJSON(&out, v, !pretty); err != nil {
-		return fmt.Errorf("payload cannot be shown as JSON: %w", err)
-	}
-	_, err = w.Write(out.Bytes())
 
-	return err
-}
-
-// messageRow is a message with what is known around it.
-type messageRow struct {
-	Time string `json:"time,omitempty"`
-	subjectRow
-
-	Reply   string          `json:"reply,omitempty"`
-	Message json.RawMessage `json:"message,omitempty"`
-	Error   string          `json:"error,omitempty"`
-}
-
-// subjectRow is a subject in its parts; one that is not ours has none.
-type subjectRow struct {
-	Subject   string `json:"subject"`
-	Cluster   string `json:"cluster,omitempty"`
-	Tree      string `json:"tree,omitempty"`
-	Provider  string `json:"provider,omitempty"`
-	Replica   string `json:"replica,omitempty"`
-	Verb      string `json:"verb,omitempty"`
-	Namespace string `json:"namespace,omitempty"`
-	Name      string `json:"name,omitempty"`
-}
-
-func rowOfSubject(subject string) subjectRow {
-	row := subjectRow{Subject: subject}
-	s, err := bus.ParseSubject(subject)
-	if err != nil {
-		return row
-	}
-	row.Cluster, row.Tree, row.Provider, row.Replica = s.Cluster, string(s.Tree), s.Provider, s.Replica
-	row.Verb, row.Namespace, row.Name = s.Verb, s.Namespace, s.Name
-
-	return row
+	return message.WriteJSON(w, v, !pretty)
 }

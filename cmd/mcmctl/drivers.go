@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -152,7 +153,7 @@ func printDrivers(w io.Writer, heard []replica, now time.Time, provider, out str
 		return noReplica(provider, others)
 	}
 	if out == formatJSON {
-		return printJSON(w, rows, compact)
+		return message.WriteJSON(w, rows, compact)
 	}
 	header := []string{
 		"CLUSTER", "PROVIDER", "REPLICA", "VERSION", "HOST", "STATE", "LEASED", "RUNNING", "SLOTS", "REQUESTS", "ERRORS", "LATENCY",

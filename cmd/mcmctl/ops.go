@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -163,7 +164,7 @@ func opRowOf(r replica, op *driverv1.OperationState, now time.Time) opRow {
 
 func printOps(w io.Writer, rows []opRow, out string, compact bool, replicas int) error {
 	if out == formatJSON {
-		return printJSON(w, rows, compact)
+		return message.WriteJSON(w, rows, compact)
 	}
 	if len(rows) == 0 {
 		_, err := fmt.Fprintf(w, "no operation in flight (replicas heard: %d)\n", replicas)

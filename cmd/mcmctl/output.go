@@ -1,16 +1,16 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
+
+	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 )
 
 // The output formats.
@@ -71,36 +71,13 @@ func printTable(w io.Writer, header []string, rows [][]string) error {
 	return t.Flush()
 }
 
-// cell makes text from the bus fit a table and a terminal: whoever may publish
-// must not be able to move the reader's cursor.
+// cell makes text from the bus fit a table and a terminal.
 func cell(text string) string {
 	if text == "" {
 		return "-"
 	}
 
-	return printable(text)
-}
-
-// printable replaces what would not show as one line of text.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
-			return ' '
-		}
-
-		return r
-	}, text)
-}
-
-// printJSON writes a value as JSON on several lines, or with compact on one.
-func printJSON(w io.Writer, v any, compact bool) error {
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	if !compact {
-		e.SetIndent("", "  ")
-	}
-
-	return e.Encode(v)
+	return message.Printable(text)
 }
 
 // age writes a duration the way people read ages: two digits are enough.

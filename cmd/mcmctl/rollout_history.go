@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
+	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
@@ -100,7 +101,7 @@ func (d *deployments) revisions(ctx context.Context, of *v1alpha1.MachineDeploym
 
 func printHistory(w io.Writer, rows []revisionRow, out string, now time.Time) error {
 	if out == formatJSON {
-		return printJSON(w, rows, false)
+		return message.WriteJSON(w, rows, false)
 	}
 	table := make([][]string, 0, len(rows))
 	for _, r := range rows {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
@@ -101,9 +102,9 @@ func rolloutState(d *v1alpha1.MachineDeployment) (text string, done bool, err er
 	case s.ObservedGeneration < d.Generation:
 		return fmt.Sprintf("machine deployment %s: waiting for mcm to see the change", d.Name), false, nil
 	case progressing.Reason == v1alpha1.ReasonInvalidSpec:
-		return "", false, fmt.Errorf("machine deployment %s is invalid: %s", d.Name, printable(progressing.Message))
+		return "", false, fmt.Errorf("machine deployment %s is invalid: %s", d.Name, message.Printable(progressing.Message))
 	case progressing.Reason == v1alpha1.ReasonProgressDeadlineExceeded:
-		return "", false, fmt.Errorf("machine deployment %s exceeded its progress deadline: %s", d.Name, printable(progressing.Message))
+		return "", false, fmt.Errorf("machine deployment %s exceeded its progress deadline: %s", d.Name, message.Printable(progressing.Message))
 	case s.UpdatedReplicas == desired && s.Replicas == desired && s.AvailableReplicas == desired:
 		return fmt.Sprintf("machine deployment %s successfully rolled out", d.Name), true, nil
 	}
@@ -117,9 +118,9 @@ func rolloutState(d *v1alpha1.MachineDeployment) (text string, done bool, err er
 			messages = append(messages, c.Message)
 		}
 	}
-	for _, message := range messages {
-		if message != "" {
-			text += " - " + printable(message)
+	for _, m := range messages {
+		if m != "" {
+			text += " - " + message.Printable(m)
 		}
 	}
 

@@ -71,6 +71,7 @@ func TestCompletion(t *testing.T) {
 		"Shell":  {"shells complete", []string{"completion", ""}, "bash\nfish\npowershell\nzsh\n"},
 		"Format": {"formats complete", []string{"drivers", "-o", ""}, "table\nwide\njson\n:4\n"},
 		"Tree":   {"sub offers the trees", []string{"sub", "aud"}, "audit.>"},
+		"Groups": {"also that of node groups", []string{"sub", "node"}, "nodegroup.>"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 )
 
 func newSub(conn *connection) *cobra.Command {
@@ -58,7 +59,7 @@ func completeTrees(_ *cobra.Command, args []string, _ string) ([]cobra.Completio
 	var trees []cobra.Completion
 	for _, tree := range []bus.Tree{
 		bus.TreeDriver, bus.TreeReplica, bus.TreePlain, bus.TreeReply, bus.TreeSession, bus.TreeClaim, bus.TreeHello, bus.TreeFetch,
-		bus.TreeChanged, bus.TreeAudit, bus.TreeOutcomes,
+		bus.TreeChanged, bus.TreeNodeGroup, bus.TreeAudit, bus.TreeOutcomes,
 	} {
 		trees = append(trees, string(tree)+".>")
 	}
@@ -142,47 +143,41 @@ func (f *follower) end(subject string, timeout bool) error {
 
 // onMessage runs on the subscription's goroutine.
 func (f *follower) onMessage(subject, reply string, _ map[string][]string, data []byte) {
-	p, err := parse(data)
-	if err == nil && !f.beats && (p.envelope.GetSession() != nil || p.envelope.GetHello() != nil) {
+	m, err := message.Parse(data, subject)
+	if err == nil && !f.beats && m.SignOfLife() {
 		return
 	}
 	now := time.Now()
-	row := messageRow{Time: now.Format(time.RFC3339Nano), subjectRow: rowOfSubject(subject), Reply: reply}
+	row := message.NewRow(subject)
+	row.Time, row.Reply = now.Format(time.RFC3339Nano), reply
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ended {
 		return
 	}
 	f.seen++
-	f.err = f.print(now, row, p, err)
+	f.err = f.print(now, row, m, err)
 	if f.err != nil || f.seen == f.count {
 		f.ended = true
 		close(f.done)
 	}
 }
 
-func (f *follower) print(now time.Time, row messageRow, p payload, parseErr error) error {
+func (f *follower) print(now time.Time, row message.Row, m message.Message, parseErr error) error {
 	if f.json {
-		text, err := p.json()
+		text, err := m.JSON()
 		if row.Message = text; parseErr != nil || err != nil {
 			row.Message, row.Error = nil, errors.Join(parseErr, err).Error()
 		}
 
-		return printJSON(f.out, row, true)
+		return message.WriteJSON(f.out, row, true)
 	}
-	var text string
-	switch {
-	case parseErr != nil:
-		text = parseErr.Error()
-	case p.envelope != nil:
-		text = summary(p.envelope)
-	case p.other != nil:
-		text = string(p.other)
-	default:
-		text = "(empty: no responders)"
+	text := m.Summary()
+	if parseErr != nil {
+		text = message.Printable(parseErr.Error())
 	}
 	const clock = "15:04:05.000"
-	_, err := fmt.Fprintf(f.out, "%s  %s  %s\n", now.Format(clock), printable(row.Subject), printable(text))
+	_, err := fmt.Fprintf(f.out, "%s  %s  %s\n", now.Format(clock), message.Printable(row.Subject), text)
 
 	return err
 }

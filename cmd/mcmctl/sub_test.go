@@ -12,7 +12,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
 // following runs `mcmctl sub` and returns once it listens.
@@ -49,7 +51,7 @@ func TestSub(t *testing.T) {
 	startReplica(t, url, bus.ServerConfig{Provider: "virtual", Replica: "one"},
 		func(context.Context, *bus.Task) *driverv1.Result {
 			return &driverv1.Result{Payload: &driverv1.Result_Create{
-				Create: &driverv1.CreateResponse{Instance: instance()},
+				Create: &driverv1.CreateResponse{Instance: &driverv1.Instance{ProviderId: "virtual://1"}},
 			}}
 		})
 	all, _, allDone := following(t, "--nats-url", url, "--count", "3")
@@ -84,7 +86,7 @@ func TestSub(t *testing.T) {
 		}
 		var got []string
 		for line := range strings.SplitSeq(strings.TrimSpace(lines.String()), "\n") {
-			var row messageRow
+			var row message.Row
 			if err := json.Unmarshal([]byte(line), &row); err != nil || row.Time == "" || row.Tree != "reply" {
 				t.Fatalf("want a message of the reply tree, got %v:\n%s", err, line)
 			}
@@ -127,9 +129,9 @@ func TestSubStrangers(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatalf("mcmctl sub: %v", err)
 	}
-	var got []messageRow
+	var got []message.Row
 	for line := range strings.SplitSeq(strings.TrimSpace(out.String()), "\n") {
-		var row messageRow
+		var row message.Row
 		if err := json.Unmarshal([]byte(line), &row); err != nil {
 			t.Fatalf("%v: %s", err, line)
 		}
@@ -143,6 +145,41 @@ func TestSubStrangers(t *testing.T) {
 	}
 	if string(got[2].Message) != "{}" {
 		t.Errorf("want the JSON as it came, got %+v", got[2])
+	}
+}
+
+func TestSubNodeGroups(t *testing.T) {
+	t.Parallel()
+	url := startBus(t)
+	startReplica(t, url, bus.ServerConfig{
+		Provider: "virtual", Replica: "one",
+		NodeGroups: func(_ context.Context, _ string, req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+			return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resized{
+				Resized: &nodegroupv1.ResizeResponse{TargetSize: req.GetResize().GetTarget()},
+			}}
+		},
+	}, ok)
+	out, _, done := following(t, "--nats-url", url, "--count", "2")
+	client, err := bus.NewNodeGroupClient(connectTo(t, url), "default", quiet())
+	if err != nil {
+		t.Fatalf("bus.NewNodeGroupClient(...): %v", err)
+	}
+	defer client.Close()
+	_, err = client.Ask(t.Context(), "virtual", &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resize{
+		Resize: &nodegroupv1.ResizeRequest{Group: "pool/a", ExpectedTarget: 2, Target: 4},
+	}})
+	if err != nil {
+		t.Fatalf("NodeGroupClient.Ask(...): %v", err)
+	}
+	if err := <-done; err != nil {
+		t.Fatalf("mcmctl sub: %v", err)
+	}
+	random := regexp.MustCompile(`(?m)^[0-9:.]{12} {2}|(autoscaler\.)\S+|(resized?) \w+`)
+	got := random.ReplaceAllString(out.String(), "$1$2")
+	want := "mcm.v1.default.nodegroup.virtual.resize  resize group pool/a from 2 to 4 timeout 1m0s\n" +
+		"mcm.v1.default.reply.virtual.autoscaler.  resized by one: OK target 4\n"
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("a request about node groups and its answer: -want, +got:\n%s", diff)
 	}
 }
 

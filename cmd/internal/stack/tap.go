@@ -2,12 +2,16 @@ package stack
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -101,4 +105,20 @@ func (t *Tap) Running(replica string, op driverv1.Operation) []string {
 		}
 	}
 	return ids
+}
+
+// Heard tells whether the server knows of somebody who listens to a subject: of a
+// process that has just ended it may, for a moment.
+func (t *Tap) Heard(ctx context.Context, subject string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	_, err := t.conn.Client().RequestWithContext(ctx, subject, nil)
+	switch {
+	case errors.Is(err, nats.ErrNoResponders):
+		return false, nil
+	case err == nil || errors.Is(err, context.DeadlineExceeded): // what is empty is not answered
+		return true, nil
+	default:
+		return false, fmt.Errorf("ask who listens to %s: %w", subject, err)
+	}
 }

@@ -3,7 +3,7 @@
 import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
 import { Lease, now } from "./lease.mjs";
-import { Code, OperationNumbers, decode, encode, millis, timestamp } from "./wire.mjs";
+import { Code, OperationNumbers, decode, decodeJSON, encode, encodeJSON, headersOfJSON, inJSON, millis, timestamp } from "./wire.mjs";
 
 const MUTATIONS = ["create", "initialize", "delete"];
 const numberOf = (op) => OperationNumbers["OPERATION_" + op.toUpperCase()];
@@ -98,19 +98,20 @@ export class Replica {
 
   onMessage(m) {
     if (m.reply && !m.reply.startsWith(`${this.base}reply.${this.provider}.`)) return; // [SUBJECT-4]
-    const env = decode(m.data), tokens = m.subject.split(".");
+    const json = inJSON(m), env = json ? decodeJSON(m.string()) : decode(m.data), tokens = m.subject.split(".");
     const [verb, namespace, name] = tokens.slice(tokens[3] === "replica" ? 6 : 5).map((t) => t.replaceAll("~", "."));
     if (verb === "ops") return this.onOps(m, env);
     if (verb === "cancel") return this.onCancel(env);
     if (verb === "ack") return this.held.get(env.acknowledge.operationId)?.result && this.held.delete(env.acknowledge.operationId);
     if (!m.reply) return;
     const h = {
-      id: env.operationId, op: env.body, namespace, name, attempt: env.attempt, reply: m.reply, env, request: env[env.body], startedAt: Date.now(),
+      id: env.operationId, op: env.body, namespace, name, attempt: env.attempt, reply: m.reply, json, env, request: env[env.body], startedAt: Date.now(),
       machine: env[env.body]?.machine?.uid, claimed: !!env.claimTerms,
     };
     if (!this.operations[verb]) return this.send(h, { result: failure("UNIMPLEMENTED", `this driver does not implement ${verb}`) });
     if (verb !== h.op || !h.id || (MUTATIONS.includes(verb) && !h.machine)) return this.send(h, { result: failure("INVALID_ARGUMENT", "subject and envelope do not fit") });
-    return MUTATIONS.includes(verb) ? this.onMutation(h) : this.onRead(h);
+    if (!MUTATIONS.includes(verb)) return this.onRead(h);
+    return json ? this.send(h, { result: failure("INVALID_ARGUMENT", "mutations are protobuf only") }) : this.onMutation(h);
   }
 
   async onRead(h) {
@@ -256,6 +257,8 @@ export class Replica {
   }
 
   send(h, body) {
-    this.wire.publish(h.reply, encode({ operationId: h.id, attempt: h.attempt, replica: this.id, ...body })); // [ENV-5] [ENV-7]
+    const frame = { operationId: h.id, attempt: h.attempt, replica: this.id, ...body }; // [ENV-5] [ENV-7]
+    if (h.json) this.wire.publish(h.reply, encodeJSON(frame), { headers: headersOfJSON });
+    else this.wire.publish(h.reply, encode(frame));
   }
 }

@@ -12,6 +12,14 @@ export const OperationNumbers = root.lookupEnum("machinebus.driver.v1.Operation"
 
 export const encode = (env) => Envelope.encode(Envelope.fromObject(env)).finish();
 export const decode = (data) => Envelope.decode(data);
+
+// JSON is for people who try a read by hand [ENV-1] [ENV-2]; protobufjs knows the mapping but for times, of which a read has one.
+export const inJSON = (m) => !!m.headers?.get("Content-Type").startsWith("application/json");
+const times = (key, v) => (key === "timeout" ? { seconds: Math.ceil(parseFloat(v)) } : key === "acceptBy" ? undefined : v);
+export const decodeJSON = (text) => Envelope.fromObject(JSON.parse(text, times));
+export const encodeJSON = (env) => Buffer.from(JSON.stringify(Envelope.toObject(Envelope.fromObject(env), { enums: String, longs: String, bytes: String })));
+export const headersOfJSON = headers();
+headersOfJSON.set("Content-Type", "application/json");
 export const open = (type, data) => root.lookupType("machinebus.driver.v1." + type).decode(data);
 export const bytes = (type, message) => { const t = root.lookupType("machinebus.driver.v1." + type); return t.encode(t.fromObject(message)).finish(); };
 

@@ -6,12 +6,17 @@ import { connect } from "nats";
 import protobuf from "protobufjs";
 
 const { NATS_URL = "nats://127.0.0.1:4222", CLUSTER = "default", PROVIDER = "nodejs", CLOUD_TOKEN_FILE } = process.env;
-
-const proto = fileURLToPath(new URL("../../../proto/", import.meta.url));
-const root = new protobuf.Root();
+const root = new protobuf.Root(), proto = fileURLToPath(new URL("../../../proto/", import.meta.url));
 root.resolvePath = (_, file) => (file.startsWith("google/") ? file : proto + file);
 const Envelope = root.loadSync("machinebus/driver/v1/envelope.proto").lookupType("machinebus.driver.v1.Envelope");
 const Code = root.lookupEnum("machinebus.driver.v1.Code").values;
+
+// Protobuf, or JSON for people who try a read by hand [ENV-2]; protobufjs knows the mapping but for times.
+const inJSON = (m) => m.headers?.get("Content-Type").startsWith("application/json");
+const times = (key, v) => (key === "timeout" ? { seconds: Math.ceil(parseFloat(v)) } : key === "acceptBy" ? { seconds: Date.parse(v) / 1000 } : v);
+const decode = (m) => (inJSON(m) ? Envelope.fromObject(JSON.parse(m.string(), times)) : Envelope.decode(m.data));
+const text = (frame) => JSON.stringify(Envelope.toObject(frame, { enums: String, longs: String, bytes: String }));
+const respond = (m, frame) => (inJSON(m) ? m.respond(text(frame), { headers: m.headers }) : m.respond(Envelope.encode(frame).finish()));
 
 const token = CLOUD_TOKEN_FILE ? readFileSync(CLOUD_TOKEN_FILE, "utf8").trim() : "";
 const nc = await connect({
@@ -32,9 +37,10 @@ async function cloud(spec, signal, method, path, body) {
 }
 
 // specOf asks mcm for the class and returns its providerSpec.
-async function specOf(reference) {
+async function specOf(reference, signal) {
   const ask = Envelope.encode(Envelope.fromObject({ fetchClass: { class: reference } })).finish();
-  const answer = Envelope.decode((await nc.request(`mcm.v1.${CLUSTER}.fetch.${PROVIDER}.class`, ask, { timeout: 2000 })).data);
+  const late = (e) => { throw failure(signal.aborted ? "DEADLINE_EXCEEDED" : "UNAVAILABLE", `fetch class: ${e.message}`); };
+  const answer = Envelope.decode((await nc.request(`mcm.v1.${CLUSTER}.fetch.${PROVIDER}.class`, ask, { timeout: 2000 }).catch(late)).data);
   const status = (answer.fetchedClass ?? answer.result).status;
   if (status?.code) throw Object.assign(new Error(status.message), { code: status.code });
   return JSON.parse(Buffer.from(answer.fetchedClass.class.providerSpec).toString());
@@ -71,8 +77,8 @@ async function resultOf(env) {
     if (!operation) throw failure("UNIMPLEMENTED", "this driver creates, deletes and lists");
     if (env.body !== "list" && env.acceptBy && Date.now() > Number(env.acceptBy.seconds) * 1000 + env.acceptBy.nanos / 1e6)
       throw failure("ABORTED", "the request is stale");
-    const signal = AbortSignal.timeout(Number(env.timeout?.seconds ?? 60) * 1000);
-    return await operation(env[env.body], await specOf(env[env.body].class.class), signal, env.operationId);
+    const signal = AbortSignal.timeout(Number(env.timeout?.seconds ?? 60) * 1000 + (env.timeout?.nanos ?? 0) / 1e6);
+    return await operation(env[env.body], await specOf(env[env.body].class.class, signal), signal, env.operationId);
   } catch (e) {
     return { status: { code: e.code > 0 ? e.code : Code.CODE_UNKNOWN, message: e.message }, outcomeUnknown: !!e.outcomeUnknown };
   }
@@ -80,10 +86,9 @@ async function resultOf(env) {
 
 const running = new Set();
 async function answer(m) {
-  const env = Envelope.decode(m.data);
-  const result = await resultOf(env);
+  const env = decode(m), result = await resultOf(env);
   console.log(m.subject, env.operationId, result.status?.message ?? "OK");
-  nc.publish(m.reply, Envelope.encode(Envelope.fromObject({ operationId: env.operationId, attempt: env.attempt, result })).finish());
+  respond(m, Envelope.fromObject({ operationId: env.operationId, attempt: env.attempt, result }));
 }
 const subscription = nc.subscribe(`mcm.v1.${CLUSTER}.plain.${PROVIDER}.>`, { queue: "driver", callback: (error, m) => {
   if (error || !m.reply?.startsWith(`mcm.v1.${CLUSTER}.reply.${PROVIDER}.`)) return; // [SUBJECT-4]

@@ -1,78 +1,34 @@
-package main
+package message
 
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"io"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// A payload is what a message carries, as far as it can be told from its bytes
-// alone. At most one of envelope and other is set; without either it is empty.
-type payload struct {
-	envelope *driverv1.Envelope
-	other    json.RawMessage // JSON of somebody else on one line: discovery, JetStream
-}
-
-// parse finds out what a payload is. The nats CLI hands a translating command
-// no headers, so that JSON is told by its look: no Envelope in protobuf begins with a
-// brace or a bracket, which would be groups.
-func parse(data []byte) (payload, error) {
-	if len(data) == 0 {
-		return payload{}, nil
-	}
-	text := bytes.TrimSpace(data)
-	if len(text) > 0 && (text[0] == '{' || text[0] == '[') && json.Valid(text) {
-		// Strictly: what merely shares a field's name with an Envelope is none.
-		env := &driverv1.Envelope{}
-		if err := protojson.Unmarshal(text, env); err == nil && env.GetBody() != nil {
-			return payload{envelope: env}, nil
-		}
-
-		var line bytes.Buffer
-		if err := json.Compact(&line, text); err != nil {
-			return payload{}, fmt.Errorf("payload: %w", err)
-		}
-
-		return payload{other: line.Bytes()}, nil
-	}
-	env, err := bus.Decode(data, "")
-	if err == nil && proto.Size(env) == len(env.ProtoReflect().GetUnknown()) {
-		err = errors.New("it has no field of one")
-	}
-	if err != nil {
-		const head = 16
-
-		return payload{}, fmt.Errorf("payload is neither an Envelope nor JSON: %w (%d bytes, beginning with % x)",
-			err, len(data), data[:min(head, len(data))])
+// WriteJSON writes a value as JSON on several lines, or with compact on one, and
+// leaves <, > and & as they are. Of what cannot be encoded it writes nothing.
+func WriteJSON(w io.Writer, v any, compact bool) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	if !compact {
+		e.SetIndent("", "  ")
 	}
 
-	return payload{envelope: env}, nil
-}
-
-// json returns the payload as a JSON value.
-func (p payload) json() (json.RawMessage, error) {
-	switch {
-	case p.envelope != nil:
-		return envelopeJSON(p.envelope)
-	case p.other != nil:
-		return p.other, nil
-	default:
-		return json.RawMessage(`{"empty":true,"meaning":"no responders: nobody listens on the subject of the request"}`), nil
-	}
+	return e.Encode(v)
 }
 
 // envelopeJSON is the protobuf JSON mapping, made readable: JSON that the
 // contract carries as bytes stands there as JSON, and a sealed box, which only its
 // recipient can read, as its length.
-func envelopeJSON(env *driverv1.Envelope) (json.RawMessage, error) {
+func envelopeJSON(env proto.Message) (json.RawMessage, error) {
 	text, err := protojson.Marshal(env)
 	if err != nil {
 		return nil, fmt.Errorf("envelope cannot be shown as JSON: %w", err)
@@ -88,7 +44,7 @@ func envelopeJSON(env *driverv1.Envelope) (json.RawMessage, error) {
 		tree["unknown"] = fmt.Sprintf("<%d bytes of a newer contract>", n)
 	}
 	var out bytes.Buffer
-	err = printJSON(&out, tree, true)
+	err = WriteJSON(&out, tree, true)
 
 	return bytes.TrimSpace(out.Bytes()), err
 }

@@ -1,23 +1,36 @@
-package main
+package message
 
 import (
 	"cmp"
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
 
-	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
+// Printable replaces by spaces what would not show as one line of text: whoever may
+// publish must not be able to move the reader's cursor.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
+			return ' '
+		}
+
+		return r
+	}, text)
+}
+
 // summary tells in one line what an envelope says.
 func summary(env *driverv1.Envelope) string {
 	kind := bodyName(env)
 	if kind == "" {
-		return fmt.Sprintf("body of a newer contract (%d bytes)", len(env.ProtoReflect().GetUnknown()))
+		return newerText(len(env.ProtoReflect().GetUnknown()))
 	}
 	var details string
 	switch {
@@ -34,10 +47,14 @@ func summary(env *driverv1.Envelope) string {
 	return strings.TrimSpace(kind + " " + details)
 }
 
+func newerText(unknown int) string {
+	return fmt.Sprintf("body of a newer contract (%d bytes)", unknown)
+}
+
 // bodyName is the name of the envelope's body in the contract.
-func bodyName(env *driverv1.Envelope) string {
+func bodyName(env proto.Message) string {
 	m := env.ProtoReflect()
-	body := m.WhichOneof(m.Descriptor().Oneofs().ByName(protoreflect.Name("body")))
+	body := m.WhichOneof(m.Descriptor().Oneofs().ByName("body"))
 	if body == nil {
 		return ""
 	}

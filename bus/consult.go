@@ -89,17 +89,9 @@ func (k *call) consult(ctx context.Context) (decision, error) {
 			k.attach(c)
 
 			return mayAttach, nil
-		case isDoubtful:
-			held, err := k.inquires(ctx, c)
-			if err != nil {
-				return isDone, err
-			}
-			if held {
-				return mayAttach, nil
-			}
-		case isBusy:
-			if held, err := k.asks(ctx, c); held || err != nil {
-				return isDone, err
+		case isDoubtful, isBusy:
+			if d, err := k.inquires(ctx, c); d != mayProceed {
+				return d, err
 			}
 		case isStale:
 			return isDone, Errorf(driverv1.Code_CODE_ABORTED,
@@ -233,26 +225,32 @@ func (k *call) asks(ctx context.Context, c *driverv1.Claim) (held bool, err erro
 	return false, nil
 }
 
-// inquires finds out whether a replica has what it has claimed under a session that
-// is not the one last heard of it.
-func (k *call) inquires(ctx context.Context, c *driverv1.Claim) (held bool, err error) {
+// inquires finds out whether a replica that lives has what its claim says. To
+// proceed is to look at the claim again.
+func (k *call) inquires(ctx context.Context, c *driverv1.Claim) (decision, error) {
 	if c.GetOperationId() != k.req.OperationID {
-		return k.asks(ctx, c)
+		if held, err := k.asks(ctx, c); held || err != nil {
+			return isDone, err
+		}
+
+		return mayProceed, nil
 	}
 	answer := k.c.ask(ctx, k.req.Provider, c.GetReplica(), c.GetOperationId(), c.GetAttempt())
 	switch {
 	case ctx.Err() != nil:
-		return false, ctx.Err() //nolint:wrapcheck // the caller's own
+		return isDone, ctx.Err() //nolint:wrapcheck // the caller's own
 	case answer == nil:
-		return false, k.notStarted("replica %s does not say whether it has the operation", c.GetReplica())
+		k.ran = max(k.ran, c.GetAttempt())
+
+		return isDone, k.notStarted("replica %s does not say whether it has the operation", c.GetReplica())
 	case k.holds(answer):
 		k.attach(c)
 
-		return true, nil
+		return mayAttach, nil
 	default:
 		k.denies(c.GetReplica(), c.GetAttempt())
 
-		return false, nil
+		return mayProceed, nil
 	}
 }
 

@@ -255,22 +255,28 @@ func (r *replicas) heardOf(provider, id string, t trust) {
 	}
 }
 
+// fits tells whether a replica can be asked for an operation now.
+func (rep *replica) fits(op driverv1.Operation, claimed bool, now time.Time) bool {
+	s := rep.session
+	switch {
+	case now.Sub(rep.seen) > suspectAfter, s.GetDraining(), !slices.Contains(s.GetCapabilities(), op):
+		return false
+	case claimed && s.GetSessionId() != "" && !s.GetLeased():
+		return false // it could not claim
+	default: // reads have slots of their own, which sessions do not tell
+		return !Mutates(op) || rep.free() > 0
+	}
+}
+
 // pick returns the less loaded of two replicas with room, chosen at random among
 // those that are most to be trusted, and counts a request as sent to it; "" when
 // there is none.
 func (r *replicas) pick(provider string, op driverv1.Operation, claimed bool, now time.Time, except map[string]bool) string {
-	room := Mutates(op) // reads have slots of their own, which sessions do not tell
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var fit []*replica
 	for _, rep := range r.byKey {
-		if rep.provider != provider || except[rep.id] || now.Sub(rep.seen) > suspectAfter {
-			continue
-		}
-		if claimed && rep.session.GetSessionId() != "" && !rep.session.GetLeased() {
-			continue // it could not claim
-		}
-		if room && rep.free() <= 0 || rep.session.GetDraining() || !slices.Contains(rep.session.GetCapabilities(), op) {
+		if rep.provider != provider || except[rep.id] || !rep.fits(op, claimed, now) {
 			continue
 		}
 		if len(fit) > 0 && rep.trust > fit[0].trust {
@@ -287,7 +293,7 @@ func (r *replicas) pick(provider string, op driverv1.Operation, claimed bool, no
 	if other := fit[rand.IntN(len(fit))]; other.free() > best.free() {
 		best = other
 	}
-	if room {
+	if Mutates(op) {
 		best.sent++
 	}
 

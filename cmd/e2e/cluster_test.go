@@ -33,7 +33,7 @@ func TestNATSCluster(t *testing.T) {
 		"leader is lost":    {"the leader's disk is gone with it", (*clusterEnv).loseLeader},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := newClusterBus(t)
+			e := newClusterBus(newEnv(t))
 			tc.fault(e)
 			if !e.creating {
 				t.Fatal("nothing was being created")
@@ -70,9 +70,9 @@ type clusterEnv struct {
 	creating bool
 }
 
-func newClusterBus(t *testing.T) *clusterEnv {
-	t.Helper()
-	e := &clusterEnv{env: newEnv(t), drivers: map[string][]*stack.Driver{}, classes: map[string]string{}}
+func newClusterBus(own *env) *clusterEnv {
+	own.Helper()
+	e := &clusterEnv{env: own, drivers: map[string][]*stack.Driver{}, classes: map[string]string{}}
 	const servers = 3
 	var err error
 	e.nats, err = e.site.StartNATSCluster(e.ctx(), servers)
@@ -80,7 +80,7 @@ func newClusterBus(t *testing.T) *clusterEnv {
 	e.atEnd = append(e.atEnd, e.nats.Close)
 	nc, err := nats.Connect(e.nats.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond))
 	e.must(err)
-	t.Cleanup(nc.Close)
+	e.Cleanup(nc.Close)
 	e.js, err = jetstream.New(nc)
 	e.must(err)
 	// Where nothing identifies a create, the next waits for the lost one's deadline.
@@ -204,13 +204,14 @@ func (e *clusterEnv) loseLeader() {
 	e.must(err)
 	e.create()
 	for _, server := range e.nats.Servers {
-		if server.Name == info.Cluster.Leader {
-			e.must(server.Kill())
-			e.must(server.Wipe())
-			e.must(server.Restart(e.ctx()))
-			e.awaitStreams()
-			return
+		if server.Name != info.Cluster.Leader {
+			continue
 		}
+		e.must(server.Kill())
+		e.must(server.Wipe())
+		e.must(server.Restart(e.ctx()))
+		e.awaitStreams()
+		return
 	}
 	e.Fatalf("no server is called %s", info.Cluster.Leader)
 }

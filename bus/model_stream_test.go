@@ -16,7 +16,6 @@ import (
 // TestModelStreamIsLikeJetStream holds it against the real one.
 type simStreams struct {
 	off, away bool // there is none; it is there and does not answer
-	backdated bool // it says of each stream that it is an hour old
 	byName    map[string]*simStore
 	// onPut is told what a record was replaced by; nil for nobody.
 	onPut func(subject string, before, after []byte)
@@ -106,12 +105,7 @@ func (s *simStreams) api(m *nats.Msg, what string) (*nats.Msg, bool) {
 		}}), true
 	}
 
-	made := s.byName[name].made
-	if s.backdated {
-		made = made.Add(-time.Hour)
-	}
-
-	return answerTo(m, map[string]any{"created": made, "ts": time.Now()}), true
+	return answerTo(m, map[string]any{"created": s.byName[name].made, "ts": time.Now()}), true
 }
 
 func (s *simStreams) put(name string, store *simStore, m *nats.Msg) *nats.Msg {

@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"bufio"
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -10,10 +12,13 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
 // TestOrphans leaves an instance without a machine in the cloud, which must go,
@@ -59,15 +64,70 @@ func TestOrphans(t *testing.T) {
 	}
 }
 
+// TestOutOfRange has a driver answer that several instances match a machine, long
+// before the next look for instances without a machine. It must not be waited for.
+func TestOutOfRange(t *testing.T) {
+	e := newEnv(t)
+	e.createClass()
+	name := e.createMachines(1, className)[0]
+	machine, err := e.machine(e.ctx(), name)
+	e.must(err)
+	before := machine.DeepCopy()
+	machine.Finalizers = []string{v1alpha1.FinalizerName} // as another manager leaves it behind
+	e.must(e.kube.Patch(e.ctx(), machine, client.MergeFrom(before)))
+	before = machine.DeepCopy()
+	machine.Status.CurrentStatus.Phase = v1alpha1.MachineCrashLoopBackOff
+	e.must(e.kube.Status().Patch(e.ctx(), machine, client.MergeFrom(before)))
+	cloud, err := cloudapi.NewClient(e.cloud.Endpoint, e.cloud.APIToken)
+	e.must(err)
+	for _, token := range []string{"once", "twice"} {
+		e.plantFor(cloud, name, string(machine.UID), token)
+	}
+	manager, tap := e.startManager("", "--machine-safety-orphan-vms-period=1h")
+	e.eventually("the look at the start, without a driver", func(context.Context) error {
+		return atLeast(e.counter(manager, "mcm_safety_orphan_passes_total", `outcome="done"`), 1)
+	})
+	orphan := e.plant(cloud, "orphan")
+	e.startDrivers(1, manager.NATSURL, tap)
+	e.waitEvent(name, corev1.EventTypeWarning, "OutOfRange")
+	e.waitClassEvent(corev1.EventTypeWarning, orphan.ProviderID)
+	e.must(cloud.Delete(e.ctx(), orphan.ID))
+	// Which Node is the machine's can never be told; both instances go all the same.
+	machine, err = e.machine(e.ctx(), name)
+	e.must(err)
+	before = machine.DeepCopy()
+	metav1.SetMetaDataLabel(&machine.ObjectMeta, v1alpha1.LabelKeyForceDeletion, "true")
+	e.must(e.kube.Patch(e.ctx(), machine, client.MergeFrom(before)))
+	e.must(e.kube.Delete(e.ctx(), machine))
+	e.eventually("the machine is gone", func(ctx context.Context) error {
+		_, err := e.machine(ctx, name)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("machine %s: %w", name, cmp.Or(err, errors.New("it is there")))
+	})
+	left, err := e.cloud.Instances(e.ctx())
+	e.must(err)
+	if len(left) != 0 {
+		t.Errorf("the cloud has %d instances left", len(left))
+	}
+}
+
 // plant makes an instance as the env's driver would for a machine that there is
 // not.
 func (e *env) plant(cloud *cloudapi.Client, name string) *cloudapi.Instance {
 	e.Helper()
+	return e.plantFor(cloud, e.name+"-"+name, name+"-uid", name)
+}
+
+// plantFor makes an instance as the env's driver would for that machine.
+func (e *env) plantFor(cloud *cloudapi.Client, name, uid, token string) *cloudapi.Instance {
+	e.Helper()
 	instance, err := cloud.Create(e.ctx(), cloudapi.CreateRequest{
-		Name: e.name + "-" + name, MachineType: "vm.small", Region: "moon", IdempotencyToken: name,
+		Name: name, MachineType: "vm.small", Region: "moon", IdempotencyToken: token,
 		Tags: map[string]string{
 			"machinebus.io/cluster": e.name, "machinebus.io/class": e.name + "/" + className,
-			cloudapi.TagMachineUID: name + "-uid", "machinebus.io/machine-name": e.name + "-" + name,
+			cloudapi.TagMachineUID: uid, "machinebus.io/machine-name": name,
 		},
 	})
 	e.must(err)

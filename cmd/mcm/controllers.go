@@ -148,7 +148,7 @@ func (m *mcm) addFreeze(ctx context.Context) error {
 }
 
 // addSafety adds what looks for instances without a machine.
-func (m *mcm) addSafety(context.Context) error {
+func (m *mcm) addSafety(ctx context.Context) error {
 	o, settings := m.options, m.options.safety
 	settings.DefaultProvider, settings.Namespace = o.settings.DefaultProvider, o.scope()
 	settings.NodeGrace, settings.DeleteTimeout = o.settings.CreationTimeout, o.settings.OperationTimeout
@@ -160,6 +160,9 @@ func (m *mcm) addSafety(context.Context) error {
 		collector.Nodes = m.target.GetClient()
 	}
 	if err := register(collector.Metrics.Collectors()); err != nil {
+		return err
+	}
+	if err := collector.Watch(ctx, m.manager.GetCache()); err != nil {
 		return err
 	}
 

@@ -37,7 +37,7 @@ const (
 // at again.
 const attempts = 10
 
-// Tokens keeps the tokens of machines. Its fields are set once and only read; it
+// Tokens keeps the tokens of machines. Its exported fields are set once and only read; it
 // is safe for concurrent use, by several managers too.
 type Tokens struct {
 	// Target is a client of the target cluster that reads from the API server
@@ -48,6 +48,8 @@ type Tokens struct {
 	ExtraGroups string
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
+
+	made memo
 }
 
 // Ensure returns the machine's token. It is made to be valid for validFor, and
@@ -81,6 +83,16 @@ func (t *Tokens) Delete(ctx context.Context, machine *v1alpha1.Machine) error {
 	if err := check(machine); err != nil {
 		return err
 	}
+	if secret := t.made.take(machine.UID); secret != nil {
+		err := t.Target.Delete(ctx, secret, client.Preconditions{UID: &secret.UID})
+		if err == nil {
+			return nil
+		}
+		if !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return fmt.Errorf("delete bootstrap token of machine %s/%s: %w", machine.Namespace, machine.Name, err)
+		}
+		// Somebody has deleted it, and perhaps made another one.
+	}
 	for n := range candidates {
 		secret, err := t.read(ctx, tokenID(machine.UID, n))
 		if apierrors.IsNotFound(err) || err == nil && !owns(machine, secret) {
@@ -112,6 +124,8 @@ func (t *Tokens) claim(ctx context.Context, machine *v1alpha1.Machine, id string
 		secret := t.secret(machine, id, validFor)
 		err := t.Target.Create(ctx, secret)
 		if err == nil {
+			t.made.add(machine.UID, secret)
+
 			return token(secret), nil
 		}
 		if !apierrors.IsAlreadyExists(err) {

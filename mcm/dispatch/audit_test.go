@@ -1,6 +1,7 @@
 package dispatch_test
 
 import (
+	"context"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -145,6 +146,59 @@ func TestAuditTellsEveryEnd(t *testing.T) {
 			}
 			if len(heard) != 0 {
 				t.Error("there is another message")
+			}
+		})
+	}
+}
+
+// TestLogLinesOfTheEnd reads what operators look for: how an operation ended, and
+// where.
+func TestLogLinesOfTheEnd(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		reason string
+		op     dispatch.Operation
+		id     string
+		status *driverv1.Status
+		code   string
+	}{
+		"failed create": {
+			"somebody has to mend something", operation(dispatch.Create, newMachine("m1"), 0), "m1-uid.create.0",
+			&driverv1.Status{Code: driverv1.Code_CODE_PERMISSION_DENIED, Message: "not allowed"}, "PermissionDenied",
+		},
+		"finished delete": {
+			"somebody asks where the machine is", operation(dispatch.Delete, newMachine("m1"), 3), "m1-uid.delete.3",
+			&driverv1.Status{}, "OK",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			rep := r.replica(t, func(context.Context, *bus.Task) *driverv1.Result { return &driverv1.Result{Status: tc.status} })
+			r.Start(tc.op)
+			r.until(t, tc.op.Machine.UID, dispatch.Done)
+			r.stop()
+			lines := 0
+			for line := range strings.Lines(r.logs.String()) {
+				fields := map[string]any{}
+				if err := json.Unmarshal([]byte(line), &fields); err != nil {
+					t.Fatalf("%v: %s", err, line)
+				}
+				if fields["msg"] != "operation ended" {
+					continue
+				}
+				lines++
+				for key, want := range map[string]any{
+					"machine": "shop/m1", "operation": string(tc.op.Kind), "operation_id": tc.id, "provider": provider,
+					"attempt": 1.0, "replica": rep.Replica(), "code": tc.code, "level": "INFO",
+				} {
+					if fields[key] != want {
+						t.Errorf("%s is %v, want %v: %s", key, fields[key], want, tc.reason)
+					}
+				}
+			}
+			if lines != 1 {
+				t.Errorf("%d lines say how it ended, want one:\n%s", lines, r.logs.String())
 			}
 		})
 	}

@@ -42,10 +42,7 @@ const conditionReadonlyFilesystem corev1.NodeConditionType = "ReadonlyFilesystem
 func (p Policy) Request(
 	machine *v1alpha1.Machine, node *corev1.Node, failed bool, now time.Time,
 ) (req Request, again time.Duration) {
-	limit := p.Timeout
-	if own := machine.Spec.MachineDrainTimeout; own != nil {
-		limit = own.Duration
-	}
+	limit := p.limit(machine)
 	retries := p.MaxEvictRetries
 	if own := machine.Spec.MaxEvictRetries; own != nil {
 		retries = int(*own)
@@ -55,11 +52,8 @@ func (p Policy) Request(
 		Deployment: machine.Labels[v1alpha1.LabelKeyMachineDeployment], Node: node, Failed: failed,
 		MaxEvictRetries: min(retries, int(limit/evictPeriod)),
 	}
-	left := limit
-	if t := machine.DeletionTimestamp; t != nil {
-		left = t.Add(limit).Sub(now)
-	}
-	if Forced(machine) || left <= 0 {
+	left := p.Left(machine, now)
+	if left <= 0 {
 		req.Force, req.Timeout, req.MaxEvictRetries = true, forcedTimeout, 1
 
 		return req, 0
@@ -75,6 +69,27 @@ func (p Policy) Request(
 	req.Force = true
 
 	return req, 0
+}
+
+// Left returns how long the Node of a machine may still be drained in order. From
+// 0 on the machine's deletion does not wait for what its Node runs.
+func (p Policy) Left(machine *v1alpha1.Machine, now time.Time) time.Duration {
+	switch t := machine.DeletionTimestamp; {
+	case Forced(machine):
+		return 0
+	case t == nil:
+		return p.limit(machine)
+	default:
+		return t.Add(p.limit(machine)).Sub(now)
+	}
+}
+
+func (p Policy) limit(machine *v1alpha1.Machine) time.Duration {
+	if own := machine.Spec.MachineDrainTimeout; own != nil {
+		return own.Duration
+	}
+
+	return p.Timeout
 }
 
 // Forced tells whether a machine is to be deleted by force: without regard to

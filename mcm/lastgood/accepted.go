@@ -71,7 +71,9 @@ func LastAccepted(class *v1alpha1.MachineClass) (*v1alpha1.MachineClass, error) 
 }
 
 // Version returns the class in the version that a driver asks for: the last
-// accepted one when that is meant, and otherwise as it stands.
+// accepted one when that is meant, and otherwise as it stands. What the class has
+// besides is left out of one that was another provider's: by now it is not meant
+// for that one.
 func Version(class *v1alpha1.MachineClass, resourceVersion string) *v1alpha1.MachineClass {
 	if !strings.HasPrefix(resourceVersion, acceptedPrefix) {
 		return class
@@ -79,6 +81,9 @@ func Version(class *v1alpha1.MachineClass, resourceVersion string) *v1alpha1.Mac
 	former, err := LastAccepted(class)
 	if err != nil || former == nil || former.ResourceVersion != resourceVersion {
 		return class // accepted anew since the request was sent
+	}
+	if former.Provider != class.Provider {
+		former.Labels, former.Annotations, former.NodeTemplate = nil, nil, nil
 	}
 
 	return former

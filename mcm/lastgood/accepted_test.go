@@ -44,10 +44,27 @@ func TestLastAccepted(t *testing.T) {
 	if diff := cmp.Diff(want, former); diff != "" {
 		t.Errorf("last accepted (-want +got):\n%s", diff)
 	}
+	edited.Labels, edited.NodeTemplate = map[string]string{"made": "for gcp"}, &v1alpha1.NodeTemplate{Region: "of gcp"}
+	former.Annotations = nil // of gcp's too
 	for version, want := range map[string]*v1alpha1.MachineClass{"8": edited, "": edited, "accepted.3": former, "accepted.2": edited} {
 		if diff := cmp.Diff(want, lastgood.Version(edited, version)); diff != "" {
 			t.Errorf("version %q (-want +got):\n%s", version, diff)
 		}
+	}
+}
+
+// A provider that still has the class may know all of it.
+func TestLastAcceptedOfTheSameProvider(t *testing.T) {
+	t.Parallel()
+	class := &v1alpha1.MachineClass{ObjectMeta: metav1.ObjectMeta{Name: "small", Generation: 3}, Provider: "aws"}
+	if _, err := lastgood.Accept(class); err != nil {
+		t.Fatal(err)
+	}
+	class.Generation, class.ProviderSpec.Raw = 4, []byte(`{}`)
+	class.Labels, class.NodeTemplate = map[string]string{"pool": "a"}, &v1alpha1.NodeTemplate{Region: "r"}
+	got := lastgood.Version(class, "accepted.3")
+	if got.Labels["pool"] != "a" || got.NodeTemplate == nil || got.ProviderSpec.Raw != nil {
+		t.Errorf("version is %+v", got)
 	}
 }
 

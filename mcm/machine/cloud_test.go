@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -160,6 +161,20 @@ func (c *cloud) count(op driverv1.Operation) int {
 	n := 0
 	for _, t := range c.tasks {
 		if t.Operation == op {
+			n++
+		}
+	}
+
+	return n
+}
+
+// of is count for one machine.
+func (c *cloud) of(op driverv1.Operation, m *v1alpha1.Machine) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for _, t := range c.tasks {
+		if t.Operation == op && bus.MachineOf(t.Request).GetName() == m.Name {
 			n++
 		}
 	}

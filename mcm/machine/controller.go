@@ -133,6 +133,7 @@ func (r *Reconciler) forgetMachine() handler.EventHandler {
 		DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			r.Dispatcher.Forget(e.Object.GetUID())
 			r.told.Delete(e.Object.GetUID())
+			r.unfound.Delete(e.Object.GetUID())
 			if r.Drainer != nil {
 				r.Drainer.Forget(e.Object.GetUID())
 			}

@@ -33,7 +33,7 @@ func (p *pass) createInstance(ctx context.Context) (next, error) {
 		return p.createFailed(ctx, state)
 	}
 	if state.Stated {
-		p.machine.Status.LastKnownState = state.LastKnownState
+		p.remember(state)
 	}
 	node, err := p.nodeInTheWay(ctx, state.Instance)
 	if err != nil {
@@ -120,13 +120,16 @@ func addresses(i *dispatch.Instance) []corev1.NodeAddress {
 
 // createFailed stores how a create failed and when it is tried again.
 func (p *pass) createFailed(ctx context.Context, state dispatch.State) (next, error) {
-	// What the driver remembered before belongs to a try that goes on.
-	if code := dispatch.CodeOf(state.Err); state.LastKnownState != "" || !transient(code) && code != dispatch.ResourceExhausted {
-		p.machine.Status.LastKnownState = state.LastKnownState
+	// What the driver remembered before belongs to a try that goes on; what another
+	// one did is not for this one to end.
+	code := dispatch.CodeOf(state.Err)
+	ended := !transient(code) && code != dispatch.ResourceExhausted && p.journal.stateIsOf(state.Provider)
+	if state.LastKnownState != "" || ended {
+		p.remember(state)
 	}
 	p.failCreation(state.Err)
 
-	return p.failed(ctx, state, "FailedCreate", p.Settings.Retry.create(dispatch.CodeOf(state.Err)))
+	return p.failed(ctx, state, "FailedCreate", p.Settings.Retry.create(code))
 }
 
 // failCreation sets phase and lastOperation for a creation that failed; the

@@ -23,7 +23,7 @@ func (p *pass) initializeInstance(ctx context.Context) (next, error) {
 		return p.initializeFailed(ctx, state)
 	}
 	if state.LastKnownState != "" {
-		p.machine.Status.LastKnownState = state.LastKnownState
+		p.remember(state)
 	}
 
 	return proceed, p.described(ctx, state.Instance)
@@ -44,6 +44,9 @@ func (p *pass) described(ctx context.Context, i *dispatch.Instance) error {
 }
 
 func (p *pass) initializeFailed(ctx context.Context, state dispatch.State) (next, error) {
+	if state.LastKnownState != "" {
+		p.remember(state)
+	}
 	p.failCreation(state.Err)
 	p.machine.Status.LastOperation.Description = v1alpha1.InitializeFailedText(dispatch.CodeOf(state.Err).String(), fault(state.Err))
 

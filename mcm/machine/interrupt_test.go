@@ -33,8 +33,6 @@ func TestDeleteDuringCreate(t *testing.T) {
 	}
 }
 
-// Between the cloud's last word and its being stored, a deletion must learn of
-// the instance.
 // A token outlives neither its use nor its machine.
 func TestDeleteBeforeJoining(t *testing.T) {
 	t.Parallel()
@@ -61,6 +59,8 @@ func TestDeleteBeforeJoining(t *testing.T) {
 	}
 }
 
+// Between the cloud's last word and its being stored, a deletion must learn of
+// the instance.
 func TestDeleteAfterCreate(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
@@ -84,7 +84,7 @@ func TestDeleteOfALostCreate(t *testing.T) {
 	r := newRig(t)
 	r.settings.OperationTimeout = 8 * time.Second
 	proxy := bustest.NewProxy(t, r.nats.URL())
-	r.startDriverAt(t, proxy.URL())
+	r.startDriverOf(t, provider, r.cloud, proxy.URL())
 	r.startManager(t)
 	open := make(chan struct{})
 	r.cloud.hold(open)
@@ -167,6 +167,17 @@ func TestRestartDuringCreate(t *testing.T) {
 		t.Errorf("providerID is %q", got.Spec.ProviderID)
 	}
 	r.event(t, m, "Created", "attempt 1")
+	taken := r.logged(t, "taking up an operation begun earlier")
+	if len(taken) != 1 {
+		t.Fatalf("%d lines say that the create is taken up, want 1", len(taken))
+	}
+	for key, want := range map[string]any{
+		"machine": m.Namespace + "/" + m.Name, "uid": string(m.UID), "operation_id": first, "attempt": 0.0, "replica": "",
+	} {
+		if got := taken[0][key]; got != want {
+			t.Errorf("%s is %v, want %v: no replica is known at that moment", key, got, want)
+		}
+	}
 	if n := r.cloud.count(create); n != 1 {
 		t.Errorf("the driver got %d creates, want the one that went on", n)
 	}
@@ -244,57 +255,6 @@ func TestDeleteTakenOver(t *testing.T) {
 	r.gone(t, m)
 	if n := r.cloud.count(remove); n != 1 {
 		t.Errorf("%d deletes, want 1", n)
-	}
-}
-
-func TestNodeHealth(t *testing.T) {
-	t.Parallel()
-	r := newRunningRig(t)
-	m := r.machine("a")
-	r.create(t, m)
-	r.phase(t, m, v1alpha1.MachinePending)
-	node := r.join(t, m)
-	r.phase(t, m, v1alpha1.MachineRunning)
-	r.condition(t, node, ready(corev1.ConditionUnknown))
-	got := r.phase(t, m, v1alpha1.MachineUnknown)
-	want := "Machine " + m.Name + " is unhealthy - changing MachinePhase to Unknown. Node conditions: Ready=Unknown (Test)"
-	if last := got.Status.LastOperation; last.Description != want || last.Type != "HealthCheck" || last.State != "Processing" {
-		t.Errorf("last operation is %+v", last)
-	}
-	r.event(t, m, "Unhealthy", "Ready=Unknown")
-	r.condition(t, node, ready(corev1.ConditionTrue))
-	got = r.phase(t, m, v1alpha1.MachineRunning)
-	if want := "Machine " + m.Name + " successfully re-joined the cluster"; got.Status.LastOperation.Description != want {
-		t.Errorf("last operation is %+v", got.Status.LastOperation)
-	}
-}
-
-func TestHealthTimeout(t *testing.T) {
-	t.Parallel()
-	r := newRunningRig(t)
-	for name, disabled := range map[string]bool{"timeout": false, "disabled": true} {
-		m := r.machine(name)
-		m.Spec.MachineHealthTimeout, m.Spec.DisableHealthTimeout = &metav1.Duration{Duration: 1}, new(disabled)
-		r.create(t, m)
-		node := r.join(t, m)
-		r.phase(t, m, v1alpha1.MachineRunning)
-		r.condition(t, node, ready(corev1.ConditionFalse))
-		if disabled {
-			r.phase(t, m, v1alpha1.MachineUnknown)
-			r.condition(t, node, ready(corev1.ConditionUnknown)) // another pass
-			r.until(t, "copied conditions", m, func(m *v1alpha1.Machine) bool {
-				return m.Status.Conditions[0].Status == corev1.ConditionUnknown
-			})
-			if got := r.get(t, m); got.Status.CurrentStatus.Phase != v1alpha1.MachineUnknown {
-				t.Errorf("phase is %q", got.Status.CurrentStatus.Phase)
-			}
-
-			continue
-		}
-		r.phase(t, m, v1alpha1.MachineFailed)
-		r.event(t, m, "HealthTimeout", "health checks failing since last")
-		r.condition(t, node, ready(corev1.ConditionTrue))
-		r.phase(t, m, v1alpha1.MachineRunning) // nobody has replaced it yet
 	}
 }
 

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -34,6 +35,9 @@ type journal struct {
 	Lost *metav1.Time `json:"lost,omitempty"`
 	// Provider has the machine's instance; empty while there is none.
 	Provider string `json:"provider,omitempty"`
+	// StateOf is whose driver wrote status.lastKnownState, if that is not Provider;
+	// empty also where another manager has stored it.
+	StateOf string `json:"stateOf,omitempty"`
 	// LastGood says that the operation begun, or the next try of the one that
 	// failed, uses the class as it was last accepted.
 	LastGood bool `json:"lastGood,omitempty"`
@@ -69,6 +73,9 @@ func UnderWay(m *v1alpha1.Machine) (operationID string) {
 }
 
 func (j journal) write(m *v1alpha1.Machine) error {
+	if j.StateOf == j.Provider {
+		j.StateOf = ""
+	}
 	text, err := json.Marshal(j)
 	if err != nil {
 		return fmt.Errorf("annotation %s: %w", v1alpha1.AnnotationKeyOperation, err)
@@ -78,17 +85,24 @@ func (j journal) write(m *v1alpha1.Machine) error {
 	return nil
 }
 
+// stateIsOf tells whether status.lastKnownState may be a provider's.
+func (j journal) stateIsOf(provider string) bool {
+	owner := cmp.Or(j.StateOf, j.Provider)
+
+	return owner == "" || owner == provider
+}
+
 // begin notes that an operation is about to be sent.
 func (j journal) begin(kind dispatch.Kind, now time.Time) journal {
 	return journal{
 		Settled: j.Settled, Operation: kind, Begun: &metav1.Time{Time: now}, Lost: j.Lost,
-		Provider: j.Provider, LastGood: j.LastGood && j.Failed == kind, Return: j.Return,
+		Provider: j.Provider, StateOf: j.StateOf, LastGood: j.LastGood && j.Failed == kind, Return: j.Return,
 	}
 }
 
 // settle notes that the outcome of the operation begun is stored.
 func (j journal) settle() journal {
-	return journal{Settled: j.Settled + 1, Provider: j.Provider, Lost: j.Lost}
+	return journal{Settled: j.Settled + 1, Provider: j.Provider, StateOf: j.StateOf, Lost: j.Lost}
 }
 
 // failed is settle for an outcome after which the operation is to be tried
@@ -96,7 +110,7 @@ func (j journal) settle() journal {
 func (j journal) failed(now time.Time, wait time.Duration, class string) journal {
 	return journal{
 		Settled: j.Settled + 1, Failed: j.Operation, NotBefore: &metav1.Time{Time: now.Add(wait)}, Class: class,
-		Lost: j.Lost, Provider: j.Provider, Return: j.Return,
+		Lost: j.Lost, Provider: j.Provider, StateOf: j.StateOf, Return: j.Return,
 	}
 }
 

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path"
@@ -91,6 +92,9 @@ func (p *pass) returnInstance(ctx context.Context) (next, error) {
 
 		return p.deleteFailed(ctx, state)
 	}
+	if state.Stated {
+		p.remember(state)
+	}
 	p.setPhase(v1alpha1.MachineFailed)
 	p.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateFailed, "", v1alpha1.TextOldNode)
 	if err := p.patchStatus(ctx); err != nil {
@@ -99,7 +103,7 @@ func (p *pass) returnInstance(ctx context.Context) (next, error) {
 	gone := p.machine.Spec.ProviderID
 	p.machine.Spec.ProviderID = ""
 	p.journal = journal{
-		Settled: p.journal.Settled + 1, Failed: dispatch.Create, Class: p.version,
+		Settled: p.journal.Settled + 1, Failed: dispatch.Create, Class: p.version, StateOf: cmp.Or(p.journal.StateOf, p.journal.Provider),
 		NotBefore: &metav1.Time{Time: p.now.Add(p.Settings.Retry.Medium)},
 	}
 	if err := p.patch(ctx); err != nil {

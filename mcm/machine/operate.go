@@ -26,7 +26,7 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 	}
 	_, known := p.begun()
 	op := dispatch.Operation{
-		Kind: kind, Number: p.journal.Settled, Machine: p.machine.DeepCopy(), Class: p.class, Provider: p.provider,
+		Kind: kind, Number: p.journal.Settled, Machine: p.machineFor(p.provider), Class: p.class, Provider: p.provider,
 		Timeout: p.operationTimeout(), Span: trace.SpanFromContext(ctx),
 	}
 	if !known && !p.unsent {
@@ -70,6 +70,26 @@ func (p *pass) discard(ctx context.Context, state dispatch.State) error {
 	p.Dispatcher.Settle(p.machine.UID, state.ID)
 
 	return nil
+}
+
+// machineFor is the machine as a provider's driver may see it: what another
+// one's remembers of it is nothing to it, and may mislead it.
+func (p *pass) machineFor(provider string) *v1alpha1.Machine {
+	m := p.machine.DeepCopy()
+	if !p.journal.stateIsOf(provider) {
+		m.Status.LastKnownState = ""
+	}
+
+	return m
+}
+
+// remember keeps what a driver wants to be told again, and notes whose it is.
+// The caller stores status and journal.
+func (p *pass) remember(state dispatch.State) {
+	p.machine.Status.LastKnownState, p.journal.StateOf = state.LastKnownState, ""
+	if state.LastKnownState != "" {
+		p.journal.StateOf = state.Provider
+	}
 }
 
 // begin notes in the journal, which the caller stores, that an operation is about

@@ -67,6 +67,7 @@ type Reconciler struct {
 
 	accepted sync.Map // generation by uid of a class, as last noted on it
 	told     sync.Map // what was last said of a machine's faulty fields, by its uid
+	unfound  sync.Map // a failedStatus by its machine's uid
 }
 
 // A pass is one look at one machine.
@@ -141,7 +142,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	defer span.End()
 	p := &pass{
 		Reconciler: r, machine: m.DeepCopy(), stored: m, now: time.Now(),
-		log: logr.FromContextOrDiscard(ctx).WithValues("uid", m.UID),
+		log: logr.FromContextOrDiscard(ctx).WithValues("machine", req.String(), "uid", m.UID),
 	}
 	if r.Now != nil {
 		p.now = r.Now()

@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/bus"
@@ -37,70 +35,6 @@ func TestNodeVanishes(t *testing.T) {
 	got = r.phase(t, m, v1alpha1.MachineRunning)
 	if last := got.Status.LastOperation; last.Type != "HealthCheck" || last.State != "Successful" {
 		t.Errorf("last operation is %+v", last)
-	}
-}
-
-// A machine that never joins is Failed; what it failed at stays a Create.
-func TestNeverJoins(t *testing.T) {
-	t.Parallel()
-	r := newRunningRig(t)
-	m := r.machine("a")
-	m.Spec.MachineCreationTimeout = &metav1.Duration{Duration: 1200 * time.Millisecond}
-	r.create(t, m)
-	got := r.phase(t, m, v1alpha1.MachineFailed)
-	want := "Machine " + m.Name + " failed to join the cluster in 0.02 minutes."
-	if last := got.Status.LastOperation; last.Type != "Create" || last.State != "Failed" || last.Description != want {
-		t.Errorf("last operation is %+v", last)
-	}
-	if got.Status.CurrentStatus.TimeoutActive {
-		t.Error("a timeout is active that has passed")
-	}
-	r.join(t, m)
-	r.phase(t, m, v1alpha1.MachineRunning) // late, and nobody has replaced it
-}
-
-func TestDeletionEndsPreservation(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	m := r.machine("a")
-	m.Finalizers = []string{v1alpha1.FinalizerName}
-	r.create(t, m)
-	before := m.DeepCopy()
-	m.Status.CurrentStatus = v1alpha1.CurrentStatus{
-		Phase: v1alpha1.MachineFailed, PreserveExpiryTime: &metav1.Time{Time: time.Now().Add(time.Hour)},
-	}
-	if err := r.Status().Patch(t.Context(), m, client.MergeFrom(before)); err != nil {
-		t.Fatal(err)
-	}
-	r.delete(t, m)
-	r.startManager(t) // and no driver: the machine stays
-	got := r.phase(t, m, v1alpha1.MachineTerminating)
-	if got.Status.CurrentStatus.PreserveExpiryTime != nil {
-		t.Errorf("machine is to be preserved until %v", got.Status.CurrentStatus.PreserveExpiryTime)
-	}
-	r.startDriver(t)
-	r.gone(t, m)
-}
-
-// The update decides what becomes of a machine that is being updated in place.
-func TestInPlaceUpdateIsLeftAlone(t *testing.T) {
-	t.Parallel()
-	r := newRunningRig(t)
-	m := r.machine("a")
-	r.create(t, m)
-	node := r.join(t, m)
-	m = r.phase(t, m, v1alpha1.MachineRunning)
-	before := m.DeepCopy()
-	m.Status.CurrentStatus.Phase = v1alpha1.MachineInPlaceUpdating
-	if err := r.Status().Patch(t.Context(), m, client.MergeFrom(before)); err != nil {
-		t.Fatal(err)
-	}
-	r.condition(t, node, ready(corev1.ConditionFalse))
-	got := r.until(t, "copied conditions", m, func(m *v1alpha1.Machine) bool {
-		return m.Status.Conditions[0].Status == corev1.ConditionFalse
-	})
-	if got.Status.CurrentStatus.Phase != v1alpha1.MachineInPlaceUpdating {
-		t.Errorf("phase is %q", got.Status.CurrentStatus.Phase)
 	}
 }
 

@@ -2,6 +2,7 @@ package machine_test
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"net/http"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -69,6 +71,7 @@ type rig struct {
 	nats      *embedded.Server
 	cloud     *cloud
 	requests  atomic.Int64  // of the manager to the API server
+	lines     lines         // of the manager's log
 	stop      func()        // stops the manager
 	seen      client.Reader // what the manager has heard of, from its cache
 }
@@ -89,6 +92,37 @@ func newRig(t *testing.T) *rig {
 	r.create(t, r.class())
 
 	return r
+}
+
+// lines are what a log has said, in JSON.
+type lines struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (r *rig) log(line string) {
+	r.lines.mu.Lock()
+	defer r.lines.mu.Unlock()
+	r.lines.all = append(r.lines.all, line)
+}
+
+// logged returns the fields of the log's lines with that message.
+func (r *rig) logged(t *testing.T, message string) []map[string]any {
+	t.Helper()
+	r.lines.mu.Lock()
+	defer r.lines.mu.Unlock()
+	var found []map[string]any
+	for _, line := range r.lines.all {
+		fields := map[string]any{}
+		if err := json.Unmarshal([]byte(line), &fields); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		if fields["msg"] == message {
+			found = append(found, fields)
+		}
+	}
+
+	return found
 }
 
 // newRunningRig is newRig with a driver and a manager.
@@ -145,7 +179,7 @@ func (r *rig) startManager(t *testing.T) {
 	cfg := rest.CopyConfig(apiServer)
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return counter{next, &r.requests} })
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
-		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"},
+		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Logger: funcr.NewJSON(r.log, funcr.Options{}),
 		Cache:      cache.Options{DefaultNamespaces: map[string]cache.Config{r.namespace: {}}},
 		Controller: config.Controller{SkipNameValidation: new(true)},
 	})
@@ -236,19 +270,19 @@ func (c counter) RoundTrip(req *http.Request) (*http.Response, error) {
 func (r *rig) startDriver(t *testing.T) (replica string) {
 	t.Helper()
 
-	return r.startDriverAt(t, r.nats.URL())
+	return r.startDriverOf(t, provider, r.cloud, r.nats.URL())
 }
 
-// startDriverAt is startDriver with another way to the bus.
-func (r *rig) startDriverAt(t *testing.T, url string) (replica string) {
+// startDriverOf is startDriver for any provider, with its own way to the bus.
+func (r *rig) startDriverOf(t *testing.T, provider string, cloud *cloud, url string) (replica string) {
 	t.Helper()
 	conn := bustest.Connect(t, bus.Config{
 		URLs: []string{url}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider),
 	})
 	server, err := bus.NewServer(conn, bus.ServerConfig{
 		Provider: provider, Slots: 100, Logger: bustest.Quiet(), DrainTimeout: 10 * time.Millisecond,
-		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, Capabilities: r.cloud.capabilities(),
-	}, bus.HandlerFunc(r.cloud.handle))
+		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, Capabilities: cloud.capabilities(),
+	}, bus.HandlerFunc(cloud.handle))
 	if err != nil {
 		t.Fatal(err)
 	}

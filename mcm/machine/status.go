@@ -92,6 +92,11 @@ func (p *pass) findNode(ctx context.Context) (next, error) {
 
 		return proceed, p.patch(ctx)
 	}
+	if _, failed := p.unfound.Load(m.UID); failed && p.Settings.DrainPolicy.Left(m, p.now) <= 0 {
+		p.cautionf("NodeUnknown", "Goes on without draining the node: the driver could not tell which it is")
+
+		return proceed, nil
+	}
 	if err := p.classForDelete(ctx); err != nil {
 		return p.cannotDelete(ctx, err)
 	}
@@ -116,27 +121,48 @@ func (p *pass) askForNode(ctx context.Context) (next, error) {
 	case p.another(code):
 		return proceed, nil // the deletion knows what to do about the class
 	case transient(code):
-		p.failFinding(state.Err)
-
-		return p.cannotFind(ctx, state, p.Settings.Retry.Short)
+		return p.nodeUnknown(ctx, state, p.Settings.Retry.Short)
 	default:
-		p.failFinding(state.Err)
-
-		return p.cannotFind(ctx, state, p.Settings.Retry.Medium)
+		return p.nodeUnknown(ctx, state, p.Settings.Retry.Medium)
 	}
 }
 
-func (p *pass) failFinding(err error) {
-	code := dispatch.CodeOf(err).String()
+// nodeUnknown stores that the driver cannot tell the machine's Node, and asks
+// again as long as there is time to drain it. A driver that finds several instances
+// never tells: then they are deleted all the same.
+func (p *pass) nodeUnknown(ctx context.Context, state dispatch.State, retry time.Duration) (next, error) {
+	code := dispatch.CodeOf(state.Err).String()
 	p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, code,
-		v1alpha1.ErrorText(code, fault(err))+". "+v1alpha1.DeletionTextGetVMStatus)
+		v1alpha1.ErrorText(code, fault(state.Err))+". "+v1alpha1.DeletionTextGetVMStatus)
+	if left := p.Settings.DrainPolicy.Left(p.machine, p.now); left > 0 {
+		return p.cannotFind(ctx, state, min(retry, left))
+	}
+	p.cautionf("NodeUnknown", "Goes on without draining the node: the driver cannot tell which it is: %s", fault(state.Err))
+
+	return proceed, p.patchStatus(ctx)
+}
+
+// A failedStatus says until when a machine's instance is not asked for again:
+// passes have other causes than that, and reads have no journal. With another
+// class, or for another purpose, there is no need to wait.
+type failedStatus struct {
+	until   time.Time
+	class   string
+	leaving bool
 }
 
 // ask has the driver asked for the machine's instance. It lets the step go on
 // only when there is an answer.
 func (p *pass) ask(ctx context.Context) (dispatch.State, next, error) {
+	if last, ok := p.unfound.Load(p.machine.UID); ok {
+		f, _ := last.(failedStatus)
+		if d := f.until.Sub(p.now); d > 0 && f.class == p.version && f.leaving == p.leaving() {
+			return dispatch.State{}, again(d), nil
+		}
+		p.unfound.Delete(p.machine.UID)
+	}
 	state := p.Dispatcher.Ask(dispatch.Operation{
-		Machine: p.machine.DeepCopy(), Class: p.class, Provider: p.provider, Timeout: p.Settings.ReadTimeout,
+		Machine: p.machineFor(p.provider), Class: p.class, Provider: p.provider, Timeout: p.Settings.ReadTimeout,
 	})
 	if state.Phase != dispatch.Done {
 		return state, wait, p.waiting(ctx, state)
@@ -154,6 +180,7 @@ func (p *pass) cannotFind(ctx context.Context, state dispatch.State, retry time.
 	if err := p.patchStatus(ctx); err != nil {
 		return wait, err
 	}
+	p.unfound.Store(p.machine.UID, failedStatus{p.now.Add(retry), p.version, p.leaving()})
 	p.warnf("FailedStatus", "%s failed with %s (driver replica %s), next try in %s: %s", state.Kind,
 		dispatch.CodeOf(state.Err), orPlain(state.Replica), retry, fault(state.Err))
 

@@ -2,7 +2,6 @@ package machine_test
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -156,78 +155,6 @@ func TestStatusWithoutAProviderID(t *testing.T) {
 	r.phase(t, m, v1alpha1.MachinePending) // found out again, and made
 }
 
-// otherCodes are those with which a status says nothing about the instance.
-func otherCodes() map[string]driverv1.Code {
-	other := codes()
-	for _, known := range []string{"notfound", "unimplemented", "uninitialized"} {
-		delete(other, known)
-	}
-
-	return other
-}
-
-func TestStatusErrorsBeforeCreation(t *testing.T) {
-	t.Parallel()
-	for name, code := range otherCodes() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			retry := &r.settings.Retry
-			retry.Short, retry.Medium, retry.Long, retry.ResourceExhausted = time.Hour, 2*time.Hour, 3*time.Hour, 4*time.Hour
-			period := retry.Medium
-			switch code {
-			case driverv1.Code_CODE_RESOURCE_EXHAUSTED:
-				period = retry.ResourceExhausted
-			case driverv1.Code_CODE_CANCELED, driverv1.Code_CODE_UNKNOWN, driverv1.Code_CODE_DEADLINE_EXCEEDED,
-				driverv1.Code_CODE_ABORTED, driverv1.Code_CODE_UNAVAILABLE:
-				period = retry.Short
-			}
-			m := r.machine("a")
-			r.crashed(t, m)
-			r.cloud.failOnce(status, func(*driverv1.Machine) *driverv1.Result { return failure(code) })
-			r.startDriver(t)
-			r.startManager(t)
-			r.event(t, m, "FailedStatus", fmt.Sprintf("failed with %s (driver replica", bus.CodeName(code)))
-			r.event(t, m, "FailedStatus", fmt.Sprintf("next try in %s: no luck", period))
-			got := r.get(t, m)
-			want := fmt.Sprintf("Cloud provider message - machine codes error: code = [%s] message = [no luck]", bus.CodeName(code))
-			if last := got.Status.LastOperation; last.Description != want || last.ErrorCode != bus.CodeName(code) ||
-				last.Type != "Create" || last.State != "Failed" {
-				t.Errorf("last operation is %+v", last)
-			}
-			if got.Status.CurrentStatus.Phase != v1alpha1.MachineCrashLoopBackOff || got.Status.LastKnownState != "half made" {
-				t.Errorf("status is %+v", got.Status)
-			}
-			if r.cloud.count(create) != 0 {
-				t.Error("something was made without knowing what there is")
-			}
-			class := r.class()
-			r.change(t, class, func() { class.ProviderSpec.Raw = []byte(`{"size":"m"}`) })
-			r.phase(t, m, v1alpha1.MachinePending)
-		})
-	}
-}
-
-// The same failure is for good once the machine is older than it may be.
-func TestStatusErrorFailsAnOldMachine(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	m := r.machine("a")
-	m.Spec.MachineCreationTimeout = &metav1.Duration{Duration: time.Millisecond}
-	r.crashed(t, m)
-	untilLater(t, m.CreationTimestamp)
-	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
-		if task.Operation == status {
-			return failure(driverv1.Code_CODE_INTERNAL)
-		}
-
-		return nil
-	})
-	r.startDriver(t)
-	r.startManager(t)
-	r.phase(t, m, v1alpha1.MachineFailed)
-}
-
 // A machine that is to go and does not know its Node asks for it, to have it
 // drained.
 func TestStatusBeforeDeletion(t *testing.T) {
@@ -306,31 +233,44 @@ func TestNodeKnownByItsLabel(t *testing.T) {
 	}
 }
 
-func TestStatusErrorsBeforeDeletion(t *testing.T) {
+// A driver that finds several instances can never tell the Node. Neither that nor
+// a driver that cannot tell anything may keep the machine for ever.
+func TestNodeStaysUnknown(t *testing.T) {
 	t.Parallel()
-	for name, code := range otherCodes() {
+	for name, c := range map[string]struct {
+		reason  string
+		timeout time.Duration
+		force   bool
+	}{
+		"late":   {"its time to drain is over", 2 * time.Second, false},
+		"forced": {"somebody has looked at it", time.Hour, true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
-			r.settings.Retry.Long = time.Hour // which none of them waits for
-			period := r.settings.Retry.Medium
-			switch code {
-			case driverv1.Code_CODE_CANCELED, driverv1.Code_CODE_UNKNOWN, driverv1.Code_CODE_DEADLINE_EXCEEDED,
-				driverv1.Code_CODE_ABORTED, driverv1.Code_CODE_UNAVAILABLE:
-				period = r.settings.Retry.Short
-			}
+			r.settings.Retry.Short, r.settings.Retry.Medium = time.Hour, time.Hour
 			m := r.machine("a")
 			m.Finalizers = []string{v1alpha1.FinalizerName}
+			m.Spec.MachineDrainTimeout = &metav1.Duration{Duration: c.timeout}
 			r.crashed(t, m)
 			r.delete(t, m)
-			r.cloud.failOnce(status, func(*driverv1.Machine) *driverv1.Result { return failure(code) })
+			r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+				if task.Operation == status {
+					return failure(driverv1.Code_CODE_OUT_OF_RANGE)
+				}
+
+				return nil
+			})
 			r.startDriver(t)
 			r.startManager(t)
-			r.event(t, m, "FailedStatus", fmt.Sprintf("failed with %s (driver replica", bus.CodeName(code)))
-			r.event(t, m, "FailedStatus", fmt.Sprintf("next try in %s: no luck", period))
+			if c.force {
+				r.event(t, m, "FailedStatus", "failed with OutOfRange")
+				r.change(t, m, func() { metav1.SetMetaDataLabel(&m.ObjectMeta, v1alpha1.LabelKeyForceDeletion, "true") })
+			}
 			r.gone(t, m)
-			if asked, deleted := r.cloud.count(status), r.cloud.count(remove); asked < 2 || deleted != 1 {
-				t.Errorf("asked %d times, deleted %d times", asked, deleted)
+			r.event(t, m, "NodeUnknown", "without draining the node")
+			if n := r.cloud.count(remove); n != 1 {
+				t.Errorf("%d deletes, want 1: %s", n, c.reason)
 			}
 		})
 	}

@@ -59,10 +59,10 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 	}
 	if !known {
 		// Begun by another manager: a replica may still have it.
+		provider := cmp.Or(p.journal.Provider, p.provider)
 		state = p.Dispatcher.Start(dispatch.Operation{
-			Kind: kind, Number: p.journal.Settled, Machine: p.machine.DeepCopy(), Class: p.class,
-			Provider: cmp.Or(p.journal.Provider, p.provider), Timeout: p.operationTimeout(), Recover: true, Attempt: 1, OnlyIfHeld: true,
-			Span: trace.SpanFromContext(ctx),
+			Kind: kind, Number: p.journal.Settled, Machine: p.machineFor(provider), Class: p.class, Provider: provider,
+			Timeout: p.operationTimeout(), Recover: true, Attempt: 1, OnlyIfHeld: true, Span: trace.SpanFromContext(ctx),
 		})
 	}
 	switch state.Phase {
@@ -95,6 +95,12 @@ func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, e
 		p.machine.Spec.ProviderID, p.journal.Provider = state.Instance.ProviderID, state.Provider
 		if p.Target != nil && state.Instance.NodeName != "" {
 			metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, state.Instance.NodeName)
+		}
+	}
+	if state.LastKnownState != "" {
+		p.remember(state) // the delete may need it
+		if err := p.patchStatus(ctx); err != nil {
+			return wait, err
 		}
 	}
 	p.journal = p.journal.settle()
@@ -132,11 +138,14 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 		return n, err
 	}
 	if state.Stated {
-		p.machine.Status.LastKnownState = state.LastKnownState
+		p.remember(state)
 	}
 	if code := dispatch.CodeOf(state.Err); code != dispatch.OK && code != dispatch.NotFound {
-		p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, code.String(),
-			v1alpha1.ErrorText(code.String(), fault(state.Err))+". "+v1alpha1.DeletionTextDeleteVM)
+		text := v1alpha1.ErrorText(code.String(), fault(state.Err)) + ". "
+		if !transient(code) && !p.another(code) {
+			text += v1alpha1.TextAborting + " "
+		}
+		p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, code.String(), text+v1alpha1.DeletionTextDeleteVM)
 
 		return p.deleteFailed(ctx, state)
 	}

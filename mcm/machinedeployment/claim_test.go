@@ -63,12 +63,12 @@ func TestInvalid(t *testing.T) {
 		},
 		"NoSelector": {
 			"nothing says which sets are its own",
-			func(d *v1alpha1.MachineDeployment) { d.Spec.Selector = nil }, "InvalidSpec", "spec.selector is missing",
+			func(d *v1alpha1.MachineDeployment) { d.Spec.Selector = nil }, "InvalidSpec", "spec.selector is missing: set matchLabels",
 		},
 		"SelectsOthers": {
 			"its machines would not be its own",
 			func(d *v1alpha1.MachineDeployment) { d.Spec.Selector.MatchLabels = map[string]string{"a": "b"} },
-			"InvalidSpec", "does not select",
+			"InvalidSpec", "spec.selector does not select the labels of spec.template: give the template",
 		},
 		"SelectingAll": {
 			"it would take everybody's sets",

@@ -48,7 +48,7 @@ func invalid(spec *v1alpha1.MachineDeploymentSpec) error {
 		fault("spec.replicas must not be negative, not %d", spec.Replicas)
 	}
 	if spec.Template.Spec.Class.Kind == "" || spec.Template.Spec.Class.Name == "" {
-		fault("spec.template.spec.class needs a kind and a name")
+		fault("spec.template.spec.class needs a kind and a name: set kind to MachineClass and name to the name of one")
 	}
 	if err := invalidSelector(spec); err != nil {
 		errs = append(errs, err)
@@ -57,13 +57,13 @@ func invalid(spec *v1alpha1.MachineDeploymentSpec) error {
 	case v1alpha1.RecreateMachineDeploymentStrategyType:
 	case v1alpha1.RollingUpdateMachineDeploymentStrategyType:
 		if strategy.RollingUpdate == nil {
-			fault("spec.strategy.rollingUpdate is missing")
+			fault("spec.strategy.rollingUpdate is missing: set maxSurge and maxUnavailable in it")
 		} else {
 			errs = append(errs, invalidLimits("spec.strategy.rollingUpdate", strategy.RollingUpdate.UpdateConfiguration))
 		}
 	case v1alpha1.InPlaceUpdateMachineDeploymentStrategyType:
 		if strategy.InPlaceUpdate == nil {
-			fault("spec.strategy.inPlaceUpdate is missing")
+			fault("spec.strategy.inPlaceUpdate is missing: set maxSurge, maxUnavailable and orchestrationType in it")
 
 			break
 		}
@@ -80,30 +80,33 @@ func invalid(spec *v1alpha1.MachineDeploymentSpec) error {
 
 func invalidSelector(spec *v1alpha1.MachineDeploymentSpec) error {
 	if spec.Selector == nil {
-		return errors.New("spec.selector is missing")
+		return errors.New("spec.selector is missing: set matchLabels to labels of spec.template")
 	}
 	selector, err := metav1.LabelSelectorAsSelector(spec.Selector)
 	if err != nil {
 		return fmt.Errorf("spec.selector: %w", err)
 	}
 	if !selector.Matches(labels.Set(spec.Template.Labels)) {
-		return errors.New("spec.selector does not select the labels of spec.template")
+		return errors.New("spec.selector does not select the labels of spec.template: give the template these labels, or correct the selector")
 	}
 
 	return nil
 }
 
+// amount is the remedy for a limit that is none.
+const amount = "set a number such as 1, or a percentage such as 25%"
+
 func invalidLimits(path string, limits v1alpha1.UpdateConfiguration) error {
 	var errs []error
 	for name, value := range map[string]*intstr.IntOrString{"maxSurge": limits.MaxSurge, "maxUnavailable": limits.MaxUnavailable} {
 		if value == nil {
-			errs = append(errs, fmt.Errorf("%s.%s is missing", path, name))
+			errs = append(errs, fmt.Errorf("%s.%s is missing: %s", path, name, amount))
 
 			continue
 		}
 		n, err := intstr.GetScaledValueFromIntOrPercent(value, 100, true)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s.%s %q: %w", path, name, value.String(), err))
+			errs = append(errs, fmt.Errorf("%s.%s %q: %w: %s", path, name, value.String(), err, amount))
 		} else if n < 0 {
 			errs = append(errs, fmt.Errorf("%s.%s must not be negative, not %s", path, name, value.String()))
 		}

@@ -19,11 +19,11 @@ func TestStoredBeforeTheRules(t *testing.T) {
 		spoil        func(*v1alpha1.MachineDeploymentSpec)
 	}{
 		"limits": {
-			"limits cannot be guessed", "spec.strategy.rollingUpdate.maxSurge is missing",
+			"limits cannot be guessed", "spec.strategy.rollingUpdate.maxSurge is missing: set a number such as 1",
 			func(s *v1alpha1.MachineDeploymentSpec) { s.Strategy.RollingUpdate.MaxSurge = nil },
 		},
 		"no limits": {
-			"the same", "spec.strategy.rollingUpdate is missing",
+			"the same", "spec.strategy.rollingUpdate is missing: set maxSurge and maxUnavailable",
 			func(s *v1alpha1.MachineDeploymentSpec) { s.Strategy.RollingUpdate = nil },
 		},
 		"no number": {
@@ -33,7 +33,7 @@ func TestStoredBeforeTheRules(t *testing.T) {
 			},
 		},
 		"class": {
-			"no machine can be made of nothing", "spec.template.spec.class needs a kind and a name",
+			"no machine can be made of nothing", "spec.template.spec.class needs a kind and a name: set kind to MachineClass",
 			func(s *v1alpha1.MachineDeploymentSpec) { s.Template.Spec.Class.Name = "" },
 		},
 		"replicas": {

@@ -259,7 +259,7 @@ func TestInvalid(t *testing.T) {
 	set := r.set("a", 1)
 	set.Spec.Selector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "zone", Operator: "Exists"}}
 	r.create(t, set)
-	r.event(t, set, "InvalidMachineSet", "does not match")
+	r.event(t, set, "InvalidMachineSet", "does not match the labels of spec.template: give the template these labels, or correct the selector")
 	if n := len(r.machines(t)); n != 0 {
 		t.Errorf("%d machines were made", n)
 	}

@@ -38,7 +38,7 @@ func selectorOf(set *v1alpha1.MachineSet) (labels.Selector, error) {
 		errs = append(errs, fmt.Errorf("spec.replicas must not be negative, it is %d", spec.Replicas))
 	}
 	if spec.Template.Spec.Class.Kind == "" || spec.Template.Spec.Class.Name == "" {
-		errs = append(errs, errors.New("spec.template.spec.class needs a kind and a name"))
+		errs = append(errs, errors.New("spec.template.spec.class needs a kind and a name: set kind to MachineClass and name to the name of one"))
 	}
 	selector, err := metav1.LabelSelectorAsSelector(spec.Selector)
 	switch {
@@ -47,9 +47,10 @@ func selectorOf(set *v1alpha1.MachineSet) (labels.Selector, error) {
 	case spec.Selector == nil || selector.Empty():
 		// The one finds no machine, so that they would be made without end; the
 		// other would adopt all machines of the namespace.
-		errs = append(errs, errors.New("spec.selector must select something"))
+		errs = append(errs, errors.New("spec.selector must select something: set matchLabels to labels of spec.template"))
 	case !selector.Matches(labels.Set(spec.Template.Labels)):
-		errs = append(errs, fmt.Errorf("spec.selector (%s) does not match the labels of spec.template", selector))
+		errs = append(errs, fmt.Errorf("spec.selector (%s) does not match the labels of spec.template: "+
+			"give the template these labels, or correct the selector", selector))
 	}
 
 	return selector, errors.Join(errs...)

@@ -20,20 +20,20 @@ func TestSelectorOf(t *testing.T) {
 		"no class": {
 			"there is nothing to make machines from",
 			func(spec *v1alpha1.MachineSetSpec) { spec.Template.Spec.Class = v1alpha1.ClassSpec{} },
-			[]string{"kind and a name"},
+			[]string{"spec.template.spec.class needs a kind and a name: set kind to MachineClass"},
 		},
 		"no selector": {
-			"no machine would ever count", func(spec *v1alpha1.MachineSetSpec) { spec.Selector = nil }, []string{"select something"},
+			"no machine would ever count", func(spec *v1alpha1.MachineSetSpec) { spec.Selector = nil }, []string{"spec.selector must select something: set matchLabels"},
 		},
 		"empty selector": {
 			"all machines would be the set's",
 			func(spec *v1alpha1.MachineSetSpec) { spec.Selector = &metav1.LabelSelector{} },
-			[]string{"select something"},
+			[]string{"spec.selector must select something: set matchLabels"},
 		},
 		"other labels": {
 			"machines that were made would not count",
 			func(spec *v1alpha1.MachineSetSpec) { spec.Template.Labels = nil },
-			[]string{"does not match"},
+			[]string{"spec.selector (pool=a) does not match the labels of spec.template: give the template these labels"},
 		},
 		"expression": {
 			"that goes for expressions too", func(spec *v1alpha1.MachineSetSpec) {

@@ -3,6 +3,7 @@ package safety
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -53,7 +54,9 @@ type Collector struct {
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 
-	machines int               // at the last look
+	hurry    *hurry            // nil before Watch
+	unlisted []string          // providers, at the last look
+	machines int               // at the last look at everything
 	seen     map[key]time.Time // since when instances are seen without a machine
 	nodes    map[string]bool   // names of the machines that Nodes of ours name
 }
@@ -61,17 +64,33 @@ type Collector struct {
 // A key is an instance's identity.
 type key struct{ provider, providerID string }
 
-// Start looks every period until ctx ends. It implements manager.Runnable and
-// runs on the leader only.
+// Start looks every period until ctx ends, and out of turn where Watch has seen a
+// cause. It implements manager.Runnable and runs on the leader only.
 func (c *Collector) Start(ctx context.Context) error {
 	tick := time.NewTicker(c.Settings.Period)
 	defer tick.Stop()
+	var rested, retry <-chan time.Time
+	wake := c.hurry.wake()
+	c.Pass(ctx)
 	for {
-		c.Pass(ctx)
+		if retry == nil && len(c.unlisted) > 0 {
+			retry = time.After(c.Settings.Retry)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
+			c.Pass(ctx)
+		case <-retry:
+			retry = nil
+			if len(c.unlisted) > 0 {
+				c.Pass(ctx, slices.Clone(c.unlisted)...)
+			}
+		case <-wake:
+			c.passOutOfTurn(ctx)
+			wake, rested = nil, time.After(c.Settings.Gap)
+		case <-rested:
+			wake, rested = c.hurry.wake(), nil
 		}
 	}
 }
@@ -79,10 +98,11 @@ func (c *Collector) Start(ctx context.Context) error {
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (c *Collector) NeedLeaderElection() bool { return true }
 
-// Pass looks once. It must not be called by several goroutines.
-func (c *Collector) Pass(ctx context.Context) {
+// Pass looks once: at the classes of the providers given, or at everything. It
+// must not be called by several goroutines.
+func (c *Collector) Pass(ctx context.Context, providers ...string) {
 	log := ctrl.LoggerFrom(ctx).WithName("safety")
-	p := &pass{Collector: c, log: log, now: time.Now()}
+	p := &pass{Collector: c, log: log, now: time.Now(), providers: providers}
 	if c.Now != nil {
 		p.now = c.Now()
 	}
@@ -112,6 +132,8 @@ type pass struct {
 	log logr.Logger
 	now time.Time
 
+	providers []string // none for all
+
 	classes []v1alpha1.MachineClass
 	lists   []listing
 	known   *register
@@ -122,31 +144,49 @@ func (p *pass) run(ctx context.Context) (outcome, error) {
 	if err := p.Cache.List(ctx, classes, p.scope()...); err != nil {
 		return unread, fmt.Errorf("list classes: %w", err)
 	}
-	p.classes = classes.Items
+	p.classes = slices.DeleteFunc(classes.Items, func(class v1alpha1.MachineClass) bool { return !p.covers(&class) })
 	p.lists = p.list(ctx)
 	machines := &v1alpha1.MachineList{}
 	if err := p.Reader.List(ctx, machines, p.scope()...); err != nil {
 		return unread, fmt.Errorf("list machines: %w", err)
 	}
 	p.known = newRegister(machines.Items)
-	last := p.machines
-	p.machines = len(machines.Items)
+	last, machinesNow := p.machines, len(machines.Items)
+	if p.whole() {
+		p.machines = machinesNow
+	}
 	orphans := p.orphans()
-	if 2*p.machines < last && len(orphans) > 0 {
+	if 2*machinesNow < last && len(orphans) > 0 {
 		for k := range p.seen {
 			p.seen[k] = p.now
 		}
-		err := fmt.Errorf("the API server shows %d machines, and showed %d at the last look", p.machines, last)
+		err := fmt.Errorf("the API server shows %d machines, and showed %d at the last look", machinesNow, last)
 		p.doubt(err)
 
 		return doubtful, err
 	}
 	p.remove(ctx, p.due(orphans))
+	if !p.whole() {
+		return done, nil
+	}
 	if err := p.markNodes(ctx); err != nil {
 		return unread, err
 	}
 
 	return done, nil
+}
+
+func (p *pass) whole() bool { return len(p.providers) == 0 }
+
+// covers tells whether the look is at a class. One that has no valid provider is
+// told of by a look at everything.
+func (p *pass) covers(class *v1alpha1.MachineClass) bool {
+	if p.whole() {
+		return true
+	}
+	provider, err := dispatch.Provider(class, p.Settings.DefaultProvider)
+
+	return err == nil && slices.Contains(p.providers, provider)
 }
 
 // scope limits what is read to what is served.

@@ -3,6 +3,7 @@ package safety
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,8 +24,8 @@ type listing struct {
 // maxLists is how many classes are listed at once.
 const maxLists = 8
 
-// list asks the drivers. A class that cannot be listed is left out: what was seen
-// of it before counts anew from the next time.
+// list asks the drivers. A class that cannot be listed is left out, and its
+// provider noted: what was seen of it before counts anew from the next time.
 func (p *pass) list(ctx context.Context) []listing {
 	lists := make([]*listing, len(p.classes))
 	slots := make(chan struct{}, maxLists)
@@ -45,9 +46,16 @@ func (p *pass) list(ctx context.Context) []listing {
 	}
 	group.Wait()
 	var all []listing
-	for _, l := range lists {
+	p.unlisted = slices.DeleteFunc(p.unlisted, func(provider string) bool { return p.whole() || slices.Contains(p.providers, provider) })
+	for i, l := range lists {
 		if l != nil {
 			all = append(all, *l)
+
+			continue
+		}
+		// One without a valid provider is listed again when that is mended.
+		if provider, err := dispatch.Provider(&p.classes[i], p.Settings.DefaultProvider); err == nil && !slices.Contains(p.unlisted, provider) {
+			p.unlisted = append(p.unlisted, provider)
 		}
 	}
 

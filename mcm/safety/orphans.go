@@ -35,9 +35,7 @@ type found struct {
 
 // orphans returns the instances without a machine, and remembers them.
 func (p *pass) orphans() []found {
-	p.Metrics.orphans.Reset()
-	p.Metrics.duplicates.Reset()
-	all, seen := []found{}, map[key]time.Time{}
+	all, seen := []found{}, p.startOver()
 	for i := range p.lists {
 		l := &p.lists[i]
 		if p.doubtList(l) {
@@ -64,6 +62,29 @@ func (p *pass) orphans() []found {
 	p.seen = seen
 
 	return all
+}
+
+// startOver forgets what the metrics show of the classes that are looked at, and
+// returns what is remembered of the providers that are not.
+func (p *pass) startOver() map[key]time.Time {
+	seen := map[key]time.Time{}
+	if p.whole() {
+		p.Metrics.orphans.Reset() // classes may be gone
+		p.Metrics.duplicates.Reset()
+
+		return seen
+	}
+	for i := range p.classes {
+		p.Metrics.orphans.DeleteLabelValues(p.classes[i].Namespace, p.classes[i].Name)
+		p.Metrics.duplicates.DeleteLabelValues(p.classes[i].Namespace, p.classes[i].Name)
+	}
+	for k, since := range p.seen {
+		if !slices.Contains(p.providers, k.provider) {
+			seen[k] = since
+		}
+	}
+
+	return seen
 }
 
 func (p *pass) isOrphan(l *listing, i *dispatch.Listed) bool {

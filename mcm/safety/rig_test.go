@@ -197,6 +197,9 @@ type cloud struct {
 	instances []*driverv1.Instance
 	hidden    int // of the instances, this many are not listed
 	fail      *driverv1.Status
+	lists     int
+	listed    map[string]int           // by class
+	refuse    map[string]driverv1.Code // by class, what its lists end with
 	deletes   []*driverv1.Envelope
 	entered   chan *bus.Task // gets creates, which never end by themselves
 }
@@ -249,6 +252,15 @@ func (c *cloud) handle(ctx context.Context, t *bus.Task) *driverv1.Result {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if t.Operation == driverv1.Operation_OPERATION_LIST {
+		c.lists++
+		class := bus.ClassOf(t.Request).GetClass().GetName()
+		if c.listed == nil {
+			c.listed = map[string]int{}
+		}
+		c.listed[class]++
+		if code := c.refuse[class]; code != driverv1.Code_CODE_OK {
+			return &driverv1.Result{Status: &driverv1.Status{Code: code, Message: "no luck"}}
+		}
 		list := &driverv1.ListResponse{Instances: c.instances[c.hidden:]}
 
 		return &driverv1.Result{Payload: &driverv1.Result_List{List: list}}

@@ -6,6 +6,11 @@ import "time"
 type Settings struct {
 	// Period is the time between two looks.
 	Period time.Duration
+	// Retry is the time until the providers of classes that could not be listed are
+	// looked at again, if that comes before the next turn.
+	Retry time.Duration
+	// Gap is the least time from one look out of turn to the next.
+	Gap time.Duration
 	// Grace is how long an instance must have been seen without a machine, in
 	// every look of that time, before it is deleted.
 	Grace time.Duration
@@ -27,7 +32,7 @@ type Settings struct {
 // knows no grace.
 func DefaultSettings() Settings {
 	return Settings{
-		Period: 15 * time.Minute, Grace: 20 * time.Minute, MaxPerPass: 10,
+		Period: 15 * time.Minute, Retry: 10 * time.Minute, Gap: time.Minute, Grace: 20 * time.Minute, MaxPerPass: 10,
 		NodeGrace: 20 * time.Minute, DeleteTimeout: 10 * time.Minute,
 	}
 }

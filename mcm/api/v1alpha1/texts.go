@@ -30,6 +30,7 @@ const (
 	TextHealthFailing      = "health checks failing since last"                                                // part of the description
 	TextHealthTimeoutReset = "Machine Health Timeout was reset due to APIServer being unreachable"
 	TextDeleting           = "Deleting machine from cloud provider" // written by a MachineSet right after its DELETE call
+	TextAborting           = "Aborting operation."                  // part of the description of a failed deletion that is not tried again soon
 	TextVMDeleted          = "VM deletion was successful. " + DeletionTextDeleteNode
 	TextReadyForUpdate     = "Node drain successful. Node is ready for update"
 )

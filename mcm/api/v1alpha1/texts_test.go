@@ -69,6 +69,33 @@ func TestFailureTexts(t *testing.T) {
 	}
 }
 
+// TestTexts has the texts as other programs look for them.
+func TestTexts(t *testing.T) {
+	t.Parallel()
+
+	for want, got := range map[string]string{
+		"Set machine status to termination. Now, getting VM Status": DeletionTextGetVMStatus,
+		"Initiate node drain":                                                 DeletionTextDrain,
+		"Delete Volume Attachments":                                           DeletionTextDeleteVolumeAttachments,
+		"Initiate VM deletion":                                                DeletionTextDeleteVM,
+		"Initiate node object deletion":                                       DeletionTextDeleteNode,
+		"Initiate machine object finalizer removal":                           DeletionTextRemoveFinalizer,
+		"VM deletion was successful. Initiate node object deletion":           TextVMDeleted,
+		"Aborting operation.":                                                 TextAborting,
+		"Initialize VM Instance":                                              TextInitialize,
+		"Node drain successful. Node is ready for update":                     TextReadyForUpdate,
+		"Creating machine on cloud provider":                                  TextCreating,
+		"Created machine on cloud provider":                                   TextCreated,
+		"Deleting machine from cloud provider":                                TextDeleting,
+		"VM using old node obj":                                               TextOldNode,
+		"Machine Health Timeout was reset due to APIServer being unreachable": TextHealthTimeoutReset,
+	} {
+		if got != want {
+			t.Errorf("a text is %q, want %q", got, want)
+		}
+	}
+}
+
 // TestDeletionTexts guards the take-over of half-deleted machines: if one text contained another, the step found would
 // depend on luck.
 func TestDeletionTexts(t *testing.T) {

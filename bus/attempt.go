@@ -110,7 +110,7 @@ func (a *attempt) onFrame(env *driverv1.Envelope) (dropped string) {
 	case *driverv1.Envelope_Accepted:
 		a.holder = env.GetReplica()
 	case *driverv1.Envelope_Progress:
-		a.holder, a.progress = env.GetReplica(), body.Progress.GetMessage()
+		a.holder, a.progress = env.GetReplica(), headerText(body.Progress.GetMessage())
 	case *driverv1.Envelope_Result:
 		a.holder, a.result = env.GetReplica(), body.Result
 	case *driverv1.Envelope_Busy:

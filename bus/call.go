@@ -123,7 +123,8 @@ type call struct {
 	claimed bool                 // the operation is claimed in the operations stream
 	terms   *driverv1.ClaimTerms // of the next try's claim; nil leaves them to the replica
 	denied  map[string]uint32    // attempts that replicas said they do not have
-	buried  map[string]bool      // sessions under which nothing of this machine runs any more
+	buried  map[string]bool      // sessions that are fenced
+	over    string               // another operation of the machine, which has ended whatever its claim says
 
 	unleased int // times that a replica was without a lease
 }
@@ -174,6 +175,9 @@ func (k *call) try(ctx context.Context) (verdict, *driverv1.Result, driverv1.Bus
 	k.out.Replica = f.last.holder
 	if v == gotBusy {
 		k.out.Replica = f.last.busyAt
+	}
+	if k.out.Replica != "" && Mutates(k.op) {
+		k.c.replicas.heardOf(k.req.Provider, k.out.Replica, answers)
 	}
 
 	return v, f.last.result, busy

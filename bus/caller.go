@@ -197,10 +197,22 @@ func (c *Caller) sweep(ctx context.Context) {
 		case elapsed > starved:
 			c.replicas.excuse(now, elapsed)
 		default:
-			for _, key := range c.replicas.sweep(now) {
-				c.log.Warn("replica is not heard of any more; taken for dead", "replica", key, "limit", deathLimit)
-			}
+			c.mourn(c.replicas.sweep(now))
 		}
+	}
+}
+
+// mourn tells of replicas that were taken for dead, in few lines however many they
+// are: anybody who may send a session can send thousands.
+func (c *Caller) mourn(dead []string) {
+	const few = 10
+	for i, key := range dead {
+		if i == few {
+			c.log.Warn("more replicas are not heard of any more", "replicas", len(dead)-few)
+
+			return
+		}
+		c.log.Warn("replica is not heard of any more; taken for dead", "replica", key, "limit", deathLimit)
 	}
 }
 
@@ -302,14 +314,14 @@ func (c *Caller) ask(ctx context.Context, provider, replica, operationID string,
 	if err != nil {
 		return nil
 	}
-	answers := make(chan *driverv1.OpsResponse, 1)
+	got := make(chan *driverv1.OpsResponse, 1)
 	reply, done := c.register(provider, func(m *nats.Msg) {
 		env, err := decodeMsg(m)
 		if err != nil || env.GetOpsHeld() == nil || env.GetReplica() != replica {
 			return
 		}
 		select {
-		case answers <- env.GetOpsHeld():
+		case got <- env.GetOpsHeld():
 		default:
 		}
 	})
@@ -324,9 +336,14 @@ func (c *Caller) ask(ctx context.Context, provider, replica, operationID string,
 	limit := time.NewTimer(acceptTimeout)
 	defer limit.Stop()
 	select {
-	case answer := <-answers:
+	case answer := <-got:
+		c.replicas.heardOf(provider, replica, answers)
+
 		return answer
 	case <-limit.C:
+		if c.conn.Up() {
+			c.replicas.heardOf(provider, replica, isMute)
+		}
 	case <-ctx.Done():
 	}
 

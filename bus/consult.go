@@ -12,19 +12,20 @@ import (
 type finding int
 
 const (
-	isFree    finding = iota // nothing runs under it: it may be replaced
-	isOurs                   // this operation's outcome is in it
-	isHeld                   // an attempt at this operation runs, at a replica that lives
-	isBusy                   // another operation runs, at a replica that lives
-	isSilence                // its replica is not heard: it has to be fenced first
-	isStale                  // a later operation of the machine has begun
+	isFree     finding = iota // nothing runs under it: it may be replaced
+	isOurs                    // this operation's outcome is in it
+	isHeld                    // an attempt at this operation runs, at a replica that lives
+	isDoubtful                // its replica lives, under another session: an earlier one, or a later one not heard of yet
+	isBusy                    // another operation runs, at a replica that lives
+	isSilence                 // its replica is not heard: it has to be fenced first
+	isStale                   // a later operation of the machine has begun
 )
 
 // A standing is what is known of the replica that a claim names.
 type standing struct {
 	live    bool
 	session string // its present session id
-	denied  bool   // it said that it does not have this attempt
+	denied  bool   // it said that it does not have this attempt, or has ended it
 	buried  bool   // the claim's session is fenced
 }
 
@@ -44,7 +45,7 @@ func judgeClaim(c *driverv1.Claim, id string, who standing) finding {
 	case c.GetState() != driverv1.Claim_STATE_RUNNING, who.buried, who.denied:
 		return isFree
 	case who.live && who.session != c.GetSessionId():
-		return isFree // the replica has given up what it accepted under that session
+		return isDoubtful
 	case who.live && same:
 		return isHeld
 	case who.live:
@@ -85,13 +86,12 @@ func (k *call) consult(ctx context.Context) (decision, error) {
 		case isOurs:
 			return isDone, k.stored(c)
 		case isHeld:
-			k.terms = nil
-			k.target, k.number, k.ran = c.GetReplica(), c.GetAttempt(), c.GetAttempt()
+			k.attach(c)
 
 			return mayAttach, nil
-		case isBusy:
-			if held, err := k.asks(ctx, c); held || err != nil {
-				return isDone, err
+		case isDoubtful, isBusy:
+			if d, err := k.inquires(ctx, c); d != mayProceed {
+				return d, err
 			}
 		case isStale:
 			return isDone, Errorf(driverv1.Code_CODE_ABORTED,
@@ -108,6 +108,12 @@ func (k *call) consult(ctx context.Context) (decision, error) {
 	}
 
 	return isDone, k.notStarted("the claim on the machine changes all the time; looking again")
+}
+
+// attach has the next try go to who has claimed the operation.
+func (k *call) attach(c *driverv1.Claim) {
+	k.terms = nil
+	k.target, k.number, k.ran = c.GetReplica(), c.GetAttempt(), c.GetAttempt()
 }
 
 // outwait makes sure, where an operation that may run has no claim, that it was not
@@ -178,7 +184,8 @@ func (k *call) standing(c *driverv1.Claim) standing {
 
 	return standing{
 		live: live, session: session,
-		denied: k.denied[c.GetReplica()] >= c.GetAttempt() && k.denied[c.GetReplica()] > 0 && c.GetOperationId() == k.req.OperationID,
+		denied: k.over != "" && k.over == c.GetOperationId() ||
+			k.denied[c.GetReplica()] >= c.GetAttempt() && k.denied[c.GetReplica()] > 0 && c.GetOperationId() == k.req.OperationID,
 		buried: k.buried[c.GetSessionId()] || k.c.replicas.isBuried(c.GetSessionId()),
 	}
 }
@@ -191,12 +198,12 @@ func (k *call) fenced(session string) {
 	k.buried[session] = true
 }
 
-// denies notes that a replica will not take this call's present attempt.
-func (k *call) denies(replica string) {
+// denies notes that a replica will not take an attempt at this call's operation.
+func (k *call) denies(replica string, attempt uint32) {
 	if k.denied == nil {
 		k.denied = map[string]uint32{}
 	}
-	k.denied[replica] = k.number
+	k.denied[replica] = attempt
 }
 
 // asks finds out whether another operation, whose claim says that it runs, does.
@@ -212,9 +219,39 @@ func (k *call) asks(ctx context.Context, c *driverv1.Claim) (held bool, err erro
 	if busy {
 		return true, k.notStarted("operation %s of this machine still runs at replica %s", c.GetOperationId(), c.GetReplica())
 	}
-	k.fenced(c.GetSessionId()) // as far as this machine is concerned
+	// Not of its session: the replica may take this call's operation under that.
+	k.over = c.GetOperationId()
 
 	return false, nil
+}
+
+// inquires finds out whether a replica that lives has what its claim says. To
+// proceed is to look at the claim again.
+func (k *call) inquires(ctx context.Context, c *driverv1.Claim) (decision, error) {
+	if c.GetOperationId() != k.req.OperationID {
+		if held, err := k.asks(ctx, c); held || err != nil {
+			return isDone, err
+		}
+
+		return mayProceed, nil
+	}
+	answer := k.c.ask(ctx, k.req.Provider, c.GetReplica(), c.GetOperationId(), c.GetAttempt())
+	switch {
+	case ctx.Err() != nil:
+		return isDone, ctx.Err() //nolint:wrapcheck // the caller's own
+	case answer == nil:
+		k.ran = max(k.ran, c.GetAttempt())
+
+		return isDone, k.notStarted("replica %s does not say whether it has the operation", c.GetReplica())
+	case k.holds(answer):
+		k.attach(c)
+
+		return mayAttach, nil
+	default:
+		k.denies(c.GetReplica(), c.GetAttempt())
+
+		return mayProceed, nil
+	}
 }
 
 // stored ends the call with an outcome that was stored while nobody listened.

@@ -23,7 +23,8 @@ func (d denials) add(key string, attempt uint32, now time.Time) {
 			delete(d, k)
 		}
 	}
-	d[key] = denial{attempt: attempt, at: now}
+	// A question about an earlier attempt may come late: it takes nothing back.
+	d[key] = denial{attempt: max(attempt, d[key].attempt), at: now}
 }
 
 // covers tells that h's attempt was denied.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -152,12 +153,30 @@ func ErrorOf(s *driverv1.Status) error {
 	if code == driverv1.Code_CODE_OK {
 		return nil
 	}
-	e := &Error{Code: failureCode(code), Origin: OriginDriver, err: errors.New(s.GetMessage())}
+	e := &Error{Code: failureCode(code), Origin: OriginDriver, err: errors.New(short(s.GetMessage()))}
 	if s.GetRetryAfter().IsValid() {
 		e.RetryAfter = max(0, s.GetRetryAfter().AsDuration())
 	}
 
 	return e
+}
+
+// maxText is how much is believed of a driver's text. It goes into logs, Events
+// and objects, and the API server stores none that is as large as a message of
+// NATS can be.
+const maxText = 8 << 10
+
+// short cuts a text to maxText bytes.
+func short(text string) string {
+	if len(text) <= maxText {
+		return text
+	}
+	cut := maxText
+	for cut > 0 && !utf8.RuneStart(text[cut]) {
+		cut--
+	}
+
+	return text[:cut] + "…"
 }
 
 // codeNames are the names users of the machine controller manager see in

@@ -212,7 +212,7 @@ func TestJudgeClaim(t *testing.T) {
 		"own outcome":       {claim: claim(id, settled), want: isOurs, reason: "it ended while nobody listened"},
 		"own, released":     {claim: claim(id, released), want: isFree, reason: "it ended, and is to be recovered"},
 		"own, live":         {claim: claim(id, running), who: standing{live: true, session: "s"}, want: isHeld, reason: "it runs"},
-		"own, new session":  {claim: claim(id, running), who: standing{live: true, session: "s2"}, want: isFree, reason: "what was accepted before is fenced"},
+		"own, new session":  {claim: claim(id, running), who: standing{live: true, session: "s2"}, want: isDoubtful, reason: "that session may be its last or its next"},
 		"own, denied":       {claim: claim(id, running), who: standing{live: true, session: "s", denied: true}, want: isFree, reason: "the replica says so"},
 		"own, silent":       {claim: claim(id, running), want: isSilence, reason: "silence proves nothing"},
 		"own, buried":       {claim: claim(id, running), who: standing{buried: true}, want: isFree, reason: "a tombstone does"},
@@ -272,6 +272,48 @@ func TestAutopsy(t *testing.T) {
 				if got, _ := a.judge(l.found, heard, now.Add(l.after)); got != l.want {
 					t.Errorf("look %d = %d, want %d: %s", i+1, got, l.want, tc.reason)
 				}
+			}
+		})
+	}
+}
+
+// That a replica has ended an operation says nothing of the next one that it has
+// accepted, under the same session.
+func TestAnEndedOperationBuriesNoSession(t *testing.T) {
+	t.Parallel()
+	c := &Caller{replicas: newReplicas()}
+	c.replicas.onSession(session("r", 1, func(s *driverv1.Session) { s.SessionId = "s" }), time.Now())
+	k := &call{c: c, req: &Request{Provider: "p", OperationID: "u.delete.2"}}
+	claim := func(id string) *driverv1.Claim {
+		return &driverv1.Claim{OperationId: id, Attempt: 1, Replica: "r", SessionId: "s", State: driverv1.Claim_STATE_RUNNING}
+	}
+	earlier, own := claim("u.initialize.1"), claim(k.req.OperationID)
+	if got := judgeClaim(earlier, k.req.OperationID, k.standing(earlier)); got != isBusy {
+		t.Fatalf("the earlier operation's claim is %v, want %v", got, isBusy)
+	}
+	k.over = earlier.GetOperationId()
+	if got := judgeClaim(earlier, k.req.OperationID, k.standing(earlier)); got != isFree {
+		t.Errorf("the earlier operation's claim is %v once that has ended, want %v", got, isFree)
+	}
+	if got := judgeClaim(own, k.req.OperationID, k.standing(own)); got != isHeld {
+		t.Errorf("the claim of this operation is %v, want %v: it runs there", got, isHeld)
+	}
+}
+
+func TestTextsAreShort(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		text, want, reason string
+	}{
+		"usual":  {"no capacity", "no capacity", "it is a cloud's own word"},
+		"most":   {strings.Repeat("x", maxText), strings.Repeat("x", maxText), "that still fits"},
+		"larger": {strings.Repeat("x", maxText+1), strings.Repeat("x", maxText) + "…", "the API server would not store any size"},
+		"inside": {strings.Repeat("x", maxText-1) + "éé", strings.Repeat("x", maxText-1) + "…", "no half letters"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := ErrorOf(&driverv1.Status{Code: driverv1.Code_CODE_UNAVAILABLE, Message: tc.text}).Error(); got != tc.want {
+				t.Errorf("%d bytes, want %d: %s", len(got), len(tc.want), tc.reason)
 			}
 		})
 	}

@@ -400,31 +400,3 @@ func TestModelFindsWhatFencingPrevents(t *testing.T) {
 	}
 	t.Errorf("without fencing nothing went wrong in %d schedules: the model is blind", within)
 }
-
-// What went wrong once, as closely as a schedule can say it.
-func TestModelOfOldFaults(t *testing.T) {
-	const apart, lost = "replica and mcm are apart, NATS is not", "the operations stream is lost"
-	for name, tc := range map[string]struct {
-		faults []fault
-		reason string
-	}{
-		"claims lost with the stream": {
-			[]fault{
-				{300 * time.Millisecond, 6 * time.Second, apart, 0},
-				{700 * time.Millisecond, 0, lost, 0},
-				{1200 * time.Millisecond, 0, lost, 0},
-				{1700 * time.Millisecond, 0, lost, 0},
-			},
-			"no claim in a stream that was just made does not mean that nobody has the machine",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			for seed := range uint64(20) {
-				s := schedule{Seed: seed, Faults: tc.faults}
-				if run := playOut(t, s, false); len(run.violations) > 0 {
-					t.Fatalf("%s: %s\n%s\n%s", tc.reason, strings.Join(run.violations, "\n"), s, run.log)
-				}
-			}
-		})
-	}
-}

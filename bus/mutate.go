@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -13,6 +14,8 @@ const (
 	// findTries bounds how often the replicas are asked who holds an operation;
 	// each time takes at most acceptTimeout.
 	findTries = 5
+	// findMost bounds how many replicas are asked each time.
+	findMost = 64
 	// maxTries bounds the tries of one Call: more means that something refuses
 	// or dies again and again, which its caller should get to know.
 	maxTries = 100
@@ -84,7 +87,7 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 
 		return k.bereaved(ctx)
 	case gotDenial:
-		k.denies(k.out.Replica)
+		k.denies(k.out.Replica, k.number)
 
 		return k.next(ctx)
 	case gotLate:
@@ -103,7 +106,7 @@ func (k *call) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, 
 
 		return true, e
 	case k.attached():
-		k.denies(k.out.Replica)
+		k.denies(k.out.Replica, k.number)
 
 		return k.next(ctx) // it would have answered with what it holds
 	case why == driverv1.BusyReason_BUSY_REASON_SESSION && k.claimed:
@@ -270,35 +273,55 @@ func (k *call) held() bool {
 
 // find looks for the replica that took a request without its frames reaching
 // us. If every live one denies it, nothing runs and the next attempt may start.
+// Where there are claims, one round is enough: who has not answered has not begun
+// anything, or its claim will tell.
 func (k *call) find(ctx context.Context) (done bool, err error) {
 	for range findTries {
-		certain, asked := true, k.c.replicas.live(k.req.Provider)
-		for _, id := range asked {
-			answer := k.c.ask(ctx, k.req.Provider, id, k.req.OperationID, k.number)
+		asked := k.c.replicas.live(k.req.Provider)
+		certain := len(asked) <= findMost
+		asked = asked[:min(len(asked), findMost)]
+		var denying []string
+		for i, answer := range k.askAll(ctx, asked) {
 			switch {
-			case ctx.Err() != nil:
-				return true, ctx.Err() //nolint:wrapcheck // the caller's own
 			case answer == nil:
 				certain = false
 			case k.holds(answer):
-				k.target, k.terms = id, nil // it attaches us to what it runs
+				k.target, k.terms = asked[i], nil // it attaches us to what it runs
 
 				return false, nil
+			default:
+				denying = append(denying, asked[i])
 			}
 		}
-		if certain && len(asked) > 0 {
-			for _, id := range asked {
-				k.denies(id)
-			}
-
-			return k.next(ctx)
+		if ctx.Err() != nil {
+			return true, ctx.Err() //nolint:wrapcheck // the caller's own
 		}
 		if len(asked) == 0 {
 			break
 		}
+		if certain || k.claimed {
+			for _, id := range denying {
+				k.denies(id, k.number)
+			}
+
+			return k.next(ctx)
+		}
 	}
 
 	return true, timeoutErrorf("no replica of provider %s says whether it took the operation", k.req.Provider)
+}
+
+// askAll asks replicas about the call's attempt, all at once. Who has not answered
+// in time has a nil.
+func (k *call) askAll(ctx context.Context, replicas []string) []*driverv1.OpsResponse {
+	said := make([]*driverv1.OpsResponse, len(replicas))
+	var all sync.WaitGroup
+	for i, id := range replicas {
+		all.Go(func() { said[i] = k.c.ask(ctx, k.req.Provider, id, k.req.OperationID, k.number) })
+	}
+	all.Wait()
+
+	return said
 }
 
 // holds tells that a replica has the operation by its own answer. Where there are

@@ -13,9 +13,12 @@ import (
 const OperatorInbox = "_INBOX_op"
 
 // ServeOutcomes answers whoever asks a control plane what has come of its newest
-// operations: newest returns them, and must not block. There is one message for
-// each, as they were published for audit.
-func ServeOutcomes(conn *Conn, cluster string, newest func() []*driverv1.Audit) (stop func(), err error) {
+// operations, and what waits: newest and waiting return that and must not block.
+// There is one message for each outcome, as it was published for audit, and one for
+// all that waits, if anything does.
+func ServeOutcomes(
+	conn *Conn, cluster string, newest func() []*driverv1.Audit, waiting func() *driverv1.OpsResponse,
+) (stop func(), err error) {
 	if err := ValidToken("cluster", cluster); err != nil {
 		return nil, err
 	}
@@ -25,10 +28,17 @@ func ServeOutcomes(conn *Conn, cluster string, newest func() []*driverv1.Audit) 
 		if !strings.HasPrefix(m.Reply, OperatorInbox+".") && !strings.HasPrefix(m.Reply, nats.InboxPrefix) {
 			return
 		}
+		var answers []*driverv1.Envelope
+		if w := waiting(); len(w.GetOperations()) > 0 {
+			answers = append(answers, &driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: w}})
+		}
 		for _, audit := range newest() {
-			payload, err := Encode(&driverv1.Envelope{
+			answers = append(answers, &driverv1.Envelope{
 				OperationId: audit.GetOperationId(), Body: &driverv1.Envelope_Audit{Audit: audit},
-			}, "")
+			})
+		}
+		for _, env := range answers {
+			payload, err := Encode(env, "")
 			if err == nil {
 				err = conn.publish(&nats.Msg{Subject: m.Reply, Data: payload})
 			}
@@ -40,13 +50,20 @@ func ServeOutcomes(conn *Conn, cluster string, newest func() []*driverv1.Audit) 
 }
 
 // AskOutcomes returns a function that asks a control plane what has come of its
-// newest operations. Answers go to f, on one goroutine, whenever they come. Stop
-// ends that.
-func AskOutcomes(conn *Conn, f func(*driverv1.Audit)) (ask func(cluster string) error, stop func(), err error) {
-	inbox := conn.nc.NewInbox()
-	stop, err = conn.watch(inbox, func(m *nats.Msg) {
-		if env, err := decodeMsg(m); err == nil && env.GetAudit() != nil {
-			f(env.GetAudit())
+// newest operations, and what waits. Answers go to outcome and waiting, on one
+// goroutine, whenever they come. Stop ends that.
+func AskOutcomes(
+	conn *Conn, outcome func(*driverv1.Audit), waiting func(cluster string, w *driverv1.OpsResponse),
+) (ask func(cluster string) error, stop func(), err error) {
+	inbox := conn.nc.NewInbox() + "."
+	stop, err = conn.watch(inbox+"*", func(m *nats.Msg) {
+		env, err := decodeMsg(m)
+		switch {
+		case err != nil:
+		case env.GetAudit() != nil:
+			outcome(env.GetAudit())
+		case env.GetOpsHeld() != nil:
+			waiting(strings.TrimPrefix(m.Subject, inbox), env.GetOpsHeld())
 		}
 	})
 	if err != nil {
@@ -62,6 +79,6 @@ func AskOutcomes(conn *Conn, f func(*driverv1.Audit)) (ask func(cluster string) 
 			return err
 		}
 
-		return conn.publish(&nats.Msg{Subject: wildcard(cluster, TreeOutcomes), Reply: inbox, Data: payload})
+		return conn.publish(&nats.Msg{Subject: wildcard(cluster, TreeOutcomes), Reply: inbox + cluster, Data: payload})
 	}, stop, nil
 }

@@ -43,10 +43,22 @@ type replica struct {
 	provider, id string
 	session      *driverv1.Session
 	seen         time.Time
-	sent         int           // directed requests since that session
+	sent         int // directed requests since that session
+	trust        trust
 	gone         chan struct{} // closed when it is dead or has stopped
 	attempts     map[*attempt]struct{}
 }
+
+// trust is what is known of how a replica answers. A session alone says little: a
+// process that hangs may still send them, and one may be sent for a replica that
+// does not exist.
+type trust int
+
+const (
+	isMute   trust = iota - 1 // it did not answer when it was last asked
+	unproven                  // it was not asked yet
+	answers
+)
 
 func newReplicas() *replicas {
 	return &replicas{
@@ -110,6 +122,10 @@ func (r *replicas) get(provider, id string, now time.Time) *replica {
 }
 
 func (r *replicas) remove(rep *replica) {
+	const enough = 10000 // without a glimpse, fencing takes a death limit longer
+	if len(r.dead) >= enough {
+		clear(r.dead)
+	}
 	if rep.session != nil {
 		r.dead[replicaKey(rep.provider, rep.id)] = rep.glimpse()
 	}
@@ -230,24 +246,45 @@ func (rep *replica) free() int {
 	return int(s.GetSlots()) - int(s.GetRunning()) - rep.sent
 }
 
-// pick returns the less loaded of two replicas with room, chosen at random, and
-// counts a request as sent to it; "" when there is none.
+// heardOf notes whether a replica that was asked something has answered.
+func (r *replicas) heardOf(provider, id string, t trust) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if rep, ok := r.byKey[replicaKey(provider, id)]; ok {
+		rep.trust = t
+	}
+}
+
+// fits tells whether a replica can be asked for an operation now.
+func (rep *replica) fits(op driverv1.Operation, claimed bool, now time.Time) bool {
+	s := rep.session
+	switch {
+	case now.Sub(rep.seen) > suspectAfter, s.GetDraining(), !slices.Contains(s.GetCapabilities(), op):
+		return false
+	case claimed && s.GetSessionId() != "" && !s.GetLeased():
+		return false // it could not claim
+	default: // reads have slots of their own, which sessions do not tell
+		return !Mutates(op) || rep.free() > 0
+	}
+}
+
+// pick returns the less loaded of two replicas with room, chosen at random among
+// those that are most to be trusted, and counts a request as sent to it; "" when
+// there is none.
 func (r *replicas) pick(provider string, op driverv1.Operation, claimed bool, now time.Time, except map[string]bool) string {
-	room := Mutates(op) // reads have slots of their own, which sessions do not tell
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var fit []*replica
 	for _, rep := range r.byKey {
-		if rep.provider != provider || except[rep.id] || now.Sub(rep.seen) > suspectAfter {
+		if rep.provider != provider || except[rep.id] || !rep.fits(op, claimed, now) {
 			continue
 		}
-		if claimed && rep.session.GetSessionId() != "" && !rep.session.GetLeased() {
-			continue // it could not claim
+		if len(fit) > 0 && rep.trust > fit[0].trust {
+			fit = fit[:0]
 		}
-		if room && rep.free() <= 0 || rep.session.GetDraining() || !slices.Contains(rep.session.GetCapabilities(), op) {
-			continue
+		if len(fit) == 0 || rep.trust == fit[0].trust {
+			fit = append(fit, rep)
 		}
-		fit = append(fit, rep)
 	}
 	if len(fit) == 0 {
 		return ""
@@ -256,22 +293,28 @@ func (r *replicas) pick(provider string, op driverv1.Operation, claimed bool, no
 	if other := fit[rand.IntN(len(fit))]; other.free() > best.free() {
 		best = other
 	}
-	if room {
+	if Mutates(op) {
 		best.sent++
 	}
 
 	return best.id
 }
 
-// live returns the ids of a provider's replicas.
+// live returns the ids of a provider's replicas, those that are most to be trusted
+// first.
 func (r *replicas) live(provider string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var ids []string
+	var all []*replica
 	for _, rep := range r.byKey {
 		if rep.provider == provider {
-			ids = append(ids, rep.id)
+			all = append(all, rep)
 		}
+	}
+	slices.SortFunc(all, func(a, b *replica) int { return int(b.trust - a.trust) })
+	ids := make([]string, 0, len(all))
+	for _, rep := range all {
+		ids = append(ids, rep.id)
 	}
 
 	return ids
@@ -367,10 +410,16 @@ func (r *replicas) identity(provider string) (known, identified bool, settle tim
 		default:
 			identified = false
 		}
-		settle = max(settle, rep.session.GetSettleTime().AsDuration())
+		settle = max(settle, SettleTimeOf(rep.session))
 	}
 
 	return known, identified, settle
+}
+
+// SettleTimeOf is how long the lists of a replica's provider may lag behind their
+// effects, as far as it is believed: an hour at most.
+func SettleTimeOf(s *driverv1.Session) time.Duration {
+	return max(0, min(s.GetSettleTime().AsDuration(), time.Hour))
 }
 
 // room returns a channel that is closed at the next sign that a replica of the

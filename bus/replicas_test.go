@@ -2,10 +2,12 @@ package bus
 
 import (
 	"log/slog"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -139,6 +141,7 @@ func TestDenials(t *testing.T) {
 	now := time.Unix(1000, 0)
 	d := denials{}
 	d.add("c/op", 2, now)
+	d.add("c/op", 1, now) // a question that was late
 	for reason, tc := range map[string]struct {
 		attempt uint32
 		after   time.Duration
@@ -219,5 +222,80 @@ func TestBusyReplicaIsNotAskedTwice(t *testing.T) {
 				t.Errorf("%s: after %s was busy: done %v, %v, next %q", Verb(op), k.out.Replica, done, err, k.target)
 			}
 		}
+	}
+}
+
+// A session is easily sent; an answer is not.
+func TestPickPrefersWhoAnswers(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1000, 0)
+	many := func(s *driverv1.Session) { s.Slots = 1 << 30 }
+	for name, tc := range map[string]struct {
+		trust  map[string]trust
+		want   map[string]bool
+		reason string
+	}{
+		"one answered":  {map[string]trust{"a": isMute, "b": answers}, map[string]bool{"b": true}, "whatever room the others say they have"},
+		"one is mute":   {map[string]trust{"a": isMute}, map[string]bool{"b": true, "c": true}, "those that were not asked yet come first"},
+		"all are mute":  {map[string]trust{"a": isMute, "b": isMute, "c": isMute}, map[string]bool{"a": true, "b": true, "c": true}, "there is nobody else"},
+		"it is back":    {map[string]trust{"a": answers, "b": answers}, map[string]bool{"a": true, "b": true}, "of equals any"},
+		"of a stranger": {map[string]trust{"x": answers}, map[string]bool{"a": true, "b": true, "c": true}, "no replica is made by what is noted of it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newReplicas()
+			r.onSession(session("a", 1, many), now)
+			r.onSession(session("b", 1, func(s *driverv1.Session) { s.Slots = 1000 }), now)
+			r.onSession(session("c", 1, func(s *driverv1.Session) { s.Slots = 1000 }), now)
+			for id, trust := range tc.trust {
+				r.heardOf("p", id, trust)
+			}
+			for range 50 {
+				if got := r.pick("p", opCreate, false, now, nil); !tc.want[got] {
+					t.Fatalf("picked %q, want one of %v: %s", got, tc.want, tc.reason)
+				}
+			}
+			if ids := r.live("p"); len(ids) != 3 || !tc.want[ids[0]] {
+				t.Errorf("asked in the order %v, want one of %v first", ids, tc.want)
+			}
+		})
+	}
+}
+
+func TestSettleTimeOf(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		said, want time.Duration
+		reason     string
+	}{
+		"usual":    {time.Minute, time.Minute, "it is believed"},
+		"none":     {0, 0, "lists show what is"},
+		"negative": {-time.Minute, 0, "nonsense"},
+		"endless":  {1 << 62, time.Hour, "else a lost create of the provider would never be tried again"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := session("a", 1, func(s *driverv1.Session) { s.SettleTime = durationpb.New(tc.said) })
+			if got := SettleTimeOf(s); got != tc.want {
+				t.Errorf("%s, want %s: %s", got, tc.want, tc.reason)
+			}
+		})
+	}
+}
+
+// Whoever may send sessions can have any number of replicas die.
+func TestTheDeadAreForgotten(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1000, 0)
+	r := newReplicas()
+	const many = 25000
+	for i := range many {
+		r.onSession(session(strconv.Itoa(i), 1), now)
+	}
+	if got := len(r.sweep(now.Add(time.Minute))); got != many {
+		t.Errorf("%d died, want %d", got, many)
+	}
+	if got := len(r.dead); got == 0 || got > 10000 {
+		t.Errorf("%d of the dead are remembered", got)
 	}
 }

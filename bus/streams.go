@@ -147,6 +147,8 @@ func (s *streams) note(st *stream, err error) (settled bool) {
 		st.state.Problem = err.Error()
 	}
 	now := st.state
+	// A server that starts says so, too: it is believed, and told, a little later.
+	early := errors.Is(err, errNoJetStream) && !st.ready && !now.Absent
 	s.mu.Unlock()
 	if now.Ready || now.Absent {
 		select {
@@ -155,7 +157,9 @@ func (s *streams) note(st *stream, err error) (settled bool) {
 			close(st.known)
 		}
 	}
-	s.tell(before, now)
+	if !early {
+		s.tell(before, now)
+	}
 
 	return now.Ready || now.Absent
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -347,4 +348,63 @@ func TestFirstOperationWaitsForTheLease(t *testing.T) {
 	if out := wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m")))); out.Attempts != 1 {
 		t.Errorf("outcome = %+v, want that of attempt 1", out)
 	}
+}
+
+// A replica that hangs takes requests and answers nothing, while its sessions come:
+// its claim, which is not there, tells that it has begun nothing.
+func TestMuteReplica(t *testing.T) {
+	t.Parallel()
+	r, g := newClaimRig(t), newGate(t)
+	g.release()
+	nc := bustest.Raw(t, r.srv.URL())
+	asked := make(chan struct{}, 9)
+	_, err := nc.QueueSubscribe("mcm.v1."+cluster+".driver."+provider+".>", "driver", func(*nats.Msg) { asked <- struct{}{} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = nc.Subscribe("mcm.v1."+cluster+".replica."+provider+".mute.>", func(*nats.Msg) {})
+	if err != nil || nc.Flush() != nil {
+		t.Fatal(err)
+	}
+	payload, err := bus.Encode(&driverv1.Envelope{Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
+		Cluster: cluster, Provider: provider, Replica: "mute", SessionId: "s", Leased: true, Slots: 1 << 20,
+		Capabilities:   []driverv1.Operation{driverv1.Operation_OPERATION_CREATE},
+		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+	}}}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lives := time.NewTicker(bus.SessionInterval)
+	t.Cleanup(lives.Stop)
+	ended := t.Context().Done()
+	go func() {
+		for {
+			if nc.Publish("mcm.v1."+cluster+".session."+provider+".mute", payload) != nil {
+				return
+			}
+			select {
+			case <-lives.C:
+			case <-ended:
+				return
+			}
+		}
+	}()
+	bustest.Eventually(t, "its session", func() bool { return len(r.caller.Replicas()) == 1 })
+	req := create("m")
+	done := call(t.Context(), r.caller, req)
+	bustest.Receive(t, "the request", asked)
+	good := r.claimant(t, g.handle)
+	for range 20 { // at the mute one, or at nobody, it is not done
+		got := bustest.Receive(t, "an answer", done)
+		if got.err == nil {
+			if got.out.Replica != good.Replica() || g.runs.Load() != 1 {
+				t.Errorf("outcome = %+v after %d runs, want one at %s", got.out, g.runs.Load(), good.Replica())
+			}
+
+			return
+		}
+		req.Recover, req.Attempt = true, max(1, got.out.Attempts)
+		done = call(t.Context(), r.caller, req)
+	}
+	t.Error("the operation never went to the replica that answers")
 }

@@ -22,6 +22,10 @@ var shared struct {
 }
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == hostileRole {
+		fmt.Fprintln(os.Stderr, runHostile(os.Args[2:]))
+		os.Exit(1)
+	}
 	code, err := runTests(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)

@@ -2,25 +2,20 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
-	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 const (
@@ -183,46 +178,8 @@ func (w *world) tokens(ctx context.Context) (int, error) {
 	return len(secrets.Items), err
 }
 
-// claims returns the machines whose claims are held although nothing runs. What
-// has ended leaves its outcome there, which goes by its age.
 func (w *world) claims(ctx context.Context) ([]string, error) {
-	nc, err := nats.Connect(w.busURL, nats.Name("machinebus faults"))
-	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", w.busURL, err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return nil, err
-	}
-	var held []string
-	for _, identity := range identities {
-		stream, err := js.Stream(ctx, bus.StreamName(w.name, identity))
-		if err != nil {
-			return nil, fmt.Errorf("stream of %s: %w", identity, err)
-		}
-		info, err := stream.Info(ctx, jetstream.WithSubjectFilter("mcm.v1."+w.name+".claim.>"))
-		if err != nil {
-			return nil, err
-		}
-		for subject := range info.State.Subjects {
-			m, err := stream.GetLastMsgForSubject(ctx, subject)
-			if errors.Is(err, jetstream.ErrMsgNotFound) {
-				continue
-			}
-			if err != nil {
-				return nil, err
-			}
-			env, err := bus.Decode(m.Data, m.Header.Get("Content-Type"))
-			if err != nil {
-				return nil, err
-			}
-			if c := env.GetClaim(); c.GetState() != driverv1.Claim_STATE_SETTLED {
-				held = append(held, fmt.Sprintf("%s %s %s by %s", c.GetName(), c.GetOperationId(), c.GetState(), c.GetReplica()))
-			}
-		}
-	}
-	return held, nil
+	return stack.HeldClaims(ctx, w.busURL, w.name, identities...)
 }
 
 // remains counts what is left at the very end, and reads the cloud's log.

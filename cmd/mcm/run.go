@@ -154,7 +154,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 		Control: m.manager.GetClient(), Dispatcher: m.dispatcher, Settings: m.options.settings, Removed: m.removed,
 		Events: m.events(),
 	}
-	if _, err := bus.ServeOutcomes(m.conn, m.options.clusterName, m.dispatcher.Newest); err != nil {
+	if _, err := bus.ServeOutcomes(m.conn, m.options.clusterName, m.dispatcher.Newest, m.dispatcher.Waiting); err != nil {
 		return err
 	}
 	namesake := dispatch.NewNamesake(string(uid), m.options.scope())

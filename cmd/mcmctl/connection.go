@@ -125,7 +125,7 @@ func (c *connection) show(cmd *cobra.Command, watch bool, draw view) error {
 	}
 	now := time.Now()
 	seen := heard.picture(now)
-	if len(seen.replicas) == 0 && len(seen.outcomes) == 0 {
+	if len(seen.replicas)+len(seen.outcomes)+len(seen.queues) == 0 {
 		return fmt.Errorf("no driver replica of %s was heard within %s on %s: start a driver, "+
 			"check --nats-url and --cluster, or listen longer with --timeout", c.clusterText(), c.timeout, conn.URL())
 	}
@@ -140,7 +140,7 @@ func asker(conn *bus.Conn, heard *fleet) (ask func() error, stop func(), err err
 	if err != nil {
 		return nil, nil, err
 	}
-	outcomes, stopOutcomes, err := bus.AskOutcomes(conn, heard.onOutcome)
+	outcomes, stopOutcomes, err := bus.AskOutcomes(conn, heard.onOutcome, heard.onWaiting)
 	if err != nil {
 		stopServices()
 

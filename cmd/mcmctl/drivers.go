@@ -33,7 +33,8 @@ average time of an operation, count from the replica's start.
 
 A driver that only answers requests gives no sign of life. It is listed, as plain,
 if it answers the discovery of NATS services under the name mcm-driver-<provider>,
-as nats.go's package micro and others do by themselves.`,
+as nats.go's package micro and others do by themselves. One that answers neither is not
+listed, although mcm asks it.`,
 		Example: `  mcmctl drivers
   mcmctl drivers virtual --watch
   mcmctl drivers -o wide        # create identity, kinds, capabilities, too

@@ -21,6 +21,9 @@ const (
 	forgetAfter = 10 * time.Second
 	// forgetOutcomes is how many outcomes a watcher collects at most.
 	forgetOutcomes = 5000
+	// forgetQueue is how long what a manager said of its queue counts: it is asked
+	// more often.
+	forgetQueue = 2500 * time.Millisecond
 )
 
 // A replica is one that was heard of. One that serves several control planes is
@@ -45,12 +48,21 @@ type fleet struct {
 	heard    map[[3]string]replica      // by cluster, provider, replica
 	services map[[2]string]service      // by provider, replica
 	outcomes map[string]*driverv1.Audit // by operation id
+	queues   map[string]queue           // by cluster
+}
+
+// A queue is what a manager says that waits.
+type queue struct {
+	*driverv1.OpsResponse
+
+	at time.Time
 }
 
 // A picture is what a fleet looks like at a moment.
 type picture struct {
 	replicas []replica
 	outcomes []*driverv1.Audit // the newest operations that ended, oldest first
+	queues   map[string]queue  // what no driver has, by cluster
 }
 
 // A service is a replica's answer to discovery.
@@ -63,7 +75,7 @@ type service struct {
 func newFleet(cluster string) *fleet {
 	return &fleet{
 		cluster: cluster, heard: map[[3]string]replica{}, services: map[[2]string]service{},
-		outcomes: map[string]*driverv1.Audit{},
+		outcomes: map[string]*driverv1.Audit{}, queues: map[string]queue{},
 	}
 }
 
@@ -71,6 +83,14 @@ func (f *fleet) onOutcome(a *driverv1.Audit) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.outcomes[a.GetCluster()+"/"+a.GetOperationId()] = a
+}
+
+// onWaiting takes what a manager says that waits. One that has nothing, as all but
+// the leader, says nothing.
+func (f *fleet) onWaiting(cluster string, w *driverv1.OpsResponse) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.queues[cluster] = queue{w, time.Now()}
 }
 
 // known returns the control planes that are of interest.
@@ -97,6 +117,8 @@ func (f *fleet) picture(now time.Time) picture {
 	if len(f.outcomes) > forgetOutcomes { // those that mcm remembers come again
 		clear(f.outcomes)
 	}
+	maps.DeleteFunc(f.queues, func(_ string, q queue) bool { return now.Sub(q.at) > forgetQueue })
+	p.queues = maps.Clone(f.queues)
 	p.outcomes = slices.SortedFunc(maps.Values(f.outcomes), func(a, b *driverv1.Audit) int { return endOf(a).Compare(endOf(b)) })
 
 	return p

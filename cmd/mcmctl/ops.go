@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,16 +23,19 @@ func newOps(conn *connection) *cobra.Command {
 		Use:     "ops [machine]",
 		Aliases: []string{"operations"},
 		Short:   "List the operations in flight, and what came of the newest",
-		Long: `List the creates, initializes and deletes that driver replicas run, those that
-have ended and whose outcome mcm has not acknowledged, and the newest that mcm says
-have ended, 200 of them at most. Reads are not listed: they are over too soon.
+		Long: `List the creates, initializes and deletes that wait at mcm, those that driver replicas
+run, those that have ended and whose outcome mcm has not acknowledged, and the newest
+that mcm says have ended, 200 of them at most. Reads are not listed: they are over too
+soon.
 
-The machine is given as its name or as namespace/name. STATE is running; settled,
-with the code it ended with, while the replica keeps the outcome; ended, with the
-code; or lost while the replica is silent: mcm is about to send the operation to
-another one. TRY is the number of operations that were settled for the machine
+The machine is given as its name or as namespace/name. STATE is waiting, and PROGRESS
+says for what; running; settled, with the code it ended with, while the replica keeps
+the outcome; ended, with the code; or lost while the replica is silent: mcm is about to
+send the operation to another one. TRY is the number of operations that were settled for the machine
 before, so a failed one is followed by one with a higher TRY; ATTEMPT counts how
-often this one was sent. ELAPSED is the time it took a driver.`,
+often this one was sent. ELAPSED is the time it took a driver, or that it
+waits. Of what waits the oldest 1000 are listed. Who has only just heard of no replica
+names the control plane with --cluster.`,
 		Example: `  mcmctl ops
   mcmctl ops default/worker-1 --watch
   mcmctl ops -o wide --provider virtual   # the operation ids, too`,
@@ -75,8 +80,8 @@ type opRow struct {
 	Message        string  `json:"message,omitempty"` // of one that has ended with an error
 }
 
-// operations lists what the replicas hold, and then what has ended, for one
-// machine, or for all when machine is empty.
+// operations lists what the replicas hold, what waits, and then what has ended, for
+// one machine, or for all when machine is empty.
 func operations(heard picture, now time.Time, provider, machine string) []opRow {
 	rows, held := []opRow{}, map[string]bool{}
 	add := func(row opRow) {
@@ -91,6 +96,13 @@ func operations(heard picture, now time.Time, provider, machine string) []opRow 
 			add(opRowOf(r, op, now))
 		}
 	}
+	for _, cluster := range slices.Sorted(maps.Keys(heard.queues)) {
+		for _, op := range heard.queues[cluster].GetOperations() {
+			if !held[cluster+"/"+op.GetOperationId()] {
+				add(waitingRow(cluster, op, now.Sub(heard.queues[cluster].at)))
+			}
+		}
+	}
 	for _, a := range heard.outcomes {
 		if !held[a.GetCluster()+"/"+a.GetOperationId()] {
 			add(endedRow(a))
@@ -98,6 +110,15 @@ func operations(heard picture, now time.Time, provider, machine string) []opRow 
 	}
 
 	return rows
+}
+
+func waitingRow(cluster string, op *driverv1.OperationState, since time.Duration) opRow {
+	return opRow{
+		Cluster: cluster, Provider: op.GetProvider(), Namespace: op.GetNamespace(), Name: op.GetName(),
+		Operation: bus.Verb(op.GetOperation()), OperationID: op.GetOperationId(), Try: tryOf(op.GetOperationId()),
+		Attempt: op.GetAttempt(), ElapsedSeconds: (op.GetElapsed().AsDuration() + since).Seconds(),
+		State: "waiting", Progress: op.GetLastProgress(),
+	}
 }
 
 func endedRow(a *driverv1.Audit) opRow {

@@ -121,6 +121,11 @@ func TestOutcomes(t *testing.T) {
 			audit("m2", "uid-m2.create.4", 2*time.Second, driverv1.Code_CODE_RESOURCE_EXHAUSTED),
 			audit("m1", "uid-m1.create.0", time.Second, driverv1.Code_CODE_UNAVAILABLE),
 		}
+	}, func() *driverv1.OpsResponse {
+		return &driverv1.OpsResponse{Operations: []*driverv1.OperationState{{
+			OperationId: "uid-m3.delete.2", Operation: driverv1.Operation_OPERATION_DELETE, Provider: "virtual",
+			Namespace: "default", Name: "m3", Elapsed: durationpb.New(time.Hour), LastProgress: "all replicas are busy",
+		}}}
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -133,12 +138,18 @@ func TestOutcomes(t *testing.T) {
 		}
 	}
 	m1, m2 := row("m1", "uid-m1.create.0", "0", "Unavailable"), row("m2", "uid-m2.create.4", "4", "ResourceExhausted")
+	m3 := map[string]string{
+		"CLUSTER": "default", "PROVIDER": "virtual", "MACHINE": "default/m3", "OP": "delete", "TRY": "2", "ATTEMPT": "0",
+		"REPLICA": "-", "ELAPSED": "60m", "STATE": "waiting", "PROGRESS": "all replicas are busy", "OPERATION-ID": "uid-m3.delete.2",
+		"MESSAGE": "-",
+	}
 	cases := map[string]struct {
 		reason string
 		args   []string
 		want   []map[string]string
 	}{
-		"All":     {"in the order in which they ended", nil, []map[string]string{m1, m2}},
+		"All":     {"in the order in which they ended, after what waits", nil, []map[string]string{m3, m1, m2}},
+		"Waiting": {"what waits, of one machine", []string{"m3"}, []map[string]string{m3}},
 		"Machine": {"a machine by its name", []string{"m2"}, []map[string]string{m2}},
 		"Cluster": {"asked by its name", []string{"--cluster", "default", "m1"}, []map[string]string{m1}},
 	}

@@ -161,6 +161,14 @@ func (l *line) waits() bool {
 	return false
 }
 
+// holds tells that an operation is in the queue.
+func (q *queue) holds(t *turn) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+
+	return !t.running
+}
+
 // why says what a waiting operation waits for.
 func (q *queue) why(t *turn) string {
 	q.mu.Lock()

@@ -109,7 +109,7 @@ func (d *Dispatcher) settleTime(provider string) time.Duration {
 	var settle time.Duration
 	for _, r := range d.caller.Replicas() {
 		if r.Session.GetProvider() == provider {
-			settle = max(settle, r.Session.GetSettleTime().AsDuration())
+			settle = max(settle, bus.SettleTimeOf(r.Session))
 		}
 	}
 

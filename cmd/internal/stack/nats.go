@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 )
 
@@ -20,8 +21,19 @@ type NATSServer struct {
 
 // StartNATS starts a nats-server with JetStream on a free port.
 func (s *Site) StartNATS(ctx context.Context) (*NATSServer, error) {
+	return s.startNATS(ctx, s.natsCommand)
+}
+
+// StartCoreNATS is StartNATS without JetStream.
+func (s *Site) StartCoreNATS(ctx context.Context) (*NATSServer, error) {
+	return s.startNATS(ctx, func(name string, port int, _ ...string) command {
+		return command{name: name, program: "nats-server", args: []string{"--addr", "127.0.0.1", "--port", fmt.Sprint(port)}}
+	})
+}
+
+func (s *Site) startNATS(ctx context.Context, plan func(name string, port int, more ...string) command) (*NATSServer, error) {
 	p, ports, err := s.startOnFreePorts(ctx, 1,
-		func(ports []int) command { return s.natsCommand("nats-server", ports[0]) },
+		func(ports []int) command { return plan("nats-server", ports[0]) },
 		func(ctx context.Context, p *Process, ports []int) error { return listening(ctx, p, ports[0]) })
 	if err != nil {
 		return nil, err
@@ -40,9 +52,14 @@ func (n *NATSServer) Restart(ctx context.Context) error {
 	return listening(ctx, p, n.port)
 }
 
+// Wipe removes what the ended server has stored.
+func (n *NATSServer) Wipe() error { return os.RemoveAll(n.site.natsStore(n.Name)) }
+
+func (s *Site) natsStore(name string) string { return s.path(name + ".data") }
+
 func (s *Site) natsCommand(name string, port int, more ...string) command {
 	return command{name: name, program: "nats-server", args: append([]string{
-		"--addr", "127.0.0.1", "--port", fmt.Sprint(port), "--jetstream", "--store_dir", s.path(name + ".data"),
+		"--addr", "127.0.0.1", "--port", fmt.Sprint(port), "--jetstream", "--store_dir", s.natsStore(name),
 	}, more...)}
 }
 

@@ -398,7 +398,10 @@ type OperationState struct {
 	LastProgress string               `protobuf:"bytes,9,opt,name=last_progress,json=lastProgress,proto3" json:"last_progress,omitempty"`
 	// fenced: this attempt may begin nothing more, and another one may have taken
 	// its place. It says so once asked or once it has ended.
-	Fenced        bool `protobuf:"varint,10,opt,name=fenced,proto3" json:"fenced,omitempty"`
+	Fenced bool `protobuf:"varint,10,opt,name=fenced,proto3" json:"fenced,omitempty"`
+	// provider is set where mcm tells people what waits, and last_progress then says
+	// for what.
+	Provider      string `protobuf:"bytes,11,opt,name=provider,proto3" json:"provider,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -501,6 +504,13 @@ func (x *OperationState) GetFenced() bool {
 		return x.Fenced
 	}
 	return false
+}
+
+func (x *OperationState) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
 }
 
 // Hello is what the leading mcm says when it starts to lead and from then on
@@ -732,7 +742,9 @@ type OpsResponse struct {
 	Operations []*OperationState      `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
 	// result is the outcome of the one operation that was asked for, when it is
 	// settled.
-	Result        *Result `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
+	Result *Result `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
+	// omitted counts the operations left out because there were too many.
+	Omitted       uint32 `protobuf:"varint,3,opt,name=omitted,proto3" json:"omitted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -779,6 +791,13 @@ func (x *OpsResponse) GetResult() *Result {
 		return x.Result
 	}
 	return nil
+}
+
+func (x *OpsResponse) GetOmitted() uint32 {
+	if x != nil {
+		return x.Omitted
+	}
+	return 0
 }
 
 // Tombstone is what mcm writes over the last session of a replica that it takes
@@ -1150,7 +1169,7 @@ const file_machinebus_driver_v1_session_proto_rawDesc = "" +
 	"session_id\x18\x13 \x01(\tR\tsessionId\x12\x16\n" +
 	"\x06leased\x18\x14 \x01(\bR\x06leased\x12\x18\n" +
 	"\aomitted\x18\x15 \x01(\rR\aomitted\x12\x14\n" +
-	"\x05epoch\x18\x16 \x01(\x04R\x05epoch\"\xfa\x02\n" +
+	"\x05epoch\x18\x16 \x01(\x04R\x05epoch\"\x96\x03\n" +
 	"\x0eOperationState\x12!\n" +
 	"\foperation_id\x18\x01 \x01(\tR\voperationId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12=\n" +
@@ -1162,7 +1181,8 @@ const file_machinebus_driver_v1_session_proto_rawDesc = "" +
 	"\aelapsed\x18\b \x01(\v2\x19.google.protobuf.DurationR\aelapsed\x12#\n" +
 	"\rlast_progress\x18\t \x01(\tR\flastProgress\x12\x16\n" +
 	"\x06fenced\x18\n" +
-	" \x01(\bR\x06fenced\"\xf2\x01\n" +
+	" \x01(\bR\x06fenced\x12\x1a\n" +
+	"\bprovider\x18\v \x01(\tR\bprovider\"\xf2\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1f\n" +
 	"\vcluster_uid\x18\x02 \x01(\tR\n" +
@@ -1184,12 +1204,13 @@ const file_machinebus_driver_v1_session_proto_rawDesc = "" +
 	"\vKIND_SECRET\x10\x02\"/\n" +
 	"\n" +
 	"OpsRequest\x12!\n" +
-	"\foperation_id\x18\x01 \x01(\tR\voperationId\"\x89\x01\n" +
+	"\foperation_id\x18\x01 \x01(\tR\voperationId\"\xa3\x01\n" +
 	"\vOpsResponse\x12D\n" +
 	"\n" +
 	"operations\x18\x01 \x03(\v2$.machinebus.driver.v1.OperationStateR\n" +
 	"operations\x124\n" +
-	"\x06result\x18\x02 \x01(\v2\x1c.machinebus.driver.v1.ResultR\x06result\"\xe7\x01\n" +
+	"\x06result\x18\x02 \x01(\v2\x1c.machinebus.driver.v1.ResultR\x06result\x12\x18\n" +
+	"\aomitted\x18\x03 \x01(\rR\aomitted\"\xe7\x01\n" +
 	"\tTombstone\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1a\n" +
 	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x18\n" +

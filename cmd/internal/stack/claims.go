@@ -1,0 +1,72 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// claimsLimit is how long a look at claims may take. A stream that chooses a leader
+// does not answer at all.
+const claimsLimit = 5 * time.Second
+
+// HeldClaims returns which machines of these providers are claimed, by whom and for
+// what. What has ended leaves its outcome in the claim's place, which goes by its
+// age and is not told.
+func HeldClaims(ctx context.Context, natsURL, cluster string, providers ...string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, claimsLimit)
+	defer cancel()
+	nc, err := nats.Connect(natsURL, nats.Name("machinebus claims"))
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", natsURL, err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	var held []string
+	for _, provider := range providers {
+		stream, err := js.Stream(ctx, bus.StreamName(cluster, provider))
+		if err != nil {
+			return nil, fmt.Errorf("stream of %s: %w", provider, err)
+		}
+		info, err := stream.Info(ctx, jetstream.WithSubjectFilter("mcm.v1."+cluster+".claim.>"))
+		if err != nil {
+			return nil, fmt.Errorf("stream of %s: %w", provider, err)
+		}
+		for subject := range info.State.Subjects {
+			c, err := claimAt(ctx, stream, subject)
+			if err != nil {
+				return nil, err
+			}
+			if c != nil && c.GetState() != driverv1.Claim_STATE_SETTLED {
+				held = append(held, fmt.Sprintf("%s %s %s by %s", c.GetName(), c.GetOperationId(), c.GetState(), c.GetReplica()))
+			}
+		}
+	}
+	return held, nil
+}
+
+// claimAt reads the claim of a subject, nil when it has just gone.
+func claimAt(ctx context.Context, stream jetstream.Stream, subject string) (*driverv1.Claim, error) {
+	m, err := stream.GetLastMsgForSubject(ctx, subject)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	if err != nil {
+		return nil, fmt.Errorf("claim %s: %w", subject, err)
+	}
+	env, err := bus.Decode(m.Data, m.Header.Get("Content-Type"))
+	if err != nil {
+		return nil, fmt.Errorf("claim %s: %w", subject, err)
+	}
+	return env.GetClaim(), nil
+}

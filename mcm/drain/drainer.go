@@ -55,20 +55,24 @@ func (d *Drainer) Notify(f func(types.NamespacedName)) { d.notify = f }
 func (d *Drainer) Wait() { d.running.Wait() }
 
 // Start begins a drain, unless the machine has one already, and returns what is
-// known of it. It never blocks. A drain that is Done stays so until Forget; only
-// Force changes something then and now: one that is under way, or has failed,
-// begins anew as a forced one.
+// known of it. It never blocks. A drain that is Done stays so until Forget. Two
+// things change something then and now: by Force one that is under way, or has
+// failed, begins anew as a forced one; and one that empties a Node to stay is none
+// for a Node that is to go, nor the other way round, and the new one takes its place.
 func (d *Drainer) Start(req Request) State {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	before, ok := d.drains[req.UID]
 	if ok {
 		succeeded := before.state.Phase == Done && before.state.Err == nil
-		if before.state.Forced || succeeded || !req.Force {
+		sameEnd := before.req.Stays == req.Stays
+		if sameEnd && (before.state.Forced || succeeded || !req.Force) {
 			return before.state
 		}
 		before.cancel()
-		d.log(&before.req).Info("drain is forced from now on")
+		if sameEnd {
+			d.log(&before.req).Info("drain is forced from now on")
+		}
 	}
 	ctx, cancel := context.WithCancel(d.ctx)
 	e := &entry{req: req, cancel: cancel, ended: make(chan struct{}), state: State{Forced: req.Force}}

@@ -129,6 +129,36 @@ func TestForceAfterSuccess(t *testing.T) {
 	}
 }
 
+// A Node that was emptied to stay is drained anew when it is to go: only then is it
+// cordoned.
+func TestStaysThenGoes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Settings{}, nil)
+	r.attachment(t, r.namespace+"-here", r.node.Name)
+	r.pod(t, "slow", slowToEnd)
+	req := r.request()
+	req.Stays, req.Force = true, true
+	r.succeed(t, req)
+	node := r.getNode(t)
+	if node.Spec.Unschedulable || len(node.Status.Conditions) != 1 {
+		t.Errorf("the node is cordoned or says that it goes: %+v", node)
+	}
+	if all, _ := r.pods(t); len(all) > 0 {
+		t.Errorf("pods %q are left", all)
+	}
+	if !r.attached(t, r.namespace+"-here") {
+		t.Error("a volume was detached from an instance that stays")
+	}
+	req.Stays, req.Force = false, false
+	if s := r.drainer.Start(req); s.Phase != Running || s.Forced {
+		t.Errorf("the drain is %+v, want a new one", s)
+	}
+	r.until(t, "done again", func(s State) bool { return s.Phase == Done && s.Err == nil && !s.Forced })
+	if !r.getNode(t).Spec.Unschedulable {
+		t.Error("the node is not cordoned")
+	}
+}
+
 func TestForgottenAndShutDown(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -15,13 +15,19 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// prepareNode tells on the Node why it goes, and keeps new pods away from it.
+// prepareNode tells on the Node why it goes, and keeps new pods away from it. One
+// that stays is only looked for.
 func (r *run) prepareNode(ctx context.Context) error {
 	giveBack, err := r.take(ctx)
 	if err != nil {
 		return err
 	}
 	defer giveBack()
+	if r.req.Stays {
+		_, err := r.readNode(ctx)
+
+		return err
+	}
 	node, err := r.markTerminating(ctx)
 	if err != nil {
 		return fmt.Errorf("set condition %s of node %s: %w", v1alpha1.NodeTerminating, r.req.Node.Name, err)

@@ -10,8 +10,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// A Policy makes drain requests of machines that are being deleted. Timeout and
-// MaxEvictRetries hold for machines that do not say otherwise.
+// A Policy makes drain requests of machines. Timeout and MaxEvictRetries hold for
+// machines that do not say otherwise.
 type Policy struct {
 	Timeout         time.Duration
 	MaxEvictRetries int
@@ -42,21 +42,11 @@ const conditionReadonlyFilesystem corev1.NodeConditionType = "ReadonlyFilesystem
 func (p Policy) Request(
 	machine *v1alpha1.Machine, node *corev1.Node, failed bool, now time.Time,
 ) (req Request, again time.Duration) {
-	limit := p.limit(machine)
-	retries := p.MaxEvictRetries
-	if own := machine.Spec.MaxEvictRetries; own != nil {
-		retries = int(*own)
-	}
-	req = Request{
-		UID: machine.UID, Machine: types.NamespacedName{Namespace: machine.Namespace, Name: machine.Name},
-		Deployment: machine.Labels[v1alpha1.LabelKeyMachineDeployment], Node: node, Failed: failed,
-		MaxEvictRetries: min(retries, int(limit/evictPeriod)),
-	}
+	req = p.request(machine, node)
+	req.Failed = failed
 	left := p.Left(machine, now)
 	if left <= 0 {
-		req.Force, req.Timeout, req.MaxEvictRetries = true, forcedTimeout, 1
-
-		return req, 0
+		return forced(req), 0
 	}
 	req.Timeout = left
 	since, ill := unhealthySince(node)
@@ -69,6 +59,44 @@ func (p Policy) Request(
 	req.Force = true
 
 	return req, 0
+}
+
+// StayRequest is Request for a machine that has been Failed and preserved since
+// some time, so that its Node is emptied and stays. Such a drain is forced when the
+// machine's label asks for that, and when its time to drain is over; that the Node
+// is unhealthy is no news then.
+func (p Policy) StayRequest(
+	machine *v1alpha1.Machine, node *corev1.Node, since, now time.Time,
+) (req Request, again time.Duration) {
+	req = p.request(machine, node)
+	req.Stays = true
+	left := since.Add(p.limit(machine)).Sub(now)
+	if machine.Labels[v1alpha1.LabelKeyForceDrain] == v1alpha1.LabelValueTrue || left <= 0 {
+		return forced(req), 0
+	}
+	req.Timeout = left
+
+	return req, left
+}
+
+// request returns what all drains of the machine's Node have in common.
+func (p Policy) request(machine *v1alpha1.Machine, node *corev1.Node) Request {
+	retries := p.MaxEvictRetries
+	if own := machine.Spec.MaxEvictRetries; own != nil {
+		retries = int(*own)
+	}
+
+	return Request{
+		UID: machine.UID, Machine: types.NamespacedName{Namespace: machine.Namespace, Name: machine.Name},
+		Deployment: machine.Labels[v1alpha1.LabelKeyMachineDeployment], Node: node,
+		MaxEvictRetries: min(retries, int(p.limit(machine)/evictPeriod)),
+	}
+}
+
+func forced(req Request) Request {
+	req.Force, req.Timeout, req.MaxEvictRetries = true, forcedTimeout, 1
+
+	return req
 }
 
 // Left returns how long the Node of a machine may still be drained in order. From

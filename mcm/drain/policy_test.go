@@ -112,3 +112,51 @@ func TestPolicy(t *testing.T) {
 		})
 	}
 }
+
+// TestStayPolicy is about Nodes that are emptied and stay.
+func TestStayPolicy(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	policy := Policy{Timeout: time.Hour, MaxEvictRetries: 100}
+	for name, tc := range map[string]struct {
+		reason string
+		ago    time.Duration
+		labels map[string]string
+		want   Request
+		again  time.Duration
+	}{
+		"begins": {reason: "all the time is left", want: Request{Timeout: time.Hour, MaxEvictRetries: 100}, again: time.Hour},
+		"half the time is over": {
+			reason: "it runs from when the machine was Failed and preserved", ago: 30 * time.Minute,
+			want: Request{Timeout: 30 * time.Minute, MaxEvictRetries: 100}, again: 30 * time.Minute,
+		},
+		"the time is over": {
+			reason: "its pods are needed elsewhere", ago: time.Hour, want: Request{Force: true, Timeout: time.Minute, MaxEvictRetries: 1},
+		},
+		"label": {
+			reason: "the user wants it", labels: map[string]string{"force-drain": "True"},
+			want: Request{Force: true, Timeout: time.Minute, MaxEvictRetries: 1},
+		},
+		"label in another spelling": {
+			reason: "only True counts", labels: map[string]string{"force-drain": "true"},
+			want: Request{Timeout: time.Hour, MaxEvictRetries: 100}, again: time.Hour,
+		},
+		"label of a deletion": {
+			reason: "it is not deleted", labels: map[string]string{"force-deletion": "true"},
+			want: Request{Timeout: time.Hour, MaxEvictRetries: 100}, again: time.Hour,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			machine := &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", UID: "uid", Labels: tc.labels}}
+			node := &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{
+				Type: corev1.NodeReady, Status: corev1.ConditionFalse, LastTransitionTime: metav1.NewTime(now.Add(-time.Hour)),
+			}}}}
+			got, again := policy.StayRequest(machine, node, now.Add(-tc.ago), now)
+			tc.want.UID, tc.want.Machine.Namespace, tc.want.Machine.Name, tc.want.Node, tc.want.Stays = "uid", "ns", "m", node, true
+			if diff := cmp.Diff(tc.want, got); diff != "" || again != tc.again {
+				t.Errorf("again in %s, want %s; %s, -want +got:\n%s", again, tc.again, tc.reason, diff)
+			}
+		})
+	}
+}

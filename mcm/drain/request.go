@@ -20,10 +20,14 @@ type Request struct {
 	// Failed says that the machine goes because it was unhealthy, which the Node's
 	// condition Terminating tells. If it tells anything already, that stands.
 	Failed bool
+	// Stays says that the Node is to be empty and not to go: it is neither told to be
+	// terminating nor cordoned, and force leaves its volumes attached, as its instance
+	// may be writing to them.
+	Stays bool
 	// Timeout is how long the drain may take.
 	Timeout time.Duration
 	// Force ends pods at once and without asking budgets, does not wait for them,
-	// and then deletes the Node's VolumeAttachments.
+	// and then deletes the Node's VolumeAttachments unless it Stays.
 	Force bool
 	// MaxEvictRetries is how often a refused eviction is tried again before the pod
 	// is deleted without asking its budgets.

@@ -62,6 +62,10 @@ func (r *run) steps(ctx context.Context) error {
 		return r.evictAll(ctx)
 	}
 
+	if r.req.Stays {
+		return r.deletePods(ctx)
+	}
+
 	// What cannot be ended must not keep the volumes.
 	return join(r.deletePods(ctx), r.detach(ctx))
 }

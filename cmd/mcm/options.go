@@ -155,6 +155,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 	fs.DurationVar(&o.settings.CreationTimeout, "machine-creation-timeout", o.settings.CreationTimeout, "time a machine may take to join")
 	fs.DurationVar(&o.settings.HealthTimeout, "machine-health-timeout", o.settings.HealthTimeout, "time a machine may be unhealthy")
+	fs.DurationVar(&o.settings.PreserveTimeout, "machine-preserve-timeout", o.settings.PreserveTimeout,
+		"time a machine is kept that its annotation "+v1alpha1.AnnotationKeyPreserve+" preserves")
 	fs.DurationVar(&o.settings.DrainPolicy.Timeout, "machine-drain-timeout", o.settings.DrainPolicy.Timeout,
 		"time a node's drain may take before it is forced")
 	fs.IntVar(&o.settings.DrainPolicy.MaxEvictRetries, "machine-max-evict-retries", o.settings.DrainPolicy.MaxEvictRetries,
@@ -232,6 +234,7 @@ func (o *options) validate() error {
 	}
 	positive("machine-creation-timeout", o.settings.CreationTimeout)
 	positive("machine-health-timeout", o.settings.HealthTimeout)
+	positive("machine-preserve-timeout", o.settings.PreserveTimeout)
 	positive("machine-operation-timeout", o.settings.OperationTimeout)
 	positive("resource-exhausted-retry", o.settings.Retry.ResourceExhausted)
 	positive("retry-short", o.settings.Retry.Short)

@@ -110,7 +110,7 @@ func notices(notifier Notifier) source.Source {
 
 // outside passes changes outside of the spec that make a difference: of the
 // machine's Node, whose own event may have come before, of the wish to delete it,
-// by force perhaps, and of a journal that could not be read.
+// by force perhaps, or to preserve it, and of a journal that could not be read.
 func outside() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
@@ -121,6 +121,7 @@ func outside() predicate.Predicate {
 			changed := func(label string) bool { return e.ObjectOld.GetLabels()[label] != e.ObjectNew.GetLabels()[label] }
 
 			return err != nil || changed(v1alpha1.LabelKeyNode) || changed(v1alpha1.LabelKeyForceDeletion) ||
+				changed(v1alpha1.LabelKeyForceDrain) || preservationChanged(e.ObjectOld, e.ObjectNew) ||
 				e.ObjectOld.GetDeletionTimestamp().IsZero() != e.ObjectNew.GetDeletionTimestamp().IsZero()
 		},
 	}
@@ -132,7 +133,9 @@ func (r *Reconciler) forgetMachine() handler.EventHandler {
 	return handler.Funcs{
 		DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			r.Dispatcher.Forget(e.Object.GetUID())
-			r.told.Delete(e.Object.GetUID())
+			for _, s := range subjects(e.Object.GetUID()) {
+				r.told.Delete(s)
+			}
 			r.unfound.Delete(e.Object.GetUID())
 			if r.Drainer != nil {
 				r.Drainer.Forget(e.Object.GetUID())

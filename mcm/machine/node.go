@@ -79,12 +79,13 @@ func (p *pass) followHealth(healthy bool, text string) (n next) {
 	return n
 }
 
-// lookupNode finds the machine's Node; node is nil when there is none, or
-// when the Node of that name is another instance's.
+// lookupNode finds the machine's Node, of which the cache's own copy is only read;
+// node is nil when there is none, or when the Node of that name is another
+// instance's.
 func (p *pass) lookupNode(ctx context.Context) error {
 	p.node = nil
 	node := &corev1.Node{}
-	err := p.Target.Get(ctx, client.ObjectKey{Name: p.machine.Labels[v1alpha1.LabelKeyNode]}, node)
+	err := p.Target.Get(ctx, client.ObjectKey{Name: p.machine.Labels[v1alpha1.LabelKeyNode]}, node, client.UnsafeDisableDeepCopy)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

@@ -66,7 +66,7 @@ type Reconciler struct {
 	Now func() time.Time
 
 	accepted sync.Map // generation by uid of a class, as last noted on it
-	told     sync.Map // what was last said of a machine's faulty fields, by its uid
+	told     sync.Map // what was last said of a subject
 	unfound  sync.Map // a failedStatus by its machine's uid
 }
 
@@ -92,6 +92,9 @@ type pass struct {
 	initialized bool  // the driver has said so
 	lacking     error // why the class's secret is not known
 
+	wish  string        // whether the machine is to be preserved
+	after time.Duration // when to look again whatever the steps say; 0 for no need
+
 	notes []func() // Events about what the next write stores
 }
 
@@ -109,9 +112,22 @@ var (
 // again ends the pass and starts another one after d.
 func again(d time.Duration) next { return next{stop: true, after: max(d, time.Millisecond)} }
 
+// lookAgain asks for another pass after d at the latest, and for no end of this one.
+func (p *pass) lookAgain(d time.Duration) { p.after = sooner(p.after, max(d, time.Millisecond)) }
+
+// sooner is the shorter of two times to wait, of which 0 means for ever.
+func sooner(a, b time.Duration) time.Duration {
+	if a == 0 || b == 0 {
+		return a + b
+	}
+
+	return min(a, b)
+}
+
 type step func(p *pass, ctx context.Context) (next, error)
 
 var liveSteps = []step{
+	(*pass).preserve,
 	(*pass).returnInstance,
 	(*pass).resolveClass,
 	(*pass).findInstance,
@@ -171,11 +187,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			return reconcile.Result{}, err
 		}
 		if n.stop {
-			return reconcile.Result{RequeueAfter: n.after}, nil
+			return reconcile.Result{RequeueAfter: sooner(n.after, p.after)}, nil
 		}
 	}
 
-	return reconcile.Result{}, nil
+	return reconcile.Result{RequeueAfter: p.after}, nil
 }
 
 // conflictRetry is for the case that the event of a conflicting write was seen
@@ -230,6 +246,9 @@ func (p *pass) setPhase(phase v1alpha1.MachinePhase) {
 	}
 	current.Phase = phase
 	current.TimeoutActive = phase == v1alpha1.MachinePending
+	if phase == v1alpha1.MachineFailed {
+		p.beginPreservation() // in the same write, or its set would replace it
+	}
 }
 
 // setLastOperation sets status.lastOperation. An unchanged one keeps its time,
@@ -274,12 +293,35 @@ func (p *pass) cautionf(reason, format string, args ...any) {
 	p.notes = append(p.notes, func() { p.warnf(reason, format, args...) })
 }
 
+// A subject is something about a machine that is said once.
+type subject struct {
+	uid types.UID
+	of  string
+}
+
+// What there is to be said once.
+const (
+	aboutFields       = "fields"
+	aboutWish         = "wish"
+	aboutPreserveWait = "drain of a preserved node"
+)
+
+func subjects(uid types.UID) []subject {
+	return []subject{{uid, aboutFields}, {uid, aboutWish}, {uid, aboutPreserveWait}}
+}
+
+// news tells whether text is something else than what was last said of a subject;
+// that there is nothing to say any more is none.
+func (p *pass) news(of, text string) bool {
+	before, _ := p.told.Swap(subject{p.machine.UID, of}, text)
+
+	return text != "" && before != text
+}
+
 // tellFaults says what is wrong with the machine's fields, once.
 func (p *pass) tellFaults() {
 	all := faults(p.machine)
-	text := strings.Join(all, "\n")
-	before, _ := p.told.Swap(p.machine.UID, text)
-	if before == text || before == nil && text == "" {
+	if !p.news(aboutFields, strings.Join(all, "\n")) {
 		return
 	}
 	for _, fault := range all {

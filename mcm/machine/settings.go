@@ -13,6 +13,8 @@ type Settings struct {
 	// CreationTimeout is how long a machine may take to join, unless it says
 	// otherwise; HealthTimeout how long it may be unhealthy.
 	CreationTimeout, HealthTimeout time.Duration
+	// PreserveTimeout is how long a machine is preserved, unless it says otherwise.
+	PreserveTimeout time.Duration
 	// OperationTimeout is how long one attempt at a create, initialize or delete
 	// may take, unless the class says otherwise; ReadTimeout is that of a status.
 	OperationTimeout, ReadTimeout time.Duration
@@ -38,6 +40,7 @@ func DefaultSettings() Settings {
 	return Settings{
 		CreationTimeout:  20 * time.Minute,
 		HealthTimeout:    10 * time.Minute,
+		PreserveTimeout:  96 * time.Hour,
 		OperationTimeout: 10 * time.Minute, ReadTimeout: time.Minute,
 		NodeConditions: []string{"KernelDeadlock", "ReadonlyFilesystem", "DiskPressure", "NetworkUnavailable"},
 		DrainPolicy:    drain.DefaultPolicy(),

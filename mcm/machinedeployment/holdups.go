@@ -42,7 +42,7 @@ func (p *pass) holdups() string {
 		text += ": " + last.ErrorCode
 	}
 	if last.Description != "" {
-		text += ": " + shorten(last.Description)
+		text += ": " + v1alpha1.ShortText(last.Description)
 	}
 	if len(found) > 1 {
 		text = fmt.Sprintf("%d machines hold it up. %s", len(found), text)
@@ -70,14 +70,4 @@ func (p *pass) holdsUp(m *v1alpha1.Machine) bool {
 	}
 
 	return left <= 0
-}
-
-// shorten keeps a condition readable, whatever a cloud has answered.
-func shorten(text string) string {
-	const most = 500
-	if runes := []rune(text); len(runes) > most {
-		return string(runes[:most]) + "…"
-	}
-
-	return text
 }

@@ -61,6 +61,10 @@ var gauges = []numbered{
 		func(d *v1alpha1.MachineDeployment) float64 { return float64(d.Status.AvailableReplicas) }),
 	gauge("status_unavailable_replicas", "Machines that are lacking.",
 		func(d *v1alpha1.MachineDeployment) float64 { return float64(d.Status.UnavailableReplicas) }),
+	gauge("status_preserved_failed_replicas", "Machines that are Failed and preserved.",
+		func(d *v1alpha1.MachineDeployment) float64 { return float64(d.Status.PreservedFailedReplicas) }),
+	gauge("status_failed_machines", "Machines whose last operation failed; failed_machines names 100 at most.",
+		func(d *v1alpha1.MachineDeployment) float64 { return float64(d.Status.FailedMachineCount) }),
 	optional("status_collision_count", "Names of machine sets that were taken.", func(d *v1alpha1.MachineDeployment) *int32 {
 		return d.Status.CollisionCount
 	}),

@@ -82,7 +82,7 @@ func (w nodeWish) granted(node *corev1.Node) bool {
 		return false
 	}
 	_, protected := node.Annotations[v1alpha1.AnnotationKeyScaleDownDisabled]
-	ours := node.Annotations[v1alpha1.AnnotationKeyScaleDownDisabledByMCM] == yes
+	ours := node.Annotations[v1alpha1.AnnotationKeyScaleDownDisabledByMCM] == v1alpha1.AnnotationValueTrue
 
 	return !w.protects || w.protected && protected || !w.protected && !ours
 }
@@ -92,7 +92,7 @@ func (w nodeWish) grant(node *corev1.Node) {
 		taint(node, w.tainted)
 	}
 	if w.protects {
-		protect(node, w.protected)
+		v1alpha1.KeepFromScaleDown(node, w.protected)
 	}
 }
 
@@ -129,23 +129,5 @@ func taint(node *corev1.Node, on bool) {
 		node.Spec.Taints = append(node.Spec.Taints, ourTaint)
 	case !on && has:
 		node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, isOurTaint)
-	}
-}
-
-// yes is the value of the annotations.
-const yes = "true"
-
-// protect sets the annotation that keeps the cluster-autoscaler from removing the
-// Node, or removes it. One that somebody else has set is theirs.
-func protect(node *corev1.Node, on bool) {
-	_, has := node.Annotations[v1alpha1.AnnotationKeyScaleDownDisabled]
-	ours := node.Annotations[v1alpha1.AnnotationKeyScaleDownDisabledByMCM] == yes
-	switch {
-	case on && !has:
-		metav1.SetMetaDataAnnotation(&node.ObjectMeta, v1alpha1.AnnotationKeyScaleDownDisabled, yes)
-		metav1.SetMetaDataAnnotation(&node.ObjectMeta, v1alpha1.AnnotationKeyScaleDownDisabledByMCM, yes)
-	case !on && ours:
-		delete(node.Annotations, v1alpha1.AnnotationKeyScaleDownDisabled)
-		delete(node.Annotations, v1alpha1.AnnotationKeyScaleDownDisabledByMCM)
 	}
 }

@@ -3,6 +3,7 @@ package machinedeployment
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -11,8 +12,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// report stores what this pass has seen. Only this and
-// refuse write status.
+// report stores what this pass has seen. Only this and refuse write status.
 func (p *pass) report(ctx context.Context) error {
 	p.count()
 	p.followAvailability()
@@ -40,7 +40,7 @@ func (p *pass) count() {
 	s := &p.deployment.Status
 	s.ObservedGeneration = p.deployment.Generation
 	s.Replicas, s.ReadyReplicas, s.AvailableReplicas, s.PreservedFailedReplicas, s.UpdatedReplicas = 0, 0, 0, 0, 0
-	s.FailedMachines = nil
+	s.FailedMachines, s.FailedMachineCount = nil, 0
 	var wanted int32
 	for _, set := range p.sets {
 		wanted += set.Spec.Replicas
@@ -48,8 +48,16 @@ func (p *pass) count() {
 		s.ReadyReplicas += set.Status.ReadyReplicas
 		s.AvailableReplicas += set.Status.AvailableReplicas
 		s.PreservedFailedReplicas += set.Status.PreservedFailedReplicas
-		s.FailedMachines = append(s.FailedMachines, set.Status.FailedMachines...)
+		// Another set controller lists all of them and does not count.
+		s.FailedMachineCount += max(set.Status.FailedMachineCount, int32(len(set.Status.FailedMachines)))
+		failed := slices.Clone(set.Status.FailedMachines)
+		if set == p.latest {
+			s.FailedMachines = append(failed, s.FailedMachines...)
+		} else {
+			s.FailedMachines = append(s.FailedMachines, failed...)
+		}
 	}
+	s.FailedMachines = v1alpha1.FirstFailedMachines(s.FailedMachines)
 	s.UnavailableReplicas = max(0, wanted-s.AvailableReplicas)
 	if p.latest != nil {
 		s.UpdatedReplicas = p.latest.Status.Replicas

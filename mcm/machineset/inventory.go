@@ -39,6 +39,8 @@ var (
 		{desc("status_ready_replicas", "Machines whose Node is healthy.", setLabels...), func(s *v1alpha1.MachineSet) int32 { return s.Status.ReadyReplicas }},
 		{desc("status_available_replicas", "Machines that can be worked with.", setLabels...), func(s *v1alpha1.MachineSet) int32 { return s.Status.AvailableReplicas }},
 		{desc("status_fully_labelled_replicas", "Machines with all labels of the template.", setLabels...), func(s *v1alpha1.MachineSet) int32 { return s.Status.FullyLabeledReplicas }},
+		{desc("status_preserved_failed_replicas", "Machines that are Failed and preserved.", setLabels...), func(s *v1alpha1.MachineSet) int32 { return s.Status.PreservedFailedReplicas }},
+		{desc("status_failed_machines", "Machines whose last operation failed; failed_machines names the first 100.", setLabels...), func(s *v1alpha1.MachineSet) int32 { return s.Status.FailedMachineCount }},
 	}
 )
 

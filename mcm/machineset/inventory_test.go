@@ -25,7 +25,7 @@ func TestInventory(t *testing.T) {
 	set.Name, set.Namespace, set.CreationTimestamp = "a", "shop", metav1.NewTime(time.Unix(1700000000, 0))
 	set.Spec.Template.Spec.Class = v1alpha1.ClassSpec{Kind: v1alpha1.KindMachineClass, Name: "small"}
 	set.Status = v1alpha1.MachineSetStatus{
-		Replicas: 4, ReadyReplicas: 2, AvailableReplicas: 1, FullyLabeledReplicas: 3,
+		Replicas: 4, ReadyReplicas: 2, AvailableReplicas: 1, FullyLabeledReplicas: 3, PreservedFailedReplicas: 5, FailedMachineCount: 6,
 		Conditions:     []v1alpha1.MachineSetCondition{{Type: "Frozen", Status: "True"}, {Type: "ReplicaFailure", Status: "Unknown"}},
 		FailedMachines: []v1alpha1.MachineSummary{{Name: "a-1", ProviderID: "p:1", OwnerRef: "a", LastOperation: v1alpha1.LastOperation{State: "Failed", Type: "Create"}}},
 	}
@@ -52,7 +52,9 @@ mcm_machine_set_info_spec_replicas{name="a",namespace="shop"} 3
 mcm_machine_set_status_available_replicas{name="a",namespace="shop"} 1
 mcm_machine_set_status_condition{condition="Frozen",name="a",namespace="shop"} 1
 mcm_machine_set_status_condition{condition="ReplicaFailure",name="a",namespace="shop"} 2
+mcm_machine_set_status_failed_machines{name="a",namespace="shop"} 6
 mcm_machine_set_status_fully_labelled_replicas{name="a",namespace="shop"} 3
+mcm_machine_set_status_preserved_failed_replicas{name="a",namespace="shop"} 5
 mcm_machine_set_status_ready_replicas{name="a",namespace="shop"} 2
 mcm_machine_set_status_replicas{name="a",namespace="shop"} 4
 `

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
@@ -40,15 +42,28 @@ func deletedBefore(a, b *v1alpha1.Machine, now time.Time) int {
 // comparePreserved puts preserved machines last: those that nobody asked to
 // preserve before the others, and then those whose time ends earlier.
 func comparePreserved(a, b *v1alpha1.Machine, now time.Time) int {
-	if pa, pb := preserved(a, now), preserved(b, now); !pa || !pb {
+	if pa, pb := spared(a, now), spared(b, now); !pa || !pb {
 		return compareBool(pa, pb)
 	}
 
 	return cmp.Or(
-		-compareBool(a.Annotations[v1alpha1.AnnotationKeyPreserve] == v1alpha1.PreserveAuto,
-			b.Annotations[v1alpha1.AnnotationKeyPreserve] == v1alpha1.PreserveAuto),
-		a.Status.CurrentStatus.PreserveExpiryTime.Compare(b.Status.CurrentStatus.PreserveExpiryTime.Time),
+		-compareBool(wishOf(a) == v1alpha1.PreserveAuto, wishOf(b) == v1alpha1.PreserveAuto),
+		compareTimes(a.Status.CurrentStatus.PreserveExpiryTime, b.Status.CurrentStatus.PreserveExpiryTime),
 	)
+}
+
+// compareTimes puts the earlier time first, and one that is still to be set last.
+func compareTimes(a, b *metav1.Time) int {
+	if a == nil || b == nil {
+		return compareBool(a == nil, b == nil)
+	}
+
+	return a.Compare(b.Time)
+}
+
+// spared tells whether the machine is preserved, or is about to be.
+func spared(m *v1alpha1.Machine, now time.Time) bool {
+	return preserved(m, now) || m.Status.CurrentStatus.Phase == v1alpha1.MachineFailed && kept(m, now)
 }
 
 // compareMarks puts machines that the autoscaler marked first, the earliest mark

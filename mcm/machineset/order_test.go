@@ -50,6 +50,16 @@ func preservedFor(d time.Duration) change {
 	return func(m *v1alpha1.Machine) { m.Status.CurrentStatus.PreserveExpiryTime = &metav1.Time{Time: noon.Add(d)} }
 }
 
+// onNode says what the machine's Node says of its preservation.
+func onNode(value string) change {
+	return annotated(v1alpha1.AnnotationKeyLastAppliedNodePreserveValue, value)
+}
+
+// preserves has a set preserve that many Failed machines.
+func preserves(most int32) func(*v1alpha1.MachineSet) {
+	return func(set *v1alpha1.MachineSet) { set.Spec.AutoPreserveFailedMachineMax = &most }
+}
+
 func markedFor(d time.Duration) change {
 	return annotated(v1alpha1.AnnotationKeyMarkedForDeletionTime, noon.Add(d).Format(time.RFC3339))
 }
@@ -87,6 +97,7 @@ func TestOrder(t *testing.T) {
 		newMachine("preserved for 1 hour", preservedFor(time.Hour), annotated(v1alpha1.AnnotationKeyPreserve, "now")),
 		newMachine("preserved for 2 hours", preservedFor(2*time.Hour), withPriority("1"), phase(v1alpha1.MachineFailed)),
 		newMachine("preserved for 2 hours too", preservedFor(2*time.Hour)),
+		newMachine("about to be preserved", phase(v1alpha1.MachineFailed), onNode("when-failed")),
 	}
 	got := slices.Clone(want)
 	slices.Reverse(got)

@@ -14,21 +14,25 @@ const burst = 100
 type plan struct {
 	delete []*v1alpha1.Machine
 	create int
+	// preserve tells that the choice of Failed machines to preserve has changed.
+	preserve bool
 	// recheck is when a machine's preservation ends; zero for never.
 	recheck time.Time
 }
 
-func (p *plan) nothing() bool { return len(p.delete) == 0 && p.create == 0 }
+func (p *plan) nothing() bool { return len(p.delete) == 0 && p.create == 0 && !p.preserve }
 
 // planFor says what brings a set with these machines to its replicas.
 func planFor(set *v1alpha1.MachineSet, machines []*v1alpha1.Machine, now time.Time) *plan {
 	var p plan
 	var active, dispensable []*v1alpha1.Machine
+	keep, letGo := choosePreserved(set, machines, now)
+	p.preserve = len(keep)+len(letGo) > 0
 	for _, m := range machines {
 		switch {
 		case leaving(m):
 			continue
-		case discarded(set, m, now):
+		case discarded(set, m, now) && !slices.Contains(keep, m):
 			p.delete = append(p.delete, m)
 
 			continue

@@ -86,6 +86,32 @@ func TestPlan(t *testing.T) {
 			machines: []*v1alpha1.Machine{newMachine("a", failed, annotated(v1alpha1.AnnotationKeyPreserve, "false"))},
 			create:   1, delete: []string{"a"},
 		},
+		"to be preserved, as its Node says": {
+			reason: "what the Node says is noted on the machine", replicas: 1,
+			machines: []*v1alpha1.Machine{newMachine("a", failed, onNode("when-failed"))},
+		},
+		"not to be preserved, as its Node says": {
+			reason: "what the Node says wins", replicas: 1,
+			machines: []*v1alpha1.Machine{
+				newMachine("a", failed, onNode("false"), annotated(v1alpha1.AnnotationKeyPreserve, "now")),
+			},
+			create: 1, delete: []string{"a"},
+		},
+		"to be chosen": {
+			reason: "there is room for one, and it is the newest", replicas: 2, set: preserves(1),
+			machines: []*v1alpha1.Machine{newMachine("old", failed), newMachine("new", failed, aged(time.Minute))},
+			create:   1, delete: []string{"old"},
+		},
+		"chosen before, and its time is over": {
+			reason: "it is not chosen again", replicas: 1, set: preserves(1),
+			machines: []*v1alpha1.Machine{newMachine("a", failed, preservedFor(-time.Second))},
+			create:   1, delete: []string{"a"},
+		},
+		"surplus": {
+			reason: "one that is about to be preserved is as good as preserved", replicas: 1,
+			machines: []*v1alpha1.Machine{newMachine("a", failed, annotated(v1alpha1.AnnotationKeyPreserve, "now")), newMachine("b")},
+			delete:   []string{"b"},
+		},
 		"preserved, but too many": {
 			reason: "preservation is no reason for more machines than replicas", replicas: 1,
 			machines: []*v1alpha1.Machine{newMachine("a", failed, preservedFor(time.Hour)), newMachine("b", preservedFor(2*time.Hour))},
@@ -215,11 +241,16 @@ func TestPlansEnd(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		set := setOf(int32(rapid.IntRange(0, 350).Draw(t, "replicas")))
+		preserves(rapid.Int32Range(0, 3).Draw(t, "preserved at most"))(set)
 		machines := drawMachines(t, 350)
 		for round := 0; ; round++ {
 			p := planFor(set, machines, noon)
 			if p.nothing() {
 				break
+			}
+			if p.preserve {
+				carryOut(set, machines)
+				p = planFor(set, machines, noon)
 			}
 			if round > 10 {
 				t.Fatalf("still creates %d and deletes %d after %d rounds", p.create, len(p.delete), round)

@@ -28,7 +28,7 @@ func kept(m *v1alpha1.Machine, now time.Time) bool {
 	if m.Status.CurrentStatus.PreserveExpiryTime != nil {
 		return preserved(m, now)
 	}
-	switch m.Annotations[v1alpha1.AnnotationKeyPreserve] {
+	switch wishOf(m) {
 	case v1alpha1.PreserveNow, v1alpha1.PreserveWhenFailed, v1alpha1.PreserveAuto:
 		return true
 	default:

@@ -33,6 +33,7 @@ func (p *pass) scale(ctx context.Context) (next, error) {
 	if err := p.adopt(ctx); err != nil {
 		return wait, err
 	}
+	p.preserve(ctx)
 	plan = planFor(p.set, p.machines, p.now)
 	p.recheck(plan)
 	// What was looked at is what is deleted, or else it is looked at again.

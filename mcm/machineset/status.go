@@ -15,23 +15,29 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// report stores what the pass saw, if it says something new. The set's metadata
+// report stores what the pass saw. The set's metadata
 // and spec are as stored: no step leaves changes of them behind.
 func (p *pass) report(ctx context.Context) (next, error) {
 	status := statusOf(p.set, p.machines, p.now)
 	status.Conditions = withFailure(status.Conditions, p.failure, p.now)
+
+	return proceed, p.storeStatus(ctx, status)
+}
+
+// storeStatus stores a status, if it says something new.
+func (p *pass) storeStatus(ctx context.Context, status v1alpha1.MachineSetStatus) error {
 	if equality.Semantic.DeepEqual(timeless(status), timeless(p.stored.Status)) {
-		return proceed, nil
+		return nil
 	}
 	p.set.Status = status
 	// The lock is for the conditions, a list that the freeze is written to as well.
 	err := p.Client.Status().Patch(ctx, p.set, client.MergeFromWithOptions(p.stored, client.MergeFromWithOptimisticLock{}))
 	if err != nil {
-		return wait, fmt.Errorf("store status of machine set %s/%s: %w", p.set.Namespace, p.set.Name, err)
+		return fmt.Errorf("store status of machine set %s/%s: %w", p.set.Namespace, p.set.Name, err)
 	}
 	p.take(p.set)
 
-	return proceed, nil
+	return nil
 }
 
 // timeless returns a status without the times at which failed machines were last
@@ -52,6 +58,10 @@ func statusOf(set *v1alpha1.MachineSet, machines []*v1alpha1.Machine, now time.T
 	status.Replicas = int32(len(machines))
 	status.FullyLabeledReplicas, status.ReadyReplicas, status.AvailableReplicas = 0, 0, 0
 	status.PreservedFailedReplicas, status.FailedMachines = 0, nil
+	status.AutoPreserveFailedMachineCount = nil
+	if n := len(autoPreserved(set, machines, now)); n > 0 || set.Spec.AutoPreserveFailedMachineMax != nil {
+		status.AutoPreserveFailedMachineCount = new(int32(n))
+	}
 	template := labels.SelectorFromSet(set.Spec.Template.Labels)
 	for _, m := range machines {
 		if template.Matches(labels.Set(m.Labels)) {
@@ -76,6 +86,8 @@ func statusOf(set *v1alpha1.MachineSet, machines []*v1alpha1.Machine, now time.T
 		}
 	}
 	slices.SortFunc(status.FailedMachines, func(a, b v1alpha1.MachineSummary) int { return strings.Compare(a.Name, b.Name) })
+	status.FailedMachineCount = int32(len(status.FailedMachines))
+	status.FailedMachines = v1alpha1.FirstFailedMachines(status.FailedMachines)
 
 	return status
 }

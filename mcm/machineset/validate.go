@@ -16,18 +16,26 @@ import (
 // until somebody corrects it.
 const EventInvalid = "InvalidMachineSet"
 
-// validate stops at a set that contradicts itself. The correction is an event.
-func (p *pass) validate(context.Context) (next, error) {
+// validate stops at a set that contradicts itself, and tells so in an Event and for
+// as long as it lasts in a condition. The rest of its status is what it was. The
+// correction is an event.
+func (p *pass) validate(ctx context.Context) (next, error) {
 	selector, err := selectorOf(p.set)
 	if err == nil {
 		p.selector = selector
 
 		return proceed, nil
 	}
-	p.Events.Eventf(p.set, corev1.EventTypeWarning, EventInvalid, "Nothing is done for this set: %s", err)
+	message := "Nothing is done for this set: " + err.Error()
+	p.Events.Eventf(p.set, corev1.EventTypeWarning, EventInvalid, "%s", message)
 	p.log.Info("set is invalid", "err", err.Error())
+	status := *p.set.Status.DeepCopy()
+	status.ObservedGeneration = p.set.Generation
+	status.Conditions = withFailure(status.Conditions, &v1alpha1.MachineSetCondition{
+		Type: v1alpha1.MachineSetReplicaFailure, Status: corev1.ConditionTrue, Reason: v1alpha1.ReasonInvalidSpec, Message: message,
+	}, p.now)
 
-	return wait, nil
+	return wait, p.storeStatus(ctx, status)
 }
 
 // selectorOf returns the set's selector, or everything that is wrong with the set.

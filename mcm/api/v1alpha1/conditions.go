@@ -2,7 +2,7 @@ package v1alpha1
 
 import corev1 "k8s.io/api/core/v1"
 
-// Reasons of MachineSetReplicaFailure.
+// Reasons of MachineSetReplicaFailure; ReasonInvalidSpec is another one.
 const (
 	ReasonFailedCreate = "FailedCreate"
 	ReasonFailedDelete = "FailedDelete"

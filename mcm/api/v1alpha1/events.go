@@ -8,6 +8,7 @@ const (
 	EventFailedDelete      = "FailedDelete"
 	EventFrozeMachineSet   = "FrozeMachineSet"
 	EventUnfrozeMachineSet = "UnfrozeMachineSet"
+	EventAutoPreserve      = "AutoPreserve" // the machine controller manager has none of it
 )
 
 // Reasons of Events on MachineDeployments.

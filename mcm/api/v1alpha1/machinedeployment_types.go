@@ -160,8 +160,11 @@ type MachineDeploymentStatus struct {
 	Conditions []MachineDeploymentCondition `json:"conditions,omitempty"`
 	// CollisionCount makes the name of the next MachineSet differ from one that is taken.
 	CollisionCount *int32 `json:"collisionCount,omitempty"`
-	// FailedMachines lists the machines of all MachineSets whose last operation failed.
+	// FailedMachines lists the machines of all MachineSets whose last operation failed: 100 at most, those of the latest
+	// MachineSet first.
 	FailedMachines []MachineSummary `json:"failedMachines,omitempty"`
+	// FailedMachineCount is the number of machines whose last operation failed, whether or not FailedMachines lists them.
+	FailedMachineCount int32 `json:"failedMachineCount,omitempty"`
 }
 
 // MachineDeploymentConditionType names a condition of a MachineDeployment.

@@ -75,8 +75,10 @@ type MachineSetStatus struct {
 	Conditions []MachineSetCondition `json:"machineSetCondition,omitempty"`
 	// LastOperation tells what was last done by the set.
 	LastOperation LastOperation `json:"lastOperation,omitempty,omitzero"`
-	// FailedMachines lists the machines whose last operation failed.
+	// FailedMachines lists the machines whose last operation failed: the first 100 by name, with long texts shortened.
 	FailedMachines []MachineSummary `json:"failedMachines,omitempty"`
+	// FailedMachineCount is the number of machines whose last operation failed, whether or not FailedMachines lists them.
+	FailedMachineCount int32 `json:"failedMachineCount,omitempty"`
 	// AutoPreserveFailedMachineCount is the number of Failed machines that are preserved without being asked to.
 	AutoPreserveFailedMachineCount *int32 `json:"autoPreserveFailedMachineCount,omitempty"`
 }

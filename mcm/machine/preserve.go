@@ -1,0 +1,177 @@
+package machine
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// preserve keeps a machine, Failed or not, for somebody to look at for as long as
+// it is wanted and its time lasts. What it leaves to be done is found by the next
+// pass in the machine and its Node alone: the time is set first and cleared last.
+func (p *pass) preserve(ctx context.Context) (next, error) {
+	if err := p.readWish(ctx); err != nil {
+		return wait, err
+	}
+	until := p.machine.Status.CurrentStatus.PreserveExpiryTime
+	switch {
+	case until != nil && !until.After(p.now):
+		return proceed, p.endPreservation(ctx, "its time is over", true)
+	case p.wanted(until != nil):
+		p.beginPreservation()
+		if err := p.patchStatus(ctx); err != nil {
+			return wait, err
+		}
+		if until = p.machine.Status.CurrentStatus.PreserveExpiryTime; until == nil {
+			return proceed, nil // CRDs from before there was preservation have dropped it
+		}
+		p.lookAgain(until.Sub(p.now))
+
+		return proceed, p.preserveNode(ctx, until.Time)
+	case p.wish == v1alpha1.PreserveAuto:
+		// Whether it is preserved when it fails again is its set's to decide anew.
+		return proceed, p.endPreservation(ctx, "the machine has recovered", true)
+	case p.wish == v1alpha1.PreserveWhenFailed:
+		return proceed, p.endPreservation(ctx, "the machine has recovered", false)
+	default:
+		return proceed, p.endPreservation(ctx, "it is not wanted any more", false)
+	}
+}
+
+// wanted tells whether the machine is to be preserved as things stand. A value that
+// nobody understands leaves it as it is.
+func (p *pass) wanted(preserved bool) bool {
+	switch p.wish {
+	case v1alpha1.PreserveNow:
+		return true
+	case v1alpha1.PreserveWhenFailed, v1alpha1.PreserveAuto:
+		return p.machine.Status.CurrentStatus.Phase == v1alpha1.MachineFailed
+	case v1alpha1.PreserveNever, "":
+		return false
+	default:
+		return preserved
+	}
+}
+
+// beginPreservation gives the machine its time if it is to be preserved and has
+// none.
+func (p *pass) beginPreservation() {
+	current := &p.machine.Status.CurrentStatus
+	if current.PreserveExpiryTime != nil || !p.wanted(false) {
+		return
+	}
+	timeout := p.Settings.PreserveTimeout
+	if own := p.machine.Spec.MachinePreserveTimeout; own != nil {
+		timeout = own.Duration
+	}
+	until := metav1.NewTime(p.now.Add(timeout)).Rfc3339Copy() // as it is stored
+	current.PreserveExpiryTime = &until
+	p.notef("Preserved", "Kept until %s, as %s says %q", until.UTC().Format(time.RFC3339), v1alpha1.AnnotationKeyPreserve, p.wish)
+}
+
+// endPreservation gives back what preserveNode took, and lets go of the machine. To
+// forget is to remove the wish, so that it counts for this once.
+func (p *pass) endPreservation(ctx context.Context, why string, forget bool) error {
+	current := &p.machine.Status.CurrentStatus
+	was := current.PreserveExpiryTime
+	if p.Drainer != nil {
+		p.Drainer.Forget(p.machine.UID)
+	}
+	if released, err := p.releaseNode(ctx, forget); !released || err != nil {
+		return err
+	}
+	if forget {
+		delete(p.machine.Annotations, v1alpha1.AnnotationKeyPreserve)
+		delete(p.machine.Annotations, v1alpha1.AnnotationKeyLastAppliedNodePreserveValue)
+		if err := p.patch(ctx); err != nil {
+			return err
+		}
+	}
+	if was == nil || p.awaitsReplacement() {
+		return nil
+	}
+	current.PreserveExpiryTime = nil
+	p.notef("PreservationEnded", "Not kept any longer: %s", why)
+
+	return p.patchStatus(ctx)
+}
+
+// awaitsReplacement tells that the machine's set is about to delete it. The time
+// that is over tells the set so; without it the set might choose to preserve the
+// machine once more.
+func (p *pass) awaitsReplacement() bool {
+	current, owner := p.machine.Status.CurrentStatus, metav1.GetControllerOfNoCopy(p.machine)
+
+	return current.Phase == v1alpha1.MachineFailed && !current.PreserveExpiryTime.After(p.now) &&
+		owner != nil && owner.Kind == v1alpha1.KindMachineSet
+}
+
+// readWish finds out whether the machine is to be preserved. What its Node says
+// wins, also that it says nothing any more; that is noted on the machine, for the
+// machine's set and for when the Node is gone.
+func (p *pass) readWish(ctx context.Context) error {
+	m := p.machine
+	if p.Target != nil && m.Labels[v1alpha1.LabelKeyNode] != "" {
+		if err := p.lookupNode(ctx); err != nil {
+			return err
+		}
+	}
+	applied := m.Annotations[v1alpha1.AnnotationKeyLastAppliedNodePreserveValue]
+	byNode := applied != ""
+	if p.node != nil {
+		var says bool
+		applied, says = p.node.Annotations[v1alpha1.AnnotationKeyPreserve]
+		byNode = byNode || says
+	}
+	p.wish = m.Annotations[v1alpha1.AnnotationKeyPreserve]
+	if byNode {
+		p.wish = applied
+		delete(m.Annotations, v1alpha1.AnnotationKeyPreserve)
+	}
+	if applied == "" {
+		delete(m.Annotations, v1alpha1.AnnotationKeyLastAppliedNodePreserveValue)
+	} else {
+		metav1.SetMetaDataAnnotation(&m.ObjectMeta, v1alpha1.AnnotationKeyLastAppliedNodePreserveValue, applied)
+	}
+	p.tellWish()
+	if equality.Semantic.DeepEqual(m.Annotations, p.stored.Annotations) {
+		return nil // as of most machines
+	}
+
+	return p.patch(ctx)
+}
+
+// tellWish says that nobody understands the wish, once.
+func (p *pass) tellWish() {
+	text := ""
+	switch p.wish {
+	case "", v1alpha1.PreserveNow, v1alpha1.PreserveWhenFailed, v1alpha1.PreserveAuto, v1alpha1.PreserveNever:
+	default:
+		text = fmt.Sprintf("annotation %s is %q, which is ignored: want %s, %s or %s", v1alpha1.AnnotationKeyPreserve, p.wish,
+			v1alpha1.PreserveNow, v1alpha1.PreserveWhenFailed, v1alpha1.PreserveNever)
+	}
+	if p.news(aboutWish, text) {
+		p.warnf("InvalidField", "%s", text)
+	}
+}
+
+// preservationChanged tells whether something has changed that preserve looks at.
+func preservationChanged(before, after client.Object) bool {
+	b, ok := before.(*v1alpha1.Machine)
+	a, okToo := after.(*v1alpha1.Machine)
+	if !ok || !okToo {
+		return false
+	}
+	wish, applied := v1alpha1.AnnotationKeyPreserve, v1alpha1.AnnotationKeyLastAppliedNodePreserveValue
+	cares := a.Annotations[wish] != "" || a.Annotations[applied] != "" || a.Status.CurrentStatus.PreserveExpiryTime != nil
+
+	return a.Annotations[wish] != b.Annotations[wish] || a.Annotations[applied] != b.Annotations[applied] ||
+		!a.Status.CurrentStatus.PreserveExpiryTime.Equal(b.Status.CurrentStatus.PreserveExpiryTime) ||
+		cares && a.Status.CurrentStatus.Phase != b.Status.CurrentStatus.Phase
+}

@@ -73,7 +73,7 @@ func requests(machines string) map[request]string {
 		{target, "core/nodes", "", "get"}:                          "cache",
 		{target, "core/nodes", "", "list"}:                         "cache",
 		{target, "core/nodes", "", "watch"}:                        "cache",
-		{target, "core/nodes", "", "patch"}:                        "finalizer, label, template, cordon, taint and annotations in rollouts",
+		{target, "core/nodes", "", "patch"}:                        "finalizer, label, template, cordon, taints and annotations in rollouts and of what is preserved",
 		{target, "core/nodes", "", "delete"}:                       "the Node of an instance that is gone",
 		{target, "core/nodes/status", "", "patch"}:                 "conditions, virtual capacity",
 		{target, "core/pods", "", "get"}:                           "drain: is it gone yet",

@@ -32,7 +32,7 @@ func (r *rig) running(t *testing.T, m *v1alpha1.Machine) *v1alpha1.Machine {
 func (r *rig) pod(t *testing.T, m *v1alpha1.Machine) *corev1.Pod {
 	t.Helper()
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: m.Name, Labels: map[string]string{"app": "guarded"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, GenerateName: m.Name + "-", Labels: map[string]string{"app": "guarded"}},
 		Spec:       corev1.PodSpec{NodeName: m.Name, Containers: []corev1.Container{{Name: "main", Image: "none.invalid/none"}}},
 	}
 	r.create(t, pod)

@@ -19,14 +19,25 @@ type DevCluster struct {
 // StartDevCluster starts a cluster and returns when it is ready. Users are made
 // beside the admin, as name or name:group1,group2.
 func (s *Site) StartDevCluster(ctx context.Context, users ...string) (*DevCluster, error) {
+	var args []string
+	for _, user := range users {
+		args = append(args, "--users", user)
+	}
+	return s.startDevCluster(ctx, args)
+}
+
+// StartAPIServer starts an API server without Kubernetes' controllers: nobody looks
+// after the objects there.
+func (s *Site) StartAPIServer(ctx context.Context) (*DevCluster, error) {
+	return s.startDevCluster(ctx, []string{"--no-controller-manager"})
+}
+
+func (s *Site) startDevCluster(ctx context.Context, more []string) (*DevCluster, error) {
 	c := &DevCluster{dir: s.path("cluster"), site: s}
 	// A port of our choice, so that it can be the same after a restart.
 	plan := func(ports []int) command {
 		args := []string{"run", "--dir", c.dir, "--secure-port", fmt.Sprint(ports[0])}
-		for _, user := range users {
-			args = append(args, "--users", user)
-		}
-		return command{name: "devcluster", program: "devcluster", args: args}
+		return command{name: "devcluster", program: "devcluster", args: append(args, more...)}
 	}
 	p, _, err := s.startOnFreePorts(ctx, 1, plan, func(ctx context.Context, p *Process, _ []int) (err error) {
 		c.Kubeconfig, err = p.line(ctx, readyLine)

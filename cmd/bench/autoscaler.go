@@ -100,7 +100,7 @@ func benchAutoscaler(ctx context.Context, b *bench) (err error) {
 func answering(ctx context.Context, gateway *stack.Gateway) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+gateway.Address+"/metrics", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+gateway.Address+"/metrics", http.NoBody)
 	if err != nil {
 		return 0, err
 	}

@@ -128,6 +128,11 @@ func (s *Server) onOutcomeStored(h *held, replaced uint64, answer *nats.Msg) {
 	seq, err := ackOf(answer)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	defer func() {
+		if h.stored && h.known && s.held[h.key()] == h {
+			delete(s.held, h.key())
+		}
+	}()
 	switch {
 	case err == nil:
 		h.stored, h.claim = true, seq

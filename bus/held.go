@@ -51,6 +51,7 @@ type held struct {
 	refused    bool   // a call to the provider was refused for it
 	stored     bool   // the outcome was, or never will be
 	storedAt   time.Time
+	known      bool // mcm has acknowledged the result
 }
 
 func (h *held) key() string { return h.cluster + "/" + h.id }

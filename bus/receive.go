@@ -300,7 +300,11 @@ func (s *Server) onAcknowledge(subject Subject, env *driverv1.Envelope) {
 	key := subject.Cluster + "/" + env.GetAcknowledge().GetOperationId()
 	s.mu.Lock()
 	h, ok := s.held[key]
-	if ok && h.result != nil {
+	switch {
+	case !ok || h.result == nil:
+	case h.claimed && !h.stored:
+		h.known = true // it goes once its claim has ended, too: nobody else would end that
+	default:
 		delete(s.held, key)
 	}
 	s.mu.Unlock()

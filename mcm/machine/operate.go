@@ -52,7 +52,8 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 	case dispatch.Stale:
 		// Either our cache has not seen yet what we stored, and this write is a
 		// conflict; or somebody turned the journal back, and this sets it right.
-		p.journal = journal{Settled: state.Settled}
+		j := p.journal
+		p.journal = journal{Settled: state.Settled, Provider: j.Provider, StateOf: j.StateOf, Lost: j.Lost}
 
 		return state, again(conflictRetry), p.patch(ctx)
 	default:

@@ -87,6 +87,7 @@ func (p *pass) endPreservation(ctx context.Context, why string, forget bool) err
 		return err
 	}
 	if forget {
+		p.wish = "" // also for what follows in this pass
 		delete(p.machine.Annotations, v1alpha1.AnnotationKeyPreserve)
 		delete(p.machine.Annotations, v1alpha1.AnnotationKeyLastAppliedNodePreserveValue)
 		if err := p.patch(ctx); err != nil {

@@ -98,7 +98,11 @@ const amount = "set a number such as 1, or a percentage such as 25%"
 
 func invalidLimits(path string, limits v1alpha1.UpdateConfiguration) error {
 	var errs []error
-	for name, value := range map[string]*intstr.IntOrString{"maxSurge": limits.MaxSurge, "maxUnavailable": limits.MaxUnavailable} {
+	for _, limit := range []struct { // in an order, or the condition would change without a cause
+		name  string
+		value *intstr.IntOrString
+	}{{"maxSurge", limits.MaxSurge}, {"maxUnavailable", limits.MaxUnavailable}} {
+		name, value := limit.name, limit.value
 		if value == nil {
 			errs = append(errs, fmt.Errorf("%s.%s is missing: %s", path, name, amount))
 

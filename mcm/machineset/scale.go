@@ -53,9 +53,10 @@ func (p *pass) recheck(plan *plan) {
 
 // create makes n machines in batches of 1, 2, 4 and so on, and stops at the first
 // batch that was refused in part: what one quota or webhook refuses it refuses a
-// hundred times.
+// hundred times. What else was refused in this pass is no reason to make none.
 func (p *pass) create(ctx context.Context, n int) {
-	for batch := 1; n > 0 && len(p.errs) == 0; batch *= 2 {
+	before := len(p.errs)
+	for batch := 1; n > 0 && len(p.errs) == before; batch *= 2 {
 		batch = min(batch, n)
 		made := make([]*v1alpha1.Machine, batch)
 		errs := inParallel(batch, func(i int) (err error) {

@@ -310,6 +310,26 @@ func TestRefused(t *testing.T) {
 	r.settled(t, set, 19)
 }
 
+// A machine that cannot be deleted is no reason to make none.
+func TestRefusedDeleteStopsNoCreation(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	set := r.set("a", 1)
+	r.create(t, set)
+	r.settled(t, set, 1)
+	r.proxy.refuse("DELETE machines", true)
+	changeStatus(t, r, r.machines(t)[0], func(m *v1alpha1.Machine) { m.Status.CurrentStatus.Phase = v1alpha1.MachineFailed })
+	until(t, "the set tells of the failed deletion", func() bool {
+		got := r.get(t, set)
+
+		return len(got.Status.Conditions) > 0 && got.Status.Conditions[0].Reason == "FailedDelete"
+	})
+	r.scale(t, set, 3)
+	until(t, "machines are made beside it", func() bool { return len(r.machines(t)) >= 3 })
+	r.proxy.refuse("DELETE machines", false)
+	r.settled(t, set, 3)
+}
+
 // TestFreeze has the label that stops the creation of machines.
 func TestFreeze(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,53 @@
+package bus
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// An acknowledged result goes, but not before its outcome is in the place of its
+// claim: of a machine that is gone there is no later operation to replace that.
+func TestAcknowledgedBeforeItsOutcomeIsStored(t *testing.T) {
+	t.Parallel()
+	const cluster, id = "default", "u.delete.2"
+	acknowledge := func(s *Server, _ *held) {
+		s.onAcknowledge(Subject{Cluster: cluster}, &driverv1.Envelope{Body: &driverv1.Envelope_Acknowledge{
+			Acknowledge: &driverv1.Acknowledge{OperationId: id},
+		}})
+	}
+	answer := func(data string) func(*Server, *held) {
+		return func(s *Server, h *held) { s.onOutcomeStored(h, h.claim, &nats.Msg{Data: []byte(data)}) }
+	}
+	stored := answer(`{"stream":"S","seq":9}`)
+	refused := answer(`{"error":{"err_code":10071,"description":"wrong last sequence: 12"}}`)
+	failed := answer(`{"error":{"err_code":10008,"description":"JetStream system temporarily unavailable"}}`)
+	for name, tc := range map[string]struct {
+		reason string
+		steps  []func(*Server, *held)
+		kept   bool
+	}{
+		"acknowledged":             {"the outcome is still to be stored", []func(*Server, *held){acknowledge}, true},
+		"not stored at first":      {"it is tried again", []func(*Server, *held){acknowledge, failed}, true},
+		"stored at last":           {"nothing is left to do", []func(*Server, *held){acknowledge, failed, stored}, false},
+		"stored first":             {"nothing is left to do", []func(*Server, *held){stored, acknowledge}, false},
+		"stored":                   {"mcm may not have it yet", []func(*Server, *held){stored}, true},
+		"the claim is another's":   {"there is nothing to store any more", []func(*Server, *held){acknowledge, refused}, false},
+		"another's, and not known": {"mcm may not have it yet", []func(*Server, *held){refused}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := &held{cluster: cluster, id: id, claimed: true, claim: 7, result: &driverv1.Result{}}
+			s := &Server{held: map[string]*held{h.key(): h}, acked: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler)}
+			for _, step := range tc.steps {
+				step(s, h)
+			}
+			if _, kept := s.held[h.key()]; kept != tc.kept {
+				t.Errorf("kept = %t, want %t: %s", kept, tc.kept, tc.reason)
+			}
+		})
+	}
+}

@@ -79,8 +79,8 @@ func run(ctx context.Context, o *options) error {
 			return fmt.Errorf("register metrics: %w", err)
 		}
 	}
-	// The cluster-autoscaler makes thousands of calls in a loop, one after the other: a
-	// goroutine that is there saves a tenth of each.
+	// The cluster-autoscaler makes thousands of calls in a loop, one after the other:
+	// goroutines that are there need not be made for each.
 	workers := grpc.NumStreamWorkers(uint32(2 * runtime.GOMAXPROCS(0)))
 	g.server = grpc.NewServer(grpc.Creds(guard), grpc.MaxRecvMsgSize(maxRequest), grpc.UnaryInterceptor(observer.Intercept), workers)
 	externalgrpc.RegisterCloudProviderServer(g.server, autoscaler.New(autoscaler.Config{

@@ -88,7 +88,7 @@ func (o *runOptions) run(stdout io.Writer) (err error) {
 		return err
 	}
 	if os.Getenv("GOGC") == "" {
-		// A few hundred MiB more for a tenth of the processor time.
+		// Where tests run, processor time is scarcer than memory.
 		const percent = 300
 		debug.SetGCPercent(percent)
 	}

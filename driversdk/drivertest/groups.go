@@ -52,7 +52,7 @@ func (s *suite) groupEnvelope(body *nodegroupv1.Envelope) *nodegroupv1.Envelope 
 		body.RequestId = nuid.Next()
 	}
 	if body.GetAcceptBy() == nil {
-		body.AcceptBy = s.acceptBy()
+		body.AcceptBy = acceptBy()
 	}
 	body.Timeout = durationpb.New(s.cfg.Timeout)
 

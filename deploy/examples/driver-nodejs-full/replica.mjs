@@ -102,7 +102,7 @@ export class Replica {
     const [verb, namespace, name] = tokens.slice(tokens[3] === "replica" ? 6 : 5).map((t) => t.replaceAll("~", "."));
     if (verb === "ops") return this.onOps(m, env);
     if (verb === "cancel") return this.onCancel(env);
-    if (verb === "ack") return this.held.get(env.acknowledge.operationId)?.result && this.held.delete(env.acknowledge.operationId);
+    if (verb === "ack") return this.onAck(this.held.get(env.acknowledge.operationId));
     if (!m.reply) return;
     const h = {
       id: env.operationId, op: env.body, namespace, name, attempt: env.attempt, reply: m.reply, json, env, request: env[env.body], startedAt: Date.now(),
@@ -221,6 +221,14 @@ export class Replica {
     if (answer.seq) h.claim = answer.seq;
     h.stored = !!answer.seq || !!answer.conflict;
     h.storing = false;
+    if (h.known) this.onAck(h);
+  }
+
+  // onAck forgets a result that mcm has, but not before its claim has ended: nobody else would end that.
+  onAck(h) {
+    if (!h?.result) return;
+    h.known = true;
+    if ((!h.claimed || h.stored) && this.held.get(h.id) === h) this.held.delete(h.id);
   }
 
   // forget bounds what is kept for an mcm that never acknowledges [RESULT-2].

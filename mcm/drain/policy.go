@@ -128,12 +128,13 @@ func Forced(machine *v1alpha1.Machine) bool {
 	return err == nil && force
 }
 
-// unhealthySince returns since when the Node has not been ready or able to write.
+// unhealthySince returns since when the Node has not been ready or able to write. A
+// condition that does not say since when counts for nothing: it may be new.
 func unhealthySince(node *corev1.Node) (since time.Time, ill bool) {
 	for _, c := range node.Status.Conditions {
 		bad := c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue ||
 			c.Type == conditionReadonlyFilesystem && c.Status != corev1.ConditionFalse
-		if bad && (!ill || c.LastTransitionTime.Time.Before(since)) {
+		if bad && !c.LastTransitionTime.IsZero() && (!ill || c.LastTransitionTime.Time.Before(since)) {
 			since, ill = c.LastTransitionTime.Time, true
 		}
 	}

@@ -74,6 +74,10 @@ func TestPolicy(t *testing.T) {
 			reason: "its pods cannot end in order", conditions: ill(corev1.NodeReady, corev1.ConditionUnknown, 5*time.Minute),
 			want: want{Force: true, Timeout: time.Hour, Retries: 100},
 		},
+		"not ready for who knows how long": {
+			reason: "force needs a known time", conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse}},
+			want: want{Timeout: time.Hour, Retries: 100, Again: time.Hour},
+		},
 		"read-only for long": {
 			reason: "its pods cannot end in order", conditions: ill("ReadonlyFilesystem", corev1.ConditionTrue, 6*time.Minute),
 			want: want{Force: true, Timeout: time.Hour, Retries: 100},

@@ -41,6 +41,7 @@ type world struct {
 	busURL  string // without links
 	tap     *stack.Tap
 	tally   *tally
+	witness *witness
 
 	api        *target
 	knobs      *target
@@ -81,6 +82,9 @@ func runWorld(
 		return err
 	}
 	defer w.tap.Close()
+	if err := w.watchMachines(keep); err != nil {
+		return err
+	}
 	for _, t := range append(append(append([]*target{}, w.managerSet...), w.driverSet...), w.serverSet...) {
 		w.keepers.Go(func() { t.unit.keep(keep) })
 	}

@@ -20,7 +20,9 @@ import (
 
 // identities are what tells a driver's repeated create from a new one. There is a
 // provider for each, called after it.
-var identities = []string{"token", "unique_name", "none"}
+var identities = []string{"token", uniqueName, "none"}
+
+const uniqueName = "unique_name"
 
 const (
 	replicas = 2 // of each driver

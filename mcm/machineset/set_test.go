@@ -261,11 +261,11 @@ func TestDeleteSparesTheReleased(t *testing.T) {
 	r.create(t, set)
 	r.settled(t, set, 3)
 	spared := r.machines(t)[1]
-	r.proxy.hold("machines")
+	r.proxy.Hold("machines")
 	change(t, r, spared, func(m *v1alpha1.Machine) { m.Labels = map[string]string{"pool": "hospital"} })
 	r.delete(t, set)
 	until(t, "the others are gone", func() bool { return len(r.machines(t)) == 1 })
-	r.proxy.release("machines")
+	r.proxy.Release("machines")
 	until(t, "the set is gone", func() bool { return r.get(t, set) == nil })
 	r.wantFree(t, spared)
 }

@@ -167,8 +167,8 @@ func TestConflictKeepsErrors(t *testing.T) {
 	})
 	stale := r.get(t, set)
 	r.poke(t, set, 1)
-	r.proxy.refuse("PATCH machines", true)
-	c, err := client.New(r.proxy.config(), client.Options{Scheme: scheme})
+	r.proxy.Refuse("PATCH machines", true)
+	c, err := client.New(r.proxy.Config(), client.Options{Scheme: scheme})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -190,7 +190,9 @@ func (f *Freezer) resetTimeouts(ctx context.Context) (n int, err error) {
 	return n, nil
 }
 
-func (f *Freezer) log(ctx context.Context) logr.Logger { return ctrl.LoggerFrom(ctx).WithName("freezer") }
+func (f *Freezer) log(ctx context.Context) logr.Logger {
+	return ctrl.LoggerFrom(ctx).WithName("freezer")
+}
 
 // Collectors are the Freezer's metrics.
 func (f *Freezer) Collectors() []prometheus.Collector {

@@ -345,7 +345,7 @@ func (o *options) validateNumbers() []error {
 	var errs []error
 	if n := o.settings.MaxReplacements; n < 1 {
 		errs = append(errs, fmt.Errorf("--machine-max-replacements must be at least 1, not %d "+
-			"(a Machine with disableHealthTimeout is never replaced)", n))
+			"(disableHealthTimeout of a Machine switches its replacement off)", n))
 	}
 	if o.outage.Period < o.outage.Timeout {
 		errs = append(errs, fmt.Errorf("--machine-safety-apiserver-statuscheck-period must not be less than the timeout: %s and %s",

@@ -136,12 +136,10 @@ func TestFleetIsReplacedInTurn(t *testing.T) {
 		pool   func(*v1alpha1.Machine)
 		at     int // a time
 	}{
-		"deployment":      {"as its label says", inPool("a"), 1},
-		"set":             {"nobody has set the label", ofSet("b"), 1},
-		"two of a time":   {"the setting says so", inPool("c"), 2},
-		"set, two a time": {"the setting says so", ofSet("d"), 2},
-		"labelled set":    {"the label wins", func(m *v1alpha1.Machine) { inPool("e")(m); ofSet("e")(m) }, 1},
-		"three at a time": {"the setting says so", inPool("f"), 3},
+		"deployment":    {"its label says so", inPool("a"), 1},
+		"set":           {"nobody has set the label", ofSet("b"), 1},
+		"several sets":  {"a deployment has them in a rollout", func(m *v1alpha1.Machine) { inPool("c")(m); ofSet(types.UID(m.Name))(m) }, 1},
+		"two at a time": {"the setting says so", inPool("d"), 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -10,6 +10,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
@@ -93,7 +94,9 @@ func (f *Freezer) look(ctx context.Context) time.Duration {
 	began := time.Now()
 	err := f.probe(ctx)
 	if err == nil && f.stops() {
-		err = f.thaw(ctx)
+		if err = f.thaw(ctx); err != nil {
+			f.log(ctx).Error(err, "machines stay frozen")
+		}
 	}
 	if err == nil {
 		f.failing = time.Time{}
@@ -102,11 +105,10 @@ func (f *Freezer) look(ctx context.Context) time.Duration {
 	}
 	if f.failing.IsZero() {
 		f.failing = began
+		f.log(ctx).Info("machines will be frozen if this goes on", "for", f.Settings.Timeout.String(), "why", err.Error())
 	}
 	if f.state.Load() != frozen && time.Since(f.failing) > f.Settings.Timeout {
 		f.freeze(ctx, err)
-	} else {
-		f.log(ctx).V(1).Info("API servers cannot be read", "err", err.Error())
 	}
 
 	return f.Settings.hurry()
@@ -143,13 +145,10 @@ func (f *Freezer) freeze(ctx context.Context, why error) {
 // timeout has begun anew cannot store anything.
 func (f *Freezer) thaw(ctx context.Context) error {
 	if f.state.Load() == frozen {
-		n, err := f.resetTimeouts(ctx)
-		if err != nil {
-			f.log(ctx).Error(err, "machines stay frozen")
-
+		if err := f.resetTimeouts(ctx); err != nil {
 			return err
 		}
-		f.log(ctx).Info("machines are not frozen any more", "reset", n)
+		f.log(ctx).Info("machines are not frozen any more")
 	}
 	f.state.Store(watching)
 	if tell := f.thawed.Load(); tell != nil {
@@ -159,35 +158,48 @@ func (f *Freezer) thaw(ctx context.Context) error {
 	return nil
 }
 
-// resetTimeouts makes all Unknown machines Running, and returns how many there
-// were. The next pass makes them Unknown again if their Nodes are still unhealthy.
-func (f *Freezer) resetTimeouts(ctx context.Context) (n int, err error) {
+// resetTimeouts makes all Unknown machines Running. The next pass makes them Unknown
+// again if their Nodes are still unhealthy.
+func (f *Freezer) resetTimeouts(ctx context.Context) error {
 	list := &v1alpha1.MachineList{}
 	if err := f.Control.List(ctx, list, client.InNamespace(f.Namespace)); err != nil {
-		return 0, fmt.Errorf("list machines: %w", err)
+		return fmt.Errorf("list machines: %w", err)
 	}
+	var changed error
 	for i := range list.Items {
 		m := &list.Items[i]
 		if m.Status.CurrentStatus.Phase != v1alpha1.MachineUnknown || !m.DeletionTimestamp.IsZero() {
 			continue
 		}
-		before, now := m.DeepCopy(), metav1.Now()
-		m.Status.CurrentStatus.Phase, m.Status.CurrentStatus.LastUpdateTime = v1alpha1.MachineRunning, now
-		m.Status.LastOperation = v1alpha1.LastOperation{
-			Type: v1alpha1.MachineOperationHealthCheck, State: v1alpha1.MachineStateSuccessful,
-			Description: v1alpha1.TextHealthTimeoutReset, LastUpdateTime: now,
-		}
-		err := f.Control.Status().Patch(ctx, m, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
-		if client.IgnoreNotFound(err) != nil {
-			return n, fmt.Errorf("reset the health timeout of machine %s/%s: %w", m.Namespace, m.Name, err)
-		}
-		if err == nil {
-			f.Events.Event(m, corev1.EventTypeNormal, "HealthTimeoutReset", v1alpha1.TextHealthTimeoutReset)
-			n++
+		err := f.resetTimeout(ctx, m)
+		switch {
+		case apierrors.IsConflict(err):
+			changed = err // by its deletion, say: it is looked at again
+		case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
+			// No pass could store anything of it either; the others need not wait.
+			f.log(ctx).Error(err, "one machine's health timeout runs on")
+		case client.IgnoreNotFound(err) != nil:
+			return err
 		}
 	}
 
-	return n, nil
+	return changed
+}
+
+func (f *Freezer) resetTimeout(ctx context.Context, m *v1alpha1.Machine) error {
+	before, now := m.DeepCopy(), metav1.Now()
+	m.Status.CurrentStatus.Phase, m.Status.CurrentStatus.LastUpdateTime = v1alpha1.MachineRunning, now
+	m.Status.LastOperation = v1alpha1.LastOperation{
+		Type: v1alpha1.MachineOperationHealthCheck, State: v1alpha1.MachineStateSuccessful,
+		Description: v1alpha1.TextHealthTimeoutReset, LastUpdateTime: now,
+	}
+	err := f.Control.Status().Patch(ctx, m, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	if err != nil {
+		return fmt.Errorf("reset the health timeout of machine %s/%s: %w", m.Namespace, m.Name, err)
+	}
+	f.Events.Event(m, corev1.EventTypeNormal, "HealthTimeoutReset", v1alpha1.TextHealthTimeoutReset)
+
+	return nil
 }
 
 func (f *Freezer) log(ctx context.Context) logr.Logger {

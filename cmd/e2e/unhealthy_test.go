@@ -80,7 +80,8 @@ func TestPoolLosesItsNodes(t *testing.T) {
 // time anew.
 func TestUnwatchedMachines(t *testing.T) {
 	e := newEnv(t)
-	manager, tap := e.startManager("")
+	manager, tap := e.startManager("", "--leader-elect=true", "--leader-elect-lease-duration=2s",
+		"--leader-elect-renew-deadline=1500ms", "--leader-elect-retry-period=500ms")
 	e.startDrivers(1, manager.NATSURL, tap)
 	e.createClass()
 	names := e.createMachines(1, className)

@@ -121,7 +121,7 @@ func (f *Freezer) probe(ctx context.Context) error {
 	read := func(cluster string, r client.Reader, key client.ObjectKey, o client.Object) error {
 		ctx, cancel := context.WithTimeout(ctx, f.Settings.hurry())
 		defer cancel()
-		if err := r.Get(ctx, key, o); client.IgnoreNotFound(err) != nil {
+		if err := client.IgnoreNotFound(r.Get(ctx, key, o)); err != nil {
 			return fmt.Errorf("read from the API server of the %s cluster: %w", cluster, err)
 		}
 

@@ -103,8 +103,10 @@ func TestPoolOf(t *testing.T) {
 		"labelled": {"as users do", metav1.ObjectMeta{Namespace: "n", Labels: label}, pool{namespace: "n", deployment: "d"}, true},
 		"of a set": {"nobody has set the label", metav1.ObjectMeta{Namespace: "n", OwnerReferences: owner}, pool{namespace: "n", set: "7"}, true},
 		"both": {
-			"a deployment has several sets", metav1.ObjectMeta{Namespace: "n", Labels: label, OwnerReferences: owner},
-			pool{namespace: "n", deployment: "d"}, true,
+			"a deployment has several sets",
+			metav1.ObjectMeta{Namespace: "n", Labels: label, OwnerReferences: owner},
+			pool{namespace: "n", deployment: "d"},
+			true,
 		},
 	} {
 		if got, ok := poolOf(&v1alpha1.Machine{ObjectMeta: row.meta}); got != row.want || ok != row.ok {

@@ -114,3 +114,20 @@ func TestPoolOf(t *testing.T) {
 		}
 	}
 }
+
+func TestNewer(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		reason, version, than string
+		want                  bool
+	}{
+		"the same":  {"the write may be on its way", "9", "9", false},
+		"older":     {"the pass has written something else before", "9", "10", false},
+		"newer":     {"the write has been seen, or can only fail", "10", "9", true},
+		"no number": {"who cannot compare must not wait for ever", "x", "9", true},
+	} {
+		if got := newer(row.version, row.than); got != row.want {
+			t.Errorf("%s: newer(%q, %q) is %t, want %t: %s", name, row.version, row.than, got, row.want, row.reason)
+		}
+	}
+}

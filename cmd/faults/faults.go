@@ -62,7 +62,7 @@ func kindNames() []string {
 	return names
 }
 
-func drivers(w *world) []*target     { return w.driverSet }
+func drivers(w *world) []*target { return w.driverSet }
 
 // lookers are the drivers that look for an instance and then make it: for others the
 // cloud tells a repeated create apart, or nobody can.

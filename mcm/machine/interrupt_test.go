@@ -159,16 +159,33 @@ func TestDeleteOfATakenOverCreateThatWaits(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.limits = dispatch.Limits{Provider: dispatch.Limit{InFlight: 1}}
-	open := make(chan struct{})
+	open, busy := make(chan struct{}), make(chan struct{})
 	defer close(open)
-	r.cloud.hold(open)
-	r.startDriver(t)
-	r.startManager(t)
-	r.create(t, r.machine("first"))
-	bustest.Receive(t, "the driver to get the other machine's create", r.cloud.entered)
+	r.cloud.answer(func(ctx context.Context, task *bus.Task) *driverv1.Result {
+		until := open
+		switch task.Operation {
+		case create:
+			r.cloud.entered <- task
+		case status:
+			until = busy
+		default:
+			return nil
+		}
+		select {
+		case <-until:
+		case <-ctx.Done():
+		}
+
+		return nil
+	})
 	m := r.machine("a")
 	m.Finalizers = []string{v1alpha1.FinalizerName}
 	r.crashed(t, m)
+	r.create(t, r.machine("first"))
+	r.startDriver(t)
+	r.startManager(t)
+	bustest.Receive(t, "the driver to get the other machine's create", r.cloud.entered)
+	close(busy) // now m has no instance, and no room for its create
 	r.until(t, "its create to be begun", m, func(m *v1alpha1.Machine) bool {
 		return strings.Contains(m.Annotations[v1alpha1.AnnotationKeyOperation], `"operation":"create"`)
 	})

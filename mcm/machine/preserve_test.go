@@ -345,7 +345,9 @@ func TestWishOfALostNode(t *testing.T) {
 	node := r.node(t, m.Name)
 	r.wish(t, node, "now")
 	r.untilKept(t, "the node's", m, kept{OnNode: "now", Applied: "now", Until: true, Protected: true, Condition: byUser + then})
+	r.stop() // it would hold on to the Node
 	r.forceDelete(t, node)
+	r.startManager(t)
 	m = r.phase(t, m, v1alpha1.MachineFailed)
 	if m.Status.CurrentStatus.PreserveExpiryTime == nil || m.Annotations[v1alpha1.AnnotationKeyLastAppliedNodePreserveValue] != "now" {
 		t.Errorf("what the node has asked for went with it: %v", m.Annotations)

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"github.com/machinebus/machinebus/mcm/dispatch"
@@ -98,15 +97,15 @@ func (m *mcm) addMachine(ctx context.Context) error {
 
 func (m *mcm) addMachineClass(ctx context.Context) error {
 	c := m.manager.GetClient()
-	if err := machineclass.NewClassReconciler(c, m.events()).SetupWithManager(ctx, m.manager); err != nil {
+	if err := machineclass.NewClassReconciler(c, m.events).SetupWithManager(ctx, m.manager); err != nil {
 		return err
 	}
 
-	if err := machineclass.NewSecretReconciler(c, m.events()).SetupWithManager(ctx, m.manager); err != nil {
+	if err := machineclass.NewSecretReconciler(c, m.events).SetupWithManager(ctx, m.manager); err != nil {
 		return err
 	}
 	m.validator = machineclass.NewValidator(
-		ctx, c, m.events(), dispatch.NewClasses(m.caller), m.options.settings.DefaultProvider)
+		ctx, c, m.events, dispatch.NewClasses(m.caller), m.options.settings.DefaultProvider)
 
 	return m.validator.SetupWithManager(m.manager)
 }
@@ -115,7 +114,7 @@ func (m *mcm) addMachineSet(ctx context.Context) error {
 	if err := register(append(machineset.Collectors(), machineset.NewInventory(ctx, m.manager.GetClient()))); err != nil {
 		return err
 	}
-	sets := &machineset.Reconciler{Client: m.manager.GetClient(), Live: m.manager.GetAPIReader(), Events: m.events()}
+	sets := &machineset.Reconciler{Client: m.manager.GetClient(), Live: m.manager.GetAPIReader(), Events: m.events}
 
 	return sets.SetupWithManager(ctx, m.manager, m.options.setWorkers)
 }
@@ -124,7 +123,7 @@ func (m *mcm) addMachineDeployment(ctx context.Context) error {
 	settings := m.options.deployments
 	settings.Namespace = m.options.scope()
 	deployments := &machinedeployment.Reconciler{
-		Control: m.manager.GetClient(), Live: m.manager.GetAPIReader(), Events: m.events(), Settings: settings,
+		Control: m.manager.GetClient(), Live: m.manager.GetAPIReader(), Events: m.events, Settings: settings,
 	}
 	if m.target != nil {
 		deployments.Target = m.target.GetClient()
@@ -138,7 +137,7 @@ func (m *mcm) addMachineDeployment(ctx context.Context) error {
 
 func (m *mcm) addFreeze(ctx context.Context) error {
 	c, settings := m.manager.GetClient(), m.options.freeze
-	sets := &freeze.SetReconciler{Client: c, Live: m.manager.GetAPIReader(), Events: m.events(), Settings: settings}
+	sets := &freeze.SetReconciler{Client: c, Live: m.manager.GetAPIReader(), Events: m.events, Settings: settings}
 	if err := sets.SetupWithManager(ctx, m.manager); err != nil {
 		return err
 	}
@@ -154,7 +153,7 @@ func (m *mcm) addSafety(ctx context.Context) error {
 	settings.NodeGrace, settings.DeleteTimeout = o.settings.CreationTimeout, o.settings.OperationTimeout
 	collector := &safety.Collector{
 		Reader: m.manager.GetAPIReader(), Cache: m.manager.GetClient(), Dispatcher: m.dispatcher,
-		Events: m.events(), Metrics: safety.NewMetrics(), Settings: settings,
+		Events: m.events, Metrics: safety.NewMetrics(), Settings: settings,
 	}
 	if m.target != nil {
 		collector.Nodes = m.target.GetClient()
@@ -167,10 +166,4 @@ func (m *mcm) addSafety(ctx context.Context) error {
 	}
 
 	return m.manager.Add(collector)
-}
-
-// events records Events. The newer events API keeps only the first text of a
-// reason for minutes.
-func (m *mcm) events() record.EventRecorder {
-	return m.manager.GetEventRecorderFor("mcm") //nolint:staticcheck // see above
 }

@@ -89,7 +89,10 @@ func (m *mcm) addMachine(ctx context.Context) error {
 	var nodes cache.Cache
 	if m.target != nil {
 		nodes = m.target.GetCache()
-		m.reconciler.Target, m.reconciler.Tokens, m.reconciler.Drainer = m.target.GetClient(), m.tokens, m.drainer
+		m.reconciler.Target, m.reconciler.Drainer = m.target.GetClient(), m.drainer
+	}
+	if m.tokens != nil {
+		m.reconciler.Tokens = m.tokens
 	}
 
 	return m.reconciler.SetupWithManager(ctx, m.manager, nodes, m.dispatcher, m.options.workers)

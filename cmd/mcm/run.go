@@ -196,12 +196,14 @@ func (m *mcm) addTarget(ctx context.Context, target *rest.Config) error {
 	if m.target, err = newTarget(m.manager, target, m.manager.GetScheme()); err != nil {
 		return err
 	}
-	// Not the cached client: it would want to hold every Secret of the cluster.
-	direct, err := client.New(target, client.Options{Scheme: m.manager.GetScheme()})
-	if err != nil {
-		return fmt.Errorf("connect to the target cluster at %s: %w", target.Host, err)
+	if m.options.tokens {
+		// Not the cached client: it would want to hold every Secret of the cluster.
+		direct, err := client.New(target, client.Options{Scheme: m.manager.GetScheme()})
+		if err != nil {
+			return fmt.Errorf("connect to the target cluster at %s: %w", target.Host, err)
+		}
+		m.tokens = &bootstrap.Tokens{Target: direct, ExtraGroups: m.options.tokenGroups}
 	}
-	m.tokens = &bootstrap.Tokens{Target: direct, ExtraGroups: m.options.tokenGroups}
 	clientset, err := kubernetes.NewForConfigAndClient(m.target.GetConfig(), m.target.GetHTTPClient())
 	if err != nil {
 		return fmt.Errorf("connect to the target cluster at %s: %w", target.Host, err)

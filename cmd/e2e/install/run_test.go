@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -40,7 +41,8 @@ const namespace = "machinebus"
 // mcm ever does.
 func TestRunWithEmbeddedNATS(t *testing.T) {
 	r := newRig(t, "kustomize/install")
-	r.startEmbedded(quick...)
+	operator := r.startEmbedded(quick...)
+	r.migrates(operator...)
 	r.everything()
 	r.nothingWasRefused()
 	r.rolesFit()
@@ -103,6 +105,10 @@ func TestRunWithExternalNATS(t *testing.T) {
 	forDriver["--listen=:8081"] = "--listen=" + stack.Loopback(0)
 	r.startDriver(r.args("driver-virtual", forDriver))
 
+	operator := ca.issue(filepath.Join(t.TempDir(), "operator"), "operator")
+	server, _, _ := strings.Cut(servers, ",")
+	r.migrates("--nats-url="+server, "--nats-ca="+filepath.Join(operator, "ca.crt"),
+		"--nats-cert="+filepath.Join(operator, "tls.crt"), "--nats-key="+filepath.Join(operator, "tls.key"))
 	r.createClass("external", tokenUserData)
 	m := r.newMachine("external", "external")
 	r.run(m)
@@ -239,8 +245,9 @@ func (r *rig) startManager(name, natsURL string, args []string) *stack.Manager {
 	return manager
 }
 
-// startEmbedded starts mcm with its own NATS, and a driver.
-func (r *rig) startEmbedded(more ...string) {
+// startEmbedded starts mcm with its own NATS, and a driver. It returns the flags with
+// which people log in there.
+func (r *rig) startEmbedded(more ...string) (operator []string) {
 	r.Helper()
 	ca := newAuthority(r.T)
 	conf := embeddedConf(r.T, ca, map[string]string{"VIRTUAL_PASSWORD": driverHash, "OPERATOR_PASSWORD": driverHash})
@@ -252,11 +259,32 @@ func (r *rig) startEmbedded(more ...string) {
 	manager := r.startManager("mcm", "", append(args, more...))
 	server, err := url.Parse(manager.NATSURL)
 	r.must(err)
-	server.Scheme, server.User = "tls", url.UserPassword("virtual", driverPassword)
+	as := func(user string) string {
+		return (&url.URL{Scheme: "tls", User: url.UserPassword(user, driverPassword), Host: server.Host}).String()
+	}
+	trust := "--nats-ca=" + filepath.Join(ca.issue(r.TempDir(), "nobody"), "ca.crt")
 	r.startDriver(r.args("driver-virtual", map[string]string{
-		"--nats-ca=/etc/machinebus/nats-client/ca.crt": "--nats-ca=" + filepath.Join(ca.issue(r.TempDir(), "nobody"), "ca.crt"),
-		"--listen=:8081": "--listen=" + stack.Loopback(0),
-	}), "--nats-url="+server.String())
+		"--nats-ca=/etc/machinebus/nats-client/ca.crt": trust, "--listen=:8081": "--listen=" + stack.Loopback(0),
+	}), "--nats-url="+as("virtual"))
+
+	return []string{"--nats-url=" + as("operator"), trust}
+}
+
+// migrates has mcmctl, logged in as people are, get a driver's word on an old class.
+func (r *rig) migrates(operator ...string) {
+	r.Helper()
+	args := append([]string{"migrate", "--cluster=default", "--provider=virtual", "-f", "../../mcmctl/testdata/oldclass.yaml"}, operator...)
+	r.eventually("mcmctl has migrated a class", func(ctx context.Context) error {
+		out, err := exec.CommandContext(ctx, filepath.Join(shared.bin, "mcmctl"), args...).CombinedOutput()
+		if err == nil && !strings.Contains(string(out), "kind: MachineClass") {
+			err = errors.New("it is none")
+		}
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+
+		return err
+	})
 }
 
 func (r *rig) startDriver(args []string, more ...string) {

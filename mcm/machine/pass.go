@@ -53,7 +53,12 @@ type Reconciler struct {
 	// Control holds the Machines; Target the Nodes, nil when there is no target
 	// cluster.
 	Control, Target client.Client
-	Dispatcher      Dispatcher
+	// Live and LiveNodes read the same from the API servers themselves, before
+	// what cannot be taken back.
+	Live, LiveNodes client.Reader
+	// Freezer says when to leave machines alone; nil means never.
+	Freezer    *Freezer
+	Dispatcher Dispatcher
 	// Tokens are those with which nodes join; nil when there are none.
 	Tokens Tokens
 	// Drainer empties Nodes of Target; nil means that they are not drained.
@@ -69,6 +74,8 @@ type Reconciler struct {
 	accepted sync.Map // generation by uid of a class, as last noted on it
 	told     sync.Map // what was last said of a subject
 	unfound  sync.Map // a failedStatus by its machine's uid
+
+	replacements replacements
 }
 
 // A pass is one look at one machine.
@@ -92,6 +99,8 @@ type pass struct {
 
 	initialized bool  // the driver has said so
 	lacking     error // why the class's secret is not known
+
+	held bool // it would be Failed if not for others of its pool
 
 	wish  string        // whether the machine is to be preserved
 	after time.Duration // when to look again whatever the steps say; 0 for no need
@@ -154,6 +163,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.Control.Get(ctx, req.NamespacedName, m); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
+	if m.DeletionTimestamp.IsZero() && r.Freezer.stops() {
+		return reconcile.Result{}, nil // all are looked at when it is over
+	}
 	ctx, span := otel.Tracer(tracerName).Start(ctx, "reconcile machine",
 		trace.WithAttributes(attribute.String("machinebus.machine", req.String())))
 	defer span.End()
@@ -164,6 +176,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if r.Now != nil {
 		p.now = r.Now()
 	}
+	defer func() {
+		if !p.held {
+			r.replacements.leave(m.UID)
+		}
+	}()
 	steps := liveSteps
 	if !m.DeletionTimestamp.IsZero() {
 		steps = deletionSteps
@@ -211,13 +228,16 @@ func (p *pass) patch(ctx context.Context) error {
 		equality.Semantic.DeepEqual(p.machine.Spec, p.stored.Spec) {
 		return nil
 	}
-	status := p.machine.Status
-	err := p.Control.Patch(ctx, p.machine, client.MergeFromWithOptions(p.stored, client.MergeFromWithOptimisticLock{}))
+	answer, changes, err := p.changes()
+	if err == nil {
+		err = p.Control.Patch(ctx, answer, changes)
+	}
 	if err != nil {
 		return fmt.Errorf("store machine %s/%s: %w", p.machine.Namespace, p.machine.Name, err)
 	}
-	p.wrote()
-	p.machine.Status = status // the answer holds the stored one
+	p.machine.ObjectMeta, p.machine.Spec = answer.ObjectMeta, answer.Spec
+	answer.Status = p.stored.Status // what of it has changed is still to be stored
+	p.wrote(answer)
 
 	return nil
 }
@@ -229,13 +249,34 @@ func (p *pass) patchStatus(ctx context.Context) error {
 	if equality.Semantic.DeepEqual(p.machine.Status, p.stored.Status) {
 		return nil
 	}
-	err := p.Control.Status().Patch(ctx, p.machine, client.MergeFromWithOptions(p.stored, client.MergeFromWithOptimisticLock{}))
+	answer, changes, err := p.changes()
+	if err == nil {
+		err = p.Control.Status().Patch(ctx, answer, changes)
+	}
 	if err != nil {
 		return fmt.Errorf("store status of machine %s/%s: %w", p.machine.Namespace, p.machine.Name, err)
 	}
-	p.wrote()
+	p.machine.Status, p.machine.ResourceVersion = answer.Status, answer.ResourceVersion
+	before := p.stored // what else has changed is still to be stored
+	before.ObjectMeta.DeepCopyInto(&answer.ObjectMeta)
+	answer.ResourceVersion, answer.Spec = p.machine.ResourceVersion, before.Spec
+	p.wrote(answer)
 
 	return nil
+}
+
+// changes returns what has changed since the machine was stored, as a patch that
+// somebody else's change makes fail, and the object that takes the answer: an answer
+// that is decoded into the machine itself would leave in it what was not stored.
+func (p *pass) changes() (*v1alpha1.Machine, client.Patch, error) {
+	changes := client.MergeFromWithOptions(p.stored, client.MergeFromWithOptimisticLock{})
+	data, err := changes.Data(p.machine)
+	if err != nil {
+		return nil, nil, fmt.Errorf("describe the changes: %w", err)
+	}
+	answer := &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: p.machine.Namespace, Name: p.machine.Name}}
+
+	return answer, client.RawPatch(changes.Type(), data), nil
 }
 
 // setPhase sets the phase; the time is that of the change, from which timeouts
@@ -304,11 +345,12 @@ type subject struct {
 const (
 	aboutFields       = "fields"
 	aboutWish         = "wish"
+	aboutPreserve     = "preservation"
 	aboutPreserveWait = "drain of a preserved node"
 )
 
 func subjects(uid types.UID) []subject {
-	return []subject{{uid, aboutFields}, {uid, aboutWish}, {uid, aboutPreserveWait}}
+	return []subject{{uid, aboutFields}, {uid, aboutWish}, {uid, aboutPreserve}, {uid, aboutPreserveWait}}
 }
 
 // news tells whether text is something else than what was last said of a subject;
@@ -331,8 +373,8 @@ func (p *pass) tellFaults() {
 }
 
 // wrote takes over what a write to the API server came to.
-func (p *pass) wrote() {
-	p.stored = p.machine.DeepCopy()
+func (p *pass) wrote(stored *v1alpha1.Machine) {
+	p.stored = stored.DeepCopy()
 	for _, note := range p.notes {
 		note()
 	}

@@ -162,7 +162,7 @@ generate-check: generated
 ##@ Test
 
 .PHONY: test
-test: test-unit test-fuzz test-e2e ## Unit tests, some thousand inputs for each fuzz target, end-to-end tests
+test: test-unit test-fuzz test-images test-e2e ## Unit tests, some thousand inputs for each fuzz target, an image, end-to-end tests
 
 .PHONY: test-unit
 test-unit: c-compiler devcluster nodejs ## Unit tests with the race detector
@@ -174,6 +174,11 @@ test-unit: c-compiler devcluster nodejs ## Unit tests with the race detector
 test-fuzz: ## Run each fuzz target for FUZZTIME (20000x inputs)
 	@echo '==> fuzz targets, $(FUZZTIME) inputs each'
 	@.tools/fuzz.sh $(FUZZTIME)
+
+.PHONY: test-images
+test-images: ## Build one image and look into it
+	@echo '==> an image (a minute and a half the first time)'
+	@go test -C .tools/images -v -count=1 ./...
 
 .PHONY: test-e2e
 test-e2e: c-compiler build devcluster nodejs ## End-to-end tests: real processes against the dev cluster

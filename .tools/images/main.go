@@ -18,10 +18,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/google/ko/pkg/build"
-	"github.com/google/ko/pkg/publish"
 )
 
 // user is nobody in particular, and not root.
@@ -95,8 +95,8 @@ func emptyBase(platforms []string) (v1.ImageIndex, error) {
 
 func buildImage(ctx context.Context, dir, out, program, platforms string, base v1.ImageIndex) error {
 	title := path.Base(program)
-	layout, sbom := filepath.Join(out, title), filepath.Join(out, title+".sbom")
-	if err := errors.Join(os.RemoveAll(layout), os.RemoveAll(sbom)); err != nil {
+	folder, sbom := filepath.Join(out, title), filepath.Join(out, title+".sbom")
+	if err := errors.Join(os.RemoveAll(folder), os.RemoveAll(sbom)); err != nil {
 		return err
 	}
 	builder, err := build.NewGo(ctx, dir,
@@ -122,16 +122,32 @@ func buildImage(ctx context.Context, dir, out, program, platforms string, base v
 	if err != nil {
 		return fmt.Errorf("build: %w", err)
 	}
-	if _, err := publish.NewLayout(layout).Publish(ctx, result, importPath); err != nil {
-		return fmt.Errorf("write %s: %w", layout, err)
+	if err := write(folder, result); err != nil {
+		return fmt.Errorf("write %s: %w", folder, err)
 	}
 	digest, err := result.Digest()
 	if err != nil {
 		return fmt.Errorf("digest: %w", err)
 	}
-	fmt.Printf("%s@%s\n", layout, digest)
+	fmt.Printf("%s@%s\n", folder, digest)
 
 	return nil
+}
+
+// write makes an OCI image layout. ko's own writer takes the folder for the name of a repository, and fails on capitals.
+func write(folder string, result build.Result) error {
+	path, err := layout.Write(folder, empty.Index)
+	if err != nil {
+		return err
+	}
+	switch result := result.(type) {
+	case v1.ImageIndex:
+		return path.AppendIndex(result)
+	case v1.Image:
+		return path.AppendImage(result)
+	default:
+		return fmt.Errorf("ko made a %T, which is no image", result)
+	}
 }
 
 // koVersion is what go.mod pins; the list of what is linked names its maker.

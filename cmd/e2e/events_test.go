@@ -1,13 +1,18 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -40,6 +45,53 @@ func TestEvents(t *testing.T) {
 	e.deleteAll(bad)
 	e.wantStory(bad, "it failed to be made, then to join, and went",
 		"Warning FailedCreate", "Normal Created", "Warning FailedToJoin", "Normal Terminating", "Normal InstanceDeleted", "Normal Deleted")
+}
+
+// TestEventsThatAreSaidOnce reads what is said of a machine after so many failures
+// that no more is said of those.
+func TestEventsThatAreSaidOnce(t *testing.T) {
+	e := newEnv(t)
+	manager, tap := e.startManager("", "--retry-medium=20ms", "--retry-short=1s")
+	e.startDrivers(1, manager.NATSURL, tap)
+	e.createClass()
+	faults := []cloudapi.Fault{{Operation: cloudapi.OpCreate, Status: 503, Code: "Internal", Message: "no power in the rack"}}
+	_, err := e.cloud.Admin.Patch(e.ctx(), cloudapi.KnobsPatch{Faults: &faults})
+	e.must(err)
+	name := e.createMachines(1, className)[0]
+	const failures = 30
+	e.eventually("its creation has failed often", func(context.Context) error {
+		if n := len(tap.Audits()); n < failures {
+			return fmt.Errorf("only %d times", n)
+		}
+
+		return nil
+	})
+
+	class := e.newClass(className, nil)
+	e.must(e.kube.Get(e.ctx(), client.ObjectKeyFromObject(class), class))
+	provider := class.Provider
+	setProvider := func(to string) {
+		e.must(e.kube.Patch(e.ctx(), class, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"provider":%q}`, to))))
+	}
+	setProvider("")
+	e.waitReason(name, "InvalidMachine")
+	e.deleteMachine(name)
+	e.waitReason(name, "CannotDelete")
+	setProvider(provider)
+	e.waitGone(name)
+}
+
+// waitReason waits for a machine's Event for a reason.
+func (e *env) waitReason(machine, reason string) {
+	e.Helper()
+	e.eventually("machine "+machine+" has the Event "+reason, func(ctx context.Context) error {
+		events, err := e.events(ctx, machine)
+		if err == nil && !slices.ContainsFunc(events, func(event corev1.Event) bool { return event.Reason == reason }) {
+			err = fmt.Errorf("it is none of its %d", len(events))
+		}
+
+		return err
+	})
 }
 
 // wantStory expects a machine's Events, as type and reason.

@@ -102,8 +102,6 @@ func (o *options) newManager(cfg *rest.Config, scheme *runtime.Scheme, lock *lea
 	if err != nil {
 		return nil, fmt.Errorf("set up for the control cluster at %s: %w", cfg.Host, err)
 	}
-	//nolint:staticcheck // leader election takes no other kind of recorder
-	lock.lease.LockConfig.EventRecorder = mgr.GetEventRecorderFor("mcm")
 
 	return mgr, nil
 }

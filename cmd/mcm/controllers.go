@@ -8,7 +8,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
@@ -96,8 +95,11 @@ func (m *mcm) addMachine(ctx context.Context) error {
 	var nodes cache.Cache
 	if m.target != nil {
 		nodes = m.target.GetCache()
-		r.Target, r.Tokens, r.Drainer = m.target.GetClient(), m.tokens, m.drainer
+		r.Target, r.Drainer = m.target.GetClient(), m.drainer
 		r.LiveNodes = m.target.GetAPIReader()
+	}
+	if m.tokens != nil {
+		r.Tokens = m.tokens
 	}
 	if err := m.addFreezer(); err != nil {
 		return err
@@ -116,7 +118,7 @@ func (m *mcm) addFreezer() error {
 		return err
 	}
 	f := &machine.Freezer{
-		Control: control, Namespace: m.options.scope(), Settings: m.options.outage, Unwatched: m.lock.Unwatched, Events: m.events(),
+		Control: control, Namespace: m.options.scope(), Settings: m.options.outage, Unwatched: m.lock.Unwatched, Events: m.events,
 	}
 	if m.target != nil {
 		if f.Target, err = unlimited(m.target); err != nil {
@@ -143,15 +145,15 @@ func unlimited(c cluster.Cluster) (client.Client, error) {
 
 func (m *mcm) addMachineClass(ctx context.Context) error {
 	c := m.manager.GetClient()
-	if err := machineclass.NewClassReconciler(c, m.events()).SetupWithManager(ctx, m.manager); err != nil {
+	if err := machineclass.NewClassReconciler(c, m.events).SetupWithManager(ctx, m.manager); err != nil {
 		return err
 	}
 
-	if err := machineclass.NewSecretReconciler(c, m.events()).SetupWithManager(ctx, m.manager); err != nil {
+	if err := machineclass.NewSecretReconciler(c, m.events).SetupWithManager(ctx, m.manager); err != nil {
 		return err
 	}
 	m.validator = machineclass.NewValidator(
-		ctx, c, m.events(), dispatch.NewClasses(m.caller), m.options.settings.DefaultProvider)
+		ctx, c, m.events, dispatch.NewClasses(m.caller), m.options.settings.DefaultProvider)
 
 	return m.validator.SetupWithManager(m.manager)
 }
@@ -160,7 +162,7 @@ func (m *mcm) addMachineSet(ctx context.Context) error {
 	if err := register(append(machineset.Collectors(), machineset.NewInventory(ctx, m.manager.GetClient()))); err != nil {
 		return err
 	}
-	sets := &machineset.Reconciler{Client: m.manager.GetClient(), Live: m.manager.GetAPIReader(), Events: m.events()}
+	sets := &machineset.Reconciler{Client: m.manager.GetClient(), Live: m.manager.GetAPIReader(), Events: m.events}
 
 	return sets.SetupWithManager(ctx, m.manager, m.options.setWorkers)
 }
@@ -169,7 +171,7 @@ func (m *mcm) addMachineDeployment(ctx context.Context) error {
 	settings := m.options.deployments
 	settings.Namespace = m.options.scope()
 	deployments := &machinedeployment.Reconciler{
-		Control: m.manager.GetClient(), Live: m.manager.GetAPIReader(), Events: m.events(), Settings: settings,
+		Control: m.manager.GetClient(), Live: m.manager.GetAPIReader(), Events: m.events, Settings: settings,
 	}
 	if m.target != nil {
 		deployments.Target = m.target.GetClient()
@@ -183,7 +185,7 @@ func (m *mcm) addMachineDeployment(ctx context.Context) error {
 
 func (m *mcm) addFreeze(ctx context.Context) error {
 	c, settings := m.manager.GetClient(), m.options.freeze
-	sets := &freeze.SetReconciler{Client: c, Live: m.manager.GetAPIReader(), Events: m.events(), Settings: settings}
+	sets := &freeze.SetReconciler{Client: c, Live: m.manager.GetAPIReader(), Events: m.events, Settings: settings}
 	if err := sets.SetupWithManager(ctx, m.manager); err != nil {
 		return err
 	}
@@ -199,7 +201,7 @@ func (m *mcm) addSafety(ctx context.Context) error {
 	settings.NodeGrace, settings.DeleteTimeout = o.settings.CreationTimeout, o.settings.OperationTimeout
 	collector := &safety.Collector{
 		Reader: m.manager.GetAPIReader(), Cache: m.manager.GetClient(), Dispatcher: m.dispatcher,
-		Events: m.events(), Metrics: safety.NewMetrics(), Settings: settings,
+		Events: m.events, Metrics: safety.NewMetrics(), Settings: settings,
 	}
 	if m.target != nil {
 		collector.Nodes = m.target.GetClient()
@@ -212,10 +214,4 @@ func (m *mcm) addSafety(ctx context.Context) error {
 	}
 
 	return m.manager.Add(collector)
-}
-
-// events records Events. The newer events API keeps only the first text of a
-// reason for minutes.
-func (m *mcm) events() record.EventRecorder {
-	return m.manager.GetEventRecorderFor("mcm") //nolint:staticcheck // see above
 }

@@ -39,6 +39,7 @@ type options struct {
 	allNamespaces                       bool
 	clusterName                         string
 	keySecret                           string
+	tokens                              bool
 	tokenGroups                         string
 	controllers                         []string
 	unsealed                            []string
@@ -138,6 +139,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 		"Secret in --namespace with the key that seals what drivers fetch; made when there is none")
 	fs.StringSliceVar(&o.unsealed, "unsealed-providers", nil,
 		"providers whose drivers cannot open sealed answers and may get secrets and bootstrap values readable; only where NATS requires TLS")
+	fs.BoolVar(&o.tokens, "bootstrap-tokens", true, "make bootstrap tokens for user data that has the placeholder "+bootstrap.Placeholder+
+		" in it; without, such user data is refused, and no right to Secrets in kube-system of the target cluster is needed")
 	fs.StringVar(&o.tokenGroups, "bootstrap-token-auth-extra-groups", "",
 		"groups, separated by commas, that bootstrap tokens give besides system:bootstrappers")
 	fs.StringVar(&o.settings.DefaultProvider, "default-provider", "", "driver for classes that name no provider")

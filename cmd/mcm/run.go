@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -62,6 +63,12 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
+	events, stopEvents, err := newEvents(mgr)
+	if err != nil {
+		return err
+	}
+	defer stopEvents()
+	lock.lease.LockConfig.EventRecorder = events
 	conn, closeBus, err := o.nats.connect(ctx)
 	if err != nil {
 		return err
@@ -70,7 +77,10 @@ func run(ctx context.Context, o *options) error {
 	ctx, letGo := context.WithCancel(ctx)
 	defer letGo()
 
-	m := &mcm{options: o, manager: mgr, lock: lock, conn: conn, log: slog.New(logr.ToSlogHandler(klog.Background().WithName("bus")))}
+	m := &mcm{
+		options: o, manager: mgr, lock: lock, conn: conn, events: events,
+		log: slog.New(logr.ToSlogHandler(klog.Background().WithName("bus"))),
+	}
 	if err := m.addTarget(ctx, target); err != nil {
 		return err
 	}
@@ -84,13 +94,7 @@ func run(ctx context.Context, o *options) error {
 	klog.Background().Info("starting", "version", version(), "cluster", o.clusterName, "bus", conn.URL())
 	err = mgr.Start(ctx)
 	letGo() // who has lost the lead must not go on for as long as an operation takes
-	m.dispatcher.Wait()
-	if m.validator != nil {
-		m.validator.Wait()
-	}
-	if m.drainer != nil {
-		m.drainer.Wait()
-	}
+	m.wait()
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return portTaken(err) // since it was probed
 	}
@@ -107,6 +111,7 @@ type mcm struct {
 	manager    ctrl.Manager
 	lock       *leaderLock
 	conn       *bus.Conn
+	events     record.EventRecorder
 	log        *slog.Logger
 	caller     *bus.Caller
 	announcer  *bus.Announcer
@@ -117,6 +122,17 @@ type mcm struct {
 	target     cluster.Cluster         // nil when there is none
 	tokens     *bootstrap.Tokens       // nil when there is none
 	drainer    *drain.Drainer          // nil when there is none
+}
+
+// wait returns when all that the parts have begun has ended.
+func (m *mcm) wait() {
+	m.dispatcher.Wait()
+	if m.validator != nil {
+		m.validator.Wait()
+	}
+	if m.drainer != nil {
+		m.drainer.Wait()
+	}
 }
 
 // setUp makes the parts between the bus and the control cluster.
@@ -152,7 +168,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	m.removed = machineclass.NewRemoved(m.manager.GetClient())
 	m.reconciler = &machine.Reconciler{
 		Control: m.manager.GetClient(), Dispatcher: m.dispatcher, Settings: m.options.settings, Removed: m.removed,
-		Events: m.events(),
+		Events: m.events,
 	}
 	if _, err := bus.ServeOutcomes(m.conn, m.options.clusterName, m.dispatcher.Newest, m.dispatcher.Waiting); err != nil {
 		return err
@@ -180,12 +196,14 @@ func (m *mcm) addTarget(ctx context.Context, target *rest.Config) error {
 	if m.target, err = newTarget(m.manager, target, m.manager.GetScheme()); err != nil {
 		return err
 	}
-	// Not the cached client: it would want to hold every Secret of the cluster.
-	direct, err := client.New(target, client.Options{Scheme: m.manager.GetScheme()})
-	if err != nil {
-		return fmt.Errorf("connect to the target cluster at %s: %w", target.Host, err)
+	if m.options.tokens {
+		// Not the cached client: it would want to hold every Secret of the cluster.
+		direct, err := client.New(target, client.Options{Scheme: m.manager.GetScheme()})
+		if err != nil {
+			return fmt.Errorf("connect to the target cluster at %s: %w", target.Host, err)
+		}
+		m.tokens = &bootstrap.Tokens{Target: direct, ExtraGroups: m.options.tokenGroups}
 	}
-	m.tokens = &bootstrap.Tokens{Target: direct, ExtraGroups: m.options.tokenGroups}
 	clientset, err := kubernetes.NewForConfigAndClient(m.target.GetConfig(), m.target.GetHTTPClient())
 	if err != nil {
 		return fmt.Errorf("connect to the target cluster at %s: %w", target.Host, err)

@@ -34,7 +34,8 @@ is stored in the cluster instead, by server-side apply, and the old object stays
 The class is read from a file ('-' is standard input), or from the cluster when
 it is given as resource/name. A resource may have its group:
 awsmachineclasses.machine.sapcloud.io/small. NATS must let its user publish below
-mcm.v1.<cluster>.driver.<provider> and subscribe below mcm.v1.<cluster>.reply.`,
+mcm.v1.<cluster>.driver.<provider>.migrateclass, and subscribe below
+mcm.v1.<cluster>.reply and mcm.v1.<cluster>.session.`,
 		Example: `  mcmctl migrate --provider aws -f old.yaml > new.yaml
   kubectl get awsmachineclass small -o yaml | mcmctl migrate --provider aws -f - | kubectl apply -f -
   mcmctl migrate --provider aws awsmachineclass/small -n shop --apply`,

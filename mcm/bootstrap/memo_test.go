@@ -26,7 +26,7 @@ func TestDeleteOfOwnToken(t *testing.T) {
 		"made here": {"its uid is known", func(*testing.T, *Tokens, *corev1.Secret) {}, 0},
 		"made elsewhere": {
 			"another replica has answered the driver",
-			func(_ *testing.T, tokens *Tokens, _ *corev1.Secret) { tokens.made = memo{} }, 1,
+			func(_ *testing.T, tokens *Tokens, _ *corev1.Secret) { tokens.memo = memo{} }, 1,
 		},
 		"gone": {
 			"the token cleaner was here, and all candidates are looked for",

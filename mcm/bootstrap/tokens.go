@@ -49,7 +49,7 @@ type Tokens struct {
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 
-	made memo
+	memo memo
 }
 
 // Ensure returns the machine's token. It is made to be valid for validFor, and
@@ -78,12 +78,24 @@ func (t *Tokens) Ensure(ctx context.Context, machine *v1alpha1.Machine, validFor
 		secretName(tokenID(machine.UID, 0)))
 }
 
-// Delete removes the machine's token; that there is none is no error.
+// Delete removes the machine's token; that there is none is no error. An error that
+// wraps the API server's Forbidden does not pass by itself; after others see Due.
 func (t *Tokens) Delete(ctx context.Context, machine *v1alpha1.Machine) error {
 	if err := check(machine); err != nil {
 		return err
 	}
-	if secret := t.made.take(machine.UID); secret != nil {
+	err := t.remove(ctx, machine)
+	t.memo.setDue(machine.UID, err != nil && !apierrors.IsForbidden(err))
+
+	return err
+}
+
+// Due tells whether Delete failed for the machine and should be called again. It is
+// forgotten when the process ends; the token expires by itself.
+func (t *Tokens) Due(machine *v1alpha1.Machine) bool { return t.memo.isDue(machine.UID) }
+
+func (t *Tokens) remove(ctx context.Context, machine *v1alpha1.Machine) error {
+	if secret := t.memo.take(machine.UID); secret != nil {
 		err := t.Target.Delete(ctx, secret, client.Preconditions{UID: &secret.UID})
 		if err == nil {
 			return nil
@@ -124,9 +136,13 @@ func (t *Tokens) claim(ctx context.Context, machine *v1alpha1.Machine, id string
 		secret := t.secret(machine, id, validFor)
 		err := t.Target.Create(ctx, secret)
 		if err == nil {
-			t.made.add(machine.UID, secret)
+			t.memo.add(machine.UID, secret)
 
 			return token(secret), nil
+		}
+		if apierrors.IsForbidden(err) {
+			return "", fault("create", fmt.Errorf("%w (grant mcm the Role in deploy/kustomize/target-cluster/bootstrap-tokens.yaml, "+
+				"or run it with --bootstrap-tokens=false)", err))
 		}
 		if !apierrors.IsAlreadyExists(err) {
 			return "", fault("create", err)

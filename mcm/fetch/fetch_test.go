@@ -379,6 +379,45 @@ func TestBootstrapToken(t *testing.T) {
 	}
 }
 
+// Where no tokens are made, user data that asks for one must not reach an instance.
+func TestBootstrapWithoutTokens(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for name, c := range map[string]struct {
+		reason, userData string
+		code             dispatch.Code
+	}{
+		"no-placeholder": {"nothing is asked for", "#!/bin/sh", dispatch.OK},
+		"name":           {"names are known", "hostname: <<MACHINE_NAME>>", dispatch.OK},
+		"token":          {"its instance would never join", "token: <<BOOTSTRAP_TOKEN>>", dispatch.FailedPrecondition},
+		"escaped":        {"the same in a URL", "t=%3C%3CBOOTSTRAP_TOKEN%3E%3E", dispatch.FailedPrecondition},
+	} {
+		secret, class := r.secret("boot-"+name), r.class(name, "virtual")
+		secret.Data["userData"] = []byte(c.userData)
+		class.SecretRef, class.CredentialsSecretRef = class.CredentialsSecretRef, &corev1.SecretReference{Name: secret.Name}
+		m := &v1alpha1.Machine{
+			ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: name},
+			Spec:       v1alpha1.MachineSpec{Class: v1alpha1.ClassSpec{Kind: "MachineClass", Name: name}},
+		}
+		for _, o := range []client.Object{secret, class, m} {
+			if err := r.Create(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+		}
+		id := dispatch.OperationID(m.UID, dispatch.Create, 0)
+		h := &fetch.Handler{Reader: r.Client, Operations: flying{provider: "virtual", id: id, uid: m.UID}}
+		content, err := h.Bootstrap(t.Context(), "virtual", &driverv1.FetchBootstrapRequest{
+			OperationId: id, Namespace: r.namespace, Machine: name, MachineUid: string(m.UID),
+		})
+		if dispatch.CodeOf(err) != c.code {
+			t.Errorf("%s: error is %v, want %v: %s", name, err, c.code, c.reason)
+		}
+		if err == nil && !cmp.Equal(content.GetValues(), map[string]string{fetch.PlaceholderMachineName: name}) {
+			t.Errorf("%s: values are %v", name, content.GetValues())
+		}
+	}
+}
+
 func TestChanged(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

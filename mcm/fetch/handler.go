@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -45,7 +47,7 @@ type Handler struct {
 	Reserved client.ObjectKey
 	// DefaultProvider is the driver for classes that name none; may be empty.
 	DefaultProvider string
-	// Tokens makes the tokens with which nodes join; nil without a target cluster.
+	// Tokens makes the tokens with which nodes join; nil when there are none.
 	Tokens TokenIssuer
 	// CreationTimeout tells how long a machine may take to join: its token is valid
 	// for as long. machine.CreationTimeout knows.
@@ -128,11 +130,16 @@ func (h *Handler) Bootstrap(
 	}
 
 	values := map[string]string{PlaceholderMachineName: req.GetMachine()}
-	if h.Tokens == nil {
-		return &driverv1.BootstrapContent{Values: values}, nil
-	}
 	m := &v1alpha1.Machine{}
-	if err := h.Reader.Get(ctx, client.ObjectKey{Namespace: req.GetNamespace(), Name: req.GetMachine()}, m); err != nil {
+	err := h.Reader.Get(ctx, client.ObjectKey{Namespace: req.GetNamespace(), Name: req.GetMachine()}, m)
+	if h.Tokens == nil {
+		if err == nil {
+			err = h.wantsNoToken(ctx, m)
+		}
+
+		return &driverv1.BootstrapContent{Values: values}, client.IgnoreNotFound(err)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("read machine: %w", err)
 	}
 	if string(m.UID) != req.GetMachineUid() {
@@ -149,6 +156,28 @@ func (h *Handler) Bootstrap(
 	values[bootstrap.Placeholder] = token
 
 	return &driverv1.BootstrapContent{Values: values}, nil
+}
+
+// wantsNoToken fails when user data of the machine's class has a token's placeholder
+// in it: with that in the token's place its instance would never join.
+func (h *Handler) wantsNoToken(ctx context.Context, m *v1alpha1.Machine) error {
+	class := &v1alpha1.MachineClass{}
+	if err := h.Reader.Get(ctx, client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.Class.Name}, class); err != nil {
+		return fmt.Errorf("read class: %w", err)
+	}
+	for _, key := range v1alpha1.SecretsOf(class) {
+		secret := &corev1.Secret{}
+		if err := h.Reader.Get(ctx, key, secret); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("read secret: %w", err)
+		}
+		text := string(secret.Data[userDataKey])
+		if strings.Contains(text, bootstrap.Placeholder) || strings.Contains(text, url.QueryEscape(bootstrap.Placeholder)) {
+			return dispatch.Errorf(dispatch.FailedPrecondition, "Secret %s: user data has %s in it, and mcm makes no bootstrap tokens, "+
+				"as it has no target cluster or runs with --bootstrap-tokens=false: put a token of your own there", key, bootstrap.Placeholder)
+		}
+	}
+
+	return nil
 }
 
 // elsewhere tells whether another manager, the leading one, has the operation
@@ -172,6 +201,9 @@ func (h *Handler) elsewhere(ctx context.Context, provider string, req *driverv1.
 
 	return err == nil, err
 }
+
+// userDataKey is the key of a class's secret that instances boot from.
+const userDataKey = "userData"
 
 // PlaceholderMachineName stands in user data for the machine's name.
 const PlaceholderMachineName = "<<MACHINE_NAME>>"

@@ -2,13 +2,17 @@ package machine_test
 
 import (
 	"context"
+	"errors"
+	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/bus"
@@ -38,6 +42,89 @@ func TestDeleteDuringCreate(t *testing.T) {
 	}
 }
 
+// hasToken tells whether there is a token to join with as a machine.
+func (r *rig) hasToken(t *testing.T, m *v1alpha1.Machine) bool {
+	t.Helper()
+	secrets := &corev1.SecretList{}
+	err := r.List(t.Context(), secrets, client.InNamespace(metav1.NamespaceSystem),
+		client.MatchingLabels{bootstrap.LabelKeyMachineUID: string(m.UID)})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return len(secrets.Items) > 0
+}
+
+// Where mcm may not touch tokens, machines come and go all the same.
+func TestWithoutRightToTokens(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	nobody := rest.CopyConfig(apiServer)
+	nobody.Impersonate.UserName = "nobody"
+	target, err := client.New(nobody, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.tokens = &bootstrap.Tokens{Target: target}
+	r.startDriver(t)
+	r.startManager(t)
+	joins, stays := r.machine("joins"), r.machine("stays")
+	r.create(t, joins)
+	r.create(t, stays)
+	r.phase(t, stays, v1alpha1.MachinePending)
+	r.join(t, joins)
+	r.phase(t, joins, v1alpha1.MachineRunning)
+	for _, m := range []*v1alpha1.Machine{joins, stays} {
+		r.delete(t, m)
+		r.gone(t, m)
+		r.event(t, m, "TokenLeft", "cannot get resource")
+	}
+}
+
+// An API server that fails for a while neither holds a machine up nor keeps its
+// token.
+func TestTokenThatCannotBeDeleted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	faulty := rest.CopyConfig(apiServer)
+	var fails atomic.Bool
+	faulty.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(req *http.Request) (*http.Response, error) {
+			if fails.Load() {
+				return nil, errors.New("the API server cannot be reached")
+			}
+
+			return next.RoundTrip(req)
+		})
+	})
+	target, err := client.New(faulty, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.tokens = &bootstrap.Tokens{Target: target}
+	r.startDriver(t)
+	r.startManager(t)
+	m := r.machine("a")
+	r.create(t, m)
+	r.phase(t, m, v1alpha1.MachinePending)
+	if _, err := r.tokens.Ensure(t.Context(), m, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	fails.Store(true)
+	r.join(t, m)
+	r.phase(t, m, v1alpha1.MachineRunning)
+	if !r.hasToken(t, m) {
+		t.Fatal("its token was deleted through an API server that cannot be reached")
+	}
+	fails.Store(false)
+	bustest.Eventually(t, "the end of its token", func() bool { return !r.hasToken(t, m) })
+}
+
+// A roundTripper is a function that sends requests.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
 // A token outlives neither its use nor its machine.
 func TestDeleteBeforeJoining(t *testing.T) {
 	t.Parallel()
@@ -53,13 +140,7 @@ func TestDeleteBeforeJoining(t *testing.T) {
 	}
 	r.delete(t, m)
 	r.gone(t, m)
-	secrets := &corev1.SecretList{}
-	err := r.List(t.Context(), secrets, client.InNamespace(metav1.NamespaceSystem),
-		client.MatchingLabels{bootstrap.LabelKeyMachineUID: string(m.UID)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(secrets.Items) > 0 {
+	if r.hasToken(t, m) {
 		t.Error("an instance could still join with the token of a machine that is gone")
 	}
 }

@@ -2,6 +2,7 @@ package machine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -38,28 +39,48 @@ func (p *pass) followNode(ctx context.Context) (next, error) {
 		return wait, err
 	}
 	healthy, text := p.nodeHealth()
-	if healthy {
-		if err := p.spendToken(ctx); err != nil {
-			return wait, err
-		}
-	}
+	unspent := p.spendToken(ctx) // no reason to hold the machine up
 	p.copyConditions()
 	n, err := p.followHealth(ctx, healthy, text)
 	if err != nil {
 		return wait, err
 	}
 
-	return n, p.patchStatus(ctx)
+	return n, errors.Join(p.patchStatus(ctx), unspent)
 }
 
-// spendToken deletes the token of a machine that has joined, with or without
-// its critical components: nobody needs it now.
+// spendToken deletes the token of a machine that has joined, in time or not, and with
+// or without its critical components: nobody needs it now.
 func (p *pass) spendToken(ctx context.Context) error {
-	if p.Tokens == nil || p.machine.Status.CurrentStatus.Phase != v1alpha1.MachinePending {
+	if p.Tokens == nil || p.node == nil || !isReady(p.node.Status.Conditions) {
+		return nil
+	}
+	phase := p.machine.Status.CurrentStatus.Phase
+	if phase != v1alpha1.MachinePending && phase != v1alpha1.MachineFailed && !p.Tokens.Due(p.machine) {
 		return nil
 	}
 
-	return p.Tokens.Delete(ctx, p.machine)
+	return p.deleteToken(ctx)
+}
+
+// deleteToken deletes the machine's token. Where mcm may not, the token is left to
+// expire.
+func (p *pass) deleteToken(ctx context.Context) error {
+	err := p.Tokens.Delete(ctx, p.machine)
+	if !apierrors.IsForbidden(err) {
+		return err
+	}
+	p.log.Info("bootstrap token is left to expire", "err", err.Error())
+	p.warnf("TokenLeft", "If there is a bootstrap token, it stays valid until it expires: %s", fault(err))
+
+	return nil
+}
+
+// isReady tells whether a Node with these conditions is Ready.
+func isReady(conditions []corev1.NodeCondition) bool {
+	return slices.ContainsFunc(conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
 }
 
 // followHealth sets the phase that the Node's health leads to.

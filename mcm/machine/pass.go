@@ -45,6 +45,7 @@ type mutations interface {
 // Tokens is the part of bootstrap.Tokens that the steps use.
 type Tokens interface {
 	Delete(ctx context.Context, m *v1alpha1.Machine) error
+	Due(m *v1alpha1.Machine) bool
 }
 
 // A Reconciler runs the steps. Its fields are set once and only read.

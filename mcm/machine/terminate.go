@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -298,14 +297,10 @@ func (p *pass) release(ctx context.Context) (next, error) {
 // withdrawToken deletes the token of a machine that goes without having joined.
 // Nothing can ask for another one any more: no operation of it is under way.
 func (p *pass) withdrawToken(ctx context.Context) error {
-	if p.Tokens == nil {
+	spent := isReady(p.machine.Status.Conditions)
+	if p.Tokens == nil || spent && !p.Tokens.Due(p.machine) {
 		return nil
 	}
-	for _, c := range p.machine.Status.Conditions {
-		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
-			return nil // it was spent
-		}
-	}
 
-	return p.Tokens.Delete(ctx, p.machine)
+	return p.deleteToken(ctx)
 }

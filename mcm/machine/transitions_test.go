@@ -17,6 +17,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/bootstrap"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -257,6 +258,7 @@ func TestNodeTransitions(t *testing.T) { //nolint:tparallel // what follows the 
 		},
 	}
 	r := newRig(t)
+	r.tokens = &bootstrap.Tokens{Target: r.Client}
 	machines := map[string]*v1alpha1.Machine{}
 	for name, row := range rows {
 		m := r.machine(strings.NewReplacer(" ", "-", ",", "").Replace(name))
@@ -271,6 +273,9 @@ func TestNodeTransitions(t *testing.T) { //nolint:tparallel // what follows the 
 			}
 		}
 		r.lived(t, m, row.from, row.last)
+		if _, err := r.tokens.Ensure(t.Context(), m, time.Hour); err != nil {
+			t.Fatal(err)
+		}
 	}
 	r.startDriver(t)
 	r.startManager(t)
@@ -284,6 +289,14 @@ func TestNodeTransitions(t *testing.T) { //nolint:tparallel // what follows the 
 			}
 			r.leads(t, m, row.want, row.reason)
 		})
+	}
+	for name, left := range map[string]bool{
+		"pending, healthy": false, "pending, critical components": false, "failed to join, healthy": false,
+		"pending, unhealthy": true, "pending, late": true, "failed, unhealthy": true,
+	} {
+		if got := r.hasToken(t, machines[name]); got != left {
+			t.Errorf("%s: it has a token to join with: %t, want %t", name, got, left)
+		}
 	}
 	r.event(t, machines["pending, late"], "FailedToJoin", "failed to join the cluster in 0.01 minutes.")
 	r.event(t, machines["running, unhealthy"], "Unhealthy", "Ready=False (Test)")

@@ -152,6 +152,7 @@ var attempts = map[string]attempt{
 	"operator discovers":        {user: "operator", do: "publish", subject: "$SRV.PING", allowed: true, reason: "nats micro ls"},
 	"operator asks mcm":         {user: "operator", do: "publish", subject: "mcm.v1.default.outcomes", allowed: true, reason: "mcmctl ops"},
 	"driver asks mcm":           {user: "virtual", do: "publish", subject: "mcm.v1.default.outcomes", reason: "other providers' machines"},
+	"operator migrates":         {user: "operator", do: "publish", subject: "mcm.v1.default.driver.virtual.migrateclass.ns.c", allowed: true, reason: "mcmctl migrate; it changes nothing"},
 	"operator changes":          {user: "operator", do: "publish", subject: "mcm.v1.default.driver.virtual.delete.ns.m", reason: "people use kubectl"},
 	"operator reads inboxes":    {user: "operator", do: "subscribe", subject: "_INBOX_driver.>", reason: "fetched secrets, even sealed, are nobody else's"},
 	"mcm serves fetches":        {user: "mcm", do: "mcm", subject: "mcm.v1.default.fetch.*.*", allowed: true, external: true, reason: "its work"},

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -19,8 +20,8 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -29,35 +30,54 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/cmd/internal/stack"
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
 const namespace = "machinebus"
 
 // TestRunWithEmbeddedNATS runs mcm and a driver as the folder install does, with
-// the arguments, the NATS configuration and the roles from there.
+// the arguments, the NATS configuration and the roles from there, through all that
+// mcm ever does.
 func TestRunWithEmbeddedNATS(t *testing.T) {
 	r := newRig(t, "kustomize/install")
-	ca := newAuthority(t)
-	conf := embeddedConf(t, ca, map[string]string{"VIRTUAL_PASSWORD": driverHash, "OPERATOR_PASSWORD": driverHash})
-	// Listener and store are the Site's.
-	args := r.args("mcm", map[string]string{
-		"--nats-listen=0.0.0.0:4222": "", "--nats-store-dir=/var/lib/machinebus/jetstream": "",
-		"--nats-config=/etc/machinebus/nats/nats.conf": "--nats-config=" + conf,
-	})
-	manager := r.startManager("mcm", "", args)
-	server, err := url.Parse(manager.NATSURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server.Scheme, server.User = "tls", url.UserPassword("virtual", driverPassword)
-	r.startDriver(r.args("driver-virtual", map[string]string{
-		"--nats-ca=/etc/machinebus/nats-client/ca.crt": "--nats-ca=" + filepath.Join(ca.issue(t.TempDir(), "nobody"), "ca.crt"),
-		"--listen=:8081": "--listen=" + stack.Loopback(0),
-	}), "--nats-url="+server.String())
+	operator := r.startEmbedded(quick...)
+	r.migrates(operator...)
+	r.everything()
+	r.nothingWasRefused()
+	r.rolesFit()
+}
 
-	r.createMachine("embedded")
-	r.deleteMachine("embedded")
+// TestRunWithoutBootstrapTokens does without the right to make Secrets in
+// kube-system, as deploy/README.md says.
+func TestRunWithoutBootstrapTokens(t *testing.T) {
+	r := newRig(t, "kustomize/install", "machinebus:bootstrap-tokens")
+	r.startEmbedded("--bootstrap-tokens=false")
+	r.createClass("no-token", "#cloud-config\nhostname: <<MACHINE_NAME>>\n")
+	joins, stays := r.newMachine("joins", "no-token"), r.newMachine("stays", "no-token")
+	_, err := r.cloud.Admin.Patch(t.Context(), cloudapi.KnobsPatch{NodeRefuse: &[]string{stays.Name}})
+	r.must(err)
+	r.must(shared.kube.Create(t.Context(), stays))
+	r.run(joins)
+	r.event(stays, "Created", 1)
+	r.createClass("token", tokenUserData)
+	refused := r.newMachine("refused", "token")
+	r.must(shared.kube.Create(t.Context(), refused))
+	r.event(refused, "FailedCreate", 1)
+	r.eventually("it says what to do", func(ctx context.Context) error {
+		err := shared.kube.Get(ctx, client.ObjectKeyFromObject(refused), refused)
+		if text := refused.Status.LastOperation.Description; err == nil && !strings.Contains(text, "put a token of your own there") {
+			err = fmt.Errorf("it says %q", text)
+		}
+
+		return err
+	})
+	for _, m := range []*v1alpha1.Machine{joins, stays, refused} {
+		r.must(shared.kube.Delete(t.Context(), m))
+		r.gone(m)
+	}
+	r.deleteClass("no-token")
+	r.deleteClass("token")
 	r.nothingWasRefused()
 }
 
@@ -85,12 +105,20 @@ func TestRunWithExternalNATS(t *testing.T) {
 	forDriver["--listen=:8081"] = "--listen=" + stack.Loopback(0)
 	r.startDriver(r.args("driver-virtual", forDriver))
 
-	r.createMachine("external")
+	operator := ca.issue(filepath.Join(t.TempDir(), "operator"), "operator")
+	server, _, _ := strings.Cut(servers, ",")
+	r.migrates("--nats-url="+server, "--nats-ca="+filepath.Join(operator, "ca.crt"),
+		"--nats-cert="+filepath.Join(operator, "tls.crt"), "--nats-key="+filepath.Join(operator, "tls.key"))
+	r.createClass("external", tokenUserData)
+	m := r.newMachine("external", "external")
+	r.run(m)
 	if err := leader.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	r.leads(second)
-	r.deleteMachine("external")
+	r.must(shared.kube.Delete(t.Context(), m))
+	r.gone(m)
+	r.deleteClass("external")
 	r.nothingWasRefused()
 }
 
@@ -102,21 +130,30 @@ type rig struct {
 	site       *stack.Site
 	cloud      *stack.Cloud
 	kubeconfig string // of mcm's ServiceAccount
+	recorder   *recorder
 	refused    map[string]string
 }
 
-// newRig makes the roles and the ServiceAccount of a folder.
-func newRig(t *testing.T, dir string) *rig {
+// newRig makes the roles and the ServiceAccount of a folder, without those of some
+// names, in a cluster that has had no mcm yet.
+func newRig(t *testing.T, dir string, without ...string) *rig {
 	t.Helper()
 	ensureNamespaces(t)
-	r := &rig{T: t, objects: objects(t, dir), site: newSite(t)}
+	r := &rig{T: t, objects: objects(t, dir), recorder: newRecorder(t), site: newSite(t)}
 	kinds := []string{"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
 	for _, o := range r.objects {
-		if slices.Contains(kinds, o.GetKind()) {
-			if err := stack.Apply(t.Context(), shared.kube, o); err != nil {
-				t.Fatal(err)
-			}
+		switch {
+		case slices.Contains(without, o.GetName()):
+			r.must(client.IgnoreNotFound(shared.kube.Delete(t.Context(), o)))
+		case slices.Contains(kinds, o.GetKind()):
+			r.must(stack.Apply(t.Context(), shared.kube, o))
 		}
+	}
+	for _, o := range []client.Object{
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "machinebus-control-plane-key"}},
+		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "machine-controller-manager"}},
+	} {
+		r.must(client.IgnoreNotFound(shared.kube.Delete(t.Context(), o)))
 	}
 	r.kubeconfig = r.accountKubeconfig("mcm")
 	cloud, err := r.site.StartCloud(t.Context(), "virtual-cloud", shared.cluster.Kubeconfig)
@@ -147,7 +184,8 @@ func newSite(t *testing.T) *stack.Site {
 	return site
 }
 
-// accountKubeconfig logs in as a ServiceAccount, as a Pod would.
+// accountKubeconfig logs in as a ServiceAccount, as a Pod would, with the recorder in
+// between.
 func (r *rig) accountKubeconfig(name string) string {
 	r.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
@@ -160,6 +198,7 @@ func (r *rig) accountKubeconfig(name string) string {
 		r.Fatal(err)
 	}
 	user := config.Contexts[config.CurrentContext].AuthInfo
+	config.Clusters[config.Contexts[config.CurrentContext].Cluster] = r.recorder.cluster
 	config.AuthInfos = map[string]*clientcmdapi.AuthInfo{user: {Token: token.Status.Token}}
 	path := filepath.Join(r.TempDir(), name+".kubeconfig")
 	if err := clientcmd.WriteToFile(*config, path); err != nil {
@@ -196,12 +235,56 @@ func (r *rig) startManager(name, natsURL string, args []string) *stack.Manager {
 	r.Helper()
 	manager, err := r.site.StartManager(r.Context(), stack.ManagerOptions{
 		Name: name, Control: r.kubeconfig, NATSURL: natsURL, Args: append(args, "--leader-elect", "-v=1"),
+		// Older API servers cannot stream lists, and are asked for them.
+		Env: []string{"KUBE_FEATURE_WatchListClient=false"},
 	})
 	if err != nil {
 		r.Fatal(err)
 	}
 
 	return manager
+}
+
+// startEmbedded starts mcm with its own NATS, and a driver. It returns the flags with
+// which people log in there.
+func (r *rig) startEmbedded(more ...string) (operator []string) {
+	r.Helper()
+	ca := newAuthority(r.T)
+	conf := embeddedConf(r.T, ca, map[string]string{"VIRTUAL_PASSWORD": driverHash, "OPERATOR_PASSWORD": driverHash})
+	// Listener and store are the Site's.
+	args := r.args("mcm", map[string]string{
+		"--nats-listen=0.0.0.0:4222": "", "--nats-store-dir=/var/lib/machinebus/jetstream": "",
+		"--nats-config=/etc/machinebus/nats/nats.conf": "--nats-config=" + conf,
+	})
+	manager := r.startManager("mcm", "", append(args, more...))
+	server, err := url.Parse(manager.NATSURL)
+	r.must(err)
+	as := func(user string) string {
+		return (&url.URL{Scheme: "tls", User: url.UserPassword(user, driverPassword), Host: server.Host}).String()
+	}
+	trust := "--nats-ca=" + filepath.Join(ca.issue(r.TempDir(), "nobody"), "ca.crt")
+	r.startDriver(r.args("driver-virtual", map[string]string{
+		"--nats-ca=/etc/machinebus/nats-client/ca.crt": trust, "--listen=:8081": "--listen=" + stack.Loopback(0),
+	}), "--nats-url="+as("virtual"))
+
+	return []string{"--nats-url=" + as("operator"), trust}
+}
+
+// migrates has mcmctl, logged in as people are, get a driver's word on an old class.
+func (r *rig) migrates(operator ...string) {
+	r.Helper()
+	args := append([]string{"migrate", "--cluster=default", "--provider=virtual", "-f", "../../mcmctl/testdata/oldclass.yaml"}, operator...)
+	r.eventually("mcmctl has migrated a class", func(ctx context.Context) error {
+		out, err := exec.CommandContext(ctx, filepath.Join(shared.bin, "mcmctl"), args...).CombinedOutput()
+		if err == nil && !strings.Contains(string(out), "kind: MachineClass") {
+			err = errors.New("it is none")
+		}
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+
+		return err
+	})
 }
 
 func (r *rig) startDriver(args []string, more ...string) {
@@ -224,41 +307,52 @@ func (r *rig) leads(manager *stack.Manager) {
 	})
 }
 
-// createMachine makes a class and a machine of it, which has to join.
-func (r *rig) createMachine(name string) {
+// tokenUserData needs the rights to bootstrap tokens.
+const tokenUserData = "#cloud-config\n# <<BOOTSTRAP_TOKEN>>\n"
+
+// createClass makes a class, and a secret of its name.
+func (r *rig) createClass(name, userData string) {
 	r.Helper()
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
-		// The placeholder needs the rights to bootstrap tokens.
-		StringData: map[string]string{"userData": "#cloud-config\n# <<BOOTSTRAP_TOKEN>>\n", "apiToken": r.cloud.APIToken},
+		StringData: map[string]string{"userData": userData, "apiToken": r.cloud.APIToken},
 	}
 	list, err := stack.LoadYAML(deployDir + "/examples/machineclass.yaml")
-	if err != nil {
-		r.Fatal(err)
-	}
+	r.must(err)
 	class := &v1alpha1.MachineClass{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(list[0].Object, class); err != nil {
-		r.Fatal(err)
-	}
-	class.ObjectMeta = secret.ObjectMeta
+	r.must(runtime.DefaultUnstructuredConverter.FromUnstructured(list[0].Object, class))
+	class.ObjectMeta = *secret.ObjectMeta.DeepCopy()
 	class.SecretRef = &corev1.SecretReference{Namespace: namespace, Name: name}
 	var spec map[string]any
-	if err := json.Unmarshal(class.ProviderSpec.Raw, &spec); err != nil {
-		r.Fatal(err)
-	}
+	r.must(json.Unmarshal(class.ProviderSpec.Raw, &spec))
 	spec["endpoint"] = r.cloud.Endpoint
-	if class.ProviderSpec.Raw, err = json.Marshal(spec); err != nil {
-		r.Fatal(err)
+	class.ProviderSpec.Raw, err = json.Marshal(spec)
+	r.must(err)
+	r.must(shared.kube.Create(r.Context(), secret))
+	r.must(shared.kube.Create(r.Context(), class))
+}
+
+// deleteClass deletes what createClass made. mcm must let both go.
+func (r *rig) deleteClass(name string) {
+	r.Helper()
+	meta := metav1.ObjectMeta{Namespace: namespace, Name: name}
+	for _, o := range []client.Object{&v1alpha1.MachineClass{ObjectMeta: meta}, &corev1.Secret{ObjectMeta: meta}} {
+		r.must(shared.kube.Delete(r.Context(), o))
+		r.gone(o)
 	}
-	machine := &v1alpha1.Machine{
-		ObjectMeta: *secret.ObjectMeta.DeepCopy(),
-		Spec:       v1alpha1.MachineSpec{Class: v1alpha1.ClassSpec{Kind: v1alpha1.KindMachineClass, Name: name}},
+}
+
+func (r *rig) newMachine(name, class string) *v1alpha1.Machine {
+	return &v1alpha1.Machine{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec:       v1alpha1.MachineSpec{Class: v1alpha1.ClassSpec{Kind: v1alpha1.KindMachineClass, Name: class}},
 	}
-	for _, o := range []client.Object{secret, class, machine} {
-		if err := shared.kube.Create(r.Context(), o); err != nil {
-			r.Fatal(err)
-		}
-	}
+}
+
+// run makes a machine and waits until it has joined.
+func (r *rig) run(machine *v1alpha1.Machine) {
+	r.Helper()
+	r.must(shared.kube.Create(r.Context(), machine))
 	r.eventually("the machine is Running", func(ctx context.Context) error {
 		if err := shared.kube.Get(ctx, client.ObjectKeyFromObject(machine), machine); err != nil {
 			return err
@@ -269,31 +363,7 @@ func (r *rig) createMachine(name string) {
 
 		return nil
 	})
-	r.eventually("it has an Event", func(ctx context.Context) error {
-		events := &corev1.EventList{}
-		err := shared.kube.List(ctx, events, client.InNamespace(namespace), client.MatchingFields{"involvedObject.name": name})
-		if err == nil && len(events.Items) == 0 {
-			err = errors.New("there is none")
-		}
-
-		return err
-	})
-}
-
-func (r *rig) deleteMachine(name string) {
-	r.Helper()
-	machine := &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
-	if err := shared.kube.Delete(r.Context(), machine); err != nil {
-		r.Fatal(err)
-	}
-	r.eventually("the machine is gone", func(ctx context.Context) error {
-		err := shared.kube.Get(ctx, client.ObjectKeyFromObject(machine), machine)
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-
-		return errors.Join(err, fmt.Errorf("last operation: %s", machine.Status.LastOperation.Description))
-	})
+	r.event(machine, "Created", 1)
 }
 
 // nothingWasRefused fails the test when the API server or NATS denied anything

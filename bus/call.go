@@ -126,7 +126,8 @@ type call struct {
 	buried  map[string]bool      // sessions that are fenced
 	over    string               // another operation of the machine, which has ended whatever its claim says
 
-	unleased int // times that a replica was without a lease
+	unleased int    // times that a replica was without a lease
+	behind   string // replica that took a request for stale
 }
 
 // log is for lines about the operation.
@@ -290,6 +291,11 @@ func (k *call) unsendable() error {
 }
 
 func (k *call) allBusy() error {
+	if k.behind != "" {
+		return k.notStarted("replica %s of provider %s takes requests for stale: compare its clock with mcm's; no other one has room",
+			k.behind, k.req.Provider)
+	}
+
 	return k.notStarted("all replicas of provider %s are busy", k.req.Provider)
 }
 

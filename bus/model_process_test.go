@@ -252,10 +252,10 @@ func (mgr *modelManager) dispatch(uid, id string, op driverv1.Operation, again b
 	for {
 		room := mgr.caller.Room("virtual")
 		out, err := mgr.caller.Call(mgr.ctx, req)
-		if mgr.ctx.Err() != nil || err == nil || OriginOf(err) == OriginDriver && CodeOf(err) != driverv1.Code_CODE_ABORTED {
+		if mgr.ctx.Err() != nil || OriginOf(err) == OriginDriver {
 			return out, err
 		}
-		if OriginOf(err) == OriginTimeout || OriginOf(err) == OriginDriver {
+		if OriginOf(err) == OriginTimeout {
 			req.Recover, req.Attempt = true, out.Attempts
 		}
 		mgr.m.log.Info("waiting", "at", mgr.name, "operation_id", id, "attempts", out.Attempts, "err", err)

@@ -105,6 +105,8 @@ func (k *call) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, 
 		e.Code = driverv1.Code_CODE_ABORTED // room for others there may be
 
 		return true, e
+	case why == driverv1.BusyReason_BUSY_REASON_STALE:
+		return k.onStale(ctx)
 	case k.attached():
 		k.denies(k.out.Replica, k.number)
 
@@ -115,6 +117,31 @@ func (k *call) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, 
 		return k.onClaim(ctx)
 	default:
 		return k.elsewhere()
+	}
+}
+
+// onStale goes on after a replica has taken a request for an old one: the bus was
+// slow, or one of two clocks is wrong.
+func (k *call) onStale(ctx context.Context) (done bool, err error) {
+	k.log().Warn("a replica says that a request came too late; if it says so of all of them, compare its machine's clock with this one's")
+	if !k.attached() {
+		k.behind = k.out.Replica
+
+		return k.elsewhere()
+	}
+	// It has not said whether it holds the attempt.
+	answer := k.c.ask(ctx, k.req.Provider, k.out.Replica, k.req.OperationID, k.number)
+	switch {
+	case ctx.Err() != nil:
+		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	case answer != nil && !k.holds(answer):
+		k.denies(k.out.Replica, k.number)
+
+		return k.next(ctx)
+	case answer.GetResult() != nil:
+		return true, k.settle(answer.GetResult())
+	default:
+		return true, k.notStarted("replica %s may have the operation and takes requests for stale: compare its clock with mcm's", k.out.Replica)
 	}
 }
 

@@ -126,8 +126,8 @@ export class Replica {
 
   onMutation(h) {
     const { env } = h, epoch = BigInt(String(env.epoch));
-    if (env.acceptBy && Date.now() > millis(env.acceptBy)) return this.send(h, { result: failure("ABORTED", "the request is stale") });
-    if (epoch < this.epoch) return this.send(h, { result: failure("ABORTED", `epoch ${this.epoch} leads`) });
+    if (env.acceptBy && Date.now() > millis(env.acceptBy)) return this.send(h, { busy: { reason: 6 } }); // [ENV-8]
+    if (epoch < this.epoch) return this.send(h, { result: failure("ABORTED", `epoch ${this.epoch} leads`, true) }); // [ENV-6]
     this.epoch = epoch;
     const known = this.held.get(h.id), terms = env.claimTerms;
     const named = terms && Object.hasOwn(terms, "sequence"); // presence: 0 is a sequence
@@ -195,7 +195,8 @@ export class Replica {
       return { status: {}, ...(await this.operations[h.op](h.request, task)) };
     } catch (e) {
       const code = deadline.aborted ? Code.CODE_DEADLINE_EXCEEDED : e.code > 0 ? e.code : Code.CODE_UNKNOWN;
-      const unknown = MUTATIONS.includes(h.op) && (!!e.outcomeUnknown || (!!h.begun && deadline.aborted)); // [RESULT-3]
+      const unlooked = h.op === "create" && h.env.recover && !h.begun; // what an earlier attempt has made is not known
+      const unknown = MUTATIONS.includes(h.op) && (!!e.outcomeUnknown || unlooked || (!!h.begun && deadline.aborted)); // [RESULT-3]
       return { status: { code, message: e.message }, outcomeUnknown: unknown };
     }
   }

@@ -31,7 +31,8 @@ func (s *Server) publishSession(cluster string, stopped bool) {
 	session, expected := s.session(cluster, stopped)
 	m, err := s.sessionMessage(session, expected)
 	if err == nil {
-		_, err = s.inquirer.send(m, func(answer *nats.Msg) { s.onRenewal(cluster, session.GetSequence(), answer) })
+		sequence := session.GetSequence() // all that is to be kept of it
+		_, err = s.inquirer.send(m, func(answer *nats.Msg) { s.onRenewal(cluster, sequence, answer) })
 	}
 	switch {
 	case err == nil:

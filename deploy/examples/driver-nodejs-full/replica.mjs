@@ -220,7 +220,7 @@ export class Replica {
     };
     const answer = await this.put(h, { state: outcomeUnknown ? 3 : 2, endedAt: timestamp(h.ended), outcome }, h.claim);
     if (answer.seq) h.claim = answer.seq;
-    h.stored = !!answer.seq || !!answer.conflict;
+    h.stored = !!answer.seq || (!!answer.conflict && answer.there !== null); // else the conflict is with a write that may yet be lost
     h.storing = false;
     if (h.known) this.onAck(h);
   }

@@ -26,16 +26,22 @@ type Request struct {
 	// looks for a replica that holds the operation before it tries again.
 	Recover bool
 	Attempt uint32
+	// Until, with Recover, is until when those attempts may have an effect as far as
+	// their deadlines go (Outcome.Until). Zero says that this is not known: then about
+	// a Timeout from now on.
+	Until time.Time
 	// OnlyIfHeld, with Recover, begins nothing: when no replica holds the
 	// operation any more, Call fails with NotFound.
 	OnlyIfHeld bool
 	// TraceParent goes along with each attempt, for the driver's spans: a W3C
 	// traceparent header, empty when the operation is not traced.
 	TraceParent string
-	// OnAccepted and OnProgress are told what happens; they must not block. May
-	// be nil.
+	// OnAccepted, OnProgress and OnWaiting are told what happens; they must not
+	// block. May be nil. OnWaiting gets why Call waits before a further attempt, if
+	// that may take long.
 	OnAccepted func(attempt uint32, replica string)
 	OnProgress func(message string)
+	OnWaiting  func(attempts uint32, why error)
 }
 
 // An Outcome is what came of an operation.
@@ -45,6 +51,8 @@ type Outcome struct {
 	// Attempts is how many may have had an effect, those before this Call
 	// included.
 	Attempts uint32
+	// Until is by when the deadlines of all of them are over.
+	Until time.Time
 	// Replica answered last; empty for a plain one.
 	Replica string
 	// Plain: answered by a driver that keeps no session.
@@ -80,7 +88,10 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	now := time.Now()
 	k := &call{c: c, req: &req, op: OperationOf(req.Body), started: now, lastTry: now, again: req.Recover}
 	if req.Recover {
-		k.ran = max(1, req.Attempt)
+		k.learns(max(1, req.Attempt))
+		if !req.Until.IsZero() {
+			k.until = req.Until
+		}
 	}
 	k.number = k.ran + 1
 	var err error
@@ -92,7 +103,7 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	default:
 		err = k.read(ctx)
 	}
-	k.out.Attempts = k.ran
+	k.out.Attempts, k.out.Until = k.ran, k.until
 	if k.taken.IsZero() {
 		k.out.Waited = time.Since(k.started)
 	} else {
@@ -112,6 +123,7 @@ type call struct {
 
 	number  uint32          // of the attempt
 	ran     uint32          // of the last attempt that may have had an effect; 0 for none
+	until   time.Time       // by when the deadlines of all up to that are over
 	again   bool            // the next attempt must look first
 	target  string          // replica of the next attempt; empty for any
 	avoid   map[string]bool // replicas that lost an attempt or have just refused one
@@ -139,6 +151,37 @@ func (k *call) log() *slog.Logger {
 
 	return k.c.log.With(object, k.req.Namespace+"/"+k.req.Name, "operation", Verb(k.op), "operation_id", k.req.OperationID,
 		"provider", k.req.Provider, "attempt", k.number, "replica", k.out.Replica)
+}
+
+// hasRun notes that the try just made may have an effect.
+func (k *call) hasRun() {
+	if k.number > k.ran { // else it has attached us to an attempt made before
+		k.ran, k.until = k.number, later(k.until, k.lastTry.Add(acceptBy+k.req.Timeout))
+	}
+}
+
+// learns notes that there was an attempt of this number, made by somebody else, or
+// before, at a time not known.
+func (k *call) learns(attempt uint32) {
+	if attempt > k.ran {
+		k.ran, k.until = attempt, later(k.until, time.Now().Add(acceptBy+k.req.Timeout))
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+
+	return b
+}
+
+// waits tells why nothing happens for what may be long.
+func (k *call) waits(why *Error) {
+	k.log().Info("waiting", "why", why, "until", k.until)
+	if k.req.OnWaiting != nil {
+		k.req.OnWaiting(k.ran, why)
+	}
 }
 
 // A verdict is how one try ended.

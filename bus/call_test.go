@@ -420,7 +420,7 @@ func TestPlainDriver(t *testing.T) {
 	if out.Attempts != 1 {
 		t.Errorf("attempts = %d, want 1: it may have had an effect", out.Attempts)
 	}
-	req.Recover, req.Attempt, req.Timeout = true, out.Attempts, time.Minute
+	req.Recover, req.Attempt, req.Until, req.Timeout = true, out.Attempts, out.Until, time.Minute
 	out, err = r.caller.Call(t.Context(), req)
 	if err != nil || !out.Plain || !proto.Equal(out.Result.GetCreate().GetInstance(), instance) {
 		t.Errorf("outcome = %+v, %v; want the instance that the lost create made", out, err)

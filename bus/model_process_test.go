@@ -256,7 +256,7 @@ func (mgr *modelManager) dispatch(uid, id string, op driverv1.Operation, again b
 			return out, err
 		}
 		if OriginOf(err) == OriginTimeout {
-			req.Recover, req.Attempt = true, out.Attempts
+			req.Recover, req.Attempt, req.Until = true, out.Attempts, out.Until
 		}
 		mgr.m.log.Info("waiting", "at", mgr.name, "operation_id", id, "attempts", out.Attempts, "err", err)
 		wait := 5 * time.Second

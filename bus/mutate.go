@@ -78,7 +78,7 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 	case gotBusy:
 		return k.onBusy(ctx, busy)
 	case gotSilence:
-		k.ran = k.number
+		k.hasRun()
 
 		return k.find(ctx)
 	case gotDeath:
@@ -270,13 +270,13 @@ func (k *call) waitForIdentity(ctx context.Context) (back bool, err error) {
 	}
 	for told := false; ; told = true {
 		known, identified, settle := k.c.replicas.identity(k.req.Provider)
-		end := k.lastTry.Add(k.req.Timeout + settle)
+		end := k.until.Add(settle)
 		if !known || identified || !time.Now().Before(end) {
 			return false, nil
 		}
 		if !told {
-			k.log().Info("driver's creates have no identity: waiting for the lost attempt's deadline before the next",
-				"until", end)
+			k.waits(k.notStarted("creates of provider %s have no identity: the lost attempt's deadline and the settle time come first, at %s",
+				k.req.Provider, end.UTC().Format(time.RFC3339)))
 		}
 		if _, err := k.pause(ctx); err != nil {
 			return false, err
@@ -287,13 +287,19 @@ func (k *call) waitForIdentity(ctx context.Context) (back bool, err error) {
 	}
 }
 
+// holder has the next try go to who has an attempt.
+func (k *call) holder(replica string, attempt uint32) {
+	k.learns(attempt)
+	k.target, k.number, k.ran, k.terms = replica, attempt, attempt, nil
+}
+
 // held makes the replica that lists the operation the next target.
 func (k *call) held() bool {
 	h, ok := k.c.replicas.holding(k.req.Provider, k.req.OperationID)
 	if !ok || k.claimed && h.fenced { // the claim knows better
 		return false
 	}
-	k.target, k.number, k.ran, k.terms = h.replica, max(1, h.attempt), max(1, h.attempt), nil
+	k.holder(h.replica, max(1, h.attempt))
 
 	return true
 }

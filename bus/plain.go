@@ -61,7 +61,8 @@ func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
 			h := a.heard()
 			switch {
 			case h.result != nil:
-				k.taken, k.ran = k.lastTry, k.number
+				k.taken = k.lastTry
+				k.hasRun()
 
 				return h.result, nil
 			case h.busy != nil:
@@ -71,7 +72,7 @@ func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
 					"or correct the class's provider", k.req.Provider, k.c.cfg.Cluster)
 			}
 		case <-limit.C:
-			k.ran = k.number
+			k.hasRun()
 
 			return nil, timeoutErrorf("the plain driver of provider %s did not answer within %s", k.req.Provider, k.req.Timeout)
 		case <-ctx.Done():

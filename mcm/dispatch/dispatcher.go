@@ -118,6 +118,7 @@ func (d *Dispatcher) Start(op Operation) State {
 		OnlyIfHeld: op.OnlyIfHeld, TraceParent: traceParent(e.span),
 		OnAccepted: func(attempt uint32, replica string) { d.accepted(e, attempt, replica) },
 		OnProgress: func(message string) { d.progress(e, message) },
+		OnWaiting:  func(attempts uint32, why error) { d.waiting(e, why, attempts) },
 	}
 	e.turn = newTurn(&op)
 	if op.Class.Object != nil && !op.Recover {
@@ -290,7 +291,7 @@ func (d *Dispatcher) run(e *entry) {
 			return
 		}
 		if bus.OriginOf(err) == bus.OriginTimeout {
-			req.Recover, req.Attempt = true, out.Attempts
+			req.Recover, req.Attempt, req.Until = true, out.Attempts, out.Until
 		}
 		d.waiting(e, err, out.Attempts)
 		if noRoom(err) {

@@ -28,8 +28,9 @@ type Request struct {
 	Attempt uint32
 	// Until, with Recover, is until when those attempts may have an effect as far as
 	// their deadlines go (Outcome.Until). Zero says that this is not known: then about
-	// a Timeout from now on.
-	Until time.Time
+	// a Timeout from now on. PlainUntil is the same of those that a plain driver may
+	// have (Outcome.PlainUntil); zero, where Until is not, says that there were none.
+	Until, PlainUntil time.Time
 	// OnlyIfHeld, with Recover, begins nothing: when no replica holds the
 	// operation any more, Call fails with NotFound.
 	OnlyIfHeld bool
@@ -51,8 +52,9 @@ type Outcome struct {
 	// Attempts is how many may have had an effect, those before this Call
 	// included.
 	Attempts uint32
-	// Until is by when the deadlines of all of them are over.
-	Until time.Time
+	// Until is by when the deadlines of all of them are over, PlainUntil of those that
+	// a plain driver did not answer.
+	Until, PlainUntil time.Time
 	// Replica answered last; empty for a plain one.
 	Replica string
 	// Plain: answered by a driver that keeps no session.
@@ -89,8 +91,9 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	k := &call{c: c, req: &req, op: OperationOf(req.Body), started: now, lastTry: now, again: req.Recover}
 	if req.Recover {
 		k.learns(max(1, req.Attempt))
+		k.atPlain = k.until
 		if !req.Until.IsZero() {
-			k.until = req.Until
+			k.until, k.atPlain = req.Until, req.PlainUntil
 		}
 	}
 	k.number = k.ran + 1
@@ -103,7 +106,7 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	default:
 		err = k.read(ctx)
 	}
-	k.out.Attempts, k.out.Until = k.ran, k.until
+	k.out.Attempts, k.out.Until, k.out.PlainUntil = k.ran, k.until, k.atPlain
 	if k.taken.IsZero() {
 		k.out.Waited = time.Since(k.started)
 	} else {
@@ -124,6 +127,7 @@ type call struct {
 	number  uint32          // of the attempt
 	ran     uint32          // of the last attempt that may have had an effect; 0 for none
 	until   time.Time       // by when the deadlines of all up to that are over
+	atPlain time.Time       // and of those that a plain driver may have
 	again   bool            // the next attempt must look first
 	target  string          // replica of the next attempt; empty for any
 	avoid   map[string]bool // replicas that lost an attempt or have just refused one
@@ -178,7 +182,7 @@ func later(a, b time.Time) time.Time {
 
 // waits tells why nothing happens for what may be long.
 func (k *call) waits(why *Error) {
-	k.log().Info("waiting", "why", why, "until", k.until)
+	k.log().Info("waiting", "why", why)
 	if k.req.OnWaiting != nil {
 		k.req.OnWaiting(k.ran, why)
 	}

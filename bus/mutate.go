@@ -235,7 +235,7 @@ func (k *call) next(ctx context.Context) (done bool, err error) {
 // attempt chooses who makes the next attempt.
 func (k *call) attempt(ctx context.Context) (done bool, err error) {
 	if k.req.OnlyIfHeld {
-		return true, k.notHeld()
+		return true, k.notHeld(ctx)
 	}
 	if back, err := k.waitForIdentity(ctx); back || err != nil {
 		return err != nil, err
@@ -257,7 +257,15 @@ func (k *call) attempt(ctx context.Context) (done bool, err error) {
 // holds the operation and none can begin it any more: what came of it is unknown.
 var ErrNotHeld = errors.New("holds the operation any more")
 
-func (k *call) notHeld() error {
+func (k *call) notHeld(ctx context.Context) error {
+	waited, err := k.outwaitPlain(ctx)
+	if err != nil {
+		return err
+	}
+	if waited && len(k.c.replicas.live(k.req.Provider)) > 0 {
+		return k.notStarted("a replica of provider %s has come, and may hold the operation", k.req.Provider)
+	}
+
 	return Errorf(driverv1.Code_CODE_NOT_FOUND, "no replica of provider %s %w", k.req.Provider, ErrNotHeld)
 }
 
@@ -389,7 +397,7 @@ func (k *call) resume(ctx context.Context) (done bool, err error) {
 	case k.claimed:
 		return k.recall(ctx)
 	case k.req.OnlyIfHeld:
-		return true, k.notHeld()
+		return true, k.notHeld(ctx)
 	case len(k.c.replicas.live(k.req.Provider)) == 0:
 		// Not through the queue group: a replica that comes at this moment would
 		// create without the wait that its driver may need.

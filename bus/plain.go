@@ -14,6 +14,11 @@ import (
 // whether it is alive: its silence means nothing before the operation's timeout,
 // and then the outcome is unknown.
 func (k *call) plain(ctx context.Context) error {
+	if k.again {
+		if _, err := k.outwaitPlain(ctx); err != nil {
+			return err
+		}
+	}
 	if len(k.c.replicas.live(k.req.Provider)) > 0 {
 		// Gone and not yet known to be dead, about to go, or only just come.
 		return k.notStarted("no replica of provider %s answers; waiting until it is known whether one lives", k.req.Provider)
@@ -41,6 +46,24 @@ func (k *call) plain(ctx context.Context) error {
 	return k.settle(result)
 }
 
+// outwaitPlain waits until the deadlines of earlier attempts are over, as long as no
+// replica with sessions lives: a plain driver may have them, does not say, and would
+// begin another one beside them. Who sent them may have been another manager.
+func (k *call) outwaitPlain(ctx context.Context) (waited bool, err error) {
+	for time.Now().Before(k.atPlain) && len(k.c.replicas.live(k.req.Provider)) == 0 {
+		if !waited {
+			k.waits(k.notStarted("no replica of provider %s lives, and a driver that keeps no session may be at an earlier attempt until %s",
+				k.req.Provider, k.atPlain.UTC().Format(time.RFC3339)))
+		}
+		waited = true
+		if err := sleep(ctx, askAgain); err != nil {
+			return waited, err
+		}
+	}
+
+	return waited, nil
+}
+
 // plainAsk sends one request to the plain tree and waits for its one reply.
 func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
 	a := newAttempt(k.req.OperationID, k.number, TreePlain, "")
@@ -61,8 +84,7 @@ func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
 			h := a.heard()
 			switch {
 			case h.result != nil:
-				k.taken = k.lastTry
-				k.hasRun()
+				k.taken, k.ran = k.lastTry, k.number // and it is over
 
 				return h.result, nil
 			case h.busy != nil:
@@ -73,6 +95,7 @@ func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
 			}
 		case <-limit.C:
 			k.hasRun()
+			k.atPlain = k.until
 
 			return nil, timeoutErrorf("the plain driver of provider %s did not answer within %s", k.req.Provider, k.req.Timeout)
 		case <-ctx.Done():

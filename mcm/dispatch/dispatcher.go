@@ -291,7 +291,7 @@ func (d *Dispatcher) run(e *entry) {
 			return
 		}
 		if bus.OriginOf(err) == bus.OriginTimeout {
-			req.Recover, req.Attempt, req.Until = true, out.Attempts, out.Until
+			req.Recover, req.Attempt, req.Until, req.PlainUntil = true, out.Attempts, out.Until, out.PlainUntil
 		}
 		d.waiting(e, err, out.Attempts)
 		if noRoom(err) {

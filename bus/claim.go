@@ -24,7 +24,7 @@ func (s *Server) claimAndRun(ctx context.Context, h *held) {
 	s.mu.Lock()
 	h.claiming = false
 	if refusal != nil {
-		s.running--
+		s.occupy(h.operation, -1)
 		delete(s.machines, h.machineKey())
 		delete(s.held, h.key())
 	}

@@ -174,7 +174,7 @@ func (s *Server) settle(h *held, result *driverv1.Result) {
 	s.mu.Lock()
 	h.result, h.ended = result, now
 	if Mutates(h.operation) {
-		s.running--
+		s.occupy(h.operation, -1)
 		delete(s.machines, h.machineKey())
 		if result.GetOutcomeUnknown() {
 			delete(s.held, h.key()) // to be tried again under this very id [RESULT-4]

@@ -41,7 +41,7 @@ func (k *call) mutate(ctx context.Context) error {
 		}
 	}
 	for range maxTries {
-		if k.target == "" && k.c.replicas.full(k.req.Provider) {
+		if k.target == "" && k.c.replicas.full(k.req.Provider, k.op) {
 			return k.allBusy()
 		}
 		v, result, busy := k.try(ctx)

@@ -201,13 +201,13 @@ func (s *Server) acceptMutation(h *held) {
 		refusal = driverv1.BusyReason_BUSY_REASON_DRAINING
 	case s.machines[h.machineKey()] != nil:
 		refusal = driverv1.BusyReason_BUSY_REASON_MACHINE
-	case s.running >= s.cfg.Slots:
+	case s.taken(h.operation) >= s.cfg.Slots:
 		refusal = driverv1.BusyReason_BUSY_REASON_SLOTS
 	case h.claimed && !l.holds(now):
 		refusal = driverv1.BusyReason_BUSY_REASON_SESSION
 	default:
 		h.claiming, h.session, h.generation = h.claimed, l.id, l.generation
-		s.running++
+		s.occupy(h.operation, 1)
 		s.held[h.key()] = h
 		s.machines[h.machineKey()] = h
 		ctx = s.begin(h)
@@ -225,6 +225,25 @@ func (s *Server) acceptMutation(h *held) {
 	}
 	s.send(h, acceptedFrame())
 	go s.run(ctx, h)
+}
+
+// occupy counts a mutation that begins, or with -1 one that has ended. Server.mu is
+// held.
+func (s *Server) occupy(op driverv1.Operation, by int) {
+	s.running += by
+	if op == driverv1.Operation_OPERATION_DELETE {
+		s.deleting += by
+	}
+}
+
+// taken is how many of the slots that an operation could have are not free.
+// Server.mu is held.
+func (s *Server) taken(op driverv1.Operation) int {
+	if op == driverv1.Operation_OPERATION_DELETE {
+		return s.deleting
+	}
+
+	return s.running - s.deleting
 }
 
 // attach has the frames of an operation that is here already go to who asks for

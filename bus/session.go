@@ -116,7 +116,7 @@ func (s *Server) session(cluster string, stopped bool) (session *driverv1.Sessio
 	session = &driverv1.Session{
 		Cluster: cluster, Provider: s.cfg.Provider, Replica: s.cfg.Replica, Sequence: s.sequence,
 		StartedAt: timestamppb.New(s.started), Version: s.cfg.Version, Protocol: protocolVersion,
-		Slots: uint32(s.cfg.Slots), Running: uint32(s.running),
+		Slots: uint32(s.cfg.Slots), Running: uint32(s.running), Deleting: uint32(s.deleting),
 		Draining: s.draining, Stopped: stopped,
 		CreateIdentity: s.cfg.CreateIdentity, Kind: s.cfg.Kind, ApiVersions: s.cfg.APIVersions,
 		Capabilities: s.cfg.Capabilities, Hostname: s.cfg.Hostname,

@@ -399,7 +399,7 @@ func TestClockAhead(t *testing.T) {
 	if !strings.Contains(err.Error(), "compare its clock") {
 		t.Errorf("error = %q, want one that tells of the clock", err)
 	}
-	good := r.claimant(t, g.handle)
+	good := r.claimant(t, g.handle, func(cfg *bus.ServerConfig) { cfg.Slots = 100 })
 	bustest.Eventually(t, "its lease", func() bool { return r.session(good).GetLeased() })
 	for len(asked) > 0 {
 		<-asked

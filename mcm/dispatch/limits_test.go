@@ -105,6 +105,30 @@ func TestRecoverDoesNotQueue(t *testing.T) {
 	}
 }
 
+// All slots hang in creates: a delete reaches the driver all the same.
+func TestDeleteBesideHungCreates(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	g, deleted := newGate(t), make(chan string, 1)
+	rep := r.replica(t, func(ctx context.Context, task *bus.Task) *driverv1.Result {
+		if task.Operation == driverv1.Operation_OPERATION_DELETE {
+			return one(deleted)(ctx, task)
+		}
+
+		return g.handle(ctx, task)
+	}, func(c *bus.ServerConfig) { c.Slots = 2 })
+	for _, name := range []string{"m1", "m2", "m3", "m4"} {
+		r.Start(operation(dispatch.Create, newMachine(name), 0))
+	}
+	for range 2 {
+		bustest.Receive(t, "the driver to get a create", g.entered)
+	}
+	bustest.Eventually(t, "session that says so", func() bool { return r.session(rep).GetRunning() == 2 })
+	bustest.Eventually(t, "creates that wait", func() bool { return len(r.Waiting().GetOperations()) == 2 })
+	r.Start(operation(dispatch.Delete, newMachine("old"), 0))
+	bustest.Receive(t, "the driver to get the delete", deleted)
+}
+
 // One deployment has far more machines than the driver has slots: another one's
 // machines, and deletes, come in between.
 func TestNoisyDeployment(t *testing.T) {

@@ -26,7 +26,8 @@ func TestQueueModel(t *testing.T) {
 			"cancel": func(t *rapid.T) { m.drop(t, false) },
 			"refuse": m.refuseOne,
 			"refill": func(t *rapid.T) {
-				m.refill(rapid.SampledFrom(modelProviders).Draw(t, "provider"), rapid.IntRange(0, 3).Draw(t, "spare"),
+				m.refill(rapid.SampledFrom(modelProviders).Draw(t, "provider"),
+					spare{rapid.IntRange(0, 3).Draw(t, "spare"), rapid.IntRange(0, 3).Draw(t, "for deletes")},
 					rapid.Bool().Draw(t, "known"))
 			},
 			"pass": func(t *rapid.T) { m.pass(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond) },
@@ -96,7 +97,7 @@ func (m *model) refuseOne(t *rapid.T) {
 func (m *model) check(t *rapid.T) {
 	m.noteGrants(t)
 	for _, turn := range m.turns {
-		if turn.running || m.lines[turn.provider].full {
+		if turn.running || m.lines[turn.provider].slotsOf(turn.kind).full {
 			continue
 		}
 		m.checkReason(t, turn)
@@ -186,7 +187,7 @@ func (m *model) checkReason(t *rapid.T, waiting *turn) {
 func (m *model) finish(t *rapid.T) {
 	for range 1000 {
 		for _, provider := range modelProviders {
-			m.refill(provider, 1, true)
+			m.refill(provider, spare{1, 1}, true)
 		}
 		m.noteGrants(t)
 		m.pass(time.Second)

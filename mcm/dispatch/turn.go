@@ -105,25 +105,26 @@ func (d *Dispatcher) awaitRoom(provider string) {
 		case <-d.ctx.Done():
 			return
 		}
-		spare, known := d.spare(provider)
-		if !d.queue.refill(provider, spare, known) {
+		n, known := d.spare(provider)
+		if !d.queue.refill(provider, n, known) {
 			return
 		}
 		again.Reset(retryWait)
 	}
 }
 
-// spare is how many more operations the drivers of a provider have room for;
-// known is false when none is known: there may yet be one that does not say.
-func (d *Dispatcher) spare(provider string) (n int, known bool) {
+// spare is how many more operations the drivers of a provider have room for, by
+// their slots; known is false when none is known: there may yet be one that does not
+// say.
+func (d *Dispatcher) spare(provider string) (n spare, known bool) {
 	for _, r := range d.caller.Replicas() {
 		s := r.Session
 		if s.GetProvider() != provider {
 			continue
 		}
 		known = true
-		if !s.GetDraining() {
-			n += max(0, int(s.GetSlots())-int(s.GetRunning()))
+		for _, kind := range []Kind{Create, Delete} {
+			n[slotsOf(kind)] += max(0, bus.SlotsFree(s, kind.wire()))
 		}
 	}
 

@@ -67,7 +67,7 @@ export class Replica {
     const sequence = ++this.sequence, lease = this.lease, expected = lease.send(sequence);
     const session = {
       cluster: this.cluster, provider: this.provider, replica: this.id, sequence, startedAt: timestamp(this.started), version: "0.1.0", protocol: 1,
-      slots: this.slots, running: this.machines.size, draining: this.draining, stopped, createIdentity: this.createIdentity,
+      slots: this.slots, running: this.machines.size, deleting: this.taken("delete"), draining: this.draining, stopped, createIdentity: this.createIdentity,
       capabilities: Object.keys(this.operations).map(numberOf), hostname: hostname(), sessionId: lease.sessionId, leased: lease.holds(), epoch: String(this.epoch),
       operations: [...this.held.values()].map((h) => this.stateOf(h)),
     };
@@ -80,6 +80,11 @@ export class Replica {
       console.log("session lost: nothing accepted before begins any more");
       this.renew();
     }
+  }
+
+  // taken counts the slots in use: deletes have their own, so that none waits behind creates.
+  taken(op) {
+    return [...this.machines.values()].filter((h) => (h.op === "delete") === (op === "delete")).length;
   }
 
   fenced(h) {
@@ -143,7 +148,7 @@ export class Replica {
     if (denial && h.attempt <= denial.attempt && now().monotonic - denial.at.monotonic < 4000) return refuse(0);
     if (this.draining) return refuse(2);
     if (this.machines.has(h.machine)) return refuse(3);
-    if (this.machines.size >= this.slots) return refuse(1);
+    if (this.taken(h.op) >= this.slots) return refuse(1);
     if (h.claimed && !this.lease.holds()) return refuse(5);
     if (h.claimed && !named) return refuse(4);
     Object.assign(h, { generation: this.lease.generation, sessionId: this.lease.sessionId, claiming: h.claimed });

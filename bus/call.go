@@ -34,6 +34,10 @@ type Request struct {
 	// OnlyIfHeld, with Recover, begins nothing: when no replica holds the
 	// operation any more, Call fails with NotFound.
 	OnlyIfHeld bool
+	// Look, with Recover, begins nothing either: it returns what a replica holds or the
+	// operations stream has stored, waits as long as a further attempt has to, and
+	// fails like OnlyIfHeld where that could begin.
+	Look bool
 	// TraceParent goes along with each attempt, for the driver's spans: a W3C
 	// traceparent header, empty when the operation is not traced.
 	TraceParent string
@@ -339,11 +343,18 @@ func (k *call) unsendable() error {
 
 func (k *call) allBusy() error {
 	if k.behind != "" {
-		return k.notStarted("replica %s of provider %s takes requests for stale: compare its clock with mcm's; no other one has room",
+		return k.noRoom("replica %s of provider %s takes requests for stale: compare its clock with mcm's; no other one has room",
 			k.behind, k.req.Provider)
 	}
 
-	return k.notStarted("all replicas of provider %s are busy", k.req.Provider)
+	return k.noRoom("all replicas of provider %s are busy", k.req.Provider)
+}
+
+func (k *call) noRoom(format string, args ...any) *Error {
+	e := k.notStarted(format, args...)
+	e.NoRoom = true
+
+	return e
 }
 
 // notStarted is the error for a try that reached nobody. It is proof that

@@ -121,7 +121,7 @@ func (k *call) outwait(ctx context.Context, claim uint64) error {
 		return nil
 	}
 	provider := k.req.Provider
-	age, err := k.c.streams.age(ctx, StreamName(k.c.cfg.Cluster, provider))
+	age, err := k.c.streams.ageOf(ctx, provider)
 	if ctx.Err() != nil {
 		return ctx.Err() //nolint:wrapcheck // the caller's own
 	}

@@ -240,20 +240,22 @@ func (k *call) attempt(ctx context.Context) (done bool, err error) {
 	if back, err := k.waitForIdentity(ctx); back || err != nil {
 		return err != nil, err
 	}
+	if k.req.Look {
+		return true, k.nobodyHas()
+	}
 	k.number, k.again = k.ran+1, true
 	k.target = k.c.replicas.pick(k.req.Provider, k.op, k.claimed, time.Now(), k.avoid)
 	if k.target == "" && k.c.replicas.unable(k.req.Provider, k.op) {
 		return true, Errorf(driverv1.Code_CODE_UNIMPLEMENTED, "no replica of provider %s implements %s", k.req.Provider, Verb(k.op))
 	}
 	if k.target == "" {
-		return true, k.notStarted("the replica that had the operation is gone and no other replica of provider %s has room",
-			k.req.Provider)
+		return true, k.noRoom("the replica that had the operation is gone and no other replica of provider %s has room", k.req.Provider)
 	}
 
 	return false, nil
 }
 
-// ErrNotHeld is wrapped by the error of a Call with OnlyIfHeld when no replica
+// ErrNotHeld is wrapped by the error of a Call with OnlyIfHeld or Look when no replica
 // holds the operation and none can begin it any more: what came of it is unknown.
 var ErrNotHeld = errors.New("holds the operation any more")
 
@@ -266,6 +268,10 @@ func (k *call) notHeld(ctx context.Context) error {
 		return k.notStarted("a replica of provider %s has come, and may hold the operation", k.req.Provider)
 	}
 
+	return k.nobodyHas()
+}
+
+func (k *call) nobodyHas() error {
 	return Errorf(driverv1.Code_CODE_NOT_FOUND, "no replica of provider %s %w", k.req.Provider, ErrNotHeld)
 }
 

@@ -23,6 +23,9 @@ func (k *call) plain(ctx context.Context) error {
 		// Gone and not yet known to be dead, about to go, or only just come.
 		return k.notStarted("no replica of provider %s answers; waiting until it is known whether one lives", k.req.Provider)
 	}
+	if k.req.Look {
+		return k.nobodyHas()
+	}
 	if k.again && k.op == driverv1.Operation_OPERATION_CREATE {
 		found, err := k.plainLook(ctx)
 		switch {
@@ -90,7 +93,7 @@ func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
 			case h.busy != nil:
 				return nil, k.allBusy()
 			case h.nobody:
-				return nil, k.notStarted("no driver for provider %s is on the bus (cluster %q): start one, "+
+				return nil, k.noRoom("no driver for provider %s is on the bus (cluster %q): start one, "+
 					"or correct the class's provider", k.req.Provider, k.c.cfg.Cluster)
 			}
 		case <-limit.C:

@@ -14,8 +14,8 @@ type turn struct {
 	provider, secret, owner string
 	kind                    Kind
 
-	// granted is closed when the operation may be sent. A refused turn gets a new
-	// one; only the operation's own goroutine reads it.
+	// granted is closed when the operation may be sent; nil before it enters. A refused
+	// turn gets a new one; only the operation's own goroutine waits for it.
 	granted chan struct{}
 	running bool   // was granted, and counts as in flight
 	number  uint64 // by which its owner's operations stay in order
@@ -93,8 +93,7 @@ func newQueue(limits Limits) *queue {
 	}
 }
 
-// enter adds an operation. One that is taken up again was begun before, may be
-// running at its driver, and does not wait.
+// enter adds an operation. One that runs at its driver already does not wait.
 func (q *queue) enter(t *turn, again bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -113,6 +112,32 @@ func (q *queue) enter(t *turn, again bool) {
 	}
 	lane.waiting[t.owner] = append(lane.waiting[t.owner], t)
 	q.pump(l)
+}
+
+// first puts an operation at the head of the queue that a manager before this one, or
+// a replica that is gone, has left.
+func (q *queue) first(t *turn) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l := q.line(t.provider)
+	if t.running {
+		q.end(l, t)
+	}
+	t.granted = make(chan struct{})
+	l.lanes[t.kind].putBack(t)
+	q.pump(l)
+}
+
+// skip lets an operation go that waits: nothing more is to begin for it.
+func (q *queue) skip(t *turn) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if t.running {
+		return
+	}
+	l := q.line(t.provider)
+	l.lanes[t.kind].remove(t)
+	q.begin(l, t, true)
 }
 
 // leave takes an operation out: it has ended, or is given up.
@@ -190,7 +215,7 @@ func (q *queue) holds(t *turn) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
-	return !t.running
+	return t.granted != nil && !t.running
 }
 
 // why says what a waiting operation waits for.

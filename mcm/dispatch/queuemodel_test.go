@@ -25,6 +25,8 @@ func TestQueueModel(t *testing.T) {
 			"end":    func(t *rapid.T) { m.drop(t, true) },
 			"cancel": func(t *rapid.T) { m.drop(t, false) },
 			"refuse": m.refuseOne,
+			"first":  m.putFirst,
+			"skip":   m.skipOne,
 			"refill": func(t *rapid.T) {
 				m.refill(rapid.SampledFrom(modelProviders).Draw(t, "provider"),
 					spare{rapid.IntRange(0, 3).Draw(t, "spare"), rapid.IntRange(0, 3).Draw(t, "for deletes")},
@@ -92,6 +94,20 @@ func (m *model) refuseOne(t *rapid.T) {
 	turn := m.choose(t, func(o *turn) bool { return o.running && !m.again[o] })
 	m.refuse(turn, "all are busy")
 	m.granted[turn] = false
+}
+
+// putFirst: what was taken up is at no driver any more.
+func (m *model) putFirst(t *rapid.T) {
+	turn := m.choose(t, func(o *turn) bool { return o.running && m.again[o] })
+	m.again[turn], m.granted[turn] = false, false
+	m.first(turn)
+}
+
+// skipOne: one that waits is given up, and only to be asked about.
+func (m *model) skipOne(t *rapid.T) {
+	turn := m.choose(t, func(o *turn) bool { return !o.running })
+	m.again[turn], m.granted[turn] = true, true
+	m.skip(turn)
 }
 
 func (m *model) check(t *rapid.T) {

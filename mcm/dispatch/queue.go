@@ -226,7 +226,7 @@ func (q *queue) why(t *turn) string {
 	if s := l.slotsOf(t.kind); s.full {
 		return s.reason
 	}
-	if reason := l.quota.full(t.kind, "provider "+t.provider, "provider", now); reason != "" {
+	if reason := l.full(t.kind, "provider "+t.provider, "provider", now); reason != "" {
 		return reason
 	}
 	if reason := q.secret(t).full(t.kind, "secret "+t.secret, "secret", now); reason != "" {

@@ -503,6 +503,32 @@ func TestPlainDriverAfterAFailover(t *testing.T) {
 	}
 }
 
+// A plain driver that has answered is not at it any more, whatever it came to.
+func TestPlainDriverThatDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	first := true
+	plainDriver(t, r.srv.URL(), func(env *driverv1.Envelope) *driverv1.Envelope {
+		result := &driverv1.Result{Payload: &driverv1.Result_List{List: &driverv1.ListResponse{}}}
+		switch {
+		case bus.OperationOf(env) != driverv1.Operation_OPERATION_CREATE:
+		case first:
+			first = false
+			result = &driverv1.Result{Status: &driverv1.Status{Code: driverv1.Code_CODE_UNAVAILABLE}, OutcomeUnknown: true}
+		default:
+			result = created(&bus.Task{Request: env, Operation: bus.OperationOf(env)})
+		}
+
+		return &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: result}}
+	})
+	req := create("m")
+	req.Timeout = time.Hour
+	out, err := r.caller.Call(t.Context(), req)
+	wantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_UNAVAILABLE)
+	req.Recover, req.Attempt, req.Until, req.PlainUntil = true, out.Attempts, out.Until, out.PlainUntil
+	wantOK(t, bustest.Receive(t, "the second attempt", call(t.Context(), r.caller, req)))
+}
+
 func TestPlainDriverThatIsBusy(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -87,7 +87,8 @@ func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
 			h := a.heard()
 			switch {
 			case h.result != nil:
-				k.taken, k.ran = k.lastTry, k.number // and it is over
+				k.taken, k.ran = k.lastTry, k.number
+				k.until = later(k.until, time.Now()) // the attempt is over
 
 				return h.result, nil
 			case h.busy != nil:

@@ -25,6 +25,7 @@ func TestAcknowledgedBeforeItsOutcomeIsStored(t *testing.T) {
 	stored := answer(`{"stream":"S","seq":9}`)
 	refused := answer(`{"error":{"err_code":10071,"description":"wrong last sequence: 12"}}`)
 	failed := answer(`{"error":{"err_code":10008,"description":"JetStream system temporarily unavailable"}}`)
+	underWay := answer(`{"error":{"err_code":10164,"description":"wrong last sequence"}}`)
 	for name, tc := range map[string]struct {
 		reason string
 		steps  []func(*Server, *held)
@@ -36,6 +37,8 @@ func TestAcknowledgedBeforeItsOutcomeIsStored(t *testing.T) {
 		"stored first":             {"nothing is left to do", []func(*Server, *held){stored, acknowledge}, false},
 		"stored":                   {"mcm may not have it yet", []func(*Server, *held){stored}, true},
 		"the claim is another's":   {"there is nothing to store any more", []func(*Server, *held){acknowledge, refused}, false},
+		"a write is under way":     {"that may yet be lost, and the claim would say for ever that it runs", []func(*Server, *held){acknowledge, underWay}, true},
+		"and stored then":          {"nothing is left to do", []func(*Server, *held){acknowledge, underWay, stored}, false},
 		"another's, and not known": {"mcm may not have it yet", []func(*Server, *held){refused}, true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -26,16 +26,27 @@ type Request struct {
 	// looks for a replica that holds the operation before it tries again.
 	Recover bool
 	Attempt uint32
+	// Until, with Recover, is until when those attempts may have an effect as far as
+	// their deadlines go (Outcome.Until). Zero says that this is not known: then about
+	// a Timeout from now on. PlainUntil is the same of those that a plain driver may
+	// have (Outcome.PlainUntil); zero, where Until is not, says that there were none.
+	Until, PlainUntil time.Time
 	// OnlyIfHeld, with Recover, begins nothing: when no replica holds the
 	// operation any more, Call fails with NotFound.
 	OnlyIfHeld bool
+	// Look, with Recover, begins nothing either: it returns what a replica holds or the
+	// operations stream has stored, waits as long as a further attempt has to, and
+	// fails like OnlyIfHeld where that could begin.
+	Look bool
 	// TraceParent goes along with each attempt, for the driver's spans: a W3C
 	// traceparent header, empty when the operation is not traced.
 	TraceParent string
-	// OnAccepted and OnProgress are told what happens; they must not block. May
-	// be nil.
+	// OnAccepted, OnProgress and OnWaiting are told what happens; they must not
+	// block. May be nil. OnWaiting gets why Call waits before a further attempt, if
+	// that may take long.
 	OnAccepted func(attempt uint32, replica string)
 	OnProgress func(message string)
+	OnWaiting  func(attempts uint32, why error)
 }
 
 // An Outcome is what came of an operation.
@@ -45,6 +56,9 @@ type Outcome struct {
 	// Attempts is how many may have had an effect, those before this Call
 	// included.
 	Attempts uint32
+	// Until is by when the deadlines of all of them are over, PlainUntil of those that
+	// a plain driver did not answer.
+	Until, PlainUntil time.Time
 	// Replica answered last; empty for a plain one.
 	Replica string
 	// Plain: answered by a driver that keeps no session.
@@ -80,7 +94,11 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	now := time.Now()
 	k := &call{c: c, req: &req, op: OperationOf(req.Body), started: now, lastTry: now, again: req.Recover}
 	if req.Recover {
-		k.ran = max(1, req.Attempt)
+		k.learns(max(1, req.Attempt))
+		k.atPlain = k.until
+		if !req.Until.IsZero() {
+			k.until, k.atPlain = req.Until, req.PlainUntil
+		}
 	}
 	k.number = k.ran + 1
 	var err error
@@ -92,7 +110,7 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	default:
 		err = k.read(ctx)
 	}
-	k.out.Attempts = k.ran
+	k.out.Attempts, k.out.Until, k.out.PlainUntil = k.ran, k.until, k.atPlain
 	if k.taken.IsZero() {
 		k.out.Waited = time.Since(k.started)
 	} else {
@@ -112,6 +130,8 @@ type call struct {
 
 	number  uint32          // of the attempt
 	ran     uint32          // of the last attempt that may have had an effect; 0 for none
+	until   time.Time       // by when the deadlines of all up to that are over
+	atPlain time.Time       // and of those that a plain driver may have
 	again   bool            // the next attempt must look first
 	target  string          // replica of the next attempt; empty for any
 	avoid   map[string]bool // replicas that lost an attempt or have just refused one
@@ -126,7 +146,8 @@ type call struct {
 	buried  map[string]bool      // sessions that are fenced
 	over    string               // another operation of the machine, which has ended whatever its claim says
 
-	unleased int // times that a replica was without a lease
+	unleased int    // times that a replica was without a lease
+	behind   string // replica that took a request for stale
 }
 
 // log is for lines about the operation.
@@ -138,6 +159,37 @@ func (k *call) log() *slog.Logger {
 
 	return k.c.log.With(object, k.req.Namespace+"/"+k.req.Name, "operation", Verb(k.op), "operation_id", k.req.OperationID,
 		"provider", k.req.Provider, "attempt", k.number, "replica", k.out.Replica)
+}
+
+// hasRun notes that the try just made may have an effect.
+func (k *call) hasRun() {
+	if k.number > k.ran { // else it has attached us to an attempt made before
+		k.ran, k.until = k.number, later(k.until, k.lastTry.Add(acceptBy+k.req.Timeout))
+	}
+}
+
+// learns notes that there was an attempt of this number, made by somebody else, or
+// before, at a time not known.
+func (k *call) learns(attempt uint32) {
+	if attempt > k.ran {
+		k.ran, k.until = attempt, later(k.until, time.Now().Add(acceptBy+k.req.Timeout))
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+
+	return b
+}
+
+// waits tells why nothing happens for what may be long.
+func (k *call) waits(why *Error) {
+	k.log().Info("waiting", "why", why)
+	if k.req.OnWaiting != nil {
+		k.req.OnWaiting(k.ran, why)
+	}
 }
 
 // A verdict is how one try ended.
@@ -290,7 +342,19 @@ func (k *call) unsendable() error {
 }
 
 func (k *call) allBusy() error {
-	return k.notStarted("all replicas of provider %s are busy", k.req.Provider)
+	if k.behind != "" {
+		return k.noRoom("replica %s of provider %s takes requests for stale: compare its clock with mcm's; no other one has room",
+			k.behind, k.req.Provider)
+	}
+
+	return k.noRoom("all replicas of provider %s are busy", k.req.Provider)
+}
+
+func (k *call) noRoom(format string, args ...any) *Error {
+	e := k.notStarted(format, args...)
+	e.NoRoom = true
+
+	return e
 }
 
 // notStarted is the error for a try that reached nobody. It is proof that

@@ -420,7 +420,7 @@ func TestPlainDriver(t *testing.T) {
 	if out.Attempts != 1 {
 		t.Errorf("attempts = %d, want 1: it may have had an effect", out.Attempts)
 	}
-	req.Recover, req.Attempt, req.Timeout = true, out.Attempts, time.Minute
+	req.Recover, req.Attempt, req.Until, req.PlainUntil, req.Timeout = true, out.Attempts, out.Until, out.PlainUntil, time.Minute
 	out, err = r.caller.Call(t.Context(), req)
 	if err != nil || !out.Plain || !proto.Equal(out.Result.GetCreate().GetInstance(), instance) {
 		t.Errorf("outcome = %+v, %v; want the instance that the lost create made", out, err)
@@ -428,6 +428,105 @@ func TestPlainDriver(t *testing.T) {
 	if diff := cmp.Diff([]string{"create", "list"}, asked); diff != "" {
 		t.Errorf("asked (-want +got):\n%s", diff)
 	}
+}
+
+// What a manager left at a plain driver runs there for its time: its successor sends
+// nothing beside it, neither the same operation again nor the next one.
+func TestPlainDriverAfterAFailover(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		onlyIfHeld bool
+		asked      []string
+		reason     string
+	}{
+		"taken up": {false, []string{"create", "list", "create"}, "it looks and tries again, once the first one's time is over"},
+		"given up": {true, []string{"create"}, "a delete may follow, once the first one's time is over"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			first, next := make(chan struct{}, 9), make(chan string, 9)
+			ended := make(chan struct{})
+			var asked []string
+			req := create("m")
+			req.Timeout = 4 * time.Second
+			plainDriver(t, r.srv.URL(), func(env *driverv1.Envelope) *driverv1.Envelope {
+				asked = append(asked, bus.Verb(bus.OperationOf(env)))
+				if len(asked) == 1 {
+					time.AfterFunc(env.GetTimeout().AsDuration(), func() { close(ended) }) // the cloud does not answer
+					first <- struct{}{}
+
+					return nil
+				}
+				select {
+				case <-ended:
+				default:
+					next <- asked[len(asked)-1]
+				}
+				result := &driverv1.Result{Payload: &driverv1.Result_List{List: &driverv1.ListResponse{}}}
+				if bus.OperationOf(env) == driverv1.Operation_OPERATION_CREATE {
+					result = created(&bus.Task{Request: env, Operation: bus.OperationOf(env)})
+				}
+
+				return &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: result}}
+			})
+			ctx, crash := context.WithCancel(t.Context())
+			done := call(ctx, r.caller, req)
+			bustest.Receive(t, "the first attempt", first)
+			crash()
+			bustest.Receive(t, "the first manager's end", done)
+
+			successor := newCaller(t, bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}}), bus.CallerConfig{})
+			req.Recover, req.Attempt, req.OnlyIfHeld = true, 1, tc.onlyIfHeld
+			_, err := successor.Call(t.Context(), req)
+			if tc.onlyIfHeld {
+				if !errors.Is(err, bus.ErrNotHeld) {
+					t.Errorf("error = %v, want that nobody holds it", err)
+				}
+			} else if err != nil {
+				t.Error(err)
+			}
+			select {
+			case <-ended:
+			default:
+				t.Errorf("the successor went on beside the first attempt: %s", tc.reason)
+			}
+			select {
+			case verb := <-next:
+				t.Errorf("%s came beside the first attempt: %s", verb, tc.reason)
+			default:
+			}
+			if diff := cmp.Diff(tc.asked, asked); diff != "" {
+				t.Errorf("asked (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A plain driver that has answered is not at it any more, whatever it came to.
+func TestPlainDriverThatDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	first := true
+	plainDriver(t, r.srv.URL(), func(env *driverv1.Envelope) *driverv1.Envelope {
+		result := &driverv1.Result{Payload: &driverv1.Result_List{List: &driverv1.ListResponse{}}}
+		switch {
+		case bus.OperationOf(env) != driverv1.Operation_OPERATION_CREATE:
+		case first:
+			first = false
+			result = &driverv1.Result{Status: &driverv1.Status{Code: driverv1.Code_CODE_UNAVAILABLE}, OutcomeUnknown: true}
+		default:
+			result = created(&bus.Task{Request: env, Operation: bus.OperationOf(env)})
+		}
+
+		return &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: result}}
+	})
+	req := create("m")
+	req.Timeout = time.Hour
+	out, err := r.caller.Call(t.Context(), req)
+	wantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_UNAVAILABLE)
+	req.Recover, req.Attempt, req.Until, req.PlainUntil = true, out.Attempts, out.Until, out.PlainUntil
+	wantOK(t, bustest.Receive(t, "the second attempt", call(t.Context(), r.caller, req)))
 }
 
 func TestPlainDriverThatIsBusy(t *testing.T) {

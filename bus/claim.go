@@ -24,7 +24,7 @@ func (s *Server) claimAndRun(ctx context.Context, h *held) {
 	s.mu.Lock()
 	h.claiming = false
 	if refusal != nil {
-		s.running--
+		s.occupy(h.operation, -1)
 		delete(s.machines, h.machineKey())
 		delete(s.held, h.key())
 	}
@@ -126,6 +126,7 @@ func (s *Server) storeOutcome(h *held, result *driverv1.Result) {
 
 func (s *Server) onOutcomeStored(h *held, replaced uint64, answer *nats.Msg) {
 	seq, err := ackOf(answer)
+	_, final := conflictOf(err) // what conflicts with a write under way may yet be stored
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer func() {
@@ -137,7 +138,7 @@ func (s *Server) onOutcomeStored(h *held, replaced uint64, answer *nats.Msg) {
 	case err == nil:
 		h.stored, h.claim = true, seq
 		signal(s.acked)
-	case errors.Is(err, errConflict) && !h.stored && h.claim == replaced:
+	case final && !h.stored && h.claim == replaced:
 		// Another attempt has taken our claim's place, or an acknowledgement was
 		// lost. Either way there is nothing more to write.
 		h.stored, h.fenced = true, true

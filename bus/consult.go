@@ -79,7 +79,7 @@ func (k *call) consult(ctx context.Context) (decision, error) {
 			}
 			k.terms = &driverv1.ClaimTerms{Sequence: &sequence}
 			if c.GetOperationId() == k.req.OperationID {
-				k.ran = max(k.ran, c.GetAttempt())
+				k.learns(c.GetAttempt())
 			}
 
 			return mayProceed, nil
@@ -111,10 +111,7 @@ func (k *call) consult(ctx context.Context) (decision, error) {
 }
 
 // attach has the next try go to who has claimed the operation.
-func (k *call) attach(c *driverv1.Claim) {
-	k.terms = nil
-	k.target, k.number, k.ran = c.GetReplica(), c.GetAttempt(), c.GetAttempt()
-}
+func (k *call) attach(c *driverv1.Claim) { k.holder(c.GetReplica(), c.GetAttempt()) }
 
 // outwait makes sure, where an operation that may run has no claim, that it was not
 // lost along with the stream: whoever claimed it there holds no lease any more once
@@ -124,7 +121,7 @@ func (k *call) outwait(ctx context.Context, claim uint64) error {
 		return nil
 	}
 	provider := k.req.Provider
-	age, err := k.c.streams.age(ctx, StreamName(k.c.cfg.Cluster, provider))
+	age, err := k.c.streams.ageOf(ctx, provider)
 	if ctx.Err() != nil {
 		return ctx.Err() //nolint:wrapcheck // the caller's own
 	}
@@ -240,7 +237,7 @@ func (k *call) inquires(ctx context.Context, c *driverv1.Claim) (decision, error
 	case ctx.Err() != nil:
 		return isDone, ctx.Err() //nolint:wrapcheck // the caller's own
 	case answer == nil:
-		k.ran = max(k.ran, c.GetAttempt())
+		k.learns(c.GetAttempt())
 
 		return isDone, k.notStarted("replica %s does not say whether it has the operation", c.GetReplica())
 	case k.holds(answer):
@@ -257,7 +254,7 @@ func (k *call) inquires(ctx context.Context, c *driverv1.Claim) (decision, error
 // stored ends the call with an outcome that was stored while nobody listened.
 func (k *call) stored(c *driverv1.Claim) error {
 	result, partial := resultOf(c, k.c.cfg.Key)
-	k.ran = max(k.ran, c.GetAttempt())
+	k.learns(c.GetAttempt())
 	k.out.Replica, k.out.Partial, k.taken = c.GetReplica(), partial, time.Now()
 	k.c.log.Info("outcome found in the operations stream", "operation_id", k.req.OperationID,
 		"attempt", c.GetAttempt(), "replica", c.GetReplica())

@@ -48,6 +48,9 @@ type Error struct {
 	// RetryAfter is the provider's own word on when to come again; zero when
 	// it said nothing.
 	RetryAfter time.Duration
+	// NoRoom: no replica had a slot for what was to begin, or there is none, and it did
+	// not begin.
+	NoRoom bool
 
 	err error
 }

@@ -87,6 +87,36 @@ func TestDeadReplicasCreateWithoutIdentityWaits(t *testing.T) {
 	}
 }
 
+// A wait that is over is not begun anew because there was no room at its end.
+func TestDeadReplicasCreateWithoutIdentityWaitsOnce(t *testing.T) {
+	t.Parallel()
+	r, g, full := newRig(t), newGate(t), newGate(t)
+	none := identity(driverv1.CreateIdentity_CREATE_IDENTITY_NONE)
+	one := func(cfg *bus.ServerConfig) { cfg.Slots = 1 }
+	lost := r.replica(t, g.handle, none, one)
+	req := create("m")
+	req.Timeout = 2 * time.Second
+	var told atomic.Value
+	req.OnWaiting = func(_ uint32, why error) { told.Store(why.Error()) }
+	done := call(t.Context(), r.caller, req)
+	bustest.Receive(t, "the handler", g.entered)
+	other := r.replica(t, full.handle, none, one)
+	fill(t, r, other, full, 1)
+	lost.proxy.Cut()
+	got := bustest.Receive(t, "the outcome", done)
+	wantError(t, got.err, bus.OriginTimeout, driverv1.Code_CODE_UNAVAILABLE)
+	if why, _ := told.Load().(string); !strings.Contains(why, "no identity") {
+		t.Errorf("told %q, want what is waited for", why)
+	}
+	full.release() // there is room now
+	bustest.Eventually(t, "room", func() bool { return r.session(other).GetRunning() == 0 })
+	req.Recover, req.Attempt, req.Until, req.Timeout = true, got.out.Attempts, got.out.Until, time.Hour
+	out := wantOK(t, bustest.Receive(t, "the outcome, without another wait", call(t.Context(), r.caller, req)))
+	if out.Replica != other.Replica() || out.Attempts != 2 {
+		t.Errorf("outcome = %+v, want attempt 2 at %s", out, other.Replica())
+	}
+}
+
 func TestCreateWithoutIdentityReturnsToAReplicaThatIsBack(t *testing.T) {
 	t.Parallel()
 	r, g := newRig(t), newGate(t)

@@ -116,7 +116,8 @@ func (f *follow) answered() {
 
 func (f *follow) taken() {
 	k := f.k
-	k.taken, k.ran = time.Now(), k.number
+	k.taken = time.Now()
+	k.hasRun()
 	if k.req.OnAccepted != nil {
 		k.req.OnAccepted(k.number, f.last.holder)
 	}

@@ -102,12 +102,19 @@ func (s *Server) run(ctx context.Context, h *held) {
 		// before it could tell what an earlier one has done [RESULT-3]; what was
 		// refused is to be tried again under this id, and not as another operation.
 		earlier := Mutates(h.operation) && h.request.GetRecover()
-		if ctx.Err() != nil && (h.begun || earlier) || h.refused {
+		if ctx.Err() != nil && (h.begun || earlier) || h.refused || !h.begun && h.recovers() {
 			result.OutcomeUnknown = true
 		}
 		s.mu.Unlock()
 	}
 	s.settle(h, result)
+}
+
+// recovers tells that an earlier attempt may have made, or may yet make, an
+// instance: nothing but a look for it makes a failure of this one an outcome. A lost
+// delete or initialize leaves nothing behind that the next one would not find.
+func (h *held) recovers() bool {
+	return h.operation == driverv1.Operation_OPERATION_CREATE && h.request.GetRecover()
 }
 
 // mayBegin decides whether a held operation may change something now.
@@ -167,7 +174,7 @@ func (s *Server) settle(h *held, result *driverv1.Result) {
 	s.mu.Lock()
 	h.result, h.ended = result, now
 	if Mutates(h.operation) {
-		s.running--
+		s.occupy(h.operation, -1)
 		delete(s.machines, h.machineKey())
 		if result.GetOutcomeUnknown() {
 			delete(s.held, h.key()) // to be tried again under this very id [RESULT-4]

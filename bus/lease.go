@@ -13,8 +13,6 @@ import (
 const (
 	fenceBound = 1200 * time.Millisecond
 	sessionTTL = 3 * time.Second
-	// sendsKept bounds the sessions whose acknowledgement may still come.
-	sendsKept = 64
 )
 
 // A lease is what a replica knows of its own standing in one control plane: until
@@ -40,8 +38,12 @@ func newLease() *lease {
 // has to replace.
 func (l *lease) send(sequence uint64, now time.Time) (expected uint64) {
 	l.sends[sequence], l.expects[sequence] = now, l.last
-	delete(l.sends, sequence-sendsKept)
-	delete(l.expects, sequence-sendsKept)
+	for s, sent := range l.sends {
+		if now.Sub(sent) > answerKept {
+			delete(l.sends, s)
+			delete(l.expects, s)
+		}
+	}
 
 	return l.last
 }

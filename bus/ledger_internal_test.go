@@ -1,9 +1,13 @@
 package bus
 
 import (
+	"context"
 	"errors"
+	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -177,6 +181,98 @@ func TestLease(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Where there is no operations stream no session is ever acknowledged, and what
+// waits for that must not grow for ever.
+func TestUnansweredSessionsAreForgotten(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork(1)
+		n.server.off = true
+		ctx, cancel := context.WithCancel(t.Context())
+		go n.run(ctx)
+		// Somebody listens, or the server would answer that nobody does.
+		listener, err := n.port("mcm", true).subscribe("mcm.v1.*.session.>", "", func(*nats.Msg) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := newServer(n.port("replica", false), ServerConfig{
+			Provider: "virtual", Clusters: []string{"a", "b", "c"}, Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_CREATE},
+			Logger: slog.New(slog.DiscardHandler),
+		}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error)
+		go func() { ended <- s.Run(ctx) }()
+		if err := sleep(ctx, 10*time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		most := 4 * int(answerKept/SessionInterval)
+		s.inquirer.mu.Lock()
+		if waiting, sent := len(s.inquirer.waiting), len(s.inquirer.sent); waiting > most || sent > most {
+			t.Errorf("%d answers are waited for, and %d messages remembered, after ten minutes without an answer; want at most %d", waiting, sent, most)
+		}
+		s.inquirer.mu.Unlock()
+		s.mu.Lock()
+		for cluster, l := range s.leases {
+			if len(l.sends) > most || len(l.expects) > most {
+				t.Errorf("cluster %s: %d sessions and %d expectations are remembered, want at most %d", cluster, len(l.sends), len(l.expects), most)
+			}
+		}
+		s.mu.Unlock()
+		cancel()
+		if err := errors.Join(<-ended, listener.Unsubscribe()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A manager that takes over wants to know the stream's age for each operation without
+// a claim, all at once.
+func TestAgeIsAskedForOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork(1)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go n.run(ctx)
+		p := n.port("mcm", true)
+		var asked atomic.Int32
+		tap, err := p.subscribe("$JS.API.STREAM.INFO.*", "", func(*nats.Msg) { asked.Add(1) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := newCaller(p, CallerConfig{Cluster: "default", Operations: &StreamConfig{}, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if claimed, err := c.claims(ctx, "virtual"); err != nil || !claimed {
+			t.Fatalf("claims: %t, %v", claimed, err)
+		}
+		asked.Store(0)
+		const many = 1000
+		errs := make(chan error, many)
+		for range many {
+			go func() {
+				_, err := c.streams.ageOf(ctx, "virtual")
+				errs <- err
+			}()
+		}
+		for range many {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+		if n := asked.Load(); n == 0 || n > 3 {
+			t.Errorf("%d wanted to know the stream's age at a time, and it was asked for %d times", many, n)
+		}
+		c.Close()
+		if err := tap.Unsubscribe(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // A machine that was suspended does not know by its monotonic clock.

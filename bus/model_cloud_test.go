@@ -69,6 +69,9 @@ func (c *modelCloud) handle(ctx context.Context, r *modelReplica, t *Task) *driv
 	if err := r.nap(ctx, c.some(200*time.Millisecond)); err != nil { // it fetches its class
 		return c.answer(id, CodeOf(err)) // nothing was begun
 	}
+	if c.chance(50) {
+		return c.answer(id, driverv1.Code_CODE_UNAVAILABLE) // there is no class, or the cloud does not answer its look
+	}
 	if env.GetRecover() && t.Operation == driverv1.Operation_OPERATION_CREATE {
 		c.mu.Lock()
 		there := c.instances[machine] == id
@@ -93,7 +96,7 @@ func (c *modelCloud) handle(ctx context.Context, r *modelReplica, t *Task) *driv
 		call.live = false
 		alone := true
 		for _, other := range c.calls[machine] {
-			alone = alone && (other == call || !other.pending)
+			alone = alone && (other == call || other.id != id || !other.pending)
 		}
 		made := c.instances[machine] == id
 		c.mu.Unlock()
@@ -102,7 +105,7 @@ func (c *modelCloud) handle(ctx context.Context, r *modelReplica, t *Task) *driv
 			return failure(CodeOf(err), "cut off")
 		case fails && alone && !made:
 			return c.answer(id, driverv1.Code_CODE_RESOURCE_EXHAUSTED)
-		case fails && !made: // an earlier call may yet have its effect
+		case fails && !made: // the cloud says that it is at a call with this token
 			result := failure(driverv1.Code_CODE_UNAVAILABLE, "of "+id)
 			result.OutcomeUnknown = true
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // This file is NATS as the protocol sees it, under a fake clock: subjects, queue
@@ -143,6 +144,7 @@ type port struct {
 	onUp          []func()
 	sent          time.Time // the last frame arrives at the server
 	inboxes       int
+	ahead         time.Duration // its wall clock
 }
 
 func (n *network) port(name string, leads bool) *port {
@@ -379,7 +381,22 @@ func (s *simSub) next() *nats.Msg {
 	m := s.backlog[0]
 	s.backlog = s.backlog[1:]
 	// A header is the receiver's own.
-	return &nats.Msg{Subject: m.Subject, Reply: m.Reply, Data: m.Data, Header: m.Header}
+	return &nats.Msg{Subject: m.Subject, Reply: m.Reply, Data: asSeenFrom(s.port.ahead, m.Data), Header: m.Header}
+}
+
+// asSeenFrom is what a message says to a process whose clock is ahead: of all that is
+// compared with the wall clock, accept_by alone is another one's.
+func asSeenFrom(ahead time.Duration, data []byte) []byte {
+	env, err := Decode(data, "")
+	if ahead == 0 || err != nil || !env.GetAcceptBy().IsValid() {
+		return data
+	}
+	env.AcceptBy = timestamppb.New(env.GetAcceptBy().AsTime().Add(-ahead))
+	if data, err = Encode(env, ""); err != nil {
+		panic(err) //nolint:forbidigo // of a message that was decoded
+	}
+
+	return data
 }
 
 func (s *simSub) Unsubscribe() error {

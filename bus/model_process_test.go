@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -248,15 +249,21 @@ func (mgr *modelManager) dispatch(uid, id string, op driverv1.Operation, again b
 	}
 	req := Request{
 		Provider: "virtual", Namespace: "shop", Name: uid, OperationID: id, Body: body, Timeout: operationTime, Recover: again, Attempt: 1,
+		Look: again, // a manager that takes over first finds out what is there
 	}
 	for {
 		room := mgr.caller.Room("virtual")
 		out, err := mgr.caller.Call(mgr.ctx, req)
-		if mgr.ctx.Err() != nil || err == nil || OriginOf(err) == OriginDriver && CodeOf(err) != driverv1.Code_CODE_ABORTED {
+		if req.Look && errors.Is(err, ErrNotHeld) {
+			req.Look, req.Attempt, req.Until, req.PlainUntil = false, out.Attempts, out.Until, out.PlainUntil
+
+			continue
+		}
+		if mgr.ctx.Err() != nil || OriginOf(err) == OriginDriver {
 			return out, err
 		}
-		if OriginOf(err) == OriginTimeout || OriginOf(err) == OriginDriver {
-			req.Recover, req.Attempt = true, out.Attempts
+		if OriginOf(err) == OriginTimeout {
+			req.Recover, req.Attempt, req.Until, req.PlainUntil = true, out.Attempts, out.Until, out.PlainUntil
 		}
 		mgr.m.log.Info("waiting", "at", mgr.name, "operation_id", id, "attempts", out.Attempts, "err", err)
 		wait := 5 * time.Second

@@ -70,6 +70,17 @@ var faults = map[string]func(m *model, f fault) (mend func()){
 			delete(m.network.apart, p)
 		}
 	},
+	"replica's clock is ahead": func(m *model, f fault) func() {
+		p := m.replica(f).port
+		set := func(ahead time.Duration) {
+			m.network.mu.Lock()
+			defer m.network.mu.Unlock()
+			p.ahead = ahead
+		}
+		set(acceptBy + time.Second)
+
+		return func() { set(0) }
+	},
 	"replica crashes":                 func(m *model, f fault) func() { return m.replace(f, true) },
 	"replica is replaced":             func(m *model, f fault) func() { return m.replace(f, false) },
 	"mcm freezes":                     func(m *model, _ fault) func() { p := m.manager.port; p.freeze(); return p.thaw },

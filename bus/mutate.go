@@ -41,7 +41,7 @@ func (k *call) mutate(ctx context.Context) error {
 		}
 	}
 	for range maxTries {
-		if k.target == "" && k.c.replicas.full(k.req.Provider) {
+		if k.target == "" && k.c.replicas.full(k.req.Provider, k.op) {
 			return k.allBusy()
 		}
 		v, result, busy := k.try(ctx)
@@ -78,7 +78,7 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 	case gotBusy:
 		return k.onBusy(ctx, busy)
 	case gotSilence:
-		k.ran = k.number
+		k.hasRun()
 
 		return k.find(ctx)
 	case gotDeath:
@@ -105,6 +105,8 @@ func (k *call) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, 
 		e.Code = driverv1.Code_CODE_ABORTED // room for others there may be
 
 		return true, e
+	case why == driverv1.BusyReason_BUSY_REASON_STALE:
+		return k.onStale(ctx)
 	case k.attached():
 		k.denies(k.out.Replica, k.number)
 
@@ -115,6 +117,31 @@ func (k *call) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, 
 		return k.onClaim(ctx)
 	default:
 		return k.elsewhere()
+	}
+}
+
+// onStale goes on after a replica has taken a request for an old one: the bus was
+// slow, or one of two clocks is wrong.
+func (k *call) onStale(ctx context.Context) (done bool, err error) {
+	k.log().Warn("a replica says that a request came too late; if it says so of all of them, compare its machine's clock with this one's")
+	if !k.attached() {
+		k.behind = k.out.Replica
+
+		return k.elsewhere()
+	}
+	// It has not said whether it holds the attempt.
+	answer := k.c.ask(ctx, k.req.Provider, k.out.Replica, k.req.OperationID, k.number)
+	switch {
+	case ctx.Err() != nil:
+		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	case answer != nil && !k.holds(answer):
+		k.denies(k.out.Replica, k.number)
+
+		return k.next(ctx)
+	case answer.GetResult() != nil:
+		return true, k.settle(answer.GetResult())
+	default:
+		return true, k.notStarted("replica %s may have the operation and takes requests for stale: compare its clock with mcm's", k.out.Replica)
 	}
 }
 
@@ -208,10 +235,13 @@ func (k *call) next(ctx context.Context) (done bool, err error) {
 // attempt chooses who makes the next attempt.
 func (k *call) attempt(ctx context.Context) (done bool, err error) {
 	if k.req.OnlyIfHeld {
-		return true, k.notHeld()
+		return true, k.notHeld(ctx)
 	}
 	if back, err := k.waitForIdentity(ctx); back || err != nil {
 		return err != nil, err
+	}
+	if k.req.Look {
+		return true, k.nobodyHas()
 	}
 	k.number, k.again = k.ran+1, true
 	k.target = k.c.replicas.pick(k.req.Provider, k.op, k.claimed, time.Now(), k.avoid)
@@ -219,18 +249,29 @@ func (k *call) attempt(ctx context.Context) (done bool, err error) {
 		return true, Errorf(driverv1.Code_CODE_UNIMPLEMENTED, "no replica of provider %s implements %s", k.req.Provider, Verb(k.op))
 	}
 	if k.target == "" {
-		return true, k.notStarted("the replica that had the operation is gone and no other replica of provider %s has room",
-			k.req.Provider)
+		return true, k.noRoom("the replica that had the operation is gone and no other replica of provider %s has room", k.req.Provider)
 	}
 
 	return false, nil
 }
 
-// ErrNotHeld is wrapped by the error of a Call with OnlyIfHeld when no replica
+// ErrNotHeld is wrapped by the error of a Call with OnlyIfHeld or Look when no replica
 // holds the operation and none can begin it any more: what came of it is unknown.
 var ErrNotHeld = errors.New("holds the operation any more")
 
-func (k *call) notHeld() error {
+func (k *call) notHeld(ctx context.Context) error {
+	waited, err := k.outwaitPlain(ctx)
+	if err != nil {
+		return err
+	}
+	if waited && len(k.c.replicas.live(k.req.Provider)) > 0 {
+		return k.notStarted("a replica of provider %s has come, and may hold the operation", k.req.Provider)
+	}
+
+	return k.nobodyHas()
+}
+
+func (k *call) nobodyHas() error {
 	return Errorf(driverv1.Code_CODE_NOT_FOUND, "no replica of provider %s %w", k.req.Provider, ErrNotHeld)
 }
 
@@ -243,13 +284,13 @@ func (k *call) waitForIdentity(ctx context.Context) (back bool, err error) {
 	}
 	for told := false; ; told = true {
 		known, identified, settle := k.c.replicas.identity(k.req.Provider)
-		end := k.lastTry.Add(k.req.Timeout + settle)
+		end := k.until.Add(settle)
 		if !known || identified || !time.Now().Before(end) {
 			return false, nil
 		}
 		if !told {
-			k.log().Info("driver's creates have no identity: waiting for the lost attempt's deadline before the next",
-				"until", end)
+			k.waits(k.notStarted("creates of provider %s have no identity: the lost attempt's deadline and the settle time come first, at %s",
+				k.req.Provider, end.UTC().Format(time.RFC3339)))
 		}
 		if _, err := k.pause(ctx); err != nil {
 			return false, err
@@ -260,13 +301,19 @@ func (k *call) waitForIdentity(ctx context.Context) (back bool, err error) {
 	}
 }
 
+// holder has the next try go to who has an attempt.
+func (k *call) holder(replica string, attempt uint32) {
+	k.learns(attempt)
+	k.target, k.number, k.ran, k.terms = replica, attempt, attempt, nil
+}
+
 // held makes the replica that lists the operation the next target.
 func (k *call) held() bool {
 	h, ok := k.c.replicas.holding(k.req.Provider, k.req.OperationID)
 	if !ok || k.claimed && h.fenced { // the claim knows better
 		return false
 	}
-	k.target, k.number, k.ran, k.terms = h.replica, max(1, h.attempt), max(1, h.attempt), nil
+	k.holder(h.replica, max(1, h.attempt))
 
 	return true
 }
@@ -356,7 +403,7 @@ func (k *call) resume(ctx context.Context) (done bool, err error) {
 	case k.claimed:
 		return k.recall(ctx)
 	case k.req.OnlyIfHeld:
-		return true, k.notHeld()
+		return true, k.notHeld(ctx)
 	case len(k.c.replicas.live(k.req.Provider)) == 0:
 		// Not through the queue group: a replica that comes at this moment would
 		// create without the wait that its driver may need.

@@ -14,9 +14,17 @@ import (
 // whether it is alive: its silence means nothing before the operation's timeout,
 // and then the outcome is unknown.
 func (k *call) plain(ctx context.Context) error {
+	if k.again {
+		if _, err := k.outwaitPlain(ctx); err != nil {
+			return err
+		}
+	}
 	if len(k.c.replicas.live(k.req.Provider)) > 0 {
 		// Gone and not yet known to be dead, about to go, or only just come.
 		return k.notStarted("no replica of provider %s answers; waiting until it is known whether one lives", k.req.Provider)
+	}
+	if k.req.Look {
+		return k.nobodyHas()
 	}
 	if k.again && k.op == driverv1.Operation_OPERATION_CREATE {
 		found, err := k.plainLook(ctx)
@@ -41,6 +49,24 @@ func (k *call) plain(ctx context.Context) error {
 	return k.settle(result)
 }
 
+// outwaitPlain waits until the deadlines of earlier attempts are over, as long as no
+// replica with sessions lives: a plain driver may have them, does not say, and would
+// begin another one beside them. Who sent them may have been another manager.
+func (k *call) outwaitPlain(ctx context.Context) (waited bool, err error) {
+	for time.Now().Before(k.atPlain) && len(k.c.replicas.live(k.req.Provider)) == 0 {
+		if !waited {
+			k.waits(k.notStarted("no replica of provider %s lives, and a driver that keeps no session may be at an earlier attempt until %s",
+				k.req.Provider, k.atPlain.UTC().Format(time.RFC3339)))
+		}
+		waited = true
+		if err := sleep(ctx, askAgain); err != nil {
+			return waited, err
+		}
+	}
+
+	return waited, nil
+}
+
 // plainAsk sends one request to the plain tree and waits for its one reply.
 func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
 	a := newAttempt(k.req.OperationID, k.number, TreePlain, "")
@@ -62,16 +88,18 @@ func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
 			switch {
 			case h.result != nil:
 				k.taken, k.ran = k.lastTry, k.number
+				k.until = later(k.until, time.Now()) // the attempt is over
 
 				return h.result, nil
 			case h.busy != nil:
 				return nil, k.allBusy()
 			case h.nobody:
-				return nil, k.notStarted("no driver for provider %s is on the bus (cluster %q): start one, "+
+				return nil, k.noRoom("no driver for provider %s is on the bus (cluster %q): start one, "+
 					"or correct the class's provider", k.req.Provider, k.c.cfg.Cluster)
 			}
 		case <-limit.C:
-			k.ran = k.number
+			k.hasRun()
+			k.atPlain = k.until
 
 			return nil, timeoutErrorf("the plain driver of provider %s did not answer within %s", k.req.Provider, k.req.Timeout)
 		case <-ctx.Done():

@@ -89,6 +89,7 @@ func (s *Server) accept(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 		return
 	}
 	if refusal := s.check(h, subject); refusal != nil {
+		refusal.OutcomeUnknown = refusal.GetOutcomeUnknown() || h.recovers()
 		s.stats.refused(endpoint{h.cluster, op})
 		s.send(h, resultFrame(refusal))
 
@@ -147,24 +148,40 @@ func (s *Server) check(h *held, subject Subject) *driverv1.Result {
 	if h.machine == "" {
 		return failure(driverv1.Code_CODE_INVALID_ARGUMENT, Verb(h.operation)+" without a machine uid")
 	}
-	if by := h.request.GetAcceptBy(); by.IsValid() && h.started.After(by.AsTime()) {
-		return failure(driverv1.Code_CODE_ABORTED,
-			fmt.Sprintf("request is stale: it was to be accepted %s ago", h.started.Sub(by.AsTime()).Round(time.Millisecond)))
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if highest := s.epochs[h.cluster]; h.request.GetEpoch() < highest {
-		return failure(driverv1.Code_CODE_ABORTED,
+		refusal := failure(driverv1.Code_CODE_ABORTED,
 			fmt.Sprintf("request of epoch %d, but epoch %d leads", h.request.GetEpoch(), highest))
+		refusal.OutcomeUnknown = true // who leads may have it done
+
+		return refusal
 	}
 	s.epochs[h.cluster] = h.request.GetEpoch()
 
 	return nil
 }
 
+// stale tells that a request came too late to be taken [ENV-8].
+func (s *Server) stale(h *held) bool {
+	by := h.request.GetAcceptBy()
+	if !by.IsValid() || !h.started.After(by.AsTime()) {
+		return false
+	}
+	s.log.Warn("request refused: it was to be accepted earlier; if that is so for all of them, compare this machine's clock with mcm's",
+		"operation_id", h.id, "attempt", h.attempt, "late", h.started.Sub(by.AsTime()).Round(time.Millisecond))
+
+	return true
+}
+
 // acceptMutation runs a mutation, unless this replica has it already: then the
 // asker is attached to the running one, or gets its result again.
 func (s *Server) acceptMutation(h *held) {
+	if s.stale(h) {
+		s.send(h, s.busyFrame(driverv1.BusyReason_BUSY_REASON_STALE))
+
+		return
+	}
 	s.mu.Lock()
 	if answer := s.attach(h); answer != nil {
 		s.mu.Unlock()
@@ -184,13 +201,13 @@ func (s *Server) acceptMutation(h *held) {
 		refusal = driverv1.BusyReason_BUSY_REASON_DRAINING
 	case s.machines[h.machineKey()] != nil:
 		refusal = driverv1.BusyReason_BUSY_REASON_MACHINE
-	case s.running >= s.cfg.Slots:
+	case s.taken(h.operation) >= s.cfg.Slots:
 		refusal = driverv1.BusyReason_BUSY_REASON_SLOTS
 	case h.claimed && !l.holds(now):
 		refusal = driverv1.BusyReason_BUSY_REASON_SESSION
 	default:
 		h.claiming, h.session, h.generation = h.claimed, l.id, l.generation
-		s.running++
+		s.occupy(h.operation, 1)
 		s.held[h.key()] = h
 		s.machines[h.machineKey()] = h
 		ctx = s.begin(h)
@@ -208,6 +225,25 @@ func (s *Server) acceptMutation(h *held) {
 	}
 	s.send(h, acceptedFrame())
 	go s.run(ctx, h)
+}
+
+// occupy counts a mutation that begins, or with -1 one that has ended. Server.mu is
+// held.
+func (s *Server) occupy(op driverv1.Operation, by int) {
+	s.running += by
+	if op == driverv1.Operation_OPERATION_DELETE {
+		s.deleting += by
+	}
+}
+
+// taken is how many of the slots that an operation could have are not free.
+// Server.mu is held.
+func (s *Server) taken(op driverv1.Operation) int {
+	if op == driverv1.Operation_OPERATION_DELETE {
+		return s.deleting
+	}
+
+	return s.running - s.deleting
 }
 
 // attach has the frames of an operation that is here already go to who asks for

@@ -43,7 +43,7 @@ type replica struct {
 	provider, id string
 	session      *driverv1.Session
 	seen         time.Time
-	sent         int // directed requests since that session
+	sent         [2]int // directed requests since that session, by slotsOf
 	trust        trust
 	gone         chan struct{} // closed when it is dead or has stopped
 	attempts     map[*attempt]struct{}
@@ -81,7 +81,7 @@ func (r *replicas) onSession(s *driverv1.Session, now time.Time) {
 	if rep.session.GetSequence() > s.GetSequence() {
 		return // overtaken on the way
 	}
-	rep.session, rep.seen, rep.sent = s, now, 0
+	rep.session, rep.seen, rep.sent = s, now, [2]int{}
 	if s.GetStopped() {
 		r.remove(rep)
 		delete(r.dead, replicaKey(rep.provider, rep.id)) // it said so itself: nothing is to be waited for
@@ -89,7 +89,7 @@ func (r *replicas) onSession(s *driverv1.Session, now time.Time) {
 
 		return
 	}
-	if rep.free() > 0 {
+	if rep.free(driverv1.Operation_OPERATION_CREATE) > 0 || rep.free(driverv1.Operation_OPERATION_DELETE) > 0 {
 		r.signal(rep.provider)
 	}
 	if len(rep.attempts) == 0 {
@@ -236,14 +236,30 @@ func (r *replicas) excuse(now time.Time, silence time.Duration) {
 	}
 }
 
-// free is how many mutations the replica can take, as far as is known.
-func (rep *replica) free() int {
-	s := rep.session
+// slotsOf tells which of a replica's slots a mutation takes: 1 are those for deletes.
+func slotsOf(op driverv1.Operation) int {
+	if op == driverv1.Operation_OPERATION_DELETE {
+		return 1
+	}
+
+	return 0
+}
+
+// SlotsFree is how many mutations of a kind a replica can take by its own word.
+func SlotsFree(s *driverv1.Session, op driverv1.Operation) int {
 	if s == nil || s.GetDraining() || s.GetStopped() {
 		return 0
 	}
+	if op == driverv1.Operation_OPERATION_DELETE {
+		return int(s.GetSlots()) - int(s.GetDeleting())
+	}
 
-	return int(s.GetSlots()) - int(s.GetRunning()) - rep.sent
+	return int(s.GetSlots()) - int(s.GetRunning()) + int(s.GetDeleting())
+}
+
+// free is how many mutations of a kind the replica can take, as far as is known.
+func (rep *replica) free(op driverv1.Operation) int {
+	return SlotsFree(rep.session, op) - rep.sent[slotsOf(op)]
 }
 
 // heardOf notes whether a replica that was asked something has answered.
@@ -264,7 +280,7 @@ func (rep *replica) fits(op driverv1.Operation, claimed bool, now time.Time) boo
 	case claimed && s.GetSessionId() != "" && !s.GetLeased():
 		return false // it could not claim
 	default: // reads have slots of their own, which sessions do not tell
-		return !Mutates(op) || rep.free() > 0
+		return !Mutates(op) || rep.free(op) > 0
 	}
 }
 
@@ -290,11 +306,11 @@ func (r *replicas) pick(provider string, op driverv1.Operation, claimed bool, no
 		return ""
 	}
 	best := fit[rand.IntN(len(fit))]
-	if other := fit[rand.IntN(len(fit))]; other.free() > best.free() {
+	if other := fit[rand.IntN(len(fit))]; other.free(op) > best.free(op) {
 		best = other
 	}
 	if Mutates(op) {
-		best.sent++
+		best.sent[slotsOf(op)]++
 	}
 
 	return best.id
@@ -321,7 +337,7 @@ func (r *replicas) live(provider string) []string {
 }
 
 // full tells that replicas of the provider are known and none has room.
-func (r *replicas) full(provider string) bool {
+func (r *replicas) full(provider string, op driverv1.Operation) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := false
@@ -330,7 +346,7 @@ func (r *replicas) full(provider string) bool {
 			continue
 		}
 		known = true
-		if rep.free() > 0 {
+		if rep.free(op) > 0 {
 			return false
 		}
 	}

@@ -15,12 +15,13 @@ import (
 const (
 	opCreate = driverv1.Operation_OPERATION_CREATE
 	opStatus = driverv1.Operation_OPERATION_STATUS
+	opDelete = driverv1.Operation_OPERATION_DELETE
 )
 
 func session(id string, sequence uint64, change ...func(*driverv1.Session)) *driverv1.Session {
 	s := &driverv1.Session{
 		Cluster: "c", Provider: "p", Replica: id, Sequence: sequence, Slots: 2,
-		Capabilities:   []driverv1.Operation{opCreate, opStatus},
+		Capabilities:   []driverv1.Operation{opCreate, opDelete, opStatus},
 		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
 	}
 	for _, f := range change {
@@ -64,7 +65,7 @@ func TestOldSessionChangesNothing(t *testing.T) {
 	r := newReplicas()
 	r.onSession(session("a", 2, func(s *driverv1.Session) { s.Running = 2 }), now)
 	r.onSession(session("a", 1), now)
-	if !r.full("p") {
+	if !r.full("p", opCreate) {
 		t.Error("a session overtaken on its way freed slots")
 	}
 }
@@ -79,8 +80,11 @@ func TestPick(t *testing.T) {
 			t.Errorf("pick %d = %q, want %q: what was sent counts until the next session", i, got, want)
 		}
 	}
-	if !r.full("p") {
+	if !r.full("p", opCreate) {
 		t.Error("not full, although both slots are spoken for")
+	}
+	if got := r.pick("p", opDelete, false, now, nil); got != "a" || r.full("p", opDelete) {
+		t.Errorf("pick for a delete = %q, want a: deletes have slots of their own", got)
 	}
 	if got := r.pick("p", opStatus, false, now, nil); got != "a" {
 		t.Errorf("pick for a read = %q, want a: reads have slots of their own", got)
@@ -104,6 +108,7 @@ func TestPick(t *testing.T) {
 		"excepted":   {"it refused a moment ago", func(*driverv1.Session) {}, now, map[string]bool{"a": true}, opCreate},
 		"incapable":  {"it does not implement it", func(*driverv1.Session) {}, now, nil, driverv1.Operation_OPERATION_LIST},
 		"over-full":  {"its figures may be odd", func(s *driverv1.Session) { s.Running = 9 }, now, nil, opCreate},
+		"deleting":   {"no slot for deletes is left", func(s *driverv1.Session) { s.Running, s.Deleting = 2, 2 }, now, nil, opDelete},
 		"other name": {"only replicas of the provider count", func(s *driverv1.Session) { s.Provider = "q" }, now, nil, opCreate},
 	}
 	for name, tc := range cases {

@@ -91,8 +91,8 @@ type ServerConfig struct {
 	Version string
 	// Hostname tells people where the replica runs.
 	Hostname string
-	// Slots is how many mutations run at once; 0 means 32. Reads have as many
-	// slots of their own, so that a list never waits behind creates.
+	// Slots is how many creates and initializes run at once; 0 means 32. Deletes have
+	// as many slots of their own, and so have reads: neither waits behind creates.
 	Slots int
 	// CreateIdentity says what keeps Create from making a second instance.
 	CreateIdentity driverv1.CreateIdentity
@@ -139,6 +139,7 @@ type Server struct {
 	leaders    map[string]string  // last hello's sender, by cluster
 	denials    denials
 	running    int // mutations that occupy a slot
+	deleting   int // those of them that are deletes
 	draining   bool
 	sequence   uint64
 	groupCalls int               // requests about node groups that run

@@ -90,11 +90,6 @@ func TestServerRefuses(t *testing.T) { //nolint:tparallel // its cases share one
 		code   driverv1.Code
 		text   string
 	}{
-		"stale": {
-			"a backlog delivered after a pause must not run [ENV-8]", "create",
-			func(e *driverv1.Envelope) { e.AcceptBy = timestamppb.New(time.Now().Add(-time.Second)) },
-			driverv1.Code_CODE_ABORTED, "stale",
-		},
 		"lower epoch": {
 			"a deposed mcm must not start anything [ENV-6]", "create",
 			func(e *driverv1.Envelope) { e.Epoch = 6 }, driverv1.Code_CODE_ABORTED, "epoch 7",
@@ -153,10 +148,65 @@ func TestServerRefuses(t *testing.T) { //nolint:tparallel // its cases share one
 			if frame.GetOperationId() != env.GetOperationId() || frame.GetAttempt() != env.GetAttempt() {
 				t.Errorf("answer = %v lacks the request's id and attempt [ENV-5]", frame)
 			}
+			if epoch := status.GetCode() == driverv1.Code_CODE_ABORTED; frame.GetResult().GetOutcomeUnknown() != epoch {
+				t.Errorf("answer = %v: who leads may have the operation done, and of nothing else is the outcome unknown", frame)
+			}
+			s.send(t, directed(rep, tc.verb, "m"), s.reply, request(func(e *driverv1.Envelope) { e.Epoch, e.Recover, e.Attempt = 7, true, 2 }, tc.change))
+			frame = bustest.Receive(t, "the refusal of another attempt", s.frames)
+			if want := bus.OperationOf(env) == driverv1.Operation_OPERATION_CREATE; frame.GetResult().GetOutcomeUnknown() != want {
+				t.Errorf("answer = %v: a refusal tells nothing of what an earlier create has made [RESULT-3]", frame)
+			}
 		})
+	}
+	env := request(func(e *driverv1.Envelope) { e.Epoch, e.AcceptBy = 7, timestamppb.New(time.Now().Add(-time.Second)) })
+	s.send(t, directed(rep, "create", "m"), s.reply, env)
+	if frame := bustest.Receive(t, "the refusal", s.frames); frame.GetBusy().GetReason() != driverv1.BusyReason_BUSY_REASON_STALE {
+		t.Errorf("answer = %v: a backlog delivered after a pause must not run, and has not failed [ENV-8]", frame)
 	}
 	if g.runs.Load() != 1 {
 		t.Errorf("ran %d times, want once", g.runs.Load())
+	}
+}
+
+// A create that fails before it could look says nothing of what an earlier attempt
+// has made: were it taken for a failure, the next one would make a second instance.
+func TestFailureBeforeTheLook(t *testing.T) {
+	t.Parallel()
+	create := func(e *driverv1.Envelope) {}
+	remove := func(e *driverv1.Envelope) {
+		e.Body = &driverv1.Envelope_Delete{Delete: &driverv1.DeleteRequest{Machine: e.GetCreate().GetMachine()}}
+	}
+	again := func(e *driverv1.Envelope) { e.Recover, e.Attempt = true, 2 }
+	for name, tc := range map[string]struct {
+		reason  string
+		verb    string
+		change  []func(*driverv1.Envelope)
+		begins  bool
+		unknown bool
+	}{
+		"first attempt":          {"there is nothing before it", "create", []func(*driverv1.Envelope){create}, false, false},
+		"recover":                {"it has not looked", "create", []func(*driverv1.Envelope){create, again}, false, true},
+		"recover that has begun": {"it has looked, and its own call failed", "create", []func(*driverv1.Envelope){create, again}, true, false},
+		"delete":                 {"the next delete finds what is there", "delete", []func(*driverv1.Envelope){remove, again}, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			rep := r.replica(t, func(_ context.Context, task *bus.Task) *driverv1.Result {
+				if tc.begins {
+					if err := task.BeginMutation(); err != nil {
+						t.Error(err)
+					}
+				}
+
+				return &driverv1.Result{Status: &driverv1.Status{Code: driverv1.Code_CODE_UNAVAILABLE, Message: "no class"}}
+			})
+			s := newSpeaker(t, r)
+			s.send(t, directed(rep, tc.verb, "m"), s.reply, request(tc.change...))
+			if result := s.result(t); result.GetOutcomeUnknown() != tc.unknown {
+				t.Errorf("result = %v, want outcome unknown: %t, as %s [RESULT-3]", result, tc.unknown, tc.reason)
+			}
+		})
 	}
 }
 

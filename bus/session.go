@@ -31,7 +31,8 @@ func (s *Server) publishSession(cluster string, stopped bool) {
 	session, expected := s.session(cluster, stopped)
 	m, err := s.sessionMessage(session, expected)
 	if err == nil {
-		_, err = s.inquirer.send(m, func(answer *nats.Msg) { s.onRenewal(cluster, session.GetSequence(), answer) })
+		sequence := session.GetSequence() // all that is to be kept of it
+		_, err = s.inquirer.send(m, func(answer *nats.Msg) { s.onRenewal(cluster, sequence, answer) })
 	}
 	switch {
 	case err == nil:
@@ -115,7 +116,7 @@ func (s *Server) session(cluster string, stopped bool) (session *driverv1.Sessio
 	session = &driverv1.Session{
 		Cluster: cluster, Provider: s.cfg.Provider, Replica: s.cfg.Replica, Sequence: s.sequence,
 		StartedAt: timestamppb.New(s.started), Version: s.cfg.Version, Protocol: protocolVersion,
-		Slots: uint32(s.cfg.Slots), Running: uint32(s.running),
+		Slots: uint32(s.cfg.Slots), Running: uint32(s.running), Deleting: uint32(s.deleting),
 		Draining: s.draining, Stopped: stopped,
 		CreateIdentity: s.cfg.CreateIdentity, Kind: s.cfg.Kind, ApiVersions: s.cfg.APIVersions,
 		Capabilities: s.cfg.Capabilities, Hostname: s.cfg.Hostname,

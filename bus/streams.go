@@ -70,6 +70,15 @@ type stream struct {
 	absent int           // times in a row that the server said so
 	known  chan struct{} // closed at the first word on it
 	check  chan struct{}
+	aging  bool     // somebody asks for its age
+	next   *ageLook // who asks next, for all that came meanwhile; nil for nobody
+}
+
+// An ageLook is one question for a stream's age that any number of calls wait for.
+type ageLook struct {
+	done chan struct{}
+	age  time.Duration
+	err  error
 }
 
 // of returns the keeper of a provider's stream, started at the first call.
@@ -212,6 +221,45 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	}
 
 	return nil
+}
+
+// ageOf returns how long a provider's stream has been there, asked of the server after
+// ageOf was called. Of many that want to know at a time, one asks for all.
+func (s *streams) ageOf(ctx context.Context, provider string) (time.Duration, error) {
+	st := s.of(provider)
+	s.mu.Lock()
+	if st.next == nil {
+		st.next = &ageLook{done: make(chan struct{})}
+	}
+	look := st.next
+	if !st.aging {
+		st.aging = true
+		s.c.spawn(func() { s.askAges(st) })
+	}
+	s.mu.Unlock()
+	select {
+	case <-look.done:
+		return look.age, look.err
+	case <-s.c.ctx.Done():
+		return 0, s.c.ctx.Err() //nolint:wrapcheck // closed
+	case <-ctx.Done():
+		return 0, ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+}
+
+// askAges asks for a stream's age for as long as somebody wants to know it.
+func (s *streams) askAges(st *stream) {
+	for {
+		s.mu.Lock()
+		look := st.next
+		st.next, st.aging = nil, look != nil
+		s.mu.Unlock()
+		if look == nil {
+			return
+		}
+		look.age, look.err = s.age(s.c.ctx, st.state.Name)
+		close(look.done)
+	}
 }
 
 // age returns how long a stream has been there, by the server's clock alone.

@@ -325,7 +325,7 @@ func TestLowerEpochIsRefused(t *testing.T) {
 	}
 	bustest.Eventually(t, "the replica has heard", func() bool { return r.session(rep).GetEpoch() == 7 })
 	_, err = r.caller.Call(t.Context(), create("m"))
-	wantError(t, err, bus.OriginDriver, driverv1.Code_CODE_ABORTED)
+	wantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_ABORTED) // who leads may have it done
 	leading := newCaller(t, bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}}),
 		bus.CallerConfig{Operations: &bus.StreamConfig{}, Epoch: func() uint64 { return 7 }})
 	req := create("n")
@@ -356,40 +356,14 @@ func TestMuteReplica(t *testing.T) {
 	t.Parallel()
 	r, g := newClaimRig(t), newGate(t)
 	g.release()
-	nc := bustest.Raw(t, r.srv.URL())
 	asked := make(chan struct{}, 9)
-	_, err := nc.QueueSubscribe("mcm.v1."+cluster+".driver."+provider+".>", "driver", func(*nats.Msg) { asked <- struct{}{} })
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = nc.Subscribe("mcm.v1."+cluster+".replica."+provider+".mute.>", func(*nats.Msg) {})
-	if err != nil || nc.Flush() != nil {
-		t.Fatal(err)
-	}
-	payload, err := bus.Encode(&driverv1.Envelope{Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
-		Cluster: cluster, Provider: provider, Replica: "mute", SessionId: "s", Leased: true, Slots: 1 << 20,
-		Capabilities:   []driverv1.Operation{driverv1.Operation_OPERATION_CREATE},
-		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
-	}}}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	lives := time.NewTicker(bus.SessionInterval)
-	t.Cleanup(lives.Stop)
-	ended := t.Context().Done()
-	go func() {
-		for {
-			if nc.Publish("mcm.v1."+cluster+".session."+provider+".mute", payload) != nil {
-				return
-			}
-			select {
-			case <-lives.C:
-			case <-ended:
-				return
-			}
+	impostor(t, r, "mute", func(m *nats.Msg) *driverv1.Envelope {
+		if strings.Contains(m.Subject, ".driver.") {
+			asked <- struct{}{}
 		}
-	}()
-	bustest.Eventually(t, "its session", func() bool { return len(r.caller.Replicas()) == 1 })
+
+		return nil
+	})
 	req := create("m")
 	done := call(t.Context(), r.caller, req)
 	bustest.Receive(t, "the request", asked)
@@ -407,4 +381,85 @@ func TestMuteReplica(t *testing.T) {
 		done = call(t.Context(), r.caller, req)
 	}
 	t.Error("the operation never went to the replica that answers")
+}
+
+// A replica whose clock is ahead takes nothing, and fails nothing.
+func TestClockAhead(t *testing.T) {
+	t.Parallel()
+	r, g := newClaimRig(t), newGate(t)
+	g.release()
+	asked := make(chan struct{}, 99)
+	impostor(t, r, "ahead", func(*nats.Msg) *driverv1.Envelope {
+		asked <- struct{}{}
+
+		return &driverv1.Envelope{Body: &driverv1.Envelope_Busy{Busy: &driverv1.Busy{Reason: driverv1.BusyReason_BUSY_REASON_STALE}}}
+	})
+	_, err := r.caller.Call(t.Context(), create("m"))
+	wantError(t, err, bus.OriginBus, driverv1.Code_CODE_UNAVAILABLE)
+	if !strings.Contains(err.Error(), "compare its clock") {
+		t.Errorf("error = %q, want one that tells of the clock", err)
+	}
+	good := r.claimant(t, g.handle, func(cfg *bus.ServerConfig) { cfg.Slots = 100 })
+	bustest.Eventually(t, "its lease", func() bool { return r.session(good).GetLeased() })
+	for len(asked) > 0 {
+		<-asked
+	}
+	for range 10 { // the queue group gives about half of them to the one that is ahead
+		out := wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m"))))
+		if out.Replica != good.Replica() || out.Attempts != 1 {
+			t.Errorf("outcome = %+v, want one attempt at the replica whose clock is right", out)
+		}
+	}
+	if len(asked) == 0 {
+		t.Error("the replica that is ahead was never asked")
+	}
+}
+
+// impostor sends the sessions of a replica and answers its requests by hand; nil
+// for not at all.
+func impostor(t *testing.T, r *rig, id string, answer func(*nats.Msg) *driverv1.Envelope) {
+	t.Helper()
+	nc := bustest.Raw(t, r.srv.URL())
+	take := func(m *nats.Msg) {
+		env, err := bus.Decode(m.Data, "")
+		frame := answer(m)
+		if err != nil || frame == nil {
+			return
+		}
+		frame.OperationId, frame.Attempt, frame.Replica = env.GetOperationId(), env.GetAttempt(), id
+		if payload, err := bus.Encode(frame, ""); err == nil {
+			_ = m.Respond(payload) // what waits for it fails
+		}
+	}
+	_, err := nc.QueueSubscribe("mcm.v1."+cluster+".driver."+provider+".>", "driver", take)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = nc.Subscribe("mcm.v1."+cluster+".replica."+provider+"."+id+".>", take); err != nil || nc.Flush() != nil {
+		t.Fatal(err)
+	}
+	payload, err := bus.Encode(&driverv1.Envelope{Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
+		Cluster: cluster, Provider: provider, Replica: id, SessionId: "s", Leased: true, Slots: 1 << 20,
+		Capabilities:   []driverv1.Operation{driverv1.Operation_OPERATION_CREATE},
+		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+	}}}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lives := time.NewTicker(bus.SessionInterval)
+	t.Cleanup(lives.Stop)
+	ended := t.Context().Done()
+	go func() {
+		for {
+			if nc.Publish("mcm.v1."+cluster+".session."+provider+"."+id, payload) != nil {
+				return
+			}
+			select {
+			case <-lives.C:
+			case <-ended:
+				return
+			}
+		}
+	}()
+	bustest.Eventually(t, "its session", func() bool { return len(r.caller.Replicas()) == 1 })
 }

@@ -31,6 +31,10 @@ func (c *Conn) inbox() string { return c.nc.NewInbox() }
 
 func (c *Conn) maxPayload() int64 { return c.nc.MaxPayload() }
 
+// answerKept is how long an answer is waited for at most: longer than anybody needs
+// one. Where there is no operations stream, sessions never get any.
+const answerKept = 10 * time.Second
+
 // An inquirer sends messages whose answers come to an inbox of its own, each
 // told apart by a token. It is safe for concurrent use.
 type inquirer struct {
@@ -41,6 +45,13 @@ type inquirer struct {
 	mu      sync.Mutex
 	tokens  uint64
 	waiting map[string]func(*nats.Msg) // by reply subject
+	sent    []inquiry                  // of the last answerKept, oldest first
+}
+
+// An inquiry is a message that an answer may come to.
+type inquiry struct {
+	reply string
+	at    time.Time
 }
 
 func newInquirer(w wire) (*inquirer, error) {
@@ -56,12 +67,19 @@ func newInquirer(w wire) (*inquirer, error) {
 func (q *inquirer) close() { _ = q.sub.Unsubscribe() } // fails only on a closed connection
 
 // send publishes m and has the first answer passed to f, from the connection's
-// goroutine: f must not block. Forget ends the wait for it.
+// goroutine: f must not block. Forget ends the wait for it, which ends by itself
+// after answerKept.
 func (q *inquirer) send(m *nats.Msg, f func(*nats.Msg)) (forget func(), err error) {
+	now := time.Now()
 	q.mu.Lock()
+	for len(q.sent) > 0 && now.Sub(q.sent[0].at) > answerKept {
+		delete(q.waiting, q.sent[0].reply)
+		q.sent = q.sent[1:]
+	}
 	q.tokens++
 	m.Reply = q.prefix + strconv.FormatUint(q.tokens, 36)
 	q.waiting[m.Reply] = f
+	q.sent = append(q.sent, inquiry{m.Reply, now})
 	q.mu.Unlock()
 	forget = func() { q.take(m.Reply) }
 	if err := q.wire.publish(m); err != nil {

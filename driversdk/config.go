@@ -37,8 +37,8 @@ type Config struct { //nolint:recvcheck // flags write into it, everything else 
 	NATS NATSConfig
 	// Clusters are the control planes to serve; none means "default".
 	Clusters []string
-	// Slots is how many operations that change something run at once; 0 means
-	// 32. Reads have as many of their own.
+	// Slots is how many creates and initializes run at once; 0 means 32. Deletes have
+	// as many of their own, and so have reads.
 	Slots int
 	// DrainTimeout is how long running operations may take to finish when the
 	// program is told to stop, before they are cancelled; 0 means 10 minutes.

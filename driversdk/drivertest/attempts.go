@@ -361,7 +361,32 @@ func (s *suite) atCloud(ctx context.Context, timeout time.Duration) (p *pending,
 	return p, err
 }
 
+// checkUnlooked has a create with recover fail before it can look for what an
+// earlier attempt has made.
+func checkUnlooked(ctx context.Context, s *suite) error {
+	m := s.newMachine()
+	undo := s.fetches.alter(func(f *fetches) { f.away = true })
+	defer undo()
+	fetched := s.fetches.count(whatClass)
+	result, err := s.attempt(ctx, m, m.operation(create), s.createBody(m),
+		func(env *driverv1.Envelope) { env.Recover, env.Attempt = true, 2 })
+	switch {
+	case err != nil:
+		return fmt.Errorf("create with recover, and no class to be had: %w", err)
+	case s.fetches.count(whatClass) == fetched, result.GetStatus().GetCode() == driverv1.Code_CODE_OK:
+		return nil // it needs no class
+	case !result.GetOutcomeUnknown():
+		return fmt.Errorf("a create with recover got no class, could not look for what an earlier attempt has made, "+
+			"and says %s, not that the outcome is unknown", said(result))
+	default:
+		return nil
+	}
+}
+
 func checkOutcomeUnknown(ctx context.Context, s *suite) error {
+	if err := checkUnlooked(ctx, s); err != nil {
+		return err
+	}
 	p, err := s.atCloud(ctx, time.Second)
 	if err != nil {
 		return err

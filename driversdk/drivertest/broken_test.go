@@ -17,11 +17,12 @@ import (
 // way. A clause that can be broken in several ways has them behind a slash.
 var (
 	brokenFull = []fault{
-		"SUBJECT-1", "SUBJECT-2", "SUBJECT-4", "ENV-1", "ENV-2", "ENV-3", "ENV-4", "ENV-5", "ENV-6", "ENV-7", "ENV-8", "ENV-9",
+		"SUBJECT-1", "SUBJECT-2", "SUBJECT-4", "ENV-1", "ENV-2", "ENV-3", "ENV-4", "ENV-5", "ENV-6", "ENV-6/known", "ENV-7", "ENV-8", "ENV-8/failed",
+		"ENV-9",
 		"CREATE-1", "CREATE-2", "CREATE-3", "CREATE-4", "IDENTITY-1", "IDENTITY-2", "MACHINE-1", "MACHINE-2", "INITIALIZE-1",
 		"STATUS-1", "STATUS-2", "STATUS-3", "STATUS-4", "LIST-1", "LIST-2", "LIST-3", "DELETE-1", "DELETE-2", "DELETE-3",
 		"INSTANCE-1", "INSTANCE-2", "VOLUMEIDS-1", "VALIDATE-1", "VALIDATE-2", "MIGRATECLASS-1",
-		"RUN-1", "RUN-2", "RESULT-1", "RESULT-2", "RESULT-3", "RESULT-4", "ACCEPT-1", "ACCEPT-2", "BUSY-1", "CANCEL-1", "OPS-1",
+		"RUN-1", "RUN-2", "RESULT-1", "RESULT-2", "RESULT-3", "RESULT-3/recover", "RESULT-4", "ACCEPT-1", "ACCEPT-2", "BUSY-1", "CANCEL-1", "OPS-1",
 		"REF-1", "CHANGED-1", "FETCH-1", "FETCH-2", "FETCH-3", "STATUSTEXT-1", "PROGRESS-1",
 		"CLAIM-1", "CLAIM-2", "CLAIM-3", "CLAIM-4", "CLAIM-5", "FENCE-1", "FENCE-2", "FENCE-3",
 		"SESSION-1", "SESSION-2", "SESSION-3", "HELLO-1",
@@ -31,7 +32,7 @@ var (
 		"REMOVE-1", "REMOVE-1/part", "REMOVE-2", "REMOVE-3", "REMOVE-4",
 	}
 	brokenPlain = []fault{
-		"SUBJECT-3", "SUBJECT-4", "ENV-5", "ENV-8", "CREATE-1", "DELETE-1", "STATUSTEXT-1", "RESULT-3", "STATUS-3", "LIST-3",
+		"SUBJECT-3", "SUBJECT-4", "ENV-5", "ENV-8", "CREATE-1", "DELETE-1", "STATUSTEXT-1", "RESULT-3", "RESULT-3/recover", "STATUS-3", "LIST-3",
 	}
 )
 

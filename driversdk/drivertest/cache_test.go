@@ -53,6 +53,9 @@ func (r *replica) fetch(cluster string, ref *driverv1.ClassReference) (*driverv1
 		if err != nil {
 			return nil, nil, err
 		}
+		if err := bus.ErrorOf(env.GetFetchedClass().GetStatus()); err != nil {
+			return nil, nil, err
+		}
 		class = env.GetFetchedClass().GetClass()
 	}
 	if ref.GetSecret() != nil && (secret == nil || !same(secret.GetReference(), ref.GetSecret())) {

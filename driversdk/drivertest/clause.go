@@ -71,8 +71,8 @@ var messageClauses = []Clause{
 	{ID: "ENV-2", Says: "answers JSON with JSON", check: checkJSON},
 	{ID: "ENV-3", Says: "sends no empty frame", check: checkEmpty},
 	{ID: "ENV-4", Says: "ignores unknown fields and answers unknown bodies with Unimplemented", check: checkUnknown},
-	{ID: "ENV-6", Says: "refuses mutations of a lower epoch with Aborted, and serves reads", who: full, check: checkEpoch},
-	{ID: "ENV-8", Says: "refuses stale mutations with Aborted", check: checkStale},
+	{ID: "ENV-6", Says: "refuses mutations of a lower epoch with Aborted, outcome unknown, and serves reads", who: full, check: checkEpoch},
+	{ID: "ENV-8", Says: "answers stale mutations busy", check: checkStale},
 }
 
 var cloudClauses = []Clause{

@@ -37,6 +37,7 @@ type fetches struct {
 	spec    json.RawMessage // instead of the class's; nil for that
 	secret  map[string][]byte
 	wrong   forgery
+	away    bool     // there is no class to be had
 	sealed  bool     // the driver can open seals
 	outside []string // reply subjects where they must not be
 }
@@ -106,7 +107,7 @@ func (f *fetches) alter(change func(*fetches)) (undo func()) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.version++
-		f.spec, f.secret, f.wrong = nil, nil, genuine
+		f.spec, f.secret, f.wrong, f.away = nil, nil, genuine, false
 	}
 }
 
@@ -201,6 +202,9 @@ func (f *fetches) answer(env *driverv1.Envelope) *driverv1.Envelope {
 
 func (f *fetches) class(req *driverv1.FetchClassRequest) *driverv1.FetchClassResponse {
 	class := f.cfg.Class
+	if f.away {
+		return &driverv1.FetchClassResponse{Status: &driverv1.Status{Code: driverv1.Code_CODE_UNAVAILABLE, Message: "no class at the moment"}}
+	}
 	if req.GetClass().GetNamespace() != class.Namespace || req.GetClass().GetName() != class.Name {
 		return &driverv1.FetchClassResponse{Status: &driverv1.Status{Code: driverv1.Code_CODE_NOT_FOUND, Message: "no such class"}}
 	}

@@ -295,8 +295,8 @@ func checkEpoch(ctx context.Context, s *suite) error {
 	if err != nil {
 		return fmt.Errorf("in epoch %d, after %d: %w", s.epoch-1, s.epoch, err)
 	}
-	if result.GetStatus().GetCode() != driverv1.Code_CODE_ABORTED {
-		return fmt.Errorf("a create of epoch %d, after one of %d, was answered %s, not Aborted", s.epoch-1, s.epoch, said(result))
+	if result.GetStatus().GetCode() != driverv1.Code_CODE_ABORTED || !result.GetOutcomeUnknown() {
+		return fmt.Errorf("a create of epoch %d, after one of %d, was answered %s, not Aborted (outcome unknown)", s.epoch-1, s.epoch, said(result))
 	}
 	if err := s.none(ctx, m, "the create was of a lower epoch"); err != nil {
 		return err
@@ -316,13 +316,21 @@ func checkEpoch(ctx context.Context, s *suite) error {
 
 func checkStale(ctx context.Context, s *suite) error {
 	m := s.newMachine()
-	result, err := s.attempt(ctx, m, m.operation(driverv1.Operation_OPERATION_CREATE), s.createBody(m),
-		func(env *driverv1.Envelope) { env.AcceptBy = timestamppb.New(time.Now().Add(-time.Minute)) })
+	r, err := s.mutation(ctx, m, m.operation(driverv1.Operation_OPERATION_CREATE), s.createBody(m))
 	if err != nil {
 		return err
 	}
-	if result.GetStatus().GetCode() != driverv1.Code_CODE_ABORTED {
-		return fmt.Errorf("a create that was to be accepted a minute ago was answered %s, not Aborted", said(result))
+	r.env.AcceptBy = timestamppb.New(time.Now().Add(-time.Minute))
+	x, err := s.send(r)
+	if err != nil {
+		return err
+	}
+	f, err := x.first(ctx, s.cfg.Patience)
+	if err != nil {
+		return fmt.Errorf("a create that was to be accepted a minute ago: %w", err)
+	}
+	if f.GetBusy() == nil {
+		return fmt.Errorf("a create that was to be accepted a minute ago was answered %s, not busy", describe(f))
 	}
 
 	return s.none(ctx, m, "the create was stale")

@@ -15,7 +15,7 @@ import (
 // mutate takes, refuses or attaches to a mutation.
 func (r *replica) mutate(cluster, reply, contentType string, env *driverv1.Envelope) {
 	if refusal := r.refuse(env); refusal != nil {
-		r.send(reply, contentType, env, &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: refusal}})
+		r.send(reply, contentType, env, refusal)
 
 		return
 	}
@@ -55,14 +55,21 @@ func (r *replica) mutate(cluster, reply, contentType string, env *driverv1.Envel
 	r.send(to, contentType, env, &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: result}})
 }
 
-func (r *replica) refuse(env *driverv1.Envelope) *driverv1.Result {
+func (r *replica) refuse(env *driverv1.Envelope) *driverv1.Envelope {
 	if env.GetAcceptBy().IsValid() && time.Now().After(env.GetAcceptBy().AsTime()) && r.fault != "ENV-8" {
-		return resultOf(driverv1.Code_CODE_ABORTED, "stale")
+		if r.fault == "ENV-8/failed" {
+			return &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: resultOf(driverv1.Code_CODE_ABORTED, "stale")}}
+		}
+
+		return busy(driverv1.BusyReason_BUSY_REASON_STALE)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if env.GetEpoch() < r.epoch && r.fault != "ENV-6" {
-		return resultOf(driverv1.Code_CODE_ABORTED, "an earlier epoch")
+		result := resultOf(driverv1.Code_CODE_ABORTED, "an earlier epoch")
+		result.OutcomeUnknown = r.fault != "ENV-6/known"
+
+		return &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: result}}
 	}
 	r.epoch = max(r.epoch, env.GetEpoch())
 
@@ -160,6 +167,10 @@ func (r *replica) limited(o *op) *driverv1.Result {
 	go func() { done <- r.do(o.cluster, o.env, o) }()
 	select {
 	case result := <-done:
+		if o.env.GetCreate() != nil && o.env.GetRecover() && !r.begun(o) && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
+			result.OutcomeUnknown = r.fault != "RESULT-3/recover"
+		}
+
 		return result
 	case <-o.cancel:
 		r.abandon(o)
@@ -182,6 +193,13 @@ func (r *replica) abandon(o *op) (begun bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	o.fenced = r.fault != "CREATE-4"
+
+	return o.atCloud
+}
+
+func (r *replica) begun(o *op) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 
 	return o.atCloud
 }

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -118,6 +119,7 @@ func (d *Dispatcher) Start(op Operation) State {
 		OnlyIfHeld: op.OnlyIfHeld, TraceParent: traceParent(e.span),
 		OnAccepted: func(attempt uint32, replica string) { d.accepted(e, attempt, replica) },
 		OnProgress: func(message string) { d.progress(e, message) },
+		OnWaiting:  func(attempts uint32, why error) { d.waiting(e, why, attempts) },
 	}
 	e.turn = newTurn(&op)
 	if op.Class.Object != nil && !op.Recover {
@@ -273,11 +275,21 @@ func (d *Dispatcher) run(e *entry) {
 	defer d.metrics.started(e.provider, e.kind)()
 	defer e.span.End() // of one that is left to the next manager
 	req, quit := e.request, e.quit
-	d.queue.enter(e.turn, req.Recover)
+	if req.Recover && !req.OnlyIfHeld {
+		if !d.takeUp(e, &req) {
+			return
+		}
+	} else {
+		d.queue.enter(e.turn, req.Recover)
+	}
 	defer d.queue.leave(e.turn)
 	for {
-		if !d.awaitTurn(e) {
+		if !d.awaitTurn(e, &req) {
 			return
+		}
+		if e.cancelled() && req.Recover {
+			// A replica may still be at it, and that is all there is to know.
+			req.OnlyIfHeld, quit = true, nil
 		}
 		room := d.caller.Room(e.provider)
 		out, err := d.caller.Call(d.ctx, req)
@@ -289,9 +301,7 @@ func (d *Dispatcher) run(e *entry) {
 
 			return
 		}
-		if bus.OriginOf(err) == bus.OriginTimeout {
-			req.Recover, req.Attempt = true, out.Attempts
-		}
+		carry(&req, out, err)
 		d.waiting(e, err, out.Attempts)
 		if noRoom(err) {
 			d.giveBack(e, err)
@@ -306,16 +316,66 @@ func (d *Dispatcher) run(e *entry) {
 		if !d.pause(room, quit, again) {
 			return
 		}
-		switch {
-		case !e.cancelled():
-		case !req.Recover:
+		if e.cancelled() && !req.Recover {
 			d.finish(e, out, Errorf(Canceled, "given up while waiting: %w", err))
 
 			return
-		default:
-			// A replica may still be at it, and that is all there is to know.
-			req.OnlyIfHeld, quit = true, nil
 		}
+	}
+}
+
+// takeUp finds out what became of an operation that was begun before. What a replica
+// has is in flight, whatever the limits; the rest takes its place at the head of the
+// queue, as a manager journals operations before they have their turn. False means
+// that it has ended, or that the dispatcher ends.
+func (d *Dispatcher) takeUp(e *entry, req *bus.Request) bool {
+	look, found := *req, false
+	look.Look = true
+	look.OnAccepted = func(attempt uint32, replica string) {
+		if !found {
+			found = true
+			d.queue.enter(e.turn, true)
+		}
+		req.OnAccepted(attempt, replica)
+	}
+	for wait := retryWait; ; wait = min(2*wait, 4*retryWait) {
+		out, err := d.caller.Call(d.ctx, look)
+		switch {
+		case d.ctx.Err() != nil:
+		case errors.Is(err, bus.ErrNotHeld):
+			req.Attempt, req.Until, req.PlainUntil = out.Attempts, out.Until, out.PlainUntil
+			d.queue.first(e.turn)
+
+			return true
+		case ended(err):
+			d.finish(e, out, err)
+		default:
+			carry(&look, out, err)
+			d.waiting(e, err, out.Attempts)
+			if d.pause(nil, e.quit, wait) {
+				if !e.cancelled() {
+					continue
+				}
+				carry(req, out, err)
+				if !found {
+					d.queue.enter(e.turn, true)
+				}
+
+				return true
+			}
+		}
+		if found {
+			d.queue.leave(e.turn)
+		}
+
+		return false
+	}
+}
+
+// carry has the next call know of the attempts that may have had an effect.
+func carry(req *bus.Request, out *bus.Outcome, err error) {
+	if bus.OriginOf(err) == bus.OriginTimeout {
+		req.Recover, req.Attempt, req.Until, req.PlainUntil = true, out.Attempts, out.Until, out.PlainUntil
 	}
 }
 

@@ -3,10 +3,12 @@ package dispatch_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
@@ -87,22 +89,112 @@ func TestCancelInQueue(t *testing.T) {
 	}
 }
 
-// What another manager has begun may be running: it is taken up at once,
-// whatever limits say.
-func TestRecoverDoesNotQueue(t *testing.T) {
+// Of what another manager has journaled, that which a driver has goes on at once,
+// whatever limits say. The rest was waiting, or has lost its replica: it takes its turn,
+// ahead of what comes now.
+func TestTakenUp(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.Limit(dispatch.Limits{Provider: dispatch.Limit{InFlight: 1}})
-	g := newGate(t)
-	r.replica(t, g.handle)
-	r.Start(operation(dispatch.Create, newMachine("m1"), 0))
-	bustest.Receive(t, "the driver to get the first create", g.entered)
-	op := operation(dispatch.Create, newMachine("m2"), 0)
+	runs, g := make(chan string, 9), newGate(t)
+	r.replica(t, func(ctx context.Context, task *bus.Task) *driverv1.Result {
+		runs <- bus.MachineOf(task.Request).GetName()
+
+		return g.handle(ctx, task)
+	})
+	for _, name := range []string{"m1", "m2"} {
+		r.Start(operation(dispatch.Create, newMachine(name), 0))
+		bustest.Receive(t, "the driver to get a create", runs)
+	}
+	r.stop()
+
+	next := r.newManager(t)
+	next.Limit(dispatch.Limits{Provider: dispatch.Limit{InFlight: 1}})
+	next.Patient(time.Millisecond)
+	takeUp := func(name string) {
+		op := operation(dispatch.Create, newMachine(name), 0)
+		op.Recover, op.Attempt = true, 1
+		next.Start(op)
+	}
+	for _, name := range []string{"m1", "m2"} {
+		takeUp(name)
+		next.until(t, types.UID(name+"-uid"), dispatch.Running)
+	}
+	waits := func(name string) {
+		bustest.Eventually(t, "the limit as the reason to wait", func() bool {
+			s, _ := next.State(types.UID(name + "-uid"))
+
+			return strings.Contains(s.Reason, "--provider-max-in-flight")
+		})
+	}
+	next.Start(operation(dispatch.Create, newMachine("new"), 0))
+	waits("new")
+	takeUp("m3")
+	waits("m3")
+	if len(runs) > 0 {
+		t.Errorf("the driver got %s beside what runs, which is more than the limit allows already", <-runs)
+	}
+	g.release()
+	for _, want := range []string{"m3", "new"} {
+		if got := bustest.Receive(t, "the driver to get the next create", runs); got != want {
+			t.Errorf("the driver got %s, want %s", got, want)
+		}
+	}
+	for _, name := range []string{"m1", "m2", "m3", "new"} {
+		if s := next.until(t, types.UID(name+"-uid"), dispatch.Done); s.Err != nil {
+			t.Errorf("%s: %v", name, s.Err)
+		}
+	}
+}
+
+// What was begun and finds no room goes back to the queue, and is not sent again and
+// again.
+func TestLostWithoutRoom(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	full := newGate(t)
+	r.replica(t, full.handle, func(c *bus.ServerConfig) { c.Slots = 1 })
+	r.Start(operation(dispatch.Create, newMachine("filler"), 0))
+	bustest.Receive(t, "the driver to get a create", full.entered)
+	op := operation(dispatch.Create, newMachine("lost"), 0)
 	op.Recover, op.Attempt = true, 1
 	r.Start(op)
-	if got := bustest.Receive(t, "the driver to get the other create", g.entered); !got.Request.GetRecover() {
-		t.Errorf("the driver got %+v", got.Request)
+	bustest.Eventually(t, "no room", func() bool {
+		s, _ := r.State("lost-uid")
+
+		return strings.Contains(s.Reason, "has room")
+	})
+	if s, _ := r.State("lost-uid"); s.Attempt != 1 {
+		t.Errorf("state = %+v, want the attempt that there was not to be forgotten", s)
 	}
+	bustest.Eventually(t, "its place in the queue", func() bool { return r.Queued("lost-uid") })
+	full.release()
+	if s := r.until(t, "lost-uid", dispatch.Done); s.Err != nil || s.Attempt != 2 {
+		t.Errorf("state = %+v, want success of attempt 2", s)
+	}
+}
+
+// All slots hang in creates: a delete reaches the driver all the same.
+func TestDeleteBesideHungCreates(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	g, deleted := newGate(t), make(chan string, 1)
+	rep := r.replica(t, func(ctx context.Context, task *bus.Task) *driverv1.Result {
+		if task.Operation == driverv1.Operation_OPERATION_DELETE {
+			return one(deleted)(ctx, task)
+		}
+
+		return g.handle(ctx, task)
+	}, func(c *bus.ServerConfig) { c.Slots = 2 })
+	for _, name := range []string{"m1", "m2", "m3", "m4"} {
+		r.Start(operation(dispatch.Create, newMachine(name), 0))
+	}
+	for range 2 {
+		bustest.Receive(t, "the driver to get a create", g.entered)
+	}
+	bustest.Eventually(t, "session that says so", func() bool { return r.session(rep).GetRunning() == 2 })
+	bustest.Eventually(t, "creates that wait", func() bool { return len(r.Waiting().GetOperations()) == 2 })
+	r.Start(operation(dispatch.Delete, newMachine("old"), 0))
+	bustest.Receive(t, "the driver to get the delete", deleted)
 }
 
 // One deployment has far more machines than the driver has slots: another one's

@@ -14,8 +14,8 @@ type turn struct {
 	provider, secret, owner string
 	kind                    Kind
 
-	// granted is closed when the operation may be sent. A refused turn gets a new
-	// one; only the operation's own goroutine reads it.
+	// granted is closed when the operation may be sent; nil before it enters. A refused
+	// turn gets a new one; only the operation's own goroutine waits for it.
 	granted chan struct{}
 	running bool   // was granted, and counts as in flight
 	number  uint64 // by which its owner's operations stay in order
@@ -54,13 +54,30 @@ type line struct {
 	lanes  map[Kind]*lane
 	next   int       // index in lanes of the kind whose turn it is
 	wakeAt time.Time // when a timer looks again; zero for never
+	slots  [2]slots  // by slotsOf
+}
 
+// slots are what is known of the drivers' slots for some kinds of operation.
+type slots struct {
 	// full: operations came back because the provider's drivers have no room. Then
 	// only spare more are sent, until it is known that there is more room.
 	full   bool
 	spare  int
 	probe  int // how many are sent to find out whether a driver is there that does not say
 	reason string
+}
+
+// A spare is how many more operations there is room for, by slotsOf.
+type spare [2]int
+
+// slotsOf tells which of a driver's slots an operation takes. Deletes have their own:
+// creates that hang keep none waiting.
+func slotsOf(kind Kind) int {
+	if kind == Delete {
+		return 1
+	}
+
+	return 0
 }
 
 // A lane holds the waiting operations of one kind.
@@ -76,8 +93,7 @@ func newQueue(limits Limits) *queue {
 	}
 }
 
-// enter adds an operation. One that is taken up again was begun before, may be
-// running at its driver, and does not wait.
+// enter adds an operation. One that runs at its driver already does not wait.
 func (q *queue) enter(t *turn, again bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -98,6 +114,32 @@ func (q *queue) enter(t *turn, again bool) {
 	q.pump(l)
 }
 
+// first puts an operation at the head of the queue that a manager before this one, or
+// a replica that is gone, has left.
+func (q *queue) first(t *turn) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l := q.line(t.provider)
+	if t.running {
+		q.end(l, t)
+	}
+	t.granted = make(chan struct{})
+	l.lanes[t.kind].putBack(t)
+	q.pump(l)
+}
+
+// skip lets an operation go that waits: nothing more is to begin for it.
+func (q *queue) skip(t *turn) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if t.running {
+		return
+	}
+	l := q.line(t.provider)
+	l.lanes[t.kind].remove(t)
+	q.begin(l, t, true)
+}
+
 // leave takes an operation out: it has ended, or is given up.
 func (q *queue) leave(t *turn) {
 	q.mu.Lock()
@@ -105,8 +147,8 @@ func (q *queue) leave(t *turn) {
 	l := q.line(t.provider)
 	if t.running {
 		q.end(l, t)
-		if l.full {
-			l.spare++ // its slot is free now
+		if s := l.slotsOf(t.kind); s.full {
+			s.spare++ // its slot is free now
 		}
 	} else {
 		l.lanes[t.kind].remove(t)
@@ -124,8 +166,8 @@ func (q *queue) refuse(t *turn, reason string) (news bool) {
 	q.end(l, t)
 	t.granted = make(chan struct{})
 	l.lanes[t.kind].putBack(t)
-	news = !l.full
-	l.full, l.spare, l.probe, l.reason = true, 0, 0, reason
+	news = !l.slots[0].full && !l.slots[1].full
+	*l.slotsOf(t.kind) = slots{full: true, reason: reason}
 
 	return news
 }
@@ -133,27 +175,34 @@ func (q *queue) refuse(t *turn, reason string) (news bool) {
 // refill says how many more operations a provider's drivers have room for. When
 // nothing is known of them, ever more are sent to find out. It tells whether
 // anything still waits for room.
-func (q *queue) refill(provider string, spare int, known bool) (more bool) {
+func (q *queue) refill(provider string, n spare, known bool) (more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l := q.line(provider)
-	if !l.full {
-		return false
+	for i := range l.slots {
+		s := &l.slots[i]
+		if !known {
+			s.probe = max(1, 2*s.probe)
+			n[i] = s.probe
+		}
+		s.spare = n[i]
 	}
-	if !known {
-		l.probe = max(1, 2*l.probe)
-		spare = l.probe
-	}
-	l.spare = spare
 	q.pump(l)
-	l.full = l.spare <= 0 && l.waits()
+	for i := range l.slots {
+		s := &l.slots[i]
+		s.full = s.full && s.spare <= 0 && l.waits(i)
+		more = more || s.full
+	}
 
-	return l.full
+	return more
 }
 
-func (l *line) waits() bool {
-	for _, lane := range l.lanes {
-		if len(lane.owners) > 0 {
+func (l *line) slotsOf(kind Kind) *slots { return &l.slots[slotsOf(kind)] }
+
+// waits tells that an operation waits that takes slots of some kind.
+func (l *line) waits(slots int) bool {
+	for kind, lane := range l.lanes {
+		if slotsOf(kind) == slots && len(lane.owners) > 0 {
 			return true
 		}
 	}
@@ -166,7 +215,7 @@ func (q *queue) holds(t *turn) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
-	return !t.running
+	return t.granted != nil && !t.running
 }
 
 // why says what a waiting operation waits for.
@@ -174,10 +223,10 @@ func (q *queue) why(t *turn) string {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l, now := q.line(t.provider), q.now()
-	if l.full {
-		return l.reason
+	if s := l.slotsOf(t.kind); s.full {
+		return s.reason
 	}
-	if reason := l.quota.full(t.kind, "provider "+t.provider, "provider", now); reason != "" {
+	if reason := l.full(t.kind, "provider "+t.provider, "provider", now); reason != "" {
 		return reason
 	}
 	if reason := q.secret(t).full(t.kind, "secret "+t.secret, "secret", now); reason != "" {
@@ -193,8 +242,8 @@ func (q *queue) pump(l *line) {
 		t, wait := q.pick(l)
 		if t != nil {
 			l.lanes[t.kind].takeFirst(t.owner)
-			if l.full {
-				l.spare--
+			if s := l.slotsOf(t.kind); s.full {
+				s.spare--
 			}
 			q.begin(l, t, false)
 
@@ -228,13 +277,10 @@ func (q *queue) wake(l *line, at time.Time) {
 // how long until one may, 0 if that is not a matter of time.
 func (q *queue) pick(l *line) (next *turn, wait time.Duration) {
 	now := q.now()
-	if l.full && l.spare <= 0 {
-		return nil, 0
-	}
 	own := l.delay(now)
 	for i := range lanes {
 		index := (l.next + i) % len(lanes)
-		if !l.room(lanes[index]) {
+		if s := l.slotsOf(lanes[index]); !l.room(lanes[index]) || s.full && s.spare <= 0 {
 			continue
 		}
 		lane := l.lanes[lanes[index]]

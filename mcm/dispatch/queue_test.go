@@ -224,18 +224,39 @@ func TestRefused(t *testing.T) {
 	if third.running || b.why(third) != "all are busy" {
 		t.Errorf("running = %v, waits because %q, want it to wait like those before", third.running, b.why(third))
 	}
-	if !b.refill("virtual", 1, true) || !first.running || second.running || third.running {
+	if !b.refill("virtual", spare{1, 1}, true) || !first.running || second.running || third.running {
 		t.Errorf("room for one: running are %v %v %v", first.running, second.running, third.running)
 	}
 	b.leave(first) // and its slot is free
 	if !second.running || third.running {
 		t.Errorf("one has ended: running are %v %v", second.running, third.running)
 	}
-	if b.refill("virtual", 7, true) || !third.running {
+	if b.refill("virtual", spare{7, 7}, true) || !third.running {
 		t.Errorf("room for all: running = %v", third.running)
 	}
 	if fourth := b.add("o", Create); !fourth.running {
 		t.Error("nobody was refused since there was room for all, and a new one waits")
+	}
+}
+
+// That the drivers have no room for creates keeps no delete waiting, and the other way
+// round.
+func TestRefusedKinds(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct{ full, free Kind }{"creates": {Create, Delete}, "deletes": {Delete, Initialize}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(Limits{})
+			b.refuse(b.add("o", tc.full), "all are busy")
+			if waits, goes := b.add("o", tc.full), b.add("o", tc.free); waits.running || !goes.running {
+				t.Errorf("%s running: %v, %s running: %v; want one to wait and the other to go", tc.full, waits.running, tc.free, goes.running)
+			}
+			n := spare{5, 5}
+			n[slotsOf(tc.full)] = 0
+			if !b.refill("virtual", n, true) {
+				t.Error("nothing waits any more, without room")
+			}
+		})
 	}
 }
 
@@ -258,13 +279,13 @@ func TestProbe(t *testing.T) {
 
 		return n
 	}
-	b.refill("virtual", 0, false)
+	b.refill("virtual", spare{0, 0}, false)
 	if n := running(); n != 1 {
 		t.Fatalf("%d are sent to find out, want 1", n)
 	}
 	b.refuse(turns[0], "no driver")
 	rounds := 0
-	for b.refill("virtual", 0, false) {
+	for b.refill("virtual", spare{0, 0}, false) {
 		rounds++
 		if rounds > 10 {
 			t.Fatalf("after %d rounds %d of %d are sent", rounds, running(), len(turns))

@@ -25,8 +25,11 @@ func TestQueueModel(t *testing.T) {
 			"end":    func(t *rapid.T) { m.drop(t, true) },
 			"cancel": func(t *rapid.T) { m.drop(t, false) },
 			"refuse": m.refuseOne,
+			"first":  m.putFirst,
+			"skip":   m.skipOne,
 			"refill": func(t *rapid.T) {
-				m.refill(rapid.SampledFrom(modelProviders).Draw(t, "provider"), rapid.IntRange(0, 3).Draw(t, "spare"),
+				m.refill(rapid.SampledFrom(modelProviders).Draw(t, "provider"),
+					spare{rapid.IntRange(0, 3).Draw(t, "spare"), rapid.IntRange(0, 3).Draw(t, "for deletes")},
 					rapid.Bool().Draw(t, "known"))
 			},
 			"pass": func(t *rapid.T) { m.pass(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond) },
@@ -93,10 +96,24 @@ func (m *model) refuseOne(t *rapid.T) {
 	m.granted[turn] = false
 }
 
+// putFirst: what was taken up is at no driver any more.
+func (m *model) putFirst(t *rapid.T) {
+	turn := m.choose(t, func(o *turn) bool { return o.running && m.again[o] })
+	m.again[turn], m.granted[turn] = false, false
+	m.first(turn)
+}
+
+// skipOne: one that waits is given up, and only to be asked about.
+func (m *model) skipOne(t *rapid.T) {
+	turn := m.choose(t, func(o *turn) bool { return !o.running })
+	m.again[turn], m.granted[turn] = true, true
+	m.skip(turn)
+}
+
 func (m *model) check(t *rapid.T) {
 	m.noteGrants(t)
 	for _, turn := range m.turns {
-		if turn.running || m.lines[turn.provider].full {
+		if turn.running || m.lines[turn.provider].slotsOf(turn.kind).full {
 			continue
 		}
 		m.checkReason(t, turn)
@@ -186,7 +203,7 @@ func (m *model) checkReason(t *rapid.T, waiting *turn) {
 func (m *model) finish(t *rapid.T) {
 	for range 1000 {
 		for _, provider := range modelProviders {
-			m.refill(provider, 1, true)
+			m.refill(provider, spare{1, 1}, true)
 		}
 		m.noteGrants(t)
 		m.pass(time.Second)

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"errors"
 	"strings"
 	"time"
 
@@ -50,12 +51,15 @@ func nameOf(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName(
 // noRoom tells that an operation reached no driver, for a reason that it has in
 // common with all others of its provider.
 func noRoom(err error) bool {
-	return bus.OriginOf(err) == bus.OriginBus && CodeOf(err) == Unavailable
+	e, ok := errors.AsType[*bus.Error](err)
+
+	return ok && (e.NoRoom || e.Origin == bus.OriginBus && CodeOf(err) == Unavailable)
 }
 
-// awaitTurn waits until an operation may be sent. False means that it has been
-// given up, or that the dispatcher ends.
-func (d *Dispatcher) awaitTurn(e *entry) bool {
+// awaitTurn waits until an operation may be sent. One that is given up before goes on
+// at once, to end as it may. False means that it has ended, or that the dispatcher
+// ends.
+func (d *Dispatcher) awaitTurn(e *entry, req *bus.Request) bool {
 	select {
 	case <-e.turn.granted:
 		return true
@@ -72,12 +76,17 @@ func (d *Dispatcher) awaitTurn(e *entry) bool {
 
 			return true
 		case <-e.quit:
+			if req.Recover {
+				d.queue.skip(e.turn)
+
+				return true
+			}
 			d.finish(e, &bus.Outcome{Waited: time.Since(e.started)},
 				Errorf(Canceled, "given up while waiting: %s", d.queue.why(e.turn)))
 
 			return false
 		case <-tell.C:
-			d.waiting(e, Errorf(Unavailable, "%s", d.queue.why(e.turn)), 0)
+			d.waiting(e, Errorf(Unavailable, "%s", d.queue.why(e.turn)), req.Attempt)
 			tell.Reset(tellEvery)
 		case <-d.ctx.Done():
 			return false
@@ -105,25 +114,26 @@ func (d *Dispatcher) awaitRoom(provider string) {
 		case <-d.ctx.Done():
 			return
 		}
-		spare, known := d.spare(provider)
-		if !d.queue.refill(provider, spare, known) {
+		n, known := d.spare(provider)
+		if !d.queue.refill(provider, n, known) {
 			return
 		}
 		again.Reset(retryWait)
 	}
 }
 
-// spare is how many more operations the drivers of a provider have room for;
-// known is false when none is known: there may yet be one that does not say.
-func (d *Dispatcher) spare(provider string) (n int, known bool) {
+// spare is how many more operations the drivers of a provider have room for, by
+// their slots; known is false when none is known: there may yet be one that does not
+// say.
+func (d *Dispatcher) spare(provider string) (n spare, known bool) {
 	for _, r := range d.caller.Replicas() {
 		s := r.Session
 		if s.GetProvider() != provider {
 			continue
 		}
 		known = true
-		if !s.GetDraining() {
-			n += max(0, int(s.GetSlots())-int(s.GetRunning()))
+		for _, kind := range []Kind{Create, Delete} {
+			n[slotsOf(kind)] += max(0, bus.SlotsFree(s, kind.wire()))
 		}
 	}
 

@@ -67,7 +67,7 @@ export class Replica {
     const sequence = ++this.sequence, lease = this.lease, expected = lease.send(sequence);
     const session = {
       cluster: this.cluster, provider: this.provider, replica: this.id, sequence, startedAt: timestamp(this.started), version: "0.1.0", protocol: 1,
-      slots: this.slots, running: this.machines.size, draining: this.draining, stopped, createIdentity: this.createIdentity,
+      slots: this.slots, running: this.machines.size, deleting: this.taken("delete"), draining: this.draining, stopped, createIdentity: this.createIdentity,
       capabilities: Object.keys(this.operations).map(numberOf), hostname: hostname(), sessionId: lease.sessionId, leased: lease.holds(), epoch: String(this.epoch),
       operations: [...this.held.values()].map((h) => this.stateOf(h)),
     };
@@ -80,6 +80,11 @@ export class Replica {
       console.log("session lost: nothing accepted before begins any more");
       this.renew();
     }
+  }
+
+  // taken counts the slots in use: deletes have their own, so that none waits behind creates.
+  taken(op) {
+    return [...this.machines.values()].filter((h) => (h.op === "delete") === (op === "delete")).length;
   }
 
   fenced(h) {
@@ -126,8 +131,8 @@ export class Replica {
 
   onMutation(h) {
     const { env } = h, epoch = BigInt(String(env.epoch));
-    if (env.acceptBy && Date.now() > millis(env.acceptBy)) return this.send(h, { result: failure("ABORTED", "the request is stale") });
-    if (epoch < this.epoch) return this.send(h, { result: failure("ABORTED", `epoch ${this.epoch} leads`) });
+    if (env.acceptBy && Date.now() > millis(env.acceptBy)) return this.send(h, { busy: { reason: 6 } }); // [ENV-8]
+    if (epoch < this.epoch) return this.send(h, { result: failure("ABORTED", `epoch ${this.epoch} leads`, true) }); // [ENV-6]
     this.epoch = epoch;
     const known = this.held.get(h.id), terms = env.claimTerms;
     const named = terms && Object.hasOwn(terms, "sequence"); // presence: 0 is a sequence
@@ -143,7 +148,7 @@ export class Replica {
     if (denial && h.attempt <= denial.attempt && now().monotonic - denial.at.monotonic < 4000) return refuse(0);
     if (this.draining) return refuse(2);
     if (this.machines.has(h.machine)) return refuse(3);
-    if (this.machines.size >= this.slots) return refuse(1);
+    if (this.taken(h.op) >= this.slots) return refuse(1);
     if (h.claimed && !this.lease.holds()) return refuse(5);
     if (h.claimed && !named) return refuse(4);
     Object.assign(h, { generation: this.lease.generation, sessionId: this.lease.sessionId, claiming: h.claimed });
@@ -195,7 +200,8 @@ export class Replica {
       return { status: {}, ...(await this.operations[h.op](h.request, task)) };
     } catch (e) {
       const code = deadline.aborted ? Code.CODE_DEADLINE_EXCEEDED : e.code > 0 ? e.code : Code.CODE_UNKNOWN;
-      const unknown = MUTATIONS.includes(h.op) && (!!e.outcomeUnknown || (!!h.begun && deadline.aborted)); // [RESULT-3]
+      const unlooked = h.op === "create" && h.env.recover && !h.begun; // what an earlier attempt has made is not known
+      const unknown = MUTATIONS.includes(h.op) && (!!e.outcomeUnknown || unlooked || (!!h.begun && deadline.aborted)); // [RESULT-3]
       return { status: { code, message: e.message }, outcomeUnknown: unknown };
     }
   }
@@ -219,7 +225,7 @@ export class Replica {
     };
     const answer = await this.put(h, { state: outcomeUnknown ? 3 : 2, endedAt: timestamp(h.ended), outcome }, h.claim);
     if (answer.seq) h.claim = answer.seq;
-    h.stored = !!answer.seq || !!answer.conflict;
+    h.stored = !!answer.seq || (!!answer.conflict && answer.there !== null); // else the conflict is with a write that may yet be lost
     h.storing = false;
     if (h.known) this.onAck(h);
   }

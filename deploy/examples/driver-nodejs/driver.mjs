@@ -28,11 +28,12 @@ const codes = { 400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "RESOURCE_
 
 // cloud makes one call. One that was not answered may have had its effect.
 async function cloud(spec, signal, method, path, body) {
+  const begun = method !== "GET";
   const response = await fetch(spec.endpoint + path, {
     method, signal, body: JSON.stringify(body), headers: { authorization: `Bearer ${token}`, "content-type": "application/json" },
-  }).catch((e) => { throw failure(signal.aborted ? "DEADLINE_EXCEEDED" : "UNAVAILABLE", `${method} ${path}: ${e.message}`, method !== "GET"); });
+  }).catch((e) => { throw failure(signal.aborted ? "DEADLINE_EXCEEDED" : "UNAVAILABLE", `${method} ${path}: ${e.message}`, begun); });
   const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw failure(codes[response.status] ?? "INTERNAL", answer.error?.message ?? `HTTP ${response.status}`);
+  if (!response.ok) throw Object.assign(failure(codes[response.status] ?? "INTERNAL", answer.error?.message ?? `HTTP ${response.status}`), { begun });
   return answer;
 }
 
@@ -75,20 +76,20 @@ async function resultOf(env) {
   try {
     const operation = operations[env.body];
     if (!operation) throw failure("UNIMPLEMENTED", "this driver creates, deletes and lists");
-    if (env.body !== "list" && env.acceptBy && Date.now() > Number(env.acceptBy.seconds) * 1000 + env.acceptBy.nanos / 1e6)
-      throw failure("ABORTED", "the request is stale");
     const signal = AbortSignal.timeout(Number(env.timeout?.seconds ?? 60) * 1000 + (env.timeout?.nanos ?? 0) / 1e6);
     return await operation(env[env.body], await specOf(env[env.body].class.class, signal), signal, env.operationId);
   } catch (e) {
-    return { status: { code: e.code > 0 ? e.code : Code.CODE_UNKNOWN, message: e.message }, outcomeUnknown: !!e.outcomeUnknown };
+    const unlooked = env.body === "create" && env.recover && !e.begun; // what an earlier attempt has made is not known [RESULT-3]
+    return { status: { code: e.code > 0 ? e.code : Code.CODE_UNKNOWN, message: e.message }, outcomeUnknown: !!e.outcomeUnknown || unlooked };
   }
 }
 
 const running = new Set();
 async function answer(m) {
-  const env = decode(m), result = await resultOf(env);
-  console.log(m.subject, env.operationId, result.status?.message ?? "OK");
-  respond(m, Envelope.fromObject({ operationId: env.operationId, attempt: env.attempt, result }));
+  const env = decode(m), stale = env.body !== "list" && env.acceptBy && Date.now() > Number(env.acceptBy.seconds) * 1000 + env.acceptBy.nanos / 1e6;
+  const body = stale ? { busy: { reason: "BUSY_REASON_STALE" } } : { result: await resultOf(env) }; // [ENV-8]
+  console.log(m.subject, env.operationId, stale ? "stale" : body.result.status?.message ?? "OK");
+  respond(m, Envelope.fromObject({ operationId: env.operationId, attempt: env.attempt, ...body }));
 }
 const subscription = nc.subscribe(`mcm.v1.${CLUSTER}.plain.${PROVIDER}.>`, { queue: "driver", callback: (error, m) => {
   if (error || !m.reply?.startsWith(`mcm.v1.${CLUSTER}.reply.${PROVIDER}.`)) return; // [SUBJECT-4]

@@ -94,15 +94,17 @@ type Envelope struct {
 	Attempt uint32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// epoch grows each time another mcm replica takes the lead. A replica MUST
 	// refuse a mutation with a lower epoch than the highest it has seen from that
-	// control plane, with CODE_ABORTED [ENV-6]; a read is served all the same. Zero means that mcm does not
-	// count epochs.
+	// control plane, with CODE_ABORTED and outcome_unknown [ENV-6]: another mcm may
+	// have it done. A read is served all the same. Zero means that mcm does not count
+	// epochs.
 	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// replica is the sender's replica id: a replica MUST set it in everything it
 	// sends [ENV-7].
 	Replica string `protobuf:"bytes,4,opt,name=replica,proto3" json:"replica,omitempty"`
 	// accept_by is the moment after which a request is stale: a replica MUST NOT
-	// start a mutation that reaches it later than this, and says so with
-	// CODE_ABORTED [ENV-8]. It guards against a backlog delivered after a pause.
+	// start a mutation that reaches it later than this, and answers it busy
+	// [ENV-8]. It guards against a backlog delivered after a pause. A replica whose
+	// clock is ahead takes all for stale; busy has mcm turn to another one.
 	AcceptBy *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=accept_by,json=acceptBy,proto3" json:"accept_by,omitempty"`
 	// timeout is the time the operation may take, counted from its receipt by
 	// the replica, so that clocks need not agree.

@@ -138,6 +138,9 @@ const (
 	// BUSY_REASON_SESSION: the replica has no acknowledged session to claim with,
 	// or the operations stream does not answer.
 	BusyReason_BUSY_REASON_SESSION BusyReason = 5
+	// BUSY_REASON_STALE: the request came after its accept_by. Whether the replica
+	// has the operation it does not say.
+	BusyReason_BUSY_REASON_STALE BusyReason = 6
 )
 
 // Enum value maps for BusyReason.
@@ -149,6 +152,7 @@ var (
 		3: "BUSY_REASON_MACHINE",
 		4: "BUSY_REASON_CLAIM",
 		5: "BUSY_REASON_SESSION",
+		6: "BUSY_REASON_STALE",
 	}
 	BusyReason_value = map[string]int32{
 		"BUSY_REASON_UNSPECIFIED": 0,
@@ -157,6 +161,7 @@ var (
 		"BUSY_REASON_MACHINE":     3,
 		"BUSY_REASON_CLAIM":       4,
 		"BUSY_REASON_SESSION":     5,
+		"BUSY_REASON_STALE":       6,
 	}
 )
 
@@ -353,7 +358,10 @@ type Result struct {
 	// cloud was at it, or the cloud's answer was lost. mcm then tries the same
 	// operation again, with the same operation_id and with recover, where a known
 	// failure would be followed by a new operation. A replica MUST set it whenever
-	// it does not know [RESULT-3], and MUST NOT keep such a Result [RESULT-4].
+	// it does not know [RESULT-3], and MUST NOT keep such a Result [RESULT-4]. A create
+	// with recover that fails before it has looked for what an earlier attempt has
+	// made, because it could not get its class or the cloud's list, is such a case:
+	// it knows nothing of that attempt.
 	OutcomeUnknown bool `protobuf:"varint,2,opt,name=outcome_unknown,json=outcomeUnknown,proto3" json:"outcome_unknown,omitempty"`
 	// Types that are valid to be assigned to Payload:
 	//
@@ -641,7 +649,7 @@ const file_machinebus_driver_v1_reply_proto_rawDesc = "" +
 	"\x10CODE_UNAVAILABLE\x10\x0e\x12\x12\n" +
 	"\x0eCODE_DATA_LOSS\x10\x0f\x12\x18\n" +
 	"\x14CODE_UNAUTHENTICATED\x10\x10\x12\x16\n" +
-	"\x12CODE_UNINITIALIZED\x10\x11*\xa3\x01\n" +
+	"\x12CODE_UNINITIALIZED\x10\x11*\xba\x01\n" +
 	"\n" +
 	"BusyReason\x12\x1b\n" +
 	"\x17BUSY_REASON_UNSPECIFIED\x10\x00\x12\x15\n" +
@@ -649,7 +657,8 @@ const file_machinebus_driver_v1_reply_proto_rawDesc = "" +
 	"\x14BUSY_REASON_DRAINING\x10\x02\x12\x17\n" +
 	"\x13BUSY_REASON_MACHINE\x10\x03\x12\x15\n" +
 	"\x11BUSY_REASON_CLAIM\x10\x04\x12\x17\n" +
-	"\x13BUSY_REASON_SESSION\x10\x05BFZDgithub.com/machinebus/machinebus/proto/machinebus/driver/v1;driverv1b\x06proto3"
+	"\x13BUSY_REASON_SESSION\x10\x05\x12\x15\n" +
+	"\x11BUSY_REASON_STALE\x10\x06BFZDgithub.com/machinebus/machinebus/proto/machinebus/driver/v1;driverv1b\x06proto3"
 
 var (
 	file_machinebus_driver_v1_reply_proto_rawDescOnce sync.Once

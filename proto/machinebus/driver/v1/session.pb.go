@@ -162,8 +162,9 @@ type Session struct {
 	Version string `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
 	// protocol is the version of this contract the replica speaks: 1.
 	Protocol uint32 `protobuf:"varint,7,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	// slots is how many operations the replica runs at once; running is how many
-	// it runs now, for all clusters together.
+	// slots is how many creates and initializes the replica runs at once, and how
+	// many deletes beside them: a cloud on which all creates hang keeps no delete
+	// waiting. running is how many mutations it runs now, for all clusters together.
 	Slots   uint32 `protobuf:"varint,8,opt,name=slots,proto3" json:"slots,omitempty"`
 	Running uint32 `protobuf:"varint,9,opt,name=running,proto3" json:"running,omitempty"`
 	// draining: takes no new work and stops when the running work is done.
@@ -193,7 +194,9 @@ type Session struct {
 	// too large: one that is not listed may be held all the same.
 	Omitted uint32 `protobuf:"varint,21,opt,name=omitted,proto3" json:"omitted,omitempty"`
 	// epoch is the highest that the replica has seen.
-	Epoch         uint64 `protobuf:"varint,22,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,22,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// deleting is how many of those running are deletes.
+	Deleting      uint32 `protobuf:"varint,23,opt,name=deleting,proto3" json:"deleting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -378,6 +381,13 @@ func (x *Session) GetOmitted() uint32 {
 func (x *Session) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Session) GetDeleting() uint32 {
+	if x != nil {
+		return x.Deleting
 	}
 	return 0
 }
@@ -1140,7 +1150,7 @@ var File_machinebus_driver_v1_session_proto protoreflect.FileDescriptor
 
 const file_machinebus_driver_v1_session_proto_rawDesc = "" +
 	"\n" +
-	"\"machinebus/driver/v1/session.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\"\x9c\x06\n" +
+	"\"machinebus/driver/v1/session.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\"\xb8\x06\n" +
 	"\aSession\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1a\n" +
 	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x18\n" +
@@ -1169,7 +1179,8 @@ const file_machinebus_driver_v1_session_proto_rawDesc = "" +
 	"session_id\x18\x13 \x01(\tR\tsessionId\x12\x16\n" +
 	"\x06leased\x18\x14 \x01(\bR\x06leased\x12\x18\n" +
 	"\aomitted\x18\x15 \x01(\rR\aomitted\x12\x14\n" +
-	"\x05epoch\x18\x16 \x01(\x04R\x05epoch\"\x96\x03\n" +
+	"\x05epoch\x18\x16 \x01(\x04R\x05epoch\x12\x1a\n" +
+	"\bdeleting\x18\x17 \x01(\rR\bdeleting\"\x96\x03\n" +
 	"\x0eOperationState\x12!\n" +
 	"\foperation_id\x18\x01 \x01(\tR\voperationId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12=\n" +

@@ -31,18 +31,25 @@ func (s *Server) NodeGroupNodes(
 	}
 	out := &externalgrpc.NodeGroupNodesResponse{Instances: make([]*externalgrpc.Instance, 0, len(g.machines))}
 	for _, m := range g.machines {
-		out.Instances = append(out.Instances, &externalgrpc.Instance{Id: m.instanceID(), Status: g.status(m)})
+		if m.node != nil && m.node.Spec.ProviderID == "" {
+			continue // by a placeholder it would be removed as one that never joined
+		}
+		out.Instances = append(out.Instances, &externalgrpc.Instance{Id: m.instanceID(), Status: s.instanceStatus(g, m)})
 	}
 
 	return out, nil
 }
 
-func (g *group) status(m *machine) *externalgrpc.InstanceStatus {
+func (s *Server) instanceStatus(g *group, m *machine) *externalgrpc.InstanceStatus {
 	switch {
 	case g.going(m.Machine):
 		return &externalgrpc.InstanceStatus{InstanceState: externalgrpc.InstanceStatus_instanceDeleting}
 	case m.node != nil:
 		return &externalgrpc.InstanceStatus{InstanceState: externalgrpc.InstanceStatus_instanceRunning}
+	case s.spared(g, m.Machine, nil):
+		// With its error the cluster-autoscaler would take the group's size for wrong, and
+		// end each loop with the attempt to correct it. As one that is late it costs a warning.
+		return &externalgrpc.InstanceStatus{InstanceState: externalgrpc.InstanceStatus_instanceCreating}
 	default:
 		return &externalgrpc.InstanceStatus{
 			InstanceState: externalgrpc.InstanceStatus_instanceCreating, ErrorInfo: createError(m.Machine),

@@ -59,6 +59,9 @@ func TestWhatIsANodeGroup(t *testing.T) {
 	}
 	for name := range invalid {
 		r.eventually("an Event on "+name, func() bool {
+			if _, err := r.Refresh(t.Context(), &externalgrpc.RefreshRequest{}); err != nil {
+				t.Fatal(err)
+			}
 			events := &corev1.EventList{}
 			if err := r.List(t.Context(), events, client.InNamespace(r.namespace)); err != nil {
 				t.Fatal(err)

@@ -229,11 +229,17 @@ func indexNodes(nodes []corev1.Node) nodeIndex {
 
 // of returns the Node of a machine, nil if it has not joined.
 func (i nodeIndex) of(m *v1alpha1.Machine) *corev1.Node {
-	if node := i.byName[m.Labels[v1alpha1.LabelKeyNode]]; node != nil {
+	if node := i.byName[m.Labels[v1alpha1.LabelKeyNode]]; node != nil && mayBeOf(m, node) {
 		return node
 	}
 
 	return i.byProviderID[m.Spec.ProviderID]
+}
+
+// mayBeOf tells the machine's Node from that of another instance, which had its
+// name before.
+func mayBeOf(m *v1alpha1.Machine, node *corev1.Node) bool {
+	return node.Spec.ProviderID == "" || m.Spec.ProviderID == "" || v1alpha1.SameInstance(node.Spec.ProviderID, m.Spec.ProviderID)
 }
 
 // find returns the machine behind a node of the cluster-autoscaler's; nil if it is

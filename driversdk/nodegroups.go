@@ -10,6 +10,11 @@ import (
 // scale sets, pools), so that a cluster-autoscaler can scale them without
 // MachineDeployments. What a group is like is kept in the cloud: any replica may be
 // asked anything [GROUP-4].
+//
+// Answer within 2 s if you can: then the gateway asks once more, perhaps another
+// replica and while this one is still at it, under the same request id. The
+// cluster-autoscaler gives up after 5 s, by default, when ctx ends as well. So start
+// what takes long in the cloud, and return once the wish is on record there.
 type NodeGroups interface {
 	// NodeGroups returns all groups that are for a control plane.
 	NodeGroups(ctx context.Context, cluster string) ([]*NodeGroup, error)

@@ -212,7 +212,8 @@ func TestNodeGroupLateAnswer(t *testing.T) {
 			var held *nats.Msg
 			asked := 0
 			subscribeNodeGroups(t, r, func(m *nats.Msg, req *nodegroupv1.Envelope) {
-				switch asked++; asked {
+				asked++
+				switch asked {
 				case 1:
 					held = m
 				case 2:

@@ -34,20 +34,17 @@ type nodeGroupWish struct {
 func (w *nodeGroupWish) run(ctx context.Context) (*nodegroupv1.Envelope, error) {
 	silence := time.NewTicker(nodeGroupSilence)
 	defer silence.Stop()
-	for due := true; ; {
+	due := true
+	for {
 		if due && w.refusal == nil && len(w.replies) < nodeGroupTries {
 			silence.Reset(nodeGroupSilence)
 			if err := w.send(ctx); err != nil && w.open == 0 {
 				return nil, err
 			}
 		}
-		switch {
-		case w.open == 0 && w.refusal != nil:
-			return nil, w.refusal // nobody else has done anything
-		case w.open == 0:
-			return nil, busErrorf("replicas of provider %s are busy or stopping; nothing was done", w.provider)
+		if w.open == 0 {
+			return nil, w.nothing()
 		}
-		due = false
 		select {
 		case m := <-w.answers:
 			answer, again, err := w.hear(m)
@@ -58,13 +55,28 @@ func (w *nodeGroupWish) run(ctx context.Context) (*nodegroupv1.Envelope, error) 
 		case <-silence.C:
 			due = true
 		case <-ctx.Done():
-			if w.refusal != nil {
-				return nil, w.unknown(w.refusal)
-			}
-
-			return nil, timeoutErrorf("no answer from provider %s to %s: whether it was done will show", w.provider, w.verb)
+			return nil, w.unknown()
 		}
 	}
+}
+
+// nothing says why nobody is at it (any more).
+func (w *nodeGroupWish) nothing() error {
+	if w.refusal != nil {
+		return w.refusal // and nobody else has done anything
+	}
+
+	return busErrorf("replicas of provider %s are busy or stopping; nothing was done", w.provider)
+}
+
+// unknown says that nobody can tell; a refusal says nothing of what was sent before
+// it.
+func (w *nodeGroupWish) unknown() error {
+	if w.refusal != nil {
+		return timeoutErrorf("no answer from provider %s to %s, and to the same again: %w", w.provider, w.verb, w.refusal)
+	}
+
+	return timeoutErrorf("no answer from provider %s to %s: whether it was done will show", w.provider, w.verb)
 }
 
 // send has one more replica asked.
@@ -93,7 +105,8 @@ func (w *nodeGroupWish) send(ctx context.Context) error {
 // waiting; again, that another replica may be asked at once.
 func (w *nodeGroupWish) hear(m *nats.Msg) (answer *nodegroupv1.Envelope, again bool, err error) {
 	if isNoResponders(m) {
-		if w.open--; w.open == 0 && w.refusal == nil {
+		w.open--
+		if w.open == 0 && w.refusal == nil {
 			return nil, false, busErrorf("no replica of provider %s that serves node groups is on the bus", w.provider)
 		}
 
@@ -114,7 +127,7 @@ func (w *nodeGroupWish) hear(m *nats.Msg) (answer *nodegroupv1.Envelope, again b
 	case err == nil:
 		return answer, false, nil
 	case w.changes && w.refusal != nil:
-		return nil, false, w.unknown(err) // it failed twice: the second time perhaps because of the first
+		return nil, false, w.unknown() // it failed twice: once perhaps because of the other
 	case w.changes && w.open > 0:
 		// Perhaps because another one is doing it, or has: that one's answer decides.
 		w.refusal = err
@@ -123,11 +136,6 @@ func (w *nodeGroupWish) hear(m *nats.Msg) (answer *nodegroupv1.Envelope, again b
 	default:
 		return nil, false, err
 	}
-}
-
-// unknown says that a refusal tells nothing of what was sent before.
-func (w *nodeGroupWish) unknown(refusal error) error {
-	return timeoutErrorf("no answer from provider %s to %s, and to the same again: %w", w.provider, w.verb, refusal)
 }
 
 // forget has answers that still come dropped.

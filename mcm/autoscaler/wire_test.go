@@ -220,23 +220,32 @@ func TestWire_Template(t *testing.T) {
 	if err := r.Update(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
+	odd := r.deployment("by-labels", 0, map[string]string{autoscaler.AnnotationKeyMax: "5", "cluster-autoscaler.kubernetes.io/node-zone": "moon-z"})
+	odd.Spec.Template.Spec.NodeTemplateSpec.Labels = map[string]string{
+		"kubernetes.io/os": "windows", "kubernetes.io/arch": "s390x", "topology.kubernetes.io/zone": "moon-b", "node.kubernetes.io/instance-type": "own",
+	}
+	if err := r.Update(t.Context(), odd); err != nil {
+		t.Fatal(err)
+	}
 	unknown := r.deployment("unknown", 0, size("0", "5"))
 	unknown.Spec.Template.Spec.Class.Name = "none"
 	if err := r.Update(t.Context(), unknown); err != nil {
 		t.Fatal(err)
 	}
 	r.deployment("faulty", 0, map[string]string{autoscaler.AnnotationKeyMax: "5", capacity + "cpu": "lots"})
-	r.refresh(4, 0)
+	r.refresh(5, 0)
 	ask := func(name string) ([]byte, error) {
 		return r.raw("NodeGroupTemplateNodeInfo", field(nil, 1, []byte(r.id(name))))
 	}
 	r.eventually("the class and the changed deployments are seen", func() bool {
-		r.refresh(4, 0)
+		r.refresh(5, 0)
 		_, err1 := ask("by-class")
 		_, err2 := ask("unknown")
 		reply, err3 := ask("by-annotations")
+		labelled, err4 := ask("by-labels")
 
-		return err1 == nil && err2 != nil && err3 == nil && len(template(t, reply).Spec.Taints) == 2
+		return err1 == nil && err2 != nil && err3 == nil && len(template(t, reply).Spec.Taints) == 2 &&
+			err4 == nil && template(t, labelled).Labels["kubernetes.io/os"] == "windows"
 	})
 	type want struct {
 		Labels   map[string]string
@@ -248,6 +257,13 @@ func TestWire_Template(t *testing.T) {
 			Labels: map[string]string{
 				"kubernetes.io/os": "linux", "kubernetes.io/arch": "arm64", "node.kubernetes.io/instance-type": "m5.large",
 				"topology.kubernetes.io/region": "moon", "topology.kubernetes.io/zone": "moon-a",
+			},
+			Capacity: map[corev1.ResourceName]string{"cpu": "2", "memory": "8Gi", "pods": "110", "nvidia.com/gpu": "1", "example.org/licenses": "4"},
+		},
+		"by-labels": {
+			Labels: map[string]string{
+				"kubernetes.io/os": "windows", "kubernetes.io/arch": "s390x", "node.kubernetes.io/instance-type": "own",
+				"topology.kubernetes.io/region": "moon", "topology.kubernetes.io/zone": "moon-b",
 			},
 			Capacity: map[corev1.ResourceName]string{"cpu": "2", "memory": "8Gi", "pods": "110", "nvidia.com/gpu": "1", "example.org/licenses": "4"},
 		},

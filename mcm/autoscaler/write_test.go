@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -286,8 +287,8 @@ func TestDeleteNodes_Preserved(t *testing.T) {
 			m := &v1alpha1.Machine{}
 			tc.change(m)
 			r.hasPhase("m1", m.Status.CurrentStatus.Phase)
-			if r.wantCode(r.deleteNodes("a", node), tc.want); t.Failed() {
-				t.Error(tc.reason)
+			if err := r.deleteNodes("a", node); status.Code(err) != tc.want {
+				t.Errorf("%v, want %s: %s", err, tc.want, tc.reason)
 			}
 		})
 	}

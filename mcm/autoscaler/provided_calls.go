@@ -66,28 +66,6 @@ func (g *providedGroup) template(ctx context.Context) (*externalgrpc.NodeGroupTe
 	return templateResponse(g.id, node)
 }
 
-func (g *providedGroup) options(
-	defaults *externalgrpc.NodeGroupAutoscalingOptions,
-) (*externalgrpc.NodeGroupAutoscalingOptionsResponse, error) {
-	if g.Options == (dispatch.NodeGroupOptions{}) || defaults == nil {
-		return nil, status.Errorf(codes.Unimplemented, "node group %s has no options of its own", g.id)
-	}
-	o := optionsOf(defaults)
-	set(&o.utilization, g.Options.Utilization)
-	set(&o.gpuUtilization, g.Options.GPUUtilization)
-	set(&o.unneeded, g.Options.Unneeded)
-	set(&o.unready, g.Options.Unready)
-	set(&o.provision, g.Options.Provision)
-
-	return &externalgrpc.NodeGroupAutoscalingOptionsResponse{NodeGroupAutoscalingOptions: o.message(defaults)}, nil
-}
-
-func set[T any](to, from *T) {
-	if from != nil {
-		*to = *from
-	}
-}
-
 // resize changes a group's size by delta. That the driver knows another size than
 // we do proves that nothing was done, and is tried again with the new one; whatever
 // else goes wrong is not.

@@ -50,7 +50,7 @@ type Server struct {
 	mu      sync.Mutex
 	locks   map[string]chan struct{}                         // by group; one write at a time
 	written map[client.ObjectKey]*v1alpha1.MachineDeployment // what the caches may not have seen yet
-	told    map[client.ObjectKey]string                      // faulty marks of which an Event tells
+	told    map[client.ObjectKey]string                      // faulty annotations of which an Event tells
 }
 
 // New returns a Server.

@@ -16,11 +16,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
-// EventInvalidNodeGroup is the reason of the Event on a MachineDeployment whose
-// mark as a node group cannot be read.
-const EventInvalidNodeGroup = "InvalidNodeGroup"
+// Reasons of Events on a MachineDeployment whose mark as a node group cannot be
+// read, or whose options as one make no sense.
+const (
+	EventInvalidNodeGroup = "InvalidNodeGroup"
+	EventInvalidOption    = "InvalidNodeGroupOption"
+)
 
 // A snapshot is what the answers of one loop of the cluster-autoscaler are taken
 // from, so that they agree. It is never changed.
@@ -37,6 +41,7 @@ type snapshot struct {
 type group struct {
 	id         string
 	min, max   int32
+	options    dispatch.NodeGroupOptions
 	deployment *v1alpha1.MachineDeployment // from a cache: read only
 	marked     map[string]bool             // machines that the deployment names to be deleted
 	machines   []*machine
@@ -192,24 +197,38 @@ func (s *Server) groupOf(ctx context.Context, d *v1alpha1.MachineDeployment) *gr
 	key := client.ObjectKeyFromObject(d)
 	lower, upper, ok, err := s.sizes(d)
 	if err != nil {
-		if s.told[key] != err.Error() {
-			s.told[key] = err.Error()
-			klog.FromContext(ctx).Info("machine deployment is no node group", "machineDeployment", key, "err", err.Error())
-			s.cfg.Events.Eventf(d, corev1.EventTypeWarning, EventInvalidNodeGroup, "The cluster-autoscaler does not see it: %v", err)
-		}
+		s.tell(ctx, d, EventInvalidNodeGroup, "The cluster-autoscaler does not see it: %v", err)
 
 		return nil
 	}
-	delete(s.told, key)
 	if !ok {
+		delete(s.told, key)
+
 		return nil
 	}
-	g := &group{id: groupID(key), min: lower, max: upper, deployment: d, marked: map[string]bool{}}
+	own, err := ownOptions(d.Annotations)
+	if err != nil {
+		s.tell(ctx, d, EventInvalidOption, "The cluster-autoscaler's own settings hold: %v", err)
+	} else {
+		delete(s.told, key)
+	}
+	g := &group{id: groupID(key), min: lower, max: upper, options: own, deployment: d, marked: map[string]bool{}}
 	for _, name := range markedMachines(d) {
 		g.marked[name] = true
 	}
 
 	return g
+}
+
+// tell says what is wrong with a deployment's annotations, once. s.mu is held.
+func (s *Server) tell(ctx context.Context, d *v1alpha1.MachineDeployment, reason, format string, err error) {
+	key := client.ObjectKeyFromObject(d)
+	if s.told[key] == err.Error() {
+		return
+	}
+	s.told[key] = err.Error()
+	klog.FromContext(ctx).Info("annotations of a machine deployment are faulty", "machineDeployment", key, "reason", reason, "err", err.Error())
+	s.cfg.Events.Eventf(d, corev1.EventTypeWarning, reason, format, err)
 }
 
 // nodeIndex finds Nodes.

@@ -2,6 +2,8 @@ package bus
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -159,4 +161,34 @@ func (c *NodeGroupClient) Ask(ctx context.Context, provider string, body *nodegr
 	defer w.forget()
 
 	return w.run(ctx)
+}
+
+// CheckNodeGroup holds a group to the contract, in a driver before it is sent and in
+// the gateway, which serves many drivers, before it is believed.
+func CheckNodeGroup(g *nodegroupv1.Group) error {
+	lower, upper, capacity := g.GetMinSize(), g.GetMaxSize(), g.GetTemplate().GetCapacity()
+	switch {
+	case !validNodeGroupID(g.GetId()):
+		return fmt.Errorf("id %q: want letters, digits and any of \"._/-\" [GROUP-7]", g.GetId())
+	case lower < 0 || upper <= 0 || lower > upper:
+		return fmt.Errorf("sizes %d to %d: want 0 <= min <= max and 0 < max [GROUP-8]", lower, upper)
+	case g.GetTargetSize() < 0:
+		return fmt.Errorf("target size %d is below zero [GROUP-9]", g.GetTargetSize())
+	case g.GetTemplate() != nil && (capacity["cpu"] == "" || capacity["memory"] == ""):
+		return errors.New("template without cpu or memory [GROUP-10]")
+	default:
+		return nil
+	}
+}
+
+func validNodeGroupID(id string) bool {
+	for _, c := range []byte(id) {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '.', c == '_', c == '/', c == '-':
+		default:
+			return false
+		}
+	}
+
+	return id != ""
 }

@@ -34,12 +34,12 @@ func TestAutoscaler(t *testing.T) {
 		s.wantCode("a client with "+name, err, codes.Unavailable)
 	}
 
-	s.must(s.increase(group, 4))
-	if l, err := s.loop(e.ctx()); err != nil || l.target[group] != 4 {
+	s.must(s.increase(group, 6))
+	if l, err := s.loop(e.ctx()); err != nil || l.target[group] != 6 {
 		t.Fatalf("right after the increase: %v, %v", l, err)
 	}
-	nodes := s.joined(group, 4)
-	s.wantCode("more than the maximum", s.increase(group, 3), codes.OutOfRange)
+	nodes := s.joined(group, 6)
+	s.wantCode("more than the maximum", s.increase(group, 1), codes.OutOfRange)
 
 	foreign := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: e.name + "-foreign"}, Spec: corev1.NodeSpec{ProviderID: "elsewhere:///1"}}
 	e.must(e.kube.Create(e.ctx(), foreign))
@@ -52,15 +52,20 @@ func TestAutoscaler(t *testing.T) {
 	})
 	s.wantCode("a foreign node", s.remove(group, message(foreign)), codes.InvalidArgument)
 
-	stays := []string{s.machineOf(nodes[0]), s.machineOf(nodes[3])}
+	stays := []string{s.machineOf(nodes[0]), s.machineOf(nodes[5])}
 	slices.Sort(stays)
-	s.removeEach(group, nodes[1], nodes[2])
+	s.removeEach(group, nodes[1:5]...) // within a second, while sets take up the changes before
 	s.removeEach(group, nodes[1], nodes[2], nodes[1]) // as often as it likes
 	p.settled(2, className)
 	s.joined(group, 2)
 	names, err := e.machineNames(e.ctx())
 	if err != nil || !slices.Equal(names, stays) {
 		t.Errorf("machines %v are left, %v; want those not named: %v", names, err, stays)
+	}
+	stats, err := e.cloud.Admin.Stats(e.ctx())
+	s.must(err)
+	if stats.Created != 6 {
+		t.Errorf("%d instances were made, want 6: none in the place of one that had to go", stats.Created)
 	}
 
 	s.must(s.gateway.Kill())

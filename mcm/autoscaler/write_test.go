@@ -19,7 +19,8 @@ import (
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 )
 
-const stamp = "2026-08-11T07:30:00Z"
+// stamp is the rig's time, later what a second change has in its place.
+const stamp, later = "2026-08-11T07:30:00Z", "2026-08-11T07:30:00.000000001Z"
 
 func TestIncreaseSize(t *testing.T) {
 	t.Parallel()
@@ -177,9 +178,6 @@ func TestDeleteNodes_Concurrently(t *testing.T) {
 			for i := range nodes {
 				name := fmt.Sprintf("m%d", i)
 				all = append(all, r.joined("a", name))
-				if marks == autoscaler.MarksWithTime {
-					name += "~" + stamp
-				}
 				want = append(want, name)
 			}
 			r.refresh(1, nodes)
@@ -193,7 +191,27 @@ func TestDeleteNodes_Concurrently(t *testing.T) {
 			}
 			calls.Wait()
 			d := r.stored("a")
-			got := strings.Split(d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion], ",")
+			var got []string
+			last := now.Add(-time.Nanosecond)
+			for entry := range strings.SplitSeq(d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion], ",") {
+				name, at, timed := strings.Cut(entry, "~")
+				got = append(got, name)
+				if timed != (marks == autoscaler.MarksWithTime) {
+					t.Errorf("entry %q in mode %s", entry, marks)
+				}
+				if !timed {
+					continue
+				}
+				mark, err := time.Parse(time.RFC3339, at)
+				if err != nil || !mark.After(last) {
+					t.Errorf("%q, %v: not after the mark before it, whose set would take it for one of its own", entry, err)
+				}
+				last = mark
+			}
+			changed, err := time.Parse(time.RFC3339, d.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler])
+			if err != nil || changed.Before(last) {
+				t.Errorf("the last change is of %s, %v; before the last mark, of %s", changed, err, last)
+			}
 			slices.Sort(got)
 			if d.Spec.Replicas != 2 || !slices.Equal(got, want) {
 				t.Errorf("%d replicas, marked %v; want 2 and %v", d.Spec.Replicas, got, want)
@@ -445,7 +463,7 @@ func TestDecreaseTargetSize(t *testing.T) {
 	}{
 		{4, ""},                             // the one that was not made
 		{3, "m3~" + stamp},                  // the one that has failed
-		{2, "m3~" + stamp + ",m4~" + stamp}, // the last; the minimum is no reason to refuse
+		{2, "m3~" + stamp + ",m4~" + later}, // the last; the minimum is no reason to refuse
 	} {
 		if err := r.decrease("a", -1); err != nil {
 			t.Fatal(err)

@@ -54,7 +54,7 @@ func TestAutoscaler(t *testing.T) {
 
 	stays := []string{s.machineOf(nodes[0]), s.machineOf(nodes[5])}
 	slices.Sort(stays)
-	s.removeEach(group, nodes[1:5]...) // within a second, while sets take up the changes before
+	s.removeEach(group, nodes[1:5]...)                // within a second, while sets take up the changes before
 	s.removeEach(group, nodes[1], nodes[2], nodes[1]) // as often as it likes
 	p.settled(2, className)
 	s.joined(group, 2)

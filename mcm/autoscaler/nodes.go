@@ -2,6 +2,7 @@ package autoscaler
 
 import (
 	"context"
+	"strings"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/proto/externalgrpc"
@@ -66,7 +67,7 @@ func createError(m *v1alpha1.Machine) *externalgrpc.InstanceErrorInfo {
 		return nil
 	}
 	info := &externalgrpc.InstanceErrorInfo{
-		ErrorCode: last.ErrorCode, ErrorMessage: last.Description, InstanceErrorClass: classOther,
+		ErrorCode: last.ErrorCode, ErrorMessage: short(last.Description), InstanceErrorClass: classOther,
 	}
 	switch last.ErrorCode {
 	case v1alpha1.ErrorCodeResourceExhausted:
@@ -84,4 +85,15 @@ func createError(m *v1alpha1.Machine) *externalgrpc.InstanceErrorInfo {
 	}
 
 	return info
+}
+
+// short cuts a text that the cluster-autoscaler repeats in logs, Events and its
+// status.
+func short(text string) string {
+	const most = 512
+	if len(text) <= most {
+		return text
+	}
+
+	return strings.ToValidUTF8(text[:most], "") + "…"
 }

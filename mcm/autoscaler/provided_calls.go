@@ -41,7 +41,7 @@ func (g *providedGroup) nodes() *externalgrpc.NodeGroupNodesResponse {
 		}}
 		if i.Err != nil && i.State == dispatch.InstanceCreating {
 			one.Status.ErrorInfo = &externalgrpc.InstanceErrorInfo{
-				ErrorCode: dispatch.CodeOf(i.Err).String(), ErrorMessage: i.Err.Error(), InstanceErrorClass: classOther,
+				ErrorCode: dispatch.CodeOf(i.Err).String(), ErrorMessage: short(i.Err.Error()), InstanceErrorClass: classOther,
 			}
 			if dispatch.CodeOf(i.Err) == dispatch.ResourceExhausted {
 				one.Status.ErrorInfo.InstanceErrorClass = classOutOfResources

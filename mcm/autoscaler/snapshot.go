@@ -84,11 +84,21 @@ func (s *Server) take(ctx context.Context) (*snapshot, error) {
 	var sets v1alpha1.MachineSetList
 	var machines v1alpha1.MachineList
 	var nodes corev1.NodeList
-	for list, reader := range map[client.ObjectList]client.Reader{
-		&deployments: s.cfg.Control, &sets: s.cfg.Control, &machines: s.cfg.Control, &nodes: s.cfg.Nodes,
+	s.taking.Lock() // or of two the older one might be kept
+	defer s.taking.Unlock()
+	for _, read := range []struct {
+		client.Reader
+
+		into client.ObjectList
+	}{
+		// What is owned before its owner, which so is there, and machines before their Nodes.
+		{s.cfg.Control, &machines},
+		{s.cfg.Control, &sets},
+		{s.cfg.Control, &deployments},
+		{s.cfg.Nodes, &nodes},
 	} {
-		if err := reader.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-			return nil, status.Errorf(codes.Unavailable, "read %T from the cache: %v", list, err)
+		if err := read.List(ctx, read.into, client.UnsafeDisableDeepCopy); err != nil {
+			return nil, status.Errorf(codes.Unavailable, "read %T from the cache: %v", read.into, err)
 		}
 	}
 	s.mu.Lock()

@@ -48,8 +48,8 @@ func newCommand() *cobra.Command {
 A MachineDeployment is a node group if it has the annotation
 cluster.x-k8s.io/cluster-api-autoscaler-node-group-max-size (and -min-size, 0 if
 absent), or if --nodes names it. With --nats-url the node groups that drivers serve
-over the bus are there as well, as provider:<provider>/<id>. Who may connect has to show a certificate of
---client-ca. Certificates are read again for each connection.`,
+over the bus are there as well, as provider:<provider>/<id>. Who may connect has to
+show a certificate of --client-ca. Certificates are read again for each connection.`,
 		Example: `  mcm-autoscaler --namespace=shop --tls-cert=tls.crt --tls-key=tls.key --client-ca=ca.crt
   mcm-autoscaler --nodes=1:10:shop.workers --kubeconfig=$HOME/.kube/config --listen=127.0.0.1:8086 --allow-plaintext`,
 		Version:       version(),
@@ -105,6 +105,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 // complete names every flag at fault at once.
 func (o *options) complete() error {
+	o.nats.complete()
 	errs := []error{o.door.validate(), o.nats.validate()}
 	seen := map[string]bool{}
 	for _, text := range o.nodes {

@@ -85,7 +85,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.StringArrayVar(&o.nodes, "nodes", nil,
 		"node group as min:max:namespace.name, whatever the MachineDeployment's annotations say; may be repeated; a max of 0 hides it")
 	fs.TextVar(&o.marks, "marks", o.marks, "how to name machines to be deleted: annotation, or annotation-names "+
-		"for machine controller managers from v0.56 to v0.61.2")
+		"for machine controller managers from v0.56 to v0.61.2; older ones cannot be served")
 	fs.StringVar(&o.gpuLabel, "gpu-label", "", "label of nodes with GPUs")
 
 	fs.StringVar(&o.listen, "listen", ":8086", "address for the cluster-autoscaler")

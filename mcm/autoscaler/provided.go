@@ -165,6 +165,7 @@ func (p *Provided) poll(ctx context.Context, provider string, asking *sync.WaitG
 // askGroups asks one provider for its groups, and once more if we changed something
 // meanwhile.
 func (p *Provided) askGroups(ctx context.Context, provider string) (ids []string) {
+	asker := ctx
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	for ctx.Err() == nil {
@@ -179,10 +180,15 @@ func (p *Provided) askGroups(ctx context.Context, provider string) (ids []string
 		asked := p.now()
 		groups, err := p.source.Groups(ctx, provider)
 		p.mu.Lock()
-		if err == nil && state.writes != before {
+		switch {
+		case err == nil && state.writes != before:
 			p.mu.Unlock()
 
 			continue
+		case err != nil && asker.Err() != nil: // which says nothing of the driver
+			p.mu.Unlock()
+
+			return nil
 		}
 		ids := p.learn(ctx, provider, state, asked, groups, err)
 		p.mu.Unlock()
@@ -199,7 +205,7 @@ func (p *Provided) learn(
 ) (ids []string) {
 	log := klog.FromContext(ctx).WithValues("provider", provider)
 	if err != nil {
-		if !state.away && ctx.Err() == nil {
+		if !state.away {
 			log.Info("driver does not tell its node groups; what it last said counts for a while", "grace", providerGrace.String(), "err", err.Error())
 		}
 		state.away = true

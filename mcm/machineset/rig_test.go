@@ -47,13 +47,13 @@ type rig struct {
 	client.Client
 
 	namespace string
-	proxy     *proxy
+	proxy     *kubetest.Proxy
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	c, namespace := kubetest.Namespace(t, apiServer)
-	r := &rig{Client: c, namespace: namespace, proxy: newProxy(t)}
+	r := &rig{Client: c, namespace: namespace, proxy: kubetest.NewProxy(t, apiServer)}
 
 	return r
 }
@@ -78,7 +78,7 @@ type managerOptions struct {
 // startManager runs a manager until the test ends or stop is called.
 func (r *rig) startManager(t *testing.T, o managerOptions) (mgr ctrl.Manager, stop func()) {
 	t.Helper()
-	cfg := r.proxy.config()
+	cfg := r.proxy.Config()
 	if o.direct {
 		cfg = apiServer
 	}

@@ -225,13 +225,13 @@ func TestDelete(t *testing.T) {
 func TestDeleteUnseen(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
-	r.proxy.hold("machines")
+	r.proxy.Hold("machines")
 	set := r.set("a", 3)
 	r.create(t, set)
 	until(t, "the machines run", func() bool { return len(r.machines(t)) == 3 })
 	r.delete(t, set)
 	until(t, "the machines are gone", func() bool { return len(r.machines(t)) == 0 })
-	r.proxy.release("machines")
+	r.proxy.Release("machines")
 	until(t, "the set is gone", func() bool { return r.get(t, set) == nil })
 }
 
@@ -249,6 +249,59 @@ func TestDeleteOrphan(t *testing.T) {
 	})
 	if all := r.machines(t); len(all) != 2 || !all[0].DeletionTimestamp.IsZero() {
 		t.Errorf("machines are %v, want both as they were", names(all))
+	}
+}
+
+// TestDeleteSparesTheReleased deletes a set just after somebody has taken a machine
+// out of it, which the cache does not show yet.
+func TestDeleteSparesTheReleased(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	set := r.set("a", 3)
+	r.create(t, set)
+	r.settled(t, set, 3)
+	spared := r.machines(t)[1]
+	r.proxy.Hold("machines")
+	change(t, r, spared, func(m *v1alpha1.Machine) { m.Labels = map[string]string{"pool": "hospital"} })
+	r.delete(t, set)
+	until(t, "the others are gone", func() bool { return len(r.machines(t)) == 1 })
+	r.proxy.Release("machines")
+	until(t, "the set is gone", func() bool { return r.get(t, set) == nil })
+	r.wantFree(t, spared)
+}
+
+// TestDeleteReleases has a set deleted while nobody looked after it, with a machine
+// that no longer matches.
+func TestDeleteReleases(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	set := r.set("a", 2)
+	set.Finalizers = []string{v1alpha1.FinalizerName}
+	r.create(t, set)
+	for name, pool := range map[string]string{"one": "a", "other": "hospital"} {
+		r.create(t, &v1alpha1.Machine{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: r.namespace, Name: name, Labels: map[string]string{"pool": pool},
+				OwnerReferences: []metav1.OwnerReference{
+					*metav1.NewControllerRef(set, v1alpha1.SchemeGroupVersion.WithKind(v1alpha1.KindMachineSet)),
+				},
+			},
+			Spec: set.Spec.Template.Spec,
+		})
+	}
+	r.delete(t, set)
+	r.play(t)
+	r.startManager(t, managerOptions{})
+	until(t, "the set is gone", func() bool { return r.get(t, set) == nil })
+	r.wantFree(t, &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "other"}})
+}
+
+// wantFree expects that of all machines this one is left, and that it is nobody's.
+func (r *rig) wantFree(t *testing.T, m *v1alpha1.Machine) {
+	t.Helper()
+	all := r.machines(t)
+	if len(all) != 1 || all[0].Name != m.Name || !all[0].DeletionTimestamp.IsZero() || len(all[0].OwnerReferences) != 0 {
+		t.Errorf("machines are %v, want %s alone, not deleted and without an owner: %+v", names(all), m.Name, all)
 	}
 }
 
@@ -276,7 +329,7 @@ func TestInvalid(t *testing.T) {
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
-	r.proxy.refuse("POST machines", true)
+	r.proxy.Refuse("POST machines", true)
 	set := r.set("a", 20)
 	r.create(t, set)
 	var got *v1alpha1.MachineSet
@@ -291,22 +344,22 @@ func TestRefused(t *testing.T) {
 		t.Errorf("condition is %+v", c)
 	}
 	r.event(t, set, "FailedCreate", "the quota is used up")
-	if looks, tries := r.proxy.requests("GET machines"), r.proxy.requests("POST machines"); tries > looks {
+	if looks, tries := r.proxy.Requests("GET machines"), r.proxy.Requests("POST machines"); tries > looks {
 		t.Errorf("%d tries in %d passes, want one each: a refusal ends the pass", tries, looks)
 	}
-	r.proxy.refuse("POST machines", false)
+	r.proxy.Refuse("POST machines", false)
 	if got = r.settled(t, set, 20); len(got.Status.Conditions) != 0 {
 		t.Errorf("conditions are %+v, want none after success", got.Status.Conditions)
 	}
 
-	r.proxy.refuse("DELETE machines", true)
+	r.proxy.Refuse("DELETE machines", true)
 	r.scale(t, set, 19)
 	until(t, "the set tells of the failed deletion", func() bool {
 		got = r.get(t, set)
 
 		return len(got.Status.Conditions) > 0 && got.Status.Conditions[0].Reason == "FailedDelete"
 	})
-	r.proxy.refuse("DELETE machines", false)
+	r.proxy.Refuse("DELETE machines", false)
 	r.settled(t, set, 19)
 }
 
@@ -317,7 +370,7 @@ func TestRefusedDeleteStopsNoCreation(t *testing.T) {
 	set := r.set("a", 1)
 	r.create(t, set)
 	r.settled(t, set, 1)
-	r.proxy.refuse("DELETE machines", true)
+	r.proxy.Refuse("DELETE machines", true)
 	changeStatus(t, r, r.machines(t)[0], func(m *v1alpha1.Machine) { m.Status.CurrentStatus.Phase = v1alpha1.MachineFailed })
 	until(t, "the set tells of the failed deletion", func() bool {
 		got := r.get(t, set)
@@ -326,7 +379,7 @@ func TestRefusedDeleteStopsNoCreation(t *testing.T) {
 	})
 	r.scale(t, set, 3)
 	until(t, "machines are made beside it", func() bool { return len(r.machines(t)) >= 3 })
-	r.proxy.refuse("DELETE machines", false)
+	r.proxy.Refuse("DELETE machines", false)
 	r.settled(t, set, 3)
 }
 
@@ -353,9 +406,9 @@ func TestRequests(t *testing.T) {
 	set := r.set("a", replicas)
 	r.create(t, set)
 	r.settled(t, set, replicas)
-	n, what := r.proxy.all()
+	n, what := r.proxy.All()
 	t.Logf("up: %.2f requests for each machine: %v", float64(n)/replicas, what)
-	if made := r.proxy.requests("POST machines"); made != replicas {
+	if made := r.proxy.Requests("POST machines"); made != replicas {
 		t.Errorf("made %d machines for %d replicas", made, replicas)
 	}
 	if n > 2*replicas {
@@ -363,7 +416,7 @@ func TestRequests(t *testing.T) {
 	}
 
 	// Nothing happens: nothing is written or read.
-	r.proxy.reset()
+	r.proxy.Reset()
 	for i := range 3 {
 		r.poke(t, set, i)
 		changeStatus(t, r, r.machines(t)[0], func(m *v1alpha1.Machine) {
@@ -372,16 +425,16 @@ func TestRequests(t *testing.T) {
 	}
 	change(t, r, set, func(set *v1alpha1.MachineSet) { set.Spec.MinReadySeconds = 1 })
 	r.settled(t, set, replicas)
-	if n, what := r.proxy.all(); n != 1 {
+	if n, what := r.proxy.All(); n != 1 {
 		t.Errorf("%d requests of a set at rest, want one for the new generation: %v", n, what)
 	}
 
-	r.proxy.reset()
+	r.proxy.Reset()
 	r.scale(t, set, 0)
 	r.settled(t, set, 0)
-	n, what = r.proxy.all()
+	n, what = r.proxy.All()
 	t.Logf("down: %.2f requests for each machine: %v", float64(n)/replicas, what)
-	if deleted := r.proxy.requests("DELETE machines"); n > 2*replicas || deleted > replicas*11/10 {
+	if deleted := r.proxy.Requests("DELETE machines"); n > 2*replicas || deleted > replicas*11/10 {
 		t.Errorf("%d requests, %d of them deletes, for %d machines", n, deleted, replicas)
 	}
 }

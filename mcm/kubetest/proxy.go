@@ -1,4 +1,4 @@
-package machineset_test
+package kubetest
 
 import (
 	"context"
@@ -14,10 +14,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// A proxy stands in front of the API server. It counts requests, and can hold the
-// watches of a resource back: what is read through them stands still, while
-// everything else goes on.
-type proxy struct {
+// A Proxy stands in front of the API server. It counts requests, and can hold the watches of a resource back: what is
+// read through them stands still, while everything else goes on. It is safe for concurrent use.
+type Proxy struct {
 	url string
 
 	mu      sync.Mutex
@@ -26,17 +25,18 @@ type proxy struct {
 	refused map[string]bool          // by verb and resource
 }
 
-func newProxy(t *testing.T) *proxy {
-	t.Helper()
-	transport, err := rest.TransportFor(apiServer)
+// NewProxy puts a proxy in front of an API server until the test ends.
+func NewProxy(tb testing.TB, cfg *rest.Config) *Proxy {
+	tb.Helper()
+	transport, err := rest.TransportFor(cfg)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	target, err := url.Parse(apiServer.Host)
+	target, err := url.Parse(cfg.Host)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	p := &proxy{held: map[string]chan struct{}{}, count: map[string]int{}, refused: map[string]bool{}}
+	p := &Proxy{held: map[string]chan struct{}{}, count: map[string]int{}, refused: map[string]bool{}}
 	handler := &httputil.ReverseProxy{
 		Transport: transport, FlushInterval: -1, ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) {
 			w.WriteHeader(http.StatusBadGateway) // the client is gone, or the test is over
@@ -59,12 +59,13 @@ func newProxy(t *testing.T) *proxy {
 		handler.ServeHTTP(w, req)
 	}))
 	p.url = server.URL
-	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
+	tb.Cleanup(func() { server.CloseClientConnections(); server.Close() })
 
 	return p
 }
 
-func (p *proxy) config() *rest.Config { return &rest.Config{Host: p.url, QPS: -1} }
+// Config is the way through the proxy.
+func (p *Proxy) Config() *rest.Config { return &rest.Config{Host: p.url, QPS: -1} }
 
 func isWatch(req *http.Request) bool {
 	v := req.URL.Query().Get("watch")
@@ -88,7 +89,7 @@ func resourceOf(path string) string {
 }
 
 // note counts a request, and tells whether it is to be refused.
-func (p *proxy) note(req *http.Request) (refuse bool) {
+func (p *Proxy) note(req *http.Request) (refuse bool) {
 	if isWatch(req) {
 		return false
 	}
@@ -100,24 +101,23 @@ func (p *proxy) note(req *http.Request) (refuse bool) {
 	return p.refused[what]
 }
 
-// refuse has requests such as "POST machines" refused, or no longer.
-func (p *proxy) refuse(what string, refused bool) {
+// Refuse has requests such as "POST machines" refused, or no longer.
+func (p *Proxy) Refuse(what string, refused bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.refused[what] = refused
 }
 
-// requests returns how many requests other than watches there were since reset, as
-// "POST machines".
-func (p *proxy) requests(what string) int {
+// Requests returns how many requests such as "POST machines" there were since Reset. Watches do not count.
+func (p *Proxy) Requests(what string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
 	return p.count[what]
 }
 
-// all returns the sum of requests for machines and sets, and what they were.
-func (p *proxy) all() (n int, what map[string]int) {
+// All returns the sum of requests for the project's kinds since Reset, and what they were.
+func (p *Proxy) All() (n int, what map[string]int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	what = map[string]int{}
@@ -131,14 +131,15 @@ func (p *proxy) all() (n int, what map[string]int) {
 	return n, what
 }
 
-func (p *proxy) reset() {
+// Reset starts the count of requests afresh.
+func (p *Proxy) Reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	clear(p.count)
 }
 
-// hold holds the watches of resources back until release.
-func (p *proxy) hold(resources ...string) {
+// Hold holds the watches of resources such as "machines" back until Release.
+func (p *Proxy) Hold(resources ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, resource := range resources {
@@ -148,7 +149,8 @@ func (p *proxy) hold(resources ...string) {
 	}
 }
 
-func (p *proxy) release(resources ...string) {
+// Release lets watches give away what was held back.
+func (p *Proxy) Release(resources ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, resource := range resources {
@@ -163,7 +165,7 @@ func (p *proxy) release(resources ...string) {
 type heldBody struct {
 	io.ReadCloser
 
-	proxy    *proxy
+	proxy    *Proxy
 	resource string
 	ctx      context.Context
 }

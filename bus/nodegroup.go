@@ -2,18 +2,16 @@ package bus
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
@@ -24,8 +22,8 @@ const (
 	// It is the same for all, so that a gateway may be given leave to hear the
 	// answers to gateways and no others.
 	nodeGroupCaller = "autoscaler"
-	// nodeGroupSilence is how long one replica may take to answer before the same
-	// request is sent again, nodeGroupTries how often it is sent at most.
+	// nodeGroupSilence is how long one replica may take to answer before another one is
+	// sent the same request, nodeGroupTries how often it is sent at most.
 	nodeGroupSilence = 2 * time.Second
 	nodeGroupTries   = 3
 )
@@ -134,6 +132,7 @@ func (c *NodeGroupClient) onSession(s *driverv1.Session) {
 func (c *NodeGroupClient) onReply(m *nats.Msg) {
 	c.mu.Lock()
 	waiting := c.waiting[m.Subject]
+	delete(c.waiting, m.Subject) // one answer counts
 	c.mu.Unlock()
 	select {
 	case waiting <- m: // nil when nobody waits (any more, or in this process)
@@ -142,95 +141,54 @@ func (c *NodeGroupClient) onReply(m *nats.Msg) {
 }
 
 // Ask has one replica of a provider answer a request, whose envelope needs no more
-// than its body, until ctx ends. The error is an [*Error]: OriginDriver is a
-// driver's refusal, OriginBus says that nothing was done, OriginTimeout that nobody
-// can tell. A lost answer is asked for again, with the request's id: whoever served
-// it before does not do so twice [RESIZE-4], [REMOVE-2]. That the repeat is refused
-// says nothing of what was sent before.
+// than its body, until ctx ends, a minute at most. The error is an [*Error]:
+// OriginDriver is a driver's refusal, OriginBus says that nothing was done,
+// OriginTimeout that nobody can tell. While no answer comes the request is sent again,
+// with its id: whoever served it before does not do so twice [RESIZE-4], [REMOVE-2].
+// An answer to any of them counts, however late.
 func (c *NodeGroupClient) Ask(ctx context.Context, provider string, body *nodegroupv1.Envelope) (*nodegroupv1.Envelope, error) {
 	verb, changes := nodeGroupVerb(body)
 	subject, err := Subject{Cluster: c.cluster, Tree: TreeNodeGroup, Provider: provider, Verb: verb}.Build()
 	if err != nil {
 		return nil, Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "ask about node groups: %w", err)
 	}
-	id, silent := nuid.Next(), false
-	for range nodeGroupTries {
-		answer, err := c.once(ctx, subject, provider, &nodegroupv1.Envelope{
-			RequestId: id, Body: body.GetBody(), Timeout: durationpb.New(nodeGroupTimeout(ctx)),
-			AcceptBy: timestamppb.New(time.Now().Add(acceptBy)),
-		})
+	ctx, cancel := context.WithTimeout(ctx, defaultTimeout)
+	defer cancel()
+	w := &nodeGroupWish{
+		client: c, provider: provider, subject: subject, verb: verb, changes: changes,
+		id: nuid.Next(), body: body, answers: make(chan *nats.Msg, nodeGroupTries),
+	}
+	defer w.forget()
+
+	return w.run(ctx)
+}
+
+// CheckNodeGroup holds a group to the contract, in a driver before it is sent and in
+// the gateway, which serves many drivers, before it is believed.
+func CheckNodeGroup(g *nodegroupv1.Group) error {
+	lower, upper, capacity := g.GetMinSize(), g.GetMaxSize(), g.GetTemplate().GetCapacity()
+	switch {
+	case !validNodeGroupID(g.GetId()):
+		return fmt.Errorf("id %q: want letters, digits and any of \"._/-\" [GROUP-7]", g.GetId())
+	case lower < 0 || upper <= 0 || lower > upper:
+		return fmt.Errorf("sizes %d to %d: want 0 <= min <= max and 0 < max [GROUP-8]", lower, upper)
+	case g.GetTargetSize() < 0:
+		return fmt.Errorf("target size %d is below zero [GROUP-9]", g.GetTargetSize())
+	case g.GetTemplate() != nil && (capacity["cpu"] == "" || capacity["memory"] == ""):
+		return errors.New("template without cpu or memory [GROUP-10]")
+	default:
+		return nil
+	}
+}
+
+func validNodeGroupID(id string) bool {
+	for _, c := range []byte(id) {
 		switch {
-		case answer != nil && !answer.GetRefused():
-			if err := ErrorOf(answer.GetStatus()); err != nil && silent && changes {
-				// The repeat may be refused because the first one was done.
-				return nil, timeoutErrorf("no answer from provider %s to %s, and to the same again: %w", provider, verb, err)
-			}
-
-			return answer, ErrorOf(answer.GetStatus())
-		case answer != nil:
-			continue // another replica may have room
-		case NothingRan(err) && !silent:
-			return nil, err
-		case OriginOf(err) == OriginTimeout:
-			silent = true
-		}
-		if ctx.Err() != nil {
-			break
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '.', c == '_', c == '/', c == '-':
+		default:
+			return false
 		}
 	}
-	if silent {
-		return nil, timeoutErrorf("no answer from provider %s to %s: whether it was done will show", provider, verb)
-	}
 
-	return nil, busErrorf("replicas of provider %s are busy or stopping; nothing was done", provider)
-}
-
-// once sends a request and waits for its answer.
-func (c *NodeGroupClient) once(
-	ctx context.Context, subject, provider string, req *nodegroupv1.Envelope,
-) (*nodegroupv1.Envelope, error) {
-	payload, err := proto.Marshal(req)
-	if err != nil {
-		return nil, Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "encode a request about node groups: %w", err)
-	}
-	reply := strings.Join([]string{root, c.cluster, string(TreeReply), provider, nodeGroupCaller, nuid.Next()}, ".")
-	answers := make(chan *nats.Msg, 1)
-	c.mu.Lock()
-	c.waiting[reply] = answers
-	c.mu.Unlock()
-	defer func() {
-		c.mu.Lock()
-		delete(c.waiting, reply)
-		c.mu.Unlock()
-	}()
-	if err := c.conn.publish(&nats.Msg{Subject: subject, Reply: reply, Data: payload}); err != nil {
-		return nil, busErrorf("ask provider %s about node groups: %w", provider, err)
-	}
-	limit := time.NewTimer(nodeGroupSilence)
-	defer limit.Stop()
-	select {
-	case m := <-answers:
-		if isNoResponders(m) {
-			return nil, busErrorf("no replica of provider %s that serves node groups is on the bus", provider)
-		}
-		answer := &nodegroupv1.Envelope{}
-		if err := proto.Unmarshal(m.Data, answer); err != nil || answer.GetRequestId() != req.GetRequestId() {
-			return nil, timeoutErrorf("the answer of provider %s cannot be read", provider)
-		}
-
-		return answer, nil
-	case <-limit.C:
-	case <-ctx.Done():
-	}
-
-	return nil, timeoutErrorf("provider %s is silent", provider)
-}
-
-// nodeGroupTimeout is what is left of a context's time, within reason.
-func nodeGroupTimeout(ctx context.Context) time.Duration {
-	if deadline, ok := ctx.Deadline(); ok {
-		return min(time.Until(deadline), defaultTimeout)
-	}
-
-	return defaultTimeout
+	return id != ""
 }

@@ -144,12 +144,10 @@ func TestNodeGroupRequestIsRepeatedUnderItsID(t *testing.T) {
 		case 1:
 			return nil // lost
 		case 2:
-			return &nodegroupv1.Envelope{RequestId: req.GetRequestId(), Refused: true}
+			return &nodegroupv1.Envelope{Refused: true}
 		}
-		answer := resized(t.Context(), cluster, req)
-		answer.RequestId = req.GetRequestId()
 
-		return answer
+		return resized(t.Context(), cluster, req)
 	})
 	answer, err := c.Ask(t.Context(), provider, resize(3))
 	if err != nil || answer.GetResized().GetTargetSize() != 3 {
@@ -168,19 +166,69 @@ func TestNodeGroupRefusalAfterALostAnswer(t *testing.T) {
 	r := newRig(t)
 	c := newNodeGroupClient(t, r.conn)
 	tries := 0
-	serveNodeGroups(t, r, func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+	serveNodeGroups(t, r, func(*nodegroupv1.Envelope) *nodegroupv1.Envelope {
 		tries++
 		if tries == 1 {
 			return nil // lost
 		}
 
-		return &nodegroupv1.Envelope{
-			RequestId: req.GetRequestId(), Status: &driverv1.Status{Code: driverv1.Code_CODE_ABORTED, Message: "size is 3"},
-		}
+		return &nodegroupv1.Envelope{Status: &driverv1.Status{Code: driverv1.Code_CODE_ABORTED, Message: "size is 3"}}
 	})
-	_, err := c.Ask(t.Context(), provider, resize(3))
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second) // that the first one was lost only time tells
+	defer cancel()
+	_, err := c.Ask(ctx, provider, resize(3))
 	if bus.OriginOf(err) != bus.OriginTimeout || !strings.Contains(err.Error(), "size is 3") {
 		t.Errorf("%v (%v), want an unknown outcome that tells what the driver said", err, bus.OriginOf(err))
+	}
+}
+
+// A cloud that takes longer than the wait before a repeat is a slow one, and none
+// that never answers: whichever answer comes counts, however late.
+func TestNodeGroupLateAnswer(t *testing.T) {
+	t.Parallel()
+	ok := func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope { return resized(t.Context(), cluster, req) }
+	busy := func(*nodegroupv1.Envelope) *nodegroupv1.Envelope { return &nodegroupv1.Envelope{Refused: true} }
+	conflict := func(*nodegroupv1.Envelope) *nodegroupv1.Envelope {
+		return &nodegroupv1.Envelope{Status: &driverv1.Status{Code: driverv1.Code_CODE_ABORTED, Message: "size is 3"}}
+	}
+	silent := func(*nodegroupv1.Envelope) *nodegroupv1.Envelope { return nil }
+	type answer = func(*nodegroupv1.Envelope) *nodegroupv1.Envelope
+	for name, tc := range map[string]struct {
+		reason        string
+		second, first answer // in the order in which they answer
+		origin        bus.Origin
+		want          string // of the error; none if empty
+	}{
+		"first of two":     {reason: "the repeat is still at work", second: silent, first: ok},
+		"while in use":     {reason: "the repeat finds the group in use, by the first", second: conflict, first: ok},
+		"conflict, busy":   {"the first has done nothing: the driver's word stands", conflict, busy, bus.OriginDriver, "size is 3"},
+		"refused, both":    {"the repeat may be refused for what the first did", conflict, conflict, bus.OriginTimeout, "size is 3"},
+		"another has room": {reason: "the first still counts when others are busy", second: busy, first: ok},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			c := newNodeGroupClient(t, r.conn)
+			var held *nats.Msg
+			asked := 0
+			subscribeNodeGroups(t, r, func(m *nats.Msg, req *nodegroupv1.Envelope) {
+				asked++
+				switch asked {
+				case 1:
+					held = m
+				case 2:
+					respond(t, m, req, tc.second(req))
+					respond(t, held, req, tc.first(req))
+				}
+			})
+			answer, err := c.Ask(t.Context(), provider, resize(3))
+			switch {
+			case tc.want == "" && (err != nil || answer.GetResized().GetTargetSize() != 3):
+				t.Errorf("%v, %v: %s", answer, err, tc.reason)
+			case tc.want != "" && (err == nil || bus.OriginOf(err) != tc.origin || !strings.Contains(err.Error(), tc.want)):
+				t.Errorf("%v (%v), want %q (%v): %s", err, bus.OriginOf(err), tc.want, tc.origin, tc.reason)
+			}
+		})
 	}
 }
 
@@ -188,29 +236,41 @@ func TestNodeGroupRefusalAfterALostAnswer(t *testing.T) {
 // is no answer.
 func serveNodeGroups(t *testing.T, r *rig, answer func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope) {
 	t.Helper()
+	subscribeNodeGroups(t, r, func(m *nats.Msg, req *nodegroupv1.Envelope) { respond(t, m, req, answer(req)) })
+}
+
+// subscribeNodeGroups has requests about node groups handled, one after the other.
+func subscribeNodeGroups(t *testing.T, r *rig, handle func(m *nats.Msg, req *nodegroupv1.Envelope)) {
+	t.Helper()
 	nc := bustest.Raw(t, r.srv.URL())
 	_, err := nc.QueueSubscribe("mcm.v1."+cluster+".nodegroup."+provider+".*", "driver", func(m *nats.Msg) {
 		req := &nodegroupv1.Envelope{}
 		if err := proto.Unmarshal(m.Data, req); err != nil {
 			t.Error(err)
 		}
-		reply := answer(req)
-		if reply == nil {
-			return
-		}
-		payload, err := proto.Marshal(reply)
-		if err == nil {
-			err = m.Respond(payload)
-		}
-		if err != nil {
-			t.Error(err)
-		}
+		handle(m, req)
 	})
 	if err == nil {
 		err = nc.Flush()
 	}
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// respond sends an answer; nil is none.
+func respond(t *testing.T, m *nats.Msg, req, answer *nodegroupv1.Envelope) {
+	t.Helper()
+	if answer == nil {
+		return
+	}
+	answer.RequestId = req.GetRequestId()
+	payload, err := proto.Marshal(answer)
+	if err == nil {
+		err = m.Respond(payload)
+	}
+	if err != nil {
+		t.Error(err)
 	}
 }
 

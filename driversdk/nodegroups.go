@@ -2,7 +2,6 @@ package driversdk
 
 import (
 	"context"
-	"fmt"
 	"time"
 )
 
@@ -10,6 +9,11 @@ import (
 // scale sets, pools), so that a cluster-autoscaler can scale them without
 // MachineDeployments. What a group is like is kept in the cloud: any replica may be
 // asked anything [GROUP-4].
+//
+// Answer within 2 s if you can: then the gateway asks once more, perhaps another
+// replica and while this one is still at it, under the same request id. The
+// cluster-autoscaler gives up after 5 s, by default, when ctx ends as well. So start
+// what takes long in the cloud, and return once the wish is on record there.
 type NodeGroups interface {
 	// NodeGroups returns all groups that are for a control plane.
 	NodeGroups(ctx context.Context, cluster string) ([]*NodeGroup, error)
@@ -22,7 +26,8 @@ type NodeGroups interface {
 	ResizeGroup(ctx context.Context, req *GroupResize) (target int32, err error)
 	// DeleteFromGroup removes the named instances and none else, together with as
 	// many from the target size, which it returns: all or none of them [REMOVE-1].
-	// What is gone or going is done already [REMOVE-2].
+	// What is gone or going is done already [REMOVE-2]. The cluster-autoscaler sends one
+	// request for each node, ten at the same time by default.
 	DeleteFromGroup(ctx context.Context, req *GroupDelete) (target int32, err error)
 }
 
@@ -97,33 +102,4 @@ type GroupDelete struct {
 	Cluster, Group string
 	RequestID      string
 	Instances      []string
-}
-
-// check holds a group to the contract, before a gateway that serves many providers
-// has to.
-func (g *NodeGroup) check() error {
-	switch {
-	case !validGroupID(g.ID):
-		return fmt.Errorf("id %q: want letters, digits and any of \"._/-\" [GROUP-7]", g.ID)
-	case g.Min < 0 || g.Max <= 0 || g.Min > g.Max:
-		return fmt.Errorf("sizes %d to %d: want 0 <= min <= max and 0 < max [GROUP-8]", g.Min, g.Max)
-	case g.Target < 0:
-		return fmt.Errorf("target size %d is below zero [GROUP-9]", g.Target)
-	case g.Template != nil && (g.Template.Capacity["cpu"] == "" || g.Template.Capacity["memory"] == ""):
-		return fmt.Errorf("template without cpu or memory [GROUP-10]")
-	default:
-		return nil
-	}
-}
-
-func validGroupID(id string) bool {
-	for _, c := range []byte(id) {
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '.', c == '_', c == '/', c == '-':
-		default:
-			return false
-		}
-	}
-
-	return id != ""
 }

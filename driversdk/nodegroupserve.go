@@ -84,7 +84,8 @@ func (s *groupServer) groups(list []*NodeGroup) []*nodegroupv1.Group {
 	out := make([]*nodegroupv1.Group, 0, len(list))
 	seen := map[string]bool{}
 	for _, g := range list {
-		err := g.check()
+		message := g.proto()
+		err := bus.CheckNodeGroup(message)
 		if err == nil && seen[g.ID] {
 			err = fmt.Errorf("group %s is there twice", g.ID)
 		}
@@ -94,7 +95,7 @@ func (s *groupServer) groups(list []*NodeGroup) []*nodegroupv1.Group {
 			continue
 		}
 		seen[g.ID] = true
-		out = append(out, g.proto())
+		out = append(out, message)
 	}
 
 	return out

@@ -26,6 +26,7 @@ import (
 	transport "google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -65,7 +66,47 @@ func (e *env) newScaler(nats string) *scaler {
 	s.gateway, err = e.site.StartGateway(e.ctx(), e.gatewayKubeconfig(), e.name, args...)
 	e.must(err)
 	s.CloudProviderClient = externalgrpc.NewCloudProviderClient(s.dial(s.authority.client(s.authority)))
+	s.must(s.start(e.ctx()))
 	return s
+}
+
+// start makes the calls that the cluster-autoscaler makes before its first Refresh.
+func (s *scaler) start(ctx context.Context) error {
+	groups, err := s.NodeGroups(ctx, &externalgrpc.NodeGroupsRequest{})
+	if err != nil {
+		return err
+	}
+	for _, g := range groups.GetNodeGroups() {
+		if _, err := s.instances(ctx, g.GetId()); err != nil {
+			return err
+		}
+	}
+	nodes := &corev1.NodeList{}
+	if err := s.kube.List(ctx, nodes); err != nil {
+		return err
+	}
+	for i := range nodes.Items {
+		answer, err := s.NodeGroupForNode(ctx, &externalgrpc.NodeGroupForNodeRequest{Node: message(&nodes.Items[i])})
+		if err != nil {
+			return err
+		}
+		if id := answer.GetNodeGroup().GetId(); id != "" { // once for each of its nodes
+			if err := s.template(ctx, id); err != nil {
+				return err
+			}
+		}
+	}
+	_, err = s.GPULabel(ctx, &externalgrpc.GPULabelRequest{})
+	return err
+}
+
+// template asks for a group's template, which need not have one.
+func (s *scaler) template(ctx context.Context, group string) error {
+	template, err := s.NodeGroupTemplateNodeInfo(ctx, &externalgrpc.NodeGroupTemplateNodeInfoRequest{Id: group})
+	if status.Code(err) != codes.Unimplemented && (err != nil || !sameNode(template)) {
+		return fmt.Errorf("template of %s: %v, %w", group, template, err)
+	}
+	return nil
 }
 
 // gatewayKubeconfig logs in as the ServiceAccount of deploy/kustomize/autoscaler,
@@ -109,10 +150,19 @@ func (e *env) gatewayKubeconfig() string {
 
 func (s *scaler) dial(c transport.TransportCredentials) *grpc.ClientConn {
 	s.Helper()
-	conn, err := grpc.NewClient(s.gateway.Listen, grpc.WithTransportCredentials(c))
+	conn, err := grpc.NewClient(s.gateway.Listen, grpc.WithTransportCredentials(c), grpc.WithUnaryInterceptor(inTime))
 	s.must(err)
 	s.env.Cleanup(func() { _ = conn.Close() })
 	return conn
+}
+
+// inTime gives a call the time that the cluster-autoscaler gives it by default.
+func inTime(
+	ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	return invoke(ctx, method, req, reply, conn, opts...)
 }
 
 // A look is what one loop of the cluster-autoscaler learns.
@@ -144,9 +194,8 @@ func (s *scaler) loop(ctx context.Context) (*look, error) {
 			}
 			l.target[g.GetId()] = target.GetTargetSize()
 		}
-		template, err := s.NodeGroupTemplateNodeInfo(ctx, &externalgrpc.NodeGroupTemplateNodeInfoRequest{Id: g.GetId()})
-		if status.Code(err) != codes.Unimplemented && (err != nil || !sameNode(template)) {
-			return nil, fmt.Errorf("template of %s: %v, %w", g.GetId(), template, err)
+		if err := s.template(ctx, g.GetId()); err != nil {
+			return nil, err
 		}
 	}
 	nodes := &corev1.NodeList{}
@@ -194,10 +243,34 @@ func (s *scaler) ask(ctx context.Context, l *look, node *externalgrpc.ExternalGr
 		return fmt.Errorf("node %s is of group %v, which the list has as %v", node.GetName(), answer.GetNodeGroup(), g)
 	}
 	for range 6 {
-		_, err := s.NodeGroupGetOptions(ctx, &externalgrpc.NodeGroupAutoscalingOptionsRequest{Id: id})
-		if err != nil && status.Code(err) != codes.Unimplemented {
+		if err := s.options(ctx, id); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// ownOption is what each group that mark makes has of its own.
+const ownOption = 7 * time.Minute
+
+// options asks for a group's options: those of a driver have none here, the others
+// one, beside which the defaults must come back.
+func (s *scaler) options(ctx context.Context, group string) error {
+	const other = 15 * time.Minute
+	answer, err := s.NodeGroupGetOptions(ctx, &externalgrpc.NodeGroupAutoscalingOptionsRequest{
+		Id: group, Defaults: &externalgrpc.NodeGroupAutoscalingOptions{
+			ScaleDownUtilizationThreshold: 0.5, ScaleDownUnneededDuration: durationpb.New(other), MaxNodeProvisionDuration: durationpb.New(other),
+		},
+	})
+	o := answer.GetNodeGroupAutoscalingOptions()
+	switch {
+	case strings.HasPrefix(group, "provider:"):
+		if status.Code(err) != codes.Unimplemented {
+			return fmt.Errorf("options of group %s: %v, %w; want Unimplemented", group, o, err)
+		}
+	case err != nil || o.GetScaleDownUnneededDuration().AsDuration() != ownOption || o.GetScaleDownUtilizationThreshold() != 0.5 ||
+		o.GetMaxNodeProvisionDuration().AsDuration() != other:
+		return fmt.Errorf("options of group %s: %v, %w", group, o, err)
 	}
 	return nil
 }
@@ -315,6 +388,7 @@ func (s *scaler) mark(p *pool, lower, upper string) string {
 	d.Annotations = map[string]string{
 		autoscaler.AnnotationKeyMin: lower, autoscaler.AnnotationKeyMax: upper,
 		"capacity.cluster-autoscaler.kubernetes.io/cpu": "4", "capacity.cluster-autoscaler.kubernetes.io/memory": "16Gi",
+		"cluster.x-k8s.io/autoscaling-options-scaledownunneededtime": ownOption.String(),
 	}
 	s.must(s.kube.Patch(s.ctx(), d, client.MergeFrom(before)))
 	id := s.name + "/" + p.name

@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -31,6 +32,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
+	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/autoscaler"
 	"github.com/machinebus/machinebus/mcm/kubetest"
@@ -313,6 +315,23 @@ func TestBadInput(t *testing.T) {
 		cancel()
 		if err == nil || !strings.Contains(fmt.Sprint(err), tc.want) {
 			t.Errorf("%s: want an error with %q, got: %v", name, tc.want, err)
+		}
+	}
+}
+
+// A URL with a password comes by the environment, and the flag wins over it.
+func TestNATSFromTheEnvironment(t *testing.T) {
+	t.Setenv("NATS_URL", "tls://a:1,tls://b:2")
+	for name, tc := range map[string]struct {
+		urls, want []string
+	}{
+		"environment": {nil, []string{"tls://a:1", "tls://b:2"}},
+		"flag":        {[]string{"tls://c:3"}, []string{"tls://c:3"}},
+	} {
+		o := natsOptions{config: bus.Config{URLs: tc.urls}, cluster: "default"}
+		o.complete()
+		if !slices.Equal(o.config.URLs, tc.want) {
+			t.Errorf("%s: %v, want %v", name, o.config.URLs, tc.want)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/pflag"
@@ -26,9 +27,17 @@ type natsOptions struct {
 
 func (n *natsOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&n.config.URLs, "nats-url", nil,
-		"NATS servers on which drivers serve node groups of their own clouds; none means that there are only MachineDeployments")
+		"NATS servers on which drivers serve node groups of their own clouds (env NATS_URL); none means that there are only MachineDeployments")
 	natsflags.Add(fs, &n.config)
 	fs.StringVar(&n.cluster, "cluster-name", "default", "name of the control plane on the bus, as in mcm's flag")
+}
+
+// complete takes from the environment what is better not seen in a list of
+// processes.
+func (n *natsOptions) complete() {
+	if v := os.Getenv("NATS_URL"); v != "" && len(n.config.URLs) == 0 {
+		n.config.URLs = strings.Split(v, ",")
+	}
 }
 
 func (n *natsOptions) validate() error {

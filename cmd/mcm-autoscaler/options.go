@@ -48,8 +48,8 @@ func newCommand() *cobra.Command {
 A MachineDeployment is a node group if it has the annotation
 cluster.x-k8s.io/cluster-api-autoscaler-node-group-max-size (and -min-size, 0 if
 absent), or if --nodes names it. With --nats-url the node groups that drivers serve
-over the bus are there as well, as provider:<provider>/<id>. Who may connect has to show a certificate of
---client-ca. Certificates are read again for each connection.`,
+over the bus are there as well, as provider:<provider>/<id>. Who may connect has to
+show a certificate of --client-ca. Certificates are read again for each connection.`,
 		Example: `  mcm-autoscaler --namespace=shop --tls-cert=tls.crt --tls-key=tls.key --client-ca=ca.crt
   mcm-autoscaler --nodes=1:10:shop.workers --kubeconfig=$HOME/.kube/config --listen=127.0.0.1:8086 --allow-plaintext`,
 		Version:       version(),
@@ -85,7 +85,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.StringArrayVar(&o.nodes, "nodes", nil,
 		"node group as min:max:namespace.name, whatever the MachineDeployment's annotations say; may be repeated; a max of 0 hides it")
 	fs.TextVar(&o.marks, "marks", o.marks, "how to name machines to be deleted: annotation, or annotation-names "+
-		"for machine controller managers from v0.56 to v0.61.2")
+		"for machine controller managers from v0.56 to v0.61.2; older ones cannot be served")
 	fs.StringVar(&o.gpuLabel, "gpu-label", "", "label of nodes with GPUs")
 
 	fs.StringVar(&o.listen, "listen", ":8086", "address for the cluster-autoscaler")
@@ -105,6 +105,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 // complete names every flag at fault at once.
 func (o *options) complete() error {
+	o.nats.complete()
 	errs := []error{o.door.validate(), o.nats.validate()}
 	seen := map[string]bool{}
 	for _, text := range o.nodes {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 	corev1 "k8s.io/api/core/v1"
 	k8sruntime "k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -35,6 +36,10 @@ const (
 	maxRequest = 64 << 20
 	// stopTimeout is for calls that run when the program is told to stop.
 	stopTimeout = 5 * time.Second
+	// connectionAge is how long a client may stay: with a new connection it shows its
+	// certificate anew, and may get to another replica. connectionGrace is for the calls
+	// that it has running then.
+	connectionAge, connectionGrace = time.Hour, time.Minute
 )
 
 // A gateway is the program while it is put together.
@@ -82,7 +87,8 @@ func run(ctx context.Context, o *options) error {
 	// The cluster-autoscaler makes thousands of calls in a loop, one after the other:
 	// goroutines that are there need not be made for each.
 	workers := grpc.NumStreamWorkers(uint32(2 * runtime.GOMAXPROCS(0)))
-	g.server = grpc.NewServer(grpc.Creds(guard), grpc.MaxRecvMsgSize(maxRequest), grpc.UnaryInterceptor(observer.Intercept), workers)
+	age := grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: connectionAge, MaxConnectionAgeGrace: connectionGrace})
+	g.server = grpc.NewServer(grpc.Creds(guard), grpc.MaxRecvMsgSize(maxRequest), grpc.UnaryInterceptor(observer.Intercept), workers, age)
 	externalgrpc.RegisterCloudProviderServer(g.server, autoscaler.New(autoscaler.Config{
 		Control: g.manager.GetClient(), Live: g.manager.GetAPIReader(), Nodes: g.target.GetCache(),
 		// The newer events API keeps only the first text of a reason for minutes.

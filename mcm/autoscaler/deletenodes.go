@@ -14,6 +14,10 @@ import (
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 )
 
+// annotationKeyFakeNode is on what the cluster-autoscaler makes up for an instance
+// without a Node.
+const annotationKeyFakeNode = "k8s.io/cluster-autoscaler/fake-node-reason"
+
 // NodeGroupDeleteNodes removes exactly these nodes, or none of them when one may
 // not go. Of a node that is going or gone already nothing is left to do, and that is
 // a success: the cluster-autoscaler asks again and again.
@@ -71,7 +75,7 @@ func (s *Server) victims(ctx context.Context, g *group, nodes []*externalgrpc.Ex
 		if still == nil || seen[m.Name] {
 			continue
 		}
-		if err := mayGo(g, m, node); err != nil {
+		if err := s.mayGo(ctx, g, &machine{Machine: still, group: m.group, node: m.node}, node); err != nil {
 			return nil, err
 		}
 		seen[m.Name] = true
@@ -120,10 +124,13 @@ func (s *Server) mustBeGone(ctx context.Context, group string, node *externalgrp
 
 // mayGo tells why a machine that has joined must not go now, or one that somebody
 // wants to look at.
-func mayGo(g *group, m *machine, node *externalgrpc.ExternalGrpcNode) error {
-	if until := m.Status.CurrentStatus.PreserveExpiryTime; until != nil {
-		return status.Errorf(codes.FailedPrecondition, "machine %s is preserved until %s: remove its annotation %s to let it go",
-			m.Name, until, v1alpha1.AnnotationKeyPreserve)
+func (s *Server) mayGo(ctx context.Context, g *group, m *machine, node *externalgrpc.ExternalGrpcNode) error {
+	if s.spared(g, m.Machine, m.node) {
+		return status.Errorf(codes.FailedPrecondition, "machine %s is preserved: its annotation %s, or that of its node, says for how long",
+			m.Name, v1alpha1.AnnotationKeyPreserve)
+	}
+	if isFake(node) {
+		return s.mustNotHaveJoined(ctx, m)
 	}
 	if m.node == nil {
 		return nil
@@ -134,6 +141,30 @@ func mayGo(g *group, m *machine, node *externalgrpc.ExternalGrpcNode) error {
 	}
 	if rolling(g.deployment) {
 		return status.Errorf(codes.FailedPrecondition, "node group %s is being updated: node %s stays until that is over", g.id, m.node.Name)
+	}
+
+	return nil
+}
+
+// isFake tells of a node that stands for an instance without one.
+func isFake(node *externalgrpc.ExternalGrpcNode) bool {
+	_, ok := node.GetAnnotations()[annotationKeyFakeNode]
+
+	return ok || strings.HasPrefix(node.GetProviderID(), placeholderPrefix) || strings.HasPrefix(node.GetName(), placeholderPrefix)
+}
+
+// mustNotHaveJoined keeps a running node from going as one that never came: the
+// cluster-autoscaler's list of instances may be two minutes old.
+func (s *Server) mustNotHaveJoined(ctx context.Context, m *machine) error {
+	there := m.node != nil
+	if !there {
+		var err error
+		if there, err = s.hasNode(ctx, m.Machine); err != nil {
+			return err
+		}
+	}
+	if there {
+		return status.Errorf(codes.FailedPrecondition, "machine %s has joined as node %s by now", m.Name, m.Labels[v1alpha1.LabelKeyNode])
 	}
 
 	return nil

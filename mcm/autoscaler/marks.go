@@ -50,16 +50,22 @@ func markedMachines(d *v1alpha1.MachineDeployment) []string {
 
 // mark names machines to be deleted, beside those that are named already. The
 // time in the second annotation is what ties them to the replicas of this very
-// update.
+// update, so no two updates have the same: a set that has the replicas of one of
+// them would else delete what the next one marks, and make others in their place.
 func (s *Server) mark(d *v1alpha1.MachineDeployment, machines []string) {
-	now := s.cfg.Now().UTC().Format(time.RFC3339)
+	now := s.cfg.Now().UTC()
+	last, err := time.Parse(time.RFC3339, d.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler])
+	if err == nil && !now.After(last) { // another replica's clock may be ahead
+		now = last.UTC().Add(time.Nanosecond)
+	}
+	stamp := now.Format(time.RFC3339Nano)
 	var entries []string
 	if before := d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion]; before != "" {
 		entries = strings.Split(before, ",")
 	}
 	for _, name := range slices.Sorted(slices.Values(machines)) {
 		if s.cfg.Marks != MarksByName {
-			name += "~" + now
+			name += "~" + stamp
 		}
 		entries = append(entries, name)
 	}
@@ -67,5 +73,5 @@ func (s *Server) mark(d *v1alpha1.MachineDeployment, machines []string) {
 		d.Annotations = map[string]string{}
 	}
 	d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion] = strings.Join(entries, ",")
-	d.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler] = now
+	d.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler] = stamp
 }

@@ -2,6 +2,7 @@ package autoscaler
 
 import (
 	"context"
+	"strings"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/proto/externalgrpc"
@@ -31,18 +32,25 @@ func (s *Server) NodeGroupNodes(
 	}
 	out := &externalgrpc.NodeGroupNodesResponse{Instances: make([]*externalgrpc.Instance, 0, len(g.machines))}
 	for _, m := range g.machines {
-		out.Instances = append(out.Instances, &externalgrpc.Instance{Id: m.instanceID(), Status: g.status(m)})
+		if m.node != nil && m.node.Spec.ProviderID == "" {
+			continue // by a placeholder it would be removed as one that never joined
+		}
+		out.Instances = append(out.Instances, &externalgrpc.Instance{Id: m.instanceID(), Status: s.instanceStatus(g, m)})
 	}
 
 	return out, nil
 }
 
-func (g *group) status(m *machine) *externalgrpc.InstanceStatus {
+func (s *Server) instanceStatus(g *group, m *machine) *externalgrpc.InstanceStatus {
 	switch {
 	case g.going(m.Machine):
 		return &externalgrpc.InstanceStatus{InstanceState: externalgrpc.InstanceStatus_instanceDeleting}
 	case m.node != nil:
 		return &externalgrpc.InstanceStatus{InstanceState: externalgrpc.InstanceStatus_instanceRunning}
+	case s.spared(g, m.Machine, nil):
+		// With its error the cluster-autoscaler would take the group's size for wrong, and
+		// end each loop with the attempt to correct it. As one that is late it costs a warning.
+		return &externalgrpc.InstanceStatus{InstanceState: externalgrpc.InstanceStatus_instanceCreating}
 	default:
 		return &externalgrpc.InstanceStatus{
 			InstanceState: externalgrpc.InstanceStatus_instanceCreating, ErrorInfo: createError(m.Machine),
@@ -59,7 +67,7 @@ func createError(m *v1alpha1.Machine) *externalgrpc.InstanceErrorInfo {
 		return nil
 	}
 	info := &externalgrpc.InstanceErrorInfo{
-		ErrorCode: last.ErrorCode, ErrorMessage: last.Description, InstanceErrorClass: classOther,
+		ErrorCode: last.ErrorCode, ErrorMessage: short(last.Description), InstanceErrorClass: classOther,
 	}
 	switch last.ErrorCode {
 	case v1alpha1.ErrorCodeResourceExhausted:
@@ -77,4 +85,15 @@ func createError(m *v1alpha1.Machine) *externalgrpc.InstanceErrorInfo {
 	}
 
 	return info
+}
+
+// short cuts a text that the cluster-autoscaler repeats in logs, Events and its
+// status.
+func short(text string) string {
+	const most = 512
+	if len(text) <= most {
+		return text
+	}
+
+	return strings.ToValidUTF8(text[:most], "") + "…"
 }

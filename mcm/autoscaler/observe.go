@@ -1,10 +1,13 @@
 package autoscaler
 
 import (
+	"cmp"
 	"context"
+	"crypto/x509"
 	"fmt"
 	"path"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -46,7 +49,7 @@ func (o *Observer) Intercept(
 		}
 		took, code := time.Since(begun), status.Code(err)
 		o.took.WithLabelValues(method, code.String()).Observe(took.Seconds())
-		log := log.V(levelOf(code))
+		log := log.V(levelOf(method, code))
 		if !log.Enabled() { // a thousand nodes make thousands of calls in a loop
 			return
 		}
@@ -60,15 +63,21 @@ func (o *Observer) Intercept(
 	return handle(ctx, req)
 }
 
-// levelOf is the verbosity from which calls that end so are logged.
-func levelOf(code codes.Code) int {
+// levelOf is the verbosity from which calls that end so are logged. That a write was
+// refused is always told: it is why a group does not become what it should.
+func levelOf(method string, code codes.Code) int {
 	const each, failed = 5, 2
-	if code == codes.OK || code == codes.Unimplemented {
+	switch {
+	case code == codes.OK, code == codes.Unimplemented:
 		return each
+	case writes[method]:
+		return 0
+	default:
+		return failed
 	}
-
-	return failed
 }
+
+var writes = map[string]bool{"NodeGroupIncreaseSize": true, "NodeGroupDeleteNodes": true, "NodeGroupDecreaseTargetSize": true}
 
 // clientOf names who calls: its certificate's name, or where it is.
 func clientOf(ctx context.Context) string {
@@ -77,8 +86,21 @@ func clientOf(ctx context.Context) string {
 		return "unknown"
 	}
 	if info, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(info.State.PeerCertificates) > 0 {
-		return info.State.PeerCertificates[0].Subject.CommonName
+		return nameOf(info.State.PeerCertificates[0])
 	}
 
 	return p.Addr.String()
+}
+
+// nameOf is what a certificate is for: newer ones have no common name.
+func nameOf(c *x509.Certificate) string {
+	names := slices.Concat([]string{c.Subject.CommonName}, c.DNSNames, c.EmailAddresses)
+	for _, uri := range c.URIs {
+		names = append(names, uri.String())
+	}
+	for _, ip := range c.IPAddresses {
+		names = append(names, ip.String())
+	}
+
+	return cmp.Or(append(names, "serial "+c.SerialNumber.String())...)
 }

@@ -2,14 +2,18 @@ package autoscaler
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math"
 	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"k8s.io/klog/v2"
 
+	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 )
 
@@ -27,85 +31,163 @@ const (
 func (s *Server) NodeGroupGetOptions(
 	ctx context.Context, req *externalgrpc.NodeGroupAutoscalingOptionsRequest,
 ) (*externalgrpc.NodeGroupAutoscalingOptionsResponse, error) {
+	var own dispatch.NodeGroupOptions
 	if isProvided(req.GetId()) {
 		g, err := s.provided(ctx, req.GetId())
 		if err != nil {
 			return nil, err
 		}
-
-		return g.options(req.GetDefaults())
+		own = g.Options
+	} else {
+		g, err := s.group(ctx, req.GetId())
+		if err != nil {
+			return nil, err
+		}
+		own = g.options
 	}
-	g, err := s.group(ctx, req.GetId())
-	if err != nil {
-		return nil, err
+	if own == (dispatch.NodeGroupOptions{}) || req.GetDefaults() == nil {
+		return nil, status.Errorf(codes.Unimplemented, "node group %s has no options of its own", req.GetId())
 	}
 	o := optionsOf(req.GetDefaults())
-	found := false
-	for name, set := range map[string]func(string) error{
-		"utilization-threshold":     fraction(&o.utilization),
-		"gpu-utilization-threshold": fraction(&o.gpuUtilization),
-		"unneeded-time":             duration(&o.unneeded),
-		"unready-time":              duration(&o.unready),
-		"node-provision-time":       duration(&o.provision),
-	} {
-		text, ok := option(g, name)
-		if !ok {
-			continue
-		}
-		if err := set(text); err != nil {
-			klog.FromContext(ctx).Info("option of a node group is ignored", "nodeGroup", g.id, "option", name, "err", err.Error())
-
-			continue
-		}
-		found = true
-	}
-	if !found || req.GetDefaults() == nil {
-		return nil, status.Errorf(codes.Unimplemented, "node group %s has no options of its own", g.id)
-	}
+	set(&o.utilization, own.Utilization)
+	set(&o.gpuUtilization, own.GPUUtilization)
+	set(&o.unneeded, own.Unneeded)
+	set(&o.unready, own.Unready)
+	set(&o.provision, own.Provision)
 
 	return &externalgrpc.NodeGroupAutoscalingOptionsResponse{NodeGroupAutoscalingOptions: o.message(req.GetDefaults())}, nil
 }
 
-// optionKeys are the annotations of an option, in falling rank.
-var optionKeys = map[string][2]string{
-	"utilization-threshold":     {optionsMCMPrefix + "scale-down-utilization-threshold", optionsPrefix + "scaledownutilizationthreshold"},
-	"gpu-utilization-threshold": {optionsMCMPrefix + "scale-down-gpu-utilization-threshold", optionsPrefix + "scaledowngpuutilizationthreshold"},
-	"unneeded-time":             {optionsMCMPrefix + "scale-down-unneeded-time", optionsPrefix + "scaledownunneededtime"},
-	"unready-time":              {optionsMCMPrefix + "scale-down-unready-time", optionsPrefix + "scaledownunreadytime"},
-	"node-provision-time":       {optionsMCMPrefix + "max-node-provision-time", optionsPrefix + "maxnodeprovisiontime"},
-}
-
-func option(g *group, name string) (string, bool) {
-	for _, key := range optionKeys[name] {
-		if text, ok := g.deployment.Annotations[key]; ok {
-			return text, true
-		}
-	}
-
-	return "", false
-}
-
-func fraction(to *float64) func(string) error {
-	return func(text string) error {
-		const bits = 64
-		f, err := strconv.ParseFloat(text, bits)
-		if err == nil {
-			*to = f
-		}
-
-		return err
+func set[T any](to, from *T) {
+	if from != nil {
+		*to = *from
 	}
 }
 
-func duration(to *time.Duration) func(string) error {
-	return func(text string) error {
-		d, err := time.ParseDuration(text)
-		if err == nil {
-			*to = d
-		}
-
-		return err
+// ownOptions reads a deployment's options. The error tells of those that are left
+// out because of what they say.
+func ownOptions(annotations map[string]string) (dispatch.NodeGroupOptions, error) {
+	r := optionReader{annotations: annotations}
+	o := dispatch.NodeGroupOptions{
+		Utilization:    r.fraction("scale-down-utilization-threshold", "scaledownutilizationthreshold"),
+		GPUUtilization: r.fraction("scale-down-gpu-utilization-threshold", "scaledowngpuutilizationthreshold"),
+		Unneeded:       r.duration("scale-down-unneeded-time", "scaledownunneededtime", checkDelay),
+		Unready:        r.duration("scale-down-unready-time", "scaledownunreadytime", checkDelay),
+		Provision:      r.duration("max-node-provision-time", "maxnodeprovisiontime", checkLimit),
 	}
+
+	return o, joined(r.errs)
+}
+
+// soundOptions are a driver's, without those that the error tells of.
+func soundOptions(o dispatch.NodeGroupOptions) (dispatch.NodeGroupOptions, error) {
+	var errs []error
+	o = dispatch.NodeGroupOptions{
+		Utilization:    sound(o.Utilization, "scale_down_utilization_threshold", checkFraction, &errs),
+		GPUUtilization: sound(o.GPUUtilization, "scale_down_gpu_utilization_threshold", checkFraction, &errs),
+		Unneeded:       sound(o.Unneeded, "scale_down_unneeded_time", checkDelay, &errs),
+		Unready:        sound(o.Unready, "scale_down_unready_time", checkDelay, &errs),
+		Provision:      sound(o.Provision, "max_node_provision_time", checkLimit, &errs),
+	}
+
+	return o, joined(errs)
+}
+
+func sound[T any](v *T, name string, check func(T) error, errs *[]error) *T {
+	if v == nil {
+		return nil
+	}
+	if err := check(*v); err != nil {
+		*errs = append(*errs, fmt.Errorf("%s: %w", name, err))
+
+		return nil
+	}
+
+	return v
+}
+
+// joined is one error in one line, nil for none.
+func joined(errs []error) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	texts := make([]string, len(errs))
+	for i, err := range errs {
+		texts[i] = err.Error()
+	}
+
+	return errors.New(strings.Join(texts, "; "))
+}
+
+// An optionReader reads annotations, each by the key that wins and by another one.
+type optionReader struct {
+	annotations map[string]string
+	errs        []error
+}
+
+func (r *optionReader) text(key, other string) (winner, text string, ok bool) {
+	for _, k := range []string{optionsMCMPrefix + key, optionsPrefix + other} {
+		if text, ok := r.annotations[k]; ok {
+			return k, text, true
+		}
+	}
+
+	return "", "", false
+}
+
+func (r *optionReader) fraction(key, other string) *float64 {
+	name, text, ok := r.text(key, other)
+	if !ok {
+		return nil
+	}
+	const bits = 64
+	f, err := strconv.ParseFloat(text, bits)
+	if err != nil {
+		f = math.NaN()
+	}
+
+	return sound(&f, "annotation "+name, checkFraction, &r.errs)
+}
+
+func (r *optionReader) duration(key, other string, check func(time.Duration) error) *time.Duration {
+	name, text, ok := r.text(key, other)
+	if !ok {
+		return nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		r.errs = append(r.errs, fmt.Errorf("annotation %s: %w", name, err))
+
+		return nil
+	}
+
+	return sound(&d, "annotation "+name, check, &r.errs)
+}
+
+func checkFraction(f float64) error {
+	if !(f >= 0 && f <= 1) { // NaN is neither
+		return errors.New("want a number from 0 to 1")
+	}
+
+	return nil
+}
+
+// checkDelay is for times that nodes are left alone: not at all is a setting.
+func checkDelay(d time.Duration) error {
+	if d < 0 {
+		return fmt.Errorf("%s is below zero", d)
+	}
+
+	return nil
+}
+
+// checkLimit is for times that nodes may take at most.
+func checkLimit(d time.Duration) error {
+	if d <= 0 {
+		return fmt.Errorf("want a duration above zero, not %s", d)
+	}
+
+	return nil
 }
 
 // options are a group's settings apart from the wire's dialects.

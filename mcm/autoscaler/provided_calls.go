@@ -1,7 +1,9 @@
 package autoscaler
 
 import (
+	"cmp"
 	"context"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -31,15 +33,15 @@ func (s *Server) provided(ctx context.Context, id string) (*providedGroup, error
 }
 
 func (g *providedGroup) nodes() *externalgrpc.NodeGroupNodesResponse {
-	out := &externalgrpc.NodeGroupNodesResponse{Instances: make([]*externalgrpc.Instance, 0, len(g.Instances))}
-	for _, i := range g.Instances {
+	out := &externalgrpc.NodeGroupNodesResponse{Instances: make([]*externalgrpc.Instance, 0, len(g.instances))}
+	for _, i := range g.instances {
 		one := &externalgrpc.Instance{Id: i.ID, Status: &externalgrpc.InstanceStatus{
 			// The numbers are the cluster-autoscaler's own.
 			InstanceState: externalgrpc.InstanceStatus_InstanceState(i.State),
 		}}
 		if i.Err != nil && i.State == dispatch.InstanceCreating {
 			one.Status.ErrorInfo = &externalgrpc.InstanceErrorInfo{
-				ErrorCode: dispatch.CodeOf(i.Err).String(), ErrorMessage: i.Err.Error(), InstanceErrorClass: classOther,
+				ErrorCode: dispatch.CodeOf(i.Err).String(), ErrorMessage: short(i.Err.Error()), InstanceErrorClass: classOther,
 			}
 			if dispatch.CodeOf(i.Err) == dispatch.ResourceExhausted {
 				one.Status.ErrorInfo.InstanceErrorClass = classOutOfResources
@@ -64,28 +66,6 @@ func (g *providedGroup) template(ctx context.Context) (*externalgrpc.NodeGroupTe
 	node.Name = "template-of-" + g.ID
 
 	return templateResponse(g.id, node)
-}
-
-func (g *providedGroup) options(
-	defaults *externalgrpc.NodeGroupAutoscalingOptions,
-) (*externalgrpc.NodeGroupAutoscalingOptionsResponse, error) {
-	if g.Options == (dispatch.NodeGroupOptions{}) || defaults == nil {
-		return nil, status.Errorf(codes.Unimplemented, "node group %s has no options of its own", g.id)
-	}
-	o := optionsOf(defaults)
-	set(&o.utilization, g.Options.Utilization)
-	set(&o.gpuUtilization, g.Options.GPUUtilization)
-	set(&o.unneeded, g.Options.Unneeded)
-	set(&o.unready, g.Options.Unready)
-	set(&o.provision, g.Options.Provision)
-
-	return &externalgrpc.NodeGroupAutoscalingOptionsResponse{NodeGroupAutoscalingOptions: o.message(defaults)}, nil
-}
-
-func set[T any](to, from *T) {
-	if from != nil {
-		*to = *from
-	}
 }
 
 // resize changes a group's size by delta. That the driver knows another size than
@@ -119,20 +99,19 @@ func (s *Server) resize(ctx context.Context, id string, delta int32) error {
 		if dispatch.CodeOf(err) != dispatch.Aborted || dispatch.Unknowable(err) {
 			return driverStatus(err, "resize node group "+id)
 		}
-		s.cfg.Provided.poll(ctx, g.provider)
-		s.renewProvided()
+		s.cfg.Provided.askGroups(ctx, g.provider)
+		if now := s.cfg.Provided.group(g); now != nil {
+			s.showProvided(func() *providedGroup { return now })
+		}
 	}
 
 	return status.Errorf(codes.Aborted, "the size of node group %s is changed by others all the time; nothing was done", id)
 }
 
-// deleteProvided removes nodes of a driver's group.
+// deleteProvided removes nodes of a driver's group. Calls for one group run at the
+// same time, as drivers must be able to bear: the cluster-autoscaler sends one for
+// each node.
 func (s *Server) deleteProvided(ctx context.Context, id string, nodes []*externalgrpc.ExternalGrpcNode) error {
-	unlock, err := s.lock(ctx, id)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	g, err := s.provided(ctx, id)
 	if err != nil {
 		return err
@@ -160,7 +139,11 @@ func (s *Server) providedVictims(ctx context.Context, g *providedGroup, nodes []
 	}
 	var victims []string
 	for _, node := range nodes {
+		id := cmp.Or(node.GetProviderID(), node.GetName())
 		owner := now.provided.find(node.GetProviderID(), node.GetName())
+		if g.has(id) { // also of one that another provider claims
+			owner = g
+		}
 		if owner == nil {
 			if err := s.mustBeGone(ctx, g.id, node); err != nil {
 				return nil, err
@@ -174,37 +157,33 @@ func (s *Server) providedVictims(ctx context.Context, g *providedGroup, nodes []
 		if node.GetAnnotations()[v1alpha1.AnnotationKeyScaleDownDisabled] == "true" {
 			return nil, status.Errorf(codes.FailedPrecondition, "node %s has the annotation %s", node.GetName(), v1alpha1.AnnotationKeyScaleDownDisabled)
 		}
-		id := node.GetProviderID()
-		if id == "" {
-			id = node.GetName()
-		}
 		victims = append(victims, id)
 	}
 
 	return victims, nil
 }
 
+// has tells whether an instance is listed as the group's.
+func (g *providedGroup) has(instance string) bool {
+	return slices.ContainsFunc(g.instances, func(i dispatch.NodeGroupInstance) bool { return i.ID == instance })
+}
+
 // wroteProvided has a change that a driver made seen at once.
 func (s *Server) wroteProvided(ctx context.Context, g *providedGroup, target int32, deleting []string) {
-	after := s.cfg.Provided.wrote(g, target, deleting)
-	s.mu.Lock()
-	if last := s.last.Load(); last != nil {
-		now := *last
-		now.provided = last.provided.with(after)
-		s.last.Store(&now)
-	}
-	s.mu.Unlock()
+	s.showProvided(func() *providedGroup { return s.cfg.Provided.wrote(g, target, deleting) })
 	klog.FromContext(ctx).Info("node group scaled", "nodeGroup", g.id, "client", clientOf(ctx),
 		"from", g.Target, "to", target, "deleted", deleting)
 }
 
-// renewProvided takes up what was just asked.
-func (s *Server) renewProvided() {
+// showProvided puts one group into the snapshot, and leaves the others as they were
+// for this loop. Changes come in the order in which they are made.
+func (s *Server) showProvided(change func() *providedGroup) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	g := change()
 	if last := s.last.Load(); last != nil {
 		now := *last
-		now.provided = s.cfg.Provided.snapshot()
+		now.provided = last.provided.with(g)
 		s.last.Store(&now)
 	}
 }

@@ -3,6 +3,7 @@ package autoscaler_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -29,19 +31,22 @@ const poolID = "provider:acme/pool"
 
 // A fleet is a replica on a real bus whose cloud has one group.
 type fleet struct {
-	t     *testing.T
-	url   string
-	stop  func()
-	mu    sync.Mutex
-	group *nodegroupv1.Group
-	list  []*nodegroupv1.Instance
-	wrong func(*nodegroupv1.Envelope) *nodegroupv1.Envelope // answers instead, if it likes
-	asked []*nodegroupv1.Envelope                           // what changes something
+	t        *testing.T
+	url      string
+	provider string
+	stop     func()
+	mu       sync.Mutex
+	group    *nodegroupv1.Group
+	more     []*nodegroupv1.Group // beside it
+	list     []*nodegroupv1.Instance
+	enter    func(*nodegroupv1.Envelope)                       // lets a request in; may wait
+	wrong    func(*nodegroupv1.Envelope) *nodegroupv1.Envelope // answers instead, if it likes
+	asked    []*nodegroupv1.Envelope                           // what changes something
 }
 
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	f := &fleet{t: t, url: bustest.Server(t, embedded.Options{}).URL(), group: &nodegroupv1.Group{
+	f := &fleet{t: t, url: bustest.Server(t, embedded.Options{}).URL(), provider: "acme", group: &nodegroupv1.Group{
 		Id: "pool", MinSize: 1, MaxSize: 5, TargetSize: 2, Description: "pool of small",
 		Template: &nodegroupv1.NodeTemplate{Capacity: map[string]string{"cpu": "4", "memory": "16Gi"}, Labels: map[string]string{"size": "small"}},
 	}}
@@ -56,7 +61,7 @@ func newFleet(t *testing.T) *fleet {
 func (f *fleet) start() {
 	conn := bustest.Connect(f.t, bus.Config{URLs: []string{f.url}})
 	server, err := bus.NewServer(conn, bus.ServerConfig{
-		Provider: "acme", Version: "1.0.0", Logger: bustest.Quiet(), NodeGroups: f.answer,
+		Provider: f.provider, Version: "1.0.0", Logger: bustest.Quiet(), NodeGroups: f.answer,
 		Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_LIST},
 	}, nil)
 	if err != nil {
@@ -75,6 +80,12 @@ func (f *fleet) start() {
 }
 
 func (f *fleet) answer(_ context.Context, _ string, req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+	f.mu.Lock()
+	enter := f.enter
+	f.mu.Unlock()
+	if enter != nil {
+		enter(req)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if req.GetResize() != nil || req.GetDelete() != nil {
@@ -97,6 +108,11 @@ func (f *fleet) answer(_ context.Context, _ string, req *nodegroupv1.Envelope) *
 		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resized{Resized: &nodegroupv1.ResizeResponse{TargetSize: f.group.GetTargetSize()}}}
 	case *nodegroupv1.Envelope_Delete:
 		f.group.TargetSize -= int32(len(body.Delete.GetInstances()))
+		for n, i := range f.list {
+			if slices.Contains(body.Delete.GetInstances(), i.GetId()) {
+				f.list[n] = &nodegroupv1.Instance{Id: i.GetId(), State: nodegroupv1.InstanceState_INSTANCE_STATE_DELETING}
+			}
+		}
 
 		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Deleted{Deleted: &nodegroupv1.DeleteResponse{TargetSize: f.group.GetTargetSize()}}}
 	default:
@@ -105,7 +121,9 @@ func (f *fleet) answer(_ context.Context, _ string, req *nodegroupv1.Envelope) *
 			Description: f.group.GetDescription(), Template: f.group.GetTemplate(), Options: f.group.GetOptions(),
 		}
 
-		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_GroupsFound{GroupsFound: &nodegroupv1.GroupsResponse{Groups: []*nodegroupv1.Group{group}}}}
+		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_GroupsFound{GroupsFound: &nodegroupv1.GroupsResponse{
+			Groups: append([]*nodegroupv1.Group{group}, f.more...),
+		}}}
 	}
 }
 
@@ -122,6 +140,15 @@ func (f *fleet) change(do func()) {
 // gateway returns a rig whose gateway is on the fleet's bus and knows its group.
 func (f *fleet) gateway(clock func() time.Time) *rig {
 	f.t.Helper()
+	r := f.gatewayOf(clock)
+	r.sees(func(ids []string) bool { return len(ids) == 1 })
+
+	return r
+}
+
+// gatewayOf returns one that need not know of any yet.
+func (f *fleet) gatewayOf(clock func() time.Time) *rig {
+	f.t.Helper()
 	client, err := bus.NewNodeGroupClient(bustest.Connect(f.t, bus.Config{URLs: []string{f.url}}), "default", bustest.Quiet())
 	if err != nil {
 		f.t.Fatal(err)
@@ -135,10 +162,8 @@ func (f *fleet) gateway(clock func() time.Time) *rig {
 		<-done
 		client.Close()
 	})
-	r := newRig(f.t, func(_ *rig, c *autoscaler.Config) { c.Provided = provided })
-	r.sees(func(ids []string) bool { return len(ids) == 1 })
 
-	return r
+	return newRig(f.t, func(_ *rig, c *autoscaler.Config) { c.Provided = provided })
 }
 
 // sees refreshes until the groups are as expected.
@@ -353,5 +378,218 @@ func TestProvidedGroupOfUnknownInstances(t *testing.T) {
 	nodes, err := r.NodeGroupNodes(t.Context(), &externalgrpc.NodeGroupNodesRequest{Id: poolID})
 	if err != nil || len(nodes.GetInstances()) != 2 {
 		t.Errorf("%v, %v; want the two known before", nodes, err)
+	}
+}
+
+// lists makes more groups of the fleet's, which share its instances.
+func (f *fleet) lists(n int) {
+	for i := range n {
+		f.more = append(f.more, &nodegroupv1.Group{Id: fmt.Sprintf("more-%d", i), MaxSize: 5})
+	}
+}
+
+// A turnstile lets callers in once so many of them wait at the same time.
+func turnstile(n int) (enter func()) {
+	all := make(chan struct{})
+	var mu sync.Mutex
+	waiting := 0
+
+	return func() {
+		mu.Lock()
+		waiting++
+		if waiting == n {
+			close(all)
+		}
+		mu.Unlock()
+		<-all
+	}
+}
+
+// A driver whose cloud is slow is asked about many groups at a time.
+func TestProvidedGroupsAreAskedForTogether(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	const together = 8
+	enter := turnstile(together)
+	f.change(func() {
+		f.lists(20)
+		f.enter = func(req *nodegroupv1.Envelope) {
+			if req.GetInstances() != nil {
+				enter()
+			}
+		}
+	})
+	f.gatewayOf(nil).sees(func(ids []string) bool { return len(ids) == 21 })
+}
+
+// Groups whose instances nobody tells do not keep others from being seen, nor their
+// provider from being taken for one that lives.
+func TestProvidedGroupsThatAreSilent(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	r := f.gateway(nil)
+	stuck := make(chan struct{})
+	t.Cleanup(func() { close(stuck) })
+	f.change(func() {
+		f.lists(3)
+		f.group.TargetSize = 4
+		f.enter = func(req *nodegroupv1.Envelope) {
+			if id := req.GetInstances().GetGroup(); id == "pool" || id == "more-0" {
+				<-stuck
+			}
+		}
+	})
+	r.sees(func(ids []string) bool { return len(ids) == 3 && !slices.Contains(ids, "provider:acme/more-0") })
+	bustest.Eventually(t, "the size of the silent one is known", func() bool {
+		if _, err := r.Refresh(t.Context(), &externalgrpc.RefreshRequest{}); err != nil {
+			t.Fatal(err)
+		}
+
+		return r.sizeOf(poolID) == 4
+	})
+	// A size that another one has changed is asked for within the call, and nothing else.
+	f.change(func() { f.group.TargetSize = 3 })
+	if err := r.grow(poolID, 1); err != nil || r.sizeOf(poolID) != 4 {
+		t.Errorf("%v, size %d; want 4", err, r.sizeOf(poolID))
+	}
+}
+
+// The cluster-autoscaler deletes many nodes by as many calls at once, which a driver
+// gets so.
+func TestProvidedGroupLosesManyNodesAtOnce(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	const nodes = 10
+	f.group.TargetSize, f.group.MinSize, f.group.MaxSize, f.list = nodes, 0, nodes, nil
+	for i := range nodes {
+		f.list = append(f.list, &nodegroupv1.Instance{Id: fmt.Sprintf("acme:///%d", i), State: nodegroupv1.InstanceState_INSTANCE_STATE_RUNNING})
+	}
+	r := f.gateway(nil)
+	enter := turnstile(nodes)
+	f.change(func() {
+		f.enter = func(req *nodegroupv1.Envelope) {
+			if req.GetDelete() != nil {
+				enter()
+			}
+		}
+	})
+	var calls sync.WaitGroup
+	for i := range nodes {
+		calls.Go(func() {
+			id := fmt.Sprintf("acme:///%d", i)
+			_, err := r.NodeGroupDeleteNodes(t.Context(), &externalgrpc.NodeGroupDeleteNodesRequest{
+				Id: poolID, Nodes: []*externalgrpc.ExternalGrpcNode{{Name: id, ProviderID: id}},
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	calls.Wait()
+	if got := r.sizeOf(poolID); got != 0 {
+		t.Errorf("size %d, want 0", got)
+	}
+	for _, i := range r.instances(poolID) {
+		if got := i.GetStatus().GetInstanceState(); got != externalgrpc.InstanceStatus_instanceDeleting {
+			t.Errorf("%s is %s", i.GetId(), got)
+		}
+	}
+}
+
+// What a driver sends that was not made with the SDK is held to the contract.
+func TestProvidedGroupsOfAFaultyDriver(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	bad := func(change func(*nodegroupv1.Group)) *nodegroupv1.Group {
+		g := &nodegroupv1.Group{Id: fmt.Sprintf("bad-%d", len(f.more)), MaxSize: 5}
+		change(g)
+
+		return g
+	}
+	for _, change := range []func(*nodegroupv1.Group){
+		func(g *nodegroupv1.Group) { g.Id = "" },
+		func(g *nodegroupv1.Group) { g.Id = "with space" },
+		func(g *nodegroupv1.Group) { g.MinSize = 6 },
+		func(g *nodegroupv1.Group) { g.MinSize = -1 },
+		func(g *nodegroupv1.Group) { g.MaxSize = 0 },
+		func(g *nodegroupv1.Group) { g.TargetSize = -1 },
+		func(g *nodegroupv1.Group) {
+			g.Template = &nodegroupv1.NodeTemplate{Capacity: map[string]string{"cpu": "1"}}
+		},
+		func(g *nodegroupv1.Group) { g.Id, g.TargetSize = "pool", 5 }, // there twice: the first counts
+	} {
+		f.more = append(f.more, bad(change))
+	}
+	f.more = append(f.more, &nodegroupv1.Group{Id: "good", MaxSize: 1})
+	nan := math.NaN()
+	f.group.Options = &nodegroupv1.Options{
+		ScaleDownUtilizationThreshold: &nan, MaxNodeProvisionTime: durationpb.New(-time.Minute), ScaleDownUnneededTime: durationpb.New(time.Minute),
+	}
+	f.list[1].State = 7 // of a later version
+	r := f.gatewayOf(nil)
+	r.sees(func(ids []string) bool { return slices.Equal(ids, []string{"provider:acme/good", poolID}) })
+	if got := r.sizeOf(poolID); got != 2 {
+		t.Errorf("size %d, want 2", got)
+	}
+	if got := r.instances(poolID)[1].GetStatus().GetInstanceState(); got != externalgrpc.InstanceStatus_unspecified {
+		t.Errorf("a state that nobody knows is %s", got)
+	}
+	answer, err := r.NodeGroupGetOptions(t.Context(), &externalgrpc.NodeGroupAutoscalingOptionsRequest{
+		Id: poolID, Defaults: &externalgrpc.NodeGroupAutoscalingOptions{ScaleDownUtilizationThreshold: 0.5, MaxNodeProvisionDuration: durationpb.New(time.Hour)},
+	})
+	o := answer.GetNodeGroupAutoscalingOptions()
+	if err != nil || o.GetScaleDownUtilizationThreshold() != 0.5 || o.GetMaxNodeProvisionDuration().AsDuration() != time.Hour ||
+		o.GetScaleDownUnneededDuration().AsDuration() != time.Minute {
+		t.Errorf("options %v, %v; want the defaults in place of the two that make no sense", o, err)
+	}
+	for name, list := range map[string][]*nodegroupv1.Instance{
+		"an empty id": {{Id: "acme:///1"}, {}},
+		"an id twice": {{Id: "acme:///1"}, {Id: "acme:///1"}},
+	} {
+		asked := make(chan struct{}, 99)
+		f.change(func() {
+			f.list = list
+			f.enter = func(req *nodegroupv1.Envelope) {
+				if req.GetInstances().GetGroup() == "pool" {
+					asked <- struct{}{}
+				}
+			}
+		})
+		for range 2 { // the answer to the first is in when the second is asked for
+			bustest.Eventually(t, "the driver is asked", func() bool {
+				r.sees(func([]string) bool { return true })
+
+				return len(asked) > 0
+			})
+			<-asked
+		}
+		r.sees(func([]string) bool { return true })
+		if got := r.instances(poolID); len(got) != 2 || got[1].GetId() != "acme:///2" {
+			t.Errorf("%s: instances %v, want those before", name, got)
+		}
+		node, err := r.NodeGroupForNode(t.Context(), &externalgrpc.NodeGroupForNodeRequest{Node: &externalgrpc.ExternalGrpcNode{}})
+		if err != nil || node.GetNodeGroup().GetId() != "" {
+			t.Errorf("%s: a node without name and id is %v's, %v", name, node, err)
+		}
+	}
+}
+
+// A provider cannot take another one's nodes for its own; as nobody can tell who of
+// the two is right, they are nobody's.
+func TestProvidersClaimOneInstance(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	other := &fleet{
+		t: t, url: f.url, provider: "other", group: &nodegroupv1.Group{Id: "pool", MaxSize: 5, TargetSize: 1},
+		list: []*nodegroupv1.Instance{{Id: "acme:///1", State: nodegroupv1.InstanceState_INSTANCE_STATE_RUNNING}},
+	}
+	other.start()
+	r := f.gatewayOf(nil)
+	r.sees(func(ids []string) bool { return len(ids) == 2 })
+	for id, want := range map[string]string{"acme:///1": "", "acme:///2": poolID} {
+		node, err := r.NodeGroupForNode(t.Context(), &externalgrpc.NodeGroupForNodeRequest{Node: &externalgrpc.ExternalGrpcNode{Name: id, ProviderID: id}})
+		if err != nil || node.GetNodeGroup().GetId() != want {
+			t.Errorf("%s is of %v, %v; want %q", id, node.GetNodeGroup(), err, want)
+		}
 	}
 }

@@ -1,13 +1,16 @@
 package autoscaler_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -59,15 +62,11 @@ func TestWhatIsANodeGroup(t *testing.T) {
 	}
 	for name := range invalid {
 		r.eventually("an Event on "+name, func() bool {
-			events := &corev1.EventList{}
-			if err := r.List(t.Context(), events, client.InNamespace(r.namespace)); err != nil {
+			if _, err := r.Refresh(t.Context(), &externalgrpc.RefreshRequest{}); err != nil {
 				t.Fatal(err)
 			}
 
-			return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
-				return e.InvolvedObject.Name == name && e.Type == corev1.EventTypeWarning &&
-					strings.Contains(e.Message, "cluster.x-k8s.io/cluster-api-autoscaler-node-group-")
-			})
+			return len(r.warnings(name, "cluster.x-k8s.io/cluster-api-autoscaler-node-group-")) > 0
 		})
 	}
 }
@@ -186,6 +185,79 @@ func TestNodeGroupNodes(t *testing.T) {
 	}
 	_, err := r.NodeGroupNodes(t.Context(), &externalgrpc.NodeGroupNodesRequest{Id: "none/none"})
 	r.wantCode(err, codes.NotFound)
+}
+
+// An option that makes no sense is told of once, and the cluster-autoscaler's own
+// holds: it asks six times for each node and loop.
+func TestOptions_Faulty(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	const mcm, capi = "autoscaler.gardener.cloud/", "cluster.x-k8s.io/autoscaling-options-"
+	faulty := map[string]string{ // each is the only one of its deployment
+		mcm + "scale-down-utilization-threshold":     "NaN",
+		capi + "scaledownutilizationthreshold":       "+Inf",
+		capi + "scaledowngpuutilizationthreshold":    "-0.1",
+		mcm + "scale-down-gpu-utilization-threshold": "1.5",
+		mcm + "max-node-provision-time":              "0s",
+		capi + "maxnodeprovisiontime":                "-5m",
+		capi + "scaledownunneededtime":               "soon",
+		mcm + "scale-down-unready-time":              "-1s",
+	}
+	names := map[string]string{}
+	for key, value := range faulty {
+		names[key] = fmt.Sprintf("faulty-%d", len(names))
+		r.deployment(names[key], 1, map[string]string{autoscaler.AnnotationKeyMax: "5", key: value})
+	}
+	r.deployment("mixed", 1, map[string]string{
+		autoscaler.AnnotationKeyMax: "5", mcm + "scale-down-unneeded-time": "0s", mcm + "max-node-provision-time": "0s",
+	})
+	r.refresh(len(faulty)+1, 0)
+	options := func(name string) (*externalgrpc.NodeGroupAutoscalingOptionsResponse, error) {
+		return r.NodeGroupGetOptions(t.Context(), &externalgrpc.NodeGroupAutoscalingOptionsRequest{
+			Id: r.id(name), Defaults: &externalgrpc.NodeGroupAutoscalingOptions{
+				ScaleDownUnneededDuration: durationpb.New(time.Minute), MaxNodeProvisionDuration: durationpb.New(time.Hour),
+			},
+		})
+	}
+	for key, name := range names {
+		for range 3 {
+			_, err := options(name)
+			r.wantCode(err, codes.Unimplemented)
+		}
+		r.eventually("an Event on "+name, func() bool { return len(r.warnings(name, key)) > 0 })
+	}
+	got, err := options("mixed")
+	o := got.GetNodeGroupAutoscalingOptions()
+	if err != nil || o.GetScaleDownUnneededDuration().AsDuration() != 0 || o.GetMaxNodeProvisionDuration().AsDuration() != time.Hour {
+		t.Errorf("%v, %v; want the sound option, and the default for the other", o, err)
+	}
+	for range 3 {
+		r.refresh(len(faulty)+1, 0)
+	}
+	r.deployment("last", 1, map[string]string{autoscaler.AnnotationKeyMax: "none"})
+	r.eventually("an Event on the last one", func() bool {
+		r.refresh(len(faulty)+1, 0)
+
+		return len(r.warnings("last", "none")) > 0
+	})
+	for key, name := range names {
+		if list := r.warnings(name, key); len(list) != 1 || list[0].Count > 1 {
+			t.Errorf("%s: told %v, want once", key, list)
+		}
+	}
+}
+
+// warnings are the Events on a deployment that have a text.
+func (r *rig) warnings(name, text string) []corev1.Event {
+	r.t.Helper()
+	events := &corev1.EventList{}
+	if err := r.List(r.t.Context(), events, client.InNamespace(r.namespace)); err != nil {
+		r.t.Fatal(err)
+	}
+
+	return slices.DeleteFunc(events.Items, func(e corev1.Event) bool {
+		return e.InvolvedObject.Name != name || e.Type != corev1.EventTypeWarning || !strings.Contains(e.Message, text)
+	})
 }
 
 func TestExtras(t *testing.T) {

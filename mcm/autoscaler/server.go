@@ -47,10 +47,12 @@ type Server struct {
 	cfg  Config
 	last atomic.Pointer[snapshot]
 
+	taking sync.Mutex // one snapshot at a time; locked before mu
+
 	mu      sync.Mutex
-	locks   map[string]chan struct{}                         // by group; one write at a time
+	locks   map[string]*turn                                 // by group; one write at a time
 	written map[client.ObjectKey]*v1alpha1.MachineDeployment // what the caches may not have seen yet
-	told    map[client.ObjectKey]string                      // faulty marks of which an Event tells
+	told    map[client.ObjectKey]string                      // faulty annotations of which an Event tells
 }
 
 // New returns a Server.
@@ -60,7 +62,7 @@ func New(cfg Config) *Server {
 	}
 
 	return &Server{
-		cfg: cfg, locks: map[string]chan struct{}{}, told: map[client.ObjectKey]string{},
+		cfg: cfg, locks: map[string]*turn{}, told: map[client.ObjectKey]string{},
 		written: map[client.ObjectKey]*v1alpha1.MachineDeployment{},
 	}
 }

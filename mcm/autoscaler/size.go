@@ -81,7 +81,7 @@ func (s *Server) NodeGroupDecreaseTargetSize(
 			return false, err
 		}
 		if int64(d.Spec.Replicas)-less < int64(joined) {
-			return false, status.Errorf(codes.FailedPrecondition, "node group %s has %d nodes wished for and %d that have joined: "+
+			return false, status.Errorf(codes.FailedPrecondition, "node group %s has %d nodes wished for and %d that have joined or are preserved: "+
 				"%d fewer would delete some of them", g.id, d.Spec.Replicas, joined, less)
 		}
 		d.Spec.Replicas -= int32(less)
@@ -99,7 +99,8 @@ func (s *Server) NodeGroupDecreaseTargetSize(
 }
 
 // pending returns the machines that are to join, those first that one would keep
-// longest, and how many have joined, those since the snapshot included.
+// longest, and how many are not to be given up: those that have joined, since the
+// snapshot too, and those that are preserved.
 func (s *Server) pending(ctx context.Context, g *group) (names []string, joined int, err error) {
 	var waiting []*v1alpha1.Machine
 	for _, m := range g.machines {
@@ -121,7 +122,7 @@ func (s *Server) pending(ctx context.Context, g *group) (names []string, joined 
 		switch {
 		case err != nil:
 			return nil, 0, err
-		case there:
+		case there, s.spared(g, newest, nil):
 			joined++
 		default:
 			waiting = append(waiting, newest)
@@ -153,10 +154,11 @@ func (s *Server) hasNode(ctx context.Context, m *v1alpha1.Machine) (bool, error)
 	if name == "" {
 		return false, nil
 	}
-	err := s.cfg.Nodes.Get(ctx, client.ObjectKey{Name: name}, &corev1.Node{})
+	node := &corev1.Node{}
+	err := s.cfg.Nodes.Get(ctx, client.ObjectKey{Name: name}, node)
 	if client.IgnoreNotFound(err) != nil {
 		return false, statusOf(err, "read Node "+name)
 	}
 
-	return err == nil, nil
+	return err == nil && mayBeOf(m, node), nil
 }

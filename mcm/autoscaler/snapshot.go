@@ -16,11 +16,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
-// EventInvalidNodeGroup is the reason of the Event on a MachineDeployment whose
-// mark as a node group cannot be read.
-const EventInvalidNodeGroup = "InvalidNodeGroup"
+// Reasons of Events on a MachineDeployment whose mark as a node group cannot be
+// read, or whose options as one make no sense.
+const (
+	EventInvalidNodeGroup = "InvalidNodeGroup"
+	EventInvalidOption    = "InvalidNodeGroupOption"
+)
 
 // A snapshot is what the answers of one loop of the cluster-autoscaler are taken
 // from, so that they agree. It is never changed.
@@ -37,6 +41,7 @@ type snapshot struct {
 type group struct {
 	id         string
 	min, max   int32
+	options    dispatch.NodeGroupOptions
 	deployment *v1alpha1.MachineDeployment // from a cache: read only
 	marked     map[string]bool             // machines that the deployment names to be deleted
 	machines   []*machine
@@ -79,11 +84,21 @@ func (s *Server) take(ctx context.Context) (*snapshot, error) {
 	var sets v1alpha1.MachineSetList
 	var machines v1alpha1.MachineList
 	var nodes corev1.NodeList
-	for list, reader := range map[client.ObjectList]client.Reader{
-		&deployments: s.cfg.Control, &sets: s.cfg.Control, &machines: s.cfg.Control, &nodes: s.cfg.Nodes,
+	s.taking.Lock() // or of two the older one might be kept
+	defer s.taking.Unlock()
+	for _, read := range []struct {
+		client.Reader
+
+		into client.ObjectList
+	}{
+		// What is owned before its owner, which so is there, and machines before their Nodes.
+		{s.cfg.Control, &machines},
+		{s.cfg.Control, &sets},
+		{s.cfg.Control, &deployments},
+		{s.cfg.Nodes, &nodes},
 	} {
-		if err := reader.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-			return nil, status.Errorf(codes.Unavailable, "read %T from the cache: %v", list, err)
+		if err := read.List(ctx, read.into, client.UnsafeDisableDeepCopy); err != nil {
+			return nil, status.Errorf(codes.Unavailable, "read %T from the cache: %v", read.into, err)
 		}
 	}
 	s.mu.Lock()
@@ -192,24 +207,38 @@ func (s *Server) groupOf(ctx context.Context, d *v1alpha1.MachineDeployment) *gr
 	key := client.ObjectKeyFromObject(d)
 	lower, upper, ok, err := s.sizes(d)
 	if err != nil {
-		if s.told[key] != err.Error() {
-			s.told[key] = err.Error()
-			klog.FromContext(ctx).Info("machine deployment is no node group", "machineDeployment", key, "err", err.Error())
-			s.cfg.Events.Eventf(d, corev1.EventTypeWarning, EventInvalidNodeGroup, "The cluster-autoscaler does not see it: %v", err)
-		}
+		s.tell(ctx, d, EventInvalidNodeGroup, "The cluster-autoscaler does not see it: %v", err)
 
 		return nil
 	}
-	delete(s.told, key)
 	if !ok {
+		delete(s.told, key)
+
 		return nil
 	}
-	g := &group{id: groupID(key), min: lower, max: upper, deployment: d, marked: map[string]bool{}}
+	own, err := ownOptions(d.Annotations)
+	if err != nil {
+		s.tell(ctx, d, EventInvalidOption, "The cluster-autoscaler's own settings hold: %v", err)
+	} else {
+		delete(s.told, key)
+	}
+	g := &group{id: groupID(key), min: lower, max: upper, options: own, deployment: d, marked: map[string]bool{}}
 	for _, name := range markedMachines(d) {
 		g.marked[name] = true
 	}
 
 	return g
+}
+
+// tell says what is wrong with a deployment's annotations, once. s.mu is held.
+func (s *Server) tell(ctx context.Context, d *v1alpha1.MachineDeployment, reason, format string, err error) {
+	key := client.ObjectKeyFromObject(d)
+	if s.told[key] == err.Error() {
+		return
+	}
+	s.told[key] = err.Error()
+	klog.FromContext(ctx).Info("annotations of a machine deployment are faulty", "machineDeployment", key, "reason", reason, "err", err.Error())
+	s.cfg.Events.Eventf(d, corev1.EventTypeWarning, reason, format, err)
 }
 
 // nodeIndex finds Nodes.
@@ -229,11 +258,17 @@ func indexNodes(nodes []corev1.Node) nodeIndex {
 
 // of returns the Node of a machine, nil if it has not joined.
 func (i nodeIndex) of(m *v1alpha1.Machine) *corev1.Node {
-	if node := i.byName[m.Labels[v1alpha1.LabelKeyNode]]; node != nil {
+	if node := i.byName[m.Labels[v1alpha1.LabelKeyNode]]; node != nil && mayBeOf(m, node) {
 		return node
 	}
 
 	return i.byProviderID[m.Spec.ProviderID]
+}
+
+// mayBeOf tells the machine's Node from that of another instance, which had its
+// name before.
+func mayBeOf(m *v1alpha1.Machine, node *corev1.Node) bool {
+	return node.Spec.ProviderID == "" || m.Spec.ProviderID == "" || v1alpha1.SameInstance(node.Spec.ProviderID, m.Spec.ProviderID)
 }
 
 // find returns the machine behind a node of the cluster-autoscaler's; nil if it is

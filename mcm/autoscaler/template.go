@@ -1,6 +1,7 @@
 package autoscaler
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -86,15 +87,8 @@ func templateNode(d *v1alpha1.MachineDeployment, class *v1alpha1.NodeTemplate) (
 		return nil, err
 	}
 	template := d.Spec.Template.Spec.NodeTemplateSpec
-	labels := maps.Clone(template.Labels)
-	if labels == nil {
-		labels = map[string]string{}
-	}
-	for key, value := range wellKnownLabels(d.Annotations, class) {
-		if value != "" {
-			labels[key] = value
-		}
-	}
+	labels := wellKnownLabels(d.Annotations, class)
+	maps.Copy(labels, template.Labels) // the deployment's own word on its nodes
 	extra, err := parseLabels(d.Annotations[capacityPrefix+"labels"])
 	if err != nil {
 		return nil, err
@@ -115,21 +109,23 @@ func templateNode(d *v1alpha1.MachineDeployment, class *v1alpha1.NodeTemplate) (
 	}, nil
 }
 
+// wellKnownLabels are what a node has by its kind, as far as that is known.
 func wellKnownLabels(annotations map[string]string, class *v1alpha1.NodeTemplate) map[string]string {
-	labels := map[string]string{corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64"}
+	labels := map[string]string{
+		corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64",
+		corev1.LabelTopologyRegion: annotations[plainPrefix+"region"], corev1.LabelTopologyZone: annotations[plainPrefix+"zone"],
+	}
 	if class != nil {
-		labels[corev1.LabelInstanceTypeStable] = class.InstanceType
-		labels[corev1.LabelTopologyRegion] = class.Region
-		labels[corev1.LabelTopologyZone] = class.Zone
-		if class.Architecture != nil && *class.Architecture != "" {
-			labels[corev1.LabelArchStable] = *class.Architecture
+		for key, value := range map[string]string{
+			corev1.LabelInstanceTypeStable: class.InstanceType, corev1.LabelTopologyRegion: class.Region, corev1.LabelTopologyZone: class.Zone,
+		} {
+			labels[key] = cmp.Or(value, labels[key])
+		}
+		if class.Architecture != nil {
+			labels[corev1.LabelArchStable] = cmp.Or(*class.Architecture, labels[corev1.LabelArchStable])
 		}
 	}
-	for key, from := range map[string]string{corev1.LabelTopologyRegion: "region", corev1.LabelTopologyZone: "zone"} {
-		if labels[key] == "" {
-			labels[key] = annotations[plainPrefix+from]
-		}
-	}
+	maps.DeleteFunc(labels, func(_, value string) bool { return value == "" })
 
 	return labels
 }

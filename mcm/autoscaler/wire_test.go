@@ -3,12 +3,14 @@ package autoscaler_test
 import (
 	"bytes"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -96,10 +98,10 @@ func TestWire_Instances(t *testing.T) {
 	r.deployment("a", 1, size("1", "5"))
 	r.machine("a", "m1", func(m *v1alpha1.Machine) {
 		m.Status.LastOperation = v1alpha1.LastOperation{
-			Type: v1alpha1.MachineOperationCreate, State: v1alpha1.MachineStateFailed, ErrorCode: "ResourceExhausted", Description: "none left",
+			Type: v1alpha1.MachineOperationCreate, State: v1alpha1.MachineStateFailed, ErrorCode: "ResourceExhausted", Description: "none left " + strings.Repeat("ä", 1000), // cut to 512 bytes
 		}
 	})
-	fault := field(field(nil, 1, []byte("ResourceExhausted")), 2, []byte("none left"))
+	fault := field(field(nil, 1, []byte("ResourceExhausted")), 2, []byte("none left "+strings.Repeat("ä", 251)+"…"))
 	fault = varint(fault, 3, 1)
 	want := field(nil, 1, field(field(nil, 1, []byte("requested://"+r.namespace+"/m1")), 2, field(varint(nil, 1, 2), 2, fault)))
 	var got []byte
@@ -114,6 +116,28 @@ func TestWire_Instances(t *testing.T) {
 	})
 	if !bytes.Equal(got, want) {
 		t.Errorf("got %x, want %x", got, want)
+	}
+}
+
+// Prices are asked for with --expander=price: Unimplemented, and no other code, has
+// the cluster-autoscaler go on without.
+func TestWire_Prices(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	node, at := field(nil, 2, []byte("n")), newDuration(time.Minute) // a time is seconds, as well
+	pod := field(nil, 1, nil)
+	for name, tc := range map[string]struct {
+		method  string
+		request []byte
+	}{
+		"node, until 1.34.1": {"PricingNodePrice", field(field(field(nil, 1, node), 2, at), 3, at)},
+		"node, since 1.35":   {"PricingNodePrice", field(field(field(nil, 1, node), 4, at), 5, at)},
+		"pod, until 1.34.1":  {"PricingPodPrice", field(field(field(nil, 1, pod), 2, at), 3, at)},
+		"pod, since 1.35":    {"PricingPodPrice", field(field(field(nil, 4, pod), 5, at), 6, at)},
+	} {
+		if _, err := r.raw(tc.method, tc.request); status.Code(err) != codes.Unimplemented {
+			t.Errorf("%s: %v, want Unimplemented", name, err)
+		}
 	}
 }
 
@@ -220,23 +244,32 @@ func TestWire_Template(t *testing.T) {
 	if err := r.Update(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
+	odd := r.deployment("by-labels", 0, map[string]string{autoscaler.AnnotationKeyMax: "5", "cluster-autoscaler.kubernetes.io/node-zone": "moon-z"})
+	odd.Spec.Template.Spec.NodeTemplateSpec.Labels = map[string]string{
+		"kubernetes.io/os": "windows", "kubernetes.io/arch": "s390x", "topology.kubernetes.io/zone": "moon-b", "node.kubernetes.io/instance-type": "own",
+	}
+	if err := r.Update(t.Context(), odd); err != nil {
+		t.Fatal(err)
+	}
 	unknown := r.deployment("unknown", 0, size("0", "5"))
 	unknown.Spec.Template.Spec.Class.Name = "none"
 	if err := r.Update(t.Context(), unknown); err != nil {
 		t.Fatal(err)
 	}
 	r.deployment("faulty", 0, map[string]string{autoscaler.AnnotationKeyMax: "5", capacity + "cpu": "lots"})
-	r.refresh(4, 0)
+	r.refresh(5, 0)
 	ask := func(name string) ([]byte, error) {
 		return r.raw("NodeGroupTemplateNodeInfo", field(nil, 1, []byte(r.id(name))))
 	}
 	r.eventually("the class and the changed deployments are seen", func() bool {
-		r.refresh(4, 0)
+		r.refresh(5, 0)
 		_, err1 := ask("by-class")
 		_, err2 := ask("unknown")
 		reply, err3 := ask("by-annotations")
+		labelled, err4 := ask("by-labels")
 
-		return err1 == nil && err2 != nil && err3 == nil && len(template(t, reply).Spec.Taints) == 2
+		return err1 == nil && err2 != nil && err3 == nil && len(template(t, reply).Spec.Taints) == 2 &&
+			err4 == nil && template(t, labelled).Labels["kubernetes.io/os"] == "windows"
 	})
 	type want struct {
 		Labels   map[string]string
@@ -248,6 +281,13 @@ func TestWire_Template(t *testing.T) {
 			Labels: map[string]string{
 				"kubernetes.io/os": "linux", "kubernetes.io/arch": "arm64", "node.kubernetes.io/instance-type": "m5.large",
 				"topology.kubernetes.io/region": "moon", "topology.kubernetes.io/zone": "moon-a",
+			},
+			Capacity: map[corev1.ResourceName]string{"cpu": "2", "memory": "8Gi", "pods": "110", "nvidia.com/gpu": "1", "example.org/licenses": "4"},
+		},
+		"by-labels": {
+			Labels: map[string]string{
+				"kubernetes.io/os": "windows", "kubernetes.io/arch": "s390x", "node.kubernetes.io/instance-type": "own",
+				"topology.kubernetes.io/region": "moon", "topology.kubernetes.io/zone": "moon-b",
 			},
 			Capacity: map[corev1.ResourceName]string{"cpu": "2", "memory": "8Gi", "pods": "110", "nvidia.com/gpu": "1", "example.org/licenses": "4"},
 		},

@@ -74,19 +74,36 @@ func (s *Server) reread(ctx context.Context, g *group) error {
 	return nil
 }
 
+// A turn is whose write it is at a group.
+type turn struct {
+	taken chan struct{}
+	users int // who have it, or wait for it
+}
+
 // lock lets one write at a time at a group.
 func (s *Server) lock(ctx context.Context, id string) (unlock func(), err error) {
 	s.mu.Lock()
-	turn, ok := s.locks[id]
-	if !ok {
-		turn = make(chan struct{}, 1)
-		s.locks[id] = turn
+	t := s.locks[id]
+	if t == nil {
+		t = &turn{taken: make(chan struct{}, 1)}
+		s.locks[id] = t
 	}
+	t.users++
 	s.mu.Unlock()
+	leave := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		t.users--
+		if t.users == 0 {
+			delete(s.locks, id) // ids are what clients send
+		}
+	}
 	select {
-	case turn <- struct{}{}:
-		return func() { <-turn }, nil
+	case t.taken <- struct{}{}:
+		return func() { <-t.taken; leave() }, nil
 	case <-ctx.Done():
+		leave()
+
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 }

@@ -6,8 +6,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -16,7 +19,8 @@ import (
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 )
 
-const stamp = "2026-08-11T07:30:00Z"
+// stamp is the rig's time, later what a second change has in its place.
+const stamp, later = "2026-08-11T07:30:00Z", "2026-08-11T07:30:00.000000001Z"
 
 func TestIncreaseSize(t *testing.T) {
 	t.Parallel()
@@ -174,9 +178,6 @@ func TestDeleteNodes_Concurrently(t *testing.T) {
 			for i := range nodes {
 				name := fmt.Sprintf("m%d", i)
 				all = append(all, r.joined("a", name))
-				if marks == autoscaler.MarksWithTime {
-					name += "~" + stamp
-				}
 				want = append(want, name)
 			}
 			r.refresh(1, nodes)
@@ -190,7 +191,27 @@ func TestDeleteNodes_Concurrently(t *testing.T) {
 			}
 			calls.Wait()
 			d := r.stored("a")
-			got := strings.Split(d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion], ",")
+			var got []string
+			last := now.Add(-time.Nanosecond)
+			for entry := range strings.SplitSeq(d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion], ",") {
+				name, at, timed := strings.Cut(entry, "~")
+				got = append(got, name)
+				if timed != (marks == autoscaler.MarksWithTime) {
+					t.Errorf("entry %q in mode %s", entry, marks)
+				}
+				if !timed {
+					continue
+				}
+				mark, err := time.Parse(time.RFC3339, at)
+				if err != nil || !mark.After(last) {
+					t.Errorf("%q, %v: not after the mark before it, whose set would take it for one of its own", entry, err)
+				}
+				last = mark
+			}
+			changed, err := time.Parse(time.RFC3339, d.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler])
+			if err != nil || changed.Before(last) {
+				t.Errorf("the last change is of %s, %v; before the last mark, of %s", changed, err, last)
+			}
 			slices.Sort(got)
 			if d.Spec.Replicas != 2 || !slices.Equal(got, want) {
 				t.Errorf("%d replicas, marked %v; want 2 and %v", d.Spec.Replicas, got, want)
@@ -226,22 +247,182 @@ func TestDeleteNodes_DuringAnUpdate(t *testing.T) {
 	}
 }
 
+// hasPhase is once the gateway's cache has a machine's status.
+func (r *rig) hasPhase(machine string, phase v1alpha1.MachinePhase) {
+	r.t.Helper()
+	r.eventually(machine+" is seen to be "+string(phase), func() bool {
+		m := &v1alpha1.Machine{}
+		if err := r.cache.Get(r.t.Context(), client.ObjectKey{Namespace: r.namespace, Name: machine}, m); err != nil {
+			r.t.Fatal(err)
+		}
+
+		return m.Status.CurrentStatus.Phase == phase
+	})
+}
+
+// preserved gives a machine a phase, what is said about its preservation, and until
+// when that is.
+func preserved(phase v1alpha1.MachinePhase, wish string, until time.Duration) func(*v1alpha1.Machine) {
+	return func(m *v1alpha1.Machine) {
+		m.Status.CurrentStatus.Phase = phase
+		if wish != "" {
+			m.Annotations = map[string]string{v1alpha1.AnnotationKeyPreserve: wish}
+		}
+		if until != 0 {
+			m.Status.CurrentStatus.PreserveExpiryTime = new(metav1.NewTime(now.Add(until)))
+		}
+	}
+}
+
 func TestDeleteNodes_Preserved(t *testing.T) {
+	t.Parallel()
+	const running, broken = v1alpha1.MachineRunning, v1alpha1.MachineFailed
+	for name, tc := range map[string]struct {
+		reason string
+		most   int32
+		change func(*v1alpha1.Machine)
+		want   codes.Code
+	}{
+		"kept":      {"somebody looks at it", 0, preserved(broken, "now", time.Hour), codes.FailedPrecondition},
+		"to keep":   {"its time is still to be set", 0, preserved(broken, "when-failed", 0), codes.FailedPrecondition},
+		"runs":      {"it is kept in whatever phase", 0, preserved(running, "now", 0), codes.FailedPrecondition},
+		"healthy":   {"it is kept only once it fails", 0, preserved(running, "when-failed", 0), codes.OK},
+		"over":      {"its time is over", 0, preserved(running, "now", -time.Second), codes.OK},
+		"never":     {"nobody may choose it", 5, preserved(broken, "false", 0), codes.OK},
+		"candidate": {"its set may be about to choose it", 5, preserved(broken, "", 0), codes.FailedPrecondition},
+		"none":      {"its set keeps none", 0, preserved(broken, "", 0), codes.OK},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			d := r.deployment("a", 3, size("0", "9"))
+			d.Spec.AutoPreserveFailedMachineMax = new(tc.most)
+			if err := r.Update(t.Context(), d); err != nil {
+				t.Fatal(err)
+			}
+			node := r.joined("a", "m1", tc.change)
+			r.refresh(1, 1)
+			m := &v1alpha1.Machine{}
+			tc.change(m)
+			r.hasPhase("m1", m.Status.CurrentStatus.Phase)
+			if err := r.deleteNodes("a", node); status.Code(err) != tc.want {
+				t.Errorf("%v, want %s: %s", err, tc.want, tc.reason)
+			}
+		})
+	}
+}
+
+// A machine that is preserved after the snapshot was taken is not marked: its set
+// would keep it, and delete one that works.
+func TestDeleteNodes_PreservedSinceTheSnapshot(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.deployment("a", 3, size("0", "9"))
-	node := r.joined("a", "m1", func(m *v1alpha1.Machine) { m.Status.CurrentStatus.PreserveExpiryTime = new(metav1.NewTime(now)) })
+	node := r.joined("a", "m1")
 	r.refresh(1, 1)
-	r.eventually("the machine is seen to be preserved", func() bool {
-		m := &v1alpha1.Machine{}
-		if err := r.cache.Get(t.Context(), client.ObjectKey{Namespace: r.namespace, Name: "m1"}, m); err != nil {
+	m := &v1alpha1.Machine{}
+	if err := r.Get(t.Context(), client.ObjectKey{Namespace: r.namespace, Name: "m1"}, m); err != nil {
+		t.Fatal(err)
+	}
+	preserved(v1alpha1.MachineFailed, "", time.Hour)(m)
+	if err := r.Status().Update(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	r.hasPhase("m1", v1alpha1.MachineFailed)
+	r.wantCode(r.deleteNodes("a", node), codes.FailedPrecondition)
+}
+
+// What the cluster-autoscaler takes for a machine that never came may be running by
+// now: its list of instances is up to two minutes old.
+func TestDeleteNodes_JoinedMeanwhile(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.deployment("a", 3, size("0", "9"))
+	before, after := r.machine("a", "m1"), r.machine("a", "m2")
+	r.refresh(1, 2)
+	join := func(m *v1alpha1.Machine, providerID string) {
+		t.Helper()
+		r.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.Namespace + "-" + m.Name}, Spec: corev1.NodeSpec{ProviderID: providerID}})
+		m.Labels = map[string]string{v1alpha1.LabelKeyNode: m.Namespace + "-" + m.Name}
+		if err := r.Update(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
-		r.refresh(1, 1)
+	}
+	join(before, "virtual://"+r.namespace+"/m1")
+	// The snapshot does not know yet; nor will the autoscaler for a while.
+	r.eventually("the caches have machine and Node", func() bool {
+		m := &v1alpha1.Machine{}
+		if err := r.cache.Get(t.Context(), client.ObjectKeyFromObject(before), m); err != nil {
+			t.Fatal(err)
+		}
+		name := m.Labels[v1alpha1.LabelKeyNode]
 
-		return m.Status.CurrentStatus.PreserveExpiryTime != nil
+		return name != "" && r.cache.Get(t.Context(), client.ObjectKey{Name: name}, &corev1.Node{}) == nil
 	})
-	r.wantCode(r.deleteNodes("a", node), codes.FailedPrecondition)
+	r.wantCode(r.deleteNodes("a", r.fake("m1")), codes.FailedPrecondition)
+	join(after, "") // and no cloud controller ever says which instance it is
+	r.refresh(1, 1)
+	r.wantCode(r.deleteNodes("a", r.fake("m2")), codes.FailedPrecondition)
+	if d := r.stored("a"); d.Spec.Replicas != 3 {
+		t.Errorf("%d replicas, want 3: both run", d.Spec.Replicas)
+	}
+	if err := r.deleteNodes("a", &externalgrpc.ExternalGrpcNode{Name: r.namespace + "-m2"}); err != nil {
+		t.Error("it may go by its name:", err)
+	}
+}
+
+// A Node of that name may be the one of a machine before.
+func TestNodeOfAnotherInstance(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.deployment("a", 3, size("0", "9"))
+	dead := r.joined("a", "m1")
+	r.machine("a", "m2", func(m *v1alpha1.Machine) {
+		m.Labels = map[string]string{v1alpha1.LabelKeyNode: dead.GetName()}
+		m.Spec.ProviderID = "virtual://" + r.namespace + "/m2"
+	})
+	r.refresh(1, 2)
+	var ids []string
+	for _, i := range r.instances(r.id("a")) {
+		ids = append(ids, i.GetId())
+	}
+	slices.Sort(ids)
+	if want := []string{r.fake("m2").GetName(), dead.GetProviderID()}; !slices.Equal(ids, want) {
+		t.Errorf("instances %v, want %v: one is to come", ids, want)
+	}
+	if err := r.deleteNodes("a", r.fake("m2")); err != nil {
+		t.Error("it has not joined:", err)
+	}
+}
+
+// A machine that is preserved counts for its set: to give up one more would end one
+// that works.
+func TestDecreaseTargetSize_Preserved(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.deployment("a", 4, size("0", "9"))
+	r.joined("a", "m1")
+	r.joined("a", "m2")
+	r.machine("a", "m3", preserved(v1alpha1.MachineFailed, "", time.Hour), func(m *v1alpha1.Machine) {
+		m.Status.LastOperation = v1alpha1.LastOperation{
+			Type: v1alpha1.MachineOperationCreate, State: v1alpha1.MachineStateFailed, ErrorCode: v1alpha1.ErrorCodeInternal,
+		}
+	})
+	r.refresh(1, 3)
+	r.hasPhase("m3", v1alpha1.MachineFailed)
+	if err := r.decrease("a", -1); err != nil {
+		t.Error("one is not made yet:", err)
+	}
+	r.wantCode(r.decrease("a", -1), codes.FailedPrecondition)
+	if d := r.stored("a"); d.Spec.Replicas != 3 || d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion] != "" {
+		t.Errorf("%d replicas, marked %q; want 3 and none", d.Spec.Replicas, d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion])
+	}
+	r.refresh(1, 3)
+	for _, i := range r.instances(r.id("a")) {
+		if e := i.GetStatus().GetErrorInfo(); e != nil {
+			t.Errorf("%s has error %v: the autoscaler would not count it, and try to correct the group's size for ever", i.GetId(), e)
+		}
+	}
 }
 
 func TestDecreaseTargetSize(t *testing.T) {
@@ -282,7 +463,7 @@ func TestDecreaseTargetSize(t *testing.T) {
 	}{
 		{4, ""},                             // the one that was not made
 		{3, "m3~" + stamp},                  // the one that has failed
-		{2, "m3~" + stamp + ",m4~" + stamp}, // the last; the minimum is no reason to refuse
+		{2, "m3~" + stamp + ",m4~" + later}, // the last; the minimum is no reason to refuse
 	} {
 		if err := r.decrease("a", -1); err != nil {
 			t.Fatal(err)

@@ -34,9 +34,8 @@ type NodeGroup struct {
 	Template         *corev1.Node // nil when the driver does not tell what a node has
 	TemplateErr      error        // why the driver's template cannot be read
 	Options          NodeGroupOptions
-
-	Instances    []NodeGroupInstance
-	InstancesErr error // why Instances is empty, if that is not so
+	// Err says what makes it none that can be worked with.
+	Err error
 }
 
 // NodeGroupOptions are a group's own settings; nil is as for all groups.
@@ -57,7 +56,7 @@ type NodeGroupInstance struct {
 // A NodeGroupInstanceState is where an instance stands.
 type NodeGroupInstanceState int
 
-// The states.
+// The states; zero is none that is known.
 const (
 	InstanceRunning  = NodeGroupInstanceState(nodegroupv1.InstanceState_INSTANCE_STATE_RUNNING)
 	InstanceCreating = NodeGroupInstanceState(nodegroupv1.InstanceState_INSTANCE_STATE_CREATING)
@@ -67,8 +66,8 @@ const (
 // Providers returns those that serve node groups, or did.
 func (n *NodeGroups) Providers() []string { return n.caller.Providers() }
 
-// Groups returns a provider's groups with their instances. That those of one cannot
-// be had is said of that one alone.
+// Groups returns a provider's groups. Whoever has written the driver, none that
+// breaks the contract comes without an error, nor does one come twice.
 func (n *NodeGroups) Groups(ctx context.Context, provider string) ([]NodeGroup, error) {
 	answer, err := n.caller.Ask(ctx, provider, &nodegroupv1.Envelope{
 		Body: &nodegroupv1.Envelope_Groups{Groups: &nodegroupv1.GroupsRequest{}},
@@ -78,16 +77,20 @@ func (n *NodeGroups) Groups(ctx context.Context, provider string) ([]NodeGroup, 
 	}
 	list := answer.GetGroupsFound().GetGroups()
 	groups := make([]NodeGroup, 0, len(list))
+	seen := make(map[string]bool, len(list))
 	for _, g := range list {
-		one := nodeGroup(g)
-		one.Instances, one.InstancesErr = n.instances(ctx, provider, g.GetId())
-		groups = append(groups, one)
+		if seen[g.GetId()] {
+			continue
+		}
+		seen[g.GetId()] = true
+		groups = append(groups, nodeGroup(g))
 	}
 
 	return groups, nil
 }
 
-func (n *NodeGroups) instances(ctx context.Context, provider, group string) ([]NodeGroupInstance, error) {
+// Instances returns those of a group, each with an id of its own, or an error.
+func (n *NodeGroups) Instances(ctx context.Context, provider, group string) ([]NodeGroupInstance, error) {
 	answer, err := n.caller.Ask(ctx, provider, &nodegroupv1.Envelope{
 		Body: &nodegroupv1.Envelope_Instances{Instances: &nodegroupv1.InstancesRequest{Group: group}},
 	})
@@ -96,10 +99,17 @@ func (n *NodeGroups) instances(ctx context.Context, provider, group string) ([]N
 	}
 	list := answer.GetInstancesFound().GetInstances()
 	instances := make([]NodeGroupInstance, 0, len(list))
+	seen := make(map[string]bool, len(list))
 	for _, i := range list {
-		instances = append(instances, NodeGroupInstance{
-			ID: i.GetId(), State: NodeGroupInstanceState(i.GetState()), Err: bus.ErrorOf(i.GetError()),
-		})
+		if i.GetId() == "" || seen[i.GetId()] {
+			return nil, Errorf(Internal, "instances of node group %s of provider %s: id %q is empty or there twice", group, provider, i.GetId())
+		}
+		seen[i.GetId()] = true
+		one := NodeGroupInstance{ID: i.GetId(), State: NodeGroupInstanceState(i.GetState()), Err: bus.ErrorOf(i.GetError())}
+		if one.State < 0 || one.State > InstanceDeleting {
+			one.State = 0 // of a later version; the cluster-autoscaler knows none but these
+		}
+		instances = append(instances, one)
 	}
 
 	return instances, nil
@@ -137,6 +147,7 @@ func Unknowable(err error) bool { return err != nil && bus.OriginOf(err) == bus.
 func nodeGroup(g *nodegroupv1.Group) NodeGroup {
 	out := NodeGroup{
 		ID: g.GetId(), Min: g.GetMinSize(), Max: g.GetMaxSize(), Target: g.GetTargetSize(), Description: g.GetDescription(),
+		Err: bus.CheckNodeGroup(g),
 	}
 	if t := g.GetTemplate(); t != nil {
 		out.Template, out.TemplateErr = nodeGroupTemplate(t)

@@ -118,7 +118,7 @@ func (p *pass) readNode(ctx context.Context, from client.Reader, opts ...client.
 	if err != nil {
 		return fmt.Errorf("read node of machine %s: %w", p.machine.Name, err)
 	}
-	if id := node.Spec.ProviderID; id != "" && p.machine.Spec.ProviderID != "" && !sameInstance(id, p.machine.Spec.ProviderID) {
+	if id := node.Spec.ProviderID; id != "" && p.machine.Spec.ProviderID != "" && !v1alpha1.SameInstance(id, p.machine.Spec.ProviderID) {
 		p.log.V(1).Info("the node of this name is another instance", "node", node.Name, "provider_id", id)
 
 		return nil

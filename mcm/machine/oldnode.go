@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"path"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -33,7 +32,7 @@ func (p *pass) nodeInTheWay(ctx context.Context, i *dispatch.Instance) (*corev1.
 	}
 	id := node.Spec.ProviderID
 	switch {
-	case id != "" && sameInstance(id, i.ProviderID), node.Labels[v1alpha1.LabelKeyMachineName] == p.machine.Name:
+	case id != "" && v1alpha1.SameInstance(id, i.ProviderID), node.Labels[v1alpha1.LabelKeyMachineName] == p.machine.Name:
 		return nil, nil //nolint:nilnil // it has joined already, before its create was told of
 	case id == "" && !node.CreationTimestamp.Before(&p.machine.CreationTimestamp):
 		return nil, nil //nolint:nilnil // it may well be its own
@@ -41,11 +40,6 @@ func (p *pass) nodeInTheWay(ctx context.Context, i *dispatch.Instance) (*corev1.
 		return node, nil
 	}
 }
-
-// sameInstance tells whether two provider ids mean one instance. Providers and
-// their cloud-controller-managers may write what comes before its own id in
-// different ways, such as a region here and a zone there.
-func sameInstance(a, b string) bool { return a == b || path.Base(a) == path.Base(b) }
 
 // giveBack begins the deletion of an instance that must not join, because it
 // would take over another one's Node with all that is bound to it.

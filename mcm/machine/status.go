@@ -120,7 +120,7 @@ func (p *pass) findNode(ctx context.Context) (next, error) {
 // the driver's word: a machine in another namespace may have the name too.
 func (p *pass) surelyOwn(ctx context.Context, node *corev1.Node) (bool, error) {
 	id, own := node.Spec.ProviderID, p.machine.Spec.ProviderID
-	if id != "" && (own == "" || !sameInstance(id, own)) {
+	if id != "" && (own == "" || !v1alpha1.SameInstance(id, own)) {
 		return false, nil
 	}
 	others := &v1alpha1.MachineList{}

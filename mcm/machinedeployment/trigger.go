@@ -31,7 +31,7 @@ func (p *pass) markTriggered(ctx context.Context) (bool, error) {
 	for entry := range strings.SplitSeq(text, ",") {
 		name, at, timed := strings.Cut(strings.TrimSpace(entry), "~")
 		if !timed {
-			at = p.now.UTC().Format(time.RFC3339) // of an autoscaler that gives no time
+			at = p.now.UTC().Format(time.RFC3339Nano) // of an autoscaler that gives no time
 		}
 		m := machines[name]
 		if _, err := time.Parse(time.RFC3339, at); err != nil || m == nil || seen[name] || lost(m) {

@@ -33,7 +33,8 @@ const (
 	// AnnotationKeyMarkedForDeletionTime on a Machine holds its time, in RFC 3339, from AnnotationKeyTriggerDeletion.
 	AnnotationKeyMarkedForDeletionTime = "machine.sapcloud.io/marked-for-deletion-time"
 	// AnnotationKeyLastReplicaChangeByScaler on a MachineDeployment, and copied to its MachineSets, is when the
-	// cluster-autoscaler last changed the replicas, in RFC 3339. Machines marked by then are deleted.
+	// cluster-autoscaler last changed the replicas, in RFC 3339. Machines marked by then are deleted. No two changes have
+	// the same, so it may have fractions of a second.
 	AnnotationKeyLastReplicaChangeByScaler = "machine.sapcloud.io/last-deployment-replica-change-by-scaler-time"
 	// AnnotationKeyEffectiveCreationTimeout holds a Go duration that wins over creationTimeout. It is handed down from
 	// a MachineDeployment to its MachineSets and Machines.

@@ -2,6 +2,7 @@ package machinedeployment_test
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -100,6 +101,27 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
+// orphan deletes a deployment without its sets, and does what the garbage
+// collector does, which does not run here.
+func (r *rig) orphan(t *testing.T, d *v1alpha1.MachineDeployment) {
+	t.Helper()
+	if err := r.Delete(t.Context(), d, client.PropagationPolicy(metav1.DeletePropagationOrphan)); err != nil {
+		t.Fatal(err)
+	}
+	for _, set := range r.sets(t) {
+		before := set.DeepCopy()
+		set.OwnerReferences = nil
+		if err := r.Patch(t.Context(), set, client.MergeFrom(before)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := r.get(t, d)
+	if !slices.Contains(left.Finalizers, metav1.FinalizerOrphanDependents) {
+		t.Fatalf("the API server asks for no orphans: %v", left.Finalizers)
+	}
+	r.finalize(t, left, v1alpha1.FinalizerName)
+}
+
 // TestAdopt gives a deployment an orphan of its template, and takes a set from it
 // that no longer matches.
 func TestAdopt(t *testing.T) {
@@ -109,30 +131,34 @@ func TestAdopt(t *testing.T) {
 	r.create(t, d)
 	r.complete(t, d)
 	set := r.sets(t)["small"]
-	if err := r.Delete(t.Context(), d, client.PropagationPolicy(metav1.DeletePropagationOrphan)); err != nil {
-		t.Fatal(err)
-	}
-	if !poll(t, func() bool { return strings.Contains(strings.Join(r.get(t, d).Finalizers, " "), "orphan") }) {
-		t.Fatal("the API server asks for no orphans")
-	}
-	// What the garbage collector does, which does not run here.
-	before := set.DeepCopy()
-	set.OwnerReferences = nil
-	if err := r.Patch(t.Context(), set, client.MergeFrom(before)); err != nil {
-		t.Fatal(err)
-	}
-	got := r.get(t, d)
-	without := got.DeepCopy()
-	without.Finalizers = []string{v1alpha1.FinalizerName}
-	if err := r.Patch(t.Context(), without, client.MergeFrom(got)); err != nil {
-		t.Fatal(err)
-	}
+	r.orphan(t, d)
 	r.until(t, "the end", d, func(d *v1alpha1.MachineDeployment) bool { return d == nil })
 	d = r.deployment(2)
 	r.create(t, d)
 	r.complete(t, d)
 	if adopted := r.sets(t)["small"]; adopted.UID != set.UID || metav1.GetControllerOf(adopted) == nil {
 		t.Errorf("the orphan was not adopted: %+v", adopted.ObjectMeta)
+	}
+}
+
+// TestOrphan_Late has the controller hear of the sets' freedom later than of the
+// deployment's end.
+func TestOrphan_Late(t *testing.T) {
+	t.Parallel()
+	r := newSlowRig(t)
+	d := r.deployment(2)
+	r.create(t, d)
+	r.complete(t, d)
+	set := r.sets(t)["small"]
+	r.proxy.Hold("machinesets")
+	r.orphan(t, d)
+	if !poll(t, func() bool { return r.proxy.Requests("DELETE machinesets") > 0 }) {
+		t.Fatal("the controller does not look at the deployment")
+	}
+	r.proxy.Release("machinesets")
+	r.until(t, "the end", d, func(d *v1alpha1.MachineDeployment) bool { return d == nil })
+	if left := r.sets(t)["small"]; left == nil || left.UID != set.UID || !left.DeletionTimestamp.IsZero() || len(r.machines(t)) != 2 {
+		t.Errorf("a set that was to stay is gone, or its machines are: %v, %d machines", left, len(r.machines(t)))
 	}
 }
 

@@ -160,6 +160,49 @@ func TestRollingUpdate(t *testing.T) {
 	}
 }
 
+// TestScale_Draining has a deployment grow while the last old machine is on its way
+// out: that one takes a place.
+func TestScale_Draining(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	d := r.deployment(2, func(d *v1alpha1.MachineDeployment) { d.Spec.Strategy.RollingUpdate.MaxSurge = new(intstr.FromInt32(0)) })
+	r.create(t, d)
+	r.complete(t, d)
+	for _, m := range r.machines(t) {
+		r.finalize(t, &m, "test.invalid/drains")
+	}
+	r.change(t, d, class("large"))
+	r.until(t, "an old machine that goes", d, func(*v1alpha1.MachineDeployment) bool { return r.replicas(t)["small"] == 1 })
+	free := func() {
+		t.Helper()
+		if !poll(t, func() bool {
+			all := r.machines(t)
+			i := slices.IndexFunc(all, func(m v1alpha1.Machine) bool { return !m.DeletionTimestamp.IsZero() })
+			if i >= 0 {
+				r.finalize(t, &all[i])
+			}
+
+			return i >= 0
+		}) {
+			t.Fatal("no old machine goes")
+		}
+	}
+	free()
+	r.until(t, "the last step", d, func(*v1alpha1.MachineDeployment) bool {
+		return maps.Equal(map[string]int32{"small": 0, "large": 1}, r.replicas(t))
+	})
+	r.player.watch()
+	r.change(t, d, replicas(4))
+	r.until(t, "what there is room for", d, func(*v1alpha1.MachineDeployment) bool {
+		return maps.Equal(map[string]int32{"small": 0, "large": 3}, r.replicas(t))
+	})
+	free()
+	r.complete(t, d)
+	if most, _ := r.player.seen(); most > 4 {
+		t.Errorf("there were up to %d machines for 4 replicas without surge", most)
+	}
+}
+
 func TestRecreate(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
@@ -332,6 +375,8 @@ func TestPause(t *testing.T) {
 	r.heal(t, "large")
 	r.change(t, d, replicas(8))
 	wantSets(map[string]int32{"small": 3, "large": 6})
+	// What does not work would go first.
+	r.until(t, "nine machines that work", d, func(d *v1alpha1.MachineDeployment) bool { return d.Status.AvailableReplicas == 9 })
 	r.change(t, d, replicas(2)) // 3 of 9 are allowed
 	wantSets(map[string]int32{"small": 1, "large": 2})
 	r.change(t, d, paused(false))

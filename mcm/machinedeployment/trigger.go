@@ -84,21 +84,14 @@ func (p *pass) mark(ctx context.Context, m *v1alpha1.Machine, at string) error {
 	return nil
 }
 
-// marked counts the machines of a set that it deletes for the cluster-autoscaler
-// once it hears of the deployment's last change.
-func (p *pass) marked(set *v1alpha1.MachineSet) int32 {
+// marked tells whether a set deletes the machine for the cluster-autoscaler once it
+// hears of the deployment's last change.
+func (p *pass) marked(m *v1alpha1.Machine) bool {
 	last, err := time.Parse(time.RFC3339, p.deployment.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler])
-	if err != nil {
-		return 0
+	if err != nil || lost(m) || m.Annotations[v1alpha1.AnnotationKeyMachinePriority] != v1alpha1.MachinePriorityDelete {
+		return false
 	}
-	var n int32
-	for _, m := range p.machines[set.UID] {
-		at, err := time.Parse(time.RFC3339, m.Annotations[v1alpha1.AnnotationKeyMarkedForDeletionTime])
-		if err == nil && !at.After(last) && !lost(m) &&
-			m.Annotations[v1alpha1.AnnotationKeyMachinePriority] == v1alpha1.MachinePriorityDelete {
-			n++
-		}
-	}
+	at, err := time.Parse(time.RFC3339, m.Annotations[v1alpha1.AnnotationKeyMarkedForDeletionTime])
 
-	return n
+	return err == nil && !at.After(last)
 }

@@ -438,6 +438,26 @@ func TestHistory(t *testing.T) {
 	r.until(t, "one old set", d, func(*v1alpha1.MachineDeployment) bool { return maps.Equal(want, r.replicas(t)) })
 }
 
+// TestHistory_Rollback keeps what the deployment had last, however old its set is.
+func TestHistory_Rollback(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	d := r.deployment(1, func(d *v1alpha1.MachineDeployment) { d.Spec.RevisionHistoryLimit = new(int32(1)) })
+	r.create(t, d)
+	r.complete(t, d)
+	for _, name := range []string{"medium", "small", "large"} { // revisions 2, 3 and 4
+		r.change(t, d, class(name))
+		r.complete(t, d)
+	}
+	want := map[string]int32{"small": 0, "large": 1}
+	r.until(t, "the set of revision 3 alone", d, func(*v1alpha1.MachineDeployment) bool { return len(r.replicas(t)) == 2 })
+	if diff := cmp.Diff(want, r.replicas(t)); diff != "" {
+		t.Fatalf("sets: -want, +got:\n%s", diff)
+	}
+	r.change(t, d, func(d *v1alpha1.MachineDeployment) { d.Spec.RollbackTo = &v1alpha1.RollbackConfig{} })
+	r.event(t, "DeploymentRollback", "to revision 3")
+}
+
 func TestDelete(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)

@@ -27,6 +27,7 @@ type player struct {
 
 	mu     sync.Mutex
 	broken map[string]bool // classes of which no machine comes up
+	asleep bool            // whether it does nothing
 	held   map[string]int  // classes of which only so many machines come up
 	made   map[string]int  // machines by class
 	// most is the largest number of machines there were; least the smallest
@@ -87,7 +88,24 @@ func (p *player) seen() (most, least int) {
 	return p.most, p.least
 }
 
+// sleep has the player do nothing from now on.
+func (p *player) sleep() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asleep = true
+}
+
+func (p *player) sleeps() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return p.asleep
+}
+
 func (p *player) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	if p.sleeps() {
+		return reconcile.Result{}, nil
+	}
 	set := &v1alpha1.MachineSet{}
 	if err := p.Get(ctx, req.NamespacedName, set); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)

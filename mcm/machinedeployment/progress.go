@@ -2,6 +2,7 @@ package machinedeployment
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,6 +64,22 @@ func (p *pass) followProgress() {
 	p.awaitDeadline()
 }
 
+// errorLead stands before an error in the message of the condition Progressing.
+const errorLead = " The last attempt met an error: "
+
+// tellError adds the error that the pass met to what the condition Progressing
+// says, in place of an earlier one. It is no word on the progress.
+func (p *pass) tellError(err error) {
+	current := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentProgressing)
+	if current == nil || p.fault != "" { // which says it
+		return
+	}
+	current.Message, _, _ = strings.Cut(current.Message, errorLead)
+	if err != nil {
+		current.Message += errorLead + v1alpha1.ShortText(strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+}
+
 // faulty says why the set could not be made, and since when: the same again is no
 // news.
 func (p *pass) faulty() {
@@ -93,7 +110,7 @@ func (p *pass) underWay(current *v1alpha1.MachineDeploymentCondition) {
 	case p.latest == nil && (current == nil || rolledOut):
 		message = p.subject() + " is progressing."
 		p.progress(corev1.ConditionTrue, v1alpha1.ReasonMachineSetUpdated, message)
-	case current == nil || rolledOut:
+	case current == nil || rolledOut || p.turned:
 		message = fmt.Sprintf("Found new machine set %q", p.latest.Name)
 		p.progress(corev1.ConditionTrue, v1alpha1.ReasonFoundNewMachineSet, message)
 	case p.advanced() || current.Reason == v1alpha1.ReasonMachineSetCreateError || current.Reason == v1alpha1.ReasonInvalidSpec:

@@ -323,6 +323,69 @@ func TestStuckRollout(t *testing.T) {
 	r.complete(t, d)
 }
 
+// TestStuckRollout_Undo goes back when it is too late for the rollout. Machines do
+// nothing, so that nothing else is progress: what is gone back to has its own time.
+func TestStuckRollout_Undo(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.player = &player{broken: map[string]bool{"large": true}}
+	r.start(t)
+	d := r.deployment(3, func(d *v1alpha1.MachineDeployment) {
+		d.Spec.ProgressDeadlineSeconds = new(int32(1))
+		d.Spec.Strategy.RollingUpdate.MaxSurge = new(intstr.FromString("100%"))
+	})
+	r.create(t, d)
+	r.complete(t, d)
+	r.change(t, d, class("large"))
+	r.until(t, "the deadline", d, func(d *v1alpha1.MachineDeployment) bool {
+		return condition(d, v1alpha1.MachineDeploymentProgressing).Reason == "ProgressDeadlineExceeded"
+	})
+	r.player.sleep()
+	r.change(t, d, func(d *v1alpha1.MachineDeployment) {
+		d.Spec.Template.Spec.Class.Name = "small"
+		d.Spec.ProgressDeadlineSeconds = new(int32(600))
+	})
+	got := r.until(t, "a look at the change", d, func(d *v1alpha1.MachineDeployment) bool { return d.Status.ObservedGeneration == d.Generation })
+	c := condition(got, v1alpha1.MachineDeploymentProgressing)
+	if c.Status != corev1.ConditionTrue || c.Reason != "FoundNewMachineSet" {
+		t.Errorf("the way back is told to be late: %+v", c)
+	}
+}
+
+// TestRefused has the API server refuse what a rollout needs, and says so.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(*v1alpha1.MachineDeployment){
+		"Rollout": class("large"),
+		"Paused":  func(d *v1alpha1.MachineDeployment) { d.Spec.Paused, d.Spec.Replicas = true, 5 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newSlowRig(t)
+			d := r.deployment(3)
+			r.create(t, d)
+			r.complete(t, d)
+			r.proxy.Refuse("PATCH machinesets", true)
+			r.change(t, d, start)
+			refused := func(n int) func(d *v1alpha1.MachineDeployment) bool {
+				return func(d *v1alpha1.MachineDeployment) bool {
+					return strings.Count(condition(d, v1alpha1.MachineDeploymentProgressing).Message, "met an error: store machine set ") == n
+				}
+			}
+			r.until(t, "the reason", d, refused(1))
+			tries := r.proxy.Requests("PATCH machinesets")
+			if !poll(t, func() bool { return r.proxy.Requests("PATCH machinesets") > tries }) {
+				t.Fatal("it is not tried again")
+			}
+			r.until(t, "the reason once", d, refused(1))
+			r.proxy.Refuse("PATCH machinesets", false)
+			r.until(t, "an end of the complaint", d, refused(0))
+			r.change(t, d, func(d *v1alpha1.MachineDeployment) { d.Spec.Paused = false })
+			r.complete(t, d)
+		})
+	}
+}
+
 // TestStuckScaling has a deployment that is not rolled out say what it waits for.
 func TestStuckScaling(t *testing.T) {
 	t.Parallel()

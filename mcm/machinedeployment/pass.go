@@ -147,13 +147,12 @@ func (p *pass) run(ctx context.Context) error {
 	if !p.sorted && err == nil {
 		return nil // there is nothing to report yet
 	}
-	if told := p.report(ctx, err); err == nil {
-		return told
-	} else if !conflict(told) { // or else it is told the next time
-		err = errors.Join(err, told)
+	told := p.report(ctx, err)
+	if err != nil && conflict(told) {
+		told = nil // the next pass tells it, and this one ends with the error itself
 	}
 
-	return err
+	return errors.Join(err, told)
 }
 
 func (p *pass) steps(ctx context.Context, steps []step) error {

@@ -142,7 +142,8 @@ func TestUnmarked(t *testing.T) {
 		"later":   {"the set will not have heard of that", 3, 2, []string{after}, full(3)},
 		"surplus": {"the set has one too many and takes the marked one", 2, 2, []string{before}, counts{Replicas: 2, Active: 2, Available: 2, Terminating: 1}},
 		"both": {
-			"one is surplus, for the other one there is a place", 3, 2, []string{before, last},
+			"one is surplus, for the other one there is a place", 3, 2,
+			[]string{before, last},
 			counts{Replicas: 2, Active: 2, Available: 2, Terminating: 2},
 		},
 		"incomplete": {"what the set has yet to make is still to come", 3, 1, []string{last}, counts{Replicas: 2, Active: 1, Available: 1, Terminating: 1}},

@@ -3,6 +3,7 @@ package machinedeployment
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,8 +34,11 @@ func (p *pass) markTriggered(ctx context.Context) (bool, error) {
 		if !timed {
 			at = p.now.UTC().Format(time.RFC3339) // of an autoscaler that gives no time
 		}
-		m := machines[name]
-		if _, err := time.Parse(time.RFC3339, at); err != nil || m == nil || seen[name] || lost(m) {
+		m, err := p.chosen(ctx, machines, name, at)
+		if err != nil {
+			return false, err
+		}
+		if m == nil || seen[name] {
 			p.log.V(1).Info("no machine to delete", "entry", entry)
 
 			continue
@@ -52,6 +56,32 @@ func (p *pass) markTriggered(ctx context.Context) (bool, error) {
 	}
 
 	return true, p.patch(ctx)
+}
+
+// chosen is the machine that an entry of the annotation means; nil when it is not
+// one to delete. A new one, or one that came from elsewhere, the cache may not show yet.
+func (p *pass) chosen(ctx context.Context, machines map[string]*v1alpha1.Machine, name, at string) (*v1alpha1.Machine, error) {
+	if _, err := time.Parse(time.RFC3339, at); err != nil || name == "" {
+		return nil, nil
+	}
+	m := machines[name]
+	if m == nil {
+		m = &v1alpha1.Machine{}
+		err := p.Live.Get(ctx, client.ObjectKey{Namespace: p.deployment.Namespace, Name: name}, m)
+		if client.IgnoreNotFound(err) != nil {
+			return nil, fmt.Errorf("read machine %s: %w", name, err)
+		}
+		i := slices.IndexFunc(p.sets, func(set *v1alpha1.MachineSet) bool { return metav1.IsControlledBy(m, set) })
+		if i < 0 {
+			return nil, nil
+		}
+		p.machines[p.sets[i].UID] = append(p.machines[p.sets[i].UID], m)
+	}
+	if lost(m) {
+		return nil, nil
+	}
+
+	return m, nil
 }
 
 // lost tells of a machine that is going anyway.

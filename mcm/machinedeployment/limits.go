@@ -19,14 +19,14 @@ func limitsOf(spec *v1alpha1.MachineDeploymentSpec) limits {
 func (p *pass) countsOf(set *v1alpha1.MachineSet) counts {
 	c := counts{Replicas: set.Spec.Replicas}
 	for _, m := range p.machines[set.UID] {
-		c.add(m)
+		c = c.with(m)
 	}
 
 	return c
 }
 
-// add counts a machine.
-func (c *counts) add(m *v1alpha1.Machine) {
+// with counts one machine more.
+func (c counts) with(m *v1alpha1.Machine) counts {
 	switch {
 	case !m.DeletionTimestamp.IsZero():
 		c.Terminating++
@@ -36,6 +36,8 @@ func (c *counts) add(m *v1alpha1.Machine) {
 	default:
 		c.Active++
 	}
+
+	return c
 }
 
 // unmarked is countsOf for when the set hears of the cluster-autoscaler's last
@@ -48,7 +50,7 @@ func (p *pass) unmarked(set *v1alpha1.MachineSet) counts {
 		if p.marked(m) {
 			marked++
 		} else {
-			c.add(m)
+			c = c.with(m)
 		}
 	}
 	surplus := max(0, c.Active+marked-c.Replicas) // that the set deletes in any case, marked ones first

@@ -61,7 +61,7 @@ func (p *pass) markTriggered(ctx context.Context) (bool, error) {
 // chosen is the machine that an entry of the annotation means; nil when it is not
 // one to delete. A new one, or one that came from elsewhere, the cache may not show yet.
 func (p *pass) chosen(ctx context.Context, machines map[string]*v1alpha1.Machine, name, at string) (*v1alpha1.Machine, error) {
-	if _, err := time.Parse(time.RFC3339, at); err != nil || name == "" {
+	if name == "" || !isTime(at) {
 		return nil, nil
 	}
 	m := machines[name]
@@ -82,6 +82,12 @@ func (p *pass) chosen(ctx context.Context, machines map[string]*v1alpha1.Machine
 	}
 
 	return m, nil
+}
+
+func isTime(text string) bool {
+	_, err := time.Parse(time.RFC3339, text)
+
+	return err == nil
 }
 
 // lost tells of a machine that is going anyway.

@@ -21,7 +21,7 @@ export KUBEBUILDER_ASSETS := $(OUT)/envtest
 # Its API servers may have to start on a busy machine.
 export KUBEBUILDER_CONTROLPLANE_START_TIMEOUT ?= 2m
 
-FUZZTIME ?= 5s
+FUZZTIME ?= 20000x
 
 # Use after a command as: || $(call remedy,text)
 remedy = { printf '\n%s: %s\n' '$@' '$(1)' >&2; exit 1; }
@@ -162,7 +162,7 @@ generate-check: generated
 ##@ Test
 
 .PHONY: test
-test: test-unit test-fuzz test-e2e ## Unit tests, a few seconds of each fuzz target, end-to-end tests
+test: test-unit test-fuzz test-e2e ## Unit tests, some thousand inputs for each fuzz target, end-to-end tests
 
 .PHONY: test-unit
 test-unit: c-compiler devcluster nodejs ## Unit tests with the race detector
@@ -171,8 +171,8 @@ test-unit: c-compiler devcluster nodejs ## Unit tests with the race detector
 	CGO_ENABLED=1 go test -race -shuffle=on -timeout=10m $$packages
 
 .PHONY: test-fuzz
-test-fuzz: ## Run each fuzz target for FUZZTIME (5s)
-	@echo '==> fuzz targets, $(FUZZTIME) each'
+test-fuzz: ## Run each fuzz target for FUZZTIME (20000x inputs)
+	@echo '==> fuzz targets, $(FUZZTIME) inputs each'
 	@.tools/fuzz.sh $(FUZZTIME)
 
 .PHONY: test-e2e

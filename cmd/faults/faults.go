@@ -4,7 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
@@ -30,7 +35,7 @@ const listLag = time.Second
 var faults = []fault{
 	{"kill-driver", drivers, func(_ context.Context, _ *world, t *target, e event) error { return t.unit.kill(e.length / 2) }},
 	{"freeze-driver", drivers, freeze},
-	{"freeze-create", drivers, freezeCreate},
+	{"freeze-create", lookers, freezeCreate},
 	{"freeze-mcm", managers, freeze},
 	{"freeze-nats", natsServers, freeze},
 	{"lose-nats", natsServers, loseServer},
@@ -57,7 +62,14 @@ func kindNames() []string {
 	return names
 }
 
-func drivers(w *world) []*target     { return w.driverSet }
+func drivers(w *world) []*target { return w.driverSet }
+
+// lookers are the drivers that look for an instance and then make it: for others the
+// cloud tells a repeated create apart, or nobody can.
+func lookers(w *world) []*target {
+	return slices.DeleteFunc(slices.Clone(w.driverSet), func(t *target) bool { return identityOf(w, t) != uniqueName })
+}
+
 func managers(w *world) []*target    { return w.managerSet }
 func natsServers(w *world) []*target { return w.serverSet }
 func theCloud(w *world) []*target    { return []*target{w.knobs} }
@@ -78,6 +90,7 @@ func freeze(ctx context.Context, _ *world, t *target, e event) error {
 
 // freezeCreate freezes a replica that has accepted a create and not yet asked the
 // cloud for anything: the answer to its first look is held up until it is frozen.
+// When it wakes up others have done its work, and the machine has come and gone.
 func freezeCreate(ctx context.Context, w *world, t *target, e event) error {
 	link := w.cloudLinks[identityOf(w, t)]
 	link.one.Lock()
@@ -95,8 +108,9 @@ func freezeCreate(ctx context.Context, w *world, t *target, e event) error {
 	const patience = 8 * time.Second
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	var ids []string
 	err = stack.Poll(within, t.name+" creates", func(context.Context) error {
-		if len(w.tap.Running(t.unit.replica(), driverv1.Operation_OPERATION_CREATE)) == 0 {
+		if ids = w.tap.Running(t.unit.replica(), driverv1.Operation_OPERATION_CREATE); len(ids) == 0 {
 			return errMissed
 		}
 		return nil
@@ -109,10 +123,34 @@ func freezeCreate(ctx context.Context, w *world, t *target, e event) error {
 		return err
 	}
 	link.link.Mend()
-	// Long enough for others to do its work, and for the machine to go again.
-	const least = 5 * time.Second
-	err = wait(ctx, max(least, min(e.length, w.longest)))
+	err = w.comeAndGo(ctx, ids[0])
 	return errors.Join(p.Resume(), err)
+}
+
+// comeAndGo waits until the instance of a create is there, which a replica that lives
+// has made, and has its machine deleted, until the instance is gone. Other faults may
+// be in the way of that for too long; then it is left.
+func (w *world) comeAndGo(ctx context.Context, createID string) error {
+	uid, _, _ := strings.Cut(createID, ".")
+	const patience = 20 * time.Second
+	within, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	deleted := false
+	_ = stack.Poll(within, "machine "+uid+" comes and goes", func(ctx context.Context) error {
+		s, err := w.look(ctx)
+		if err != nil {
+			return err
+		}
+		made := len(s.instances[types.UID(uid)]) > 0
+		if m := s.machines[types.UID(uid)]; m != nil && made && !deleted {
+			deleted = client.IgnoreNotFound(w.kube.Delete(ctx, m, client.Preconditions{UID: &m.UID})) == nil
+		}
+		if made || !deleted {
+			return errMissed // so far
+		}
+		return nil
+	})
+	return ctx.Err()
 }
 
 // identityOf returns what tells the creates of a driver apart.

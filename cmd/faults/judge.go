@@ -213,7 +213,8 @@ func (w *world) remains(ctx context.Context, complain func(string, ...any)) erro
 
 // readLog counts lifecycles, and instances that were made for a machine that had one
 // before: with a token or a unique name that must never happen, whatever was
-// collected later.
+// collected later. An instance that was deleted although its machine was not to go is
+// lost, whatever has replaced it.
 func (w *world) readLog(ctx context.Context, complain func(string, ...any)) error {
 	entries, err := w.cloud.Admin.Log(ctx, 0)
 	if err != nil {
@@ -231,6 +232,10 @@ func (w *world) readLog(ctx context.Context, complain func(string, ...any)) erro
 			}
 		case e.Event == cloudapi.EventDeleted:
 			live[e.MachineUID]--
+			if live[e.MachineUID] == 0 && !w.witness.allows(e.MachineUID, e.Time) {
+				w.tally.lost++
+				complain("lost: the instance of machine %s (%s) was deleted at %s, before the Machine was to go", e.Name, e.MachineUID, e.Time)
+			}
 		}
 	}
 	for uid := range made {

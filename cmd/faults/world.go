@@ -20,7 +20,9 @@ import (
 
 // identities are what tells a driver's repeated create from a new one. There is a
 // provider for each, called after it.
-var identities = []string{"token", "unique_name", "none"}
+var identities = []string{"token", uniqueName, "none"}
+
+const uniqueName = "unique_name"
 
 const (
 	replicas = 2 // of each driver
@@ -41,6 +43,7 @@ type world struct {
 	busURL  string // without links
 	tap     *stack.Tap
 	tally   *tally
+	witness *witness
 
 	api        *target
 	knobs      *target
@@ -81,6 +84,9 @@ func runWorld(
 		return err
 	}
 	defer w.tap.Close()
+	if err := w.watchMachines(keep); err != nil {
+		return err
+	}
 	for _, t := range append(append(append([]*target{}, w.managerSet...), w.driverSet...), w.serverSet...) {
 		w.keepers.Go(func() { t.unit.keep(keep) })
 	}

@@ -201,7 +201,7 @@ func addSafetyFlags(fs *pflag.FlagSet, s *safety.Settings) {
 	fs.DurationVar(&s.Period, "machine-safety-orphan-vms-period", s.Period, "time between two looks for instances without a machine")
 	fs.DurationVar(&s.Grace, "machine-safety-orphan-vms-grace", s.Grace,
 		"how long an instance must have been seen without a machine before it is deleted")
-	fs.IntVar(&s.MaxPerPass, "machine-safety-orphan-vms-max-per-pass", s.MaxPerPass, "instances without a machine deleted after one look at most")
+	fs.IntVar(&s.MaxPerPass, "machine-safety-orphan-vms-max-per-pass", s.MaxPerPass, "instances without a machine of each provider deleted after one look at most")
 	fs.BoolVar(&s.DryRun, "machine-safety-orphan-vms-dry-run", s.DryRun, "tell of instances without a machine, by Event and metric, and delete none")
 }
 

@@ -39,6 +39,9 @@ func (p *pass) resolveClass(ctx context.Context) (next, error) {
 	if err == nil {
 		err = validateClass(p.class.Object)
 	}
+	if err == nil && p.moved() {
+		err = p.elsewhere("or delete the machine")
+	}
 	if err == nil {
 		return proceed, nil
 	}
@@ -52,7 +55,7 @@ func (p *pass) resolveClass(ctx context.Context) (next, error) {
 // refuse notes that the machine cannot be made as it or its class stands. A
 // change of any of them starts the next pass.
 func (p *pass) refuse(ctx context.Context, err error) (next, error) {
-	news := p.failCreation(err)
+	news := p.failCreation(err, v1alpha1.CreateFailedText)
 	if news {
 		p.cautionf("InvalidMachine", "%s", fault(err))
 	}

@@ -90,6 +90,25 @@ func found(m *driverv1.Machine) *driverv1.Result {
 	}}}
 }
 
+// failLate makes the next instance, and says that it has failed to.
+func (c *cloud) failLate(code driverv1.Code) {
+	var once sync.Once
+	c.answer(func(_ context.Context, t *bus.Task) (result *driverv1.Result) {
+		if t.Operation == create {
+			once.Do(func() {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				m := bus.MachineOf(t.Request)
+				c.instances[m.GetUid()] = "virtual://" + m.GetName()
+				c.made++
+				result = failure(code)
+			})
+		}
+
+		return result
+	})
+}
+
 // answer sets what is asked first.
 func (c *cloud) answer(on func(ctx context.Context, t *bus.Task) *driverv1.Result) {
 	c.mu.Lock()

@@ -127,18 +127,18 @@ func (p *pass) createFailed(ctx context.Context, state dispatch.State) (next, er
 	if state.LastKnownState != "" || ended {
 		p.remember(state)
 	}
-	p.failCreation(state.Err)
+	p.failCreation(state.Err, v1alpha1.CreateFailedText)
 
 	return p.failed(ctx, state, "FailedCreate", p.Settings.Retry.create(code))
 }
 
 // failCreation sets phase and lastOperation for a creation that failed; the
 // text's form is parsed by other tools. It tells whether that is news.
-func (p *pass) failCreation(err error) (news bool) {
+func (p *pass) failCreation(err error, text func(code, message string) string) (news bool) {
 	code := dispatch.CodeOf(err)
 	before := p.machine.Status.LastOperation
 	p.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateFailed, code.String(),
-		v1alpha1.CreateFailedText(code.String(), fault(err)))
+		text(code.String(), fault(err)))
 	phase := v1alpha1.MachineCrashLoopBackOff
 	if p.age() > p.creationTimeout() {
 		phase = v1alpha1.MachineFailed

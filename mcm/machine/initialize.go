@@ -47,8 +47,7 @@ func (p *pass) initializeFailed(ctx context.Context, state dispatch.State) (next
 	if state.LastKnownState != "" {
 		p.remember(state)
 	}
-	p.failCreation(state.Err)
-	p.machine.Status.LastOperation.Description = v1alpha1.InitializeFailedText(dispatch.CodeOf(state.Err).String(), fault(state.Err))
+	p.failCreation(state.Err, v1alpha1.InitializeFailedText)
 
 	return p.failed(ctx, state, "FailedInitialize", p.Settings.Retry.Short)
 }

@@ -1,17 +1,22 @@
 package machine_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 func TestDeleteDuringCreate(t *testing.T) {
@@ -74,6 +79,103 @@ func TestDeleteAfterCreate(t *testing.T) {
 	r.gone(t, m)
 	if there, _ := r.cloud.has(); there != 0 {
 		t.Errorf("the cloud has %d instances", there)
+	}
+}
+
+// What a create that ends after the deletion has made is stored with what its driver
+// remembers: the delete is told of both, and the Node goes too.
+func TestCreateEndsAfterDeletion(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	open := make(chan struct{})
+	defer close(open)
+	began := make(chan *driverv1.Machine, 1)
+	r.cloud.answer(func(ctx context.Context, task *bus.Task) *driverv1.Result {
+		switch task.Operation {
+		case create:
+			r.cloud.entered <- task
+			<-ctx.Done() // and yet it succeeds
+		case remove:
+			select {
+			case began <- bus.MachineOf(task.Request):
+			default:
+			}
+			select {
+			case <-open:
+			case <-ctx.Done():
+			}
+		}
+
+		return nil
+	})
+	m := r.machine("a")
+	r.create(t, m)
+	bustest.Receive(t, "the driver to get the create", r.cloud.entered)
+	r.delete(t, m)
+	asked := bustest.Receive(t, "the driver to get the delete", began)
+	got := r.get(t, m)
+	type stored struct{ ProviderID, Node, State string }
+	want := stored{"virtual://" + m.Name, m.Name, "made"}
+	if diff := cmp.Diff(want, stored{got.Spec.ProviderID, got.Labels[v1alpha1.LabelKeyNode], got.Status.LastKnownState}); diff != "" {
+		t.Errorf("stored (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(want, stored{asked.GetProviderId(), asked.GetLabels()[v1alpha1.LabelKeyNode], asked.GetLastKnownState()}); diff != "" {
+		t.Errorf("the delete is told (-want +got):\n%s", diff)
+	}
+	if n := r.cloud.count(status); n != 0 {
+		t.Errorf("the driver was asked %d times for what it had said", n)
+	}
+}
+
+// A deletion says what it waits for.
+func TestDeletionTellsOfTheCreate(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	open := make(chan struct{})
+	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+		if task.Operation == create {
+			r.cloud.entered <- task
+			<-open // a cloud's call that nobody can cut off
+		}
+
+		return nil
+	})
+	m := r.machine("a")
+	r.create(t, m)
+	bustest.Receive(t, "the driver to get the create", r.cloud.entered)
+	r.delete(t, m)
+	r.event(t, m, "EndingCreation", "The create that was begun before is cancelled; waiting for it to end, at driver replica")
+	text := r.get(t, m).Status.LastOperation.Description
+	if !strings.HasPrefix(text, v1alpha1.DeletionTextGetVMStatus) || !strings.Contains(text, "waiting for the create") {
+		t.Errorf("description is %q", text)
+	}
+	close(open)
+	r.gone(t, m)
+}
+
+// Another manager may have had something made of what this one has only begun to
+// wait for.
+func TestDeleteOfATakenOverCreateThatWaits(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.limits = dispatch.Limits{Provider: dispatch.Limit{InFlight: 1}}
+	open := make(chan struct{})
+	defer close(open)
+	r.cloud.hold(open)
+	r.startDriver(t)
+	r.startManager(t)
+	r.create(t, r.machine("first"))
+	bustest.Receive(t, "the driver to get the other machine's create", r.cloud.entered)
+	m := r.machine("a")
+	m.Finalizers = []string{v1alpha1.FinalizerName}
+	r.crashed(t, m)
+	r.until(t, "its create to be begun", m, func(m *v1alpha1.Machine) bool {
+		return strings.Contains(m.Annotations[v1alpha1.AnnotationKeyOperation], `"operation":"create"`)
+	})
+	r.delete(t, m)
+	r.gone(t, m)
+	if creates, deletes := r.cloud.of(create, m), r.cloud.of(remove, m); creates != 0 || deletes != 1 {
+		t.Errorf("%d creates and %d deletes, want the delete alone", creates, deletes)
 	}
 }
 

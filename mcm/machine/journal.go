@@ -33,8 +33,12 @@ type journal struct {
 	// Lost is until when a create whose outcome nobody knows may yet make an
 	// instance: a delete that began earlier proves nothing.
 	Lost *metav1.Time `json:"lost,omitempty"`
-	// Provider has the machine's instance; empty while there is none.
+	// Provider has the machine's instance, or has been asked to make it and may have
+	// made a part; empty as long as nobody was asked.
 	Provider string `json:"provider,omitempty"`
+	// First says that the create begun is the first that Provider is asked for: if
+	// it reaches no driver, Provider has nothing.
+	First bool `json:"first,omitempty"`
 	// StateOf is whose driver wrote status.lastKnownState, if that is not Provider;
 	// empty also where another manager has stored it.
 	StateOf string `json:"stateOf,omitempty"`
@@ -92,17 +96,34 @@ func (j journal) stateIsOf(provider string) bool {
 	return owner == "" || owner == provider
 }
 
-// begin notes that an operation is about to be sent.
-func (j journal) begin(kind dispatch.Kind, now time.Time) journal {
-	return journal{
+// begin notes that an operation is about to be sent to a provider's driver. IsNew
+// tells that nothing was done for the machine before there was a journal.
+func (j journal) begin(kind dispatch.Kind, provider string, isNew bool, now time.Time) journal {
+	begun := journal{
 		Settled: j.Settled, Operation: kind, Begun: &metav1.Time{Time: now}, Lost: j.Lost,
 		Provider: j.Provider, StateOf: j.StateOf, LastGood: j.LastGood && j.Failed == kind, Return: j.Return,
 	}
+	if kind == dispatch.Create && j.Provider == "" {
+		begun.Provider, begun.First = provider, isNew || j.Settled > 0
+	}
+
+	return begun
 }
 
 // settle notes that the outcome of the operation begun is stored.
 func (j journal) settle() journal {
 	return journal{Settled: j.Settled + 1, Provider: j.Provider, StateOf: j.StateOf, Lost: j.Lost}
+}
+
+// discard is settle for an operation that no driver has seen.
+func (j journal) discard() journal {
+	next := j.settle()
+	next.Return = j.Return
+	if j.First {
+		next.Provider = ""
+	}
+
+	return next
 }
 
 // failed is settle for an outcome after which the operation is to be tried

@@ -37,8 +37,7 @@ func (p *pass) classForDelete(ctx context.Context) error {
 	case err != nil && (dispatch.CodeOf(err) == dispatch.Unknown || p.provider == ""):
 		return err
 	case p.moved():
-		return dispatch.Errorf(dispatch.FailedPrecondition, "MachineClass %s: field provider is %q, but the machine's instance is at %q: "+
-			"set it back until the machine is gone", p.class.Object.Name, p.class.Object.Provider, p.journal.Provider)
+		return p.elsewhere("until the machine is gone")
 	case err == nil:
 		return nil
 	default:
@@ -48,9 +47,16 @@ func (p *pass) classForDelete(ctx context.Context) error {
 	}
 }
 
-// moved tells whether the class names another provider than the one that has the
-// machine's instance; that one would find nothing to delete, and say so.
+// moved tells whether the class names another provider than the one that has, or
+// may have, the machine's instance; that one would find nothing to delete, and say so.
 func (p *pass) moved() bool { return p.journal.Provider != "" && p.journal.Provider != p.provider }
+
+// elsewhere is the error for a machine that has moved.
+func (p *pass) elsewhere(remedy string) error {
+	return dispatch.Errorf(dispatch.FailedPrecondition, "MachineClass %s: field provider is %q, but %q has been asked for the machine's instance: "+
+		"set it back %s (if that provider can have nothing, remove the machine's annotation %s)",
+		p.class.Object.Name, p.class.Object.Provider, p.journal.Provider, remedy, v1alpha1.AnnotationKeyOperation)
+}
 
 // removedClass and removedSecret are what is remembered of an object that is
 // gone; only deletions use it.

@@ -5,12 +5,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/lastgood"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -234,12 +236,100 @@ func TestClassMovesToAnotherProvider(t *testing.T) {
 	m = r.pending(t, "b")
 	r.change(t, class, func() { class.Provider = "other"; delete(class.Annotations, v1alpha1.AnnotationKeyAccepted) })
 	r.delete(t, m)
-	r.event(t, m, "CannotDelete", `field provider is "other", but the machine's instance is at "virtual": set it back`)
+	r.event(t, m, "CannotDelete", `field provider is "other", but "virtual" has been asked for the machine's instance: set it back until`)
 	r.change(t, class, func() { class.Provider = provider })
 	r.gone(t, m)
 	if there, _ := r.cloud.has(); there != 0 {
 		t.Errorf("the cloud has %d instances", there)
 	}
+}
+
+// What a provider was asked to make it may have made, whether somebody knows or not.
+func TestClassMovesDuringCreate(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		reason string
+		// begin has an instance made without the manager knowing, and moves the class.
+		begin func(*rig, *v1alpha1.Machine, func())
+		set   bool // back before the machine is deleted
+	}{
+		"restart":            {"a driver is still at it", (*rig).beginAndRestart, true},
+		"restart, deleted":   {"the same", (*rig).beginAndRestart, false},
+		"half made":          {"it has an instance, and says nothing of it", (*rig).beginAndFail, true},
+		"half made, deleted": {"the same", (*rig).beginAndFail, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRunningRig(t)
+			r.settings.Retry.Short, r.settings.Retry.Medium = time.Hour, time.Hour // a change of the class ends the wait
+			r.stop()
+			r.startManager(t)
+			other := newCloud()
+			r.startDriverOf(t, "other", other, r.nats.URL())
+			m, class := r.machine("a"), r.class()
+			tc.begin(r, m, func() { r.change(t, class, func() { class.Provider = "other" }) })
+			r.event(t, m, "InvalidMachine", `field provider is "other", but "virtual" has been asked for the machine's instance: set it back or delete`)
+			back := func() { r.change(t, class, func() { class.Provider = provider }) }
+			if tc.set {
+				back()
+				r.phase(t, m, v1alpha1.MachinePending)
+			}
+			r.delete(t, m)
+			if !tc.set {
+				r.event(t, m, "CannotDelete", `set it back until the machine is gone`)
+				back()
+			}
+			r.gone(t, m)
+			if there, made := r.cloud.has(); there != 0 || made != 1 {
+				t.Errorf("%s: the cloud has %d instances of %d", tc.reason, there, made)
+			}
+			if n := len(other.history()); n != 0 {
+				t.Errorf("%s: the other provider was asked %d times", tc.reason, n)
+			}
+		})
+	}
+}
+
+func (r *rig) beginAndRestart(m *v1alpha1.Machine, move func()) {
+	r.t.Helper()
+	open := make(chan struct{})
+	r.cloud.hold(open)
+	r.create(r.t, m)
+	bustest.Receive(r.t, "the driver to get the create", r.cloud.entered)
+	r.stop()
+	move()
+	r.startManager(r.t)
+	close(open)
+}
+
+func (r *rig) beginAndFail(m *v1alpha1.Machine, move func()) {
+	r.t.Helper()
+	r.cloud.failLate(driverv1.Code_CODE_INTERNAL)
+	r.create(r.t, m)
+	r.event(r.t, m, "FailedCreate", "failed with Internal")
+	move()
+}
+
+// A provider that nobody serves has nothing.
+func TestClassNamesNobodyTwice(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	class := r.class()
+	move := func(to string) { r.change(t, class, func() { class.Provider = to }) }
+	move("nobody")
+	m, gone := r.machine("a"), r.machine("b")
+	r.create(t, m)
+	r.create(t, gone)
+	for _, to := range []string{"noone", "none"} {
+		r.event(t, m, "WaitingForDriver", class.Provider)
+		r.event(t, gone, "WaitingForDriver", class.Provider)
+		move(to)
+	}
+	r.event(t, gone, "WaitingForDriver", class.Provider)
+	r.delete(t, gone)
+	r.gone(t, gone)
+	move(provider)
+	r.phase(t, m, v1alpha1.MachinePending)
 }
 
 // Credentials and user data may be in either of a class's two secrets.

@@ -1,6 +1,7 @@
 package machine_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -144,6 +146,29 @@ func TestNoTarget(t *testing.T) {
 	r.gone(t, m)
 	if there, made := r.cloud.has(); there != 0 || made != 1 {
 		t.Errorf("the cloud has %d instances of %d", there, made)
+	}
+}
+
+func TestAdoptWithoutATarget(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.noTarget = true
+	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+		if task.Operation == status {
+			return found(bus.MachineOf(task.Request))
+		}
+
+		return nil
+	})
+	r.startDriver(t)
+	r.startManager(t)
+	m := r.machine("a")
+	m.Spec.ProviderID = "virtual://" + m.Name
+	r.create(t, m)
+	got := r.phase(t, m, v1alpha1.MachineAvailable)
+	want := []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: m.Name}, {Type: corev1.NodeInternalIP, Address: "10.0.0.1"}}
+	if diff := cmp.Diff(want, got.Status.Addresses); diff != "" {
+		t.Errorf("addresses (-want +got):\n%s", diff)
 	}
 }
 

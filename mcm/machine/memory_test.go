@@ -48,42 +48,48 @@ func (c *cloud) history() []asked {
 	return all
 }
 
-// What a driver remembers of a machine is told to it again, through failures too,
-// and to none of another provider.
-func TestStateBelongsToItsProvider(t *testing.T) {
+// What a driver remembers of a machine is told to it again, through failures too.
+func TestStateSurvivesFailures(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.settings.Retry.Short, r.settings.Retry.Medium = time.Hour, time.Hour // a change of the class ends the wait
 	r.cloud.failOnce(create, func(*driverv1.Machine) *driverv1.Result {
 		return failureWith(driverv1.Code_CODE_UNAVAILABLE, create, "half made")
 	})
-	other := newCloud()
-	other.failOnce(create, func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_INVALID_ARGUMENT) })
 	r.startDriver(t)
-	r.startDriverOf(t, "other", other, r.nats.URL())
 	r.startManager(t)
 	m := r.machine("a")
 	r.create(t, m)
 	r.event(t, m, "FailedCreate", "failed with Unavailable")
-	class := r.class()
-	r.change(t, class, func() { class.Provider = "other" })
-	r.event(t, m, "FailedCreate", "failed with InvalidArgument")
 	r.stop() // the next manager knows nothing but what is stored
 	r.startManager(t)
-	r.change(t, class, func() { class.Provider = provider })
+	class := r.class()
+	r.change(t, class, func() { class.ProviderSpec.Raw = []byte(`{"size":"m"}`) })
 	r.phase(t, m, v1alpha1.MachinePending)
 	r.delete(t, m)
 	r.gone(t, m)
-	for who, c := range map[string]struct {
-		cloud *cloud
-		want  []asked
-	}{
-		provider: {r.cloud, []asked{{create, ""}, {create, "half made"}, {initialize, "made"}, {remove, "made"}}},
-		"other":  {other, []asked{{create, ""}}},
-	} {
-		if diff := cmp.Diff(c.want, c.cloud.history()); diff != "" {
-			t.Errorf("what the driver of %s was told (-want +got):\n%s", who, diff)
-		}
+	want := []asked{{create, ""}, {create, "half made"}, {initialize, "made"}, {remove, "made"}}
+	if diff := cmp.Diff(want, r.cloud.history()); diff != "" {
+		t.Errorf("what the driver was told (-want +got):\n%s", diff)
+	}
+}
+
+// The state stays after an instance was given back, for its driver and no other.
+func TestStateBelongsToItsProvider(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	m := r.machine("a")
+	m.Annotations = map[string]string{v1alpha1.AnnotationKeyOperation: `{"settled":2,"stateOf":"other"}`}
+	r.create(t, m)
+	m.Status.LastKnownState = "theirs"
+	if err := r.Status().Update(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	r.startDriver(t)
+	r.startManager(t)
+	r.phase(t, m, v1alpha1.MachinePending)
+	if diff := cmp.Diff([]asked{{create, ""}, {initialize, "made"}}, r.cloud.history()); diff != "" {
+		t.Errorf("what the driver was told (-want +got):\n%s", diff)
 	}
 }
 

@@ -64,7 +64,7 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 // discard settles an operation that was given up before any driver saw it: the
 // class names another provider by now, and the next one goes there.
 func (p *pass) discard(ctx context.Context, state dispatch.State) error {
-	p.journal = p.journal.settle()
+	p.journal = p.journal.discard()
 	if err := p.patch(ctx); err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (p *pass) remember(state dispatch.State) {
 // begin notes in the journal, which the caller stores, that an operation is about
 // to be sent.
 func (p *pass) begin(kind dispatch.Kind) {
-	p.journal, p.unsent = p.journal.begin(kind, p.now), true
+	p.journal, p.unsent = p.journal.begin(kind, p.provider, p.isNew(), p.now), true
 }
 
 // waiting tells what the operation waits for, when it is anything to speak of.

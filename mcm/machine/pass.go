@@ -210,13 +210,16 @@ func (p *pass) patch(ctx context.Context) error {
 		equality.Semantic.DeepEqual(p.machine.Spec, p.stored.Spec) {
 		return nil
 	}
-	status := p.machine.Status
-	err := p.Control.Patch(ctx, p.machine, client.MergeFromWithOptions(p.stored, client.MergeFromWithOptimisticLock{}))
+	answer, changes, err := p.changes()
+	if err == nil {
+		err = p.Control.Patch(ctx, answer, changes)
+	}
 	if err != nil {
 		return fmt.Errorf("store machine %s/%s: %w", p.machine.Namespace, p.machine.Name, err)
 	}
-	p.wrote()
-	p.machine.Status = status // the answer holds the stored one
+	p.machine.ObjectMeta, p.machine.Spec = answer.ObjectMeta, answer.Spec
+	answer.Status = p.stored.Status // what of it has changed is still to be stored
+	p.wrote(answer)
 
 	return nil
 }
@@ -228,13 +231,34 @@ func (p *pass) patchStatus(ctx context.Context) error {
 	if equality.Semantic.DeepEqual(p.machine.Status, p.stored.Status) {
 		return nil
 	}
-	err := p.Control.Status().Patch(ctx, p.machine, client.MergeFromWithOptions(p.stored, client.MergeFromWithOptimisticLock{}))
+	answer, changes, err := p.changes()
+	if err == nil {
+		err = p.Control.Status().Patch(ctx, answer, changes)
+	}
 	if err != nil {
 		return fmt.Errorf("store status of machine %s/%s: %w", p.machine.Namespace, p.machine.Name, err)
 	}
-	p.wrote()
+	p.machine.Status, p.machine.ResourceVersion = answer.Status, answer.ResourceVersion
+	before := p.stored // what else has changed is still to be stored
+	before.ObjectMeta.DeepCopyInto(&answer.ObjectMeta)
+	answer.ResourceVersion, answer.Spec = p.machine.ResourceVersion, before.Spec
+	p.wrote(answer)
 
 	return nil
+}
+
+// changes returns what has changed since the machine was stored, as a patch that
+// somebody else's change makes fail, and the object that takes the answer: an answer
+// that is decoded into the machine itself would leave in it what was not stored.
+func (p *pass) changes() (*v1alpha1.Machine, client.Patch, error) {
+	changes := client.MergeFromWithOptions(p.stored, client.MergeFromWithOptimisticLock{})
+	data, err := changes.Data(p.machine)
+	if err != nil {
+		return nil, nil, fmt.Errorf("describe the changes: %w", err)
+	}
+	answer := &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: p.machine.Namespace, Name: p.machine.Name}}
+
+	return answer, client.RawPatch(changes.Type(), data), nil
 }
 
 // setPhase sets the phase; the time is that of the change, from which timeouts
@@ -303,11 +327,12 @@ type subject struct {
 const (
 	aboutFields       = "fields"
 	aboutWish         = "wish"
+	aboutPreserve     = "preservation"
 	aboutPreserveWait = "drain of a preserved node"
 )
 
 func subjects(uid types.UID) []subject {
-	return []subject{{uid, aboutFields}, {uid, aboutWish}, {uid, aboutPreserveWait}}
+	return []subject{{uid, aboutFields}, {uid, aboutWish}, {uid, aboutPreserve}, {uid, aboutPreserveWait}}
 }
 
 // news tells whether text is something else than what was last said of a subject;
@@ -330,8 +355,8 @@ func (p *pass) tellFaults() {
 }
 
 // wrote takes over what a write to the API server came to.
-func (p *pass) wrote() {
-	p.stored = p.machine.DeepCopy()
+func (p *pass) wrote(stored *v1alpha1.Machine) {
+	p.stored = stored.DeepCopy()
 	for _, note := range p.notes {
 		note()
 	}

@@ -29,7 +29,9 @@ func (p *pass) preserve(ctx context.Context) (next, error) {
 			return wait, err
 		}
 		if until = p.machine.Status.CurrentStatus.PreserveExpiryTime; until == nil {
-			return proceed, nil // CRDs from before there was preservation have dropped it
+			p.tellNotPreserved()
+
+			return proceed, nil
 		}
 		p.lookAgain(until.Sub(p.now))
 
@@ -59,6 +61,15 @@ func (p *pass) wanted(preserved bool) bool {
 	}
 }
 
+// tellNotPreserved tells that CRDs from before there was preservation have dropped the
+// machine's time.
+func (p *pass) tellNotPreserved() {
+	text := "It is not preserved: the CRD of Machines knows no status.currentStatus.preserveExpiryTime: apply this version's CRDs"
+	if p.news(aboutPreserve, text) {
+		p.warnf("CannotPreserve", "%s", text)
+	}
+}
+
 // beginPreservation gives the machine its time if it is to be preserved and has
 // none.
 func (p *pass) beginPreservation() {
@@ -72,7 +83,12 @@ func (p *pass) beginPreservation() {
 	}
 	until := metav1.NewTime(p.now.Add(timeout)).Rfc3339Copy() // as it is stored
 	current.PreserveExpiryTime = &until
-	p.notef("Preserved", "Kept until %s, as %s says %q", until.UTC().Format(time.RFC3339), v1alpha1.AnnotationKeyPreserve, p.wish)
+	wish := p.wish
+	p.notes = append(p.notes, func() {
+		if p.machine.Status.CurrentStatus.PreserveExpiryTime != nil { // or the CRDs have dropped it
+			p.sayf("Preserved", "Kept until %s, as %s says %q", until.UTC().Format(time.RFC3339), v1alpha1.AnnotationKeyPreserve, wish)
+		}
+	})
 }
 
 // endPreservation gives back what preserveNode took, and lets go of the machine. To
@@ -131,7 +147,11 @@ func (p *pass) readWish(ctx context.Context) error {
 		byNode = byNode || says
 	}
 	p.wish = m.Annotations[v1alpha1.AnnotationKeyPreserve]
-	if byNode {
+	_, own := m.Annotations[v1alpha1.AnnotationKeyPreserve]
+	switch {
+	case p.node == nil && own:
+		applied = "" // somebody has said so since the Node is gone
+	case byNode:
 		p.wish = applied
 		delete(m.Annotations, v1alpha1.AnnotationKeyPreserve)
 	}

@@ -337,6 +337,26 @@ func TestNodeWins(t *testing.T) {
 	r.untilKept(t, "what nobody understands changes nothing", m, kept{Wish: "forever", Until: true, Protected: true, Condition: byUser + then})
 }
 
+// TestWishOfALostNode has somebody stop what the Node has asked for after it went.
+func TestWishOfALostNode(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	m := r.brittle(t, "a")
+	node := r.node(t, m.Name)
+	r.wish(t, node, "now")
+	r.untilKept(t, "the node's", m, kept{OnNode: "now", Applied: "now", Until: true, Protected: true, Condition: byUser + then})
+	r.forceDelete(t, node)
+	m = r.phase(t, m, v1alpha1.MachineFailed)
+	if m.Status.CurrentStatus.PreserveExpiryTime == nil || m.Annotations[v1alpha1.AnnotationKeyLastAppliedNodePreserveValue] != "now" {
+		t.Errorf("what the node has asked for went with it: %v", m.Annotations)
+	}
+	r.wish(t, m, "false")
+	m = r.until(t, "not preserved", m, func(m *v1alpha1.Machine) bool { return m.Status.CurrentStatus.PreserveExpiryTime == nil })
+	if got := m.Annotations[v1alpha1.AnnotationKeyPreserve]; got != "false" {
+		t.Errorf("the machine says %q", got)
+	}
+}
+
 // What a user has said to the autoscaler stays.
 func TestPreserveSparesOthersAnnotations(t *testing.T) {
 	t.Parallel()

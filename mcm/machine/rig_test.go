@@ -66,6 +66,7 @@ type rig struct {
 	t         *testing.T
 	namespace string
 	settings  machine.Settings
+	limits    dispatch.Limits // of the manager's dispatcher
 	noTarget  bool
 	tokens    *bootstrap.Tokens // nil for none
 	nats      *embedded.Server
@@ -200,6 +201,7 @@ func (r *rig) startManager(t *testing.T) {
 		t.Fatal(err)
 	}
 	dispatcher := dispatch.New(ctx, caller, announcer)
+	dispatcher.Limit(r.limits)
 	r.seen = mgr.GetClient()
 	removed := machineclass.NewRemoved(mgr.GetClient())
 	reconciler := &machine.Reconciler{

@@ -20,8 +20,7 @@ import (
 // The create of all others finds what there is by the machine's uid.
 func (p *pass) findInstance(ctx context.Context) (next, error) {
 	m := p.machine
-	isNew := m.Spec.ProviderID == "" && m.Labels[v1alpha1.LabelKeyNode] == "" && m.Status.CurrentStatus.Phase == v1alpha1.MachinePhaseNew
-	if !p.creating() || isNew || p.journal.Settled > 0 || p.journal.Operation != "" {
+	if !p.creating() || p.isNew() || p.journal.Settled > 0 || p.journal.Operation != "" {
 		return proceed, nil
 	}
 	state, n, err := p.ask(ctx)
@@ -40,10 +39,18 @@ func (p *pass) findInstance(ctx context.Context) (next, error) {
 
 		return p.adopt(ctx, nil) // who gave it its instance must know
 	default:
-		p.failCreation(state.Err)
+		p.failCreation(state.Err, v1alpha1.CreateFailedText)
 
 		return p.cannotFind(ctx, state, p.Settings.Retry.create(code))
 	}
+}
+
+// isNew tells that no other manager has done anything for the machine, nor has this
+// one put it into a phase.
+func (p *pass) isNew() bool {
+	m := p.machine
+
+	return m.Spec.ProviderID == "" && m.Labels[v1alpha1.LabelKeyNode] == "" && m.Status.CurrentStatus.Phase == v1alpha1.MachinePhaseNew
 }
 
 // adopt gives a machine that came with an instance what a created one has. The
@@ -55,7 +62,8 @@ func (p *pass) adopt(ctx context.Context, i *dispatch.Instance) (next, error) {
 	m := p.machine
 	m.Spec.ProviderID = cmp.Or(i.ProviderID, m.Spec.ProviderID)
 	if m.Spec.ProviderID == "" {
-		p.failCreation(dispatch.Errorf(dispatch.Internal, "driver of provider %s found an instance without a provider id", p.provider))
+		p.failCreation(dispatch.Errorf(dispatch.Internal, "driver of provider %s found an instance without a provider id", p.provider),
+			v1alpha1.CreateFailedText)
 
 		return again(p.Settings.Retry.Medium), p.patchStatus(ctx)
 	}
@@ -87,21 +95,40 @@ func (p *pass) findNode(ctx context.Context) (next, error) {
 	if err := p.Target.List(ctx, nodes, client.MatchingLabels{v1alpha1.LabelKeyMachineName: m.Name}); err != nil {
 		return wait, fmt.Errorf("look for the node of machine %s: %w", m.Name, err)
 	}
-	if len(nodes.Items) > 0 {
-		metav1.SetMetaDataLabel(&m.ObjectMeta, v1alpha1.LabelKeyNode, nodes.Items[0].Name)
+	for i := range nodes.Items {
+		if own, err := p.surelyOwn(ctx, &nodes.Items[i]); err != nil {
+			return wait, err
+		} else if own {
+			metav1.SetMetaDataLabel(&m.ObjectMeta, v1alpha1.LabelKeyNode, nodes.Items[i].Name)
 
-		return proceed, p.patch(ctx)
-	}
-	if _, failed := p.unfound.Load(m.UID); failed && p.Settings.DrainPolicy.Left(m, p.now) <= 0 {
-		p.cautionf("NodeUnknown", "Goes on without draining the node: the driver could not tell which it is")
-
-		return proceed, nil
+			return proceed, p.patch(ctx)
+		}
 	}
 	if err := p.classForDelete(ctx); err != nil {
 		return p.cannotDelete(ctx, err)
 	}
+	if p.unfoundAsThingsAre() > 0 && p.Settings.DrainPolicy.Left(m, p.now) <= 0 {
+		p.cautionf("NodeUnknown", "Goes on without draining the node: the driver could not tell which it is")
+
+		return proceed, nil
+	}
 
 	return p.askForNode(ctx)
+}
+
+// surelyOwn tells whether a Node that bears the machine's name is its own without
+// the driver's word: a machine in another namespace may have the name too.
+func (p *pass) surelyOwn(ctx context.Context, node *corev1.Node) (bool, error) {
+	id, own := node.Spec.ProviderID, p.machine.Spec.ProviderID
+	if id != "" && (own == "" || !sameInstance(id, own)) {
+		return false, nil
+	}
+	others := &v1alpha1.MachineList{}
+	if err := p.Control.List(ctx, others, client.MatchingFields{indexNode: node.Name}); err != nil {
+		return false, fmt.Errorf("look for the machines of node %s: %w", node.Name, err)
+	}
+
+	return len(others.Items) == 0, nil // the machine itself knows no Node
 }
 
 // askForNode asks the driver for the name of the Node.
@@ -154,13 +181,10 @@ type failedStatus struct {
 // ask has the driver asked for the machine's instance. It lets the step go on
 // only when there is an answer.
 func (p *pass) ask(ctx context.Context) (dispatch.State, next, error) {
-	if last, ok := p.unfound.Load(p.machine.UID); ok {
-		f, _ := last.(failedStatus)
-		if d := f.until.Sub(p.now); d > 0 && f.class == p.version && f.leaving == p.leaving() {
-			return dispatch.State{}, again(d), nil
-		}
-		p.unfound.Delete(p.machine.UID)
+	if d := p.unfoundAsThingsAre(); d > 0 {
+		return dispatch.State{}, again(d), nil
 	}
+	p.unfound.Delete(p.machine.UID)
 	state := p.Dispatcher.Ask(dispatch.Operation{
 		Machine: p.machineFor(p.provider), Class: p.class, Provider: p.provider, Timeout: p.Settings.ReadTimeout,
 	})
@@ -169,6 +193,18 @@ func (p *pass) ask(ctx context.Context) (dispatch.State, next, error) {
 	}
 
 	return state, proceed, nil
+}
+
+// unfoundAsThingsAre is how long the last failure to find the machine's instance
+// still counts; 0 when there was none.
+func (p *pass) unfoundAsThingsAre() time.Duration {
+	last, _ := p.unfound.Load(p.machine.UID)
+	f, _ := last.(failedStatus)
+	if f.class != p.version || f.leaving != p.leaving() {
+		return 0
+	}
+
+	return max(0, f.until.Sub(p.now))
 }
 
 // cannotFind stores why a machine's instance is not known, which the step has put

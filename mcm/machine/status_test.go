@@ -233,6 +233,48 @@ func TestNodeKnownByItsLabel(t *testing.T) {
 	}
 }
 
+// A machine in another namespace may have the name, and a Node that bears it.
+func TestNodeOfANamesake(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		reason, providerID string
+		label              bool // of a machine that this manager knows
+	}{
+		"another instance":   {"only the driver could know whose it is, and it knows of none", "virtual://theirs", false},
+		"of another machine": {"that one says so", "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			m := r.machine("a")
+			m.Finalizers = []string{v1alpha1.FinalizerName}
+			r.crashed(t, m)
+			theirs := r.machine("theirs")
+			if tc.label {
+				theirs.Labels = map[string]string{v1alpha1.LabelKeyNode: theirs.Name}
+				theirs.Spec.ProviderID = "virtual://" + theirs.Name
+				r.create(t, theirs)
+			}
+			node := &corev1.Node{
+				ObjectMeta: metav1.ObjectMeta{Name: theirs.Name, Labels: map[string]string{v1alpha1.LabelKeyMachineName: m.Name}},
+				Spec:       corev1.NodeSpec{ProviderID: tc.providerID},
+			}
+			r.create(t, node)
+			t.Cleanup(func() { r.forceDelete(t, node) })
+			r.delete(t, m)
+			r.startDriver(t)
+			r.startManager(t)
+			r.gone(t, m)
+			if got := r.node(t, node.Name); got == nil || got.Spec.Unschedulable {
+				t.Errorf("%s: the node is %v", tc.reason, got)
+			}
+			if all := strings.Join(r.events(t, m), "\n"); strings.Contains(all, "Drain") {
+				t.Errorf("%s; but there are\n%s", tc.reason, all)
+			}
+		})
+	}
+}
+
 // A driver that finds several instances can never tell the Node. Neither that nor
 // a driver that cannot tell anything may keep the machine for ever.
 func TestNodeStaysUnknown(t *testing.T) {

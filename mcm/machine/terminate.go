@@ -18,9 +18,13 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
-// cancelAgain is how long a cancelled creation may take to end before it is
-// cancelled once more: the first one may have been lost.
-const cancelAgain = time.Second
+// A cancelled creation is cancelled once more, as the first one may have been lost:
+// soon after the deletion, and later ever less often, for a call at a cloud may take
+// long to end.
+const (
+	cancelAgain     = time.Second
+	cancelAgainMost = 30 * time.Second
+)
 
 // markTerminating notes that the machine is on its way out.
 func (p *pass) markTerminating(ctx context.Context) (next, error) {
@@ -77,14 +81,32 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 			p.log.Info("creation not cancelled yet", "err", err.Error())
 		}
 
-		return again(cancelAgain), nil
+		since := p.now.Sub(p.machine.DeletionTimestamp.Time)
+
+		return again(min(max(cancelAgain, since/4), cancelAgainMost)), p.tellEnding(ctx, state)
 	}
+}
+
+// tellEnding tells what a deletion waits for whose machine is still being made.
+func (p *pass) tellEnding(ctx context.Context, state dispatch.State) error {
+	who := "an answer of the stream of its provider"
+	if state.Phase == dispatch.Running && state.Attempt > 0 {
+		who = "driver replica " + orPlain(state.Replica)
+	}
+	text := fmt.Sprintf("%s: waiting for the %s that was begun before to end, at %s", v1alpha1.DeletionTextGetVMStatus, state.Kind, who)
+	if p.machine.Status.LastOperation.Description == text {
+		return nil
+	}
+	p.notef("EndingCreation", "The %s that was begun before is cancelled; waiting for it to end, at %s", state.Kind, who)
+	p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "", text)
+
+	return p.patchStatus(ctx)
 }
 
 // creationEnded stores what an operation that was begun before the deletion came
 // to.
 func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, error) {
-	if state.Kind == dispatch.Create && p.journal.Settled == 0 && state.Attempt == 0 {
+	if state.Kind == dispatch.Create && p.journal.First && state.Attempt == 0 {
 		// No attempt ever reached a driver: there is nothing to delete, and
 		// nobody needs to be asked.
 		p.untouched = true

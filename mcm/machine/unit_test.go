@@ -24,8 +24,28 @@ func TestJournal(t *testing.T) {
 		"new":     {"nothing was done", `{"settled":0}`, journal{}},
 		"settled": {"a count alone", `{"settled":1}`, journal{Operation: dispatch.Create}.settle()},
 		"begun": {
-			"what is under way, and since when", `{"settled":2,"operation":"create","begun":"` + at.UTC().Format(time.RFC3339) + `"}`,
-			journal{Settled: 2}.begin(dispatch.Create, now),
+			"what is under way, since when, and who was asked",
+			`{"settled":2,"operation":"create","begun":"` + at.UTC().Format(time.RFC3339) + `","provider":"virtual","first":true}`,
+			journal{Settled: 2}.begin(dispatch.Create, "virtual", true, now),
+		},
+		"begun again": {
+			"who was asked before may have something",
+			`{"settled":2,"operation":"create","begun":"` + at.UTC().Format(time.RFC3339) + `","provider":"virtual"}`,
+			journal{Settled: 2, Failed: dispatch.Create, Provider: "virtual"}.begin(dispatch.Create, "virtual", true, now),
+		},
+		"begun of another manager's": {
+			"that manager may have had something made",
+			`{"settled":0,"operation":"create","begun":"` + at.UTC().Format(time.RFC3339) + `","provider":"virtual"}`,
+			journal{}.begin(dispatch.Create, "virtual", false, now),
+		},
+		"discarded": {
+			"nobody has it, and nobody has anything",
+			`{"settled":3}`, journal{Settled: 2}.begin(dispatch.Create, "virtual", true, now).discard(),
+		},
+		"return discarded": {
+			"the instance must not join",
+			`{"settled":3,"provider":"virtual","return":true}`,
+			journal{Settled: 2, Provider: "virtual", Return: true}.begin(dispatch.Delete, "virtual", false, now).discard(),
 		},
 		"failed": {
 			"what failed, with which class, and until when to wait",

@@ -37,6 +37,10 @@ type Dispatcher interface {
 //     than half of the Machines of the look before, and nothing of a class whose
 //     driver lists fewer than half of the instances that Machines are known to
 //     have. Then the grace period begins anew.
+//   - Nothing of a class is deleted whose list is for the most part of instances
+//     without a machine, unless its annotation v1alpha1.AnnotationKeyCollectOrphans
+//     says so: it is rather the Machines that are lost, as after the restore of an
+//     old backup. That holds for ever and needs no memory of before.
 //   - Right before the delete the Machine is looked for once more.
 //
 // Its fields are set once and only read.
@@ -54,12 +58,16 @@ type Collector struct {
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 
-	hurry    *hurry            // nil before Watch
-	unlisted []string          // providers, at the last look
-	machines int               // at the last look at everything
-	seen     map[key]time.Time // since when instances are seen without a machine
-	nodes    map[string]bool   // names of the machines that Nodes of ours name
+	hurry    *hurry           // nil before Watch
+	unlisted []string         // providers, at the last look
+	machines int              // at the last look at everything
+	seen     map[key]sighting // of instances without a machine
+	nodes    map[string]bool  // names of the machines that Nodes of ours name
 }
+
+// A sighting is what is remembered of an instance without a machine: since when it
+// is one, and when its last delete failed.
+type sighting struct{ since, failed time.Time }
 
 // A key is an instance's identity.
 type key struct{ provider, providerID string }
@@ -158,7 +166,7 @@ func (p *pass) run(ctx context.Context) (outcome, error) {
 	orphans := p.orphans()
 	if 2*machinesNow < last && len(orphans) > 0 {
 		for k := range p.seen {
-			p.seen[k] = p.now
+			p.seen[k] = sighting{since: p.now}
 		}
 		err := fmt.Errorf("the API server shows %d machines, and showed %d at the last look", machinesNow, last)
 		p.doubt(err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -178,6 +179,34 @@ func TestDoubtfulList(t *testing.T) {
 func TestMachinesVanish(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
+	machines := []*v1alpha1.Machine{r.made("a"), r.made("b"), r.made("c"), r.made("d")}
+	r.Pass(t.Context())
+	for _, m := range machines[1:] {
+		r.must(r.Delete(t.Context(), m))
+	}
+	r.clock = r.clock.Add(grace)
+	r.Pass(t.Context())
+	r.event(safety.EventOrphansKept, "3 of the 4 instances")
+	for range 3 {
+		r.passes()
+	}
+	r.Collector = r.newCollector(r.dispatcher) // the next leader has seen nothing of all that
+	r.passes()
+	if got := r.cloud.deleted(); len(got) != 0 {
+		t.Fatalf("deleted, although most machines have vanished: %v", got)
+	}
+	class := &v1alpha1.MachineClass{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "small"}}
+	r.must(r.Patch(t.Context(), class, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"machinebus.io/collect-orphans":"true"}}}`))))
+	r.Pass(t.Context())
+	if diff := cmp.Diff([]string{"virtual:///a"}, r.cloud.left()); diff != "" {
+		t.Errorf("instances left after somebody said that they may go (-want +got):\n%s", diff)
+	}
+}
+
+// What vanishes between two looks is doubted even where it is not most of a class.
+func TestMachinesVanishAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
 	machines := []*v1alpha1.Machine{r.made("a"), r.made("b"), r.made("c")}
 	r.Pass(t.Context())
 	for _, m := range machines[1:] {
@@ -249,12 +278,16 @@ func TestCapAndDryRun(t *testing.T) {
 	r := newRig(t)
 	r.Settings.MaxPerPass, r.Settings.DryRun = 2, true
 	ids := []string{"virtual:///1", "virtual:///2", "virtual:///3"}
+	for _, name := range []string{"a", "b", "c"} {
+		r.made(name)
+	}
+	kept := []string{"virtual:///a", "virtual:///b", "virtual:///c"}
 	for _, id := range ids {
 		r.cloud.add(id, "gone", types.UID(id[len(id)-1:])+"-uid")
 	}
 	r.passes()
 	r.event(safety.EventOrphanFound, "dry run")
-	if diff := cmp.Diff(ids, r.cloud.left()); diff != "" {
+	if diff := cmp.Diff(append(kept, ids...), r.cloud.left()); diff != "" {
 		t.Fatalf("a dry run deletes (-want +got):\n%s", diff)
 	}
 	if got := r.metric("mcm_safety_orphans"); !strings.HasSuffix(got, " 3") {
@@ -262,12 +295,33 @@ func TestCapAndDryRun(t *testing.T) {
 	}
 	r.Settings.DryRun = false
 	r.Pass(t.Context())
-	if diff := cmp.Diff(ids[2:], r.cloud.left()); diff != "" {
+	if diff := cmp.Diff(append(kept, ids[2:]...), r.cloud.left()); diff != "" {
 		t.Errorf("left after a look that may delete two (-want +got):\n%s", diff)
 	}
 	r.Pass(t.Context())
+	if diff := cmp.Diff(kept, r.cloud.left()); diff != "" {
+		t.Errorf("left after another look (-want +got):\n%s", diff)
+	}
+}
+
+// An instance that nobody can delete takes its turn after all others.
+func TestDeleteFailsForEver(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.Settings.MaxPerPass = 1
+	r.cloud.add("virtual:///1", "protected", "")
+	r.cloud.add("virtual:///2", "gone", "")
+	r.cloud.failing(&driverv1.Status{Code: driverv1.Code_CODE_PERMISSION_DENIED, Message: "protected"})
+	r.passes()
+	r.event(safety.EventOrphanNotDeleted, "protected")
+	r.cloud.failing(nil)
+	r.Pass(t.Context())
+	if diff := cmp.Diff([]string{"virtual:///1"}, r.cloud.left()); diff != "" {
+		t.Errorf("left after the other's turn (-want +got):\n%s", diff)
+	}
+	r.Pass(t.Context())
 	if got := r.cloud.left(); len(got) != 0 {
-		t.Errorf("left after another look: %v", got)
+		t.Errorf("left in the end: %v", got)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -26,14 +25,22 @@ const (
 	EventDuplicateInstance = "DuplicateInstance"
 )
 
-// A found is an orphan and since when it is one.
+// few is how many instances of a class may be without a machine before it matters
+// how many have one.
+const few = 2
+
+// A found is an orphan and what is remembered of it.
 type found struct {
 	dispatch.Orphan
+	sighting
 
-	since time.Time
+	gone bool
 }
 
-// orphans returns the instances without a machine, and remembers them.
+func (f *found) key() key { return key{f.Provider, f.ProviderID} }
+
+// orphans returns the instances without a machine that may be deleted one day, and
+// remembers these and all others.
 func (p *pass) orphans() []found {
 	all, seen := []found{}, p.startOver()
 	for i := range p.lists {
@@ -41,22 +48,30 @@ func (p *pass) orphans() []found {
 		if p.doubtList(l) {
 			continue
 		}
+		mine, nobodys := []found{}, 0
 		for j := range l.instances {
 			instance := &l.instances[j]
-			k := key{l.provider, instance.ProviderID}
-			if _, twice := seen[k]; twice || !p.isOrphan(l, instance) {
+			if !p.isOrphan(l, instance) {
+				continue
+			}
+			nobodys++
+			f := found{Orphan: dispatch.Orphan{
+				Listed: *instance, Namespace: l.class.Object.Namespace, Provider: l.provider, Class: l.class,
+			}}
+			if _, twice := seen[f.key()]; twice {
 				continue // two classes may list the same
 			}
-			since, known := p.seen[k]
-			if !known {
-				since = p.now
+			var known bool
+			if f.sighting, known = p.seen[f.key()]; !known {
+				f.since = p.now
 				p.tell(l, instance)
 			}
-			seen[k] = since
+			seen[f.key()] = f.sighting
 			p.Metrics.orphans.WithLabelValues(l.class.Object.Namespace, l.class.Object.Name).Inc()
-			all = append(all, found{since: since, Orphan: dispatch.Orphan{
-				Listed: *instance, Namespace: l.class.Object.Namespace, Provider: l.provider, Class: l.class,
-			}})
+			mine = append(mine, f)
+		}
+		if !p.doubtMachines(l, nobodys) {
+			all = append(all, mine...)
 		}
 	}
 	p.seen = seen
@@ -66,8 +81,8 @@ func (p *pass) orphans() []found {
 
 // startOver forgets what the metrics show of the classes that are looked at, and
 // returns what is remembered of the providers that are not.
-func (p *pass) startOver() map[key]time.Time {
-	seen := map[key]time.Time{}
+func (p *pass) startOver() map[key]sighting {
+	seen := map[key]sighting{}
 	if p.whole() {
 		p.Metrics.orphans.Reset() // classes may be gone
 		p.Metrics.duplicates.Reset()
@@ -78,9 +93,9 @@ func (p *pass) startOver() map[key]time.Time {
 		p.Metrics.orphans.DeleteLabelValues(p.classes[i].Namespace, p.classes[i].Name)
 		p.Metrics.duplicates.DeleteLabelValues(p.classes[i].Namespace, p.classes[i].Name)
 	}
-	for k, since := range p.seen {
+	for k, s := range p.seen {
 		if !slices.Contains(p.providers, k.provider) {
-			seen[k] = since
+			seen[k] = s
 		}
 	}
 
@@ -133,6 +148,22 @@ func (p *pass) doubtList(l *listing) bool {
 	return true
 }
 
+// doubtMachines tells whether so many of the instances that a driver lists are
+// without a machine that the Machines may be lost.
+func (p *pass) doubtMachines(l *listing, nobodys int) bool {
+	class := l.class.Object
+	if nobodys <= few || 2*nobodys <= len(l.instances) || class.Annotations[v1alpha1.AnnotationKeyCollectOrphans] == v1alpha1.AnnotationValueTrue {
+		return false
+	}
+	p.Metrics.passes.WithLabelValues(string(doubtful)).Inc()
+	p.Events.Eventf(class, corev1.EventTypeWarning, EventOrphansKept,
+		"%d of the %d instances that the driver of provider %s lists belong to no machine: if the Machines are lost, restore them; "+
+			"if the instances may be deleted, annotate this class with %s=%s until they are",
+		nobodys, len(l.instances), l.provider, v1alpha1.AnnotationKeyCollectOrphans, v1alpha1.AnnotationValueTrue)
+
+	return true
+}
+
 // doubt tells every class that nothing is deleted.
 func (p *pass) doubt(why error) {
 	for i := range p.classes {
@@ -141,37 +172,51 @@ func (p *pass) doubt(why error) {
 	}
 }
 
-// due returns the orphans that have been so for long enough, as many as may go
-// at once, the longest known first.
+// due returns the orphans that have been so for long enough, as many of each
+// provider as may go at once: first those whose delete has not failed or has failed
+// longest ago, so that none keeps others from their turn, and of these the longest
+// known.
 func (p *pass) due(orphans []found) []found {
 	due := slices.DeleteFunc(orphans, func(f found) bool { return p.now.Sub(f.since) < p.Settings.Grace })
 	slices.SortFunc(due, func(a, b found) int {
-		return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.ProviderID, b.ProviderID))
+		return cmp.Or(a.failed.Compare(b.failed), a.since.Compare(b.since), cmp.Compare(a.ProviderID, b.ProviderID))
 	})
-	if len(due) > p.Settings.MaxPerPass {
-		p.log.Info("more instances without a machine than may be deleted at once", "due", len(due), "max", p.Settings.MaxPerPass)
-		due = due[:p.Settings.MaxPerPass]
+	of := map[string]int{}
+	due = slices.DeleteFunc(due, func(f found) bool {
+		of[f.Provider]++
+
+		return of[f.Provider] > p.Settings.MaxPerPass
+	})
+	for provider, n := range of {
+		if n > p.Settings.MaxPerPass {
+			p.log.Info("more instances without a machine than may be deleted at once", "provider", provider, "due", n, "max", p.Settings.MaxPerPass)
+		}
 	}
 
 	return due
 }
 
-// remove has orphans deleted, and waits for it.
+// remove has orphans deleted, waits for it, and remembers those that are still there.
 func (p *pass) remove(ctx context.Context, due []found) {
 	var group sync.WaitGroup
 	for i := range due {
-		group.Go(func() { p.removeOne(ctx, &due[i].Orphan) })
+		group.Go(func() { due[i].gone = p.removeOne(ctx, &due[i].Orphan) })
 	}
 	group.Wait()
+	for i := range due {
+		if f := &due[i]; !f.gone && !p.Settings.DryRun {
+			p.seen[f.key()] = sighting{since: f.since, failed: p.now}
+		}
+	}
 }
 
-func (p *pass) removeOne(ctx context.Context, o *dispatch.Orphan) {
+func (p *pass) removeOne(ctx context.Context, o *dispatch.Orphan) (gone bool) {
 	log := p.log.WithValues("provider_id", o.ProviderID, "machine", o.MachineName, "uid", o.MachineUID,
 		"class", client.ObjectKeyFromObject(o.Class.Object))
 	if p.Settings.DryRun {
 		log.Info("dry run: instance without a machine would be deleted")
 
-		return
+		return false
 	}
 	// A provider without room must not keep the others' from being looked after.
 	bounded, cancel := context.WithTimeout(ctx, 2*p.Settings.DeleteTimeout)
@@ -180,12 +225,12 @@ func (p *pass) removeOne(ctx context.Context, o *dispatch.Orphan) {
 		return p.stillOrphan(ctx, o)
 	})
 	if ctx.Err() != nil {
-		return
+		return false
 	}
 	if errors.Is(err, errKept) {
 		log.Info("instance is left alone", "err", err.Error())
 
-		return
+		return false
 	}
 	code := dispatch.CodeOf(err)
 	p.Metrics.deletions.WithLabelValues(o.Provider, code.String()).Inc()
@@ -195,11 +240,13 @@ func (p *pass) removeOne(ctx context.Context, o *dispatch.Orphan) {
 			o.ProviderID, p.Settings.Period, err.Error())
 		log.Info("instance without a machine not deleted", "code", code.String(), "err", err.Error())
 
-		return
+		return false
 	}
 	p.Events.Eventf(o.Class.Object, corev1.EventTypeNormal, EventOrphanDeleted,
 		"Deleted instance %s, made for machine %s, which belonged to no machine", o.ProviderID, o.MachineName)
 	log.Info("instance without a machine deleted")
+
+	return true
 }
 
 // errKept is wrapped by the reasons not to delete an instance after all.

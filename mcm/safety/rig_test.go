@@ -73,14 +73,19 @@ func newRig(t *testing.T) *rig {
 		SecretRef:    &corev1.SecretReference{Name: "boot"},
 	})
 	r.dispatcher = r.newDispatcher()
-	settings := safety.DefaultSettings()
-	settings.Namespace, settings.DeleteTimeout = r.namespace, time.Minute
-	r.Collector = &safety.Collector{
-		Reader: c, Cache: c, Dispatcher: r.dispatcher, Events: r.newRecorder(), Metrics: safety.NewMetrics(),
-		Settings: settings, Now: func() time.Time { return r.clock },
-	}
+	r.Collector = r.newCollector(r.dispatcher)
 
 	return r
+}
+
+func (r *rig) newCollector(dispatcher *dispatch.Dispatcher) *safety.Collector {
+	settings := safety.DefaultSettings()
+	settings.Namespace, settings.DeleteTimeout = r.namespace, time.Minute
+
+	return &safety.Collector{
+		Reader: r.WithWatch, Cache: r.WithWatch, Dispatcher: dispatcher, Events: r.newRecorder(), Metrics: safety.NewMetrics(),
+		Settings: settings, Now: func() time.Time { return r.clock },
+	}
 }
 
 // newDispatcher starts a bus with a driver on it.

@@ -14,7 +14,7 @@ type Settings struct {
 	// Grace is how long an instance must have been seen without a machine, in
 	// every look of that time, before it is deleted.
 	Grace time.Duration
-	// MaxPerPass is how many are deleted after one look at most.
+	// MaxPerPass is how many of each provider are deleted after one look at most.
 	MaxPerPass int
 	// DryRun tells of them and deletes none.
 	DryRun bool

@@ -18,6 +18,9 @@ const (
 	// AnnotationKeyOperationTimeout is how long one attempt at creating, initializing or deleting an instance of the
 	// class may take, as a Go duration; it wins over the controllers' flag.
 	AnnotationKeyOperationTimeout = "machinebus.io/operation-timeout"
+	// AnnotationKeyCollectOrphans with AnnotationValueTrue says that instances of the class which belong to no machine
+	// may be deleted although they are most of its instances. Otherwise it is the Machines that are thought lost.
+	AnnotationKeyCollectOrphans = "machinebus.io/collect-orphans"
 )
 
 // Annotations of Machines, MachineSets and MachineDeployments.

@@ -5,7 +5,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// AnnotationValueTrue is the value of AnnotationKeyScaleDownDisabled and
+// AnnotationValueTrue is the value of AnnotationKeyCollectOrphans, AnnotationKeyScaleDownDisabled and
 // AnnotationKeyScaleDownDisabledByMCM.
 const AnnotationValueTrue = "true"
 

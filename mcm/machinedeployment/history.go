@@ -21,7 +21,7 @@ func (p *pass) cleanHistory(ctx context.Context) (bool, error) {
 			spare = append(spare, set)
 		}
 	}
-	// A set that was gone back to is younger than its age.
+	// Not by age: an old set that was gone back to has a late revision.
 	slices.SortStableFunc(spare, func(a, b *v1alpha1.MachineSet) int {
 		return cmp.Compare(revisionOf(a.Annotations), revisionOf(b.Annotations))
 	})

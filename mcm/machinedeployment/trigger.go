@@ -59,7 +59,7 @@ func (p *pass) markTriggered(ctx context.Context) (bool, error) {
 }
 
 // chosen is the machine that an entry of the annotation means; nil when it is not
-// one to delete. A new one, or one that came from elsewhere, the cache may not show yet.
+// one to delete. The cache may not show a new one yet: it is added to machines.
 func (p *pass) chosen(ctx context.Context, machines map[string]*v1alpha1.Machine, name, at string) (*v1alpha1.Machine, error) {
 	if name == "" || !isTime(at) {
 		return nil, nil
@@ -75,6 +75,7 @@ func (p *pass) chosen(ctx context.Context, machines map[string]*v1alpha1.Machine
 		if i < 0 {
 			return nil, nil
 		}
+		machines[name] = m
 		p.machines[p.sets[i].UID] = append(p.machines[p.sets[i].UID], m)
 	}
 	if lost(m) {

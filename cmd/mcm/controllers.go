@@ -7,11 +7,15 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/freeze"
+	"github.com/machinebus/machinebus/mcm/machine"
 	"github.com/machinebus/machinebus/mcm/machineclass"
 	"github.com/machinebus/machinebus/mcm/machinedeployment"
 	"github.com/machinebus/machinebus/mcm/machineset"
@@ -87,13 +91,54 @@ func (m *mcm) addControllers(ctx context.Context) error {
 }
 
 func (m *mcm) addMachine(ctx context.Context) error {
+	r := m.reconciler
+	r.Live = m.manager.GetAPIReader()
 	var nodes cache.Cache
 	if m.target != nil {
 		nodes = m.target.GetCache()
-		m.reconciler.Target, m.reconciler.Tokens, m.reconciler.Drainer = m.target.GetClient(), m.tokens, m.drainer
+		r.Target, r.Tokens, r.Drainer = m.target.GetClient(), m.tokens, m.drainer
+		r.LiveNodes = m.target.GetAPIReader()
+	}
+	if err := m.addFreezer(); err != nil {
+		return err
+	}
+	if err := register(append(r.Collectors(), r.Freezer.Collectors()...)); err != nil {
+		return err
 	}
 
-	return m.reconciler.SetupWithManager(ctx, m.manager, nodes, m.dispatcher, m.options.workers)
+	return r.SetupWithManager(ctx, m.manager, nodes, m.dispatcher, m.options.workers)
+}
+
+// addFreezer adds what has machines left alone while an API server cannot be read.
+func (m *mcm) addFreezer() error {
+	control, err := unlimited(m.manager)
+	if err != nil {
+		return err
+	}
+	f := &machine.Freezer{
+		Control: control, Namespace: m.options.scope(), Settings: m.options.outage, Unwatched: m.lock.Unwatched, Events: m.events(),
+	}
+	if m.target != nil {
+		if f.Target, err = unlimited(m.target); err != nil {
+			return err
+		}
+	}
+	m.reconciler.Freezer = f
+
+	return m.manager.Add(f)
+}
+
+// unlimited returns a client that reads from the API server itself and does not
+// queue behind --kube-api-qps: that would look like an outage.
+func unlimited(c cluster.Cluster) (client.Client, error) {
+	cfg := rest.CopyConfig(c.GetConfig())
+	cfg.QPS = -1
+	direct, err := client.New(cfg, client.Options{HTTPClient: c.GetHTTPClient(), Scheme: c.GetScheme(), Mapper: c.GetRESTMapper()})
+	if err != nil {
+		return nil, fmt.Errorf("connect to the API server at %s: %w", cfg.Host, err)
+	}
+
+	return direct, nil
 }
 
 func (m *mcm) addMachineClass(ctx context.Context) error {

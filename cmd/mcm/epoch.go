@@ -30,6 +30,9 @@ type leaderLock struct {
 
 	lease *resourcelock.LeaseLock
 	epoch atomic.Uint64
+
+	before    metav1.Time  // when the leader before was last heard of; only the election uses it
+	unwatched atomic.Int64 // from then until this one leads, in nanoseconds
 }
 
 // newLeaderLock makes the lock, and begins an epoch if there is no election to do
@@ -57,8 +60,18 @@ func newLeaderLock(ctx context.Context, cfg *rest.Config, o *options) (*leaderLo
 	return lock, nil
 }
 
-// Create notes the epoch when the record is written; it is part of
-// [resourcelock.Interface], as is Update.
+// Get notes what became of the leader before; it is part of
+// [resourcelock.Interface], as are Create and Update.
+func (l *leaderLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	r, raw, err := l.Interface.Get(ctx)
+	if err == nil && r.HolderIdentity != l.Identity() {
+		l.before = r.RenewTime
+	}
+
+	return r, raw, err
+}
+
+// Create notes the epoch when the record is written, as does Update.
 func (l *leaderLock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	err := l.Interface.Create(ctx, r)
 	l.note(r, err)
@@ -74,10 +87,20 @@ func (l *leaderLock) Update(ctx context.Context, r resourcelock.LeaderElectionRe
 }
 
 func (l *leaderLock) note(r resourcelock.LeaderElectionRecord, err error) {
-	if err == nil && r.HolderIdentity == l.Identity() {
-		l.epoch.Store(uint64(r.LeaderTransitions) + 1)
+	if err != nil || r.HolderIdentity != l.Identity() {
+		return
+	}
+	l.epoch.Store(uint64(r.LeaderTransitions) + 1)
+	if !l.before.IsZero() {
+		l.unwatched.Store(int64(r.RenewTime.Sub(l.before.Time)))
+		l.before = metav1.Time{}
 	}
 }
+
+// Unwatched returns how long nobody led before this process did, by the clocks of
+// both leaders; 0 where that is not known. A leader that cannot reach the API server
+// ends, so this is also for how long it was away at least.
+func (l *leaderLock) Unwatched() time.Duration { return time.Duration(l.unwatched.Load()) }
 
 // Epoch returns the epoch of the present leadership; 0 before there was one.
 func (l *leaderLock) Epoch() uint64 { return l.epoch.Load() }
@@ -106,6 +129,7 @@ func (l *leaderLock) seize(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("count the epoch in Lease %s: %w", l.Describe(), err)
 	}
+	l.unwatched.Store(0) // nobody has renewed the Lease since it was last seized
 
 	return nil
 }

@@ -54,6 +54,7 @@ type options struct {
 	limits     dispatch.Limits
 	safety     safety.Settings
 	freeze     freeze.Settings
+	outage     machine.FreezeSettings
 
 	deployments machinedeployment.Settings
 	lease       leaseOptions
@@ -84,7 +85,7 @@ const (
 
 func newCommand() *cobra.Command {
 	o := &options{
-		settings: machine.DefaultSettings(), limits: dispatch.DefaultLimits(), freeze: freeze.DefaultSettings(),
+		settings: machine.DefaultSettings(), outage: machine.DefaultFreezeSettings(), limits: dispatch.DefaultLimits(), freeze: freeze.DefaultSettings(),
 		safety: safety.DefaultSettings(), logging: logsapi.NewLoggingConfiguration(),
 	}
 	cmd := &cobra.Command{
@@ -155,6 +156,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 	fs.DurationVar(&o.settings.CreationTimeout, "machine-creation-timeout", o.settings.CreationTimeout, "time a machine may take to join")
 	fs.DurationVar(&o.settings.HealthTimeout, "machine-health-timeout", o.settings.HealthTimeout, "time a machine may be unhealthy")
+	fs.IntVar(&o.settings.MaxReplacements, "machine-max-replacements", o.settings.MaxReplacements,
+		"machines of one machine deployment that may be replaced at a time because they were unhealthy for too long")
 	fs.DurationVar(&o.settings.PreserveTimeout, "machine-preserve-timeout", o.settings.PreserveTimeout,
 		"time a machine is kept that its annotation "+v1alpha1.AnnotationKeyPreserve+" preserves")
 	fs.DurationVar(&o.settings.DrainPolicy.Timeout, "machine-drain-timeout", o.settings.DrainPolicy.Timeout,
@@ -174,6 +177,10 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 	addLimitFlags(fs, &o.limits)
 	addSafetyFlags(fs, &o.safety)
+	fs.DurationVar(&o.outage.Timeout, "machine-safety-apiserver-statuscheck-timeout", o.outage.Timeout,
+		"time an API server may be unreadable before machines are left alone until it can be read again")
+	fs.DurationVar(&o.outage.Period, "machine-safety-apiserver-statuscheck-period", o.outage.Period,
+		"time between two looks at whether the API servers can be read; not less than the timeout")
 	fs.BoolVar(&o.deployments.AnnotateNodes, "autoscaler-scaledown-annotation-during-rollout", true,
 		"keep the cluster-autoscaler from removing nodes of a machine deployment that is being rolled out")
 	fs.IntVar(&o.freeze.Up, "safety-up", o.freeze.Up,
@@ -241,6 +248,7 @@ func (o *options) validate() error {
 	positive("retry-medium", o.settings.Retry.Medium)
 	positive("retry-long", o.settings.Retry.Long)
 	positive("min-resync-period", o.syncPeriod)
+	positive("machine-safety-apiserver-statuscheck-timeout", o.outage.Timeout)
 	positive("machine-safety-orphan-vms-period", o.safety.Period)
 	positive("machine-safety-orphan-vms-grace", o.safety.Grace)
 	errs = append(errs, o.validateNumbers()...)
@@ -335,6 +343,14 @@ func identity() string {
 
 func (o *options) validateNumbers() []error {
 	var errs []error
+	if n := o.settings.MaxReplacements; n < 1 {
+		errs = append(errs, fmt.Errorf("--machine-max-replacements must be at least 1, not %d "+
+			"(disableHealthTimeout of a Machine switches its replacement off)", n))
+	}
+	if o.outage.Period < o.outage.Timeout {
+		errs = append(errs, fmt.Errorf("--machine-safety-apiserver-statuscheck-period must not be less than the timeout: %s and %s",
+			o.outage.Period, o.outage.Timeout))
+	}
 	if o.safety.MaxPerPass < 1 {
 		errs = append(errs, fmt.Errorf("--machine-safety-orphan-vms-max-per-pass must be at least 1, not %d "+
 			"(--machine-safety-orphan-vms-dry-run deletes none)", o.safety.MaxPerPass))

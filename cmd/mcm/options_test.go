@@ -54,3 +54,30 @@ func TestScope(t *testing.T) {
 		t.Errorf("scope = %q, want none: --namespace only holds the lease", got)
 	}
 }
+
+func TestSafeguardFlags(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		reason, want string
+		args         []string
+	}{
+		"no replacements": {
+			"nothing would ever be replaced, without a word", "--machine-max-replacements must be at least 1, not 0",
+			[]string{"--machine-max-replacements=0"},
+		},
+		"no timeout": {
+			"every slow answer would freeze machines", "--machine-safety-apiserver-statuscheck-timeout must be positive, not 0s",
+			[]string{"--machine-safety-apiserver-statuscheck-timeout=0s"},
+		},
+		"rare looks": {
+			"as in the machine controller manager", "--machine-safety-apiserver-statuscheck-period must not be less than the timeout: 1m0s and 2m0s",
+			[]string{"--machine-safety-apiserver-statuscheck-timeout=2m"},
+		},
+	} {
+		cmd := newCommand()
+		cmd.SetArgs(row.args)
+		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), row.want) {
+			t.Errorf("%s: error is %v, want one with %q: %s", name, err, row.want, row.reason)
+		}
+	}
+}

@@ -48,12 +48,16 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, nod
 		For(&v1alpha1.Machine{}, builder.WithPredicates(predicate.Or[client.Object](
 			predicate.GenerationChangedPredicate{}, outside()))).
 		Watches(&v1alpha1.Machine{}, r.forgetMachine()).
+		Watches(&v1alpha1.Machine{}, r.replacementEnded()).
 		Watches(&v1alpha1.MachineClass{}, handler.EnqueueRequestsFromMapFunc(r.machinesOfClass)).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.machinesOfSecret)).
 		WatchesRawSource(notices(notifier)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: workers})
 	if r.Drainer != nil {
 		b = b.WatchesRawSource(notices(r.Drainer))
+	}
+	if r.Freezer != nil {
+		b = b.WatchesRawSource(r.afterThaw())
 	}
 	if nodes != nil {
 		b = b.WatchesRawSource(source.Kind(nodes, &corev1.Node{},
@@ -89,6 +93,7 @@ func (r *Reconciler) index(ctx context.Context, indexer client.FieldIndexer) err
 	}{
 		{&v1alpha1.Machine{}, indexClass, byClass},
 		{&v1alpha1.Machine{}, indexNode, byNode},
+		{&v1alpha1.Machine{}, indexReplaced, replacedIn},
 		{&v1alpha1.MachineClass{}, indexSecret, bySecret},
 	} {
 		if err := indexer.IndexField(ctx, i.object, i.field, i.keys); err != nil {

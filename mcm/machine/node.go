@@ -44,7 +44,10 @@ func (p *pass) followNode(ctx context.Context) (next, error) {
 		}
 	}
 	p.copyConditions()
-	n := p.followHealth(healthy, text)
+	n, err := p.followHealth(ctx, healthy, text)
+	if err != nil {
+		return wait, err
+	}
 
 	return n, p.patchStatus(ctx)
 }
@@ -60,32 +63,34 @@ func (p *pass) spendToken(ctx context.Context) error {
 }
 
 // followHealth sets the phase that the Node's health leads to.
-func (p *pass) followHealth(healthy bool, text string) (n next) {
+func (p *pass) followHealth(ctx context.Context, healthy bool, text string) (next, error) {
 	switch phase := p.machine.Status.CurrentStatus.Phase; {
 	case phase == v1alpha1.MachineInPlaceUpdating, phase == v1alpha1.MachineInPlaceUpdateFailed:
-		n = wait // the update decides
+		return wait, nil // the update decides
+	case phase == v1alpha1.MachinePending && (!healthy || p.lacksComponents()):
+		return p.awaitJoin(ctx)
 	case healthy && phase != v1alpha1.MachineRunning:
-		n = p.joinOrHold(phase)
-	case phase == v1alpha1.MachinePending:
-		n = p.awaitJoin()
+		return p.join(), nil
 	case phase == v1alpha1.MachineRunning && !healthy:
-		n = p.suspect(text)
+		return p.suspect(text), nil
 	case phase == v1alpha1.MachineUnknown:
-		n = p.awaitRecovery()
+		return p.awaitRecovery(ctx)
 	default:
-		n = wait
+		return wait, nil
 	}
-
-	return n
 }
 
 // lookupNode finds the machine's Node, of which the cache's own copy is only read;
 // node is nil when there is none, or when the Node of that name is another
 // instance's.
 func (p *pass) lookupNode(ctx context.Context) error {
+	return p.readNode(ctx, p.Target, client.UnsafeDisableDeepCopy)
+}
+
+func (p *pass) readNode(ctx context.Context, from client.Reader, opts ...client.GetOption) error {
 	p.node = nil
 	node := &corev1.Node{}
-	err := p.Target.Get(ctx, client.ObjectKey{Name: p.machine.Labels[v1alpha1.LabelKeyNode]}, node, client.UnsafeDisableDeepCopy)
+	err := from.Get(ctx, client.ObjectKey{Name: p.machine.Labels[v1alpha1.LabelKeyNode]}, node, opts...)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -181,14 +186,17 @@ func sameConditions(a, b []corev1.NodeCondition) bool {
 	})
 }
 
-// joinOrHold makes a machine with a healthy Node Running, unless the Node is
-// new and still waits for its critical components.
-func (p *pass) joinOrHold(phase v1alpha1.MachinePhase) next {
-	if phase == v1alpha1.MachinePending && slices.ContainsFunc(p.node.Spec.Taints, func(t corev1.Taint) bool {
-		return t.Key == v1alpha1.TaintKeyCriticalComponentsNotReady
-	}) {
-		return p.awaitJoin()
-	}
+// lacksComponents tells whether the Node of a machine that has yet to join still
+// waits for its critical components.
+func (p *pass) lacksComponents() bool {
+	return p.machine.Status.CurrentStatus.Phase == v1alpha1.MachinePending && p.node != nil &&
+		slices.ContainsFunc(p.node.Spec.Taints, func(t corev1.Taint) bool {
+			return t.Key == v1alpha1.TaintKeyCriticalComponentsNotReady
+		})
+}
+
+// join makes a machine with a healthy Node Running.
+func (p *pass) join() next {
 	name, last := p.machine.Name, p.machine.Status.LastOperation
 	p.setPhase(v1alpha1.MachineRunning)
 	if last.Type == v1alpha1.MachineOperationCreate && last.State != v1alpha1.MachineStateSuccessful {
@@ -204,17 +212,20 @@ func (p *pass) joinOrHold(phase v1alpha1.MachinePhase) next {
 	return wait
 }
 
-func (p *pass) awaitJoin() next {
+func (p *pass) awaitJoin(ctx context.Context) (next, error) {
 	limit := p.creationTimeout()
 	if left := limit - p.age(); left > 0 {
-		return again(left)
+		return again(left), nil
+	}
+	if bad, err := p.reallyUnhealthy(ctx); !bad || err != nil {
+		return again(p.Settings.Retry.Short), err
 	}
 	text := fmt.Sprintf(v1alpha1.TextFormatFailedToJoin, p.machine.Name, limit.Minutes())
 	p.setPhase(v1alpha1.MachineFailed)
 	p.setLastOperation(p.machine.Status.LastOperation.Type, v1alpha1.MachineStateFailed, "", text)
 	p.cautionf("FailedToJoin", "%s", text)
 
-	return wait
+	return wait, nil
 }
 
 func (p *pass) suspect(text string) next {
@@ -229,21 +240,29 @@ func (p *pass) suspect(text string) next {
 	return again(p.healthTimeout())
 }
 
-func (p *pass) awaitRecovery() next {
+func (p *pass) awaitRecovery(ctx context.Context) (next, error) {
 	if off := p.machine.Spec.DisableHealthTimeout; off != nil && *off {
-		return wait
+		return wait, nil
 	}
 	limit := p.healthTimeout()
 	since := p.now.Sub(p.machine.Status.CurrentStatus.LastUpdateTime.Time)
 	if left := limit - since; left > 0 {
-		return again(left)
+		return again(left), nil
+	}
+	if may, err := p.mayFail(ctx, limit); !may || err != nil {
+		return again(p.Settings.Retry.Short), err
+	}
+	if bad, err := p.reallyUnhealthy(ctx); !bad || err != nil {
+		p.replacements.release(p.machine.UID)
+
+		return again(p.Settings.Retry.Short), err
 	}
 	text := fmt.Sprintf("Machine %s %s %s", p.machine.Name, v1alpha1.TextHealthFailing, limit)
 	p.setPhase(v1alpha1.MachineFailed)
 	p.setLastOperation(p.machine.Status.LastOperation.Type, v1alpha1.MachineStateFailed, "", text)
 	p.cautionf("HealthTimeout", "%s", text)
 
-	return wait
+	return wait, nil
 }
 
 func (p *pass) healthTimeout() time.Duration {

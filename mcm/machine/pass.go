@@ -52,7 +52,12 @@ type Reconciler struct {
 	// Control holds the Machines; Target the Nodes, nil when there is no target
 	// cluster.
 	Control, Target client.Client
-	Dispatcher      Dispatcher
+	// Live and LiveNodes read the same from the API servers themselves, before
+	// what cannot be taken back.
+	Live, LiveNodes client.Reader
+	// Freezer says when to leave machines alone; nil means never.
+	Freezer    *Freezer
+	Dispatcher Dispatcher
 	// Tokens are those with which nodes join; nil when there are none.
 	Tokens Tokens
 	// Drainer empties Nodes of Target; nil means that they are not drained.
@@ -68,6 +73,8 @@ type Reconciler struct {
 	accepted sync.Map // generation by uid of a class, as last noted on it
 	told     sync.Map // what was last said of a subject
 	unfound  sync.Map // a failedStatus by its machine's uid
+
+	replacements replacements
 }
 
 // A pass is one look at one machine.
@@ -91,6 +98,8 @@ type pass struct {
 
 	initialized bool  // the driver has said so
 	lacking     error // why the class's secret is not known
+
+	held bool // it would be Failed if not for others of its pool
 
 	wish  string        // whether the machine is to be preserved
 	after time.Duration // when to look again whatever the steps say; 0 for no need
@@ -153,6 +162,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.Control.Get(ctx, req.NamespacedName, m); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
+	if m.DeletionTimestamp.IsZero() && r.Freezer.stops() {
+		return reconcile.Result{}, nil // all are looked at when it is over
+	}
 	ctx, span := otel.Tracer(tracerName).Start(ctx, "reconcile machine",
 		trace.WithAttributes(attribute.String("machinebus.machine", req.String())))
 	defer span.End()
@@ -163,6 +175,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if r.Now != nil {
 		p.now = r.Now()
 	}
+	defer func() {
+		if !p.held {
+			r.replacements.leave(m.UID)
+		}
+	}()
 	steps := liveSteps
 	if !m.DeletionTimestamp.IsZero() {
 		steps = deletionSteps

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/machinebus/machinebus/bus"
@@ -69,6 +71,13 @@ type rig struct {
 	limits    dispatch.Limits // of the manager's dispatcher
 	noTarget  bool
 	tokens    *bootstrap.Tokens // nil for none
+	control   *gate             // the manager's way to the Machines
+	target    *gate             // and to the Nodes
+	now       func() time.Time  // the manager's clock; nil for the real one
+	outage    *machine.FreezeSettings
+	unwatched time.Duration    // how long nobody had looked
+	freezer   *machine.Freezer // nil without settings
+	metrics   *prometheus.Registry
 	nats      *embedded.Server
 	cloud     *cloud
 	requests  atomic.Int64  // of the manager to the API server
@@ -83,7 +92,7 @@ func newRig(t *testing.T) *rig {
 	c, namespace := kubetest.Namespace(t, apiServer)
 	r := &rig{
 		Client: c, t: t, namespace: namespace, nats: bustest.Server(t, embedded.Options{}),
-		cloud: newCloud(), settings: machine.DefaultSettings(),
+		cloud: newCloud(), settings: machine.DefaultSettings(), control: newGate(), target: newGate(),
 	}
 	r.settings.Retry = machine.Retry{
 		Short: 100 * time.Millisecond, Medium: 200 * time.Millisecond, Long: 300 * time.Millisecond,
@@ -177,8 +186,7 @@ func (r *rig) delete(t *testing.T, o client.Object) {
 // startManager runs what cmd/mcm runs, until the test ends or r.stop is called.
 func (r *rig) startManager(t *testing.T) {
 	t.Helper()
-	cfg := rest.CopyConfig(apiServer)
-	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return counter{next, &r.requests} })
+	cfg := r.config(r.control)
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Logger: funcr.NewJSON(r.log, funcr.Options{}),
 		Cache:      cache.Options{DefaultNamespaces: map[string]cache.Config{r.namespace: {}}},
@@ -207,10 +215,12 @@ func (r *rig) startManager(t *testing.T) {
 	reconciler := &machine.Reconciler{
 		Control: mgr.GetClient(), Dispatcher: dispatcher, Settings: r.settings, Removed: removed,
 		Events: mgr.GetEventRecorderFor("mcm"), //nolint:staticcheck // the newer API keeps only the first text of a reason
+		Live:   mgr.GetAPIReader(), Now: r.now,
 	}
 	var nodes cache.Cache
 	waitForDrains := func() {}
 	if !r.noTarget {
+		cfg := r.config(r.target)
 		target, err := cluster.New(cfg, func(o *cluster.Options) { o.Scheme = scheme })
 		if err != nil {
 			t.Fatal(err)
@@ -218,7 +228,7 @@ func (r *rig) startManager(t *testing.T) {
 		if err := mgr.Add(target); err != nil {
 			t.Fatal(err)
 		}
-		reconciler.Target, nodes = target.GetClient(), target.GetCache()
+		reconciler.Target, nodes, reconciler.LiveNodes = target.GetClient(), target.GetCache(), target.GetAPIReader()
 		drainer := drain.New(ctx, kubernetes.NewForConfigOrDie(cfg), drain.Settings{
 			Poll: 20 * time.Millisecond, EvictRetry: 50 * time.Millisecond,
 		})
@@ -227,6 +237,9 @@ func (r *rig) startManager(t *testing.T) {
 			reconciler.Tokens = r.tokens
 		}
 	}
+	r.metrics = prometheus.NewPedanticRegistry()
+	r.metrics.MustRegister(reconciler.Collectors()...)
+	r.addFreezer(t, mgr, reconciler)
 	if err := reconciler.SetupWithManager(ctx, mgr, nodes, dispatcher, 4); err != nil {
 		t.Fatal(err)
 	}
@@ -249,6 +262,57 @@ func (r *rig) startManager(t *testing.T) {
 	if err := removed.Watch(ctx, mgr.GetCache()); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// config is the manager's, for an API server that it reaches through g.
+func (r *rig) config(g *gate) *rest.Config {
+	cfg := rest.CopyConfig(apiServer)
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return counter{next, &r.requests} })
+	cfg.Wrap(g.wrap)
+
+	return cfg
+}
+
+// addFreezer adds a Freezer if there are settings for one.
+func (r *rig) addFreezer(t *testing.T, mgr ctrl.Manager, reconciler *machine.Reconciler) {
+	t.Helper()
+	if r.outage == nil {
+		return
+	}
+	control, err := client.New(mgr.GetConfig(), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.freezer = &machine.Freezer{
+		Control: control, Target: reconciler.LiveNodes, Namespace: r.namespace, Settings: *r.outage,
+		Unwatched: func() time.Duration { return r.unwatched }, Events: reconciler.Events,
+	}
+	reconciler.Freezer = r.freezer
+	r.metrics.MustRegister(r.freezer.Collectors()...)
+	log := mgr.GetLogger()
+	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		return r.freezer.Start(ctrl.LoggerInto(ctx, log))
+	})); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// metric returns the sum of a gauge of the manager.
+func (r *rig) metric(t *testing.T, name string) (sum float64) {
+	t.Helper()
+	families, err := r.metrics.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() == name {
+			for _, m := range family.GetMetric() {
+				sum += m.GetGauge().GetValue()
+			}
+		}
+	}
+
+	return sum
 }
 
 // A counter counts requests, without Events, watches and what fills the caches.

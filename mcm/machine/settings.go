@@ -13,6 +13,9 @@ type Settings struct {
 	// CreationTimeout is how long a machine may take to join, unless it says
 	// otherwise; HealthTimeout how long it may be unhealthy.
 	CreationTimeout, HealthTimeout time.Duration
+	// MaxReplacements is how many machines of a deployment may be replaced at a time
+	// because they were unhealthy for too long; at least 1.
+	MaxReplacements int
 	// PreserveTimeout is how long a machine is preserved, unless it says otherwise.
 	PreserveTimeout time.Duration
 	// OperationTimeout is how long one attempt at a create, initialize or delete
@@ -40,6 +43,7 @@ func DefaultSettings() Settings {
 	return Settings{
 		CreationTimeout:  20 * time.Minute,
 		HealthTimeout:    10 * time.Minute,
+		MaxReplacements:  1,
 		PreserveTimeout:  96 * time.Hour,
 		OperationTimeout: 10 * time.Minute, ReadTimeout: time.Minute,
 		NodeConditions: []string{"KernelDeadlock", "ReadonlyFilesystem", "DiskPressure", "NetworkUnavailable"},

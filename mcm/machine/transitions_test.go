@@ -30,7 +30,8 @@ import (
 func (r *rig) lived(t *testing.T, m *v1alpha1.Machine, phase v1alpha1.MachinePhase, last v1alpha1.LastOperation) {
 	t.Helper()
 	m.Finalizers = []string{v1alpha1.FinalizerName}
-	m.Spec.ProviderID, m.Labels = "virtual://"+m.Name, map[string]string{v1alpha1.LabelKeyNode: m.Name}
+	m.Spec.ProviderID = "virtual://" + m.Name
+	metav1.SetMetaDataLabel(&m.ObjectMeta, v1alpha1.LabelKeyNode, m.Name)
 	m.Annotations = map[string]string{v1alpha1.AnnotationKeyOperation: `{"settled":1,"provider":"virtual"}`}
 	r.create(t, m)
 	r.cloud.mu.Lock()

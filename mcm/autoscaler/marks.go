@@ -36,6 +36,10 @@ func (m *Marks) UnmarshalText(text []byte) error {
 // MarshalText is the inverse of UnmarshalText.
 func (m Marks) MarshalText() ([]byte, error) { return []byte(m), nil }
 
+// ahead is how far times may run ahead of the clock, with many updates in a second
+// or a clock that was set back. One that is further ahead is somebody's mistake.
+const ahead = time.Hour
+
 // markedMachines are those that a deployment names.
 func markedMachines(d *v1alpha1.MachineDeployment) []string {
 	var names []string
@@ -50,9 +54,15 @@ func markedMachines(d *v1alpha1.MachineDeployment) []string {
 
 // mark names machines to be deleted, beside those that are named already. The
 // time in the second annotation is what ties them to the replicas of this very
-// update.
+// update. It is later than that of the update before: a set that has heard of that
+// one only would delete these machines, too, and make others for them.
 func (s *Server) mark(d *v1alpha1.MachineDeployment, machines []string) {
-	now := s.cfg.Now().UTC().Format(time.RFC3339)
+	at := s.cfg.Now().UTC().Truncate(time.Second)
+	last, err := time.Parse(time.RFC3339, d.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler])
+	if err == nil && !at.After(last) && last.Sub(at) < ahead {
+		at = last.UTC().Truncate(time.Second).Add(time.Second)
+	}
+	now := at.Format(time.RFC3339)
 	var entries []string
 	if before := d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion]; before != "" {
 		entries = strings.Split(before, ",")

@@ -16,7 +16,11 @@ import (
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 )
 
-const stamp = "2026-08-11T07:30:00Z"
+const (
+	stamp = "2026-08-11T07:30:00Z"
+	// nextStamp is that of the next update in the same second.
+	nextStamp = "2026-08-11T07:30:01Z"
+)
 
 func TestIncreaseSize(t *testing.T) {
 	t.Parallel()
@@ -160,7 +164,8 @@ func TestDeleteNodes_Foreign(t *testing.T) {
 	}
 }
 
-// The cluster-autoscaler sends one call for each node, all at once.
+// The cluster-autoscaler sends one call for each node, all at once. Each has a time
+// of its own: a set that has heard of some of them takes no others for chosen.
 func TestDeleteNodes_Concurrently(t *testing.T) {
 	t.Parallel()
 	for _, marks := range []autoscaler.Marks{autoscaler.MarksWithTime, autoscaler.MarksByName} {
@@ -170,14 +175,14 @@ func TestDeleteNodes_Concurrently(t *testing.T) {
 			const nodes = 10
 			r.deployment("a", nodes+2, size("2", "20"))
 			var all []*externalgrpc.ExternalGrpcNode
-			var want []string
+			var want, wantTimes []string
 			for i := range nodes {
 				name := fmt.Sprintf("m%d", i)
 				all = append(all, r.joined("a", name))
-				if marks == autoscaler.MarksWithTime {
-					name += "~" + stamp
-				}
 				want = append(want, name)
+				if marks == autoscaler.MarksWithTime {
+					wantTimes = append(wantTimes, fmt.Sprintf("2026-08-11T07:30:%02dZ", i))
+				}
 			}
 			r.refresh(1, nodes)
 			var calls sync.WaitGroup
@@ -190,10 +195,21 @@ func TestDeleteNodes_Concurrently(t *testing.T) {
 			}
 			calls.Wait()
 			d := r.stored("a")
-			got := strings.Split(d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion], ",")
+			var got, times []string
+			for entry := range strings.SplitSeq(d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion], ",") {
+				name, at, timed := strings.Cut(entry, "~")
+				got = append(got, name)
+				if timed {
+					times = append(times, at)
+				}
+			}
 			slices.Sort(got)
-			if d.Spec.Replicas != 2 || !slices.Equal(got, want) {
-				t.Errorf("%d replicas, marked %v; want 2 and %v", d.Spec.Replicas, got, want)
+			slices.Sort(times)
+			if d.Spec.Replicas != 2 || !slices.Equal(got, want) || !slices.Equal(times, wantTimes) {
+				t.Errorf("%d replicas, marked %v at %v; want 2 and %v at %v", d.Spec.Replicas, got, times, want, wantTimes)
+			}
+			if last := d.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler]; last != "2026-08-11T07:30:09Z" {
+				t.Errorf("time of the last change: %s", last)
 			}
 		})
 	}
@@ -280,9 +296,9 @@ func TestDecreaseTargetSize(t *testing.T) {
 		replicas int32
 		marked   string
 	}{
-		{4, ""},                             // the one that was not made
-		{3, "m3~" + stamp},                  // the one that has failed
-		{2, "m3~" + stamp + ",m4~" + stamp}, // the last; the minimum is no reason to refuse
+		{4, ""},                                 // the one that was not made
+		{3, "m3~" + stamp},                      // the one that has failed
+		{2, "m3~" + stamp + ",m4~" + nextStamp}, // the last; the minimum is no reason to refuse
 	} {
 		if err := r.decrease("a", -1); err != nil {
 			t.Fatal(err)

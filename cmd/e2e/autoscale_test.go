@@ -56,6 +56,12 @@ func TestKubectl(t *testing.T) {
 	if diff := cmp.Diff(want, heads); diff != "" {
 		t.Errorf("columns (-want +got):\n%s", diff)
 	}
+	wide := e.kubectl("get", "mcd", "-o", "wide")
+	for _, want := range []string{"CLASS", className, "FROZEN", "FAILURE", "PROGRESS", "NewMachineSetAvailable", "MESSAGE", "has successfully progressed."} {
+		if !strings.Contains(wide, want) {
+			t.Errorf("kubectl get -o wide does not tell %q:\n%s", want, wide)
+		}
+	}
 	e.kubectl("delete", "mcd", d.Name, "--wait=false")
 	other.runUntil("nothing is left", func(ctx context.Context) error {
 		names, err := e.machineNames(ctx)

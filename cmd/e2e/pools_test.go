@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -14,7 +15,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/cmd/internal/stack"
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // otherClass is what a pool is rolled to.
@@ -28,6 +31,7 @@ type pool struct {
 	tap     *stack.Tap
 	nats    string
 	drivers []*stack.Driver
+	lost    int // drivers
 }
 
 // newPool makes the pool of deploy/examples, without machines.
@@ -142,12 +146,17 @@ func (p *pool) instancesMatch(ctx context.Context, n int, class string) error {
 	return nil
 }
 
-// delete deletes the pool and waits until nothing is left of it.
+// delete asks for the pool's deletion.
 func (p *pool) delete() {
 	p.Helper()
 	d, err := p.get(p.ctx())
 	p.must(err)
 	p.must(p.kube.Delete(p.ctx(), d))
+}
+
+// gone waits until nothing is left of the pool.
+func (p *pool) gone() {
+	p.Helper()
 	p.eventually("nothing is left of the pool", func(ctx context.Context) error {
 		if _, err := p.get(ctx); client.IgnoreNotFound(err) != nil || err == nil {
 			return errors.Join(err, errors.New("the deployment is there"))
@@ -178,16 +187,18 @@ func (p *pool) life(happen mishap) {
 	p.settled(0, className)
 	p.scale(1)
 	p.settled(1, className)
-	p.meanwhile(happen, func() { p.scale(6) })
+	p.inCreate(happen, func() { p.scale(6) })
 	p.settled(6, className)
-	p.scale(2)
+	p.inDelete(happen, func() { p.scale(2) })
 	p.settled(2, className)
 
 	p.change(func(s *v1alpha1.MachineDeploymentSpec) { s.Replicas = 4 })
 	p.settled(4, className)
-	p.meanwhile(happen, func() { p.change(class(otherClass)) })
+	p.inCreate(happen, func() { p.change(class(otherClass)) })
 	p.settled(4, otherClass)
-	p.change(func(s *v1alpha1.MachineDeploymentSpec) { s.RollbackTo = &v1alpha1.RollbackConfig{} })
+	p.inDelete(happen, func() {
+		p.change(func(s *v1alpha1.MachineDeploymentSpec) { s.RollbackTo = &v1alpha1.RollbackConfig{} })
+	})
 	p.settled(4, className)
 
 	p.must(p.cloud.Hold(p.ctx(), "*"))
@@ -202,24 +213,49 @@ func (p *pool) life(happen mishap) {
 	happen(p)
 	p.change(paused(false))
 	p.settled(5, otherClass)
-	p.delete()
+	p.inDelete(happen, p.delete)
+	p.gone()
 }
 
-// meanwhile has something happen while creates are under way that change leads to.
-func (p *pool) meanwhile(happen mishap, change func()) {
+// inCreate has something happen while creates are under way that change leads to.
+func (p *pool) inCreate(happen mishap, change func()) {
 	p.Helper()
 	p.must(p.cloud.Hold(p.ctx(), "*"))
 	change()
-	p.eventually("a replica has a create", func(context.Context) error {
+	p.working(create)
+	happen(p)
+	p.must(p.cloud.Hold(p.ctx()))
+}
+
+// inDelete has something happen while deletes are under way that change leads to.
+func (p *pool) inDelete(happen mishap, change func()) {
+	p.Helper()
+	p.slowDeletes(3 * time.Second) // none can be held
+	change()
+	p.working(destroy)
+	happen(p)
+	p.slowDeletes(0)
+}
+
+// slowDeletes makes the cloud take so long to end an instance.
+func (e *env) slowDeletes(latency time.Duration) {
+	e.Helper()
+	knob := cloudapi.Duration(latency)
+	_, err := e.cloud.Admin.Patch(e.ctx(), cloudapi.KnobsPatch{DeleteLatency: &knob})
+	e.must(err)
+}
+
+// working waits until a replica tells of a running operation of a kind.
+func (p *pool) working(kind driverv1.Operation) {
+	p.Helper()
+	p.eventually("a replica has a "+kind.String(), func(context.Context) error {
 		for _, d := range p.drivers {
-			if len(p.tap.Running(d.Replica, create)) > 0 {
+			if len(p.tap.Running(d.Replica, kind)) > 0 {
 				return nil
 			}
 		}
 		return errors.New("none has")
 	})
-	happen(p)
-	p.must(p.cloud.Hold(p.ctx()))
 }
 
 // machinesOf fails unless there are n machines of a class.
@@ -240,6 +276,66 @@ func (p *pool) machinesOf(ctx context.Context, class string, n int) error {
 	return nil
 }
 
+// loseDriver kills the replica that has the most to do, and starts another.
+func (p *pool) loseDriver() {
+	p.Helper()
+	work := func(d *stack.Driver) int {
+		return len(p.tap.Running(d.Replica, create)) + len(p.tap.Running(d.Replica, destroy))
+	}
+	victim := slices.MaxFunc(p.drivers, func(a, b *stack.Driver) int { return work(a) - work(b) })
+	p.must(victim.Kill())
+	p.lost++
+	p.drivers = slices.DeleteFunc(p.drivers, func(d *stack.Driver) bool { return d == victim })
+	d, err := p.site.StartDriver(p.ctx(), p.tap, stack.DriverOptions{
+		Name: fmt.Sprintf("driver-virtual-%d", 2+p.lost), NATSURL: p.nats, Clusters: []string{p.env.name},
+	})
+	p.must(err)
+	p.drivers = append(p.drivers, d)
+}
+
+// managers are an mcm that leads and, after standBy, one that waits for the lead.
+type managers struct {
+	*env
+
+	nats            string
+	args            []string
+	leader, standby *stack.Manager
+	started         int
+}
+
+// startManagers starts a bus and the first manager, which leads.
+func (e *env) startManagers(args ...string) (*managers, *stack.Tap) {
+	e.Helper()
+	nats, err := e.site.StartNATS(e.ctx())
+	e.must(err)
+	m := &managers{env: e, nats: nats.URL, started: 1, args: append([]string{
+		"--leader-elect=true", "--leader-elect-lease-duration=2s", "--leader-elect-renew-deadline=1500ms", "--leader-elect-retry-period=500ms",
+	}, args...)}
+	var tap *stack.Tap
+	m.leader, tap = e.startManager(nats.URL, m.args...)
+	return m, tap
+}
+
+// standBy starts a manager that waits for the lead. One must lead already.
+func (m *managers) standBy() {
+	m.Helper()
+	m.started++
+	var err error
+	m.standby, err = m.site.StartManager(m.ctx(), stack.ManagerOptions{
+		Name: fmt.Sprintf("mcm-%d", m.started), Control: m.cluster.Kubeconfig, Namespace: m.name, Cluster: m.name, NATSURL: m.nats,
+		Args: append([]string{"-v=2"}, m.args...),
+	})
+	m.must(err)
+}
+
+// failOver kills the leader, for which one must stand by, and starts another.
+func (m *managers) failOver() {
+	m.Helper()
+	m.must(m.leader.Kill())
+	m.leader = m.standby
+	m.standBy()
+}
+
 // TestPool takes a pool through its life.
 func TestPool(t *testing.T) {
 	e := newEnv(t)
@@ -247,53 +343,19 @@ func TestPool(t *testing.T) {
 	newPool(e, manager.NATSURL, tap).life(func(*pool) {})
 }
 
-// TestPool_DriverKilled kills the replica that has the most to do, again and
-// again, and starts another.
+// TestPool_DriverKilled kills a replica in the middle of each part of it.
 func TestPool_DriverKilled(t *testing.T) {
 	e := newEnv(t)
 	manager, tap := e.startManager("")
-	p := newPool(e, manager.NATSURL, tap)
-	killed := 0
-	p.life(func(p *pool) {
-		busy := func(a, b *stack.Driver) int {
-			return len(tap.Running(a.Replica, create)) - len(tap.Running(b.Replica, create))
-		}
-		victim := slices.MaxFunc(p.drivers, busy)
-		e.must(victim.Kill())
-		killed++
-		p.drivers = slices.DeleteFunc(p.drivers, func(d *stack.Driver) bool { return d == victim })
-		d, err := e.site.StartDriver(e.ctx(), tap, stack.DriverOptions{
-			Name: fmt.Sprintf("driver-virtual-%d", 2+killed), NATSURL: p.nats, Clusters: []string{e.name},
-		})
-		e.must(err)
-		p.drivers = append(p.drivers, d)
-	})
+	newPool(e, manager.NATSURL, tap).life((*pool).loseDriver)
 }
 
-// TestPool_Failover kills the leading manager each time and starts another.
+// TestPool_Failover kills the leading manager each time.
 func TestPool_Failover(t *testing.T) {
 	e := newEnv(t)
-	nats, err := e.site.StartNATS(e.ctx())
-	e.must(err)
-	election := []string{
-		"--leader-elect=true", "--leader-elect-lease-duration=2s", "--leader-elect-renew-deadline=1500ms", "--leader-elect-retry-period=500ms",
-	}
-	leader, tap := e.startManager(nats.URL, election...)
-	started := 1
-	another := func() *stack.Manager {
-		started++
-		m, err := e.site.StartManager(e.ctx(), stack.ManagerOptions{
-			Name: fmt.Sprintf("mcm-%d", started), Control: shared.cluster.Kubeconfig, Namespace: e.name, Cluster: e.name, NATSURL: nats.URL,
-			Args: append([]string{"-v=2"}, election...),
-		})
-		e.must(err)
-		return m
-	}
-	p := newPool(e, nats.URL, tap)
+	m, tap := e.startManagers()
+	p := newPool(e, m.nats, tap)
 	p.settled(0, className) // the first one leads
-	standby := another()
-	p.life(func(*pool) {
-		e.must(leader.Kill())
-		leader, standby = standby, another()
-	})
+	m.standBy()
+	p.life(func(*pool) { m.failOver() })
 }

@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/machinebus/machinebus/cmd/internal/stack"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
@@ -107,24 +106,14 @@ func (e *env) setGone(ctx context.Context, set *v1alpha1.MachineSet) error {
 // grows and the leading manager while it shrinks.
 func TestMachineSet(t *testing.T) {
 	e := newEnv(t)
-	nats, err := e.site.StartNATS(e.ctx())
-	e.must(err)
-	election := []string{
-		"--leader-elect=true", "--leader-elect-lease-duration=2s",
-		"--leader-elect-renew-deadline=1500ms", "--leader-elect-retry-period=500ms",
-	}
-	leader, tap := e.startManager(nats.URL, election...)
-	drivers := e.startDrivers(2, nats.URL, tap)
+	m, tap := e.startManagers()
+	drivers := e.startDrivers(2, m.nats, tap)
 	e.createClass()
 	set := e.newSet(0)
 	e.must(e.kube.Create(e.ctx(), set))
 	e.scaleSet(set, 1)
 	e.waitSet(set, 1) // so the first manager leads before there is another
-	_, err = e.site.StartManager(e.ctx(), stack.ManagerOptions{
-		Name: "mcm-2", Control: shared.cluster.Kubeconfig, Namespace: e.name, Cluster: e.name, NATSURL: nats.URL,
-		Args: append([]string{"-v=2"}, election...),
-	})
-	e.must(err)
+	m.standBy()
 	e.slowCreates(2 * time.Second)
 	e.scaleSet(set, 6)
 	victim, _ := e.waitCreating(tap, drivers)
@@ -134,7 +123,7 @@ func TestMachineSet(t *testing.T) {
 	e.wantInstances(6)
 
 	e.scaleSet(set, 2)
-	e.must(leader.Kill())
+	e.must(m.leader.Kill())
 	e.waitSet(set, 2)
 	e.wantMachinesOnly()
 	e.wantInstances(6)

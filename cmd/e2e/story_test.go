@@ -15,7 +15,10 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-const create = driverv1.Operation_OPERATION_CREATE
+const (
+	create  = driverv1.Operation_OPERATION_CREATE
+	destroy = driverv1.Operation_OPERATION_DELETE
+)
 
 // TestStory is what the demo shows: ten machines are made by two replicas, one of
 // which is killed in the middle, and are deleted again.

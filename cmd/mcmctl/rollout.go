@@ -2,10 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -114,7 +117,13 @@ there; mcmctl rollout history shows which are.`,
 		if err != nil {
 			return err
 		}
-		if err := d.undo(cmd.Context(), args[0], revision); err != nil {
+		err = d.undo(cmd.Context(), args[0], revision)
+		switch {
+		case errors.Is(err, errCurrent):
+			fmt.Fprintf(cmd.OutOrStdout(), "machine deployment %s is already at revision %d\n", args[0], revision)
+
+			return nil
+		case err != nil:
 			return err
 		}
 		fmt.Fprintf(cmd.OutOrStdout(), "machine deployment %s is rolled back\n", args[0])
@@ -125,8 +134,12 @@ there; mcmctl rollout history shows which are.`,
 	return cmd
 }
 
-// undo asks for an earlier template, after a look whether there is one: the
-// controller could only tell by an Event.
+// errCurrent says that a deployment has the template already that it is to go back
+// to.
+var errCurrent = errors.New("it is the current template")
+
+// undo asks for an earlier template, after a look whether there is one, which may be
+// the current: the controller could only tell by an Event.
 func (d *deployments) undo(ctx context.Context, argument string, revision int64) error {
 	if revision < 0 {
 		return fmt.Errorf("--to-revision %d: want a number from mcmctl rollout history, or 0", revision)
@@ -143,12 +156,13 @@ func (d *deployments) undo(ctx context.Context, argument string, revision int64)
 		if revision == 0 && len(revisions) < 2 {
 			return fmt.Errorf("machine deployment %s has no revision to go back to", got.Name)
 		}
-		found := revision == 0
-		for _, r := range revisions {
-			found = found || r.Revision == revision
-		}
-		if !found {
+		at := slices.IndexFunc(revisions, func(r revisionRow) bool { return r.Revision == revision })
+		switch {
+		case revision == 0:
+		case at < 0:
 			return fmt.Errorf("machine deployment %s has no revision %d; mcmctl rollout history %s lists those it has", got.Name, revision, got.Name)
+		case equality.Semantic.DeepEqual(revisions[at].template, got.Spec.Template):
+			return errCurrent
 		}
 		got.Spec.RollbackTo = &v1alpha1.RollbackConfig{Revision: revision}
 

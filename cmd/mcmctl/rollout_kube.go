@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -45,7 +47,7 @@ func (d *deployments) get(ctx context.Context, argument string) (*v1alpha1.Machi
 	err := d.Get(ctx, client.ObjectKey{Namespace: d.namespace, Name: name}, got)
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("there is no machine deployment %s in namespace %s (another one: --namespace)", name, d.namespace)
+		return nil, &missingError{d.namespace, name, err}
 	case err != nil:
 		return nil, fmt.Errorf("read machine deployment %s/%s: %w", d.namespace, name, err)
 	}
@@ -53,26 +55,46 @@ func (d *deployments) get(ctx context.Context, argument string) (*v1alpha1.Machi
 	return got, nil
 }
 
-// change stores what f does to a deployment, provided that nobody else has
-// changed it since it was read.
+// A missingError says that there is no such deployment, in fewer words than the API
+// server's.
+type missingError struct {
+	namespace, name string
+	cause           error
+}
+
+func (e *missingError) Error() string {
+	return fmt.Sprintf("there is no machine deployment %s in namespace %s (another one: --namespace)", e.name, e.namespace)
+}
+
+func (e *missingError) Unwrap() error { return e.cause }
+
+// again is how often a change is tried: for about five seconds. While a rollout is
+// under way, its status is written many times a second.
+var again = wait.Backoff{Steps: 10, Duration: 10 * time.Millisecond, Factor: 2, Jitter: 0.5}
+
+// change stores what f does to a deployment, provided that nobody else has changed
+// it since it was read. Else f gets what is there now.
 func (d *deployments) change(ctx context.Context, argument string, f func(*v1alpha1.MachineDeployment) error) error {
-	got, err := d.get(ctx, argument)
-	if err != nil {
-		return err
-	}
-	before := got.DeepCopy()
-	if err := f(got); err != nil {
-		return err
-	}
-	err = d.Patch(ctx, got, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	err := retry.RetryOnConflict(again, func() error {
+		got, err := d.get(ctx, argument)
+		if err != nil {
+			return err
+		}
+		before := got.DeepCopy()
+		if err := f(got); err != nil {
+			return err
+		}
+		if err := d.Patch(ctx, got, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+			return fmt.Errorf("change machine deployment %s/%s: %w", d.namespace, got.Name, err)
+		}
+
+		return nil
+	})
 	if apierrors.IsConflict(err) {
-		return errors.Join(fmt.Errorf("machine deployment %s was changed by somebody else just now: try again", got.Name), err)
-	}
-	if err != nil {
-		return fmt.Errorf("change machine deployment %s/%s: %w", d.namespace, got.Name, err)
+		return fmt.Errorf("others change it all the time, try again: %w", err)
 	}
 
-	return nil
+	return err
 }
 
 // complete offers the names of the deployments, for one argument.

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -54,19 +57,18 @@ is 1 when the rollout has exceeded its deadline, or --timeout has passed.`,
 	return cmd
 }
 
-// follow prints how a rollout goes until it has ended, or with watch off once.
+// follow prints how a rollout goes until it has ended, or with watch off once. A
+// cluster that cannot be reached for a while does not end a rollout; one that never
+// could be is an error.
 func (d *deployments) follow(ctx context.Context, argument string, watch bool, w io.Writer) error {
-	line := &progressLine{w: w, terminal: isTerminal(w)}
+	line := newProgressLine(w)
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
-	for {
+	for seen := false; ; {
 		got, err := d.get(ctx, argument)
-		if err != nil && ctx.Err() == nil {
-			line.end()
-
-			return err
-		}
-		if err == nil {
+		switch {
+		case err == nil:
+			seen = true
 			text, done, failed := rolloutState(got)
 			if failed != nil {
 				line.end()
@@ -79,6 +81,13 @@ func (d *deployments) follow(ctx context.Context, argument string, watch bool, w
 
 				return nil
 			}
+		case ctx.Err() != nil:
+		case !seen || lasts(err):
+			line.end()
+
+			return err
+		default:
+			line.print(message.Printable(err.Error()) + "; trying again")
 		}
 		select {
 		case <-tick.C:
@@ -93,11 +102,16 @@ func (d *deployments) follow(ctx context.Context, argument string, watch bool, w
 	}
 }
 
+// lasts tells of an answer that will be the same the next time.
+func lasts(err error) bool {
+	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
+}
+
 // rolloutState tells how a rollout goes, whether it has ended, and whether it has
 // failed.
 func rolloutState(d *v1alpha1.MachineDeployment) (text string, done bool, err error) {
 	s, desired := &d.Status, d.Spec.Replicas
-	progressing := condition(d, v1alpha1.MachineDeploymentProgressing)
+	progressing, failure := condition(d, v1alpha1.MachineDeploymentProgressing), condition(d, v1alpha1.MachineDeploymentReplicaFailure)
 	switch {
 	case s.ObservedGeneration < d.Generation:
 		return fmt.Sprintf("machine deployment %s: waiting for mcm to see the change", d.Name), false, nil
@@ -105,16 +119,16 @@ func rolloutState(d *v1alpha1.MachineDeployment) (text string, done bool, err er
 		return "", false, fmt.Errorf("machine deployment %s is invalid: %s", d.Name, message.Printable(progressing.Message))
 	case progressing.Reason == v1alpha1.ReasonProgressDeadlineExceeded:
 		return "", false, fmt.Errorf("machine deployment %s exceeded its progress deadline: %s", d.Name, message.Printable(progressing.Message))
+	case failure.Status == corev1.ConditionTrue && failure.Reason == v1alpha1.ReasonInvalidSpec:
+		return "", false, fmt.Errorf("a machine set of machine deployment %s is invalid: %s", d.Name, message.Printable(failure.Message))
 	case s.UpdatedReplicas == desired && s.Replicas == desired && s.AvailableReplicas == desired:
 		return fmt.Sprintf("machine deployment %s successfully rolled out", d.Name), true, nil
 	}
 	text = fmt.Sprintf("machine deployment %s: %d of %d updated, %d available, %d old",
 		d.Name, s.UpdatedReplicas, desired, s.AvailableReplicas, max(0, s.Replicas-s.UpdatedReplicas))
 	messages := []string{progressing.Message}
-	for _, kind := range []v1alpha1.MachineDeploymentConditionType{
-		v1alpha1.MachineDeploymentReplicaFailure, v1alpha1.MachineDeploymentFrozen,
-	} {
-		if c := condition(d, kind); c.Status == corev1.ConditionTrue {
+	for _, c := range []v1alpha1.MachineDeploymentCondition{failure, condition(d, v1alpha1.MachineDeploymentFrozen)} {
+		if c.Status == corev1.ConditionTrue {
 			messages = append(messages, c.Message)
 		}
 	}
@@ -141,9 +155,27 @@ func condition(d *v1alpha1.MachineDeployment, kind v1alpha1.MachineDeploymentCon
 // A progressLine is printed over itself on a terminal, and elsewhere again when
 // it changes.
 type progressLine struct {
-	w        io.Writer
-	terminal bool
-	last     string
+	w    io.Writer
+	last string
+	// width returns the terminal's width in columns, 0 for unknown; nil when there
+	// is no terminal. It may change.
+	width func() int
+}
+
+func newProgressLine(w io.Writer) *progressLine {
+	l := &progressLine{w: w}
+	if f, ok := w.(*os.File); ok && isTerminal(w) {
+		l.width = func() int {
+			width, _, err := term.GetSize(int(f.Fd()))
+			if err != nil {
+				return 0
+			}
+
+			return width
+		}
+	}
+
+	return l
 }
 
 func (l *progressLine) print(text string) {
@@ -151,20 +183,31 @@ func (l *progressLine) print(text string) {
 		return
 	}
 	l.last = text
-	if l.terminal {
-		const most = 150 // a line that wraps is not erased
-		if runes := []rune(text); len(runes) > most {
-			text = string(runes[:most]) + "…"
-		}
-		fmt.Fprint(l.w, "\r\x1b[K"+text)
-	} else {
+	if l.width == nil {
 		fmt.Fprintln(l.w, text)
+
+		return
 	}
+	fmt.Fprint(l.w, "\r\x1b[K"+cut(text, l.width()))
+}
+
+// cut shortens a text so that a terminal does not wrap it: the part of a line above
+// would not be erased. The last column stays free, where some wrap already.
+func cut(text string, width int) string {
+	if width <= 0 {
+		width = 80
+	}
+	runes := []rune(text)
+	if len(runes) < width {
+		return text
+	}
+
+	return string(runes[:max(0, width-2)]) + "…"
 }
 
 // end goes on to the next line, if there is an unfinished one.
 func (l *progressLine) end() {
-	if l.terminal && l.last != "" {
+	if l.width != nil && l.last != "" {
 		fmt.Fprintln(l.w)
 	}
 }

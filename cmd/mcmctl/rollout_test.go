@@ -1,10 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -12,9 +15,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/kubetest"
@@ -23,7 +29,7 @@ import (
 // control is the control cluster that the tests share.
 var control struct {
 	kubeconfig []byte
-	client     client.Client
+	client     client.WithWatch
 }
 
 func TestMain(m *testing.M) {
@@ -31,7 +37,7 @@ func TestMain(m *testing.M) {
 	env.CRDDirectoryPaths = append(env.CRDDirectoryPaths, "testdata/crds")
 	kubetest.Main(m, env, func(cfg *rest.Config) (err error) {
 		control.kubeconfig = env.KubeConfig
-		control.client, err = client.New(cfg, client.Options{Scheme: kubetest.Scheme()})
+		control.client, err = client.NewWithWatch(cfg, client.Options{Scheme: kubetest.Scheme()})
 
 		return err
 	})
@@ -137,6 +143,7 @@ func TestRollout_Changes(t *testing.T) {
 		{[]string{"restart", "pool-a"}, "resume it first", true},
 		{[]string{"undo", "pool-a"}, "resume it first", true},
 		{[]string{"resume", "machinedeployment/pool-a"}, "resumed", false},
+		{[]string{"undo", "pool-a", "--to-revision", "2"}, "is already at revision 2", false},
 		{[]string{"restart", "pool-a"}, "restarted", false},
 		{[]string{"undo", "pool-a", "--to-revision", "7"}, "has no revision 7", true},
 		{[]string{"undo", "pool-a", "--to-revision", "1"}, "rolled back", false},
@@ -158,6 +165,35 @@ func TestRollout_Changes(t *testing.T) {
 	}
 	if at := d.Spec.Template.Annotations["machinebus.io/restarted-at"]; at == "" || d.Spec.Paused {
 		t.Errorf("the template was restarted at %q, paused is %v", at, d.Spec.Paused)
+	}
+}
+
+// TestRollout_ChangeWhileBusy has somebody write the status whenever mcmctl has just
+// read the deployment, as mcm does while a rollout is under way.
+func TestRollout_ChangeWhileBusy(t *testing.T) {
+	t.Parallel()
+	p := newTestPool(t)
+	left := 3
+	busy := interceptor.NewClient(control.client, interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			err := c.Get(ctx, key, o, opts...)
+			if left > 0 {
+				left--
+				p.report(func(s *v1alpha1.MachineDeploymentStatus) { s.Replicas++ })
+			}
+
+			return err
+		},
+	})
+	d := &deployments{Client: busy, namespace: p.Namespace}
+	if err := d.change(t.Context(), "pool-a", pause); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.refresh(); !got.Spec.Paused || got.Status.Replicas != 3 || left != 0 {
+		t.Errorf("paused is %v, status %+v; want it paused, and nobody's work undone", got.Spec.Paused, got.Status)
+	}
+	if err := d.undo(t.Context(), "pool-a", 1); err == nil || !strings.Contains(err.Error(), "resume it first") {
+		t.Errorf("what does not depend on others is no conflict: %v", err)
 	}
 }
 
@@ -248,6 +284,17 @@ func TestRollout_Status(t *testing.T) {
 		t.Errorf("a deployment for which nothing is done: %v", err)
 	}
 	p.report(func(s *v1alpha1.MachineDeploymentStatus) {
+		s.Replicas, s.UpdatedReplicas, s.AvailableReplicas = 3, 3, 3
+		progressing(s, "True", "NewMachineSetAvailable", "done")
+		c := s.Conditions[0]
+		c.Type, c.Reason, c.Message = "ReplicaFailure", "InvalidSpec", "Nothing is done for this set: no class"
+		s.Conditions = append(s.Conditions, c)
+	})
+	if _, err = p.rollout("status", "pool-a"); err == nil || !strings.Contains(err.Error(), "set of machine deployment pool-a is invalid: Nothing is done") {
+		t.Errorf("a deployment that cannot roll out: %v", err)
+	}
+	p.report(func(s *v1alpha1.MachineDeploymentStatus) {
+		s.AvailableReplicas = 2
 		progressing(s, "True", "MachineSetUpdated", "so far")
 		for kind, text := range map[v1alpha1.MachineDeploymentConditionType]string{"ReplicaFailure": "quota", "Frozen": "too many machines"} {
 			c := s.Conditions[0]
@@ -261,5 +308,102 @@ func TestRollout_Status(t *testing.T) {
 	p.report(func(s *v1alpha1.MachineDeploymentStatus) { progressing(s, "True", "MachineSetUpdated", "") })
 	if _, err = p.rollout("status", "pool-a", "--timeout", "10ms"); err == nil || !strings.Contains(err.Error(), "did not end within 10ms") {
 		t.Errorf("after the timeout: %v", err)
+	}
+}
+
+// TestRollout_StatusOutlivesOutages has the API server fail while a rollout is
+// followed.
+func TestRollout_StatusOutlivesOutages(t *testing.T) {
+	t.Parallel()
+	outage := apierrors.NewServiceUnavailable("etcd has no leader")
+	for name, tc := range map[string]struct {
+		reason  string
+		answers []error // to the first requests
+		want    []string
+		err     string
+	}{
+		"in the middle": {
+			reason: "it comes back", answers: []error{nil, outage, errors.New("connection refused")},
+			want: []string{"0 of 3 updated", "etcd has no leader; trying again", "connection refused; trying again", "0 of 3 updated", "successfully rolled out"},
+		},
+		"from the first": {reason: "it may be the wrong cluster", answers: []error{outage}, err: "etcd has no leader"},
+		"removed": {
+			reason: "there is nothing to follow", answers: []error{nil, apierrors.NewNotFound(schema.GroupResource{}, "pool-a")},
+			want: []string{"0 of 3 updated"}, err: "there is no machine deployment pool-a",
+		},
+		"forbidden": {
+			reason: "nobody's patience changes that", answers: []error{nil, apierrors.NewForbidden(schema.GroupResource{}, "pool-a", nil)},
+			want: []string{"0 of 3 updated"}, err: "forbidden",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newTestPool(t)
+			p.report(func(s *v1alpha1.MachineDeploymentStatus) {})
+			asked := 0
+			flaky := interceptor.NewClient(control.client, interceptor.Funcs{
+				Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+					asked++
+					switch n := asked - 1; {
+					case n < len(tc.answers) && tc.answers[n] != nil:
+						return tc.answers[n]
+					case n > len(tc.answers):
+						p.report(func(s *v1alpha1.MachineDeploymentStatus) {
+							s.Replicas, s.UpdatedReplicas, s.AvailableReplicas = 3, 3, 3
+						})
+					}
+
+					return c.Get(ctx, key, o, opts...)
+				},
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), bounded)
+			defer cancel()
+			var out bytes.Buffer
+			err := (&deployments{Client: flaky, namespace: p.Namespace}).follow(ctx, "pool-a", true, &out)
+			if (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+				t.Errorf("error is %v, want %q: %s", err, tc.err, tc.reason)
+			}
+			lines := slices.Collect(strings.Lines(out.String()))
+			fits := slices.EqualFunc(lines, tc.want, strings.Contains)
+			if !fits {
+				t.Errorf("printed %q, want %q: %s", lines, tc.want, tc.reason)
+			}
+		})
+	}
+}
+
+func TestProgressLine(t *testing.T) {
+	t.Parallel()
+	const erase = "\r\x1b[K"
+	for name, tc := range map[string]struct {
+		reason string
+		widths []int // one for each text that is new; nil for no terminal
+		want   string
+	}{
+		"file":     {reason: "a line for each change", want: "1 of 3\n1 of 3 - Machine ü: quota\n3 of 3\n"},
+		"wide":     {reason: "each over the one before", widths: []int{80, 80, 80}, want: erase + "1 of 3" + erase + "1 of 3 - Machine ü: quota" + erase + "3 of 3\n"},
+		"narrowed": {reason: "a line that wraps is not erased", widths: []int{80, 20, 6}, want: erase + "1 of 3" + erase + "1 of 3 - Machine ü…" + erase + "3 of…\n"},
+		"unknown":  {reason: "as narrow as most", widths: []int{0, 0, 0}, want: erase + "1 of 3" + erase + "1 of 3 - Machine ü: quota" + erase + "3 of 3\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out strings.Builder
+			line := newProgressLine(&out)
+			if widths := tc.widths; widths != nil {
+				line.width = func() int { w := widths[0]; widths = widths[1:]; return w }
+			}
+			for _, text := range []string{"1 of 3", "1 of 3 - Machine ü: quota", "1 of 3 - Machine ü: quota", "3 of 3"} {
+				line.print(text)
+			}
+			line.end()
+			if diff := cmp.Diff(tc.want, out.String()); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", tc.reason, diff)
+			}
+		})
+	}
+	var out strings.Builder
+	(&progressLine{w: &out, width: func() int { return 80 }}).end()
+	if out.Len() > 0 {
+		t.Errorf("printed %q where there was no line", out.String())
 	}
 }

@@ -30,8 +30,8 @@ func controllerOf(o client.Object) []string {
 
 // SetupWithManager adds the controller of sets to a manager. Sets are counted when
 // a machine is made, and periodically, and those that are frozen also when a
-// machine goes. Others are not, nor when replicas change: every set that shrinks
-// by much has too many machines for a moment.
+// machine goes, or when their spec or their deployment's changes: both may end it.
+// Others are not: every set that shrinks by much has too many machines for a moment.
 func (r *SetReconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.Machine{}, indexController, controllerOf); err != nil {
 		return fmt.Errorf("index machines by controller: %w", err)
@@ -46,7 +46,27 @@ func (r *SetReconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) 
 		For(&v1alpha1.MachineSet{}, builder.WithPredicates(changed())).
 		Watches(&v1alpha1.Machine{}, handler.EnqueueRequestsFromMapFunc(controllerRequest(v1alpha1.KindMachineSet)),
 			builder.WithPredicates(made)).
+		Watches(&v1alpha1.MachineDeployment{}, handler.EnqueueRequestsFromMapFunc(r.frozenOf),
+			builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Complete(r)
+}
+
+// frozenOf maps a deployment to its frozen sets.
+func (r *SetReconciler) frozenOf(ctx context.Context, deployment client.Object) []reconcile.Request {
+	list := &v1alpha1.MachineSetList{}
+	err := r.Client.List(ctx, list, client.InNamespace(deployment.GetNamespace()),
+		client.MatchingLabels{v1alpha1.LabelKeyFreeze: v1alpha1.LabelValueTrue}, client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return nil // the next look tells
+	}
+	var requests []reconcile.Request
+	for i := range list.Items {
+		if set := &list.Items[i]; metav1.IsControlledBy(set, deployment) {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(set)})
+		}
+	}
+
+	return requests
 }
 
 // ofFrozen tells whether a machine is one of a set that is frozen.
@@ -76,13 +96,14 @@ func (r *DeploymentReconciler) SetupWithManager(ctx context.Context, mgr ctrl.Ma
 }
 
 // changed passes what people and other writers do to a freeze, but for the
-// condition: that is put right at the next look.
+// condition: that is put right at the next look. A changed spec may end one.
 func changed() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		_, before := e.ObjectOld.GetAnnotations()[v1alpha1.AnnotationKeyUnfreeze]
 		_, after := e.ObjectNew.GetAnnotations()[v1alpha1.AnnotationKeyUnfreeze]
 
 		return before != after || isFrozen(e.ObjectOld) != isFrozen(e.ObjectNew) ||
+			isFrozen(e.ObjectNew) && e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() ||
 			e.ObjectOld.GetResourceVersion() == e.ObjectNew.GetResourceVersion() // a resync
 	}}
 }

@@ -269,6 +269,64 @@ func TestThawAtOnce(t *testing.T) {
 	until(t, "the set is thawed", func() bool { return r.setState(t, set) == state{} })
 }
 
+// TestMoreReplicas has people end freezes by more replicas, of a set alone and of a
+// deployment.
+func TestMoreReplicas(t *testing.T) {
+	t.Parallel()
+	for name, n := range map[string]int{"alone": 6, "deployment": 4} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRigWith(t, time.Hour)
+			d := r.deployment("a", v1alpha1.MachineDeploymentStrategy{Type: "Recreate"})
+			set := &v1alpha1.MachineSet{}
+			if name == "alone" {
+				set = r.set(t, "a", nil)
+			} else {
+				r.create(t, d)
+				set = r.set(t, "a", d)
+			}
+			r.machines(t, set, n)
+			until(t, "the set is frozen", func() bool { s := r.setState(t, set); return s.label && s.condition })
+			if name == "alone" {
+				r.change(t, set, func() { set.Spec.Replicas = 6 })
+			} else {
+				until(t, "so is the deployment", func() bool { return r.deploymentState(t, d).condition })
+				r.change(t, d, func() { d.Spec.Replicas = 6 })
+				until(t, "the deployment is thawed", func() bool { return r.deploymentState(t, d) == state{} })
+			}
+			until(t, "the set is thawed", func() bool { return r.setState(t, set) == state{} })
+		})
+	}
+}
+
+// TestSlowShrink has a set scaled in, whose machines take their time to go.
+func TestSlowShrink(t *testing.T) {
+	t.Parallel()
+	r := newBareRig(t)
+	set := r.set(t, "a", nil)
+	r.change(t, set, func() { set.Spec.Replicas = 8 })
+	all := r.machines(t, set, 8)
+	until(t, "none was made in the second in which the first goes", func() bool {
+		return time.Now().After(all[7].CreationTimestamp.Add(time.Second))
+	})
+	for _, m := range all[:6] {
+		r.change(t, m, func() { m.Finalizers = []string{v1alpha1.FinalizerName} })
+		if err := r.Delete(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.change(t, set, func() { set.Spec.Replicas = 2 })
+	r.look(t, set, set)
+	if s := r.setState(t, set); s.label {
+		t.Error("a set of 2 replicas with 2 machines is frozen, as 6 more are on their way out")
+	}
+	r.machines(t, set, 4)
+	r.look(t, set, set)
+	if s := r.setState(t, set); !s.label {
+		t.Error("4 machines more than replicas were made, and the set is not frozen")
+	}
+}
+
 // An old view of the cluster shows one set as it was; all else is current.
 type oldView struct {
 	client.Client
@@ -291,6 +349,17 @@ func (v oldView) List(ctx context.Context, list client.ObjectList, _ ...client.L
 	return v.Client.List(ctx, list, client.InNamespace(v.set.Namespace))
 }
 
+// look has a set looked at once, as the cache shows it.
+func (r *rig) look(t *testing.T, set, cached *v1alpha1.MachineSet) {
+	t.Helper()
+	reconciler := &freeze.SetReconciler{
+		Client: oldView{r.Client, cached.DeepCopy()}, Live: r.Client, Events: record.NewFakeRecorder(1), Settings: freeze.DefaultSettings(),
+	}
+	if _, err := reconciler.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(set)}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestStaleReplicas counts the machines of a set whose new replicas have not
 // reached the cache.
 func TestStaleReplicas(t *testing.T) {
@@ -310,18 +379,9 @@ func TestStaleReplicas(t *testing.T) {
 			stale := set.DeepCopy()
 			r.change(t, set, func() { set.Spec.Replicas = tc.replicas })
 			r.machines(t, set, 6)
-			reconciler := &freeze.SetReconciler{
-				Client: oldView{r.Client, stale}, Live: r.Client, Events: record.NewFakeRecorder(1), Settings: freeze.DefaultSettings(),
-			}
-			key := client.ObjectKeyFromObject(set)
-			// With the old resource version the first write fails, as it should.
-			if _, err := reconciler.Reconcile(t.Context(), reconcile.Request{NamespacedName: key}); err != nil {
-				t.Fatal(err)
-			}
+			r.look(t, set, stale) // with the old resource version the first write fails, as it should
 			stale.ResourceVersion = set.ResourceVersion
-			if _, err := reconciler.Reconcile(t.Context(), reconcile.Request{NamespacedName: key}); err != nil {
-				t.Fatal(err)
-			}
+			r.look(t, set, stale)
 			if got := r.setState(t, set).label; got != tc.frozen {
 				t.Errorf("frozen is %v, want %v: %s", got, tc.frozen, tc.reason)
 			}

@@ -1,9 +1,11 @@
 package freeze
 
 import (
+	"slices"
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"pgregory.net/rapid"
 
@@ -57,6 +59,57 @@ func TestLimits(t *testing.T) {
 			set := &v1alpha1.MachineSet{Spec: v1alpha1.MachineSetSpec{Replicas: 4}}
 			if got := DefaultSettings().of(set, tc.deployment); got != tc.want {
 				t.Errorf("limits are %+v, want %+v: %s", got, tc.want, tc.reason)
+			}
+		})
+	}
+}
+
+func TestCounted(t *testing.T) {
+	t.Parallel()
+	noon := time.Date(2026, 8, 11, 12, 0, 0, 0, time.UTC)
+	at := func(second int) *metav1.Time {
+		return &metav1.Time{Time: noon.Add(time.Duration(second) * time.Second)}
+	}
+	// n machines of one second each; gone is when they began to go, 0 for not.
+	some := func(n, made, gone int) (machines []v1alpha1.Machine) {
+		for range n {
+			m := v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: *at(made)}}
+			if gone > 0 {
+				m.DeletionTimestamp = at(gone)
+			}
+			machines = append(machines, m)
+		}
+
+		return machines
+	}
+	for name, tc := range map[string]struct {
+		reason   string
+		machines [][]v1alpha1.Machine
+		frozen   bool
+		want     int
+	}{
+		"none":       {reason: "an empty set"},
+		"at rest":    {reason: "all count", machines: [][]v1alpha1.Machine{some(3, 1, 0)}, want: 3},
+		"scaled in":  {reason: "what goes only gets less", machines: [][]v1alpha1.Machine{some(2, 1, 0), some(8, 1, 5)}, want: 2},
+		"to nothing": {reason: "none is left that stays", machines: [][]v1alpha1.Machine{some(4, 1, 5)}},
+		"scaled in, and one replaced": {
+			reason: "one was made beside those that go", machines: [][]v1alpha1.Machine{some(1, 1, 0), some(8, 1, 5), some(1, 1, 7), some(1, 7, 0)}, want: 3,
+		},
+		"scaled out again": {
+			reason: "as many instances more than replicas as machines were made", machines: [][]v1alpha1.Machine{some(2, 1, 0), some(8, 1, 5), some(6, 9, 0)}, want: 14,
+		},
+		"made and deleted in a loop": {
+			reason:   "none of their instances is gone, and each stands in for another",
+			machines: [][]v1alpha1.Machine{some(2, 1, 5), some(2, 5, 6), some(2, 6, 7), some(2, 7, 0)}, want: 8,
+		},
+		"frozen": {
+			reason: "it waits for those that go", machines: [][]v1alpha1.Machine{some(2, 1, 0), some(8, 1, 5)}, frozen: true, want: 10,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := counted(slices.Concat(tc.machines...), tc.frozen); got != tc.want {
+				t.Errorf("%d machines count, want %d: %s", got, tc.want, tc.reason)
 			}
 		})
 	}

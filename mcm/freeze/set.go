@@ -93,22 +93,44 @@ func deploymentOf(ctx context.Context, from client.Reader, set *v1alpha1.Machine
 	return deployment, nil
 }
 
-// count returns how many machines of the set there are, those included that are
-// on their way out: their instances exist.
+// count returns how many machines of the set there are, as far as they count.
 func count(ctx context.Context, from client.Reader, set *v1alpha1.MachineSet, opts []client.ListOption) (int, error) {
 	list := &v1alpha1.MachineList{}
 	opts = append(opts, client.InNamespace(set.Namespace), client.MatchingLabels(set.Spec.Template.Labels))
 	if err := from.List(ctx, list, opts...); err != nil {
 		return 0, fmt.Errorf("count machines of set %s/%s: %w", set.Namespace, set.Name, err)
 	}
-	n := 0
-	for i := range list.Items {
-		if metav1.IsControlledBy(&list.Items[i], set) {
-			n++
+	machines := slices.DeleteFunc(list.Items, func(m v1alpha1.Machine) bool { return !metav1.IsControlledBy(&m, set) })
+
+	return counted(machines, isFrozen(set)), nil
+}
+
+// counted returns how many machines count. Those on their way out have instances as
+// well, but as long as no others are made they only get fewer: a set that shrinks
+// slowly does not overshoot. So of them there count as many as machines were made
+// since the first began to go. A frozen set waits until they are gone: all count.
+func counted(machines []v1alpha1.Machine, frozen bool) int {
+	var first *metav1.Time
+	leaving := 0
+	for i := range machines {
+		if at := machines[i].DeletionTimestamp; at != nil {
+			leaving++
+			if first == nil || at.Before(first) {
+				first = at
+			}
 		}
 	}
+	made := 0
+	for i := range machines {
+		if first != nil && !machines[i].CreationTimestamp.Before(first) {
+			made++
+		}
+	}
+	if frozen {
+		made = leaving
+	}
 
-	return n, nil
+	return len(machines) - leaving + min(leaving, made)
 }
 
 func isFrozen(o client.Object) bool {

@@ -50,6 +50,14 @@ func TestChoosePreserved(t *testing.T) {
 			},
 			letGo: []string{"middle", "old"},
 		},
+		"on the Node": {
+			reason: "a Node's value is somebody's wish, which the set neither counts nor can take back", most: 1,
+			machines: []*v1alpha1.Machine{
+				newMachine("a", failed, onNode(v1alpha1.PreserveAuto), preservedFor(time.Hour)),
+				newMachine("b", failed, onNode(v1alpha1.PreserveAuto), auto), newMachine("c", failed, minutes(1)),
+			},
+			keep: []string{"c"},
+		},
 		"not to be chosen": {
 			reason: "users, Nodes, the autoscaler or the machine's own past have said something else", most: 9,
 			machines: []*v1alpha1.Machine{

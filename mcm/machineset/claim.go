@@ -81,12 +81,13 @@ func (p *pass) lookLive(ctx context.Context) (next, error) {
 }
 
 // sort tells the set's machines from those it may adopt and those to let go.
+// Without a selector all that it owns are its own.
 func (p *pass) sort(found []*v1alpha1.Machine) {
 	p.machines, p.orphans, p.strays = nil, nil, nil
 	for _, m := range found {
 		matches := p.selector != nil && p.selector.Matches(labels.Set(m.Labels))
 		switch {
-		case owned(m, p.set) && matches:
+		case owned(m, p.set) && (matches || p.selector == nil):
 			p.machines = append(p.machines, m)
 		case owned(m, p.set):
 			p.strays = append(p.strays, m)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -34,9 +35,20 @@ func (p *pass) spareMachines(ctx context.Context) (next, error) {
 	return wait, p.patch(ctx)
 }
 
+// readSelector is all that a set on its way out is looked at for. A selector that
+// does not even match the template tells nothing of machines that were taken out:
+// then all are the set's.
+func (p *pass) readSelector(context.Context) (next, error) {
+	selector, err := metav1.LabelSelectorAsSelector(p.set.Spec.Selector)
+	if err == nil && selector.Matches(labels.Set(p.set.Spec.Template.Labels)) {
+		p.selector = selector
+	}
+
+	return proceed, nil
+}
+
 // deleteMachines deletes all machines of a set that is being deleted.
 func (p *pass) deleteMachines(ctx context.Context) (next, error) {
-	p.machines, p.strays = append(p.machines, p.strays...), nil
 	if len(p.machines) == 0 {
 		// The cache may not know them yet.
 		if err := p.listLeft(ctx); err != nil {
@@ -49,7 +61,7 @@ func (p *pass) deleteMachines(ctx context.Context) (next, error) {
 			left = append(left, m)
 		}
 	}
-	p.delete(ctx, left, func(m *v1alpha1.Machine) client.Preconditions { return client.Preconditions{UID: &m.UID} })
+	p.delete(ctx, left)
 
 	return proceed, nil
 }

@@ -98,7 +98,13 @@ func collect(ch chan<- prometheus.Metric, set *v1alpha1.MachineSet) {
 		gauge(ch, n.desc, int(n.value(set)), set.Name, set.Namespace)
 	}
 	values := map[corev1.ConditionStatus]int{corev1.ConditionTrue: 1, corev1.ConditionFalse: 0}
+	// Status may be somebody else's, and two equal series would spoil the scrape.
+	conditions, failed := map[v1alpha1.MachineSetConditionType]bool{}, map[string]bool{}
 	for _, c := range set.Status.Conditions {
+		if conditions[c.Type] {
+			continue
+		}
+		conditions[c.Type] = true
 		value, known := values[c.Status]
 		if !known {
 			value = 2
@@ -106,6 +112,10 @@ func collect(ch chan<- prometheus.Metric, set *v1alpha1.MachineSet) {
 		gauge(ch, setCondition, value, set.Name, set.Namespace, string(c.Type))
 	}
 	for _, m := range set.Status.FailedMachines {
+		if failed[m.Name] {
+			continue
+		}
+		failed[m.Name] = true
 		gauge(ch, setFailed, 1, set.Name, set.Namespace, m.Name, m.ProviderID, m.OwnerRef,
 			string(m.LastOperation.State), string(m.LastOperation.Type))
 	}

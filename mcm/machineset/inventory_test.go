@@ -29,6 +29,9 @@ func TestInventory(t *testing.T) {
 		Conditions:     []v1alpha1.MachineSetCondition{{Type: "Frozen", Status: "True"}, {Type: "ReplicaFailure", Status: "Unknown"}},
 		FailedMachines: []v1alpha1.MachineSummary{{Name: "a-1", ProviderID: "p:1", OwnerRef: "a", LastOperation: v1alpha1.LastOperation{State: "Failed", Type: "Create"}}},
 	}
+	// As another controller may leave it.
+	set.Status.Conditions = append(set.Status.Conditions, set.Status.Conditions[0])
+	set.Status.FailedMachines = append(set.Status.FailedMachines, set.Status.FailedMachines[0])
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(oneSet{set})
 	families, err := registry.Gather()

@@ -47,7 +47,7 @@ func comparePreserved(a, b *v1alpha1.Machine, now time.Time) int {
 	}
 
 	return cmp.Or(
-		-compareBool(wishOf(a) == v1alpha1.PreserveAuto, wishOf(b) == v1alpha1.PreserveAuto),
+		-compareBool(byChoice(a), byChoice(b)),
 		compareTimes(a.Status.CurrentStatus.PreserveExpiryTime, b.Status.CurrentStatus.PreserveExpiryTime),
 	)
 }

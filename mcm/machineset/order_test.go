@@ -2,6 +2,7 @@ package machineset
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -125,15 +126,17 @@ func drawMachine(t *rapid.T, name string) *v1alpha1.Machine {
 		phase(rapid.SampledFrom(phases).Draw(t, "phase")),
 		aged(time.Duration(rapid.IntRange(0, 2).Draw(t, "age"))*time.Second),
 		withPriority(rapid.SampledFrom([]string{"", "1", "3", "x"}).Draw(t, "priority")))
-	for what, c := range map[string]change{
+	changes := map[string]change{
 		"marked early": markedFor(-2 * time.Minute), "marked late": markedFor(2 * time.Minute),
 		"preserved": preservedFor(time.Hour), "expired": preservedFor(-time.Hour),
 		"auto":    annotated(v1alpha1.AnnotationKeyPreserve, v1alpha1.PreserveAuto),
+		"on Node": onNode(v1alpha1.PreserveAuto),
 		"deleted": func(m *v1alpha1.Machine) { m.DeletionTimestamp = &metav1.Time{Time: noon} },
 		"updated": func(m *v1alpha1.Machine) { m.Labels[v1alpha1.LabelKeyNodeUpdateResult] = "successful" },
-	} {
+	}
+	for _, what := range slices.Sorted(maps.Keys(changes)) { // in one order, or no failure could be reproduced
 		if rapid.IntRange(0, 4).Draw(t, what) == 0 {
-			c(m)
+			changes[what](m)
 		}
 	}
 

@@ -73,7 +73,9 @@ var liveSteps = []step{
 
 var deletionSteps = []step{
 	(*pass).spareMachines,
+	(*pass).readSelector,
 	(*pass).look,
+	(*pass).release,
 	(*pass).deleteMachines,
 	(*pass).removeFinalizer,
 	(*pass).report,
@@ -99,8 +101,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			// Somebody wrote or removed the object since it was read; its event
 			// starts the next pass.
 			p.log.V(1).Info("object has changed, looking again", "err", err.Error())
+			p.lookAgain(conflictRetry)
 
-			return reconcile.Result{RequeueAfter: conflictRetry}, nil
+			break
 		}
 		if err != nil {
 			return reconcile.Result{}, errors.Join(append(p.errs, err)...)

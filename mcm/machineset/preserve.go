@@ -23,10 +23,18 @@ func wishOf(m *v1alpha1.Machine) string {
 	return cmp.Or(m.Annotations[v1alpha1.AnnotationKeyLastAppliedNodePreserveValue], m.Annotations[v1alpha1.AnnotationKeyPreserve])
 }
 
+// byChoice tells whether it was the set that wished for the machine's preservation.
+// What a Node says is somebody's wish, whatever the value: the set can neither
+// write nor remove it.
+func byChoice(m *v1alpha1.Machine) bool {
+	return m.Annotations[v1alpha1.AnnotationKeyPreserve] == v1alpha1.PreserveAuto &&
+		m.Annotations[v1alpha1.AnnotationKeyLastAppliedNodePreserveValue] == ""
+}
+
 // autoPreserved returns the Failed machines that the set preserves by its own
 // choice. One whose time is over is on its way out.
 func autoPreserved(set *v1alpha1.MachineSet, machines []*v1alpha1.Machine, now time.Time) []*v1alpha1.Machine {
-	return failedOnes(set, machines, func(m *v1alpha1.Machine) bool { return wishOf(m) == v1alpha1.PreserveAuto && kept(m, now) })
+	return failedOnes(set, machines, func(m *v1alpha1.Machine) bool { return byChoice(m) && kept(m, now) })
 }
 
 // choosePreserved says which Failed machines the set is to preserve from now on, as

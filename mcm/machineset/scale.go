@@ -36,10 +36,7 @@ func (p *pass) scale(ctx context.Context) (next, error) {
 	p.preserve(ctx)
 	plan = planFor(p.set, p.machines, p.now)
 	p.recheck(plan)
-	// What was looked at is what is deleted, or else it is looked at again.
-	p.delete(ctx, plan.delete, func(m *v1alpha1.Machine) client.Preconditions {
-		return client.Preconditions{UID: &m.UID, ResourceVersion: &m.ResourceVersion}
-	})
+	p.delete(ctx, plan.delete)
 	p.create(ctx, plan.create)
 
 	return proceed, nil
@@ -111,13 +108,14 @@ func (p *pass) newMachine() *v1alpha1.Machine {
 	return m
 }
 
-// delete deletes machines if they are still as the preconditions say.
-func (p *pass) delete(ctx context.Context, machines []*v1alpha1.Machine, only func(*v1alpha1.Machine) client.Preconditions) {
+// delete deletes machines. One that is no longer what was looked at is looked at
+// again: it may have recovered, or somebody has taken it out of the set.
+func (p *pass) delete(ctx context.Context, machines []*v1alpha1.Machine) {
 	var mu sync.Mutex
 	gone := map[*v1alpha1.Machine]bool{}
 	errs := inParallel(len(machines), func(i int) error {
 		m := machines[i]
-		err := p.Client.Delete(ctx, m.DeepCopy(), only(m))
+		err := p.Client.Delete(ctx, m.DeepCopy(), client.Preconditions{UID: &m.UID, ResourceVersion: &m.ResourceVersion})
 		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete machine %s: %w", m.Name, err)
 		}

@@ -252,6 +252,59 @@ func TestDeleteOrphan(t *testing.T) {
 	}
 }
 
+// TestDeleteSparesTheReleased deletes a set just after somebody has taken a machine
+// out of it, which the cache does not show yet.
+func TestDeleteSparesTheReleased(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	set := r.set("a", 3)
+	r.create(t, set)
+	r.settled(t, set, 3)
+	spared := r.machines(t)[1]
+	r.proxy.Hold("machines")
+	change(t, r, spared, func(m *v1alpha1.Machine) { m.Labels = map[string]string{"pool": "hospital"} })
+	r.delete(t, set)
+	until(t, "the others are gone", func() bool { return len(r.machines(t)) == 1 })
+	r.proxy.Release("machines")
+	until(t, "the set is gone", func() bool { return r.get(t, set) == nil })
+	r.wantFree(t, spared)
+}
+
+// TestDeleteReleases has a set deleted while nobody looked after it, with a machine
+// that no longer matches.
+func TestDeleteReleases(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	set := r.set("a", 2)
+	set.Finalizers = []string{v1alpha1.FinalizerName}
+	r.create(t, set)
+	for name, pool := range map[string]string{"one": "a", "other": "hospital"} {
+		r.create(t, &v1alpha1.Machine{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: r.namespace, Name: name, Labels: map[string]string{"pool": pool},
+				OwnerReferences: []metav1.OwnerReference{
+					*metav1.NewControllerRef(set, v1alpha1.SchemeGroupVersion.WithKind(v1alpha1.KindMachineSet)),
+				},
+			},
+			Spec: set.Spec.Template.Spec,
+		})
+	}
+	r.delete(t, set)
+	r.play(t)
+	r.startManager(t, managerOptions{})
+	until(t, "the set is gone", func() bool { return r.get(t, set) == nil })
+	r.wantFree(t, &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "other"}})
+}
+
+// wantFree expects that of all machines this one is left, and that it is nobody's.
+func (r *rig) wantFree(t *testing.T, m *v1alpha1.Machine) {
+	t.Helper()
+	all := r.machines(t)
+	if len(all) != 1 || all[0].Name != m.Name || !all[0].DeletionTimestamp.IsZero() || len(all[0].OwnerReferences) != 0 {
+		t.Errorf("machines are %v, want %s alone, not deleted and without an owner: %+v", names(all), m.Name, all)
+	}
+}
+
 // TestInvalid has a set whose machines would never be found again.
 func TestInvalid(t *testing.T) {
 	t.Parallel()

@@ -1,13 +1,21 @@
 package machineset_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/record"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/machineset"
 )
 
 // poke has the set looked at.
@@ -111,5 +119,62 @@ func TestTakeOver(t *testing.T) {
 	}
 	if n := r.proxy.Requests("DELETE machines"); n != 1 {
 		t.Errorf("the new leader deleted %d machines, want 1", n)
+	}
+}
+
+// An old view of the API server shows one set as it was; all else is current. Of
+// machines it knows only the set's.
+type oldView struct {
+	client.Client
+
+	set *v1alpha1.MachineSet
+}
+
+func (v oldView) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	if set, ok := o.(*v1alpha1.MachineSet); ok {
+		v.set.DeepCopyInto(set)
+
+		return nil
+	}
+
+	return v.Client.Get(ctx, key, o, opts...)
+}
+
+func (v oldView) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	var o client.ListOptions
+	if !strings.HasSuffix(o.ApplyOptions(opts).FieldSelector.String(), string(v.set.UID)) {
+		return nil // the index of the cache, asked for machines that nobody owns
+	}
+
+	return v.Client.List(ctx, list, client.InNamespace(v.set.Namespace))
+}
+
+// TestConflictKeepsErrors has a pass fail in two ways: a machine refuses the
+// template, and the set has changed when its status is to be stored. The first must
+// not be forgotten over the second, or it would be tried again without a pause.
+func TestConflictKeepsErrors(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	set := r.set("a", 0)
+	set.Finalizers = []string{v1alpha1.FinalizerName}
+	r.create(t, set)
+	_, stop := r.startManager(t, managerOptions{direct: true})
+	r.scale(t, set, 1)
+	until(t, "there is a machine", func() bool { return r.get(t, set).Status.Replicas == 1 })
+	stop()
+	change(t, r, set, func(set *v1alpha1.MachineSet) {
+		set.Spec.Template.Spec.MachineDrainTimeout = &metav1.Duration{Duration: time.Hour}
+	})
+	stale := r.get(t, set)
+	r.poke(t, set, 1)
+	r.proxy.Refuse("PATCH machines", true)
+	c, err := client.New(r.proxy.Config(), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reconciler := &machineset.Reconciler{Client: oldView{c, stale}, Live: c, Events: record.NewFakeRecorder(1)}
+	_, err = reconciler.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(set)})
+	if err == nil || !strings.Contains(err.Error(), "hand the template down") {
+		t.Errorf("error is %v, want that of the machine", err)
 	}
 }

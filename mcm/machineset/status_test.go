@@ -62,6 +62,12 @@ func TestInvalidSetSaysSo(t *testing.T) {
 	if got := r.get(t, set); got.Status.ReadyReplicas != 1 {
 		t.Errorf("status is %+v, want the numbers of before", got.Status)
 	}
+	changeStatus(t, r, r.machines(t)[0], func(m *v1alpha1.Machine) { m.Status.CurrentStatus.Phase = v1alpha1.MachineUnknown })
+	until(t, "the numbers are those of now", func() bool {
+		got := r.get(t, set)
+
+		return got.Status.Replicas == 1 && got.Status.ReadyReplicas == 0
+	})
 	change(t, r, set, func(set *v1alpha1.MachineSet) {
 		set.Spec.Template.Spec.Class = v1alpha1.ClassSpec{Kind: v1alpha1.KindMachineClass, Name: "small"}
 	})

@@ -17,7 +17,7 @@ import (
 const EventInvalid = "InvalidMachineSet"
 
 // validate stops at a set that contradicts itself, and tells so in an Event and for
-// as long as it lasts in a condition. The rest of its status is what it was. The
+// as long as it lasts in a condition. What it has is counted all the same. The
 // correction is an event.
 func (p *pass) validate(ctx context.Context) (next, error) {
 	selector, err := selectorOf(p.set)
@@ -29,13 +29,16 @@ func (p *pass) validate(ctx context.Context) (next, error) {
 	message := "Nothing is done for this set: " + err.Error()
 	p.Events.Eventf(p.set, corev1.EventTypeWarning, EventInvalid, "%s", message)
 	p.log.Info("set is invalid", "err", err.Error())
-	status := *p.set.Status.DeepCopy()
-	status.ObservedGeneration = p.set.Generation
-	status.Conditions = withFailure(status.Conditions, &v1alpha1.MachineSetCondition{
+	p.failure = &v1alpha1.MachineSetCondition{
 		Type: v1alpha1.MachineSetReplicaFailure, Status: corev1.ConditionTrue, Reason: v1alpha1.ReasonInvalidSpec, Message: message,
-	}, p.now)
+	}
+	p.selector = nil // it may be what is wrong
+	if _, err := p.look(ctx); err != nil {
+		return wait, err
+	}
+	_, err = p.report(ctx)
 
-	return wait, p.storeStatus(ctx, status)
+	return wait, err
 }
 
 // selectorOf returns the set's selector, or everything that is wrong with the set.

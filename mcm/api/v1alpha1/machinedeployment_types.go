@@ -18,6 +18,12 @@ import (
 // +kubebuilder:printcolumn:name="Up-to-date",type=integer,JSONPath=`.status.updatedReplicas`,description="Number of machines of the latest template"
 // +kubebuilder:printcolumn:name="Available",type=integer,JSONPath=`.status.availableReplicas`,description="Number of machines that can be worked with"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`,description="Time since the object was created"
+// +kubebuilder:printcolumn:name="Class",type=string,priority=1,JSONPath=`.spec.template.spec.class.name`,description="Class that machines are made from"
+// +kubebuilder:printcolumn:name="Paused",type=boolean,priority=1,JSONPath=`.spec.paused`,description="Whether changes of the template are held back"
+// +kubebuilder:printcolumn:name="Frozen",type=string,priority=1,JSONPath=`.metadata.labels.freeze`,description="True while no machines are made because there are too many"
+// +kubebuilder:printcolumn:name="Failure",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="ReplicaFailure")].message`,description="Why machines cannot be created or deleted"
+// +kubebuilder:printcolumn:name="Progress",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Progressing")].reason`,description="How the rollout goes"
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Progressing")].message`,description="What it waits for, with the machine that holds it up"
 type MachineDeployment struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty,omitzero"`

@@ -1,10 +1,13 @@
 package machinedeployment_test
 
 import (
+	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -100,8 +103,28 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
-// TestAdopt gives a deployment an orphan of its template, and takes a set from it
-// that no longer matches.
+// orphan deletes a deployment without its sets, and does what the garbage
+// collector does, which does not run here.
+func (r *rig) orphan(t *testing.T, d *v1alpha1.MachineDeployment) {
+	t.Helper()
+	if err := r.Delete(t.Context(), d, client.PropagationPolicy(metav1.DeletePropagationOrphan)); err != nil {
+		t.Fatal(err)
+	}
+	for _, set := range r.sets(t) {
+		before := set.DeepCopy()
+		set.OwnerReferences = nil
+		if err := r.Patch(t.Context(), set, client.MergeFrom(before)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := r.get(t, d)
+	if !slices.Contains(left.Finalizers, metav1.FinalizerOrphanDependents) {
+		t.Fatalf("the API server asks for no orphans: %v", left.Finalizers)
+	}
+	r.finalize(t, left, v1alpha1.FinalizerName)
+}
+
+// TestAdopt gives a deployment an orphan of its template.
 func TestAdopt(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
@@ -109,30 +132,68 @@ func TestAdopt(t *testing.T) {
 	r.create(t, d)
 	r.complete(t, d)
 	set := r.sets(t)["small"]
-	if err := r.Delete(t.Context(), d, client.PropagationPolicy(metav1.DeletePropagationOrphan)); err != nil {
-		t.Fatal(err)
-	}
-	if !poll(t, func() bool { return strings.Contains(strings.Join(r.get(t, d).Finalizers, " "), "orphan") }) {
-		t.Fatal("the API server asks for no orphans")
-	}
-	// What the garbage collector does, which does not run here.
-	before := set.DeepCopy()
-	set.OwnerReferences = nil
-	if err := r.Patch(t.Context(), set, client.MergeFrom(before)); err != nil {
-		t.Fatal(err)
-	}
-	got := r.get(t, d)
-	without := got.DeepCopy()
-	without.Finalizers = []string{v1alpha1.FinalizerName}
-	if err := r.Patch(t.Context(), without, client.MergeFrom(got)); err != nil {
-		t.Fatal(err)
-	}
+	r.orphan(t, d)
 	r.until(t, "the end", d, func(d *v1alpha1.MachineDeployment) bool { return d == nil })
 	d = r.deployment(2)
 	r.create(t, d)
 	r.complete(t, d)
 	if adopted := r.sets(t)["small"]; adopted.UID != set.UID || metav1.GetControllerOf(adopted) == nil {
 		t.Errorf("the orphan was not adopted: %+v", adopted.ObjectMeta)
+	}
+}
+
+// TestDisown has somebody take a set away by its labels: it is nobody's then and
+// keeps its machines, and the deployment makes others.
+func TestDisown(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	d := r.deployment(2)
+	r.create(t, d)
+	r.complete(t, d)
+	taken := r.sets(t)["small"]
+	before := taken.DeepCopy()
+	taken.Labels["name"] = "aside"
+	if err := r.Patch(t.Context(), taken, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+	r.until(t, "another set", d, func(*v1alpha1.MachineDeployment) bool { return len(r.machines(t)) == 4 })
+	r.change(t, d, replicas(3))
+	r.complete(t, d)
+	list := &v1alpha1.MachineSetList{}
+	if err := r.List(t.Context(), list, client.InNamespace(r.namespace)); err != nil {
+		t.Fatal(err)
+	}
+	got := map[bool]int32{} // replicas by whether it is the one that was taken
+	for i := range list.Items {
+		set := &list.Items[i]
+		got[set.UID == taken.UID] += set.Spec.Replicas
+		if owned := metav1.IsControlledBy(set, r.get(t, d)); owned == (set.UID == taken.UID) {
+			t.Errorf("set %s: owners %v; the one that was taken is %s", set.Name, set.OwnerReferences, taken.Name)
+		}
+	}
+	if diff := cmp.Diff(map[bool]int32{true: 2, false: 3}, got); diff != "" {
+		t.Errorf("replicas (-want +got):\n%s", diff)
+	}
+}
+
+// TestOrphan_Late has the controller hear of the sets' freedom later than of the
+// deployment's end.
+func TestOrphan_Late(t *testing.T) {
+	t.Parallel()
+	r := newSlowRig(t)
+	d := r.deployment(2)
+	r.create(t, d)
+	r.complete(t, d)
+	set := r.sets(t)["small"]
+	r.proxy.Hold("machinesets")
+	r.orphan(t, d)
+	if !poll(t, func() bool { return r.proxy.Requests("DELETE machinesets") > 0 }) {
+		t.Fatal("the controller does not look at the deployment")
+	}
+	r.proxy.Release("machinesets")
+	r.until(t, "the end", d, func(d *v1alpha1.MachineDeployment) bool { return d == nil })
+	if left := r.sets(t)["small"]; left == nil || left.UID != set.UID || !left.DeletionTimestamp.IsZero() || len(r.machines(t)) != 2 {
+		t.Errorf("a set that was to stay is gone, or its machines are: %v, %d machines", left, len(r.machines(t)))
 	}
 }
 
@@ -160,9 +221,10 @@ func halfway(t *testing.T, r *rig) *v1alpha1.MachineDeployment {
 		name, class, hash, revision string
 		replicas                    int32
 		annotations                 map[string]string
+		running                     int // of its machines; the others are being made
 	}{
-		{"pool-7c9f4", "small", "3044867716", "6", 3, map[string]string{"deployment.machine.sapcloud.io/prefer-no-schedule": "True"}},
-		{"pool-5f6d8", "large", "1628416384", "7", 2, nil},
+		{"pool-7c9f4", "small", "3044867716", "6", 3, map[string]string{"deployment.machine.sapcloud.io/prefer-no-schedule": "True"}, 3},
+		{"pool-5f6d8", "large", "1628416384", "7", 2, nil, 0},
 	} {
 		labels := map[string]string{"name": "pool", "machine-template-hash": left.hash}
 		annotations := map[string]string{
@@ -172,7 +234,7 @@ func halfway(t *testing.T, r *rig) *v1alpha1.MachineDeployment {
 		maps.Copy(annotations, left.annotations)
 		template := d.Spec.Template.DeepCopy()
 		template.Labels, template.Spec.Class.Name = labels, left.class
-		r.create(t, &v1alpha1.MachineSet{
+		set := &v1alpha1.MachineSet{
 			ObjectMeta: metav1.ObjectMeta{
 				Namespace: r.namespace, Name: left.name, Labels: labels, Annotations: annotations,
 				OwnerReferences: []metav1.OwnerReference{
@@ -180,10 +242,52 @@ func halfway(t *testing.T, r *rig) *v1alpha1.MachineDeployment {
 				},
 			},
 			Spec: v1alpha1.MachineSetSpec{Replicas: left.replicas, Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: *template},
-		})
+		}
+		r.create(t, set)
+		for i := range int(left.replicas) {
+			r.leave(t, set, fmt.Sprintf("%s-%d", left.name, i), i < left.running)
+		}
 	}
 
 	return d
+}
+
+// leave makes a machine of a set as the existing manager leaves it, one that runs
+// with its Node, which it keeps new pods off in a rollout.
+func (r *rig) leave(t *testing.T, set *v1alpha1.MachineSet, name string, running bool) {
+	t.Helper()
+	m := &v1alpha1.Machine{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: r.namespace, Name: name, Labels: maps.Clone(set.Spec.Template.Labels),
+			Annotations: map[string]string{"machinepriority.machine.sapcloud.io": "3"},
+			OwnerReferences: []metav1.OwnerReference{
+				*metav1.NewControllerRef(set, v1alpha1.SchemeGroupVersion.WithKind("MachineSet")),
+			},
+		},
+		Spec: set.Spec.Template.Spec,
+	}
+	status := v1alpha1.MachineStatus{
+		CurrentStatus: v1alpha1.CurrentStatus{Phase: v1alpha1.MachinePending, LastUpdateTime: metav1.Now()},
+		LastOperation: v1alpha1.LastOperation{
+			Description: "Creating machine on cloud provider", Type: "Create", State: "Processing", LastUpdateTime: metav1.Now(),
+		},
+	}
+	if running {
+		m.Labels["node"] = nodeOf(m)
+		status.CurrentStatus.Phase, status.LastOperation.State = v1alpha1.MachineRunning, "Successful"
+		status.LastOperation.Description = "Machine " + name + " successfully joined the cluster in 2m3s"
+		r.create(t, &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: nodeOf(m)},
+			Spec: corev1.NodeSpec{Taints: []corev1.Taint{{
+				Key: "deployment.machine.sapcloud.io/prefer-no-schedule", Value: "True", Effect: corev1.TaintEffectPreferNoSchedule,
+			}}},
+		})
+	}
+	r.create(t, m)
+	m.Status = status
+	if err := r.Status().Update(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestTakeOver has a deployment go on that the existing manager has left.
@@ -191,6 +295,8 @@ func TestTakeOver(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	d := halfway(t, r)
+	r.player = &player{broken: map[string]bool{}}
+	r.player.watch()
 	r.start(t)
 	got := r.complete(t, d)
 	if revision := got.Annotations["deployment.kubernetes.io/revision"]; revision != "7" {
@@ -199,6 +305,21 @@ func TestTakeOver(t *testing.T) {
 	sets := r.sets(t)
 	if want := map[string]int32{"small": 0, "large": 4}; !maps.Equal(want, r.replicas(t)) || sets["large"].Name != "pool-5f6d8" {
 		t.Errorf("sets %v, the latest %s; want %v with pool-5f6d8", r.replicas(t), sets["large"].Name, want)
+	}
+	if old, made := r.player.madeOf("small"), r.player.madeOf("large"); old != 0 || made != 2 {
+		t.Errorf("made %d old and %d new machines, want none and the two that were lacking", old, made)
+	}
+	var there []string
+	for _, m := range r.machines(t) {
+		there = append(there, m.Name)
+	}
+	for _, name := range []string{"pool-5f6d8-0", "pool-5f6d8-1"} {
+		if !slices.Contains(there, name) {
+			t.Errorf("machine %s was being made and is gone, there are %v", name, there)
+		}
+	}
+	if most, least := r.player.seen(); most > 5 || least < 3 {
+		t.Errorf("there were up to %d machines and down to %d running, want 5 and 3", most, least)
 	}
 }
 

@@ -26,11 +26,13 @@ func (p *pass) deleteSets(ctx context.Context) (bool, error) {
 	return len(p.sets) == 0, nil
 }
 
+// deleteSet deletes a set that is still as it was read: one that the garbage
+// collector, say, has made nobody's since then is not the deployment's to delete.
 func (p *pass) deleteSet(ctx context.Context, set *v1alpha1.MachineSet) error {
 	if !set.DeletionTimestamp.IsZero() {
 		return nil
 	}
-	err := p.Control.Delete(ctx, set, client.Preconditions{UID: &set.UID})
+	err := p.Control.Delete(ctx, set, client.Preconditions{UID: &set.UID, ResourceVersion: &set.ResourceVersion})
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete machine set %s/%s: %w", set.Namespace, set.Name, err)
 	}

@@ -1,13 +1,15 @@
 package machinedeployment
 
 import (
+	"cmp"
 	"context"
+	"slices"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// cleanHistory deletes the oldest sets that a rollback could go to, beyond the
-// number to keep. In the middle of a rollout it waits.
+// cleanHistory deletes the sets of the earliest revisions that a rollback could go
+// to, beyond the number to keep. In the middle of a rollout it waits.
 func (p *pass) cleanHistory(ctx context.Context) (bool, error) {
 	limit := p.deployment.Spec.RevisionHistoryLimit
 	if limit == nil || p.latest == nil || !p.deployment.Spec.Paused && !p.complete() {
@@ -19,6 +21,10 @@ func (p *pass) cleanHistory(ctx context.Context) (bool, error) {
 			spare = append(spare, set)
 		}
 	}
+	// Not by age: an old set that was gone back to has a late revision.
+	slices.SortStableFunc(spare, func(a, b *v1alpha1.MachineSet) int {
+		return cmp.Compare(revisionOf(a.Annotations), revisionOf(b.Annotations))
+	})
 	for _, set := range spare[:max(0, len(spare)-int(*limit))] {
 		idle := set.Spec.Replicas == 0 && set.Status.Replicas == 0 && set.Status.ObservedGeneration >= set.Generation &&
 			len(p.machines[set.UID]) == 0

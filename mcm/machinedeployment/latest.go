@@ -61,8 +61,9 @@ func (p *pass) shape(set *v1alpha1.MachineSet) {
 
 // noteRevision has the deployment tell the latest set's revision.
 func (p *pass) noteRevision(ctx context.Context) error {
-	metav1.SetMetaDataAnnotation(&p.deployment.ObjectMeta, v1alpha1.AnnotationKeyRevision,
-		strconv.FormatInt(revisionOf(p.latest.Annotations), 10))
+	revision := revisionOf(p.latest.Annotations)
+	p.turned = revisionOf(p.deployment.Annotations) != revision
+	metav1.SetMetaDataAnnotation(&p.deployment.ObjectMeta, v1alpha1.AnnotationKeyRevision, strconv.FormatInt(revision, 10))
 
 	return p.patch(ctx)
 }

@@ -31,6 +31,10 @@ func (p *pass) tendNodes(ctx context.Context) (bool, error) {
 	return true, p.tend(ctx, p.latest, false, rolling && p.oldMachines() && p.Settings.AnnotateNodes)
 }
 
+// nodeFaults is how many Nodes that cannot be changed end the round of Nodes: each
+// may take as long as a webhook or an API server does not answer.
+const nodeFaults = 3
+
 func (p *pass) oldMachines() bool { return total(p.countsOfAll(p.old), counts.most) > 0 }
 
 // tend gives all Nodes of a set the taint and the annotations, or takes them
@@ -39,6 +43,9 @@ func (p *pass) tend(ctx context.Context, set *v1alpha1.MachineSet, tainted, anno
 	wasTainted := set.Annotations[v1alpha1.AnnotationKeyPreferNoSchedule] == v1alpha1.TaintValuePreferNoSchedule
 	done := true
 	for _, m := range p.machines[set.UID] {
+		if len(p.errs) >= nodeFaults {
+			return nil
+		}
 		name := m.Labels[v1alpha1.LabelKeyNode]
 		if name == "" {
 			continue
@@ -49,12 +56,15 @@ func (p *pass) tend(ctx context.Context, set *v1alpha1.MachineSet, tainted, anno
 			protects: annotated || m.Status.CurrentStatus.PreserveExpiryTime.IsZero(), protected: annotated,
 		}
 		err := p.changeNode(ctx, name, wish)
-		if apierrors.IsConflict(err) {
-			// Nodes change often. Neither the others nor the rollout wait for one.
+		if err == nil {
+			continue
+		}
+		// Neither the others nor the rollout wait for one.
+		done = false
+		if apierrors.IsConflict(err) { // Nodes change often
 			p.lookAgain(conflictRetry)
-			done = false
-		} else if err != nil {
-			return err
+		} else {
+			p.errs = append(p.errs, err)
 		}
 	}
 	if !done || tainted == wasTainted || tainted && len(p.machines[set.UID]) == 0 {

@@ -1,12 +1,16 @@
 package machinedeployment_test
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -89,4 +93,33 @@ func TestNodes(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A refusing client is the way to a cluster that lets nobody change Nodes.
+type refusing struct{ client.Client }
+
+func (refusing) Patch(_ context.Context, o client.Object, _ client.Patch, _ ...client.PatchOption) error {
+	return apierrors.NewForbidden(corev1.Resource("nodes"), o.GetName(), errors.New("the policy says no"))
+}
+
+// TestNodes_Refused rolls out though no Node can be changed, and says so.
+func TestNodes_Refused(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.target = refusing{r.Client}
+	r.player = &player{broken: map[string]bool{}, held: map[string]int{"large": 0}}
+	r.start(t)
+	d := r.deployment(4)
+	r.create(t, d)
+	r.complete(t, d)
+	r.change(t, d, class("large"))
+	r.until(t, "the reason", d, func(d *v1alpha1.MachineDeployment) bool {
+		c := condition(d, v1alpha1.MachineDeploymentProgressing)
+
+		return c.Status == corev1.ConditionTrue && strings.Contains(c.Message, "The last attempt met an error: store node ") &&
+			strings.Contains(c.Message, "the policy says no")
+	})
+	r.player.release("large", 9)
+	r.nudge(t)
+	r.complete(t, d)
 }

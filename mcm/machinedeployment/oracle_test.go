@@ -88,7 +88,7 @@ func (r *rig) twin(d *v1alpha1.MachineDeployment) *appsv1.Deployment {
 func (r *rig) readyPods(t *testing.T, image string, n int) {
 	t.Helper()
 	for _, pod := range r.pods(t, image) {
-		if n == 0 {
+		if n <= 0 {
 			return
 		}
 		if len(pod.Status.Conditions) > 0 {
@@ -158,56 +158,112 @@ func TestOracle(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t)
-			r.player = &player{broken: map[string]bool{}, held: map[string]int{"large": 0}}
-			r.start(t)
-			d := r.deployment(tc.replicas, func(d *v1alpha1.MachineDeployment) {
-				d.Spec.Strategy.RollingUpdate.MaxSurge = new(intstr.Parse(tc.surge))
-				d.Spec.Strategy.RollingUpdate.MaxUnavailable = new(intstr.Parse(tc.unavailable))
-			})
-			twin := r.twin(d)
-			r.create(t, d)
-			r.create(t, twin)
-			r.complete(t, d)
-			if !poll(t, func() bool { return r.twinReplicas(t)["small"] == tc.replicas }) {
-				t.Fatalf("Kubernetes' controllers make no pods")
-			}
-			r.readyPods(t, "small", int(tc.replicas))
-			if !poll(t, func() bool { return r.twinAvailable(t, twin) == tc.replicas }) {
-				t.Fatalf("the Deployment does not become available")
-			}
-			r.change(t, d, class("large"))
-			before := twin.DeepCopy()
-			twin.Spec.Template.Spec.Containers[0].Image = "large"
-			if err := r.Patch(t.Context(), twin, client.MergeFrom(before)); err != nil {
-				t.Fatal(err)
-			}
+			o := newOracle(t, tc.surge, tc.unavailable, tc.replicas)
+			o.roll(t, "large")
 			for ready, want := range strings.Fields(tc.want) {
-				r.player.release("large", ready)
-				r.nudge(t)
-				var machines, pods map[string]int32
-				text := func(replicas map[string]int32) string {
-					return fmt.Sprintf("%d+%d", replicas["small"], replicas["large"])
-				}
-				if !poll(t, func() bool {
-					r.readyPods(t, "large", ready-r.readyCount(t))
-					machines, pods = r.replicas(t), r.twinReplicas(t)
-
-					return text(machines) == want && text(pods) == want && r.readyCount(t) == ready
-				}) {
-					t.Fatalf("%s: with %d new ones ready, machine sets have %s, replica sets %s, want %s",
-						tc.reason, ready, text(machines), text(pods), want)
-				}
+				o.rest(t, tc.reason, "large", ready, want+"+0")
 			}
-			r.complete(t, d)
+			o.complete(t, o.ours)
 		})
 	}
 }
 
-func (r *rig) readyCount(t *testing.T) int {
+// TestOracle_Turns has rollouts that turn aside when one new machine is ready.
+func TestOracle_Turns(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		reason, class string
+		ready         int    // machines of that class that are ready already
+		want          string // small+large+huge at rest, with so many ready, with one more, and so on
+	}{
+		"Back":    {"what was not ready yet goes first", "small", 2, "4+1+0 4+0+0 4+0+0"},
+		"Further": {"the same, and then the oldest", "huge", 0, "2+1+2 1+1+3 0+1+4 0+0+4 0+0+4"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := newOracle(t, "1", "1", 4)
+			o.roll(t, "large")
+			o.rest(t, "one more and one less", "large", 1, "2+3+0")
+			o.player.release(tc.class, tc.ready)
+			o.roll(t, tc.class)
+			for i, want := range strings.Fields(tc.want) {
+				o.rest(t, tc.reason, tc.class, tc.ready+i, want)
+			}
+			o.complete(t, o.ours)
+		})
+	}
+}
+
+// An oracle is a machine deployment beside a Deployment of pods with the same
+// limits, both complete to begin with.
+type oracle struct {
+	*rig
+
+	ours   *v1alpha1.MachineDeployment
+	theirs *appsv1.Deployment
+}
+
+func newOracle(t *testing.T, surge, unavailable string, replicas int32) *oracle {
+	t.Helper()
+	r := newRig(t)
+	r.player = &player{broken: map[string]bool{}, held: map[string]int{"large": 0, "huge": 0}}
+	r.start(t)
+	o := &oracle{rig: r, ours: r.deployment(replicas, func(d *v1alpha1.MachineDeployment) {
+		d.Spec.Strategy.RollingUpdate.MaxSurge = new(intstr.Parse(surge))
+		d.Spec.Strategy.RollingUpdate.MaxUnavailable = new(intstr.Parse(unavailable))
+	})}
+	o.theirs = r.twin(o.ours)
+	r.create(t, o.ours)
+	r.create(t, o.theirs)
+	r.complete(t, o.ours)
+	if !poll(t, func() bool { return r.twinReplicas(t)["small"] == replicas }) {
+		t.Fatalf("Kubernetes' controllers make no pods")
+	}
+	r.readyPods(t, "small", int(replicas))
+	if !poll(t, func() bool { return r.twinAvailable(t, o.theirs) == replicas }) {
+		t.Fatalf("the Deployment does not become available")
+	}
+
+	return o
+}
+
+// roll changes the template of both.
+func (o *oracle) roll(t *testing.T, to string) {
+	t.Helper()
+	o.change(t, o.ours, class(to))
+	before := o.theirs.DeepCopy()
+	o.theirs.Spec.Template.Spec.Containers[0].Image = to
+	if err := o.Patch(t.Context(), o.theirs, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// rest lets so many machines of a class, and as many pods, be ready, and waits until
+// both have come to rest with replicas as wanted.
+func (o *oracle) rest(t *testing.T, reason, class string, ready int, want string) {
+	t.Helper()
+	o.player.release(class, ready)
+	o.nudge(t)
+	var machines, pods map[string]int32
+	text := func(replicas map[string]int32) string {
+		return fmt.Sprintf("%d+%d+%d", replicas["small"], replicas["large"], replicas["huge"])
+	}
+	if !poll(t, func() bool {
+		o.readyPods(t, class, ready-o.readyCount(t, class))
+		machines, pods = o.replicas(t), o.twinReplicas(t)
+
+		return text(machines) == want && text(pods) == want && o.readyCount(t, class) == ready
+	}) {
+		t.Fatalf("%s: with %d of %s ready, machine sets have %s, replica sets %s, want %s",
+			reason, ready, class, text(machines), text(pods), want)
+	}
+}
+
+func (r *rig) readyCount(t *testing.T, image string) int {
 	t.Helper()
 	ready := 0
-	for _, pod := range r.pods(t, "large") {
+	for _, pod := range r.pods(t, image) {
 		if len(pod.Status.Conditions) > 0 {
 			ready++
 		}

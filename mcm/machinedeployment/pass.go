@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -56,8 +58,10 @@ type pass struct {
 	sorted   bool                   // whether the sets were sorted into these
 	machines map[types.UID][]*v1alpha1.Machine
 
+	turned  bool          // whether latest is another one than the deployment has told
 	created string        // name of the set that this pass has made
 	fault   string        // why the set could not be made
+	errs    []error       // of Nodes, after which the pass went on
 	after   time.Duration // when to look again; 0 for no sooner than resync
 }
 
@@ -110,12 +114,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 
 		return reconcile.Result{RequeueAfter: conflictRetry}, nil
 	}
-
+	if err != nil {
+		return reconcile.Result{}, err
+	}
 	if p.after == 0 || p.after > resync {
 		p.after = resync
 	}
 
-	return reconcile.Result{RequeueAfter: p.after}, err
+	return reconcile.Result{RequeueAfter: p.after}, nil
 }
 
 // resync is how often a deployment is looked at without a cause.
@@ -132,11 +138,21 @@ func (p *pass) run(ctx context.Context) error {
 		return p.steps(ctx, deletionSteps)
 	}
 	err := p.steps(ctx, liveSteps)
-	if conflict(err) || !p.sorted {
-		return err // there is nothing to report yet
+	if conflict(err) {
+		return err // the next pass meets the rest again
+	}
+	// In an order, or the condition would change without a cause.
+	slices.SortFunc(p.errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	err = errors.Join(append(p.errs, err)...)
+	if !p.sorted && err == nil {
+		return nil // there is nothing to report yet
+	}
+	told := p.report(ctx, err)
+	if err != nil && conflict(told) {
+		told = nil // the next pass tells it, and this one ends with the error itself
 	}
 
-	return errors.Join(err, p.report(ctx))
+	return errors.Join(err, told)
 }
 
 func (p *pass) steps(ctx context.Context, steps []step) error {

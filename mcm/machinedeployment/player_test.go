@@ -27,7 +27,9 @@ type player struct {
 
 	mu     sync.Mutex
 	broken map[string]bool // classes of which no machine comes up
+	asleep bool            // whether it does nothing
 	held   map[string]int  // classes of which only so many machines come up
+	made   map[string]int  // machines by class
 	// most is the largest number of machines there were; least the smallest
 	// number of running ones since it was last set.
 	most, least int
@@ -62,11 +64,19 @@ func (p *player) isBroken(class string) bool {
 	return p.broken[class]
 }
 
-// watch starts the count of machines afresh.
+// watch starts the counts of machines afresh.
 func (p *player) watch() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.most, p.least = 0, 1<<30
+	p.most, p.least, p.made = 0, 1<<30, map[string]int{}
+}
+
+// madeOf returns how many machines of a class were made since watch.
+func (p *player) madeOf(class string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return p.made[class]
 }
 
 // seen returns the largest number of machines and the smallest of running ones
@@ -78,7 +88,24 @@ func (p *player) seen() (most, least int) {
 	return p.most, p.least
 }
 
+// sleep has the player do nothing from now on.
+func (p *player) sleep() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asleep = true
+}
+
+func (p *player) sleeps() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return p.asleep
+}
+
 func (p *player) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	if p.sleeps() {
+		return reconcile.Result{}, nil
+	}
 	set := &v1alpha1.MachineSet{}
 	if err := p.Get(ctx, req.NamespacedName, set); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
@@ -86,6 +113,13 @@ func (p *player) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	machines, err := p.machines(ctx, set)
 	if err != nil {
 		return reconcile.Result{}, err
+	}
+	// Those that the autoscaler chose go whatever the replicas, and are missed.
+	for len(machines) > 0 && chosen(set, &machines[0]) {
+		if err := p.remove(ctx, &machines[0]); err != nil {
+			return reconcile.Result{}, err
+		}
+		machines = machines[1:]
 	}
 	want := int(set.Spec.Replicas)
 	if !set.DeletionTimestamp.IsZero() {
@@ -121,6 +155,16 @@ func (p *player) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	}
 
 	return reconcile.Result{}, p.report(ctx, set)
+}
+
+// chosen tells whether the set has heard of the replicas for which the autoscaler
+// has chosen the machine.
+func chosen(set *v1alpha1.MachineSet, m *v1alpha1.Machine) bool {
+	told := set.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler]
+	at := m.Annotations[v1alpha1.AnnotationKeyMarkedForDeletionTime]
+
+	// Times of this form sort as text.
+	return m.Annotations[v1alpha1.AnnotationKeyMachinePriority] == v1alpha1.MachinePriorityDelete && told != "" && at <= told
 }
 
 // machines returns those of a set in the order in which it deletes them.
@@ -170,6 +214,12 @@ func (p *player) make(ctx context.Context, set *v1alpha1.MachineSet) error {
 		},
 		Spec: *set.Spec.Template.Spec.DeepCopy(),
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.made == nil {
+		p.made = map[string]int{}
+	}
+	p.made[m.Spec.Class.Name]++
 
 	return p.Create(ctx, m)
 }

@@ -2,6 +2,7 @@ package machinedeployment
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,6 +64,22 @@ func (p *pass) followProgress() {
 	p.awaitDeadline()
 }
 
+// errorLead stands before an error in the message of the condition Progressing.
+const errorLead = " The last attempt met an error: "
+
+// tellError adds the error that the pass met to what the condition Progressing
+// says, in place of an earlier one. It is no word on the progress.
+func (p *pass) tellError(err error) {
+	current := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentProgressing)
+	if current == nil || p.fault != "" { // which says it
+		return
+	}
+	current.Message, _, _ = strings.Cut(current.Message, errorLead)
+	if err != nil {
+		current.Message += errorLead + v1alpha1.ShortText(strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+}
+
 // faulty says why the set could not be made, and since when: the same again is no
 // news.
 func (p *pass) faulty() {
@@ -85,15 +102,15 @@ func (p *pass) completed(current *v1alpha1.MachineDeploymentCondition) {
 // underWay is for a deployment that is not where it is to be.
 func (p *pass) underWay(current *v1alpha1.MachineDeploymentCondition) {
 	status := &p.deployment.Status
-	rolledOut := current != nil && current.Reason == v1alpha1.ReasonNewMachineSetAvailable
+	begins := p.begins(current)
 	var message string
 	switch {
-	case rolledOut && p.onlyScaled():
+	case rolledOut(current) && p.onlyScaled():
 		message = p.subject() + " has successfully progressed."
-	case p.latest == nil && (current == nil || rolledOut):
+	case begins && p.latest == nil:
 		message = p.subject() + " is progressing."
 		p.progress(corev1.ConditionTrue, v1alpha1.ReasonMachineSetUpdated, message)
-	case current == nil || rolledOut:
+	case begins:
 		message = fmt.Sprintf("Found new machine set %q", p.latest.Name)
 		p.progress(corev1.ConditionTrue, v1alpha1.ReasonFoundNewMachineSet, message)
 	case p.advanced() || current.Reason == v1alpha1.ReasonMachineSetCreateError || current.Reason == v1alpha1.ReasonInvalidSpec:
@@ -112,6 +129,16 @@ func (p *pass) underWay(current *v1alpha1.MachineDeploymentCondition) {
 		message += " " + why
 	}
 	current.Message = message
+}
+
+// begins tells whether this is the first that the condition says of a rollout.
+func (p *pass) begins(current *v1alpha1.MachineDeploymentCondition) bool {
+	return current == nil || rolledOut(current) || p.turned
+}
+
+// rolledOut tells whether the last rollout was told to be complete.
+func rolledOut(current *v1alpha1.MachineDeploymentCondition) bool {
+	return current != nil && current.Reason == v1alpha1.ReasonNewMachineSetAvailable
 }
 
 // onlyScaled tells whether all machines are of the latest set: that is no rollout.

@@ -25,36 +25,41 @@ func TestUnderWay(t *testing.T) {
 		before string
 		status corev1.ConditionStatus
 		age    time.Duration // of what the condition said before
+		turned bool
 		want   string
 	}{
 		"LongDone": {
 			"a rollout may begin long after the last one, and its deadline is its own",
-			latest, "NewMachineSetAvailable", "True", time.Hour, `True FoundNewMachineSet: Found new machine set "pool-new"`,
+			latest, "NewMachineSetAvailable", "True", time.Hour, false, `True FoundNewMachineSet: Found new machine set "pool-new"`,
 		},
 		"LongDoneNoSet": {
-			"before the new set is made, old machines go", nil, "NewMachineSetAvailable", "True", time.Hour,
+			"before the new set is made, old machines go", nil, "NewMachineSetAvailable", "True", time.Hour, false,
 			"True MachineSetUpdated: Removal of the earlier machine sets' machines is progressing.",
 		},
 		"First": {
-			"a deployment without conditions", latest, "", "", 0, `True FoundNewMachineSet: Found new machine set "pool-new"`,
+			"a deployment without conditions", latest, "", "", 0, false, `True FoundNewMachineSet: Found new machine set "pool-new"`,
 		},
 		"InTime": {
-			"the deadline has not passed", latest, "NewMachineSetCreated", "True", 9 * time.Second,
+			"the deadline has not passed", latest, "NewMachineSetCreated", "True", 9 * time.Second, false,
 			`True NewMachineSetCreated: Created new machine set "pool-new"`,
 		},
 		"Late": {
-			"the deadline has passed", latest, "MachineSetUpdated", "True", 10 * time.Second,
+			"the deadline has passed", latest, "MachineSetUpdated", "True", 10 * time.Second, false,
 			`False ProgressDeadlineExceeded: MachineSet "pool-new" has timed out progressing.`,
 		},
 		"LateNoSet": {
-			"old machines that do not go hold it up, too", nil, "MachineSetUpdated", "True", 10 * time.Second,
+			"old machines that do not go hold it up, too", nil, "MachineSetUpdated", "True", 10 * time.Second, false,
 			"False ProgressDeadlineExceeded: Removal of the earlier machine sets' machines has timed out progressing.",
 		},
 		"Resumed": {
-			"nothing has happened since", latest, "DeploymentResumed", "Unknown", 0, "Unknown DeploymentResumed: Deployment is resumed",
+			"nothing has happened since", latest, "DeploymentResumed", "Unknown", 0, false, "Unknown DeploymentResumed: Deployment is resumed",
+		},
+		"GoneBack": {
+			"the deadline that has passed was that of the set before", latest, "ProgressDeadlineExceeded", "False", time.Hour, true,
+			`True FoundNewMachineSet: Found new machine set "pool-new"`,
 		},
 		"SetMade": {
-			"the set could be made at last", latest, "MachineSetCreateError", "False", time.Second,
+			"the set could be made at last", latest, "MachineSetCreateError", "False", time.Second, false,
 			`True MachineSetUpdated: MachineSet "pool-new" is progressing.`,
 		},
 	}
@@ -69,7 +74,7 @@ func TestUnderWay(t *testing.T) {
 				}}
 			}
 			p := &pass{
-				Reconciler: &Reconciler{}, deployment: d, stored: d.DeepCopy(), now: now, latest: tc.latest,
+				Reconciler: &Reconciler{}, deployment: d, stored: d.DeepCopy(), now: now, latest: tc.latest, turned: tc.turned,
 				sets: []*v1alpha1.MachineSet{old}, old: []*v1alpha1.MachineSet{old},
 				machines: map[types.UID][]*v1alpha1.Machine{"old": {{
 					Status: v1alpha1.MachineStatus{CurrentStatus: v1alpha1.CurrentStatus{Phase: v1alpha1.MachineRunning}},

@@ -7,25 +7,28 @@ import (
 )
 
 // A share is a set that takes part in a change of the deployment's replicas.
+// Machines that the cluster-autoscaler has chosen are no longer in its replicas,
+// and on their way out.
 type share struct {
 	counts
 
 	Latest bool
 	Max    int32 // replicas + surge of the deployment when the set was last told; 0 for unknown
-	Marked int32 // its machines that the cluster-autoscaler wants deleted
+	Most   int32 // machines that it may come to have
 }
 
 // divide works out the replicas of a deployment's active sets, oldest first,
 // when its replicas change to desired in the middle of a rollout. More go to the
-// latest set. Fewer are taken where the cluster-autoscaler's choice is, and then
-// from all in proportion.
+// latest set. Fewer are taken where machines do not work, of old sets first, and
+// then from all in proportion: no step deletes an available machine that is
+// needed.
 func divide(desired int32, l limits, shares []share) []int32 {
 	replicas := make([]int32, len(shares))
 	var all, most int32
 	for i, s := range shares {
 		replicas[i] = s.Replicas
 		all += s.Replicas
-		most += s.most()
+		most += s.Most
 	}
 	allowed := desired + l.surge
 	if desired == 0 {
@@ -53,10 +56,14 @@ func grow(desired, n int32, shares []share, replicas []int32) {
 
 // shrink takes n replicas away.
 func shrink(allowed, n int32, shares []share, replicas []int32) {
-	for i, s := range shares {
-		taken := min(n, s.Marked, replicas[i])
-		replicas[i] -= taken
-		n -= taken
+	for _, latest := range []bool{false, true} {
+		for i, s := range shares {
+			if s.Latest == latest {
+				taken := min(n, s.broken())
+				replicas[i] -= taken
+				n -= taken
+			}
+		}
 	}
 	order := make([]int, len(shares))
 	for i := range order {

@@ -4,8 +4,17 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
+
+func old(c counts, before int32) share { return share{counts: c, Max: before, Most: c.most()} }
+
+func latest(c counts, before int32) share {
+	return share{counts: c, Max: before, Most: c.most(), Latest: true}
+}
 
 func TestDivide(t *testing.T) {
 	t.Parallel()
@@ -18,37 +27,42 @@ func TestDivide(t *testing.T) {
 	}{
 		"Grow": {
 			"more go to the latest set", 10, 2,
-			[]share{{counts: full(4), Max: 6}, {counts: full(2), Max: 6, Latest: true}},
+			[]share{old(full(4), 6), latest(full(2), 6)},
 			[]int32{4, 8},
 		},
 		"GrowWithoutLatest": {
 			"or to the youngest, when the rollout to the latest has not begun", 10, 0,
-			[]share{{counts: full(4), Max: 6}, {counts: full(2), Max: 6}},
+			[]share{old(full(4), 6), old(full(2), 6)},
 			[]int32{4, 6},
 		},
 		"Shrink": {
 			"fewer are taken in proportion", 5, 1,
-			[]share{{counts: full(8), Max: 12}, {counts: full(4), Max: 12, Latest: true}},
+			[]share{old(full(8), 12), latest(full(4), 12)},
 			[]int32{4, 2},
 		},
-		"Marked": {
-			"the autoscaler's choice goes first", 5, 1,
-			[]share{{counts: full(4), Max: 7}, {counts: full(3), Max: 7, Latest: true, Marked: 1}},
-			[]int32{4, 2},
+		"Broken": {
+			"what does not work goes first, of the latest set, too", 5, 1,
+			[]share{old(full(6), 11), latest(counts{Replicas: 5, Active: 5}, 11)},
+			[]int32{6, 0},
+		},
+		"BrokenOld": {
+			"and of old sets before the latest", 5, 1,
+			[]share{latest(counts{Replicas: 3, Active: 3, Available: 1}, 9), old(counts{Replicas: 5, Active: 5, Available: 3}, 9)},
+			[]int32{3, 3},
 		},
 		"Unknown": {
 			"a set without the annotation is left to the rounding", 3, 1,
-			[]share{{counts: full(4)}, {counts: full(2), Latest: true}},
+			[]share{old(full(4), 0), latest(full(2), 0)},
 			[]int32{2, 2},
 		},
 		"Zero": {
 			"nothing is left of nothing", 0, 1,
-			[]share{{counts: full(4), Max: 6}, {counts: full(2), Max: 6, Latest: true}},
+			[]share{old(full(4), 6), latest(full(2), 6)},
 			[]int32{0, 0},
 		},
 		"Room": {
 			"what is on its way out takes room", 6, 1,
-			[]share{{counts: counts{Replicas: 3, Active: 3, Terminating: 1}, Max: 5}, {counts: full(1), Max: 5, Latest: true}},
+			[]share{old(counts{Replicas: 3, Active: 3, Terminating: 1}, 5), latest(full(1), 5)},
 			[]int32{3, 3},
 		},
 	}
@@ -74,20 +88,26 @@ func TestDivide_Invariants(t *testing.T) {
 		for range rapid.IntRange(1, 4).Draw(t, "sets") {
 			n := rapid.Int32Range(0, left).Draw(t, "replicas")
 			left -= n
-			shares = append(shares, share{counts: full(n), Max: before + l.surge, Marked: rapid.Int32Range(0, n).Draw(t, "marked")})
+			c := counts{Replicas: n, Active: n, Available: rapid.Int32Range(0, n).Draw(t, "available")}
+			shares = append(shares, old(c, before+l.surge))
 		}
-		shares[len(shares)-1].Latest = true
+		shares[rapid.IntRange(0, len(shares)-1).Draw(t, "latest")].Latest = true
 		got := divide(desired, l, shares)
-		var was, sum int32
+		var was, sum, worked, work int32
 		for i, s := range shares {
 			was += s.Replicas
 			sum += got[i]
+			worked += s.Available
+			work += min(s.Available, got[i])
 			if got[i] < 0 {
 				t.Fatalf("set %d gets %d replicas", i, got[i])
 			}
 			if !s.Latest && got[i] > s.Replicas {
 				t.Fatalf("old set %d grows from %d to %d", i, s.Replicas, got[i])
 			}
+		}
+		if work < min(worked, desired) {
+			t.Fatalf("%d of %d available machines are left, though %d are needed: %v", work, worked, desired, got)
 		}
 		allowed := desired + l.surge
 		if desired == 0 {
@@ -103,4 +123,51 @@ func TestDivide_Invariants(t *testing.T) {
 			t.Fatalf("%d replicas of %d are left, though %d are allowed: %v", sum, was, allowed, got)
 		}
 	})
+}
+
+// TestUnmarked is about what a set is to have once it deletes what the
+// cluster-autoscaler chose.
+func TestUnmarked(t *testing.T) {
+	t.Parallel()
+	const before, last, after = "2026-08-11T07:00:00Z", "2026-08-11T07:00:05Z", "2026-08-11T07:00:06Z"
+	for name, tc := range map[string]struct {
+		reason   string
+		replicas int32
+		others   int // running machines beside the marked ones
+		marks    []string
+		want     counts
+	}{
+		"none":    {"all stay", 2, 2, nil, full(2)},
+		"one":     {"one goes, and its place with it", 3, 2, []string{last}, counts{Replicas: 2, Active: 2, Available: 2, Terminating: 1}},
+		"later":   {"the set will not have heard of that", 3, 2, []string{after}, full(3)},
+		"surplus": {"the set has one too many and takes the marked one", 2, 2, []string{before}, counts{Replicas: 2, Active: 2, Available: 2, Terminating: 1}},
+		"both": {
+			"one is surplus, for the other one there is a place", 3, 2,
+			[]string{before, last},
+			counts{Replicas: 2, Active: 2, Available: 2, Terminating: 2},
+		},
+		"incomplete": {"what the set has yet to make is still to come", 3, 1, []string{last}, counts{Replicas: 2, Active: 1, Available: 1, Terminating: 1}},
+		"all":        {"nothing is less than none", 0, 0, []string{before, last}, counts{Terminating: 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d, set := &v1alpha1.MachineDeployment{}, &v1alpha1.MachineSet{}
+			d.Annotations = map[string]string{v1alpha1.AnnotationKeyLastReplicaChangeByScaler: last}
+			set.UID, set.Spec.Replicas = "set", tc.replicas
+			p := &pass{deployment: d, machines: map[types.UID][]*v1alpha1.Machine{}}
+			for i := range tc.others + len(tc.marks) {
+				m := &v1alpha1.Machine{}
+				m.Status.CurrentStatus.Phase = v1alpha1.MachineRunning
+				if i < len(tc.marks) {
+					m.Annotations = map[string]string{
+						v1alpha1.AnnotationKeyMachinePriority: v1alpha1.MachinePriorityDelete, v1alpha1.AnnotationKeyMarkedForDeletionTime: tc.marks[i],
+					}
+				}
+				p.machines[set.UID] = append(p.machines[set.UID], m)
+			}
+			if diff := cmp.Diff(tc.want, p.unmarked(set)); diff != "" {
+				t.Errorf("%s: -want, +got:\n%s", tc.reason, diff)
+			}
+		})
+	}
 }

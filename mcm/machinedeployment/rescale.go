@@ -17,7 +17,7 @@ func (p *pass) rescale(ctx context.Context) (bool, error) {
 	}
 	switch {
 	case changed && len(active) == 1:
-		return false, p.resize(ctx, active[0], p.deployment.Spec.Replicas)
+		return false, p.resize(ctx, active[0], p.whole(active[0]))
 	case changed:
 		return false, p.divideAmong(ctx, active)
 	case len(active) == 0 && p.fromZero() != nil:
@@ -25,6 +25,16 @@ func (p *pass) rescale(ctx context.Context) (bool, error) {
 	default:
 		return true, p.passOn(ctx, active)
 	}
+}
+
+// whole is how many of the deployment's replicas its only active set gets: all
+// that the rollout leaves room for.
+func (p *pass) whole(set *v1alpha1.MachineSet) int32 {
+	if set == p.latest && p.makesUp() && p.oldMachines() {
+		return planLatest(p.deployment.Spec.Replicas, limitsOf(&p.deployment.Spec), p.countsOf(set), p.countsOfAll(p.old))
+	}
+
+	return p.deployment.Spec.Replicas
 }
 
 // fromZero is the set that takes all replicas of a deployment that had none; nil
@@ -59,14 +69,19 @@ func (p *pass) active() []*v1alpha1.MachineSet {
 }
 
 // passOn tells the sets when the cluster-autoscaler last changed the replicas,
-// though they did not change in sum.
+// though they did not change in sum. In the middle of a rollout the machines that
+// go are made up for by the latest set.
 func (p *pass) passOn(ctx context.Context, active []*v1alpha1.MachineSet) error {
 	for _, set := range active {
 		at, ok := p.deployment.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler]
 		if !ok || set.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler] == at {
 			continue
 		}
-		if err := p.resize(ctx, set, set.Spec.Replicas); err != nil {
+		replicas := set.Spec.Replicas
+		if p.makesUp() && (len(active) > 1 || set != p.latest) {
+			replicas = p.unmarked(set).Replicas
+		}
+		if err := p.resize(ctx, set, replicas); err != nil {
 			return err
 		}
 	}
@@ -74,10 +89,15 @@ func (p *pass) passOn(ctx context.Context, active []*v1alpha1.MachineSet) error 
 	return nil
 }
 
+// makesUp tells whether a rollout gives the latest set what it does not get now.
+func (p *pass) makesUp() bool {
+	return !p.deployment.Spec.Paused && p.deployment.Spec.Strategy.Type != v1alpha1.InPlaceUpdateMachineDeploymentStrategyType
+}
+
 // divideAmong changes the replicas of several sets in the middle of a rollout.
 func (p *pass) divideAmong(ctx context.Context, active []*v1alpha1.MachineSet) error {
 	desired := p.deployment.Spec.Replicas
-	if p.latest != nil && p.latest.Spec.Replicas == desired && p.countsOf(p.latest).sure() == desired {
+	if p.latest != nil && p.unmarked(p.latest).Replicas == desired && p.unmarked(p.latest).sure() == desired {
 		for _, set := range active {
 			replicas := int32(0)
 			if set == p.latest {
@@ -94,10 +114,11 @@ func (p *pass) divideAmong(ctx context.Context, active []*v1alpha1.MachineSet) e
 	shares := make([]share, len(active))
 	for i, set := range active {
 		most, _ := replicasNoted(set, v1alpha1.AnnotationKeyMaxReplicas)
-		shares[i] = share{counts: p.countsOf(set), Latest: set == p.latest, Max: most, Marked: p.marked(set)}
-		if p.deployment.Spec.Paused {
-			// No rollout makes up later for what machines that are on their way out hold back.
-			shares[i].counts = counts{Replicas: set.Spec.Replicas}
+		c := p.unmarked(set)
+		shares[i] = share{counts: c, Latest: set == p.latest, Max: most, Most: c.most()}
+		if !p.makesUp() {
+			// Machines that are on their way out hold nothing back.
+			shares[i].Most = c.Replicas
 		}
 	}
 	for i, replicas := range divide(desired, l, shares) {

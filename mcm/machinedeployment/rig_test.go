@@ -52,14 +52,26 @@ type rig struct {
 	namespace string
 	player    *player
 	stop      func() // stops the controllers
-	// wrap, if set, stands between the controller and its cache.
-	wrap func(client.Client) client.Client
+	// proxy, if set, is the controller's way to the API server, and only its.
+	proxy *kubetest.Proxy
+	// target, if set, is the controller's way to the Nodes.
+	target client.Client
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	c, namespace := kubetest.Namespace(t, apiServer)
 	r := &rig{Client: c, namespace: namespace}
+
+	return r
+}
+
+// newSlowRig is newRunningRig with a controller whose watches can be held back.
+func newSlowRig(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t)
+	r.proxy = kubetest.NewProxy(t, apiServer)
+	r.start(t)
 
 	return r
 }
@@ -75,44 +87,68 @@ func newRunningRig(t *testing.T) *rig {
 // start runs the controllers until the test ends or r.stop is called.
 func (r *rig) start(t *testing.T) {
 	t.Helper()
-	mgr, err := ctrl.NewManager(apiServer, ctrl.Options{
-		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"},
-		Cache:      cache.Options{DefaultNamespaces: map[string]cache.Config{r.namespace: {}}},
-		Controller: config.Controller{SkipNameValidation: new(true)},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
-	control := mgr.GetClient()
-	if r.wrap != nil {
-		control = r.wrap(control)
+	sets := newManager(t, apiServer, r.namespace)
+	managers, deployments := []ctrl.Manager{sets}, sets
+	if r.proxy != nil {
+		deployments = newManager(t, r.proxy.Config(), r.namespace)
+		managers = append(managers, deployments)
 	}
 	reconciler := &machinedeployment.Reconciler{
-		Control: control, Live: mgr.GetAPIReader(), Target: r.Client,
+		Control: deployments.GetClient(), Live: deployments.GetAPIReader(), Target: r.Client,
 		Settings: machinedeployment.Settings{Namespace: r.namespace, AnnotateNodes: true},
-		Events:   mgr.GetEventRecorderFor("mcm"), //nolint:staticcheck // the newer API keeps only the first text of a reason
+		Events:   deployments.GetEventRecorderFor("mcm"), //nolint:staticcheck // the newer API keeps only the first text of a reason
 	}
-	if err := reconciler.SetupWithManager(ctx, mgr, 4); err != nil {
+	if r.target != nil {
+		reconciler.Target = r.target
+	}
+	if err := reconciler.SetupWithManager(ctx, deployments, 4); err != nil {
 		t.Fatal(err)
 	}
 	if r.player == nil {
 		r.player = &player{broken: map[string]bool{}}
 	}
 	r.player.Client = r.Client
-	err = ctrl.NewControllerManagedBy(mgr).Named("player").For(&v1alpha1.MachineSet{}).Owns(&v1alpha1.Machine{}).Complete(r.player)
+	err := ctrl.NewControllerManagedBy(sets).Named("player").For(&v1alpha1.MachineSet{}).Owns(&v1alpha1.Machine{}).Complete(r.player)
 	if err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan error, 1)
-	go func() { done <- mgr.Start(ctx) }()
+	done := make(chan error, len(managers))
+	for _, mgr := range managers {
+		go func() { done <- mgr.Start(ctx) }()
+	}
 	r.stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error("manager:", err)
+		for range managers {
+			if err := <-done; err != nil {
+				t.Error("manager:", err)
+			}
 		}
 	})
 	t.Cleanup(r.stop)
+	// Caches that are not full yet have nothing to be late with.
+	for _, o := range []client.Object{&v1alpha1.MachineDeployment{}, &v1alpha1.MachineSet{}, &v1alpha1.Machine{}} {
+		if _, err := deployments.GetCache().GetInformer(ctx, o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !deployments.GetCache().WaitForCacheSync(ctx) {
+		t.Fatal("the controller's caches do not fill")
+	}
+}
+
+func newManager(t *testing.T, cfg *rest.Config, namespace string) ctrl.Manager {
+	t.Helper()
+	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
+		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"},
+		Cache:      cache.Options{DefaultNamespaces: map[string]cache.Config{namespace: {}}},
+		Controller: config.Controller{SkipNameValidation: new(true)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return mgr
 }
 
 func (r *rig) create(t *testing.T, o client.Object) {

@@ -112,6 +112,7 @@ type fleet struct {
 	desired int32
 	limits  limits
 	sets    []counts // the latest first
+	lost    int32    // machines that failed of those to stay, less those of them that came up since
 	seen    []counts // an earlier state of the machines
 }
 
@@ -150,6 +151,9 @@ func (f *fleet) converge(i int) {
 
 func (f *fleet) join(i int) {
 	if s := &f.sets[i]; s.Available < s.Active {
+		if s.Available < s.Replicas {
+			f.lost = max(0, f.lost-1)
+		}
 		s.Available++
 	}
 }
@@ -162,7 +166,19 @@ func (f *fleet) vanish(i int) {
 
 func (f *fleet) fail(i int) {
 	if s := &f.sets[i]; s.Available > 0 {
+		if s.Available <= s.Replicas {
+			f.lost++
+		}
 		s.Available--
+	}
+}
+
+// discard has a set delete a machine that does not work and may be replaced at
+// once, while it is on its way out.
+func (f *fleet) discard(i int) {
+	if s := &f.sets[i]; s.Available < s.Active {
+		s.Active--
+		s.Terminating++
 	}
 }
 
@@ -249,7 +265,6 @@ func TestPlan_Failures(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := drawFleet(t)
 		least := f.desired - f.limits.unavailable
-		available := func() int32 { return total(f.sets, func(c counts) int32 { return c.Available }) }
 		set := rapid.IntRange(0, len(f.sets)-1)
 		t.Repeat(map[string]func(*rapid.T){
 			"plan": func(t *rapid.T) {
@@ -265,13 +280,42 @@ func TestPlan_Failures(t *testing.T) {
 			"vanish":   func(t *rapid.T) { f.vanish(set.Draw(t, "set")) },
 			"fail":     func(t *rapid.T) { f.fail(set.Draw(t, "set")) },
 			"": func(t *rapid.T) {
-				if n := available(); n < 0 {
-					t.Fatalf("%d machines are available", n)
+				if n := f.sure(); n+f.lost < least {
+					t.Fatalf("%d available machines stay and %d failed, want at least %d in sum: %s", n, f.lost, least, f)
 				}
 				if n, most := total(f.sets, counts.most), f.desired+f.limits.surge; n > most {
 					t.Fatalf("there may be %d machines, want at most %d: %s", n, most, f)
 				}
 			},
+		})
+		if !f.settle() {
+			t.Fatalf("the rollout does not end: %s", f)
+		}
+	})
+}
+
+// TestPlan_Replacements has sets replace machines that failed before these are
+// gone: a rollout never adds to the machines that are too many, and ends.
+func TestPlan_Replacements(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		f := drawFleet(t)
+		most := func() int32 { return total(f.sets, counts.most) }
+		set := rapid.IntRange(0, len(f.sets)-1)
+		t.Repeat(map[string]func(*rapid.T){
+			"plan": func(t *rapid.T) {
+				f.observe()
+				before := most()
+				f.plan()
+				if after := most(); after > before && after > f.desired+f.limits.surge {
+					t.Fatalf("the plan takes %d machines to %d, want at most %d: %s", before, after, f.desired+f.limits.surge, f)
+				}
+			},
+			"converge": func(t *rapid.T) { f.converge(set.Draw(t, "set")) },
+			"join":     func(t *rapid.T) { f.join(set.Draw(t, "set")) },
+			"vanish":   func(t *rapid.T) { f.vanish(set.Draw(t, "set")) },
+			"fail":     func(t *rapid.T) { f.fail(set.Draw(t, "set")) },
+			"discard":  func(t *rapid.T) { f.discard(set.Draw(t, "set")) },
 		})
 		if !f.settle() {
 			t.Fatalf("the rollout does not end: %s", f)

@@ -160,6 +160,49 @@ func TestRollingUpdate(t *testing.T) {
 	}
 }
 
+// TestScale_Draining has a deployment grow while the last old machine is on its way
+// out: that one takes a place.
+func TestScale_Draining(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	d := r.deployment(2, func(d *v1alpha1.MachineDeployment) { d.Spec.Strategy.RollingUpdate.MaxSurge = new(intstr.FromInt32(0)) })
+	r.create(t, d)
+	r.complete(t, d)
+	for _, m := range r.machines(t) {
+		r.finalize(t, &m, "test.invalid/drains")
+	}
+	r.change(t, d, class("large"))
+	r.until(t, "an old machine that goes", d, func(*v1alpha1.MachineDeployment) bool { return r.replicas(t)["small"] == 1 })
+	free := func() {
+		t.Helper()
+		if !poll(t, func() bool {
+			all := r.machines(t)
+			i := slices.IndexFunc(all, func(m v1alpha1.Machine) bool { return !m.DeletionTimestamp.IsZero() })
+			if i >= 0 {
+				r.finalize(t, &all[i])
+			}
+
+			return i >= 0
+		}) {
+			t.Fatal("no old machine goes")
+		}
+	}
+	free()
+	r.until(t, "the last step", d, func(*v1alpha1.MachineDeployment) bool {
+		return maps.Equal(map[string]int32{"small": 0, "large": 1}, r.replicas(t))
+	})
+	r.player.watch()
+	r.change(t, d, replicas(4))
+	r.until(t, "what there is room for", d, func(*v1alpha1.MachineDeployment) bool {
+		return maps.Equal(map[string]int32{"small": 0, "large": 3}, r.replicas(t))
+	})
+	free()
+	r.complete(t, d)
+	if most, _ := r.player.seen(); most > 4 {
+		t.Errorf("there were up to %d machines for 4 replicas without surge", most)
+	}
+}
+
 func TestRecreate(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
@@ -280,6 +323,69 @@ func TestStuckRollout(t *testing.T) {
 	r.complete(t, d)
 }
 
+// TestStuckRollout_Undo goes back when it is too late for the rollout. Machines do
+// nothing, so that nothing else is progress: what is gone back to has its own time.
+func TestStuckRollout_Undo(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.player = &player{broken: map[string]bool{"large": true}}
+	r.start(t)
+	d := r.deployment(3, func(d *v1alpha1.MachineDeployment) {
+		d.Spec.ProgressDeadlineSeconds = new(int32(1))
+		d.Spec.Strategy.RollingUpdate.MaxSurge = new(intstr.FromString("100%"))
+	})
+	r.create(t, d)
+	r.complete(t, d)
+	r.change(t, d, class("large"))
+	r.until(t, "the deadline", d, func(d *v1alpha1.MachineDeployment) bool {
+		return condition(d, v1alpha1.MachineDeploymentProgressing).Reason == "ProgressDeadlineExceeded"
+	})
+	r.player.sleep()
+	r.change(t, d, func(d *v1alpha1.MachineDeployment) {
+		d.Spec.Template.Spec.Class.Name = "small"
+		d.Spec.ProgressDeadlineSeconds = new(int32(600))
+	})
+	got := r.until(t, "a look at the change", d, func(d *v1alpha1.MachineDeployment) bool { return d.Status.ObservedGeneration == d.Generation })
+	c := condition(got, v1alpha1.MachineDeploymentProgressing)
+	if c.Status != corev1.ConditionTrue || c.Reason != "FoundNewMachineSet" {
+		t.Errorf("the way back is told to be late: %+v", c)
+	}
+}
+
+// TestRefused has the API server refuse what a rollout needs, and says so.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(*v1alpha1.MachineDeployment){
+		"Rollout": class("large"),
+		"Paused":  func(d *v1alpha1.MachineDeployment) { d.Spec.Paused, d.Spec.Replicas = true, 5 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newSlowRig(t)
+			d := r.deployment(3)
+			r.create(t, d)
+			r.complete(t, d)
+			r.proxy.Refuse("PATCH machinesets", true)
+			r.change(t, d, start)
+			refused := func(n int) func(d *v1alpha1.MachineDeployment) bool {
+				return func(d *v1alpha1.MachineDeployment) bool {
+					return strings.Count(condition(d, v1alpha1.MachineDeploymentProgressing).Message, "met an error: store machine set ") == n
+				}
+			}
+			r.until(t, "the reason", d, refused(1))
+			tries := r.proxy.Requests("PATCH machinesets")
+			if !poll(t, func() bool { return r.proxy.Requests("PATCH machinesets") > tries }) {
+				t.Fatal("it is not tried again")
+			}
+			r.until(t, "the reason once", d, refused(1))
+			r.proxy.Refuse("PATCH machinesets", false)
+			r.until(t, "an end of the complaint", d, refused(0))
+			r.change(t, d, func(d *v1alpha1.MachineDeployment) { d.Spec.Paused = false })
+			r.complete(t, d)
+		})
+	}
+}
+
 // TestStuckScaling has a deployment that is not rolled out say what it waits for.
 func TestStuckScaling(t *testing.T) {
 	t.Parallel()
@@ -332,6 +438,8 @@ func TestPause(t *testing.T) {
 	r.heal(t, "large")
 	r.change(t, d, replicas(8))
 	wantSets(map[string]int32{"small": 3, "large": 6})
+	// What does not work would go first.
+	r.until(t, "nine machines that work", d, func(d *v1alpha1.MachineDeployment) bool { return d.Status.AvailableReplicas == 9 })
 	r.change(t, d, replicas(2)) // 3 of 9 are allowed
 	wantSets(map[string]int32{"small": 1, "large": 2})
 	r.change(t, d, paused(false))
@@ -391,6 +499,26 @@ func TestHistory(t *testing.T) {
 	}
 	want := map[string]int32{"medium": 0, "large": 1}
 	r.until(t, "one old set", d, func(*v1alpha1.MachineDeployment) bool { return maps.Equal(want, r.replicas(t)) })
+}
+
+// TestHistory_Rollback keeps what the deployment had last, however old its set is.
+func TestHistory_Rollback(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	d := r.deployment(1, func(d *v1alpha1.MachineDeployment) { d.Spec.RevisionHistoryLimit = new(int32(1)) })
+	r.create(t, d)
+	r.complete(t, d)
+	for _, name := range []string{"medium", "small", "large"} { // revisions 2, 3 and 4
+		r.change(t, d, class(name))
+		r.complete(t, d)
+	}
+	want := map[string]int32{"small": 0, "large": 1}
+	r.until(t, "the set of revision 3 alone", d, func(*v1alpha1.MachineDeployment) bool { return len(r.replicas(t)) == 2 })
+	if diff := cmp.Diff(want, r.replicas(t)); diff != "" {
+		t.Fatalf("sets: -want, +got:\n%s", diff)
+	}
+	r.change(t, d, func(d *v1alpha1.MachineDeployment) { d.Spec.RollbackTo = &v1alpha1.RollbackConfig{} })
+	r.event(t, "DeploymentRollback", "to revision 3")
 }
 
 func TestDelete(t *testing.T) {

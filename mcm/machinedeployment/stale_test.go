@@ -1,112 +1,127 @@
 package machinedeployment_test
 
 import (
-	"context"
 	"fmt"
 	"maps"
-	"sync"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// A lagging client shows the MachineSets of the moment at which it was stopped,
-// as a cache does whose watch is late. Writes go through.
-type lagging struct {
-	client.Client
-
-	mu      sync.Mutex
-	stopped bool
-	then    *v1alpha1.MachineSetList
-	lists   int // of the stopped cache
-}
-
-func (l *lagging) stop(t *testing.T, on bool) {
+// lookInVain waits for n passes that find their cache behind and ask the API server.
+func (r *rig) lookInVain(t *testing.T, d *v1alpha1.MachineDeployment, n int) {
 	t.Helper()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.stopped, l.then, l.lists = on, nil, 0
-}
-
-func (l *lagging) asked() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-
-	return l.lists
-}
-
-func (l *lagging) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	sets, ok := list.(*v1alpha1.MachineSetList)
-	if !ok {
-		return l.Client.List(ctx, list, opts...)
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.stopped {
-		return l.Client.List(ctx, list, opts...)
-	}
-	l.lists++
-	if l.then == nil {
-		l.then = &v1alpha1.MachineSetList{}
-		if err := l.Client.List(ctx, l.then, opts...); err != nil {
-			return err
+	for range n {
+		asked := r.proxy.Requests("GET machinesets")
+		r.change(t, d, func(d *v1alpha1.MachineDeployment) {
+			metav1.SetMetaDataAnnotation(&d.ObjectMeta, "test.invalid/look", fmt.Sprint(asked))
+		})
+		if !poll(t, func() bool { return r.proxy.Requests("GET machinesets") > asked }) {
+			t.Fatal("the controller does not look at its sets")
 		}
 	}
-	l.then.DeepCopyInto(sets)
-
-	return nil
 }
 
 // TestStaleCache has the controller work with a cache that shows none of its own
 // writes: it may make no second set, nor a plan from sets as they were.
 func TestStaleCache(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
-	lag := &lagging{}
-	r.wrap = func(c client.Client) client.Client { lag.Client = c; return lag }
-	r.start(t)
+	r := newSlowRig(t)
 	d := r.deployment(4)
-	lag.stop(t, true)
+	r.proxy.Hold("machinesets")
 	r.create(t, d)
-	waitForPasses := func(n int) {
-		t.Helper()
-		for i := lag.asked(); lag.asked() < i+n; {
-			r.change(t, d, func(d *v1alpha1.MachineDeployment) {
-				metav1.SetMetaDataAnnotation(&d.ObjectMeta, "test.invalid/look", fmt.Sprint(lag.asked()))
-			})
-			if !poll(t, func() bool { return lag.asked() > i }) {
-				t.Fatal("the controller does not look at its sets")
-			}
-		}
-	}
 	r.until(t, "a set", d, func(*v1alpha1.MachineDeployment) bool { return len(r.sets(t)) == 1 })
-	waitForPasses(5)
+	r.lookInVain(t, d, 5)
 	if sets := r.sets(t); len(sets) != 1 {
 		t.Errorf("there are %d sets", len(sets))
 	}
-	lag.stop(t, false)
+	r.proxy.Release("machinesets")
 	r.complete(t, d)
 
-	lag.stop(t, true)
+	r.proxy.Hold("machinesets")
 	r.change(t, d, class("large"))
 	r.until(t, "the new set", d, func(*v1alpha1.MachineDeployment) bool { return r.sets(t)["large"] != nil })
-	waitForPasses(5)
+	r.lookInVain(t, d, 5)
 	if got := r.replicas(t); !maps.Equal(got, map[string]int32{"small": 4, "large": 1}) {
 		t.Errorf("sets were changed by what they were: %v", got)
 	}
 	// The old set looks like the only one, and nobody else has written it: no lock tells.
 	r.change(t, d, func(d *v1alpha1.MachineDeployment) { d.Spec.Paused, d.Spec.Replicas = true, 8 })
-	waitForPasses(5)
+	r.lookInVain(t, d, 5)
 	if got := r.replicas(t); got["small"] != 4 {
 		t.Errorf("the old set was scaled as if there were no new one: %v", got)
 	}
-	lag.stop(t, false)
+	r.proxy.Release("machinesets")
 	r.until(t, "more of the new set", d, func(*v1alpha1.MachineDeployment) bool {
 		return maps.Equal(r.replicas(t), map[string]int32{"small": 4, "large": 5})
 	})
 	r.change(t, d, func(d *v1alpha1.MachineDeployment) { d.Spec.Paused = false })
 	r.complete(t, d)
+}
+
+// TestStaleMachines rolls out with a cache that shows the machines there were
+// before: whatever becomes of them, the limits hold.
+func TestStaleMachines(t *testing.T) {
+	t.Parallel()
+	r := newSlowRig(t)
+	d := r.deployment(4)
+	r.create(t, d)
+	r.complete(t, d)
+	r.player.watch()
+	r.proxy.Hold("machines")
+	r.change(t, d, class("large"))
+	// The old one that is gone seems to be there still, and takes its place.
+	far := map[string]int32{"small": 3, "large": 1}
+	r.until(t, "the first step", d, func(*v1alpha1.MachineDeployment) bool { return maps.Equal(r.replicas(t), far) })
+	for range 5 {
+		looks := r.get(t, d).ResourceVersion
+		r.change(t, d, func(d *v1alpha1.MachineDeployment) { d.Spec.MinReadySeconds++ })
+		r.until(t, "a look", d, func(d *v1alpha1.MachineDeployment) bool {
+			return d.ResourceVersion != looks && d.Status.ObservedGeneration == d.Generation
+		})
+	}
+	if got := r.replicas(t); !maps.Equal(got, far) {
+		t.Errorf("replicas %v from machines that are gone, want %v", got, far)
+	}
+	r.proxy.Release("machines")
+	r.complete(t, d)
+	if most, least := r.player.seen(); most > 5 || least < 3 {
+		t.Errorf("there were up to %d machines and down to %d running, want 5 and 3", most, least)
+	}
+}
+
+// TestStaleMachines_Trigger has the cluster-autoscaler choose a machine that the
+// controller's cache does not show yet.
+func TestStaleMachines_Trigger(t *testing.T) {
+	t.Parallel()
+	const at = "2026-08-11T07:00:00Z"
+	r := newSlowRig(t)
+	d := r.deployment(1)
+	r.create(t, d)
+	r.complete(t, d)
+	first := r.machines(t)[0].Name
+	r.proxy.Hold("machines")
+	r.change(t, d, replicas(2))
+	r.until(t, "a second machine", d, func(d *v1alpha1.MachineDeployment) bool { return d.Status.AvailableReplicas == 2 })
+	all := r.machines(t)
+	second := all[0].Name
+	if second == first {
+		second = all[1].Name
+	}
+	r.player.sleep()
+	r.change(t, d, func(d *v1alpha1.MachineDeployment) {
+		d.Spec.Replicas = 1
+		d.Annotations["node.machine.sapcloud.io/trigger-deletion-by-mcm"] = second + "~" + at
+		d.Annotations["machine.sapcloud.io/last-deployment-replica-change-by-scaler-time"] = at
+	})
+	r.until(t, "a look", d, func(d *v1alpha1.MachineDeployment) bool {
+		return r.sets(t)["small"].Spec.Replicas == 1 && d.Status.ObservedGeneration == d.Generation
+	})
+	for _, m := range r.machines(t) {
+		if marked := m.Annotations["machinepriority.machine.sapcloud.io"] == "1"; marked != (m.Name == second) {
+			t.Errorf("machine %s, chosen %s: annotations %v", m.Name, second, m.Annotations)
+		}
+	}
 }

@@ -12,12 +12,16 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// report stores what this pass has seen. Only this and refuse write status.
-func (p *pass) report(ctx context.Context) error {
-	p.count()
-	p.followAvailability()
-	p.copyFailure()
-	p.followProgress()
+// report stores what this pass has seen, and the error that it met. Only this and
+// refuse write status.
+func (p *pass) report(ctx context.Context, err error) error {
+	if p.sorted {
+		p.count()
+		p.followAvailability()
+		p.copyFailure()
+		p.followProgress()
+	}
+	p.tellError(err)
 
 	return p.storeStatus(ctx)
 }

@@ -3,6 +3,7 @@ package machinedeployment
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,8 +34,11 @@ func (p *pass) markTriggered(ctx context.Context) (bool, error) {
 		if !timed {
 			at = p.now.UTC().Format(time.RFC3339Nano) // of an autoscaler that gives no time
 		}
-		m := machines[name]
-		if _, err := time.Parse(time.RFC3339, at); err != nil || m == nil || seen[name] || lost(m) {
+		m, err := p.chosen(ctx, machines, name, at)
+		if err != nil {
+			return false, err
+		}
+		if m == nil || seen[name] {
 			p.log.V(1).Info("no machine to delete", "entry", entry)
 
 			continue
@@ -52,6 +56,39 @@ func (p *pass) markTriggered(ctx context.Context) (bool, error) {
 	}
 
 	return true, p.patch(ctx)
+}
+
+// chosen is the machine that an entry of the annotation means; nil when it is not
+// one to delete. The cache may not show a new one yet: it is added to machines.
+func (p *pass) chosen(ctx context.Context, machines map[string]*v1alpha1.Machine, name, at string) (*v1alpha1.Machine, error) {
+	if name == "" || !isTime(at) {
+		return nil, nil
+	}
+	m := machines[name]
+	if m == nil {
+		m = &v1alpha1.Machine{}
+		err := p.Live.Get(ctx, client.ObjectKey{Namespace: p.deployment.Namespace, Name: name}, m)
+		if client.IgnoreNotFound(err) != nil {
+			return nil, fmt.Errorf("read machine %s: %w", name, err)
+		}
+		i := slices.IndexFunc(p.sets, func(set *v1alpha1.MachineSet) bool { return metav1.IsControlledBy(m, set) })
+		if i < 0 {
+			return nil, nil
+		}
+		machines[name] = m
+		p.machines[p.sets[i].UID] = append(p.machines[p.sets[i].UID], m)
+	}
+	if lost(m) {
+		return nil, nil
+	}
+
+	return m, nil
+}
+
+func isTime(text string) bool {
+	_, err := time.Parse(time.RFC3339, text)
+
+	return err == nil
 }
 
 // lost tells of a machine that is going anyway.
@@ -84,21 +121,14 @@ func (p *pass) mark(ctx context.Context, m *v1alpha1.Machine, at string) error {
 	return nil
 }
 
-// marked counts the machines of a set that it deletes for the cluster-autoscaler
-// once it hears of the deployment's last change.
-func (p *pass) marked(set *v1alpha1.MachineSet) int32 {
+// marked tells whether a set deletes the machine for the cluster-autoscaler once it
+// hears of the deployment's last change.
+func (p *pass) marked(m *v1alpha1.Machine) bool {
 	last, err := time.Parse(time.RFC3339, p.deployment.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler])
-	if err != nil {
-		return 0
+	if err != nil || lost(m) || m.Annotations[v1alpha1.AnnotationKeyMachinePriority] != v1alpha1.MachinePriorityDelete {
+		return false
 	}
-	var n int32
-	for _, m := range p.machines[set.UID] {
-		at, err := time.Parse(time.RFC3339, m.Annotations[v1alpha1.AnnotationKeyMarkedForDeletionTime])
-		if err == nil && !at.After(last) && !lost(m) &&
-			m.Annotations[v1alpha1.AnnotationKeyMachinePriority] == v1alpha1.MachinePriorityDelete {
-			n++
-		}
-	}
+	at, err := time.Parse(time.RFC3339, m.Annotations[v1alpha1.AnnotationKeyMarkedForDeletionTime])
 
-	return n
+	return err == nil && !at.After(last)
 }

@@ -2,6 +2,7 @@ package machinedeployment_test
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -78,5 +79,83 @@ func TestTrigger_Marks(t *testing.T) {
 	}
 	if !maps.EqualFunc(want, got, maps.Equal[map[string]string]) {
 		t.Errorf("annotations of machines (-want +got):\n%s", cmp.Diff(want, got))
+	}
+}
+
+// rolling brings a deployment of four, one more and one less, to the middle of a
+// rollout: two old machines run and one is on its way out, of two new ones one runs.
+// What it returns lets the old one go.
+func (r *rig) rolling(t *testing.T) (d *v1alpha1.MachineDeployment, end func()) {
+	t.Helper()
+	r.player = &player{broken: map[string]bool{}, held: map[string]int{"large": 0}}
+	r.start(t)
+	d = r.deployment(4)
+	r.create(t, d)
+	r.complete(t, d)
+	r.change(t, d, class("large"))
+	wait := func(what string, want map[string]int32) {
+		t.Helper()
+		r.until(t, what, d, func(d *v1alpha1.MachineDeployment) bool {
+			return maps.Equal(want, r.replicas(t)) && d.Status.Replicas == 5 && d.Status.ObservedGeneration == d.Generation
+		})
+	}
+	wait("the first step", map[string]int32{"small": 3, "large": 2})
+	var leaving []string
+	for _, m := range r.machines(t) {
+		if m.Spec.Class.Name == "small" {
+			r.finalize(t, &m, "test.invalid/drains")
+			leaving = append(leaving, m.Name)
+		}
+	}
+	r.player.release("large", 1)
+	r.nudge(t)
+	r.until(t, "an old machine that goes", d, func(*v1alpha1.MachineDeployment) bool {
+		return maps.Equal(map[string]int32{"small": 2, "large": 2}, r.replicas(t)) && slices.ContainsFunc(r.machines(t), func(m v1alpha1.Machine) bool { return !m.DeletionTimestamp.IsZero() })
+	})
+
+	return d, func() {
+		for _, m := range r.machines(t) {
+			if slices.Contains(leaving, m.Name) {
+				r.finalize(t, &m)
+			}
+		}
+	}
+}
+
+// TestTrigger_Rollout has the autoscaler choose an old machine in the middle of a
+// rollout: it is made up for by a new one, if at all. The replicas go down, or the
+// autoscaler has thought better of that.
+func TestTrigger_Rollout(t *testing.T) {
+	t.Parallel()
+	const at = "2026-08-11T07:00:00Z"
+	for name, desired := range map[string]int32{"Shrink": 3, "Stay": 4} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			d, end := r.rolling(t)
+			all := r.machines(t)
+			i := slices.IndexFunc(all, func(m v1alpha1.Machine) bool { return m.Spec.Class.Name == "small" && m.DeletionTimestamp.IsZero() })
+			r.player.watch()
+			r.change(t, d, func(d *v1alpha1.MachineDeployment) {
+				d.Spec.Replicas = desired
+				d.Annotations["node.machine.sapcloud.io/trigger-deletion-by-mcm"] = all[i].Name + "~" + at
+				d.Annotations["machine.sapcloud.io/last-deployment-replica-change-by-scaler-time"] = at
+			})
+			if !poll(t, func() bool {
+				return slices.ContainsFunc(r.machines(t), func(m v1alpha1.Machine) bool { return m.Name == all[i].Name && !m.DeletionTimestamp.IsZero() })
+			}) {
+				t.Fatal("the chosen machine stays")
+			}
+			end()
+			r.player.release("large", 9)
+			r.nudge(t)
+			r.complete(t, d)
+			if made := r.player.madeOf("small"); made > 0 {
+				t.Errorf("%d machines of the old template were made", made)
+			}
+			if most, _ := r.player.seen(); most > 5 {
+				t.Errorf("there were up to %d machines, 5 before", most)
+			}
+		})
 	}
 }

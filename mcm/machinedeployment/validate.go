@@ -47,6 +47,12 @@ func invalid(spec *v1alpha1.MachineDeploymentSpec) error {
 	if spec.Replicas < 0 {
 		fault("spec.replicas must not be negative, not %d", spec.Replicas)
 	}
+	if isNegative(spec.RevisionHistoryLimit) {
+		fault("spec.revisionHistoryLimit must not be negative, not %d: leave it out to keep all", *spec.RevisionHistoryLimit)
+	}
+	if isNegative(spec.ProgressDeadlineSeconds) {
+		fault("spec.progressDeadlineSeconds must not be negative, not %d: leave it out for no limit", *spec.ProgressDeadlineSeconds)
+	}
 	if spec.Template.Spec.Class.Kind == "" || spec.Template.Spec.Class.Name == "" {
 		fault("spec.template.spec.class needs a kind and a name: set kind to MachineClass and name to the name of one")
 	}
@@ -77,6 +83,8 @@ func invalid(spec *v1alpha1.MachineDeploymentSpec) error {
 
 	return errors.Join(errs...)
 }
+
+func isNegative(n *int32) bool { return n != nil && *n < 0 }
 
 func invalidSelector(spec *v1alpha1.MachineDeploymentSpec) error {
 	if spec.Selector == nil {

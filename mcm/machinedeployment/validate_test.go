@@ -40,6 +40,14 @@ func TestStoredBeforeTheRules(t *testing.T) {
 			"nobody can make fewer than none", "spec.replicas must not be negative",
 			func(s *v1alpha1.MachineDeploymentSpec) { s.Replicas = -1 },
 		},
+		"history": {
+			"nobody can keep fewer than none", "spec.revisionHistoryLimit must not be negative, not -1: leave it out",
+			func(s *v1alpha1.MachineDeploymentSpec) { s.RevisionHistoryLimit = new(int32(-1)) },
+		},
+		"deadline": {
+			"it would be over before the rollout begins", "spec.progressDeadlineSeconds must not be negative, not -1: leave it out",
+			func(s *v1alpha1.MachineDeploymentSpec) { s.ProgressDeadlineSeconds = new(int32(-1)) },
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -59,7 +59,10 @@ type MachineDeploymentSpec struct {
 	Strategy MachineDeploymentStrategy `json:"strategy,omitempty,omitzero"`
 	// MinReadySeconds is stored and shown in metrics; availability does not depend on it.
 	MinReadySeconds int32 `json:"minReadySeconds,omitempty"`
-	// RevisionHistoryLimit is how many old MachineSets are kept to roll back to; all if absent.
+	// RevisionHistoryLimit is how many old MachineSets are kept to roll back to, those of the latest revisions; all if
+	// absent.
+	//
+	// +kubebuilder:validation:XValidation:rule="self >= 0",message="is negative: set 0 or more, or leave it out to keep all"
 	RevisionHistoryLimit *int32 `json:"revisionHistoryLimit,omitempty"`
 	// Paused holds back changes of the template. Scaling goes on.
 	Paused bool `json:"paused,omitempty"`
@@ -68,6 +71,8 @@ type MachineDeploymentSpec struct {
 	RollbackTo *RollbackConfig `json:"rollbackTo,omitempty"`
 	// ProgressDeadlineSeconds is how long a rollout may stand still before the condition Progressing turns False; no
 	// limit if absent.
+	//
+	// +kubebuilder:validation:XValidation:rule="self >= 0",message="is negative: set 0 or more, or leave it out for no limit"
 	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
 	// AutoPreserveFailedMachineMax is how many Failed machines of the latest MachineSet are preserved without being
 	// asked to; 0 if absent.

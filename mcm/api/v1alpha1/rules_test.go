@@ -118,6 +118,18 @@ func TestRules(t *testing.T) {
 			kind:   "MachineDeployment", format: "spec: {template: {}, replicas: %s}", path: "spec.replicas",
 			remedy: "should be a non-negative integer", valid: []string{"0", "3"}, invalid: []string{"-1"},
 		},
+		"revisionHistoryLimit": {
+			reason: "Nobody can keep fewer than none.",
+			kind:   "MachineDeployment", format: "spec: {template: {}, revisionHistoryLimit: %s}", path: "spec.revisionHistoryLimit",
+			remedy: "is negative: set 0 or more, or leave it out to keep all",
+			valid:  []string{"0", "10", "null"}, invalid: []string{"-1"},
+		},
+		"progressDeadlineSeconds": {
+			reason: "The rollout would be late before it begins.",
+			kind:   "MachineDeployment", format: "spec: {template: {}, progressDeadlineSeconds: %s}", path: "spec.progressDeadlineSeconds",
+			remedy: "is negative: set 0 or more, or leave it out for no limit",
+			valid:  []string{"0", "600", "null"}, invalid: []string{"-1"},
+		},
 		"type of strategy": {
 			reason: "Controllers ignore a deployment with another one.",
 			kind:   "MachineDeployment", format: "spec: {template: {}, strategy: {type: %s}}", path: "spec.strategy.type",

@@ -55,6 +55,15 @@ func (p *pass) resolveClass(ctx context.Context) (next, error) {
 // refuse notes that the machine cannot be made as it or its class stands. A
 // change of any of them starts the next pass.
 func (p *pass) refuse(ctx context.Context, err error) (next, error) {
+	if p.isNew() {
+		// From its phase alone another manager might have had something made.
+		if err := p.journal.write(p.machine); err != nil {
+			return wait, err
+		}
+		if err := p.patch(ctx); err != nil {
+			return wait, err
+		}
+	}
 	news := p.failCreation(err, v1alpha1.CreateFailedText)
 	if news {
 		p.cautionf("InvalidMachine", "%s", fault(err))

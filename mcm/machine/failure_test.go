@@ -208,6 +208,9 @@ func TestInvalid(t *testing.T) {
 			}
 			c.mend(r)
 			r.phase(t, m, v1alpha1.MachinePending)
+			if n := r.cloud.count(status); n != 0 {
+				t.Errorf("the driver was asked %d times for what nobody had begun", n)
+			}
 		})
 	}
 }

@@ -45,12 +45,12 @@ func (p *pass) findInstance(ctx context.Context) (next, error) {
 	}
 }
 
-// isNew tells that no other manager has done anything for the machine, nor has this
-// one put it into a phase.
+// isNew tells that no manager without a journal has done anything for the machine.
 func (p *pass) isNew() bool {
 	m := p.machine
+	_, journaled := m.Annotations[v1alpha1.AnnotationKeyOperation]
 
-	return m.Spec.ProviderID == "" && m.Labels[v1alpha1.LabelKeyNode] == "" && m.Status.CurrentStatus.Phase == v1alpha1.MachinePhaseNew
+	return m.Spec.ProviderID == "" && (journaled || m.Labels[v1alpha1.LabelKeyNode] == "" && m.Status.CurrentStatus.Phase == v1alpha1.MachinePhaseNew)
 }
 
 // adopt gives a machine that came with an instance what a created one has. The

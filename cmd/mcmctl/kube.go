@@ -59,6 +59,7 @@ func (k *kubernetes) connect() (c client.Client, namespace string, err error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("find the control cluster: %w (say where it is with --kubeconfig)", err)
 	}
+	cfg.QPS = -1 // the API server has limits of its own
 	if namespace, err = k.inNamespace(); err != nil {
 		return nil, "", err
 	}

@@ -174,9 +174,9 @@ func TestSubNodeGroups(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatalf("mcmctl sub: %v", err)
 	}
-	random := regexp.MustCompile(`(?m)^[0-9:.]{12} {2}|(autoscaler\.)\S+|(resized?) \w+`)
-	got := random.ReplaceAllString(out.String(), "$1$2")
-	want := "mcm.v1.default.nodegroup.virtual.resize  resize group pool/a from 2 to 4 timeout 1m0s\n" +
+	random := regexp.MustCompile(`(?m)^[0-9:.]{12} {2}|(autoscaler\.)\S+|(resized?) \w+|(timeout) \S+`)
+	got := random.ReplaceAllString(out.String(), "$1$2$3")
+	want := "mcm.v1.default.nodegroup.virtual.resize  resize group pool/a from 2 to 4 timeout\n" +
 		"mcm.v1.default.reply.virtual.autoscaler.  resized by one: OK target 4\n"
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("a request about node groups and its answer: -want, +got:\n%s", diff)

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/machinebus/machinebus/bus"
 	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
@@ -26,7 +27,7 @@ func nodeGroupSummary(env *nodegroupv1.Envelope) string {
 	if request, ok := groupRequestText(env); ok {
 		text += request
 		if env.GetTimeout() != nil {
-			text += " timeout " + env.GetTimeout().AsDuration().String()
+			text += " timeout " + env.GetTimeout().AsDuration().Round(time.Millisecond).String()
 		}
 
 		return text

@@ -68,7 +68,7 @@ func requestText(env *driverv1.Envelope) string {
 		text += " class " + refText(class)
 	}
 	if env.GetTimeout() != nil {
-		text += " timeout " + env.GetTimeout().AsDuration().String()
+		text += " timeout " + env.GetTimeout().AsDuration().Round(time.Millisecond).String()
 	}
 	if env.GetRecover() {
 		text += " recover"

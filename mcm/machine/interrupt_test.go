@@ -225,7 +225,7 @@ func TestDeletionTellsOfTheCreate(t *testing.T) {
 	r.create(t, m)
 	bustest.Receive(t, "the driver to get the create", r.cloud.entered)
 	r.delete(t, m)
-	r.event(t, m, "EndingCreation", "The create that was begun before is cancelled; waiting for it to end, at driver replica")
+	r.event(t, m, "EndingCreation", "The create that was begun before is cancelled; waiting for it to end: it is at driver replica")
 	text := r.get(t, m).Status.LastOperation.Description
 	if !strings.HasPrefix(text, v1alpha1.DeletionTextGetVMStatus) || !strings.Contains(text, "waiting for the create") {
 		t.Errorf("description is %q", text)

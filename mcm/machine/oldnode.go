@@ -32,7 +32,7 @@ func (p *pass) nodeInTheWay(ctx context.Context, i *dispatch.Instance) (*corev1.
 	}
 	id := node.Spec.ProviderID
 	switch {
-	case id != "" && v1alpha1.SameInstance(id, i.ProviderID), node.Labels[v1alpha1.LabelKeyMachineName] == p.machine.Name:
+	case id != "" && v1alpha1.SameInstance(id, i.ProviderID), id == "" && node.Labels[v1alpha1.LabelKeyMachineName] == p.machine.Name:
 		return nil, nil //nolint:nilnil // it has joined already, before its create was told of
 	case id == "" && !node.CreationTimestamp.Before(&p.machine.CreationTimestamp):
 		return nil, nil //nolint:nilnil // it may well be its own

@@ -49,6 +49,7 @@ func TestOldNode(t *testing.T) {
 	}{
 		"another instance":       {"it would take over its Node", corev1.NodeSpec{ProviderID: "virtual://before"}, false, false},
 		"of before, without id":  {"it was there before the machine was wanted", corev1.NodeSpec{}, false, false},
+		"a namesake's":           {"the id says more than the name", corev1.NodeSpec{ProviderID: "virtual://before"}, false, false},
 		"another instance, late": {"the id says more than the age", corev1.NodeSpec{ProviderID: "virtual://before"}, true, false},
 		"its own": {
 			"it joined before the answer came; the cloud puts the zone where the driver puts nothing",
@@ -63,6 +64,9 @@ func TestOldNode(t *testing.T) {
 			r.settings.Retry.Medium = time.Hour
 			m := r.machine("a")
 			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: r.namespace + "-ip-10-0-0-1"}, Spec: c.spec}
+			if name == "a namesake's" {
+				node.Labels = map[string]string{v1alpha1.LabelKeyMachineName: m.Name}
+			}
 			if c.own && c.spec.ProviderID != "" {
 				node.Spec.ProviderID = "virtual://zone/" + m.Name
 			}

@@ -46,11 +46,16 @@ func (p *pass) findInstance(ctx context.Context) (next, error) {
 }
 
 // isNew tells that no manager without a journal has done anything for the machine.
+// Such a one first adds its finalizer, and says nothing more of a create before that
+// has ended; this one adds it together with the journal.
 func (p *pass) isNew() bool {
 	m := p.machine
-	_, journaled := m.Annotations[v1alpha1.AnnotationKeyOperation]
+	if _, journaled := m.Annotations[v1alpha1.AnnotationKeyOperation]; journaled || m.Spec.ProviderID != "" {
+		return m.Spec.ProviderID == ""
+	}
 
-	return m.Spec.ProviderID == "" && (journaled || m.Labels[v1alpha1.LabelKeyNode] == "" && m.Status.CurrentStatus.Phase == v1alpha1.MachinePhaseNew)
+	return m.Labels[v1alpha1.LabelKeyNode] == "" && m.Status.CurrentStatus.Phase == v1alpha1.MachinePhaseNew &&
+		!controllerutil.ContainsFinalizer(p.stored, v1alpha1.FinalizerName)
 }
 
 // adopt gives a machine that came with an instance what a created one has. The
@@ -96,9 +101,10 @@ func (p *pass) findNode(ctx context.Context) (next, error) {
 		return wait, fmt.Errorf("look for the node of machine %s: %w", m.Name, err)
 	}
 	for i := range nodes.Items {
-		if own, err := p.surelyOwn(ctx, &nodes.Items[i]); err != nil {
-			return wait, err
-		} else if own {
+		// A machine in another namespace may have the name, too, which the manager of
+		// this one need not see.
+		id, own := nodes.Items[i].Spec.ProviderID, m.Spec.ProviderID
+		if id != "" && own != "" && v1alpha1.SameInstance(id, own) {
 			metav1.SetMetaDataLabel(&m.ObjectMeta, v1alpha1.LabelKeyNode, nodes.Items[i].Name)
 
 			return proceed, p.patch(ctx)
@@ -114,21 +120,6 @@ func (p *pass) findNode(ctx context.Context) (next, error) {
 	}
 
 	return p.askForNode(ctx)
-}
-
-// surelyOwn tells whether a Node that bears the machine's name is its own without
-// the driver's word: a machine in another namespace may have the name too.
-func (p *pass) surelyOwn(ctx context.Context, node *corev1.Node) (bool, error) {
-	id, own := node.Spec.ProviderID, p.machine.Spec.ProviderID
-	if id != "" && (own == "" || !v1alpha1.SameInstance(id, own)) {
-		return false, nil
-	}
-	others := &v1alpha1.MachineList{}
-	if err := p.Control.List(ctx, others, client.MatchingFields{indexNode: node.Name}); err != nil {
-		return false, fmt.Errorf("look for the machines of node %s: %w", node.Name, err)
-	}
-
-	return len(others.Items) == 0, nil // the machine itself knows no Node
 }
 
 // askForNode asks the driver for the name of the Node.

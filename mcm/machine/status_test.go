@@ -130,6 +130,37 @@ func TestStatusBeforeCreation(t *testing.T) {
 	}
 }
 
+// A manager that was replaced in the middle of a create leaves its finalizer and no
+// more.
+func TestTakenOverInTheMiddleOfACreate(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]func(*driverv1.Machine) *driverv1.Result{
+		"made":     found,
+		"not made": func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_NOT_FOUND) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			m := r.machine("a")
+			m.Finalizers = []string{v1alpha1.FinalizerName}
+			r.create(t, m)
+			r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+				if task.Operation == status {
+					return answer(bus.MachineOf(task.Request))
+				}
+
+				return nil
+			})
+			r.startDriver(t)
+			r.startManager(t)
+			r.phase(t, m, v1alpha1.MachinePending)
+			if asked, creates := r.cloud.count(status), r.cloud.count(create); asked == 0 || (creates == 0) != (name == "made") {
+				t.Errorf("asked %d times, %d creates", asked, creates)
+			}
+		})
+	}
+}
+
 // A new machine needs no look: its create finds what there may be.
 func TestNoStatusForANewMachine(t *testing.T) {
 	t.Parallel()
@@ -212,16 +243,17 @@ func TestStatusBeforeDeletion(t *testing.T) {
 	}
 }
 
-// A Node that carries the machine's name saves the question.
+// A Node that carries the machine's name and is its instance saves the question.
 func TestNodeKnownByItsLabel(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	m := r.machine("a")
-	m.Finalizers = []string{v1alpha1.FinalizerName}
+	m.Finalizers, m.Spec.ProviderID = []string{v1alpha1.FinalizerName}, "virtual://"+m.Name
 	r.crashed(t, m)
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-		Name: m.Name + "-x", Labels: map[string]string{v1alpha1.LabelKeyMachineName: m.Name},
-	}}
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: m.Name + "-x", Labels: map[string]string{v1alpha1.LabelKeyMachineName: m.Name}},
+		Spec:       corev1.NodeSpec{ProviderID: m.Spec.ProviderID},
+	}
 	r.create(t, node)
 	t.Cleanup(func() { r.forceDelete(t, node) })
 	r.delete(t, m)
@@ -238,10 +270,9 @@ func TestNodeOfANamesake(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		reason, providerID string
-		label              bool // of a machine that this manager knows
 	}{
-		"another instance":   {"only the driver could know whose it is, and it knows of none", "virtual://theirs", false},
-		"of another machine": {"that one says so", "", true},
+		"another instance": {"only the driver could know whose it is, and it knows of none", "virtual://theirs"},
+		"no id":            {"the same", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -249,14 +280,8 @@ func TestNodeOfANamesake(t *testing.T) {
 			m := r.machine("a")
 			m.Finalizers = []string{v1alpha1.FinalizerName}
 			r.crashed(t, m)
-			theirs := r.machine("theirs")
-			if tc.label {
-				theirs.Labels = map[string]string{v1alpha1.LabelKeyNode: theirs.Name}
-				theirs.Spec.ProviderID = "virtual://" + theirs.Name
-				r.create(t, theirs)
-			}
 			node := &corev1.Node{
-				ObjectMeta: metav1.ObjectMeta{Name: theirs.Name, Labels: map[string]string{v1alpha1.LabelKeyMachineName: m.Name}},
+				ObjectMeta: metav1.ObjectMeta{Name: m.Name + "-theirs", Labels: map[string]string{v1alpha1.LabelKeyMachineName: m.Name}},
 				Spec:       corev1.NodeSpec{ProviderID: tc.providerID},
 			}
 			r.create(t, node)

@@ -88,15 +88,18 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 
 // tellEnding tells what a deletion waits for whose machine is still being made.
 func (p *pass) tellEnding(ctx context.Context, state dispatch.State) error {
-	who := "an answer of the stream of its provider"
+	who := "what came of it is not known yet"
 	if state.Phase == dispatch.Running && state.Attempt > 0 {
-		who = "driver replica " + orPlain(state.Replica)
+		who = "it is at driver replica " + orPlain(state.Replica)
 	}
-	text := fmt.Sprintf("%s: waiting for the %s that was begun before to end, at %s", v1alpha1.DeletionTextGetVMStatus, state.Kind, who)
+	if state.Reason != "" {
+		who = state.Reason
+	}
+	text := fmt.Sprintf("%s: waiting for the %s that was begun before to end: %s", v1alpha1.DeletionTextGetVMStatus, state.Kind, who)
 	if p.machine.Status.LastOperation.Description == text {
 		return nil
 	}
-	p.notef("EndingCreation", "The %s that was begun before is cancelled; waiting for it to end, at %s", state.Kind, who)
+	p.notef("EndingCreation", "The %s that was begun before is cancelled; waiting for it to end: %s", state.Kind, who)
 	p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "", text)
 
 	return p.patchStatus(ctx)

@@ -6,11 +6,18 @@ package main
 import (
 	"fmt"
 	"os"
+	"runtime"
 
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
 func main() {
+	// A loop of the cluster-autoscaler is thousands of calls, one after the other, each
+	// answered from memory in microseconds: on several processors most of a call is one
+	// waking the other. The environment variable GOMAXPROCS wins.
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(1)
+	}
 	if err := newCommand().ExecuteContext(ctrl.SetupSignalHandler()); err != nil {
 		fmt.Fprintln(os.Stderr, "mcm-autoscaler: "+err.Error())
 		os.Exit(1)

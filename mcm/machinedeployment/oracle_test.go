@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -228,9 +229,14 @@ func newOracle(t *testing.T, surge, unavailable string, replicas int32) *oracle 
 	return o
 }
 
-// roll changes the template of both.
+// roll changes the template of both. Which of two old sets is the older one only whole
+// seconds tell.
 func (o *oracle) roll(t *testing.T, to string) {
 	t.Helper()
+	now := time.Now()
+	if !poll(t, func() bool { return time.Now().Unix() > now.Unix() }) {
+		t.Fatal("time stands still")
+	}
 	o.change(t, o.ours, class(to))
 	before := o.theirs.DeepCopy()
 	o.theirs.Spec.Template.Spec.Containers[0].Image = to

@@ -205,7 +205,7 @@ func TestNothingToShow(t *testing.T) {
 		"Misspelt":    {"the nearest command is offered", []string{"driver5"}, []string{`"driver5"`, "did you mean drivers"}},
 		"NoCommand":   {"the help is pointed at", []string{"frobnicate"}, []string{`"frobnicate"`, "mcmctl --help"}},
 		"BadCount":    {"counts are not negative", []string{"sub", "--count", "-1"}, []string{"--count"}},
-		"NotSoMany":   {"fewer messages than asked for is an error", []string{"sub", "--for", "50ms", "-n", "2"}, []string{"0 of 2"}},
+		"NotSoMany":   {"fewer messages than asked for is an error", []string{"sub", "--cluster", "silent", "--for", "50ms", "-n", "2"}, []string{"0 of 2"}},
 		"NoFile":      {"a missing file is named", []string{"decode", "testdata/none"}, []string{"testdata/none"}},
 		"TwoMachines": {"one machine at a time", []string{"ops", "a", "b"}, []string{"at most 1 arg"}},
 	}

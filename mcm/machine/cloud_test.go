@@ -109,6 +109,17 @@ func (c *cloud) failLate(code driverv1.Code) {
 	})
 }
 
+// answerStatus sets what the driver says of a machine's instance.
+func (c *cloud) answerStatus(say func(*driverv1.Machine) *driverv1.Result) {
+	c.answer(func(_ context.Context, t *bus.Task) *driverv1.Result {
+		if t.Operation == status {
+			return say(bus.MachineOf(t.Request))
+		}
+
+		return nil
+	})
+}
+
 // answer sets what is asked first.
 func (c *cloud) answer(on func(ctx context.Context, t *bus.Task) *driverv1.Result) {
 	c.mu.Lock()

@@ -1,7 +1,6 @@
 package machine_test
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -10,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -153,13 +151,7 @@ func TestAdoptWithoutATarget(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.noTarget = true
-	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
-		if task.Operation == status {
-			return found(bus.MachineOf(task.Request))
-		}
-
-		return nil
-	})
+	r.cloud.answerStatus(found)
 	r.startDriver(t)
 	r.startManager(t)
 	m := r.machine("a")

@@ -60,25 +60,8 @@ type fleet struct {
 // watchFleet replays, in order, all that ever happens to the machines.
 func (r *rig) watchFleet(t *testing.T) *fleet {
 	t.Helper()
-	c, err := client.NewWithWatch(apiServer, client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w, err := c.Watch(t.Context(), &v1alpha1.MachineList{}, client.InNamespace(r.namespace))
-	if err != nil {
-		t.Fatal(err)
-	}
 	f := &fleet{now: map[string]*v1alpha1.Machine{}, failed: map[string]bool{}}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for e := range w.ResultChan() {
-			if m, ok := e.Object.(*v1alpha1.Machine); ok {
-				f.see(m, e.Type == watch.Deleted)
-			}
-		}
-	}()
-	t.Cleanup(func() { w.Stop(); <-done })
+	r.watch(t, func(what watch.EventType, m *v1alpha1.Machine) { f.see(m, what == watch.Deleted) })
 
 	return f
 }

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -425,6 +426,30 @@ func (r *rig) phase(t *testing.T, m *v1alpha1.Machine, want v1alpha1.MachinePhas
 func (r *rig) gone(t *testing.T, m *v1alpha1.Machine) {
 	t.Helper()
 	r.until(t, "gone", m, func(m *v1alpha1.Machine) bool { return m == nil })
+}
+
+// watch tells of all that happens to machines of the rig's namespace from now on, in
+// order, until the test ends.
+func (r *rig) watch(t *testing.T, tell func(what watch.EventType, m *v1alpha1.Machine)) {
+	t.Helper()
+	c, err := client.NewWithWatch(apiServer, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := c.Watch(t.Context(), &v1alpha1.MachineList{}, client.InNamespace(r.namespace))
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for e := range w.ResultChan() {
+			if m, ok := e.Object.(*v1alpha1.Machine); ok {
+				tell(e.Type, m)
+			}
+		}
+	}()
+	t.Cleanup(func() { w.Stop(); <-done })
 }
 
 // events returns the machine's Events as "Reason: message".

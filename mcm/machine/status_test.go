@@ -1,7 +1,6 @@
 package machine_test
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
@@ -11,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -104,13 +102,7 @@ func TestStatusBeforeCreation(t *testing.T) {
 			m := r.machine("a")
 			m.Spec.ProviderID = c.providerID
 			r.crashed(t, m)
-			r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
-				if task.Operation == status {
-					return c.answer(bus.MachineOf(task.Request))
-				}
-
-				return nil
-			})
+			r.cloud.answerStatus(c.answer)
 			r.startDriver(t)
 			r.startManager(t)
 			got := r.phase(t, m, v1alpha1.MachinePending)
@@ -144,13 +136,7 @@ func TestTakenOverInTheMiddleOfACreate(t *testing.T) {
 			m := r.machine("a")
 			m.Finalizers = []string{v1alpha1.FinalizerName}
 			r.create(t, m)
-			r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
-				if task.Operation == status {
-					return answer(bus.MachineOf(task.Request))
-				}
-
-				return nil
-			})
+			r.cloud.answerStatus(answer)
 			r.startDriver(t)
 			r.startManager(t)
 			r.phase(t, m, v1alpha1.MachinePending)
@@ -222,13 +208,7 @@ func TestStatusBeforeDeletion(t *testing.T) {
 			r.crashed(t, m)
 			r.join(t, m)
 			r.delete(t, m)
-			r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
-				if task.Operation == status {
-					return c.answer(bus.MachineOf(task.Request))
-				}
-
-				return nil
-			})
+			r.cloud.answerStatus(c.answer)
 			r.startDriver(t)
 			r.startManager(t)
 			r.gone(t, m)
@@ -321,13 +301,7 @@ func TestNodeStaysUnknown(t *testing.T) {
 			m.Spec.MachineDrainTimeout = &metav1.Duration{Duration: c.timeout}
 			r.crashed(t, m)
 			r.delete(t, m)
-			r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
-				if task.Operation == status {
-					return failure(driverv1.Code_CODE_OUT_OF_RANGE)
-				}
-
-				return nil
-			})
+			r.cloud.answerStatus(func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_OUT_OF_RANGE) })
 			r.startDriver(t)
 			r.startManager(t)
 			if c.force {

@@ -307,28 +307,15 @@ func TestNodeTransitions(t *testing.T) { //nolint:tparallel // what follows the 
 // statuses hears of every status that machines of the rig's namespace ever have.
 func (r *rig) statuses(t *testing.T) func(*v1alpha1.Machine) []v1alpha1.MachineStatus {
 	t.Helper()
-	c, err := client.NewWithWatch(apiServer, client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w, err := c.Watch(t.Context(), &v1alpha1.MachineList{}, client.InNamespace(r.namespace))
-	if err != nil {
-		t.Fatal(err)
-	}
 	var mu sync.Mutex
 	all := map[types.UID][]v1alpha1.MachineStatus{}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for event := range w.ResultChan() {
-			if m, ok := event.Object.(*v1alpha1.Machine); ok && event.Type == watch.Modified {
-				mu.Lock()
-				all[m.UID] = append(all[m.UID], m.Status)
-				mu.Unlock()
-			}
+	r.watch(t, func(what watch.EventType, m *v1alpha1.Machine) {
+		if what == watch.Modified {
+			mu.Lock()
+			defer mu.Unlock()
+			all[m.UID] = append(all[m.UID], m.Status)
 		}
-	}()
-	t.Cleanup(func() { w.Stop(); <-done })
+	})
 
 	return func(m *v1alpha1.Machine) []v1alpha1.MachineStatus {
 		mu.Lock()

@@ -3,11 +3,11 @@ package v1alpha1
 // AnnotationKeyOperation on a Machine is the journal of its operations: a JSON object that holds how many operations
 // are settled; the operation begun and when, while there is one; and after a failure which operation failed, the
 // earliest time for its next try (notBefore) and the version of the class it failed with; the provider that has the
-// instance; and whether the operation uses the class as it was last accepted (lastGood, see AnnotationKeyAccepted). The
-// operation's id follows from the Machine's uid, the operation and the number settled. The journal is written before the
-// first attempt and read back after a restart or a change of leader, so that an operation keeps its identity and is
-// never started twice. It is an annotation and not a status field because clusters may keep CRDs that drop status fields
-// unknown to them.
+// instance or was asked for it, and whether the create begun is the first that it is asked for (first); and whether the
+// operation uses the class as it was last accepted (lastGood, see AnnotationKeyAccepted). The operation's id follows
+// from the Machine's uid, the operation and the number settled. The journal is written before the first attempt and read
+// back after a restart or a change of leader, so that an operation keeps its identity and is never started twice. It is
+// an annotation and not a status field because clusters may keep CRDs that drop status fields unknown to them.
 const AnnotationKeyOperation = "machinebus.io/operation"
 
 // Annotations of MachineClasses.

@@ -232,7 +232,7 @@ func dropped(name, help string, count func() uint64) prometheus.Collector {
 func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	standard := m.options.settings.CreationTimeout
 	handler := &fetch.Handler{
-		Reader: m.manager.GetClient(), Machines: m.manager.GetAPIReader(), Operations: m.dispatcher, Removed: m.removed,
+		Reader: m.manager.GetClient(), Live: m.manager.GetAPIReader(), Operations: m.dispatcher, Removed: m.removed,
 		Reserved: m.options.keyName(), DefaultProvider: m.options.settings.DefaultProvider, UnderWay: machine.UnderWay,
 		CreationTimeout: func(m *v1alpha1.Machine) time.Duration { return machine.CreationTimeout(m, standard) },
 	}

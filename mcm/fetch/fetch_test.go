@@ -95,7 +95,7 @@ func newRig(t *testing.T) *rig {
 	}
 	r.objects, r.removed = objects, machineclass.NewRemoved(objects)
 	handler := &fetch.Handler{
-		Reader: objects, Operations: r.flying, Machines: r.Client, Removed: r.removed,
+		Reader: objects, Operations: r.flying, Live: r.Client, Removed: r.removed,
 		Reserved: client.ObjectKey{Namespace: r.namespace, Name: "seal"}, UnderWay: machine.UnderWay,
 	}
 	ctx, cancel := context.WithCancel(t.Context())

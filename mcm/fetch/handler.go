@@ -36,9 +36,11 @@ type Handler struct {
 	Reader client.Reader
 	// Operations knows what this manager has under way.
 	Operations InFlight
-	// Machines reads Machines as they are stored, not from a cache: their journals
-	// say what another manager has under way. Nil means that there is no other.
-	Machines client.Reader
+	// Live reads objects as they are stored, not from a cache. Another manager may
+	// have sent the request that a fetch is for: what it has under way stands in the
+	// Machines' journals, and what it referred to may not be in the cache here yet.
+	// Nil means that there is no other.
+	Live client.Reader
 	// Removed remembers classes and secrets that are gone; nil means that nothing
 	// does.
 	Removed Removed
@@ -87,17 +89,12 @@ func (h *Handler) Secret(ctx context.Context, provider string, req *driverv1.Fet
 		return nil, err
 	}
 	want := req.GetSecret()
-	secret, key := &corev1.Secret{}, client.ObjectKey{Namespace: want.GetNamespace(), Name: want.GetName()}
+	key := client.ObjectKey{Namespace: want.GetNamespace(), Name: want.GetName()}
 	if key == h.Reserved || !slices.Contains(v1alpha1.SecretsOf(class), key) {
 		return nil, dispatch.Errorf(dispatch.PermissionDenied, "MachineClass %s/%s may not have Secret %s: a class has those that it "+
 			"refers to, in its own namespace, and never the control plane's key", class.Namespace, class.Name, key)
 	}
-	err = h.Reader.Get(ctx, key, secret)
-	if apierrors.IsNotFound(err) && h.Removed != nil {
-		if removed := h.Removed.Secret(key); removed != nil {
-			secret, err = removed, nil
-		}
-	}
+	secret, err := h.readSecret(ctx, key, want)
 	if apierrors.IsNotFound(err) {
 		return nil, dispatch.Errorf(dispatch.NotFound, "Secret %s/%s does not exist", want.GetNamespace(), want.GetName())
 	}
@@ -117,21 +114,19 @@ func (h *Handler) Bootstrap(
 	if kind := dispatch.KindOf(req.GetOperationId()); kind != dispatch.Create && kind != dispatch.Initialize {
 		return nil, dispatch.Errorf(dispatch.PermissionDenied, "operation %s boots no instance", req.GetOperationId())
 	}
-	underWay := h.Operations.InFlight(provider, req.GetOperationId(), types.UID(req.GetMachineUid()))
-	if !underWay && h.Machines != nil {
-		var err error
-		if underWay, err = h.elsewhere(ctx, provider, req); err != nil {
+	m := &v1alpha1.Machine{}
+	err := h.Reader.Get(ctx, client.ObjectKey{Namespace: req.GetNamespace(), Name: req.GetMachine()}, m)
+	if !h.Operations.InFlight(provider, req.GetOperationId(), types.UID(req.GetMachineUid())) {
+		if m, err = h.elsewhere(ctx, provider, req); err != nil {
 			return nil, err
 		}
-	}
-	if !underWay {
-		return nil, dispatch.Errorf(dispatch.PermissionDenied, "no operation %s is under way at provider %s",
-			req.GetOperationId(), provider)
+		if m == nil {
+			return nil, dispatch.Errorf(dispatch.PermissionDenied, "no operation %s is under way at provider %s",
+				req.GetOperationId(), provider)
+		}
 	}
 
 	values := map[string]string{PlaceholderMachineName: req.GetMachine()}
-	m := &v1alpha1.Machine{}
-	err := h.Reader.Get(ctx, client.ObjectKey{Namespace: req.GetNamespace(), Name: req.GetMachine()}, m)
 	if h.Tokens == nil {
 		if err == nil {
 			err = h.wantsNoToken(ctx, m)
@@ -180,26 +175,34 @@ func (h *Handler) wantsNoToken(ctx context.Context, m *v1alpha1.Machine) error {
 	return nil
 }
 
-// elsewhere tells whether another manager, the leading one, has the operation
-// under way: fetches go to any of them.
-func (h *Handler) elsewhere(ctx context.Context, provider string, req *driverv1.FetchBootstrapRequest) (bool, error) {
+// elsewhere returns the machine as it is stored if another manager, the leading
+// one, has the operation under way, and nil if none has: fetches go to any of them.
+func (h *Handler) elsewhere(
+	ctx context.Context, provider string, req *driverv1.FetchBootstrapRequest,
+) (*v1alpha1.Machine, error) {
+	if h.Live == nil {
+		return nil, nil //nolint:nilnil // there is no other manager
+	}
 	m := &v1alpha1.Machine{}
-	err := h.Machines.Get(ctx, client.ObjectKey{Namespace: req.GetNamespace(), Name: req.GetMachine()}, m)
+	err := h.Live.Get(ctx, client.ObjectKey{Namespace: req.GetNamespace(), Name: req.GetMachine()}, m)
 	if apierrors.IsNotFound(err) {
-		return false, nil
+		return nil, nil //nolint:nilnil // nobody can have begun anything for it
 	}
 	if err != nil {
-		return false, fmt.Errorf("read machine: %w", err)
+		return nil, fmt.Errorf("read machine: %w", err)
 	}
 	if string(m.UID) != req.GetMachineUid() || h.UnderWay(m) != req.GetOperationId() {
-		return false, nil
+		return nil, nil //nolint:nilnil // as above
 	}
 	_, err = h.class(ctx, provider, &driverv1.ObjectReference{Namespace: m.Namespace, Name: m.Spec.Class.Name})
 	if dispatch.CodeOf(err) == dispatch.NotFound {
-		return false, nil
+		return nil, nil //nolint:nilnil // another provider's
+	}
+	if err != nil {
+		return nil, err
 	}
 
-	return err == nil, err
+	return m, nil
 }
 
 // userDataKey is the key of a class's secret that instances boot from.
@@ -211,13 +214,7 @@ const PlaceholderMachineName = "<<MACHINE_NAME>>"
 // class reads a class and refuses one of another provider as if there were
 // none: a driver learns nothing of others.
 func (h *Handler) class(ctx context.Context, provider string, ref *driverv1.ObjectReference) (*v1alpha1.MachineClass, error) {
-	class, key := &v1alpha1.MachineClass{}, client.ObjectKey{Namespace: ref.GetNamespace(), Name: ref.GetName()}
-	err := h.Reader.Get(ctx, key, class)
-	if apierrors.IsNotFound(err) && h.Removed != nil {
-		if removed := h.Removed.Class(key); removed != nil {
-			class, err = removed, nil
-		}
-	}
+	class, err := h.readClass(ctx, client.ObjectKey{Namespace: ref.GetNamespace(), Name: ref.GetName()}, ref)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("read class: %w", err)
 	}

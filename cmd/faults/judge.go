@@ -60,6 +60,16 @@ func (w *world) judge(ctx context.Context, out io.Writer) error {
 	if err := w.patiently(ctx, "nothing is left", w.gone); err != nil {
 		complain("%v", err)
 	}
+	err := w.patiently(ctx, "all that happened to Machines is known", func(ctx context.Context) error {
+		s, err := w.look(ctx)
+		if err != nil {
+			return err
+		}
+		return w.witness.caughtUp(s.machines)
+	})
+	if err != nil {
+		return err
+	}
 	return w.remains(ctx, complain)
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -81,6 +82,20 @@ func (w *witness) saw(o any, missed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seen[string(m.UID)] = g
+}
+
+// caughtUp returns an error while the witness has not heard of a Machine's end: after
+// a restart of the API server it hears of it late, and would take for lost what was to
+// go all along.
+func (w *witness) caughtUp(machines map[types.UID]*v1alpha1.Machine) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for uid, g := range w.seen {
+		if g.since.IsZero() && !g.missed && machines[types.UID(uid)] == nil {
+			return fmt.Errorf("the watch has not told yet that machine %s is gone", uid)
+		}
+	}
+	return nil
 }
 
 // allows tells whether a Machine's instance might be deleted at some time: not before

@@ -29,6 +29,13 @@ func TestWitness(t *testing.T) {
 	w.OnDelete(machine("to go", at))
 	w.OnDelete(machine("replaced", at.Add(time.Second)))
 	w.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: machine("missed", time.Time{})})
+	there := map[types.UID]*v1alpha1.Machine{"in use": machine("in use", time.Time{})}
+	if err := w.caughtUp(there); err != nil {
+		t.Errorf("all are known to be gone, but one that is not: %v", err)
+	}
+	if err := w.caughtUp(nil); err == nil {
+		t.Error("a machine that is gone was never seen to go, and that is enough")
+	}
 	for uid, tc := range map[string]struct {
 		reason string
 		want   bool

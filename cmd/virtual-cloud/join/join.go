@@ -163,12 +163,13 @@ func (j *Joiner) Knobs(k cloudapi.Knobs) {
 	}
 }
 
-// Run plays the kubelets until ctx ends, and returns when all requests have
+// Run plays the kubelets until ctx ends, and returns when all their requests have
 // ended. An API server that cannot be reached is tried for ever. Run may be
 // called once.
 func (j *Joiner) Run(ctx context.Context) {
+	// Nobody waits for the informers' end: while the API server is away they sleep for up
+	// to a minute at a time and hear nothing meanwhile (client-go's watch-list).
 	j.informers.Start(ctx.Done())
-	defer j.informers.Shutdown()
 	defer j.queue.ShutDown()
 	if !cache.WaitForCacheSync(ctx.Done(), j.synced) {
 		return

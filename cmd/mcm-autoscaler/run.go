@@ -36,6 +36,9 @@ const (
 	maxRequest = 64 << 20
 	// stopTimeout is for calls that run when the program is told to stop.
 	stopTimeout = 5 * time.Second
+	// endTimeout bounds the wait for everything: client-go's watches hear that they are
+	// to end only after their pause, which grows to a minute while the API server is away.
+	endTimeout = 10 * time.Second
 	// connectionAge is how long a client may stay: with a new connection it shows its
 	// certificate anew, and may get to another replica. connectionGrace is for the calls
 	// that it has running then.
@@ -103,7 +106,13 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	klog.Background().Info("starting", "version", version(), "listen", listener.Addr().String(), "plaintext", o.door.plaintext)
-	if err := g.manager.Start(ctx); err != nil {
+	err = g.manager.Start(ctx)
+	if ctx.Err() != nil && errors.Is(err, context.DeadlineExceeded) {
+		klog.Background().Info("ending although not all that runs has ended", "reason", err.Error())
+
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("run: %w", err)
 	}
 
@@ -132,7 +141,7 @@ func (g *gateway) connect() error {
 		caches.DefaultNamespaces = map[string]cache.Config{o.namespace: {}}
 	}
 	g.manager, err = ctrl.NewManager(control, ctrl.Options{
-		Scheme: scheme, Cache: caches, Metrics: metricsserver.Options{BindAddress: o.healthAddress()},
+		Scheme: scheme, Cache: caches, Metrics: metricsserver.Options{BindAddress: o.healthAddress()}, GracefulShutdownTimeout: new(endTimeout),
 	})
 	if err != nil {
 		return fmt.Errorf("set up for the cluster at %s: %w", control.Host, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,6 +27,11 @@ const (
 	noTarget  = "none"
 	inCluster = "inClusterConfig"
 )
+
+// stopTimeout bounds the wait for what runs when mcm is told to end, well below a
+// Pod's 30 s. client-go's watches hear of it only after their pause, which grows to a
+// minute while the API server is away.
+const stopTimeout = 10 * time.Second
 
 func newScheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
@@ -93,6 +99,7 @@ func (o *options) newManager(cfg *rest.Config, scheme *runtime.Scheme, lock *lea
 		LeaderElectionID:              leaseName,
 		LeaderElectionNamespace:       o.namespace,
 		LeaderElectionReleaseOnCancel: true,
+		GracefulShutdownTimeout:       new(stopTimeout),
 		LeaseDuration:                 &o.lease.leaseDuration,
 		RenewDeadline:                 &o.lease.renewDeadline,
 		RetryPeriod:                   &o.lease.retryPeriod,

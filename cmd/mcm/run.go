@@ -95,14 +95,24 @@ func run(ctx context.Context, o *options) error {
 	err = mgr.Start(ctx)
 	letGo() // who has lost the lead must not go on for as long as an operation takes
 	m.wait()
-	if errors.Is(err, syscall.EADDRINUSE) {
+
+	return ended(ctx, err)
+}
+
+// ended makes of how a manager has ended how mcm does.
+func ended(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil && errors.Is(err, context.DeadlineExceeded):
+		klog.Background().Info("ending although not all that runs has ended", "reason", err.Error())
+
+		return nil
+	case errors.Is(err, syscall.EADDRINUSE):
 		return portTaken(err) // since it was probed
-	}
-	if err != nil {
+	default:
 		return fmt.Errorf("run: %w", err)
 	}
-
-	return nil
 }
 
 // mcm holds the parts while they are put together.

@@ -1,6 +1,7 @@
 package fetch_test
 
 import (
+	"bytes"
 	"context"
 	"testing"
 	"time"
@@ -78,7 +79,7 @@ func TestBehind(t *testing.T) {
 		got, err := h.Class(t.Context(), "virtual", &driverv1.FetchClassRequest{Class: &driverv1.ObjectReference{
 			Namespace: want.Namespace, Name: want.Name, Uid: string(want.UID), ResourceVersion: want.ResourceVersion,
 		}})
-		if err != nil || string(got.GetProviderSpec()) != string(want.ProviderSpec.Raw) {
+		if err != nil || !bytes.Equal(got.GetProviderSpec(), want.ProviderSpec.Raw) {
 			t.Errorf("class %s is %s, %v, want %s", want.Name, got.GetProviderSpec(), err, want.ProviderSpec.Raw)
 		}
 	}

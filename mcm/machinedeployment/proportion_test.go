@@ -136,18 +136,27 @@ func TestUnmarked(t *testing.T) {
 		others   int // running machines beside the marked ones
 		marks    []string
 		want     counts
+		phase    v1alpha1.MachinePhase // of the marked ones; Running if empty
 	}{
-		"none":    {"all stay", 2, 2, nil, full(2)},
-		"one":     {"one goes, and its place with it", 3, 2, []string{last}, counts{Replicas: 2, Active: 2, Available: 2, Terminating: 1}},
-		"later":   {"the set will not have heard of that", 3, 2, []string{after}, full(3)},
-		"surplus": {"the set has one too many and takes the marked one", 2, 2, []string{before}, counts{Replicas: 2, Active: 2, Available: 2, Terminating: 1}},
+		"none":    {"all stay", 2, 2, nil, full(2), ""},
+		"one":     {"one goes, and its place with it", 3, 2, []string{last}, counts{Replicas: 2, Active: 2, Available: 2, Terminating: 1}, ""},
+		"later":   {"the set will not have heard of that", 3, 2, []string{after}, full(3), ""},
+		"surplus": {"the set has one too many and takes the marked one", 2, 2, []string{before}, counts{Replicas: 2, Active: 2, Available: 2, Terminating: 1}, ""},
 		"both": {
 			"one is surplus, for the other one there is a place", 3, 2,
 			[]string{before, last},
 			counts{Replicas: 2, Active: 2, Available: 2, Terminating: 2},
+			"",
 		},
-		"incomplete": {"what the set has yet to make is still to come", 3, 1, []string{last}, counts{Replicas: 2, Active: 1, Available: 1, Terminating: 1}},
-		"all":        {"nothing is less than none", 0, 0, []string{before, last}, counts{Terminating: 2}},
+		"incomplete": {"what the set has yet to make is still to come", 3, 1, []string{last}, counts{Replicas: 2, Active: 1, Available: 1, Terminating: 1}, ""},
+		"all":        {"nothing is less than none", 0, 0, []string{before, last}, counts{Terminating: 2}, ""},
+		"failed": {
+			"the set deletes it, preserved or not, and misses it", 3, 2,
+			[]string{last},
+			counts{Replicas: 2, Active: 2, Available: 2, Terminating: 1},
+			v1alpha1.MachineFailed,
+		},
+		"going": {"the set does not count it any more", 2, 2, []string{last}, counts{Replicas: 2, Active: 3, Available: 2}, v1alpha1.MachineTerminating},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -159,6 +168,9 @@ func TestUnmarked(t *testing.T) {
 				m := &v1alpha1.Machine{}
 				m.Status.CurrentStatus.Phase = v1alpha1.MachineRunning
 				if i < len(tc.marks) {
+					if tc.phase != "" {
+						m.Status.CurrentStatus.Phase = tc.phase
+					}
 					m.Annotations = map[string]string{
 						v1alpha1.AnnotationKeyMachinePriority: v1alpha1.MachinePriorityDelete, v1alpha1.AnnotationKeyMarkedForDeletionTime: tc.marks[i],
 					}

@@ -78,7 +78,7 @@ func (p *pass) chosen(ctx context.Context, machines map[string]*v1alpha1.Machine
 		machines[name] = m
 		p.machines[p.sets[i].UID] = append(p.machines[p.sets[i].UID], m)
 	}
-	if lost(m) {
+	if going(m) {
 		return nil, nil
 	}
 
@@ -91,11 +91,15 @@ func isTime(text string) bool {
 	return err == nil
 }
 
-// lost tells of a machine that is going anyway.
-func lost(m *v1alpha1.Machine) bool {
-	phase := m.Status.CurrentStatus.Phase
+// going tells of a machine that is on its way out. A Failed one is not: it may
+// recover, or be preserved, and then its set would delete another one in its place.
+func going(m *v1alpha1.Machine) bool {
+	return !m.DeletionTimestamp.IsZero() || m.Status.CurrentStatus.Phase == v1alpha1.MachineTerminating
+}
 
-	return !m.DeletionTimestamp.IsZero() || phase == v1alpha1.MachineFailed || phase == v1alpha1.MachineTerminating
+// lost tells of a machine that no work can be put on any more.
+func lost(m *v1alpha1.Machine) bool {
+	return going(m) || m.Status.CurrentStatus.Phase == v1alpha1.MachineFailed
 }
 
 func (p *pass) mark(ctx context.Context, m *v1alpha1.Machine, at string) error {
@@ -125,7 +129,7 @@ func (p *pass) mark(ctx context.Context, m *v1alpha1.Machine, at string) error {
 // hears of the deployment's last change.
 func (p *pass) marked(m *v1alpha1.Machine) bool {
 	last, err := time.Parse(time.RFC3339, p.deployment.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler])
-	if err != nil || lost(m) || m.Annotations[v1alpha1.AnnotationKeyMachinePriority] != v1alpha1.MachinePriorityDelete {
+	if err != nil || going(m) || m.Annotations[v1alpha1.AnnotationKeyMachinePriority] != v1alpha1.MachinePriorityDelete {
 		return false
 	}
 	at, err := time.Parse(time.RFC3339, m.Annotations[v1alpha1.AnnotationKeyMarkedForDeletionTime])

@@ -82,6 +82,47 @@ func TestTrigger_Marks(t *testing.T) {
 	}
 }
 
+// TestTrigger_Failed has a chosen machine fail before the controller looks: it stays
+// the one to go, or its set would delete another one while it is preserved.
+func TestTrigger_Failed(t *testing.T) {
+	t.Parallel()
+	const at, trigger = "2026-08-11T07:00:00Z", "node.machine.sapcloud.io/trigger-deletion-by-mcm"
+	r := newRunningRig(t)
+	d := r.deployment(2)
+	r.create(t, d)
+	r.complete(t, d)
+	r.player.sleep()
+	all := r.machines(t)
+	chosen, other := &all[0], &all[1]
+	chosen.Status.CurrentStatus.Phase = v1alpha1.MachineFailed
+	if err := r.Status().Update(t.Context(), chosen); err != nil {
+		t.Fatal(err)
+	}
+	r.change(t, d, func(d *v1alpha1.MachineDeployment) {
+		d.Spec.Replicas = 1
+		d.Annotations[trigger] = chosen.Name + "~" + at
+		d.Annotations["machine.sapcloud.io/last-deployment-replica-change-by-scaler-time"] = at
+	})
+	marked := func(name string) bool {
+		for _, m := range r.machines(t) {
+			if m.Name == name {
+				return m.Annotations["machine.sapcloud.io/marked-for-deletion-time"] == at
+			}
+		}
+
+		return false
+	}
+	r.until(t, "the mark, and the replicas", d, func(*v1alpha1.MachineDeployment) bool {
+		return marked(chosen.Name) && r.replicas(t)["small"] == 1
+	})
+	// Passes later, which know that it is Failed, too.
+	r.change(t, d, func(d *v1alpha1.MachineDeployment) { d.Annotations[trigger] += "," + other.Name + "~" + at })
+	r.until(t, "the other's mark", d, func(*v1alpha1.MachineDeployment) bool { return marked(other.Name) })
+	r.until(t, "both entries", d, func(d *v1alpha1.MachineDeployment) bool {
+		return d.Annotations[trigger] == chosen.Name+"~"+at+","+other.Name+"~"+at
+	})
+}
+
 // rolling brings a deployment of four, one more and one less, to the middle of a
 // rollout: two old machines run and one is on its way out, of two new ones one runs.
 // What it returns lets the old one go.

@@ -10,10 +10,17 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-func old(c counts, before int32) share { return share{counts: c, Max: before, Most: c.most()} }
+func old(c counts, before int32) share { return share{counts: c, Max: before} }
 
-func latest(c counts, before int32) share {
-	return share{counts: c, Max: before, Most: c.most(), Latest: true}
+func latest(c counts, before int32) share { return share{counts: c, Max: before, Grows: true} }
+
+// room is what shares leave of what is allowed.
+func room(allowed int32, shares []share) int32 {
+	for _, s := range shares {
+		allowed -= s.most()
+	}
+
+	return allowed
 }
 
 func TestDivide(t *testing.T) {
@@ -31,9 +38,9 @@ func TestDivide(t *testing.T) {
 			[]int32{4, 8},
 		},
 		"GrowWithoutLatest": {
-			"or to the youngest, when the rollout to the latest has not begun", 10, 0,
+			"or to none, when the rollout to the latest has not begun: it begins with them", 10, 0,
 			[]share{old(full(4), 6), old(full(2), 6)},
-			[]int32{4, 6},
+			[]int32{4, 2},
 		},
 		"Shrink": {
 			"fewer are taken in proportion", 5, 1,
@@ -69,7 +76,11 @@ func TestDivide(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := divide(tc.desired, limits{surge: tc.surge}, tc.shares)
+			allowed := tc.desired + tc.surge
+			if tc.desired == 0 {
+				allowed = 0
+			}
+			got := divide(tc.desired, allowed, room(allowed, tc.shares), tc.shares)
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("%s: -want, +got:\n%s", tc.reason, diff)
 			}
@@ -81,18 +92,22 @@ func TestDivide(t *testing.T) {
 func TestDivide_Invariants(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		l := limits{surge: rapid.Int32Range(0, 5).Draw(t, "surge")}
+		surge := rapid.Int32Range(0, 5).Draw(t, "surge")
 		before, desired := rapid.Int32Range(1, 30).Draw(t, "before"), rapid.Int32Range(0, 30).Draw(t, "desired")
-		left := before + l.surge
+		left := before + surge
 		var shares []share
 		for range rapid.IntRange(1, 4).Draw(t, "sets") {
 			n := rapid.Int32Range(0, left).Draw(t, "replicas")
 			left -= n
 			c := counts{Replicas: n, Active: n, Available: rapid.Int32Range(0, n).Draw(t, "available")}
-			shares = append(shares, old(c, before+l.surge))
+			shares = append(shares, old(c, before+surge))
 		}
-		shares[rapid.IntRange(0, len(shares)-1).Draw(t, "latest")].Latest = true
-		got := divide(desired, l, shares)
+		shares[rapid.IntRange(0, len(shares)-1).Draw(t, "latest")].Grows = true
+		allowed := desired + surge
+		if desired == 0 {
+			allowed = 0
+		}
+		got := divide(desired, allowed, room(allowed, shares), shares)
 		var was, sum, worked, work int32
 		for i, s := range shares {
 			was += s.Replicas
@@ -102,16 +117,12 @@ func TestDivide_Invariants(t *testing.T) {
 			if got[i] < 0 {
 				t.Fatalf("set %d gets %d replicas", i, got[i])
 			}
-			if !s.Latest && got[i] > s.Replicas {
+			if !s.Grows && got[i] > s.Replicas {
 				t.Fatalf("old set %d grows from %d to %d", i, s.Replicas, got[i])
 			}
 		}
 		if work < min(worked, desired) {
 			t.Fatalf("%d of %d available machines are left, though %d are needed: %v", work, worked, desired, got)
-		}
-		allowed := desired + l.surge
-		if desired == 0 {
-			allowed = 0
 		}
 		if sum > allowed {
 			t.Fatalf("%d replicas, want at most %d: %v", sum, allowed, got)

@@ -28,11 +28,12 @@ func (p *pass) markTriggered(ctx context.Context) (bool, error) {
 		}
 	}
 	var kept []string
+	untimed := p.untimed()
 	seen := map[string]bool{}
 	for entry := range strings.SplitSeq(text, ",") {
 		name, at, timed := strings.Cut(strings.TrimSpace(entry), "~")
 		if !timed {
-			at = p.now.UTC().Format(time.RFC3339Nano) // of an autoscaler that gives no time
+			at = untimed
 		}
 		m, err := p.chosen(ctx, machines, name, at)
 		if err != nil {
@@ -56,6 +57,22 @@ func (p *pass) markTriggered(ctx context.Context) (bool, error) {
 	}
 
 	return true, p.patch(ctx)
+}
+
+// untimed is the time of an entry of an autoscaler that gives none: that of the
+// change of replicas in the same write. A change that sets have heard of already
+// was another one: by its time they would delete the machine before they have the
+// replicas for that, and make one more.
+func (p *pass) untimed() string {
+	at := p.deployment.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler]
+	heard := slices.ContainsFunc(p.sets, func(set *v1alpha1.MachineSet) bool {
+		return set.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler] == at
+	})
+	if isTime(at) && !heard {
+		return at
+	}
+
+	return p.now.UTC().Format(time.RFC3339Nano)
 }
 
 // chosen is the machine that an entry of the annotation means; nil when it is not

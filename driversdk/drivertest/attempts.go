@@ -65,7 +65,7 @@ func checkOneAtATime(ctx context.Context, s *suite) error {
 		return err
 	}
 	defer p.release()
-	id := p.m.operation(driverv1.Operation_OPERATION_DELETE)
+	id := p.m.operation(remove)
 	r, err := s.mutation(ctx, p.m, id, s.deleteBody(p.m))
 	if err != nil {
 		return err
@@ -88,112 +88,8 @@ func checkOneAtATime(ctx context.Context, s *suite) error {
 	return err
 }
 
-// attachTo asks for an operation that the replica has already.
-func (s *suite) attachTo(ctx context.Context, p *pending) (*exchange, error) {
-	r, err := s.mutation(ctx, p.m, p.id, s.createBody(p.m))
-	if err != nil {
-		return nil, err
-	}
-	x, err := s.send(r)
-	if err != nil {
-		return nil, err
-	}
-
-	err = x.acceptedFrame(ctx)
-
-	return x, err
-}
-
-func checkAttach(ctx context.Context, s *suite) error {
-	p, err := s.begin(ctx, create)
-	if err != nil {
-		return err
-	}
-	defer p.release()
-	x, err := s.attachTo(ctx, p)
-	if err != nil {
-		return fmt.Errorf("asked for an operation that runs: %w", err)
-	}
-	p.release()
-	result, err := x.result(ctx, s.late())
-	if err != nil {
-		return fmt.Errorf("asked for an operation that runs: %w", err)
-	}
-	instance, err := createdOf(result)
-	if err != nil {
-		return err
-	}
-	both := s.alsoEarlier(ctx, p)
-	s.acknowledge(p.id)
-	if both {
-		return errors.New("the result went to the earlier reply subject as well")
-	}
-
-	return s.one(ctx, p.m, instance.GetProviderId())
-}
-
-// alsoEarlier tells whether a result came to where the operation was asked for
-// first. One that was made a second time may come a moment after the other.
-func (s *suite) alsoEarlier(ctx context.Context, p *pending) bool {
-	const moment, look = 500 * time.Millisecond, 20 * time.Millisecond
-	for range moment / look {
-		s.mu.Lock()
-		n := p.results
-		s.mu.Unlock()
-		if n > 0 {
-			return true
-		}
-		pause := time.NewTimer(look)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
-
-			return false
-		}
-	}
-
-	return false
-}
-
-func checkKept(ctx context.Context, s *suite) error {
-	m := s.newMachine()
-	id := m.operation(create)
-	results := make([]*driverv1.Result, 2)
-	for n := range results {
-		r, err := s.mutation(ctx, m, id, s.createBody(m))
-		if err != nil {
-			return err
-		}
-		x, err := s.send(r)
-		if err != nil {
-			return err
-		}
-		if results[n], err = x.result(ctx, s.late()); err != nil {
-			return fmt.Errorf("asked for the %d. time: %w", n+1, err)
-		}
-	}
-	was, is := results[0].GetCreate().GetInstance(), results[1].GetCreate().GetInstance()
-	if was.GetProviderId() == "" || was.GetProviderId() != is.GetProviderId() {
-		return fmt.Errorf("asked again before it was acknowledged, the result was %s (instance %q), after %s (instance %q)",
-			said(results[1]), is.GetProviderId(), said(results[0]), was.GetProviderId())
-	}
-	held, err := s.ops(ctx, id, 0)
-	switch {
-	case err != nil:
-		return err
-	case len(held.GetOperations()) == 0:
-		return errors.New("ops does not tell of an operation whose result was not acknowledged")
-	case held.GetResult() == nil:
-		return errors.New("ops for one settled operation comes without its result")
-	}
-	s.acknowledge(id)
-
-	return s.one(ctx, m, was.GetProviderId())
-}
-
 func checkAccepts(ctx context.Context, s *suite) error {
-	p, err := s.begin(ctx, driverv1.Operation_OPERATION_DELETE)
+	p, err := s.begin(ctx, remove)
 	if err != nil {
 		return err
 	}
@@ -238,7 +134,7 @@ func checkSlots(ctx context.Context, s *suite) error {
 	if slots == 0 || slots > slotsFilled {
 		return skipf("the replica has %d slots, and the suite fills 1 to %d", slots, slotsFilled)
 	}
-	p, err := s.begin(ctx, driverv1.Operation_OPERATION_DELETE)
+	p, err := s.begin(ctx, remove)
 	if err != nil {
 		return err
 	}
@@ -247,7 +143,7 @@ func checkSlots(ctx context.Context, s *suite) error {
 	refused := false
 	for range slots { // one more than there is room for
 		m := s.newMachine()
-		r, err := s.mutation(ctx, m, m.operation(driverv1.Operation_OPERATION_DELETE), s.deleteBody(m))
+		r, err := s.mutation(ctx, m, m.operation(remove), s.deleteBody(m))
 		if err != nil {
 			return err
 		}
@@ -304,35 +200,6 @@ func checkCancel(ctx context.Context, s *suite) error {
 	return s.none(ctx, p.m, "the create was cancelled with nothing begun")
 }
 
-func checkDenial(ctx context.Context, s *suite) error {
-	m := s.newMachine()
-	id := m.operation(driverv1.Operation_OPERATION_DELETE)
-	held, err := s.ops(ctx, id, 1)
-	if err != nil {
-		return err
-	}
-	if len(held.GetOperations()) > 0 {
-		return errors.New("ops tells of an operation that nobody asked for")
-	}
-	r, err := s.mutation(ctx, m, id, s.deleteBody(m))
-	if err != nil {
-		return err
-	}
-	x, err := s.send(r)
-	if err != nil {
-		return err
-	}
-	f, err := x.first(ctx, s.cfg.Patience)
-	if err == nil && f.GetBusy() == nil {
-		err = fmt.Errorf("it said that it does not hold the attempt, and then answered it %s", describe(f))
-	}
-	if errors.Is(err, errNoFrame) {
-		return nil
-	}
-
-	return err
-}
-
 // atCloud sends a create and returns when the cloud is at it.
 func (s *suite) atCloud(ctx context.Context, timeout time.Duration) (p *pending, err error) {
 	cloud := s.cfg.Cloud
@@ -368,8 +235,7 @@ func checkUnlooked(ctx context.Context, s *suite) error {
 	undo := s.fetches.alter(func(f *fetches) { f.away = true })
 	defer undo()
 	fetched := s.fetches.count(whatClass)
-	result, err := s.attempt(ctx, m, m.operation(create), s.createBody(m),
-		func(env *driverv1.Envelope) { env.Recover, env.Attempt = true, 2 })
+	result, err := s.attempt(ctx, m, m.operation(create), s.createBody(m), recovering)
 	switch {
 	case err != nil:
 		return fmt.Errorf("create with recover, and no class to be had: %w", err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/machinebus/machinebus/bus"
@@ -48,6 +49,10 @@ type Config struct {
 	Repeat int
 	// Only are the ids of the clauses to check; none means all.
 	Only []string
+	// Strict: a clause that binds the driver, and could not be looked at, fails, unless
+	// MaySkip has its id.
+	Strict  bool
+	MaySkip []string
 	// Cloud lends a look at what the bus does not show.
 	Cloud Cloud
 	// Process lets the driver be stopped and started; nil when that is not ours to
@@ -143,6 +148,9 @@ func (c Config) checkNames() []error {
 func (c Config) complete() (Config, error) {
 	c = c.withDefaults()
 	errs := c.checkNames()
+	if len(c.MaySkip) > 0 && !c.Strict {
+		errs = append(errs, errors.New("clauses that may be skipped are named, and any may: that needs strict"))
+	}
 	if c.Timeout < 0 || c.Wait < 0 || c.Patience < 0 || c.Repeat < 0 {
 		errs = append(errs, errors.New("timeout, wait, patience and repeat must not be negative"))
 	}
@@ -157,7 +165,7 @@ func (c Config) complete() (Config, error) {
 			errs = append(errs, fmt.Errorf("the class refers to secret %s/%s, which was not given", ref.Namespace, ref.Name))
 		}
 	}
-	for _, id := range c.Only {
+	for _, id := range slices.Concat(c.Only, c.MaySkip) {
 		if _, ok := clauseOf(id); !ok {
 			errs = append(errs, fmt.Errorf("there is no clause %q", id))
 		}

@@ -306,6 +306,12 @@ func (s *suite) onClaim(m *nats.Msg) {
 		return
 	}
 	s.mu.Lock()
+	known := len(s.sessions[env.GetReplica()]) > 0
+	s.mu.Unlock()
+	if replica := env.GetReplica(); !known {
+		s.blamef("ENV-7", "the envelope of a claim says replica %q, which is none that has sent a session", replica)
+	}
+	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.claimed = append(s.claimed, claimed{env, m.Subject, m.Header.Get(headerExpected)})
 }

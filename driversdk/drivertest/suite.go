@@ -80,7 +80,7 @@ func open(ctx context.Context, cfg Config) (*suite, error) {
 	s := &suite{
 		cfg: cfg, prefix: "conformance-" + strings.ToLower(rand.Text()[:8]) + "-",
 		exchanges: map[string]*exchange{}, sessions: map[string][]session{}, blames: map[string][]string{},
-		groupCalls: map[string]*groupCall{}, groupsWere: map[string]*groupState{},
+		groupCalls: map[string]*groupCall{}, groupsWere: map[string]*groupState{}, epoch: 1,
 	}
 	if s.conn, err = bus.Connect(ctx, cfg.NATS); err != nil {
 		return nil, err

@@ -20,7 +20,7 @@ async function ask(what, body) {
     try {
       const m = await wire.nc.request(`mcm.v1.${CLUSTER}.fetch.${PROVIDER}.${what}`, encode(body), { timeout: 2000 });
       const env = decode(m.data), answer = env[env.body];
-      if (answer.status?.code) throw Object.assign(new Error(answer.status.message), { code: answer.status.code });
+      if (answer.status?.code) throw Object.assign(new Error(answer.status.message), { code: answer.status.code, retryAfter: answer.status.retryAfter });
       return answer;
     } catch (e) {
       if (e.code > 0) throw e; // mcm's answer

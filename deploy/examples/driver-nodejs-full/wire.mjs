@@ -43,7 +43,7 @@ export class Wire {
     return wire;
   }
 
-  // publish sends at once or never: what comes late does harm.
+  // publish sends at once or never: what comes late does harm. It throws when the server takes no messages of that size.
   publish(subject, data, options) {
     if (!this.up) return false;
     this.nc.publish(subject, data, options);
@@ -65,10 +65,8 @@ export class Wire {
         const conflict = ack.error?.err_code === 10071 || ack.error?.err_code === 10164;
         resolve(conflict ? { conflict, there: there && BigInt(there[1]) } : { none: ack.error?.description });
       } });
-      if (!this.publish(subject, encode(env), { reply: inbox, headers: h })) {
-        sub.unsubscribe();
-        resolve({ none: "not connected" });
-      }
+      const unsent = (why) => { sub.unsubscribe(); resolve({ none: why }); };
+      try { if (!this.publish(subject, encode(env), { reply: inbox, headers: h })) unsent("not connected"); } catch (e) { unsent(e.message); }
     });
   }
 }

@@ -25,6 +25,8 @@ type suite struct {
 	nc      *nats.Conn
 	caller  *bus.Caller // makes the operations stream
 	fetches *fetches
+	onFetch nats.MsgHandler
+	fetched *nats.Subscription
 	replies string // prefix of reply subjects
 	prefix  string // of machines' names
 	close   []func()
@@ -122,16 +124,15 @@ func (s *suite) listen(ctx context.Context) error {
 	s.close = append(s.close, stop)
 	s.replies = s.below("reply." + s.cfg.Provider + "." + nuid.Next() + ".")
 	s.groupReplies = s.below("reply." + s.cfg.Provider + "." + nuid.Next() + ".")
-	onFetch := func(m *nats.Msg) { s.fetches.onFetch(fetchCtx, m) }
+	s.onFetch = func(m *nats.Msg) { s.fetches.onFetch(fetchCtx, m) }
 	subjects := map[string]nats.MsgHandler{
 		s.replies + "*": s.onReply,
 		s.below("session." + s.cfg.Provider + ".*"): s.onSession,
 		s.below("claim." + s.cfg.Provider + ".*"):   s.onClaim,
-		s.below("fetch." + s.cfg.Provider + ".*"):   onFetch,
 	}
 	subjects[s.groupReplies+"*"] = s.onGroupReply
 	if s.cfg.OtherCluster != "" {
-		subjects["mcm.v1."+s.cfg.OtherCluster+".fetch."+s.cfg.Provider+".*"] = onFetch
+		subjects["mcm.v1."+s.cfg.OtherCluster+".fetch."+s.cfg.Provider+".*"] = s.onFetch
 		subjects["mcm.v1."+s.cfg.OtherCluster+".reply."+s.cfg.Provider+".*.*"] = s.onReply
 	}
 	for subject, f := range subjects {
@@ -139,11 +140,32 @@ func (s *suite) listen(ctx context.Context) error {
 			return fmt.Errorf("subscribe to %s: %w", subject, err)
 		}
 	}
-	if err := s.flush(ctx); err != nil {
+	if err := s.answerFetches(ctx); err != nil {
 		return err
 	}
 
 	return s.startCaller()
+}
+
+// answerFetches has fetches of the control plane answered, from the time it returns.
+func (s *suite) answerFetches(ctx context.Context) error {
+	subject := s.below("fetch." + s.cfg.Provider + ".*")
+	var err error
+	if s.fetched, err = s.nc.Subscribe(subject, s.onFetch); err != nil {
+		return fmt.Errorf("subscribe to %s: %w", subject, err)
+	}
+
+	return s.flush(ctx)
+}
+
+// leaveFetches is as if no manager were there to be asked, until answerFetches.
+func (s *suite) leaveFetches(ctx context.Context) error {
+	if err := s.fetched.Unsubscribe(); err != nil {
+		return fmt.Errorf("unsubscribe from %s: %w", s.fetched.Subject, err)
+	}
+	s.fetches.touch()
+
+	return s.flush(ctx)
 }
 
 // flush waits until the server has taken all subscriptions.

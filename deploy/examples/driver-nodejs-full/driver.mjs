@@ -23,7 +23,7 @@ async function ask(what, body) {
       if (answer.status?.code) throw Object.assign(new Error(answer.status.message), { code: answer.status.code, retryAfter: answer.status.retryAfter });
       return answer;
     } catch (e) {
-      if (e.code > 0) throw e; // mcm's answer
+      if (Number.isInteger(e.code)) throw e; // mcm's answer; those of NATS are text, such as "503"
       if (tries === 1) throw failure("UNAVAILABLE", `fetch ${what}: ${e.message}`);
     }
   }

@@ -209,7 +209,7 @@ export class Replica {
     try {
       return { status: {}, ...(await Promise.race([this.operations[h.op](h.request, task), late])) };
     } catch (e) {
-      const code = deadline.aborted ? Code.CODE_DEADLINE_EXCEEDED : e.code > 0 ? e.code : Code.CODE_UNKNOWN;
+      const code = deadline.aborted ? Code.CODE_DEADLINE_EXCEEDED : Number.isInteger(e.code) && e.code > 0 ? e.code : Code.CODE_UNKNOWN;
       const unlooked = h.op === "create" && h.env.recover && !h.begun; // what an earlier attempt has made is not known
       const unknown = MUTATIONS.includes(h.op) && (!!e.outcomeUnknown || unlooked || (!!h.begun && deadline.aborted)); // [RESULT-3]
       return { status: { code, message: e.message, retryAfter: e.retryAfter }, outcomeUnknown: unknown };

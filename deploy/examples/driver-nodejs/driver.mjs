@@ -77,7 +77,7 @@ async function resultOf(env) {
     return await operations[env.body](env[env.body], await specOf(env[env.body].class.class, signal), signal, env.operationId);
   } catch (e) {
     const unlooked = env.body === "create" && env.recover && !e.begun; // what an earlier attempt has made is not known [RESULT-3]
-    return { status: { code: e.code > 0 ? e.code : Code.CODE_UNKNOWN, message: e.message, retryAfter: e.retryAfter }, outcomeUnknown: !!e.outcomeUnknown || unlooked };
+    return { status: { code: Number.isInteger(e.code) && e.code > 0 ? e.code : Code.CODE_UNKNOWN, message: e.message, retryAfter: e.retryAfter }, outcomeUnknown: !!e.outcomeUnknown || unlooked };
   }
 }
 

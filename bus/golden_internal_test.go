@@ -67,7 +67,7 @@ func goldenKinds(t *testing.T) map[string]goldenKind {
 
 				return env, proto.Unmarshal(payload, env)
 			},
-			encode: func(m proto.Message) ([]byte, error) { return protojson.Marshal(m) },
+			encode: protojson.Marshal,
 		},
 	}
 }

@@ -61,7 +61,7 @@ func goldenGroupAnswers() map[string]*nodegroupv1.Envelope {
 					Taints: []*driverv1.Taint{{Key: "dedicated", Value: "db", Effect: "NoSchedule"}},
 				},
 				Options: &nodegroupv1.Options{
-					ScaleDownUtilizationThreshold: proto.Float64(0.5), ScaleDownGpuUtilizationThreshold: proto.Float64(0),
+					ScaleDownUtilizationThreshold: new(0.5), ScaleDownGpuUtilizationThreshold: new(0.0),
 					ScaleDownUnneededTime: durationpb.New(10 * time.Minute), ScaleDownUnreadyTime: durationpb.New(20 * time.Minute),
 					MaxNodeProvisionTime: durationpb.New(15 * time.Minute),
 				},

@@ -132,10 +132,16 @@ func (s *suite) superseded(ctx context.Context) error {
 	if _, err := p.result(ctx, s.late()); err != nil {
 		return err
 	}
-	if x, err = third(); err != nil {
-		return err
-	}
-	if _, err := x.result(ctx, s.late()); err != nil {
+	if err := s.eventually(ctx, "the replica takes the third attempt", func() (bool, error) {
+		if x, err = third(); err == nil {
+			_, err = x.result(ctx, s.late())
+		}
+		if _, busy := errors.AsType[*busyError](err); busy {
+			return false, nil
+		}
+
+		return err == nil, err
+	}); err != nil {
 		return err
 	}
 	s.acknowledge(p.id)

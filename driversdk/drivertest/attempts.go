@@ -65,27 +65,37 @@ func checkOneAtATime(ctx context.Context, s *suite) error {
 		return err
 	}
 	defer p.release()
-	id := p.m.operation(remove)
-	r, err := s.mutation(ctx, p.m, id, s.deleteBody(p.m))
-	if err != nil {
-		return err
-	}
-	x, err := s.send(r)
-	if err != nil {
-		return err
-	}
-	f, err := x.first(ctx, s.cfg.Patience)
-	if err != nil {
+	if err := s.refusesSecond(ctx, p.m); err != nil {
 		return fmt.Errorf("while a create of the machine runs: %w", err)
-	}
-	if f.GetBusy() == nil {
-		return fmt.Errorf("while a create of the machine runs, a delete was answered %s, not busy", describe(f))
 	}
 	p.release()
 	_, err = p.result(ctx, s.late())
 	s.acknowledge(p.id)
 
 	return err
+}
+
+// refusesSecond asks for a delete of a machine that has a create running. A replica that
+// has no lease at the moment says that first.
+func (s *suite) refusesSecond(ctx context.Context, m *machine) error {
+	id := m.operation(remove)
+
+	return s.eventually(ctx, "a delete is answered busy (BUSY_REASON_MACHINE)", func() (bool, error) {
+		r, err := s.mutation(ctx, m, id, s.deleteBody(m))
+		if err != nil {
+			return false, err
+		}
+		x, err := s.send(r)
+		if err != nil {
+			return false, err
+		}
+		f, err := x.first(ctx, s.cfg.Patience)
+		if err == nil && f.GetBusy() == nil {
+			err = fmt.Errorf("a delete was answered %s, not busy", describe(f))
+		}
+
+		return f.GetBusy().GetReason() == driverv1.BusyReason_BUSY_REASON_MACHINE, err
+	})
 }
 
 func checkAccepts(ctx context.Context, s *suite) error {
@@ -200,12 +210,24 @@ func checkCancel(ctx context.Context, s *suite) error {
 	return s.none(ctx, p.m, "the create was cancelled with nothing begun")
 }
 
-// atCloud sends a create and returns when the cloud is at it.
+// atCloud sends a create and returns when the cloud is at it. On a machine that stalls
+// the time may be over before: then there is more of it for the next one.
 func (s *suite) atCloud(ctx context.Context, timeout time.Duration) (p *pending, err error) {
-	cloud := s.cfg.Cloud
-	if cloud.Hold == nil || cloud.Held == nil {
+	if cloud := s.cfg.Cloud; cloud.Hold == nil || cloud.Held == nil {
 		return nil, skipf("needs a cloud that holds a create up (Config.Cloud.Hold)")
 	}
+	for range windows {
+		if p, err = s.atCloudWithin(ctx, timeout); err == nil || ctx.Err() != nil {
+			break
+		}
+		timeout *= 2
+	}
+
+	return p, err
+}
+
+func (s *suite) atCloudWithin(ctx context.Context, timeout time.Duration) (p *pending, err error) {
+	cloud := s.cfg.Cloud
 	p = &pending{m: s.newMachine()}
 	if p.release, err = cloud.Hold(ctx, p.m.GetName()); err != nil {
 		return nil, err
@@ -219,7 +241,11 @@ func (s *suite) atCloud(ctx context.Context, timeout time.Duration) (p *pending,
 		err = p.acceptedFrame(ctx)
 	}
 	if err == nil {
-		err = cloud.Held(ctx, p.m.GetName())
+		limit, cancel := context.WithTimeoutCause(ctx, timeout+silence, fmt.Errorf("a create of %s did not reach the cloud", timeout))
+		if err = cloud.Held(limit, p.m.GetName()); err != nil && limit.Err() != nil {
+			err = context.Cause(limit)
+		}
+		cancel()
 	}
 	if err != nil {
 		p.release()

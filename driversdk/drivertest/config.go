@@ -144,13 +144,25 @@ func (c Config) checkNames() []error {
 	return errs
 }
 
+// checkClauses finds fault with what is said of clauses.
+func (c Config) checkClauses() []error {
+	var errs []error
+	for _, id := range slices.Concat(c.Only, c.MaySkip) {
+		if _, ok := clauseOf(id); !ok {
+			errs = append(errs, fmt.Errorf("there is no clause %q", id))
+		}
+	}
+	if len(c.MaySkip) > 0 && !c.Strict {
+		errs = append(errs, errors.New("to name clauses that may be skipped means nothing where all may: it needs strict"))
+	}
+
+	return errs
+}
+
 // complete fills in what was left open, and names all that is wrong at once.
 func (c Config) complete() (Config, error) {
 	c = c.withDefaults()
-	errs := c.checkNames()
-	if len(c.MaySkip) > 0 && !c.Strict {
-		errs = append(errs, errors.New("clauses that may be skipped are named, and any may: that needs strict"))
-	}
+	errs := slices.Concat(c.checkNames(), c.checkClauses())
 	if c.Timeout < 0 || c.Wait < 0 || c.Patience < 0 || c.Repeat < 0 {
 		errs = append(errs, errors.New("timeout, wait, patience and repeat must not be negative"))
 	}
@@ -163,11 +175,6 @@ func (c Config) complete() (Config, error) {
 	for _, ref := range []Reference{c.Class.SecretRef, c.Class.CredentialsSecretRef} {
 		if ref.Name != "" && c.secret(ref) == nil {
 			errs = append(errs, fmt.Errorf("the class refers to secret %s/%s, which was not given", ref.Namespace, ref.Name))
-		}
-	}
-	for _, id := range slices.Concat(c.Only, c.MaySkip) {
-		if _, ok := clauseOf(id); !ok {
-			errs = append(errs, fmt.Errorf("there is no clause %q", id))
 		}
 	}
 

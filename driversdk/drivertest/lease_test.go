@@ -51,6 +51,9 @@ func (r *replica) session() *driverv1.Session {
 		s.Sequence = 7
 	}
 	for id, o := range r.ops {
+		if o.result != nil && r.fault == "RESULT-2/session" {
+			continue
+		}
 		s.Operations = append(s.Operations, &driverv1.OperationState{
 			OperationId: id, Attempt: o.env.GetAttempt(), Settled: o.result != nil, LastProgress: o.progress,
 		})

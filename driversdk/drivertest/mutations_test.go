@@ -269,6 +269,7 @@ func (r *replica) record(o *op, state driverv1.Claim_State) *driverv1.Claim {
 			Code: o.result.GetStatus().GetCode(), RetryAfter: o.result.GetStatus().GetRetryAfter(),
 			ProviderId: instance.GetProviderId(), NodeName: instance.GetNodeName(), Addresses: instance.GetAddresses(),
 		}
+		c.Outcome.Sealed = r.seal(o)
 		switch r.fault {
 		case "CLAIM-5/code":
 			c.Outcome.Code = driverv1.Code_CODE_OK
@@ -282,6 +283,29 @@ func (r *replica) record(o *op, state driverv1.Claim_State) *driverv1.Claim {
 	return c
 }
 
+// seal seals what of an outcome the control plane alone may read, if its key is known.
+func (r *replica) seal(o *op) *driverv1.Sealed {
+	r.mu.Lock()
+	pin := r.cacheOf(o.cluster).pin
+	r.mu.Unlock()
+	if pin == "" {
+		return nil
+	}
+	content := &driverv1.SealedOutcome{
+		OperationId: o.env.GetOperationId(), Message: o.result.GetStatus().GetMessage(),
+		LastKnownState: o.result.GetCreate().GetLastKnownState(),
+	}
+	if r.fault == "CLAIM-5/sealed" {
+		content.OperationId = "another"
+	}
+	sealed, err := r.key.Seal(content, pin)
+	if err != nil {
+		r.t.Error(err)
+	}
+
+	return sealed
+}
+
 // store writes the claim's record in the place of the one before.
 func (r *replica) store(o *op, state driverv1.Claim_State) (stored, conflict bool) {
 	m := &nats.Msg{Subject: "mcm.v1." + o.cluster + ".claim." + testProvider + "." + o.machine, Header: nats.Header{
@@ -290,7 +314,11 @@ func (r *replica) store(o *op, state driverv1.Claim_State) (stored, conflict boo
 	if r.fault == "CLAIM-5" && state == driverv1.Claim_STATE_SETTLED {
 		m.Header = nil
 	}
-	m.Data, _ = proto.Marshal(&driverv1.Envelope{Replica: r.id, Body: &driverv1.Envelope_Claim{Claim: r.record(o, state)}})
+	env := &driverv1.Envelope{Replica: r.id, Body: &driverv1.Envelope_Claim{Claim: r.record(o, state)}}
+	if r.fault == "ENV-7/claim" {
+		env.Replica = ""
+	}
+	m.Data, _ = proto.Marshal(env)
 	answer, err := r.nc.RequestMsg(m, time.Second)
 	if err != nil {
 		return false, false

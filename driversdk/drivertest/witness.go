@@ -41,9 +41,6 @@ func (s *suite) witnessed(clause string) error {
 
 // witness holds every frame against what is said of all of them.
 func (s *suite) witness(x *exchange, m *nats.Msg, f frame) {
-	s.mu.Lock()
-	x.misnumbered = x.misnumbered || f.GetAttempt() != x.attempt
-	s.mu.Unlock()
 	if !x.loose && (f.GetOperationId() != x.id || f.GetAttempt() != x.attempt) {
 		s.blamef("ENV-5", "%s: a frame says operation %q, attempt %d, where the request said %q, attempt %d",
 			x.verb, f.GetOperationId(), f.GetAttempt(), x.id, x.attempt)
@@ -61,6 +58,10 @@ func (s *suite) witness(x *exchange, m *nats.Msg, f frame) {
 	s.leak("STATUSTEXT-1", "the status of "+x.verb, r.GetStatus().GetMessage())
 	s.leak("MACHINE-2", "last_known_state after "+x.verb,
 		r.GetCreate().GetLastKnownState()+r.GetInitialize().GetLastKnownState()+r.GetDelete().GetLastKnownState())
+	s.lookAtInstances(x, r)
+}
+
+func (s *suite) lookAtInstances(x *exchange, r *driverv1.Result) {
 	for _, instance := range instancesOf(r) {
 		if id := instance.GetProviderId(); id == "" {
 			s.blamef("INSTANCE-1", "%s returned an instance without a provider_id", x.verb)
@@ -77,6 +78,7 @@ func (s *suite) witness(x *exchange, m *nats.Msg, f frame) {
 func (s *suite) count(x *exchange, f frame) {
 	s.mu.Lock()
 	first := x.accepted+x.results == 0
+	x.misnumbered = x.misnumbered || f.GetAttempt() != x.attempt
 	switch {
 	case f.GetAccepted() != nil:
 		x.accepted++

@@ -18,6 +18,7 @@ let pin = CONTROL_PLANE_KEY;
 async function ask(what, body) {
   for (let tries = 3; ; tries--) {
     try {
+      if (!wire.up) throw new Error("not connected");
       const m = await wire.nc.request(`mcm.v1.${CLUSTER}.fetch.${PROVIDER}.${what}`, encode(body), { timeout: 2000 });
       const env = decode(m.data), answer = env[env.body];
       if (answer.status?.code) throw Object.assign(new Error(answer.status.message), { code: answer.status.code, retryAfter: answer.status.retryAfter });

@@ -19,7 +19,11 @@ type pending struct {
 
 	m       *machine
 	release func()
+	timeout time.Duration // of one that is at the cloud
 }
+
+// errNotReached is what comes of a create whose time is over before the cloud has it.
+var errNotReached = errors.New("the create did not reach the cloud in its time")
 
 // begin sends a mutation whose class is held back and returns when the replica has
 // accepted it and waits for the class. Release must be called.
@@ -217,7 +221,7 @@ func (s *suite) atCloud(ctx context.Context, timeout time.Duration) (p *pending,
 		return nil, skipf("needs a cloud that holds a create up (Config.Cloud.Hold)")
 	}
 	for range windows {
-		if p, err = s.atCloudWithin(ctx, timeout); err == nil || ctx.Err() != nil {
+		if p, err = s.atCloudWithin(ctx, timeout); !errors.Is(err, errNotReached) {
 			break
 		}
 		timeout *= 2
@@ -228,7 +232,7 @@ func (s *suite) atCloud(ctx context.Context, timeout time.Duration) (p *pending,
 
 func (s *suite) atCloudWithin(ctx context.Context, timeout time.Duration) (p *pending, err error) {
 	cloud := s.cfg.Cloud
-	p = &pending{m: s.newMachine()}
+	p = &pending{m: s.newMachine(), timeout: timeout}
 	if p.release, err = cloud.Hold(ctx, p.m.GetName()); err != nil {
 		return nil, err
 	}
@@ -241,7 +245,7 @@ func (s *suite) atCloudWithin(ctx context.Context, timeout time.Duration) (p *pe
 		err = p.acceptedFrame(ctx)
 	}
 	if err == nil {
-		limit, cancel := context.WithTimeoutCause(ctx, timeout+silence, fmt.Errorf("a create of %s did not reach the cloud", timeout))
+		limit, cancel := context.WithTimeoutCause(ctx, timeout+silence, errNotReached)
 		if err = cloud.Held(limit, p.m.GetName()); err != nil && limit.Err() != nil {
 			err = context.Cause(limit)
 		}
@@ -284,7 +288,7 @@ func checkOutcomeUnknown(ctx context.Context, s *suite) error {
 		return err
 	}
 	defer p.release()
-	result, err := p.result(ctx, s.cfg.Patience)
+	result, err := p.result(ctx, p.timeout+s.cfg.Patience)
 	if err != nil {
 		return fmt.Errorf("after its deadline: %w", err)
 	}

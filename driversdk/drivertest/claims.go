@@ -2,7 +2,6 @@ package drivertest
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,7 +12,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -265,7 +263,7 @@ func (s *suite) finishUnleased(ctx context.Context, p *pending) (*driverv1.Resul
 // finishLeasedAgain has the stream take no sessions for a while, and lets an operation
 // go on when it takes them again: to the replica nothing else has happened.
 func (s *suite) finishLeasedAgain(ctx context.Context, p *pending) (*driverv1.Result, error) {
-	if err := s.withhold(ctx, "session"); err != nil {
+	if err := s.takeOnly(ctx, "claim"); err != nil {
 		return nil, err
 	}
 	lapsed := s.lapsed(ctx)
@@ -279,70 +277,6 @@ func (s *suite) finishLeasedAgain(ctx context.Context, p *pending) (*driverv1.Re
 func (s *suite) lapsed(ctx context.Context) error {
 	return s.eventually(ctx, "the replica says that it is not leased any more",
 		func() (bool, error) { return !s.session().GetLeased(), nil })
-}
-
-// withhold has the operations stream take no records of a kind, session or claim, until
-// restore. Those that are in it stay.
-func (s *suite) withhold(ctx context.Context, kind string) error {
-	var info struct {
-		Config map[string]any `json:"config"`
-	}
-	if err := s.streamAPI(ctx, "INFO", nil, &info); err != nil {
-		return err
-	}
-	delete(info.Config, "first_seq") // is said once only
-	others := map[string]string{"session": "claim", "claim": "session"}[kind]
-	info.Config["subjects"] = []string{s.below(others + "." + s.cfg.Provider + ".*")}
-
-	return s.streamAPI(ctx, "UPDATE", info.Config, nil)
-}
-
-// streamAPI makes a request of JetStream about the operations stream.
-func (s *suite) streamAPI(ctx context.Context, what string, body, into any) error {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Patience)
-	defer cancel()
-	subject := "STREAM." + what + "." + bus.StreamName(s.cfg.Cluster, s.cfg.Provider)
-	var payload []byte
-	if body != nil {
-		var err error
-		if payload, err = json.Marshal(body); err != nil {
-			return fmt.Errorf("%s: %w", subject, err)
-		}
-	}
-	answer, err := s.nc.RequestWithContext(ctx, "$JS.API."+subject, payload)
-	if err != nil {
-		return fmt.Errorf("%s: %w", subject, err)
-	}
-	var refusal struct {
-		Error *struct {
-			Description string `json:"description"`
-		} `json:"error"`
-	}
-	if err := json.Unmarshal(answer.Data, &refusal); err != nil {
-		return fmt.Errorf("%s: %w", subject, err)
-	}
-	if refusal.Error != nil {
-		return fmt.Errorf("%s: %s", subject, refusal.Error.Description)
-	}
-	if into == nil {
-		return nil
-	}
-	if err := json.Unmarshal(answer.Data, into); err != nil {
-		return fmt.Errorf("%s: %w", subject, err)
-	}
-
-	return nil
-}
-
-// restore has the operations stream made, or as it should be, again and waits for the
-// replica's lease.
-func (s *suite) restore(ctx context.Context) error {
-	s.caller.Close()
-	if err := s.startCaller(); err != nil {
-		return err
-	}
-
-	return s.meetReplica(ctx)
 }
 
 func checkFencedCall(ctx context.Context, s *suite) error {

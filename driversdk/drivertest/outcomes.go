@@ -122,7 +122,7 @@ func (s *suite) storesLater(ctx context.Context) error {
 		return err
 	}
 	defer p.release()
-	if err := s.withhold(ctx, "claim"); err != nil {
+	if err := s.takeOnly(ctx, "session"); err != nil {
 		return err
 	}
 	result, err := s.finish(ctx, p)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -329,58 +328,11 @@ func (s *suite) onClaim(m *nats.Msg) {
 	}
 	s.mu.Lock()
 	known := len(s.sessions[env.GetReplica()]) > 0
-	s.mu.Unlock()
-	if replica := env.GetReplica(); !known {
-		s.blamef("ENV-7", "the envelope of a claim says replica %q, which is none that has sent a session", replica)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.claimed = append(s.claimed, claimed{env, m.Subject, m.Header.Get(headerExpected)})
-}
-
-// record reads the newest record of a subject in the operations stream; sequence
-// 0 when there is none.
-func (s *suite) record(ctx context.Context, subject string) (uint64, *driverv1.Envelope, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Patience)
-	defer cancel()
-	m, err := s.nc.RequestWithContext(ctx,
-		"$JS.API.DIRECT.GET."+bus.StreamName(s.cfg.Cluster, s.cfg.Provider)+"."+subject, nil)
-	if err != nil {
-		return 0, nil, fmt.Errorf("read %s from the operations stream: %w", subject, err)
+	s.mu.Unlock()
+	if !known {
+		s.blamef("ENV-7", "the envelope of a claim says replica %q, which is none that has sent a session", env.GetReplica())
 	}
-	switch m.Header.Get(headerStatus) {
-	case "":
-	case "404":
-		return 0, nil, nil
-	default:
-		return 0, nil, fmt.Errorf("read %s from the operations stream: %s", subject, m.Header.Get("Description"))
-	}
-	sequence, err := strconv.ParseUint(m.Header.Get(headerSequence), 10, 64)
-	if err != nil {
-		return 0, nil, fmt.Errorf("read %s from the operations stream: sequence: %w", subject, err)
-	}
-	env, err := bus.Decode(m.Data, "")
-
-	return sequence, env, err
-}
-
-// replace writes a record in the place of the one with the expected sequence.
-// Stored is false when another one is there.
-func (s *suite) replace(ctx context.Context, subject string, env *driverv1.Envelope, expected uint64) (stored bool, err error) {
-	payload, err := bus.Encode(env, "")
-	if err != nil {
-		return false, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Patience)
-	defer cancel()
-	answer, err := s.nc.RequestMsgWithContext(ctx, &nats.Msg{
-		Subject: subject, Data: payload, Header: nats.Header{headerExpected: {strconv.FormatUint(expected, 10)}},
-	})
-	if err != nil {
-		return false, fmt.Errorf("write %s to the operations stream: %w", subject, err)
-	}
-
-	return acknowledged(answer)
 }
 
 // eventually polls until ok, for as long as s.cfg.Patience allows.

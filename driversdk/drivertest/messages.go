@@ -211,6 +211,15 @@ func checkJSON(ctx context.Context, s *suite) error {
 	case f.GetResult().GetStatus().GetCode() != driverv1.Code_CODE_OK:
 		return fmt.Errorf("list in JSON failed: %s", said(f.GetResult()))
 	}
+	undo := s.fetches.alter(func(f *fetches) { f.away = true })
+	f, err = s.json(ctx)
+	undo()
+	switch {
+	case err != nil:
+		return fmt.Errorf("list in JSON, and no class to be had: %w", err)
+	case f.contentType != contentTypeJSON:
+		return fmt.Errorf("a list in JSON failed, and that was answered with Content-Type %q", f.contentType)
+	}
 
 	return s.none(ctx, s.newMachine(), "nothing was made")
 }

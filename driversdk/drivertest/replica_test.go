@@ -165,6 +165,10 @@ func (r *replica) send(reply, contentType string, req, frame *driverv1.Envelope)
 		contentType = contentTypeJSON
 	case "ENV-2":
 		contentType = ""
+	case "ENV-2/failed":
+		if frame.GetResult().GetStatus().GetCode() != driverv1.Code_CODE_OK {
+			contentType = ""
+		}
 	case "ENV-5":
 		frame.Attempt++
 	case "ENV-7":

@@ -15,7 +15,8 @@ const Code = root.lookupEnum("machinebus.driver.v1.Code").values;
 const inJSON = (m) => m.headers?.get("Content-Type").startsWith("application/json");
 const times = (key, v) => (key === "timeout" ? { seconds: Math.ceil(parseFloat(v)) } : key === "acceptBy" ? { seconds: Date.parse(v) / 1000 } : v);
 const decode = (m) => (inJSON(m) ? Envelope.fromObject(JSON.parse(m.string(), times)) : Envelope.decode(m.data));
-const text = (frame) => JSON.stringify(Envelope.toObject(frame, { enums: String, longs: String, bytes: String }));
+const wait = (key, v) => (key === "retryAfter" ? `${+v.seconds + (v.nanos ?? 0) / 1e9}s` : v);
+const text = (frame) => JSON.stringify(Envelope.toObject(frame, { enums: String, longs: String, bytes: String }), wait);
 const respond = (m, frame) => (inJSON(m) ? m.respond(text(frame), { headers: m.headers }) : m.respond(Envelope.encode(frame).finish()));
 
 const token = CLOUD_TOKEN_FILE ? readFileSync(CLOUD_TOKEN_FILE, "utf8").trim() : "";
@@ -81,7 +82,6 @@ async function resultOf(env) {
   }
 }
 
-const running = new Set();
 async function answer(m) {
   const env = decode(m), stale = env.body !== "list" && env.acceptBy && Date.now() > Number(env.acceptBy.seconds) * 1000 + env.acceptBy.nanos / 1e6;
   const body = stale ? { busy: { reason: "BUSY_REASON_STALE" } } : { result: await resultOf(env) }; // [ENV-8]
@@ -89,7 +89,7 @@ async function answer(m) {
   const say = (body) => up && respond(m, Envelope.fromObject({ operationId: env.operationId, attempt: env.attempt, ...body }));
   try { say(body); } catch (e) { say({ result: { status: { code: Code.CODE_INTERNAL, message: `the result cannot be sent: ${e.message}` } } }); } // max_payload
 }
-const subscription = nc.subscribe(`mcm.v1.${CLUSTER}.plain.${PROVIDER}.>`, { queue: "driver", callback: (error, m) => {
+const running = new Set(), subscription = nc.subscribe(`mcm.v1.${CLUSTER}.plain.${PROVIDER}.>`, { queue: "driver", callback: (error, m) => {
   if (error || !m.reply?.startsWith(`mcm.v1.${CLUSTER}.reply.${PROVIDER}.`)) return; // [SUBJECT-4]
   const task = answer(m).catch((e) => console.error("not answered:", e.message)).finally(() => running.delete(task));
   running.add(task);

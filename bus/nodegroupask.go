@@ -98,10 +98,7 @@ func (w *nodeGroupWish) unknown() error {
 
 // send has one more replica asked.
 func (w *nodeGroupWish) send(ctx context.Context) error {
-	payload, err := proto.Marshal(&nodegroupv1.Envelope{
-		RequestId: w.id, Body: w.body.GetBody(), Timeout: durationpb.New(nodeGroupTimeout(ctx)),
-		AcceptBy: timestamppb.New(time.Now().Add(acceptBy)),
-	})
+	payload, err := proto.Marshal(nodeGroupRequest(w.id, w.body, nodeGroupTimeout(ctx), time.Now()))
 	if err != nil {
 		return Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "encode a request about node groups: %w", err)
 	}
@@ -119,6 +116,12 @@ func (w *nodeGroupWish) send(ctx context.Context) error {
 	w.room = nil
 
 	return nil
+}
+
+func nodeGroupRequest(id string, body *nodegroupv1.Envelope, timeout time.Duration, now time.Time) *nodegroupv1.Envelope {
+	return &nodegroupv1.Envelope{
+		RequestId: id, Body: body.GetBody(), Timeout: durationpb.New(timeout), AcceptBy: timestamppb.New(now.Add(acceptBy)),
+	}
 }
 
 // hear takes up what came back. Neither an answer nor an error says to go on

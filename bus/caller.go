@@ -57,6 +57,7 @@ type Caller struct {
 	mu      sync.Mutex
 	waiting map[string]func(*nats.Msg) // by reply subject
 	burials map[string]*burial         // under way, by replica
+	marked  map[string]time.Time       // until when it is marked that a plain driver is asked, by provider
 
 	inquirer *inquirer
 	streams  *streams // nil for none
@@ -83,11 +84,11 @@ func newCaller(conn wire, cfg CallerConfig) (*Caller, error) {
 	}
 	c := &Caller{
 		conn: conn, cfg: cfg, log: cfg.Logger, id: nuid.Next(),
-		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){}, burials: map[string]*burial{},
+		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){}, burials: map[string]*burial{}, marked: map[string]time.Time{},
 	}
 	c.ctx, c.stop = context.WithCancel(context.Background()) //nolint:forbidigo // ended by Close
 	if cfg.Operations != nil {
-		c.streams = &streams{c: c, config: *cfg.Operations, first: sequenceByTime, seen: map[string]*stream{}}
+		c.streams = &streams{c: c, config: *cfg.Operations, seen: map[string]*stream{}}
 	}
 	c.reconnected()
 	conn.OnUp(c.reconnected)
@@ -117,11 +118,6 @@ func (c *Caller) spawn(f func()) {
 		c.done.Go(f)
 	}
 }
-
-// sequenceByTime is where the sequences of a new stream begin: above those of any
-// stream of the same name before it, unless that took more than a million records
-// a second.
-func sequenceByTime() uint64 { return uint64(time.Now().UnixMicro()) }
 
 func (c *Caller) onSession(s *driverv1.Session) {
 	c.replicas.onSession(s, time.Now())

@@ -195,16 +195,16 @@ func TestRefusalAfterAFailover(t *testing.T) {
 // who asks about a later one: where nothing is claimed, it is not told apart otherwise.
 func TestOutdated_Refusal(t *testing.T) {
 	t.Parallel()
-	kept := &held{attempt: 1, result: failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota")}
+	refused := failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota")
 	for name, tc := range map[string]struct {
 		request *held
 		result  *driverv1.Result
 		want    bool
 		reason  string
 	}{
-		"an attempt in between may run": {&held{attempt: 3, earlierMayRun: true}, kept.result, true, "the refusal is older"},
-		"none does":                     {&held{attempt: 3}, kept.result, false, "the refusal is the outcome"},
-		"the same attempt":              {&held{attempt: 1, earlierMayRun: true}, kept.result, false, "it is asked about this very one"},
+		"an attempt in between may run": {&held{attempt: 3, earlierMayRun: true}, refused, true, "the refusal is older"},
+		"none does":                     {&held{attempt: 3}, refused, false, "the refusal is the outcome"},
+		"the same attempt":              {&held{attempt: 1, earlierMayRun: true}, refused, false, "it is asked about this very one"},
 		"it was made":                   {&held{attempt: 3, earlierMayRun: true}, &driverv1.Result{}, false, "there is the instance"},
 		"it runs":                       {&held{attempt: 3, earlierMayRun: true}, nil, false, "two of one machine never run here"},
 	} {

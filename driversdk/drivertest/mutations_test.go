@@ -189,10 +189,12 @@ func (r *replica) limited(o *op) *driverv1.Result {
 
 // doubt says of a failed create with recover what is not known.
 func (r *replica) doubt(o *op, result *driverv1.Result) {
-	earlier := o.env.GetEarlierMayRun()
 	unlooked := !r.begun(o) && r.fault != "RESULT-3/recover"
-	own := result.GetOutcomeUnknown()
-	result.OutcomeUnknown = own || (unlooked || earlier) && !(earlier && r.fault == "RESULT-5")
+	own, others := result.GetOutcomeUnknown(), unlooked
+	if o.env.GetEarlierMayRun() {
+		others = r.fault != "RESULT-5"
+	}
+	result.OutcomeUnknown = own || others
 	result.NoEffect = result.GetOutcomeUnknown() && !own && r.fault != "RESULT-6"
 }
 

@@ -161,15 +161,16 @@ func (s *streams) note(st *stream, err error) (settled bool) {
 	// A server that starts says so, too: it is believed, and told, a little later.
 	early := errors.Is(err, errNoJetStream) && !st.ready && !now.Absent
 	s.mu.Unlock()
+	// First the warning, then the operations that it warns of.
+	if !early {
+		s.tell(before, now)
+	}
 	if now.Ready || now.Absent {
 		select {
 		case <-st.known:
 		default:
 			close(st.known)
 		}
-	}
-	if !early {
-		s.tell(before, now)
 	}
 
 	return now.Ready || now.Absent

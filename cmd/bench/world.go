@@ -18,6 +18,7 @@ import (
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
 const (
@@ -50,7 +51,17 @@ type world struct {
 type worldOptions struct {
 	slots    int           // of each driver
 	patience time.Duration // with machines
+	// calm has nothing but the machines' own life load the API server: no controller
+	// looks after Nodes, and their Leases are hardly renewed.
+	calm bool
 }
+
+// calmControllers are those of Kubernetes without which there are no namespaces and
+// nothing goes with its owner.
+var calmControllers = []string{"namespace-controller", "garbage-collector-controller", "serviceaccount-controller"}
+
+// calmLease is how often a Node's Lease is renewed when nobody reads it.
+const calmLease = 10 * time.Minute
 
 // newWorld starts one. It must be closed.
 func (b *bench) newWorld(ctx context.Context) (*world, error) {
@@ -81,7 +92,14 @@ func (w *world) close() error {
 }
 
 func (w *world) start(ctx context.Context, b *bench) (err error) {
-	if w.cluster, err = w.site.StartDevCluster(ctx, user); err != nil {
+	var cloudArgs []string
+	if w.calm {
+		cloudArgs = []string{"--join-lease-period=" + calmLease.String()}
+		w.cluster, err = w.site.StartDevClusterOf(ctx, calmControllers, user)
+	} else {
+		w.cluster, err = w.site.StartDevCluster(ctx, user)
+	}
+	if err != nil {
 		return err
 	}
 	if w.kube, err = stack.NewClient(w.cluster.Kubeconfig); err != nil {
@@ -101,13 +119,15 @@ func (w *world) start(ctx context.Context, b *bench) (err error) {
 	if err := w.countRequests(ctx); err != nil {
 		return err
 	}
-	if w.cloud, err = w.site.StartCloud(ctx, "virtual-cloud", w.cluster.Kubeconfig); err != nil {
+	if w.cloud, err = w.site.StartCloud(ctx, "virtual-cloud", w.cluster.Kubeconfig, cloudArgs...); err != nil {
 		return err
 	}
 	// With profiles, for whoever wants to know what mcm does meanwhile.
-	w.manager, err = w.site.StartManager(ctx, stack.ManagerOptions{
-		Control: w.cluster.UserKubeconfig(user), Args: []string{fmt.Sprintf("--concurrent-syncs=%d", workers), "--profiling"},
-	})
+	managerArgs := []string{fmt.Sprintf("--concurrent-syncs=%d", workers), "--profiling"}
+	if w.slots > dispatch.DefaultLimits().Secret.InFlight {
+		managerArgs = append(managerArgs, "--provider-max-in-flight=0", "--secret-max-in-flight=0")
+	}
+	w.manager, err = w.site.StartManager(ctx, stack.ManagerOptions{Control: w.cluster.UserKubeconfig(user), Args: managerArgs})
 	if err != nil {
 		return err
 	}

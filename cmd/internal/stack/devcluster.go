@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 )
 
 // A DevCluster is a Kubernetes control plane of our own.
@@ -19,7 +20,16 @@ type DevCluster struct {
 // StartDevCluster starts a cluster and returns when it is ready. Users are made
 // beside the admin, as name or name:group1,group2.
 func (s *Site) StartDevCluster(ctx context.Context, users ...string) (*DevCluster, error) {
+	return s.StartDevClusterOf(ctx, nil, users...)
+}
+
+// StartDevClusterOf is StartDevCluster with these of Kubernetes' controllers alone;
+// none means the usual ones.
+func (s *Site) StartDevClusterOf(ctx context.Context, controllers []string, users ...string) (*DevCluster, error) {
 	var args []string
+	if len(controllers) > 0 {
+		args = append(args, "--controllers="+strings.Join(controllers, ","))
+	}
 	for _, user := range users {
 		args = append(args, "--users", user)
 	}

@@ -60,7 +60,8 @@ type Caller struct {
 	marked  map[string]time.Time       // until when it is marked that a plain driver is asked, by provider
 
 	inquirer *inquirer
-	streams  *streams // nil for none
+	behind   chan struct{} // a replica's session told a lower epoch than ours
+	streams  *streams      // nil for none
 	replies  subscription
 	sessions subscription
 	ctx      context.Context //nolint:containedctx // of what runs until Close
@@ -85,6 +86,7 @@ func newCaller(conn wire, cfg CallerConfig) (*Caller, error) {
 	c := &Caller{
 		conn: conn, cfg: cfg, log: cfg.Logger, id: nuid.Next(),
 		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){}, burials: map[string]*burial{}, marked: map[string]time.Time{},
+		behind: make(chan struct{}, 1),
 	}
 	c.ctx, c.stop = context.WithCancel(context.Background()) //nolint:forbidigo // ended by Close
 	if cfg.Operations != nil {
@@ -121,6 +123,9 @@ func (c *Caller) spawn(f func()) {
 
 func (c *Caller) onSession(s *driverv1.Session) {
 	c.replicas.onSession(s, time.Now())
+	if s.GetEpoch() < c.cfg.Epoch() {
+		signal(c.behind)
+	}
 	if c.streams != nil {
 		c.streams.of(s.GetProvider())
 	}
@@ -157,6 +162,10 @@ func (c *Caller) Replicas() []Replica { return c.replicas.list() }
 // [NothingRan] holds. A driver without sessions gives no such sign: wait for some
 // time as well.
 func (c *Caller) Room(provider string) <-chan struct{} { return c.replicas.room(provider) }
+
+// Behind gets a value when a replica shows that it has not heard of this manager's
+// epoch: it would still do what the one before sends. It is for one reader.
+func (c *Caller) Behind() <-chan struct{} { return c.behind }
 
 // Dropped counts the frames that belonged to no operation in flight.
 func (c *Caller) Dropped() uint64 { return c.dropped.Load() }

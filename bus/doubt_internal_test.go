@@ -218,6 +218,36 @@ func TestOutdated_Refusal(t *testing.T) {
 	}
 }
 
+// A manager learns of replicas that have not heard of it, for as long as there are.
+func TestBehind(t *testing.T) {
+	t.Parallel()
+	onBench(t, func(b *bench) {
+		leader, err := newCaller(b.network.port("leader", true), CallerConfig{
+			Cluster: "default", Epoch: func() uint64 { return 2 }, Logger: b.log,
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer leader.Close()
+		r := b.join("replica", refuses)
+		<-leader.Behind()
+		r.server.mu.Lock()
+		r.server.epochs["default"] = 2 // as by a hello
+		r.server.mu.Unlock()
+		b.pass(2 * SessionInterval)
+		select {
+		case <-leader.Behind(): // of before
+		default:
+		}
+		b.pass(10 * SessionInterval)
+		select {
+		case <-leader.Behind():
+			b.Error("the replica knows who leads")
+		default:
+		}
+	})
+}
+
 // A stream is lost and made anew while a replica that has claimed an operation holds a
 // lease, and neither hears of that nor is heard. That there is no claim in the new
 // stream proves nothing until it is older than such a lease.

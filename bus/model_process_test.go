@@ -174,8 +174,14 @@ func (mgr *modelManager) greet() {
 			panic(err) //nolint:forbidigo // of a fixed message
 		}
 		_ = mgr.port.publish(msg(wildcard("default", TreeHello), payload)) // it is repeated
-		if sleep(mgr.ctx, 5*time.Second) != nil {
+		if sleep(mgr.ctx, SessionInterval) != nil {
 			return
+		}
+		select {
+		case <-mgr.ctx.Done():
+			return
+		case <-mgr.caller.Behind():
+		case <-time.After(5 * time.Second):
 		}
 	}
 }

@@ -36,7 +36,7 @@ func TestHello_Behind(t *testing.T) {
 		behind <- struct{}{}
 		hello := &dispatch.Hello{Behind: behind, Message: &driverv1.Hello{}, Greeter: greeter(func() { at = append(at, time.Since(start)) })}
 		go func() { _ = hello.Start(ctx) }()
-		time.Sleep(6 * time.Second) // of the bubble's clock
+		<-time.After(6 * time.Second) // of the bubble's clock
 		synctest.Wait()
 		if diff := cmp.Diff([]time.Duration{0, bus.SessionInterval, 5 * time.Second}, at); diff != "" {
 			t.Errorf("hellos came at (-want +got):\n%s", diff)

@@ -222,13 +222,16 @@ func (w *world) remains(ctx context.Context, complain func(string, ...any)) erro
 }
 
 // readLog counts lifecycles, and instances that were made for a machine that had one
-// before: with a token or a unique name that must never happen, whatever was
-// collected later. An instance that was deleted although its machine was not to go is
-// lost, whatever has replaced it.
+// before. An instance that was deleted although its machine was not to go is lost,
+// whatever has replaced it.
 func (w *world) readLog(ctx context.Context, complain func(string, ...any)) error {
 	entries, err := w.cloud.Admin.Log(ctx, 0)
 	if err != nil {
 		return err
+	}
+	for _, d := range doubles(entries) {
+		w.tally.doubled++
+		complain("doubled: %s", d)
 	}
 	made, live := map[string]int{}, map[string]int{}
 	for _, e := range entries {
@@ -236,10 +239,6 @@ func (w *world) readLog(ctx context.Context, complain func(string, ...any)) erro
 		case e.Op == cloudapi.OpCreate && e.Event == cloudapi.EventCreated:
 			made[e.MachineUID]++
 			live[e.MachineUID]++
-			if made[e.MachineUID] > 1 && e.Identity != cloudapi.IdentityNone {
-				w.tally.doubled++
-				complain("doubled: instance %d of machine %s (%s), with identity %s", made[e.MachineUID], e.Name, e.MachineUID, e.Identity)
-			}
 		case e.Event == cloudapi.EventDeleted:
 			live[e.MachineUID]--
 			if live[e.MachineUID] == 0 && !w.witness.allows(e.MachineUID, e.Time) {

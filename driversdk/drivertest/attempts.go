@@ -279,6 +279,56 @@ func checkUnlooked(ctx context.Context, s *suite) error {
 	}
 }
 
+// doubted has creates fail that are asked for while the call of an earlier attempt may
+// still run, and hands on what comes of each: one that finds no class, and one whose
+// name is taken where the cloud minds.
+func (s *suite) doubted(ctx context.Context, judge func(*driverv1.Result) error) error {
+	change := func(env *driverv1.Envelope) { env.Recover, env.EarlierMayRun, env.Attempt = true, true, 2 }
+	try := func(m *machine) error {
+		result, err := s.attempt(ctx, m, m.operation(create), s.createBody(m), change)
+		if err != nil || result.GetStatus().GetCode() == driverv1.Code_CODE_OK {
+			return err
+		}
+
+		return judge(result)
+	}
+	undo := s.fetches.alter(func(f *fetches) { f.away = true })
+	err := try(s.newMachine())
+	undo()
+	if err != nil {
+		return fmt.Errorf("create while an earlier attempt may run, and no class to be had: %w", err)
+	}
+	m, _, _, err := s.first(ctx)
+	if err != nil {
+		return err
+	}
+	if err := try(s.namesake(m)); err != nil {
+		return fmt.Errorf("create of a name that is taken, while an earlier attempt may run: %w", err)
+	}
+
+	return nil
+}
+
+func checkDoubted(ctx context.Context, s *suite) error {
+	return s.doubted(ctx, func(result *driverv1.Result) error {
+		if !result.GetOutcomeUnknown() {
+			return fmt.Errorf("it was answered %s, not that the outcome is unknown", said(result))
+		}
+
+		return nil
+	})
+}
+
+func checkNoEffect(ctx context.Context, s *suite) error {
+	return s.doubted(ctx, func(result *driverv1.Result) error {
+		if result.GetOutcomeUnknown() && !result.GetNoEffect() {
+			return fmt.Errorf("it was answered %s, without no_effect", said(result))
+		}
+
+		return nil
+	})
+}
+
 func checkOutcomeUnknown(ctx context.Context, s *suite) error {
 	if err := checkUnlooked(ctx, s); err != nil {
 		return err

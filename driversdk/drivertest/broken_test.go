@@ -23,7 +23,7 @@ var (
 		"STATUS-1", "STATUS-2", "STATUS-3", "STATUS-4", "LIST-1", "LIST-2", "LIST-3", "DELETE-1", "DELETE-2", "DELETE-3", "DELETE-3/unasked",
 		"INSTANCE-1", "INSTANCE-2", "VOLUMEIDS-1", "VALIDATE-1", "VALIDATE-2", "MIGRATECLASS-1",
 		"RUN-1", "RUN-2", "RUN-2/attempt", "RUN-2/kept", "RUN-2/superseded", "RESULT-1", "RESULT-1/late",
-		"RESULT-2", "RESULT-2/second", "RESULT-2/newest", "RESULT-2/failures", "RESULT-2/session", "RESULT-3", "RESULT-3/recover", "RESULT-4", "ACCEPT-1", "ACCEPT-2", "BUSY-1", "CANCEL-1",
+		"RESULT-2", "RESULT-2/second", "RESULT-2/newest", "RESULT-2/failures", "RESULT-2/session", "RESULT-3", "RESULT-3/recover", "RESULT-4", "RESULT-5", "RESULT-6", "ACCEPT-1", "ACCEPT-2", "BUSY-1", "CANCEL-1",
 		"OPS-1", "OPS-1/forgets", "OPS-1/earlier",
 		"REF-1", "CHANGED-1", "FETCH-1", "FETCH-2", "FETCH-3", "STATUSTEXT-1", "PROGRESS-1",
 		"CLAIM-1", "CLAIM-1/session", "CLAIM-1/first-session", "CLAIM-1/epoch", "CLAIM-1/name", "CLAIM-2", "CLAIM-3", "CLAIM-4",

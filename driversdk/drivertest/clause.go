@@ -120,6 +120,8 @@ var attemptClauses = []Clause{
 	{ID: "CANCEL-1", Says: "a cancelled operation still gets its result", who: full, check: checkCancel},
 	{ID: "OPS-1", Says: "does not take an attempt later that it said it does not hold", who: full, check: checkDenial},
 	{ID: "RESULT-3", Says: "says when it does not know the outcome", check: checkOutcomeUnknown},
+	{ID: "RESULT-5", Says: "does not know it while an earlier create may run", who: full, check: checkDoubted},
+	{ID: "RESULT-6", Says: "says when that is all that it does not know", who: full, check: checkNoEffect},
 }
 
 var fetchClauses = []Clause{

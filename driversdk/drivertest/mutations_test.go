@@ -339,8 +339,8 @@ func (r *replica) limited(o *op) *driverv1.Result {
 	go func() { done <- r.do(o.cluster, o.env, o) }()
 	select {
 	case result := <-done:
-		if o.env.GetCreate() != nil && o.env.GetRecover() && !r.begun(o) && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
-			result.OutcomeUnknown = r.fault != "RESULT-3/recover"
+		if o.env.GetCreate() != nil && o.env.GetRecover() && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
+			r.doubt(o, result)
 		}
 
 		return result
@@ -357,6 +357,17 @@ func (r *replica) limited(o *op) *driverv1.Result {
 
 		return result
 	}
+}
+
+// doubt says of a failed create with recover what is not known.
+func (r *replica) doubt(o *op, result *driverv1.Result) {
+	unlooked := !r.begun(o) && r.fault != "RESULT-3/recover"
+	own, others := result.GetOutcomeUnknown(), unlooked
+	if o.env.GetEarlierMayRun() {
+		others = r.fault != "RESULT-5"
+	}
+	result.OutcomeUnknown = own || others
+	result.NoEffect = result.GetOutcomeUnknown() && !own && r.fault != "RESULT-6"
 }
 
 // abandon keeps an operation from beginning anything, and tells whether it has

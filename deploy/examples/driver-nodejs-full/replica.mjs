@@ -7,7 +7,7 @@ import { Code, OperationNumbers, decode, decodeJSON, encode, encodeJSON, headers
 
 const MUTATIONS = ["create", "initialize", "delete"];
 const numberOf = (op) => OperationNumbers["OPERATION_" + op.toUpperCase()];
-const failure = (code, message, outcomeUnknown = false) => ({ status: { code: Code["CODE_" + code], message }, outcomeUnknown });
+const failure = (code, message, outcomeUnknown = false) => ({ status: { code: Code["CODE_" + code], message }, outcomeUnknown, noEffect: outcomeUnknown });
 const equal = (a, b) => String(a) === String(b); // 64-bit numbers come in several types
 
 export class Replica {
@@ -145,8 +145,11 @@ export class Replica {
     this.epoch = epoch;
     const known = this.held.get(h.id), terms = env.claimTerms;
     const named = terms && Object.hasOwn(terms, "sequence"); // presence: 0 is a sequence
-    if (known && !(known.claimed && !known.claiming && h.attempt > known.attempt && named && !equal(terms.sequence, known.claim))) {
+    const overtaken = known?.claimed && !known.claiming && named && !equal(terms.sequence, known.claim);
+    const failed = env.earlierMayRun && known?.result?.status?.code > 0; // which says nothing of an attempt made since
+    if (known && !(h.attempt > known.attempt && (overtaken || failed))) {
       Object.assign(known, { reply: h.reply, attempt: h.attempt }); // [RUN-2]
+      known.env.earlierMayRun ||= env.earlierMayRun;
       if (!known.claiming) this.send(known, { accepted: {} });
       if (known.result) this.send(known, { result: known.result });
       return;
@@ -201,7 +204,7 @@ export class Replica {
         if (h.cancelled) throw Object.assign(new Error("cancelled"), { code: Code.CODE_CANCELED });
         if (this.fenced(h)) {
           console.log("fenced", h.id, "attempt", h.attempt);
-          throw Object.assign(new Error("fenced: nothing was begun"), { code: Code.CODE_ABORTED, outcomeUnknown: true });
+          throw Object.assign(new Error("fenced: nothing was begun"), { code: Code.CODE_ABORTED, fenced: true });
         }
         h.begun = true;
       },
@@ -210,9 +213,11 @@ export class Replica {
       return { status: {}, ...(await Promise.race([this.operations[h.op](h.request, task), late])) };
     } catch (e) {
       const code = deadline.aborted ? Code.CODE_DEADLINE_EXCEEDED : Number.isInteger(e.code) && e.code > 0 ? e.code : Code.CODE_UNKNOWN;
-      const unlooked = h.op === "create" && h.env.recover && !h.begun; // what an earlier attempt has made is not known
-      const unknown = MUTATIONS.includes(h.op) && (!!e.outcomeUnknown || unlooked || (!!h.begun && deadline.aborted)); // [RESULT-3]
-      return { status: { code, message: e.message, retryAfter: e.retryAfter }, outcomeUnknown: unknown };
+      const own = !!e.outcomeUnknown || (!!h.begun && (deadline.aborted || !!e.fenced)); // what this attempt has done is not known [RESULT-3]
+      // What an earlier one has made is not, or may yet make [RESULT-5].
+      const earlier = !!e.fenced || (h.op === "create" && h.env.recover && (!h.begun || h.env.earlierMayRun));
+      const unknown = MUTATIONS.includes(h.op) && (own || earlier);
+      return { status: { code, message: e.message, retryAfter: e.retryAfter }, outcomeUnknown: unknown, noEffect: unknown && !own }; // [RESULT-6]
     }
   }
 

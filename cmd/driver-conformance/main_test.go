@@ -178,7 +178,7 @@ var (
 		"GROUP-", "INSTANCES-", "RESIZE-", "REMOVE-",
 	}
 	notPlain = []string{
-		"SUBJECT-1", "SUBJECT-2", "ENV-6", "ENV-7", "RUN-", "RESULT-2", "RESULT-4", "ACCEPT-", "BUSY-", "CANCEL-", "OPS-",
+		"SUBJECT-1", "SUBJECT-2", "ENV-6", "ENV-7", "RUN-", "RESULT-2", "RESULT-4", "RESULT-5", "RESULT-6", "ACCEPT-", "BUSY-", "CANCEL-", "OPS-",
 		"CHANGED-", "CLAIM-", "FENCE-", "SESSION-", "HELLO-", "IDENTITY-1",
 	}
 )

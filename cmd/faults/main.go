@@ -5,7 +5,11 @@
 // follows from a seed. The judge is the append-only log of the cloud.
 //
 // `make faults` builds what it needs first. Timing is the machine's own, so two runs
-// of a seed make the same faults in the same order, and not the same run.
+// of a seed make the same faults in the same order, and neither hit the same nor are
+// the same run.
+//
+// It exits with 1 when machines were lost, doubled, leaked or stuck, and with 2 when
+// the run itself went wrong: then nothing is known about machines.
 package main
 
 import (
@@ -50,8 +54,17 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "faults:", err)
-		os.Exit(1)
+		os.Exit(status(err))
 	}
+}
+
+// status is what to exit with.
+func status(err error) int {
+	const damaged, unknown = 1, 2
+	if errors.Is(err, errDamaged) {
+		return damaged
+	}
+	return unknown
 }
 
 func parse(args []string) (*options, error) {
@@ -129,17 +142,20 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	total := newTally()
+	var tallies []*tally
 	for i, kind := range o.buses {
 		share := o.lifecycles / len(o.buses)
 		if i == 0 {
 			share += o.lifecycles % len(o.buses)
 		}
-		if err := runWorld(ctx, o, out, cluster, kind, share, total); err != nil {
+		t := newTally(kind, share)
+		tallies = append(tallies, t)
+		if err := runWorld(ctx, o, out, cluster, t); err != nil {
+			t.print(out)
 			return fmt.Errorf("on the bus %s: %w", kind, err)
 		}
 	}
-	return total.verdict(o, out)
+	return verdict(out, o.kinds, tallies)
 }
 
 // startCluster starts the API server with our CRDs.

@@ -14,20 +14,30 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// A witness sees since when each Machine was to go: a set replaces a machine whose
-// instance was taken from it, so that in the end nothing tells of it but the cloud's
-// log. It is safe for concurrent use.
+// A witness sees what becomes of each Machine: a set replaces a machine whose instance
+// was taken from it, and the collection of orphans removes what a machine has left
+// behind, so that in the end nothing tells of either but the cloud's log. It is safe
+// for concurrent use.
 type witness struct {
+	now func() time.Time
+
 	mu   sync.Mutex
-	seen map[string]going // by uid
+	seen map[string]life // by uid
 }
 
-// A going is since when a Machine was to go, zero while it was not; missed says that
-// it went while nobody could look.
-type going struct {
-	since  time.Time
+// A life is what was seen of a Machine.
+type life struct {
+	ran bool
+	// since is when it was to go, in whole seconds; zero while it was not.
+	since time.Time
+	// gone is when it was heard that it is no more, which is later than it was; zero
+	// while it was not heard.
+	gone time.Time
+	// missed says that it went while nobody could look.
 	missed bool
 }
+
+func newWitness() *witness { return &witness{now: time.Now, seen: map[string]life{}} }
 
 // watchMachines has a world's Machines watched until ctx ends, through restarts of the
 // API server.
@@ -44,7 +54,7 @@ func (w *world) watchMachines(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watch machines: %w", err)
 	}
-	w.witness = &witness{seen: map[string]going{}}
+	w.witness = newWitness()
 	if _, err := informer.AddEventHandler(w.witness); err != nil {
 		return fmt.Errorf("watch machines: %w", err)
 	}
@@ -56,10 +66,10 @@ func (w *world) watchMachines(ctx context.Context) error {
 }
 
 // OnAdd implements cache.ResourceEventHandler.
-func (w *witness) OnAdd(o any, _ bool) { w.saw(o, false) }
+func (w *witness) OnAdd(o any, _ bool) { w.saw(o, func(*life) {}) }
 
 // OnUpdate implements cache.ResourceEventHandler.
-func (w *witness) OnUpdate(_, o any) { w.saw(o, false) }
+func (w *witness) OnUpdate(_, o any) { w.saw(o, func(*life) {}) }
 
 // OnDelete implements cache.ResourceEventHandler.
 func (w *witness) OnDelete(o any) {
@@ -67,21 +77,23 @@ func (w *witness) OnDelete(o any) {
 	if missed {
 		o = last.Obj
 	}
-	w.saw(o, missed)
+	w.saw(o, func(l *life) { l.gone, l.missed = w.now(), missed && l.since.IsZero() })
 }
 
-func (w *witness) saw(o any, missed bool) {
+func (w *witness) saw(o any, more func(*life)) {
 	m, ok := o.(*v1alpha1.Machine)
 	if !ok {
 		return
 	}
-	g := going{missed: missed}
-	if t := m.DeletionTimestamp; t != nil {
-		g = going{since: t.Time}
-	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.seen[string(m.UID)] = g
+	l := w.seen[string(m.UID)]
+	l.ran = l.ran || m.Status.CurrentStatus.Phase == v1alpha1.MachineRunning
+	if t := m.DeletionTimestamp; t != nil {
+		l.since = t.Time
+	}
+	more(&l)
+	w.seen[string(m.UID)] = l
 }
 
 // caughtUp returns an error while the witness has not heard of a Machine's end: after
@@ -90,8 +102,8 @@ func (w *witness) saw(o any, missed bool) {
 func (w *witness) caughtUp(machines map[types.UID]*v1alpha1.Machine) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for uid, g := range w.seen {
-		if g.since.IsZero() && !g.missed && machines[types.UID(uid)] == nil {
+	for uid, l := range w.seen {
+		if l.gone.IsZero() && machines[types.UID(uid)] == nil {
 			return fmt.Errorf("the watch has not told yet that machine %s is gone", uid)
 		}
 	}
@@ -103,6 +115,36 @@ func (w *witness) caughtUp(machines map[types.UID]*v1alpha1.Machine) error {
 func (w *witness) allows(uid string, at time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	g, seen := w.seen[uid]
-	return !seen || g.missed || !g.since.IsZero() && !at.Before(g.since)
+	l, seen := w.seen[uid]
+	return !seen || l.missed || !l.since.IsZero() && !at.Before(l.since)
+}
+
+// tooLate tells whether a Machine was gone at some time: nothing of it may be made
+// or there to be deleted any more.
+func (w *witness) tooLate(uid string, at time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l := w.seen[uid]
+	return !l.gone.IsZero() && at.After(l.gone)
+}
+
+// lived tells whether a Machine was seen Running, and whether it was seen at all.
+func (w *witness) lived(uid string) (ran, seen bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l, seen := w.seen[uid]
+	return l.ran, seen
+}
+
+// lives is how many Machines were seen Running and then to be gone.
+func (w *witness) lives() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := 0
+	for _, l := range w.seen {
+		if l.ran && !l.gone.IsZero() {
+			n++
+		}
+	}
+	return n
 }

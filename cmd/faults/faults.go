@@ -50,7 +50,7 @@ var faults = []fault{
 	{"cloud-errors", knob("errors"), cloudErrors},
 	{"cloud-latency", knob("latency"), cloudLatency},
 	{"cloud-rate", knob("rate"), cloudRate},
-	{"cloud-lists", knob("lists"), cloudLists},
+	{"cloud-lists", knob("errors"), cloudLists},
 }
 
 func kindNames() []string {
@@ -101,19 +101,14 @@ func freezeCreate(ctx context.Context, w *world, t *target, e event) error {
 	defer link.one.Unlock()
 	defer link.link.Mend()
 	link.link.Hold(stack.ToClient)
-	// A rollout makes sure that there is something to create.
-	err := w.setPool(ctx, identityOf(w, t), func(d *v1alpha1.MachineDeployment) {
-		d.Spec.Replicas = mostReplicas
-		d.Spec.Template.Labels[revisionLabel] = fmt.Sprintf("frozen-%d", e.way)
-	})
-	if err != nil {
-		return errMissed // the API server is away
+	if err := w.rollout(ctx, identityOf(w, t), e, mostReplicas); err != nil {
+		return err
 	}
-	const patience = 8 * time.Second
+	const patience = 10 * time.Second
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var ids []string
-	err = stack.Poll(within, t.name+" creates", func(context.Context) error {
+	err := stack.Poll(within, t.name+" creates", func(context.Context) error {
 		if ids = w.tap.Running(t.unit.replica(), driverv1.Operation_OPERATION_CREATE); len(ids) == 0 {
 			return errMissed
 		}
@@ -126,6 +121,23 @@ func freezeCreate(ctx context.Context, w *world, t *target, e event) error {
 		link.link.Mend()
 		return w.comeAndGo(ctx, ids[0])
 	})
+}
+
+// rollout makes sure that there is something to create, if the API server is back soon.
+func (w *world) rollout(ctx context.Context, identity string, e event, least int32) error {
+	const patience = 10 * time.Second
+	within, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := stack.Poll(within, "the pool can be changed", func(ctx context.Context) error {
+		return w.setPool(ctx, identity, func(d *v1alpha1.MachineDeployment) {
+			d.Spec.Replicas = max(d.Spec.Replicas, least)
+			d.Spec.Template.Labels[revisionLabel] = fmt.Sprintf("%s-%d", e.kind, e.way)
+		})
+	})
+	if err != nil {
+		return errors.Join(errMissed, err)
+	}
+	return nil
 }
 
 // comeAndGo waits until the instance of a create is there, which a replica that lives
@@ -174,8 +186,23 @@ func loseServer(ctx context.Context, _ *world, t *target, e event) error {
 	return wait(ctx, e.length)
 }
 
-// failOver kills the manager that leads, whichever it is, unless another fault is at it.
+// failOver kills the manager that leads, whichever it is. There may be none for a
+// while, or another fault may be at it.
 func failOver(ctx context.Context, w *world, _ *target, e event) error {
+	const patience = 10 * time.Second
+	within, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var killed error
+	err := stack.Poll(within, "an mcm leads", func(ctx context.Context) error {
+		if killed = w.killLeader(ctx, e.length); errors.Is(killed, errMissed) {
+			return killed
+		}
+		return nil
+	})
+	return errors.Join(killed, err)
+}
+
+func (w *world) killLeader(ctx context.Context, away time.Duration) error {
 	for i, m := range w.managers {
 		t := w.managerSet[i]
 		if !t.one.TryLock() {
@@ -183,7 +210,7 @@ func failOver(ctx context.Context, w *world, _ *target, e event) error {
 		}
 		err := errMissed
 		if w.inCharge(ctx, m) {
-			err = t.unit.kill(e.length)
+			err = t.unit.kill(away)
 		}
 		t.one.Unlock()
 		if !errors.Is(err, errMissed) {
@@ -275,7 +302,7 @@ func (w *world) inject(ctx context.Context, plan *plan, sayf func(string, ...any
 			return fmt.Errorf("fault %s at %s: %w", e.kind, t.name, err)
 		default:
 			w.tally.count(e.kind, !missed)
-			sayf("%s at %s is over; missed: %t", e.kind, t.name, missed)
+			sayf("%s at %s is over: %v", e.kind, t.name, err)
 		}
 	}
 }

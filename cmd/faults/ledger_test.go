@@ -87,8 +87,8 @@ func TestReadLog(t *testing.T) {
 			w := witnessAt(at(20))
 			m := seenMachine("uid", time.Time{})
 			m.Status.CurrentStatus.Phase = v1alpha1.MachineRunning
-			w.OnAdd(m, false)
-			w.OnDelete(seenMachine("uid", at(10)))
+			w.saw(m, false)
+			w.saw(seenMachine("uid", at(10)), true)
 			for i := range tc.entries {
 				tc.entries[i].Identity = cmp.Or(tc.identity, cloudapi.IdentityToken)
 			}

@@ -40,7 +40,8 @@ type options struct {
 	seed       uint64
 	lifecycles int
 	buses      []string
-	kinds      []string
+	kinds      []string // that are wanted, where they can happen
+	chosen     bool     // they were named, so each must happen somewhere
 	longest    time.Duration
 	limit      time.Duration
 	bin, dir   string
@@ -96,7 +97,7 @@ func parse(args []string) (*options, error) {
 	}
 	o.kinds = kindNames()
 	if *only != "" {
-		o.kinds = strings.Split(*only, ",")
+		o.kinds, o.chosen = strings.Split(*only, ","), true
 	}
 	for _, name := range o.kinds {
 		if !slices.Contains(kindNames(), name) {
@@ -155,7 +156,11 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 			return fmt.Errorf("on the bus %s: %w", kind, err)
 		}
 	}
-	return verdict(out, o.kinds, tallies)
+	var wanted []string
+	if o.chosen {
+		wanted = o.kinds
+	}
+	return verdict(out, wanted, tallies)
 }
 
 // startCluster starts the API server with our CRDs.

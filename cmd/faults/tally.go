@@ -101,8 +101,8 @@ func (t *tally) problems() []error {
 }
 
 // verdict prints the figures of all buses, and returns an error unless all is well,
-// and each of kinds has happened somewhere.
-func verdict(out io.Writer, kinds []string, tallies []*tally) error {
+// and each kind that is wanted can happen somewhere.
+func verdict(out io.Writer, wanted []string, tallies []*tally) error {
 	var errs []error
 	var everywhere []string
 	sum := map[string]int{}
@@ -114,7 +114,7 @@ func verdict(out io.Writer, kinds []string, tallies []*tally) error {
 			sum[f.damage] += f.n
 		}
 	}
-	nowhere := slices.DeleteFunc(slices.Clone(kinds), func(k string) bool { return slices.Contains(everywhere, k) })
+	nowhere := slices.DeleteFunc(slices.Clone(wanted), func(k string) bool { return slices.Contains(everywhere, k) })
 	if len(nowhere) > 0 {
 		errs = append(errs, fmt.Errorf("these faults cannot happen on any bus of this run: %v", nowhere))
 	}

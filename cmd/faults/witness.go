@@ -1,15 +1,11 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	toolscache "k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/clientcmd"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
@@ -39,60 +35,42 @@ type life struct {
 
 func newWitness() *witness { return &witness{now: time.Now, seen: map[string]life{}} }
 
-// watchMachines has a world's Machines watched until ctx ends, through restarts of the
-// API server.
-func (w *world) watchMachines(ctx context.Context) error {
-	cfg, err := clientcmd.BuildConfigFromFlags("", w.cluster.Kubeconfig)
-	if err != nil {
-		return fmt.Errorf("kubeconfig %s: %w", w.cluster.Kubeconfig, err)
-	}
-	machines, err := cache.New(cfg, cache.Options{Scheme: w.kube.Scheme(), DefaultNamespaces: map[string]cache.Config{w.name: {}}})
-	if err != nil {
-		return fmt.Errorf("watch machines: %w", err)
-	}
-	informer, err := machines.GetInformer(ctx, &v1alpha1.Machine{}, cache.BlockUntilSynced(false))
-	if err != nil {
-		return fmt.Errorf("watch machines: %w", err)
-	}
-	w.witness = newWitness()
-	if _, err := informer.AddEventHandler(w.witness); err != nil {
-		return fmt.Errorf("watch machines: %w", err)
-	}
-	w.keepers.Go(func() { _ = machines.Start(ctx) })
-	if !machines.WaitForCacheSync(ctx) {
-		return fmt.Errorf("watch machines: %w", context.Cause(ctx))
-	}
-	return nil
-}
-
-// OnAdd implements cache.ResourceEventHandler.
-func (w *witness) OnAdd(o any, _ bool) { w.saw(o, func(*life) {}) }
-
-// OnUpdate implements cache.ResourceEventHandler.
-func (w *witness) OnUpdate(_, o any) { w.saw(o, func(*life) {}) }
-
-// OnDelete implements cache.ResourceEventHandler.
-func (w *witness) OnDelete(o any) {
-	last, missed := o.(toolscache.DeletedFinalStateUnknown)
-	if missed {
-		o = last.Obj
-	}
-	w.saw(o, func(l *life) { l.gone, l.missed = w.now(), missed && l.since.IsZero() })
-}
-
-func (w *witness) saw(o any, more func(*life)) {
-	m, ok := o.(*v1alpha1.Machine)
-	if !ok {
-		return
-	}
+// listed takes what a list shows. What it does not show has gone meanwhile.
+func (w *witness) listed(machines []v1alpha1.Machine) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	there := map[string]bool{}
+	for i := range machines {
+		w.note(&machines[i])
+		there[string(machines[i].UID)] = true
+	}
+	for uid, l := range w.seen {
+		if !there[uid] && l.gone.IsZero() {
+			l.gone, l.missed = w.now(), l.since.IsZero()
+			w.seen[uid] = l
+		}
+	}
+}
+
+// saw takes what an event of a watch shows.
+func (w *witness) saw(m *v1alpha1.Machine, gone bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.note(m)
+	if gone {
+		l := w.seen[string(m.UID)]
+		l.gone = w.now()
+		w.seen[string(m.UID)] = l
+	}
+}
+
+// note notes what a Machine shows of itself. w.mu is held.
+func (w *witness) note(m *v1alpha1.Machine) {
 	l := w.seen[string(m.UID)]
 	l.ran = l.ran || m.Status.CurrentStatus.Phase == v1alpha1.MachineRunning
 	if t := m.DeletionTimestamp; t != nil {
 		l.since = t.Time
 	}
-	more(&l)
 	w.seen[string(m.UID)] = l
 }
 

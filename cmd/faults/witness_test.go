@@ -6,7 +6,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
@@ -34,13 +33,14 @@ func TestWitness(t *testing.T) {
 	at := testTime
 	w := witnessAt(at.Add(10 * time.Second))
 	for _, uid := range []string{"in use", "replaced", "missed"} {
-		w.OnAdd(seenMachine(uid, time.Time{}), true)
+		w.saw(seenMachine(uid, time.Time{}), false)
 	}
-	w.OnUpdate(nil, seenMachine("to go", at))
-	w.OnDelete(seenMachine("to go", at))
-	w.OnDelete(seenMachine("replaced", at.Add(time.Second)))
-	w.OnDelete(seenMachine("taken away", time.Time{}))
-	w.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: seenMachine("missed", time.Time{})})
+	w.saw(seenMachine("to go", at), false)
+	w.saw(seenMachine("to go", at), true)
+	w.saw(seenMachine("replaced", at.Add(time.Second)), true)
+	w.saw(seenMachine("taken away", time.Time{}), true)
+	w.saw(seenMachine("last seen to go", at), false)
+	w.listed([]v1alpha1.Machine{*seenMachine("in use", time.Time{})})
 	there := map[types.UID]*v1alpha1.Machine{"in use": seenMachine("in use", time.Time{})}
 	if err := w.caughtUp(there); err != nil {
 		t.Errorf("all are known to be gone, but one that is not: %v", err)
@@ -52,12 +52,13 @@ func TestWitness(t *testing.T) {
 		reason string
 		want   bool
 	}{
-		"in use":     {"nobody wanted it to go", false},
-		"replaced":   {"it was to go only afterwards, for want of its instance", false},
-		"taken away": {"nobody has asked for it to go", false},
-		"to go":      {"somebody has deleted it before", true},
-		"missed":     {"nobody knows when it was to go", true},
-		"unknown":    {"it came and went while nobody could look", true},
+		"in use":          {"nobody wanted it to go", false},
+		"replaced":        {"it was to go only afterwards, for want of its instance", false},
+		"taken away":      {"nobody has asked for it to go", false},
+		"to go":           {"somebody has deleted it before", true},
+		"missed":          {"nobody knows when it was to go", true},
+		"last seen to go": {"its end was missed, and that it was to go is known", true},
+		"unknown":         {"it came and went while nobody could look", true},
 	} {
 		if got := w.allows(uid, at); got != tc.want {
 			t.Errorf("%s: deleting its instance is allowed: %v; %s", uid, got, tc.reason)
@@ -80,11 +81,11 @@ func TestLives(t *testing.T) {
 	for _, uid := range []string{"whole", "in use"} {
 		m := seenMachine(uid, time.Time{})
 		m.Status.CurrentStatus.Phase = v1alpha1.MachineRunning
-		w.OnAdd(m, false)
+		w.saw(m, false)
 	}
-	w.OnDelete(seenMachine("whole", testTime)) // Terminating by now
-	w.OnAdd(seenMachine("never ran", time.Time{}), false)
-	w.OnDelete(seenMachine("never ran", testTime))
+	w.saw(seenMachine("whole", testTime), true) // Terminating by now
+	w.saw(seenMachine("never ran", time.Time{}), false)
+	w.saw(seenMachine("never ran", testTime), true)
 	if got := w.lives(); got != 1 {
 		t.Errorf("%d machines have lived, want one", got)
 	}

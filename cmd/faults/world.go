@@ -38,7 +38,7 @@ type world struct {
 	name    string // of the namespace, and of the control plane on the bus
 	site    *stack.Site
 	cluster *stack.DevCluster
-	kube    client.Client
+	kube    client.WithWatch
 	cloud   *stack.Cloud
 	nats    *stack.NATSCluster
 	busURL  string // without links
@@ -68,7 +68,7 @@ func runWorld(ctx context.Context, o *options, out io.Writer, cluster *stack.Dev
 		api: &target{name: "the API server"}, lead: &target{name: "the mcm that leads"}, knobs: map[string]*target{},
 		cloudLinks: map[string]*target{}, links: map[string][]*target{},
 	}
-	for _, name := range []string{"errors", "latency", "rate", "lists"} {
+	for _, name := range []string{"errors", "latency", "rate"} {
 		w.knobs[name] = &target{name: "the cloud"}
 	}
 	w.site, err = stack.NewSite(stack.SiteOptions{Bin: o.bin, Dir: filepath.Join(o.dir, "bus-"+kind)})

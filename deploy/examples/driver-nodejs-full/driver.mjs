@@ -83,7 +83,7 @@ function call(c, task, method, path, body) {
   return request.then(
     async (response) => {
       const answer = await response.json().catch(() => ({}));
-      if (!response.ok) throw failure(codes[response.status] ?? "INTERNAL", answer.error?.message ?? `HTTP ${response.status}`);
+      if (!response.ok) throw failure(codes[response.status] ?? "INTERNAL", answer.error?.message ?? `HTTP ${response.status}`, method !== "GET" && response.status >= 500);
       return answer;
     },
     (e) => { throw failure("UNAVAILABLE", `${method} ${path}: ${e.message}`, method !== "GET"); },

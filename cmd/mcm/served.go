@@ -32,7 +32,7 @@ func awaitServed(ctx context.Context, cfg *rest.Config, patience time.Duration) 
 	late := time.After(patience)
 	version := v1alpha1.SchemeGroupVersion.String()
 	for tries := 1; ; tries++ {
-		if _, err = client.ServerResourcesForGroupVersion(version); err == nil {
+		if _, err = client.ServerResourcesForGroupVersionWithContext(ctx, version); err == nil {
 			return nil
 		}
 		if tries == 1 {
@@ -45,6 +45,7 @@ func awaitServed(ctx context.Context, cfg *rest.Config, patience time.Duration) 
 			if apierrors.IsNotFound(err) {
 				return fmt.Errorf("the control cluster at %s does not serve %s: apply the definitions in deploy/crds: %w", cfg.Host, version, err)
 			}
+
 			return fmt.Errorf("ask the control cluster at %s for %s: %w", cfg.Host, version, err)
 		case <-tick.C:
 		}

@@ -146,7 +146,7 @@ func (w *world) live(ctx context.Context, out io.Writer) error {
 	defer cancel()
 	err = stack.Poll(within, fmt.Sprintf("%d machines have come and gone", w.tally.asked), func(context.Context) error {
 		if n, missing := w.witness.lives(), w.tally.missing(); n < w.tally.asked || len(missing) > 0 {
-			return fmt.Errorf("%d have, and these faults did not happen yet: %v", n, missing)
+			return fmt.Errorf("%d have, and these faults did not happen as often as they are to: %v", n, missing)
 		}
 		return nil
 	})

@@ -39,6 +39,7 @@ const (
 type options struct {
 	seed       uint64
 	lifecycles int
+	each       int
 	buses      []string
 	kinds      []string // that are wanted, where they can happen
 	chosen     bool     // they were named, so each must happen somewhere
@@ -73,6 +74,7 @@ func parse(args []string) (*options, error) {
 	fs := flag.NewFlagSet("faults", flag.ContinueOnError)
 	fs.Uint64Var(&o.seed, "seed", 1, "`number` from which the order of the faults follows")
 	fs.IntVar(&o.lifecycles, "lifecycles", 200, "`number` of machines that are to come and go")
+	fs.IntVar(&o.each, "each", 1, "how `often` each kind of fault is to hit something on each bus, at least")
 	buses := fs.String("bus", busCluster+","+busEmbedded, "what to run on, one after the other: cluster, embedded or both")
 	only := fs.String("kinds", "", "`kinds` of faults, with commas; none means all of: "+strings.Join(kindNames(), ", "))
 	fs.DurationVar(&o.longest, "longest", time.Minute, "how long a process is frozen, or a link cut, at most")
@@ -86,8 +88,8 @@ func parse(args []string) (*options, error) {
 	if fs.NArg() > 0 {
 		return nil, fmt.Errorf("unexpected argument %q", fs.Arg(0))
 	}
-	if o.lifecycles < 1 || o.longest < time.Second {
-		return nil, fmt.Errorf("--lifecycles=%d and --longest=%s: want at least 1 and 1s", o.lifecycles, o.longest)
+	if o.lifecycles < 1 || o.each < 1 || o.longest < time.Second {
+		return nil, fmt.Errorf("--lifecycles=%d, --each=%d and --longest=%s: want at least 1, 1 and 1s", o.lifecycles, o.each, o.longest)
 	}
 	o.buses = strings.Split(*buses, ",")
 	for _, b := range o.buses {
@@ -149,7 +151,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		if i == 0 {
 			share += o.lifecycles % len(o.buses)
 		}
-		t := newTally(kind, share)
+		t := newTally(kind, share, o.each)
 		tallies = append(tallies, t)
 		if err := runWorld(ctx, o, out, cluster, t); err != nil {
 			t.print(out)

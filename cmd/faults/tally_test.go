@@ -16,16 +16,21 @@ func TestVerdict(t *testing.T) {
 		spoil   func(cluster, embedded *tally)
 		want    string // in the error; empty for none
 		damaged bool
+		wanted  string // besides
 	}{
 		"well": {reason: "all has happened, and all machines have survived", spoil: func(_, _ *tally) {}},
 		"missed here": {
 			reason: "it has happened on the other bus only",
 			spoil:  func(_, e *tally) { delete(e.hit, "kill"); e.count("kill", false) },
-			want:   "bus embedded: these faults never happened: [kill]",
+			want:   "bus embedded: these faults hit something less than 1 times: [kill]",
+		},
+		"not enough": {
+			reason: "once is less than twice", spoil: func(c, _ *tally) { c.each = 2; c.count("kill", true) },
+			want: "bus cluster: these faults hit something less than 2 times: [cut]",
 		},
 		"nowhere": {
-			reason: "a kind was asked for that no bus has", spoil: func(c, _ *tally) { c.kinds = []string{"kill"} },
-			want: "these faults cannot happen on any bus of this run: [cut]",
+			reason: "a kind was asked for that no bus has", spoil: func(_, _ *tally) {}, wanted: "kick",
+			want: "these faults cannot happen on any bus of this run: [kick]",
 		},
 		"few": {
 			reason: "the other bus has enough for both", spoil: func(c, e *tally) { c.lifecycles, e.lifecycles = 20, 4 },
@@ -42,7 +47,7 @@ func TestVerdict(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			tallies := []*tally{newTally("cluster", 5), newTally("embedded", 5)}
+			tallies := []*tally{newTally("cluster", 5, 1), newTally("embedded", 5, 1)}
 			tallies[0].expect(kinds)
 			tallies[1].expect(kinds[:1])
 			for _, one := range tallies {
@@ -53,7 +58,11 @@ func TestVerdict(t *testing.T) {
 			}
 			tc.spoil(tallies[0], tallies[1])
 			var out bytes.Buffer
-			err := verdict(&out, kinds, tallies)
+			wanted := kinds
+			if tc.wanted != "" {
+				wanted = append(slices.Clone(kinds), tc.wanted)
+			}
+			err := verdict(&out, wanted, tallies)
 			if (err != nil) != (tc.want != "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%s: %v, want %q in it\n%s", tc.reason, err, tc.want, out.String())
 			}
@@ -68,7 +77,7 @@ func TestVerdict(t *testing.T) {
 			if last := lines[len(lines)-1]; last != want {
 				t.Errorf("%s: the last line is %q, want %q", tc.reason, last, want)
 			}
-			if !slices.Contains(lines, "cluster: fault kill             1, missed 0") {
+			if !slices.Contains(lines, "cluster: fault cut              1, missed 0") {
 				t.Errorf("faults are not told by bus:\n%s", out.String())
 			}
 		})

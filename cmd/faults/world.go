@@ -143,7 +143,7 @@ func (w *world) start(ctx context.Context) (err error) {
 // would not be seen.
 func managerArgs() []string {
 	return []string{
-		"-v=2", "--machine-operation-timeout=20s", "--retry-short=1s", "--retry-medium=2s", "--retry-long=3s",
+		"-v=2", "--machine-operation-timeout=10s", "--retry-short=1s", "--retry-medium=2s", "--retry-long=3s",
 		"--resource-exhausted-retry=2s", "--machine-creation-timeout=5m", "--machine-drain-timeout=20s",
 		"--machine-safety-orphan-vms-period=3s", "--machine-safety-orphan-vms-grace=9s",
 	}

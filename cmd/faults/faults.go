@@ -140,28 +140,27 @@ func (w *world) rollout(ctx context.Context, identity string, e event, least int
 	return nil
 }
 
-// comeAndGo waits until the instance of a create is there, which a replica that lives
-// has made, and has its machine deleted, until the instance is gone. Other faults may
-// be in the way of that for too long; then it is left, and counts for nothing.
+// comeAndGo waits until a machine is gone whose create a frozen replica has: it has it
+// deleted as soon as the instance is there, which a replica that lives has made. Other
+// faults may be in the way of that for too long; then it is left, and counts for nothing.
 func (w *world) comeAndGo(ctx context.Context, createID string) error {
 	uid, _, _ := strings.Cut(createID, ".")
 	const patience = 20 * time.Second
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	deleted := false
 	err := stack.Poll(within, "machine "+uid+" comes and goes", func(ctx context.Context) error {
 		s, err := w.look(ctx)
 		if err != nil {
 			return err
 		}
-		made := len(s.instances[types.UID(uid)]) > 0
-		if m := s.machines[types.UID(uid)]; m != nil && made && !deleted {
-			deleted = client.IgnoreNotFound(w.kube.Delete(ctx, m, client.Preconditions{UID: &m.UID})) == nil
+		m, made := s.machines[types.UID(uid)], len(s.instances[types.UID(uid)]) > 0
+		if m == nil && !made {
+			return nil
 		}
-		if made || !deleted {
-			return errMissed // so far
+		if m != nil && made && m.DeletionTimestamp == nil {
+			err = client.IgnoreNotFound(w.kube.Delete(ctx, m, client.Preconditions{UID: &m.UID}))
 		}
-		return nil
+		return errors.Join(errMissed, err) // so far
 	})
 	if err != nil {
 		return errors.Join(errMissed, err)

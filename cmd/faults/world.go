@@ -176,7 +176,7 @@ func (w *world) startManagers(ctx context.Context) error {
 		}
 		w.managers = append(w.managers, m)
 		u := w.unit(m.Process)
-		u.mayEnd = lostLead
+		u.mayEnd = orderly
 		w.managerSet = append(w.managerSet, &target{name: name, unit: u})
 		if w.kind == busEmbedded {
 			w.busURL = m.NATSURL
@@ -213,9 +213,9 @@ func (w *world) startDrivers(ctx context.Context) error {
 	return nil
 }
 
-// lostLead is how an mcm ends that has lost its Lease: it does not know otherwise how
-// to let go of everything.
-var lostLead = regexp.MustCompile(`\bleader election lost\b`)
+// orderly is how an mcm ends that has lost its Lease, as it does not know otherwise how
+// to let go of everything, and one that finds no API server when it starts.
+var orderly = regexp.MustCompile(`\bleader election lost\b|\bask the control cluster at \S+ for `)
 
 func (w *world) unit(p *stack.Process) *unit {
 	return &unit{site: w.site, process: p, crashed: w.tally.crash}

@@ -15,13 +15,17 @@ import (
 
 // servedPatience is how long mcm waits at its start for the API server, which comes
 // back from a restart a few seconds before it serves custom resources again.
-const servedPatience = 15 * time.Second
+const servedPatience = 30 * time.Second
+
+// servedTimeout is for one question: client-go repeats it in silence while connections
+// are reset.
+const servedTimeout = 2 * time.Second
 
 // awaitServed returns when the control cluster serves our types, and otherwise the
 // reason why it does not.
 func awaitServed(ctx context.Context, cfg *rest.Config, patience time.Duration) error {
 	cfg = rest.CopyConfig(cfg)
-	cfg.Timeout = patience
+	cfg.Timeout = servedTimeout
 	client, err := discovery.NewDiscoveryClientForConfig(cfg)
 	if err != nil {
 		return fmt.Errorf("connect to the control cluster: %w", err)

@@ -212,9 +212,9 @@ faults: build devcluster $(if $(filter off,$(FENCING)),unfenced) ## Break everyt
 		$(if $(LONGEST),--longest $(LONGEST))
 
 .PHONY: bench
-bench: build devcluster ## Benchmarks against their peers; ONLY=read,create chooses some, ROUNDS=9 runs longer
+bench: build devcluster ## Benchmarks against their peers; ONLY=read,create chooses some, ROUNDS=9 runs longer, FLEET=10000 is for ONLY=fleet
 	@echo '==> benchmarks (about 15 minutes; the machine should have nothing else to do)'
-	@$(BIN)/bench --bin $(BIN) --dir $(OUT)/run/bench $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS))
+	@$(BIN)/bench --bin $(BIN) --dir $(OUT)/run/bench $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(FLEET),--fleet $(FLEET))
 
 # go test -race links with the C compiler.
 .PHONY: c-compiler

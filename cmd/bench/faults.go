@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
 // faultCreates are in flight when a replica is lost.
@@ -38,10 +40,13 @@ func (b *bench) compareFaults(ctx context.Context, w *world) error {
 	table := [][]string{{"round", runs[0].name, runs[1].name, "added", runs[2].name, "added"}}
 	for round := range b.rounds {
 		row := []string{strconv.Itoa(round + 1)}
+		// What the lost replica asked for is there when another one looks for it, or it
+		// comes while that one makes it.
+		effect := [...]cloudapi.Effect{cloudapi.EffectStart, cloudapi.EffectEnd}[round%2]
 		var undisturbed time.Duration
 		for i, run := range runs {
 			names := machineNames(faultCreates, fmt.Sprintf("%s-%d", run.name, round))
-			took, err := w.createsWith(ctx, names, run.lose)
+			took, err := w.createsWith(ctx, names, effect, run.lose)
 			if err = errors.Join(err, run.mend(ctx)); err != nil {
 				return fmt.Errorf("%s: %w", run.name, err)
 			}
@@ -71,8 +76,10 @@ func (b *bench) compareFaults(ctx context.Context, w *world) error {
 
 // createsWith has machines made, and something done once the cloud is at all of
 // them. It returns how long it takes from there until all are Running.
-func (w *world) createsWith(ctx context.Context, names []string, lose func(context.Context) error) (time.Duration, error) {
-	if err := w.holdAll(ctx, names); err != nil {
+func (w *world) createsWith(
+	ctx context.Context, names []string, effect cloudapi.Effect, lose func(context.Context) error,
+) (time.Duration, error) {
+	if err := w.holdAll(ctx, names, effect); err != nil {
 		return 0, err
 	}
 	start := time.Now()

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
 // steady is how long mcm is watched with nothing to do.
@@ -55,7 +57,7 @@ func (b *bench) measureFleet(ctx context.Context, w *world) error {
 		do   func() error
 	}{
 		{"nothing to do", idle},
-		{"until all operations are in flight", func() error { return w.holdAll(ctx, names) }},
+		{"until all operations are in flight", func() error { return w.holdAll(ctx, names, cloudapi.EffectStart) }},
 		{"with all in flight", idle},
 		{"until all are Running", func() error { return w.releaseAll(ctx, names) }},
 		{"all Running", idle},
@@ -70,9 +72,10 @@ func (b *bench) measureFleet(ctx context.Context, w *world) error {
 	return nil
 }
 
-// holdAll creates machines and returns when all creates are held by the cloud.
-func (w *world) holdAll(ctx context.Context, names []string) error {
-	if err := w.cloud.Hold(ctx, "*"); err != nil {
+// holdAll creates machines and returns when all creates are held by the cloud, before
+// or after they have taken effect.
+func (w *world) holdAll(ctx context.Context, names []string, effect cloudapi.Effect) error {
+	if _, err := w.cloud.Admin.Patch(ctx, cloudapi.KnobsPatch{Hold: &[]string{"*"}, CreateEffect: &effect}); err != nil {
 		return err
 	}
 	err := inParallel(names, func(name string) error { return w.kube.Create(ctx, newMachine(namespace, name)) })
@@ -91,7 +94,7 @@ func (w *world) holdAll(ctx context.Context, names []string) error {
 }
 
 func (w *world) releaseAll(ctx context.Context, names []string) error {
-	if err := w.cloud.Hold(ctx); err != nil {
+	if _, err := w.cloud.Admin.Patch(ctx, cloudapi.KnobsPatch{Hold: &[]string{}}); err != nil {
 		return err
 	}
 	return w.running(ctx, names)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -62,8 +63,22 @@ func (r *readRig) withClaim(driver *nats.Conn) func(context.Context) error {
 		m.Header.Set("Nats-Expected-Last-Subject-Sequence", "0")
 		ctx, cancel := context.WithTimeout(ctx, readTimeout)
 		defer cancel()
-		_, err = driver.RequestMsgWithContext(ctx, m)
-		return err
+		reply, err := driver.RequestMsgWithContext(ctx, m)
+		if err != nil {
+			return err
+		}
+		var ack struct {
+			Error *struct {
+				Description string `json:"description"`
+			} `json:"error"`
+		}
+		if err := json.Unmarshal(reply.Data, &ack); err != nil {
+			return fmt.Errorf("answer of JetStream: %w", err)
+		}
+		if ack.Error != nil {
+			return fmt.Errorf("JetStream: %s", ack.Error.Description)
+		}
+		return nil
 	}
 }
 

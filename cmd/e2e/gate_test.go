@@ -28,6 +28,7 @@ type gate struct {
 
 	mu    sync.Mutex
 	armed *stop
+	shut  bool
 }
 
 // A stopAt says which request is stopped: the first of that method whose path
@@ -92,6 +93,19 @@ func (e *env) openKubeGate() (g *gate, kubeconfig string) {
 	return g, kubeconfig
 }
 
+// setShut has the gate break off whatever comes, or not any more.
+func (g *gate) setShut(shut bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.shut = shut
+}
+
+func (g *gate) isShut() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.shut
+}
+
 // arm has the gate stop a request.
 func (g *gate) arm(at stopAt) *stop {
 	s := &stop{stopAt: at, reached: make(chan struct{}), letGo: make(chan struct{}), over: make(chan struct{})}
@@ -117,6 +131,9 @@ func (g *gate) take(r *http.Request, body []byte) *stop {
 }
 
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if g.isShut() {
+		panic(http.ErrAbortHandler) //nolint:forbidigo // that is how a handler breaks off
+	}
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return // who asked has gone

@@ -90,32 +90,86 @@ func TestUnwatchedMachines(t *testing.T) {
 	e.waitPhase(v1alpha1.MachineUnknown, names)
 	e.must(manager.Kill())
 
-	hourAgo := time.Now().Add(-time.Hour).UTC()
-	m, err := e.machine(e.ctx(), names[0])
+	e.setLeaseBack(e.longUnknown(names[0]))
+	e.must(manager.Restart(e.ctx()))
+	e.wantTimeAnew(names[0])
+	e.wantTidyMetrics(manager.Address, "mcm_machine_controller_frozen")
+	e.deleteAll(names...)
+}
+
+// TestFreezeAcrossRestart keeps mcm from the target cluster, and kills it meanwhile:
+// the next mcm gives unhealthy machines their time anew.
+func TestFreezeAcrossRestart(t *testing.T) {
+	e := newEnv(t)
+	gate, target := e.openKubeGate()
+	manager, tap := e.startManager("", "--target-kubeconfig="+target, "--leader-elect=true", "--leader-elect-lease-duration=2s",
+		"--leader-elect-renew-deadline=1500ms", "--leader-elect-retry-period=500ms",
+		"--machine-safety-apiserver-statuscheck-timeout=10s", "--machine-safety-apiserver-statuscheck-period=10s")
+	e.startDrivers(1, manager.NATSURL, tap)
+	e.createClass()
+	names := e.createMachines(1, className)
+	e.waitRunning(names...)
+	e.breakNode(names[0])
+	e.waitPhase(v1alpha1.MachineUnknown, names)
+
+	gate.setShut(true)
+	e.waitFrozen("true")
+	e.waitEvent(names[0], corev1.EventTypeWarning, "only deletions go on: read from the API server of the target cluster")
+	e.must(manager.Kill())
+	gate.setShut(false)
+	e.longUnknown(names[0])
+	e.must(manager.Restart(e.ctx()))
+	e.wantTimeAnew(names[0])
+	e.waitEvent(names[0], corev1.EventTypeNormal, "health timeouts begin anew")
+	e.waitFrozen("false")
+	e.deleteAll(names...)
+}
+
+// longUnknown has a machine's status say that it is Unknown since an hour ago, which
+// it returns.
+func (e *env) longUnknown(name string) (hourAgo time.Time) {
+	e.Helper()
+	hourAgo = time.Now().Add(-time.Hour).UTC()
+	m, err := e.machine(e.ctx(), name)
 	e.must(err)
 	before := m.DeepCopy()
 	m.Status.CurrentStatus.LastUpdateTime = metav1.NewTime(hourAgo)
 	e.must(e.kube.Status().Patch(e.ctx(), m, client.MergeFrom(before)))
-	e.setLeaseBack(hourAgo)
-	e.must(manager.Restart(e.ctx()))
+	return hourAgo
+}
 
-	e.waitEvent(names[0], corev1.EventTypeNormal, v1alpha1.TextHealthTimeoutReset)
+// wantTimeAnew waits until the time of a machine that longUnknown has changed runs
+// anew, and requires that it was never Failed.
+func (e *env) wantTimeAnew(name string) {
+	e.Helper()
+	e.waitEvent(name, corev1.EventTypeNormal, v1alpha1.TextHealthTimeoutReset)
 	e.eventually("its time runs anew", func(ctx context.Context) error {
-		m, err := e.machine(ctx, names[0])
-		if err == nil && (m.Status.CurrentStatus.Phase != v1alpha1.MachineUnknown || !m.Status.CurrentStatus.LastUpdateTime.After(hourAgo)) {
+		m, err := e.machine(ctx, name)
+		if err == nil && (m.Status.CurrentStatus.Phase != v1alpha1.MachineUnknown || time.Since(m.Status.CurrentStatus.LastUpdateTime.Time) > 30*time.Minute) {
 			err = fmt.Errorf("its status is %+v", m.Status.CurrentStatus)
 		}
 		return err
 	})
-	events, err := e.events(e.ctx(), names[0])
+	events, err := e.events(e.ctx(), name)
 	e.must(err)
 	for _, event := range events {
 		if event.Reason == "HealthTimeout" {
-			t.Errorf("the machine was Failed: %s", event.Message)
+			e.Errorf("the machine was Failed: %s", event.Message)
 		}
 	}
-	e.wantTidyMetrics(manager.Address, "mcm_machine_controller_frozen")
-	e.deleteAll(names...)
+}
+
+// waitFrozen waits until mcm's Lease says whether machines are frozen.
+func (e *env) waitFrozen(want string) {
+	e.Helper()
+	e.eventually("the Lease says that machines are frozen: "+want, func(ctx context.Context) error {
+		lease := &coordinationv1.Lease{}
+		err := e.kube.Get(ctx, client.ObjectKey{Namespace: e.name, Name: "machine-controller-manager"}, lease)
+		if got := lease.Labels["machinebus.io/frozen"]; err == nil && got != want {
+			err = fmt.Errorf("it says %q", got)
+		}
+		return err
+	})
 }
 
 // setLeaseBack has mcm's Lease say that it was last renewed at some time.

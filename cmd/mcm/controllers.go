@@ -120,6 +120,9 @@ func (m *mcm) addFreezer() error {
 	f := &machine.Freezer{
 		Control: control, Namespace: m.options.scope(), Settings: m.options.outage, Unwatched: m.lock.Unwatched, Events: m.events,
 	}
+	if m.options.lease.elect {
+		f.Memory = m.lock
+	}
 	if m.target != nil {
 		if f.Target, err = unlimited(m.target); err != nil {
 			return err

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -21,6 +22,10 @@ const leaseName = "machine-controller-manager"
 // minLeaseTimeout is the least time a request of the election may take.
 const minLeaseTimeout = time.Second
 
+// labelFrozen on the Lease is "true" while the leading manager leaves machines alone
+// because it cannot read an API server, or has yet to make up for that.
+const labelFrozen = "machinebus.io/frozen"
+
 // A leaderLock is the lock of the leader election. It counts epochs: drivers
 // refuse what a manager of an earlier one still sends. The epoch is one more than
 // the Lease's transitions, as this process wrote them when it won: before anything
@@ -33,6 +38,8 @@ type leaderLock struct {
 
 	before    metav1.Time  // when the leader before was last heard of; only the election uses it
 	unwatched atomic.Int64 // from then until this one leads, in nanoseconds
+
+	frozen atomic.Pointer[string] // value of labelFrozen with the next renewal; nil leaves it as it is
 }
 
 // newLeaderLock makes the lock, and begins an epoch if there is no election to do
@@ -80,6 +87,9 @@ func (l *leaderLock) Create(ctx context.Context, r resourcelock.LeaderElectionRe
 }
 
 func (l *leaderLock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	if frozen := l.frozen.Load(); frozen != nil {
+		l.lease.Labels = map[string]string{labelFrozen: *frozen} // other labels stay
+	}
 	err := l.Interface.Update(ctx, r)
 	l.note(r, err)
 
@@ -101,6 +111,20 @@ func (l *leaderLock) note(r resourcelock.LeaderElectionRecord, err error) {
 // both leaders; 0 where that is not known. A leader that cannot reach the API server
 // ends, so this is also for how long it was away at least.
 func (l *leaderLock) Unwatched() time.Duration { return time.Duration(l.unwatched.Load()) }
+
+// Frozen and NoteFrozen implement [machine.FreezeMemory]. Without an election nothing
+// renews the Lease, and nothing is noted.
+func (l *leaderLock) Frozen(ctx context.Context) (bool, error) {
+	lease, err := l.lease.Client.Leases(l.lease.LeaseMeta.Namespace).Get(ctx, l.lease.LeaseMeta.Name, metav1.GetOptions{})
+	if err != nil {
+		return false, fmt.Errorf("read Lease %s: %w", l.Describe(), err)
+	}
+
+	return lease.Labels[labelFrozen] == strconv.FormatBool(true), nil
+}
+
+// NoteFrozen has the next renewal of the Lease say whether machines are frozen.
+func (l *leaderLock) NoteFrozen(frozen bool) { l.frozen.Store(new(strconv.FormatBool(frozen))) }
 
 // Epoch returns the epoch of the present leadership; 0 before there was one.
 func (l *leaderLock) Epoch() uint64 { return l.epoch.Load() }

@@ -13,13 +13,11 @@ import (
 const memoLimit = 10_000
 
 // A memo knows the Secrets of tokens that were made here, without what is secret
-// about them, so that they can be deleted without being read, and which machines'
-// tokens could not be deleted. What it does not know of the former costs a request.
-// The zero memo is empty; it is safe for concurrent use.
+// about them, so that they can be deleted without being read. What it does not know
+// costs a request. The zero memo is empty; it is safe for concurrent use.
 type memo struct {
 	mu   sync.Mutex
 	made map[types.UID]*corev1.Secret // by uid of the machine
-	due  map[types.UID]bool           // by uid of the machine
 }
 
 func (m *memo) add(machine types.UID, secret *corev1.Secret) {
@@ -41,26 +39,4 @@ func (m *memo) take(machine types.UID) *corev1.Secret {
 	delete(m.made, machine)
 
 	return secret
-}
-
-// setDue notes whether a machine's token is to be deleted once more.
-func (m *memo) setDue(machine types.UID, due bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !due {
-		delete(m.due, machine)
-
-		return
-	}
-	if m.due == nil || len(m.due) >= memoLimit {
-		m.due = map[types.UID]bool{}
-	}
-	m.due[machine] = true
-}
-
-func (m *memo) isDue(machine types.UID) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-
-	return m.due[machine]
 }

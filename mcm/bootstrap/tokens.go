@@ -79,22 +79,13 @@ func (t *Tokens) Ensure(ctx context.Context, machine *v1alpha1.Machine, validFor
 }
 
 // Delete removes the machine's token; that there is none is no error. An error that
-// wraps the API server's Forbidden does not pass by itself; after others see Due.
+// wraps the API server's Forbidden does not pass by itself. After others Delete is to be
+// called again: a token that has expired is deleted by nobody but Kubernetes' token
+// cleaner, which is off by default.
 func (t *Tokens) Delete(ctx context.Context, machine *v1alpha1.Machine) error {
 	if err := check(machine); err != nil {
 		return err
 	}
-	err := t.remove(ctx, machine)
-	t.memo.setDue(machine.UID, err != nil && !apierrors.IsForbidden(err))
-
-	return err
-}
-
-// Due tells whether Delete failed for the machine and should be called again. It is
-// forgotten when the process ends; the token expires by itself.
-func (t *Tokens) Due(machine *v1alpha1.Machine) bool { return t.memo.isDue(machine.UID) }
-
-func (t *Tokens) remove(ctx context.Context, machine *v1alpha1.Machine) error {
 	if secret := t.memo.take(machine.UID); secret != nil {
 		err := t.Target.Delete(ctx, secret, client.Preconditions{UID: &secret.UID})
 		if err == nil {

@@ -44,11 +44,13 @@ type Dispatcher struct {
 	patient time.Duration   // how long an operation waits for its turn before that is told
 	ctx     context.Context //nolint:containedctx // operations end with the dispatcher, not with who started them
 
-	mu       sync.Mutex
-	machines map[types.UID]*entry
-	readings map[types.UID]*reading
-	notify   func(types.NamespacedName)
-	running  sync.WaitGroup
+	mu        sync.Mutex
+	machines  map[types.UID]*entry
+	readings  map[types.UID]*reading
+	vacancies map[string]*vacancy // by provider
+	answered  map[string]bool     // providers of which a driver was there, with sessions or without
+	notify    func(types.NamespacedName)
+	running   sync.WaitGroup
 }
 
 // An entry is the newest operation of a machine. Its mutable fields are
@@ -67,7 +69,7 @@ type entry struct {
 	span     trace.Span
 
 	state   State
-	told    bool   // a reason to wait was notified, and nothing since
+	told    bool   // a reason to wait was notified or Told, and nothing since
 	gone    bool   // the machine is: nobody will settle this
 	holder  string // replica that keeps the result until it is acknowledged
 	settled bool
@@ -80,7 +82,8 @@ type entry struct {
 func New(ctx context.Context, caller Caller, auditor Auditor) *Dispatcher {
 	return &Dispatcher{
 		caller: caller, auditor: auditor, metrics: newMetrics(), queue: newQueue(Limits{}), patient: tellAfter, ctx: ctx,
-		machines: map[types.UID]*entry{}, readings: map[types.UID]*reading{}, notify: func(types.NamespacedName) {},
+		machines: map[types.UID]*entry{}, readings: map[types.UID]*reading{}, vacancies: map[string]*vacancy{},
+		answered: map[string]bool{}, notify: func(types.NamespacedName) {},
 	}
 }
 
@@ -111,7 +114,8 @@ func (d *Dispatcher) Start(op Operation) State {
 	e := &entry{
 		id: id, kind: op.Kind, number: op.Number, provider: op.Provider, started: time.Now(),
 		machine: types.NamespacedName{Namespace: op.Machine.Namespace, Name: op.Machine.Name}, uid: uid,
-		state: State{Phase: Waiting, ID: id, Kind: op.Kind}, quit: make(chan struct{}), span: startSpan(&op),
+		state: State{Phase: Waiting, ID: id, Kind: op.Kind, Waited: op.Told}, told: op.Told,
+		quit: make(chan struct{}), span: startSpan(&op),
 	}
 	e.request = bus.Request{
 		Provider: op.Provider, Namespace: op.Machine.Namespace, Name: op.Machine.Name,
@@ -204,6 +208,7 @@ func (d *Dispatcher) release(e *entry) {
 func (d *Dispatcher) Forget(uid types.UID) {
 	d.mu.Lock()
 	d.stopReading(uid)
+	d.withdraw(uid, "")
 	e, ok := d.machines[uid]
 	ended := ok && e.state.Phase == Done
 	switch {

@@ -27,7 +27,7 @@ func newMetrics() *metrics {
 		}, []string{"provider", "operation"}),
 		waiting: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "mcm_dispatch_operations_queued",
-			Help: "Operations begun that wait for room at the drivers or for a limit.",
+			Help: "Operations that wait for a driver, for room at the drivers or for a limit.",
 		}, []string{"provider", "operation"}),
 		turns: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "mcm_dispatch_operation_queue_seconds", Buckets: buckets,

@@ -65,6 +65,9 @@ type Operation struct {
 	// OnlyIfHeld, with Recover, waits for what a replica still holds but begins
 	// nothing: without one the operation ends with NotFound.
 	OnlyIfHeld bool
+	// Told says that its machine tells of a wait already, for an operation that had
+	// not begun or for another manager: that a driver has it is news then.
+	Told bool
 	// Span is the pass's that begins the operation; nil for none.
 	Span trace.Span
 }
@@ -100,7 +103,8 @@ type State struct {
 	// Reason says in one line what a waiting operation waits for; empty before
 	// anything is known.
 	Reason string
-	// Waited says that there was a Reason, whatever has followed.
+	// Waited says that there was a Reason, or that the operation was Told, whatever has
+	// followed.
 	Waited bool
 	// Settled is, for a Stale one, how many operations were settled in truth.
 	Settled int64

@@ -55,6 +55,7 @@ func (p *pass) resolveClass(ctx context.Context) (next, error) {
 // refuse notes that the machine cannot be made as it or its class stands. A
 // change of any of them starts the next pass.
 func (p *pass) refuse(ctx context.Context, err error) (next, error) {
+	p.Dispatcher.Withdraw(p.machine.UID)
 	if p.isNew() {
 		// From its phase alone another manager might have had something made.
 		if err := p.journal.write(p.machine); err != nil {

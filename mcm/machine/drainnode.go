@@ -33,6 +33,9 @@ func (p *pass) drainNode(ctx context.Context) (next, error) {
 		return proceed, nil
 	}
 	req, after := p.Settings.DrainPolicy.Request(p.machine, p.node, p.unhealthy, p.now)
+	if p.endedByForce() {
+		req.Force = true
+	}
 	state := p.Drainer.Start(req)
 	failed := state.Phase == drain.Done && state.Err != nil && !state.Forced
 	if failed {
@@ -59,6 +62,12 @@ func (p *pass) deleting() bool {
 	return p.journal.Operation == dispatch.Delete || p.journal.Failed == dispatch.Delete
 }
 
+// endedByForce tells that the existing manager has ended the Node's pods by force, and
+// has yet to delete its VolumeAttachments. Its text stays until that is done.
+func (p *pass) endedByForce() bool {
+	return strings.Contains(p.machine.Status.LastOperation.Description, v1alpha1.DeletionTextDeleteVolumeAttachments)
+}
+
 // draining tells what the drain waits for. How an earlier one failed stands as
 // long as there is no more to say.
 func (p *pass) draining(ctx context.Context, state drain.State) error {
@@ -66,6 +75,8 @@ func (p *pass) draining(ctx context.Context, state drain.State) error {
 	told := strings.Contains(before, v1alpha1.DeletionTextDrain)
 	text := v1alpha1.DeletionTextDrain
 	switch {
+	case p.endedByForce():
+		return nil
 	case state.Reason != "":
 		text += ": " + state.Reason
 	case told:

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -81,6 +82,35 @@ func (r *rig) budget(t *testing.T, status policyv1.PodDisruptionBudgetStatus) {
 	if err := r.Status().Update(t.Context(), budget); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// attach attaches a volume to the machine's Node, with nobody to detach it.
+func (r *rig) attach(t *testing.T, m *v1alpha1.Machine) *storagev1.VolumeAttachment {
+	t.Helper()
+	a := &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: m.Name},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: "test", NodeName: m.Name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: new("volume")},
+		},
+	}
+	r.create(t, a)
+	t.Cleanup(func() {
+		if err := client.IgnoreNotFound(r.Delete(context.WithoutCancel(t.Context()), a)); err != nil {
+			t.Error(err)
+		}
+	})
+
+	return a
+}
+
+func (r *rig) attached(t *testing.T, a *storagev1.VolumeAttachment) bool {
+	t.Helper()
+	err := r.Get(t.Context(), client.ObjectKeyFromObject(a), a)
+	if client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
+
+	return err == nil
 }
 
 // failIfInUse makes it an error to delete an instance whose Node has pods.
@@ -321,7 +351,7 @@ func TestHalfDeleted(t *testing.T) {
 	}
 	r := newRig(t)
 	r.failIfInUse(t)
-	machines := map[string]*v1alpha1.Machine{}
+	machines, volumes := map[string]*v1alpha1.Machine{}, map[string]*storagev1.VolumeAttachment{}
 	for name, c := range cases {
 		m := r.machine(name)
 		m.Finalizers, m.Labels = []string{v1alpha1.FinalizerName}, map[string]string{v1alpha1.LabelKeyNode: m.Name}
@@ -338,6 +368,7 @@ func TestHalfDeleted(t *testing.T) {
 			r.cloud.instances[string(m.UID)] = m.Spec.ProviderID
 		}
 		if c.node {
+			volumes[name] = r.attach(t, m)
 			node := r.join(t, m)
 			r.change(t, node, func() {
 				node.Finalizers = []string{v1alpha1.FinalizerNameNode}
@@ -363,6 +394,12 @@ func TestHalfDeleted(t *testing.T) {
 		r.gone(t, m)
 		if r.node(t, m.Name) != nil {
 			t.Errorf("%s (%s): the node is still there", name, cases[name].reason)
+		}
+	}
+	for name, volume := range volumes {
+		// What pods let go in order is detached by who attaches.
+		if left, want := r.attached(t, volume), name != "volumes"; left != want {
+			t.Errorf("%s (%s): it is %t that its volume is attached", name, cases[name].reason, left)
 		}
 	}
 	if there, made := r.cloud.has(); there != 0 || made != 0 {

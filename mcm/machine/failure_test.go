@@ -235,18 +235,65 @@ func TestNoDriver(t *testing.T) {
 	r.phase(t, m, v1alpha1.MachinePending)
 }
 
-// A class that names a driver nobody runs can be corrected.
+// A class that names a driver nobody runs can be corrected, whoever leads then.
 func TestCorrectedProvider(t *testing.T) {
 	t.Parallel()
-	r := newRunningRig(t)
-	class := r.class()
-	r.change(t, class, func() { class.Provider = "virtaul" })
+	for name, tc := range map[string]struct {
+		reason          string
+		restart, before bool // the manager; and that before the class is corrected
+	}{
+		"at once":                    {"it knows that nobody was asked", false, false},
+		"restarted, corrected":       {"so must the next one", true, true},
+		"corrected while no one led": {"it is as good a correction", true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRunningRig(t)
+			class := r.class()
+			r.change(t, class, func() { class.Provider = "virtaul" })
+			m := r.machine("a")
+			r.create(t, m)
+			r.event(t, m, "WaitingForDriver", "create waits: no driver for provider virtaul")
+			if got := r.get(t, m); len(got.Finalizers) != 0 || got.Annotations[v1alpha1.AnnotationKeyOperation] != "" {
+				t.Errorf("something was begun: finalizers %v, annotations %v", got.Finalizers, got.Annotations)
+			}
+			if tc.restart {
+				r.stop()
+			}
+			if tc.before {
+				r.startManager(t)
+			}
+			r.change(t, class, func() { class.Provider = provider })
+			if tc.restart && !tc.before {
+				r.startManager(t)
+			}
+			r.phase(t, m, v1alpha1.MachinePending)
+			if _, made := r.cloud.has(); made != 1 {
+				t.Errorf("%s: %d instances were made", tc.reason, made)
+			}
+			if n := r.cloud.count(status); n != 0 {
+				t.Errorf("the driver was asked %d times for what nobody had begun", n)
+			}
+		})
+	}
+}
+
+// A driver that is away for a while binds no machine either.
+func TestDriverAway(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	stop := r.stoppableDriver(t)
+	r.startManager(t)
+	first := r.machine("first")
+	r.create(t, first)
+	r.phase(t, first, v1alpha1.MachinePending)
+	stop()
 	m := r.machine("a")
 	r.create(t, m)
-	r.event(t, m, "WaitingForDriver", "no driver for provider virtaul")
-	r.change(t, class, func() { class.Provider = provider })
-	r.phase(t, m, v1alpha1.MachinePending)
-	if _, made := r.cloud.has(); made != 1 {
-		t.Errorf("%d instances were made", made)
+	r.event(t, m, "WaitingForDriver", "no driver for provider virtual")
+	if got := r.get(t, m); got.Annotations[v1alpha1.AnnotationKeyOperation] != "" {
+		t.Errorf("something was begun: %v", got.Annotations)
 	}
+	r.startDriver(t)
+	r.phase(t, m, v1alpha1.MachinePending)
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -38,11 +38,27 @@ type Freezer struct {
 	// began to. Longer than the timeout is as if they had been frozen. Nil means that
 	// it is not known, which changes nothing.
 	Unwatched func() time.Duration
-	Events    record.EventRecorder
+	// Memory outlives this process; nil means that nothing does.
+	Memory FreezeMemory
+	Events record.EventRecorder
 
 	state   atomic.Int32
 	failing time.Time // since when an API server cannot be read; zero while both can
-	thawed  atomic.Pointer[func(context.Context)]
+	began   time.Time // when machines were frozen
+	cause   string    // and why
+	told    bool      // an Event was, of this freeze
+	noted   bool      // in Memory
+	stuck   stuck
+	release atomic.Pointer[func(context.Context, []client.ObjectKey)]
+}
+
+// A FreezeMemory tells a manager whether the one before it has left machines frozen:
+// of an outage of the target cluster nothing else does.
+type FreezeMemory interface {
+	// Frozen returns what was last noted, by whichever manager.
+	Frozen(ctx context.Context) (bool, error)
+	// NoteFrozen notes it soon. It does not block.
+	NoteFrozen(frozen bool)
 }
 
 // FreezeSettings are a Freezer's clocks.
@@ -62,20 +78,27 @@ func (s FreezeSettings) hurry() time.Duration { return s.Timeout / 5 }
 
 // States of a Freezer.
 const (
-	undecided int32 = iota // no API server was read yet: machines wait
+	idle      int32 = iota // not begun, as in a manager that does not lead
+	undecided              // no API server was read yet: machines wait
 	watching
 	frozen
 )
 
-// stops tells whether machines that are not to be deleted are left alone.
-func (f *Freezer) stops() bool { return f != nil && f.state.Load() != watching }
+// stops tells whether a machine that is not to be deleted is left alone.
+func (f *Freezer) stops(uid types.UID) bool {
+	if f == nil || f.state.Load() != watching {
+		return f != nil
+	}
+	_, stuck := f.stuck.of(uid) // as thaw has left it
+
+	return stuck
+}
 
 // Start looks at the API servers until ctx ends.
 func (f *Freezer) Start(ctx context.Context) error {
-	if f.Unwatched != nil {
-		if away := f.Unwatched(); away > f.Settings.Timeout {
-			f.freeze(ctx, fmt.Errorf("nobody has looked at machines for %s", away))
-		}
+	f.state.Store(undecided)
+	if why := f.before(ctx); why != "" {
+		f.freeze(ctx, why)
 	}
 	for {
 		timer := time.NewTimer(f.look(ctx))
@@ -89,26 +112,48 @@ func (f *Freezer) Start(ctx context.Context) error {
 	}
 }
 
+// before tells why machines count as frozen from the beginning; "" if they do not.
+func (f *Freezer) before(ctx context.Context) (why string) {
+	if f.Unwatched != nil {
+		if away := f.Unwatched(); away > f.Settings.Timeout {
+			return fmt.Sprintf("nobody has looked at machines for %s", away)
+		}
+	}
+	if f.Memory == nil {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, f.Settings.hurry())
+	defer cancel()
+	switch left, err := f.Memory.Frozen(ctx); {
+	case err != nil: // a reset too many costs time, one too few an instance
+		return "it is not known whether the manager before had frozen them: " + err.Error()
+	case left:
+		return "the manager before had frozen them, and ended"
+	default:
+		return ""
+	}
+}
+
 // look looks at the API servers once, and returns when to do so again.
 func (f *Freezer) look(ctx context.Context) time.Duration {
 	began := time.Now()
 	err := f.probe(ctx)
-	if err == nil && f.stops() {
-		if err = f.thaw(ctx); err != nil {
-			f.log(ctx).Error(err, "machines stay frozen")
-		}
-	}
 	if err == nil {
-		f.failing = time.Time{}
+		if err = f.thaw(ctx); err == nil {
+			f.failing = time.Time{}
 
-		return f.Settings.Period
+			return f.Settings.Period
+		}
+		f.log(ctx).Error(err, "machines stay frozen")
 	}
 	if f.failing.IsZero() {
 		f.failing = began
 		f.log(ctx).Info("machines will be frozen if this goes on", "for", f.Settings.Timeout.String(), "why", err.Error())
 	}
-	if f.state.Load() != frozen && time.Since(f.failing) > f.Settings.Timeout {
-		f.freeze(ctx, err)
+	if !f.told && time.Since(f.failing) > f.Settings.Timeout {
+		f.told = true
+		f.freeze(ctx, err.Error())
+		f.tell(ctx, corev1.EventTypeWarning, "MachinesFrozen", "Machines are left alone, only deletions go on: "+f.cause)
 	}
 
 	return f.Settings.hurry()
@@ -136,70 +181,15 @@ func (f *Freezer) probe(ctx context.Context) error {
 	return read("target", f.Target, client.ObjectKey{Name: name}, &corev1.Node{})
 }
 
-func (f *Freezer) freeze(ctx context.Context, why error) {
-	f.state.Store(frozen)
-	f.log(ctx).Info("machines are frozen: only deletions go on", "why", why.Error())
-}
-
-// thaw lets the reconciler go on. A pass over an old copy of a machine whose
-// timeout has begun anew cannot store anything.
-func (f *Freezer) thaw(ctx context.Context) error {
-	if f.state.Load() == frozen {
-		if err := f.resetTimeouts(ctx); err != nil {
-			return err
-		}
-		f.log(ctx).Info("machines are not frozen any more")
+func (f *Freezer) freeze(ctx context.Context, why string) {
+	if f.cause = why; f.state.Swap(frozen) != frozen {
+		f.began = time.Now()
 	}
-	f.state.Store(watching)
-	if tell := f.thawed.Load(); tell != nil {
-		(*tell)(ctx)
+	if f.Memory != nil {
+		f.Memory.NoteFrozen(true)
+		f.noted = true
 	}
-
-	return nil
-}
-
-// resetTimeouts makes all Unknown machines Running. The next pass makes them Unknown
-// again if their Nodes are still unhealthy.
-func (f *Freezer) resetTimeouts(ctx context.Context) error {
-	list := &v1alpha1.MachineList{}
-	if err := f.Control.List(ctx, list, client.InNamespace(f.Namespace)); err != nil {
-		return fmt.Errorf("list machines: %w", err)
-	}
-	var changed error
-	for i := range list.Items {
-		m := &list.Items[i]
-		if m.Status.CurrentStatus.Phase != v1alpha1.MachineUnknown || !m.DeletionTimestamp.IsZero() {
-			continue
-		}
-		err := f.resetTimeout(ctx, m)
-		switch {
-		case apierrors.IsConflict(err):
-			changed = err // by its deletion, say: it is looked at again
-		case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
-			// No pass could store anything of it either; the others need not wait.
-			f.log(ctx).Error(err, "one machine's health timeout runs on")
-		case client.IgnoreNotFound(err) != nil:
-			return err
-		}
-	}
-
-	return changed
-}
-
-func (f *Freezer) resetTimeout(ctx context.Context, m *v1alpha1.Machine) error {
-	before, now := m.DeepCopy(), metav1.Now()
-	m.Status.CurrentStatus.Phase, m.Status.CurrentStatus.LastUpdateTime = v1alpha1.MachineRunning, now
-	m.Status.LastOperation = v1alpha1.LastOperation{
-		Type: v1alpha1.MachineOperationHealthCheck, State: v1alpha1.MachineStateSuccessful,
-		Description: v1alpha1.TextHealthTimeoutReset, LastUpdateTime: now,
-	}
-	err := f.Control.Status().Patch(ctx, m, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
-	if err != nil {
-		return fmt.Errorf("reset the health timeout of machine %s/%s: %w", m.Namespace, m.Name, err)
-	}
-	f.Events.Event(m, corev1.EventTypeNormal, "HealthTimeoutReset", v1alpha1.TextHealthTimeoutReset)
-
-	return nil
+	f.log(ctx).Info("machines are frozen: only deletions go on", "why", why)
 }
 
 func (f *Freezer) log(ctx context.Context) logr.Logger {
@@ -210,9 +200,9 @@ func (f *Freezer) log(ctx context.Context) logr.Logger {
 func (f *Freezer) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "mcm_machine_controller_frozen",
-		Help: "1 while machines are left alone because an API server cannot be read, else 0.",
+		Help: "1 while machines are left alone because an API server cannot be read, or was not read yet; 0 else, and where another manager leads.",
 	}, func() float64 {
-		if f.state.Load() == frozen {
+		if state := f.state.Load(); state == frozen || state == undecided {
 			return 1
 		}
 
@@ -220,11 +210,17 @@ func (f *Freezer) Collectors() []prometheus.Collector {
 	})}
 }
 
-// afterThaw is a source of all machines, whenever the Freezer lets the reconciler
-// go on: passes that it stopped are not made up for by anything else.
+// afterThaw is a source of the machines that the Freezer lets go: passes that it
+// stopped are not made up for by anything else.
 func (r *Reconciler) afterThaw() source.Source {
 	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-		all := func(ctx context.Context) {
+		release := func(ctx context.Context, keys []client.ObjectKey) {
+			for _, key := range keys {
+				queue.Add(reconcile.Request{NamespacedName: key})
+			}
+			if len(keys) > 0 {
+				return
+			}
 			list := &v1alpha1.MachineList{}
 			if err := r.Control.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 				r.Freezer.log(ctx).Error(err, "cannot list the machines to look at: they wait for the next resync")
@@ -235,8 +231,15 @@ func (r *Reconciler) afterThaw() source.Source {
 				queue.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
 			}
 		}
-		r.Freezer.thawed.Store(&all)
+		r.Freezer.release.Store(&release)
 
 		return nil
 	})
+}
+
+// letGo has these machines looked at; all of them if none is named.
+func (f *Freezer) letGo(ctx context.Context, keys ...client.ObjectKey) {
+	if release := f.release.Load(); release != nil {
+		(*release)(ctx, keys)
+	}
 }

@@ -1,6 +1,9 @@
 package machine_test
 
 import (
+	"net/http"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -67,6 +70,26 @@ func (r *rig) wantReset(t *testing.T, m *v1alpha1.Machine, heard func(*v1alpha1.
 	}
 }
 
+// pool makes a MachineDeployment, to which nobody does anything.
+func (r *rig) pool(t *testing.T) *v1alpha1.MachineDeployment {
+	t.Helper()
+	labels := map[string]string{"pool": "a"}
+	d := &v1alpha1.MachineDeployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "pool"},
+		Spec: v1alpha1.MachineDeploymentSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Strategy: v1alpha1.MachineDeploymentStrategy{Type: v1alpha1.RecreateMachineDeploymentStrategyType},
+			Template: v1alpha1.MachineTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec:       v1alpha1.MachineSpec{Class: v1alpha1.ClassSpec{Kind: "MachineClass", Name: "small"}},
+			},
+		},
+	}
+	r.create(t, d)
+
+	return d
+}
+
 // forgotten stores that a machine has been Unknown for an hour.
 func (r *rig) forgotten(t *testing.T, m *v1alpha1.Machine) {
 	t.Helper()
@@ -104,10 +127,13 @@ func TestOutage(t *testing.T) {
 			if n := r.metric(t, isFrozen); n != 0 {
 				t.Errorf("frozen is %v", n)
 			}
+			pool, owned := r.pool(t), r.machine("owned")
+			ofSet("1")(owned)
+			r.lived(t, owned, v1alpha1.MachineFailed, checking)
 			heard := r.statuses(t)
 
 			row.way(r).setCut(true)
-			bustest.Eventually(t, "machines are frozen", func() bool { return r.metric(t, isFrozen) == 1 })
+			bustest.Eventually(t, "machines are frozen", func() bool { return r.metric(t, isFrozen) == 1 && r.memory.frozen.Load() })
 			since := time.Now()
 			r.turn(t, m.Name, corev1.ConditionFalse)
 			r.forgotten(t, m)
@@ -116,6 +142,8 @@ func TestOutage(t *testing.T) {
 			r.create(t, late)
 			r.delete(t, leaving)
 			if name == "target" {
+				r.event(t, m, "MachinesFrozen", "only deletions go on: read from the API server of the target cluster")
+				r.event(t, pool, "MachinesFrozen", "only deletions go on")
 				r.gone(t, leaving) // deletions go on
 				if phase := r.get(t, late).Status.CurrentStatus.Phase; phase != v1alpha1.MachinePhaseNew {
 					t.Errorf("the new machine is %s: %s", phase, row.reason)
@@ -127,6 +155,11 @@ func TestOutage(t *testing.T) {
 			r.gone(t, leaving)
 			if n := r.metric(t, isFrozen); n != 0 {
 				t.Errorf("frozen is %v", n)
+			}
+			bustest.Eventually(t, "the freeze is forgotten", func() bool { return !r.memory.frozen.Load() })
+			r.event(t, pool, "MachinesThawed", "left alone: read from the API server of the "+name+" cluster")
+			if told := r.events(t, owned); slices.ContainsFunc(told, func(e string) bool { return strings.HasPrefix(e, "Machines") }) {
+				t.Errorf("a machine whose set's deployment tells of the freeze says %q", told)
 			}
 			for message, n := range map[string]int{"machines are frozen: only deletions go on": 1, "machines are not frozen any more": 1} {
 				if lines := r.logged(t, message); len(lines) != n {
@@ -182,6 +215,52 @@ func TestUnwatched(t *testing.T) {
 	r.phase(t, m, v1alpha1.MachineFailed)
 }
 
+// TestFreezeIsRemembered has a manager start after one that had frozen all.
+func TestFreezeIsRemembered(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.outage = new(machine.DefaultFreezeSettings())
+	r.memory.NoteFrozen(true)
+	r.unwatched = time.Second
+	m := r.lost(t, "a")
+	heard := r.statuses(t)
+	since := time.Now()
+	r.startManager(t)
+	r.wantReset(t, m, heard, since)
+	r.event(t, m, "MachinesThawed", "left alone: the manager before had frozen them")
+	bustest.Eventually(t, "the freeze is forgotten", func() bool { return !r.memory.frozen.Load() })
+}
+
+// TestStuck ends an outage while a webhook fails for one machine. Its time has to
+// begin anew, too, and keeps nobody waiting.
+func TestStuck(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.outage = &machine.FreezeSettings{Period: 100 * time.Millisecond, Timeout: 5 * time.Second}
+	r.unwatched = time.Hour
+	good, bad, gone := r.lost(t, "good"), r.lost(t, "bad"), r.lost(t, "gone")
+	r.control.fail(http.MethodPatch, bad, true)
+	r.control.fail(http.MethodPatch, gone, true)
+	heard := r.statuses(t)
+	since := time.Now()
+	r.startDriver(t)
+	r.startManager(t)
+	r.wantReset(t, good, heard, since)
+	for _, m := range []*v1alpha1.Machine{bad, gone} {
+		r.event(t, m, "HealthTimeoutNotReset", "failed calling webhook")
+	}
+	if !r.memory.frozen.Load() {
+		t.Error("another manager would not know of them")
+	}
+	r.delete(t, gone)
+	r.control.fail(http.MethodPatch, gone, false)
+	r.gone(t, gone)
+	since = time.Now()
+	r.control.fail(http.MethodPatch, bad, false)
+	r.wantReset(t, bad, heard, since)
+	bustest.Eventually(t, "the freeze is forgotten", func() bool { return !r.memory.frozen.Load() })
+}
+
 // TestUndecided has a manager start that cannot read the target cluster at once:
 // until it has, it does nothing to machines.
 func TestUndecided(t *testing.T) {
@@ -197,9 +276,12 @@ func TestUndecided(t *testing.T) {
 	r.startDriver(t)
 	r.delete(t, gone)
 	r.gone(t, gone)
-	if got := r.get(t, m); got.Status.CurrentStatus.Phase != v1alpha1.MachineUnknown || r.metric(t, isFrozen) != 0 {
+	if got := r.get(t, m); got.Status.CurrentStatus.Phase != v1alpha1.MachineUnknown || r.metric(t, isFrozen) != 1 {
 		t.Errorf("machine is %s, frozen is %v", got.Status.CurrentStatus.Phase, r.metric(t, isFrozen))
 	}
 	r.target.release("GET nodes")
 	r.phase(t, m, v1alpha1.MachineFailed)
+	if n := r.metric(t, isFrozen); n != 0 {
+		t.Errorf("frozen is %v", n)
+	}
 }

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
 // A gate is the manager's way to an API server. It can be cut, and keep single
@@ -15,10 +17,13 @@ type gate struct {
 	mu    sync.Mutex
 	cut   bool
 	held  map[string]chan struct{} // by "PATCH machines/status", or "WATCH nodes"; closed by release
+	fails map[string]bool          // by method and path: answered as by an API server whose webhook fails
 	asked map[string]int           // by the same, and by method and path
 }
 
-func newGate() *gate { return &gate{held: map[string]chan struct{}{}, asked: map[string]int{}} }
+func newGate() *gate {
+	return &gate{held: map[string]chan struct{}{}, fails: map[string]bool{}, asked: map[string]int{}}
+}
 
 var errCut = errors.New("the network is away")
 
@@ -40,6 +45,25 @@ func (g *gate) release(what string) {
 	defer g.mu.Unlock()
 	close(g.held[what])
 	delete(g.held, what)
+}
+
+// fail has the API server answer requests of a method for a machine's status with an
+// internal error, or not any more.
+func (g *gate) fail(method string, m *v1alpha1.Machine, fails bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.fails[method+" /apis/"+v1alpha1.SchemeGroupVersion.String()+"/namespaces/"+m.Namespace+"/machines/"+m.Name+"/status"] = fails
+}
+
+// internalError is what an API server answers whose webhook fails.
+func internalError(req *http.Request) *http.Response {
+	const body = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"InternalError","code":500,` +
+		`"message":"Internal error occurred: failed calling webhook"}`
+
+	return &http.Response{
+		StatusCode: http.StatusInternalServerError, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(strings.NewReader(body)), Request: req,
+	}
 }
 
 // count returns how many such requests have come to the gate.
@@ -76,7 +100,11 @@ func (g *gate) wrap(next http.RoundTripper) http.RoundTripper {
 		g.mu.Lock()
 		g.asked[what]++
 		g.asked[req.Method+" "+req.URL.Path]++
+		fails := g.fails[req.Method+" "+req.URL.Path]
 		g.mu.Unlock()
+		if fails {
+			return internalError(req), nil
+		}
 		watches := req.URL.Query().Has("watch")
 		if watches {
 			what = "WATCH " + resourceOf(req.URL.Path)

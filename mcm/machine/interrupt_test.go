@@ -82,7 +82,7 @@ func TestWithoutRightToTokens(t *testing.T) {
 }
 
 // An API server that fails for a while neither holds a machine up nor keeps its
-// token.
+// token, whoever leads when it is back.
 func TestTokenThatCannotBeDeleted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -104,20 +104,34 @@ func TestTokenThatCannotBeDeleted(t *testing.T) {
 	r.tokens = &bootstrap.Tokens{Target: target}
 	r.startDriver(t)
 	r.startManager(t)
-	m := r.machine("a")
-	r.create(t, m)
-	r.phase(t, m, v1alpha1.MachinePending)
-	if _, err := r.tokens.Ensure(t.Context(), m, time.Hour); err != nil {
-		t.Fatal(err)
+	stays, goes := r.machine("stays"), r.machine("goes")
+	for _, m := range []*v1alpha1.Machine{stays, goes} {
+		r.create(t, m)
+		r.phase(t, m, v1alpha1.MachinePending)
+		if _, err := r.tokens.Ensure(t.Context(), m, time.Hour); err != nil {
+			t.Fatal(err)
+		}
 	}
 	fails.Store(true)
-	r.join(t, m)
-	r.phase(t, m, v1alpha1.MachineRunning)
-	if !r.hasToken(t, m) {
-		t.Fatal("its token was deleted through an API server that cannot be reached")
+	for _, m := range []*v1alpha1.Machine{stays, goes} {
+		r.join(t, m)
+		r.phase(t, m, v1alpha1.MachineRunning)
+		if !r.hasToken(t, m) {
+			t.Fatal("its token was deleted through an API server that cannot be reached")
+		}
 	}
+	r.stop()
+	r.delete(t, goes)
+	r.tokens = &bootstrap.Tokens{Target: target} // the next manager knows of none
 	fails.Store(false)
-	bustest.Eventually(t, "the end of its token", func() bool { return !r.hasToken(t, m) })
+	r.startManager(t)
+	r.gone(t, goes)
+	for _, m := range []*v1alpha1.Machine{stays, goes} {
+		bustest.Eventually(t, "the end of its token", func() bool { return !r.hasToken(t, m) })
+	}
+	r.until(t, "no more is said of it", stays, func(m *v1alpha1.Machine) bool {
+		return !strings.Contains(m.Annotations[v1alpha1.AnnotationKeyOperation], "token")
+	})
 }
 
 // A roundTripper is a function that sends requests.

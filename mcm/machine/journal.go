@@ -49,6 +49,9 @@ type journal struct {
 	// machine that stays. Without it a journal that came from a backup could have
 	// a live machine's instance deleted.
 	Return bool `json:"return,omitempty"`
+	// Token says that the machine's bootstrap token could not be deleted although
+	// its Node has joined: somebody has to try again.
+	Token bool `json:"token,omitempty"`
 }
 
 func readJournal(m client.Object) (journal, error) {
@@ -101,7 +104,7 @@ func (j journal) stateIsOf(provider string) bool {
 func (j journal) begin(kind dispatch.Kind, provider string, isNew bool, now time.Time) journal {
 	begun := journal{
 		Settled: j.Settled, Operation: kind, Begun: &metav1.Time{Time: now}, Lost: j.Lost,
-		Provider: j.Provider, StateOf: j.StateOf, LastGood: j.LastGood && j.Failed == kind, Return: j.Return,
+		Provider: j.Provider, StateOf: j.StateOf, LastGood: j.LastGood && j.Failed == kind, Return: j.Return, Token: j.Token,
 	}
 	if kind == dispatch.Create && j.Provider == "" {
 		begun.Provider, begun.First = provider, isNew || j.Settled > 0
@@ -112,7 +115,7 @@ func (j journal) begin(kind dispatch.Kind, provider string, isNew bool, now time
 
 // settle notes that the outcome of the operation begun is stored.
 func (j journal) settle() journal {
-	return journal{Settled: j.Settled + 1, Provider: j.Provider, StateOf: j.StateOf, Lost: j.Lost}
+	return journal{Settled: j.Settled + 1, Provider: j.Provider, StateOf: j.StateOf, Lost: j.Lost, Token: j.Token}
 }
 
 // discard is settle for an operation that no driver has seen.
@@ -131,7 +134,7 @@ func (j journal) discard() journal {
 func (j journal) failed(now time.Time, wait time.Duration, class string) journal {
 	return journal{
 		Settled: j.Settled + 1, Failed: j.Operation, NotBefore: &metav1.Time{Time: now.Add(wait)}, Class: class,
-		Lost: j.Lost, Provider: j.Provider, StateOf: j.StateOf, Return: j.Return,
+		Lost: j.Lost, Provider: j.Provider, StateOf: j.StateOf, Return: j.Return, Token: j.Token,
 	}
 }
 

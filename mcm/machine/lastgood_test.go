@@ -14,6 +14,7 @@ import (
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/lastgood"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -330,6 +331,41 @@ func TestClassNamesNobodyTwice(t *testing.T) {
 	r.gone(t, gone)
 	move(provider)
 	r.phase(t, m, v1alpha1.MachinePending)
+}
+
+// Nor has one whose driver had no room so far, as long as this manager lives.
+func TestClassMovesWhileQueued(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.limits = dispatch.Limits{Provider: dispatch.Limit{InFlight: 1}}
+	other := newCloud()
+	r.startDriver(t)
+	r.startDriverOf(t, "other", other, r.nats.URL())
+	r.startManager(t)
+	open := make(chan struct{})
+	defer close(open)
+	r.cloud.hold(open)
+	r.create(t, r.machine("first"))
+	bustest.Receive(t, "the driver to get the first create", r.cloud.entered)
+	m, gone := r.machine("a"), r.machine("b")
+	r.create(t, m)
+	r.create(t, gone)
+	for _, m := range []*v1alpha1.Machine{m, gone} {
+		r.until(t, "its create to be begun", m, func(m *v1alpha1.Machine) bool {
+			return strings.Contains(m.Annotations[v1alpha1.AnnotationKeyOperation], `"operation":"create"`)
+		})
+	}
+	r.delete(t, gone)
+	r.gone(t, gone)
+	class := r.class()
+	r.change(t, class, func() { class.Provider = "other" })
+	r.phase(t, m, v1alpha1.MachinePending)
+	if n := r.cloud.of(create, m) + r.cloud.of(remove, gone) + r.cloud.of(create, gone); n != 0 {
+		t.Errorf("the first provider was asked %d times", n)
+	}
+	if there, _ := other.has(); there != 1 {
+		t.Errorf("the other cloud has %d instances", there)
+	}
 }
 
 // Credentials and user data may be in either of a class's two secrets.

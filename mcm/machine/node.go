@@ -39,7 +39,10 @@ func (p *pass) followNode(ctx context.Context) (next, error) {
 		return wait, err
 	}
 	healthy, text := p.nodeHealth()
-	unspent := p.spendToken(ctx) // no reason to hold the machine up
+	unspent, err := p.spendToken(ctx)
+	if err != nil {
+		return wait, err
+	}
 	p.copyConditions()
 	n, err := p.followHealth(ctx, healthy, text)
 	if err != nil {
@@ -50,17 +53,23 @@ func (p *pass) followNode(ctx context.Context) (next, error) {
 }
 
 // spendToken deletes the token of a machine that has joined, in time or not, and with
-// or without its critical components: nobody needs it now.
-func (p *pass) spendToken(ctx context.Context) error {
+// or without its critical components: nobody needs it now. That this fails is no reason
+// to hold the machine up, once it is journaled for whoever leads then; unspent is why.
+func (p *pass) spendToken(ctx context.Context) (unspent, err error) {
 	if p.Tokens == nil || p.node == nil || !isReady(p.node.Status.Conditions) {
-		return nil
+		return nil, nil
 	}
 	phase := p.machine.Status.CurrentStatus.Phase
-	if phase != v1alpha1.MachinePending && phase != v1alpha1.MachineFailed && !p.Tokens.Due(p.machine) {
-		return nil
+	if phase != v1alpha1.MachinePending && phase != v1alpha1.MachineFailed && !p.journal.Token {
+		return nil, nil
 	}
+	unspent = p.deleteToken(ctx)
+	if p.journal.Token == (unspent != nil) {
+		return unspent, nil
+	}
+	p.journal.Token = unspent != nil
 
-	return p.deleteToken(ctx)
+	return unspent, p.patch(ctx)
 }
 
 // deleteToken deletes the machine's token. Where mcm may not, the token is left to

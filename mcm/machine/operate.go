@@ -2,6 +2,7 @@ package machine
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -15,19 +16,15 @@ import (
 // only when the operation is done; the step then stores what came of it.
 func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State, next, error) {
 	if p.journal.Operation != kind {
-		if d := p.journal.wait(kind, p.now, p.version); d > 0 {
-			return dispatch.State{}, again(d), nil
-		}
-		controllerutil.AddFinalizer(p.machine, v1alpha1.FinalizerName)
-		p.begin(kind)
-		if err := p.patch(ctx); err != nil {
-			return dispatch.State{}, wait, err
+		if n, err := p.open(ctx, kind); n.stop || err != nil {
+			return dispatch.State{}, n, err
 		}
 	}
 	_, known := p.begun()
 	op := dispatch.Operation{
 		Kind: kind, Number: p.journal.Settled, Machine: p.machineFor(p.provider), Class: p.class, Provider: p.provider,
 		Timeout: p.operationTimeout(), Span: trace.SpanFromContext(ctx),
+		Told: strings.HasPrefix(p.machine.Status.LastOperation.Description, textWaiting),
 	}
 	if !known && !p.unsent {
 		// Another manager began it, or this one before it was restarted.
@@ -53,12 +50,44 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 		// Either our cache has not seen yet what we stored, and this write is a
 		// conflict; or somebody turned the journal back, and this sets it right.
 		j := p.journal
-		p.journal = journal{Settled: state.Settled, Provider: j.Provider, StateOf: j.StateOf, Lost: j.Lost}
+		p.journal = journal{Settled: state.Settled, Provider: j.Provider, StateOf: j.StateOf, Lost: j.Lost, Token: j.Token}
 
 		return state, again(conflictRetry), p.patch(ctx)
 	default:
 		return state, wait, nil
 	}
+}
+
+// open journals an operation, once its time has come.
+func (p *pass) open(ctx context.Context, kind dispatch.Kind) (next, error) {
+	if d := p.journal.wait(kind, p.now, p.version); d > 0 {
+		return again(d), nil
+	}
+	if n, err := p.awaitDriver(ctx, kind); n.stop || err != nil {
+		return n, err
+	}
+	controllerutil.AddFinalizer(p.machine, v1alpha1.FinalizerName)
+	p.begin(kind)
+
+	return proceed, p.patch(ctx)
+}
+
+// awaitDriver holds up a create that no provider was asked for so far until somebody
+// serves the one that the class names. What is journaled binds the machine to that: a
+// manager that finds it could not tell that no driver has ever had it. Until then a
+// correction of the class is all it takes.
+func (p *pass) awaitDriver(ctx context.Context, kind dispatch.Kind) (next, error) {
+	if kind != dispatch.Create || p.journal.Provider != "" {
+		return proceed, nil
+	}
+	reason, served := p.Dispatcher.Serves(dispatch.Operation{
+		Kind: kind, Number: p.journal.Settled, Machine: p.machine, Class: p.class, Provider: p.provider, Timeout: p.Settings.ReadTimeout,
+	})
+	if served {
+		return proceed, nil
+	}
+
+	return wait, p.waiting(ctx, dispatch.State{Kind: kind, Reason: reason})
 }
 
 // discard settles an operation that was given up before any driver saw it: the
@@ -99,12 +128,15 @@ func (p *pass) begin(kind dispatch.Kind) {
 	p.journal, p.unsent = p.journal.begin(kind, p.provider, p.isNew(), p.now), true
 }
 
+// textWaiting begins the description of a last operation that waits.
+const textWaiting = "Waiting: "
+
 // waiting tells what the operation waits for, when it is anything to speak of.
 func (p *pass) waiting(ctx context.Context, state dispatch.State) error {
 	if state.Reason == "" {
 		return nil
 	}
-	text := "Waiting: " + state.Reason
+	text := textWaiting + state.Reason
 	if p.machine.Status.LastOperation.Description != text {
 		p.cautionf("WaitingForDriver", "%s waits: %s", state.Kind, state.Reason)
 	}

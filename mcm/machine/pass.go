@@ -30,6 +30,8 @@ const tracerName = "github.com/machinebus/machinebus/mcm/machine"
 // A Dispatcher is the part of dispatch.Dispatcher that the steps use.
 type Dispatcher interface {
 	mutations
+	Serves(op dispatch.Operation) (reason string, served bool)
+	Withdraw(uid types.UID)
 	Ask(op dispatch.Operation) dispatch.State
 	Forget(uid types.UID)
 }
@@ -45,7 +47,6 @@ type mutations interface {
 // Tokens is the part of bootstrap.Tokens that the steps use.
 type Tokens interface {
 	Delete(ctx context.Context, m *v1alpha1.Machine) error
-	Due(m *v1alpha1.Machine) bool
 }
 
 // A Reconciler runs the steps. Its fields are set once and only read.
@@ -163,7 +164,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.Control.Get(ctx, req.NamespacedName, m); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if m.DeletionTimestamp.IsZero() && r.Freezer.stops() {
+	if m.DeletionTimestamp.IsZero() && r.Freezer.stops(m.UID) {
 		return reconcile.Result{}, nil // all are looked at when it is over
 	}
 	ctx, span := otel.Tracer(tracerName).Start(ctx, "reconcile machine",

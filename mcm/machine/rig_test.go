@@ -77,6 +77,7 @@ type rig struct {
 	now       func() time.Time  // the manager's clock; nil for the real one
 	outage    *machine.FreezeSettings
 	unwatched time.Duration    // how long nobody had looked
+	memory    freezeMemory     // of managers, for freezes
 	freezer   *machine.Freezer // nil without settings
 	metrics   *prometheus.Registry
 	nats      *embedded.Server
@@ -286,7 +287,7 @@ func (r *rig) addFreezer(t *testing.T, mgr ctrl.Manager, reconciler *machine.Rec
 	}
 	r.freezer = &machine.Freezer{
 		Control: control, Target: reconciler.LiveNodes, Namespace: r.namespace, Settings: *r.outage,
-		Unwatched: func() time.Duration { return r.unwatched }, Events: reconciler.Events,
+		Unwatched: func() time.Duration { return r.unwatched }, Memory: &r.memory, Events: reconciler.Events,
 	}
 	reconciler.Freezer = r.freezer
 	r.metrics.MustRegister(r.freezer.Collectors()...)
@@ -297,6 +298,13 @@ func (r *rig) addFreezer(t *testing.T, mgr ctrl.Manager, reconciler *machine.Rec
 		t.Fatal(err)
 	}
 }
+
+// A freezeMemory is what the manager's Lease is otherwise.
+type freezeMemory struct{ frozen atomic.Bool }
+
+func (f *freezeMemory) Frozen(context.Context) (bool, error) { return f.frozen.Load(), nil }
+
+func (f *freezeMemory) NoteFrozen(frozen bool) { f.frozen.Store(frozen) }
 
 // metric returns the sum of a gauge of the manager.
 func (r *rig) metric(t *testing.T, name string) (sum float64) {
@@ -340,8 +348,23 @@ func (r *rig) startDriver(t *testing.T) (replica string) {
 	return r.startDriverOf(t, provider, r.cloud, r.nats.URL())
 }
 
+// stoppableDriver is startDriver with a way to stop it before the test ends.
+func (r *rig) stoppableDriver(t *testing.T) (stop func()) {
+	t.Helper()
+	_, stop = r.runDriver(t, provider, r.cloud, r.nats.URL())
+
+	return stop
+}
+
 // startDriverOf is startDriver for any provider, with its own way to the bus.
 func (r *rig) startDriverOf(t *testing.T, provider string, cloud *cloud, url string) (replica string) {
+	t.Helper()
+	replica, _ = r.runDriver(t, provider, cloud, url)
+
+	return replica
+}
+
+func (r *rig) runDriver(t *testing.T, provider string, cloud *cloud, url string) (replica string, stop func()) {
 	t.Helper()
 	conn := bustest.Connect(t, bus.Config{
 		URLs: []string{url}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider),
@@ -356,14 +379,15 @@ func (r *rig) startDriverOf(t *testing.T, provider string, cloud *cloud, url str
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- server.Run(ctx) }()
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 	})
+	t.Cleanup(stop)
 
-	return server.Replica()
+	return server.Replica(), stop
 }
 
 // get returns the stored machine, nil when there is none.
@@ -452,8 +476,8 @@ func (r *rig) watch(t *testing.T, tell func(what watch.EventType, m *v1alpha1.Ma
 	t.Cleanup(func() { w.Stop(); <-done })
 }
 
-// events returns the machine's Events as "Reason: message".
-func (r *rig) events(t *testing.T, m *v1alpha1.Machine) []string {
+// events returns an object's Events as "Reason: message".
+func (r *rig) events(t *testing.T, o client.Object) []string {
 	t.Helper()
 	list := &corev1.EventList{}
 	if err := r.List(t.Context(), list, client.InNamespace(r.namespace)); err != nil {
@@ -461,7 +485,7 @@ func (r *rig) events(t *testing.T, m *v1alpha1.Machine) []string {
 	}
 	var texts []string
 	for i := range list.Items {
-		if e := &list.Items[i]; e.InvolvedObject.Name == m.Name {
+		if e := &list.Items[i]; e.InvolvedObject.Name == o.GetName() {
 			texts = append(texts, e.Reason+": "+e.Message)
 		}
 	}
@@ -469,12 +493,12 @@ func (r *rig) events(t *testing.T, m *v1alpha1.Machine) []string {
 	return texts
 }
 
-// event waits for an Event of the machine with that reason and text.
-func (r *rig) event(t *testing.T, m *v1alpha1.Machine, reason, part string) {
+// event waits for an Event of an object with that reason and text.
+func (r *rig) event(t *testing.T, o client.Object, reason, part string) {
 	t.Helper()
 	var all []string
 	if !poll(t, func() bool {
-		all = r.events(t, m)
+		all = r.events(t, o)
 		for _, text := range all {
 			if strings.HasPrefix(text, reason+": ") && strings.Contains(text, part) {
 				return true
@@ -483,7 +507,7 @@ func (r *rig) event(t *testing.T, m *v1alpha1.Machine, reason, part string) {
 
 		return false
 	}) {
-		t.Errorf("no Event %s with %q on machine %s; there are\n%s", reason, part, m.Name, strings.Join(all, "\n"))
+		t.Errorf("no Event %s with %q on %s; there are\n%s", reason, part, o.GetName(), strings.Join(all, "\n"))
 	}
 }
 

@@ -191,7 +191,7 @@ func (p *pass) deleteInstance(ctx context.Context) (next, error) {
 // still appear. The finalizer stays until one that began later has succeeded.
 func (p *pass) deleteAgain(ctx context.Context, state dispatch.State, after time.Duration) (next, error) {
 	p.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "",
-		"Waiting: a lost attempt at the creation may have an effect until "+p.journal.Lost.UTC().Format(time.RFC3339))
+		textWaiting+"a lost attempt at the creation may have an effect until "+p.journal.Lost.UTC().Format(time.RFC3339))
 	if err := p.patchStatus(ctx); err != nil {
 		return wait, err
 	}
@@ -301,7 +301,7 @@ func (p *pass) release(ctx context.Context) (next, error) {
 // Nothing can ask for another one any more: no operation of it is under way.
 func (p *pass) withdrawToken(ctx context.Context) error {
 	spent := isReady(p.machine.Status.Conditions)
-	if p.Tokens == nil || spent && !p.Tokens.Due(p.machine) {
+	if p.Tokens == nil || spent && !p.journal.Token {
 		return nil
 	}
 

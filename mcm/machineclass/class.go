@@ -61,8 +61,14 @@ func (r *ClassReconciler) Reconcile(ctx context.Context, req reconcile.Request) 
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	machines := &v1alpha1.MachineList{}
-	err := r.client.List(ctx, machines, client.InNamespace(class.Namespace), client.MatchingFields{indexClassOfMachine: class.Name},
-		client.UnsafeDisableDeepCopy)
+	options := []client.ListOption{
+		client.InNamespace(class.Namespace), client.MatchingFields{indexClassOfMachine: class.Name}, client.UnsafeDisableDeepCopy,
+	}
+	if class.DeletionTimestamp.IsZero() {
+		// Nobody asks how many. Each of ten thousand machines that go has us look.
+		options = append(options, client.Limit(1))
+	}
+	err := r.client.List(ctx, machines, options...)
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("list machines of class %s: %w", req.NamespacedName, err)
 	}

@@ -12,7 +12,8 @@ func (c *Cloud) Stats() cloudapi.Stats {
 	defer c.mu.Unlock()
 	s := c.stats
 	s.Requests, s.Refused, s.Held = maps.Clone(s.Requests), maps.Clone(s.Refused), len(c.held)
-	for n, i := range c.order {
+	uids, names := make(map[string]bool, len(c.order)), make(map[string]bool, len(c.order))
+	for _, i := range c.order {
 		switch i.State {
 		case cloudapi.StatePending:
 			s.Pending++
@@ -20,7 +21,9 @@ func (c *Cloud) Stats() cloudapi.Stats {
 			s.Running++
 		default:
 		}
-		byUID, byName := duplicateOf(c.order[:n], i)
+		uid := i.Tags[cloudapi.TagMachineUID]
+		byUID, byName := uid != "" && uids[uid], names[i.Name]
+		uids[uid], names[i.Name] = true, true
 		if byUID {
 			s.DuplicatesByUID++
 		}

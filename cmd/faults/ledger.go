@@ -40,6 +40,9 @@ type ledger struct {
 // was replaced or collected, and the machines that have come and gone. Of these some
 // were not seen by the witness.
 func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, lifecycles, unseen int) {
+	for _, text := range doubles(entries) {
+		found = append(found, foundf(doubled, 1, "%s", text))
+	}
 	ledgers := map[string]*ledger{}
 	var order []*ledger
 	for _, e := range entries {
@@ -54,7 +57,8 @@ func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, lifecycl
 			order = append(order, l)
 		}
 		if created {
-			found = append(found, l.create()...)
+			l.made++
+			l.live++
 		} else {
 			found = append(found, l.remove(e, w)...)
 		}
@@ -73,17 +77,6 @@ func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, lifecycl
 		}
 	}
 	return found, lifecycles, unseen
-}
-
-// create finds an instance that was made for a machine which had one before: with a
-// token or a unique name that must never happen, whatever was collected later.
-func (l *ledger) create() []finding {
-	l.made++
-	l.live++
-	if l.made == 1 || l.identity == cloudapi.IdentityNone {
-		return nil
-	}
-	return []finding{foundf(doubled, 1, "instance %d of machine %s (%s), with identity %s", l.made, l.name, l.uid, l.identity)}
 }
 
 // remove finds an instance that was deleted although its machine was not to go: it is

@@ -139,11 +139,14 @@ func (w *world) start(ctx context.Context) (err error) {
 	return w.createPools(ctx)
 }
 
+// operationTimeout is how long one attempt may take.
+const operationTimeout = 10 * time.Second
+
 // managerArgs make mcm as quick as faults are: what is done only after minutes
 // would not be seen.
 func managerArgs() []string {
 	return []string{
-		"-v=2", "--machine-operation-timeout=10s", "--retry-short=1s", "--retry-medium=2s", "--retry-long=3s",
+		"-v=2", "--machine-operation-timeout=" + operationTimeout.String(), "--retry-short=1s", "--retry-medium=2s", "--retry-long=3s",
 		"--resource-exhausted-retry=2s", "--machine-creation-timeout=5m", "--machine-drain-timeout=20s",
 		"--machine-safety-orphan-vms-period=3s", "--machine-safety-orphan-vms-grace=9s",
 	}

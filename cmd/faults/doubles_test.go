@@ -1,0 +1,41 @@
+package main
+
+import (
+	"testing"
+	"time"
+
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
+)
+
+func TestDoubles(t *testing.T) {
+	t.Parallel()
+	start := time.Now()
+	made := func(identity cloudapi.Identity, uid, id string, after time.Duration) cloudapi.LogEntry {
+		return cloudapi.LogEntry{
+			Op: cloudapi.OpCreate, Event: cloudapi.EventCreated, Identity: identity, MachineUID: uid, ID: id, Time: start.Add(after),
+		}
+	}
+	deleted := func(uid, id string, after time.Duration) cloudapi.LogEntry {
+		return cloudapi.LogEntry{Op: cloudapi.OpDelete, Event: cloudapi.EventDeleted, MachineUID: uid, ID: id, Time: start.Add(after)}
+	}
+	const token, none = cloudapi.IdentityToken, cloudapi.IdentityNone
+	for name, tc := range map[string]struct {
+		log    []cloudapi.LogEntry
+		want   int
+		reason string
+	}{
+		"one each":             {[]cloudapi.LogEntry{made(token, "m", "1", 0), made(none, "n", "2", 0)}, 0, "as it should be"},
+		"token":                {[]cloudapi.LogEntry{made(token, "m", "1", 0), deleted("m", "1", 1), made(token, "m", "2", 2)}, 1, "a token is for one instance, for ever"},
+		"none, at once":        {[]cloudapi.LogEntry{made(none, "m", "1", 0), made(none, "m", "2", time.Second)}, 0, "no list may have shown the first"},
+		"none, much later":     {[]cloudapi.LogEntry{made(none, "m", "1", 0), made(none, "m", "2", oldestLook+1)}, 1, "whoever looks sees the first"},
+		"none, one after one":  {[]cloudapi.LogEntry{made(none, "m", "1", 0), deleted("m", "1", 1), made(none, "m", "2", time.Hour)}, 0, "the first is gone"},
+		"none, other machines": {[]cloudapi.LogEntry{made(none, "m", "1", 0), made(none, "n", "2", time.Hour)}, 0, "they have nothing to do with each other"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := doubles(tc.log); len(got) != tc.want {
+				t.Errorf("doubles = %q, want %d: %s", got, tc.want, tc.reason)
+			}
+		})
+	}
+}

@@ -30,8 +30,9 @@ func (w *world) heal() {
 	}
 }
 
-// judge waits until all is as it should be, as the last change left it, then with as
-// many machines as there are for sure, and then without, and counts what is not.
+// judge waits until all is as it should be, first as the last change wants it, which a
+// change of size might hide, then with some machines in each pool and at last without,
+// and counts what is not.
 func (w *world) judge(ctx context.Context) error {
 	if err := w.settle(ctx, "all is as the last change wants it"); err != nil {
 		return err

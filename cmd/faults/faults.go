@@ -104,7 +104,7 @@ func freezeCreate(ctx context.Context, w *world, t *target, e event) error {
 	if err := w.rollout(ctx, identityOf(w, t), e, mostReplicas); err != nil {
 		return err
 	}
-	const patience = 10 * time.Second
+	const patience = 15 * time.Second
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var ids []string
@@ -145,7 +145,7 @@ func (w *world) rollout(ctx context.Context, identity string, e event, least int
 // faults may be in the way of that for too long; then it is left, and counts for nothing.
 func (w *world) comeAndGo(ctx context.Context, createID string) error {
 	uid, _, _ := strings.Cut(createID, ".")
-	const patience = 20 * time.Second
+	const patience = 30 * time.Second // for a restart of the API server and of mcm, too
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	err := stack.Poll(within, "machine "+uid+" comes and goes", func(ctx context.Context) error {

@@ -145,7 +145,7 @@ func (w *world) rollout(ctx context.Context, identity string, e event, least int
 // faults may be in the way of that for too long; then it is left, and counts for nothing.
 func (w *world) comeAndGo(ctx context.Context, createID string) error {
 	uid, _, _ := strings.Cut(createID, ".")
-	const patience = 30 * time.Second // for a restart of the API server and of mcm, too
+	const patience = operationTimeout - 4*time.Second // later the replica would give up by itself when it wakes up
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	err := stack.Poll(within, "machine "+uid+" comes and goes", func(ctx context.Context) error {

@@ -140,7 +140,7 @@ func (w *world) start(ctx context.Context) (err error) {
 }
 
 // operationTimeout is how long one attempt may take.
-const operationTimeout = 10 * time.Second
+const operationTimeout = 20 * time.Second
 
 // managerArgs make mcm as quick as faults are: what is done only after minutes
 // would not be seen.

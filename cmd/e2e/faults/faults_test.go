@@ -43,7 +43,7 @@ func TestFaults(t *testing.T) {
 // instances, or one when it is gone, and the judge says so.
 func TestUnfenced(t *testing.T) {
 	t.Parallel()
-	out, err := run(t, "unfenced", "../../../.out/unfenced", "--seed=3", "--lifecycles=3", "--each=2", "--bus=embedded", "--kinds=freeze-create")
+	out, err := run(t, "unfenced", "../../../.out/unfenced", "--seed=3", "--lifecycles=3", "--each=3", "--bus=embedded", "--kinds=freeze-create")
 	const damaged = 1
 	if end, ok := errors.AsType[*exec.ExitError](err); !ok || end.ExitCode() != damaged {
 		t.Errorf("it ended with %v, want status %d\n%s", err, damaged, out)

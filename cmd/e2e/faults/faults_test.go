@@ -40,17 +40,22 @@ func TestFaults(t *testing.T) {
 }
 
 // TestUnfenced has replicas go on that may have been replaced: then a machine has two
-// instances, or one when it is gone, and the judge says so.
+// instances, or one when it is gone, and the judge says so. A replica that wakes up may
+// hear first that its work is cancelled, so one run may show nothing.
 func TestUnfenced(t *testing.T) {
 	t.Parallel()
-	out, err := run(t, "unfenced", "../../../.out/unfenced", "--seed=3", "--lifecycles=3", "--each=3", "--bus=embedded", "--kinds=freeze-create")
 	const damaged = 1
-	if end, ok := errors.AsType[*exec.ExitError](err); !ok || end.ExitCode() != damaged {
-		t.Errorf("it ended with %v, want status %d\n%s", err, damaged, out)
+	harm := regexp.MustCompile(`(?m)^lost \d+ doubled (\d+ leaked [1-9]|[1-9])`)
+	for _, seed := range []string{"3", "4", "5"} {
+		out, err := run(t, "unfenced", "../../../.out/unfenced", "--seed="+seed, "--lifecycles=3", "--each=2", "--bus=embedded", "--kinds=freeze-create")
+		if end, ok := errors.AsType[*exec.ExitError](err); ok && end.ExitCode() == damaged && harm.MatchString(out) {
+			return
+		}
+		if err != nil {
+			t.Fatalf("seed %s: it ended with %v, want status %d with a machine doubled or leaked, or none\n%s", seed, err, damaged, out)
+		}
 	}
-	if !regexp.MustCompile(`(?m)^lost \d+ doubled (\d+ leaked [1-9]|[1-9])`).MatchString(out) {
-		t.Errorf("no machine is doubled or leaked without fencing\n%s", out)
-	}
+	t.Error("no machine is doubled or leaked without fencing")
 }
 
 // running is held by the run at work.

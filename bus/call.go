@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -130,8 +131,11 @@ type call struct {
 
 	number  uint32          // of the attempt
 	ran     uint32          // of the last attempt that may have had an effect; 0 for none
-	until   time.Time       // by when the deadlines of all up to that are over
+	until   time.Time       // by when the deadlines of all up to that are over, but of those that have ended
 	atPlain time.Time       // and of those that a plain driver may have
+	sent    uint32          // the last attempt that this call has begun
+	before  time.Time       // until, without that
+	doubted bool            // an earlier one's call may still run when the last try begins
 	again   bool            // the next attempt must look first
 	target  string          // replica of the next attempt; empty for any
 	avoid   map[string]bool // replicas that lost an attempt or have just refused one
@@ -145,6 +149,9 @@ type call struct {
 	denied  map[string]uint32    // attempts that replicas said they do not have
 	buried  map[string]bool      // sessions that are fenced
 	over    string               // another operation of the machine, which has ended whatever its claim says
+	// unclaimed: by the last look at the claim none of the attempts that were made can
+	// have begun anything, or its deadline is over.
+	unclaimed bool
 
 	unleased int    // times that a replica was without a lease
 	behind   string // replica that took a request for stale
@@ -165,6 +172,30 @@ func (k *call) log() *slog.Logger {
 func (k *call) hasRun() {
 	if k.number > k.ran { // else it has attached us to an attempt made before
 		k.ran, k.until = k.number, later(k.until, k.lastTry.Add(acceptBy+k.req.Timeout))
+	}
+}
+
+// begins notes that the try about to be made may begin a new attempt.
+func (k *call) begins() {
+	k.doubted = false
+	if k.number <= k.ran { // else it only asks who has one what comes of it
+		return
+	}
+	k.sent, k.before = k.number, k.until
+	if k.op == driverv1.Operation_OPERATION_CREATE && k.ran > 0 {
+		_, _, settle := k.c.replicas.identity(k.req.Provider)
+		k.doubted = !k.unclaimed && k.lastTry.Before(k.until.Add(settle)) || k.lastTry.Before(k.atPlain.Add(settle))
+	}
+}
+
+// longAgo is a time that is over; unlike the zero Time, it is known.
+var longAgo = time.Unix(0, 0)
+
+// ends notes that the attempt that this call has begun last has ended, and has no
+// effect that its result does not tell.
+func (k *call) ends() {
+	if k.number == k.sent {
+		k.until = later(k.before, longAgo)
 	}
 }
 
@@ -270,7 +301,9 @@ func (k *call) send(a *attempt) (unregister func(), err error) {
 		return func() {}, err
 	}
 	reply, unregister := k.c.register(k.req.Provider, k.listener(a))
+	k.begins()
 	env := k.c.stamp(k.req.Body, k.req, k.number, k.again)
+	env.EarlierMayRun = k.doubted
 	if k.claimed && a.tree != TreePlain {
 		env.ClaimTerms = k.terms
 		if k.terms == nil {
@@ -323,8 +356,18 @@ func (k *call) read(ctx context.Context) error {
 func (k *call) settle(result *driverv1.Result) error {
 	k.out.Result = result
 	err := ErrorOf(result.GetStatus())
-	if failure, ok := errors.AsType[*Error](err); ok && result.GetOutcomeUnknown() {
+	own := result.GetOutcomeUnknown() && !result.GetNoEffect()
+	if !own {
+		k.ends()
+	}
+	failure, ok := errors.AsType[*Error](err)
+	switch {
+	case !ok || !result.GetOutcomeUnknown() && !k.doubted:
+	case own || !k.doubted:
 		failure.Origin = OriginTimeout // the replica itself does not know
+	default: // whether or not a plain driver has heard of that
+		failure.Origin = OriginTimeout
+		failure.err = fmt.Errorf("%w (tried again: the call of an earlier attempt may still make the instance)", failure.err)
 	}
 
 	return err

@@ -57,9 +57,11 @@ type Caller struct {
 	mu      sync.Mutex
 	waiting map[string]func(*nats.Msg) // by reply subject
 	burials map[string]*burial         // under way, by replica
+	marked  map[string]time.Time       // until when it is marked that a plain driver is asked, by provider
 
 	inquirer *inquirer
-	streams  *streams // nil for none
+	behind   chan struct{} // a replica's session told a lower epoch than ours
+	streams  *streams      // nil for none
 	replies  subscription
 	sessions subscription
 	ctx      context.Context //nolint:containedctx // of what runs until Close
@@ -83,11 +85,12 @@ func newCaller(conn wire, cfg CallerConfig) (*Caller, error) {
 	}
 	c := &Caller{
 		conn: conn, cfg: cfg, log: cfg.Logger, id: nuid.Next(),
-		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){}, burials: map[string]*burial{},
+		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){}, burials: map[string]*burial{}, marked: map[string]time.Time{},
+		behind: make(chan struct{}, 1),
 	}
 	c.ctx, c.stop = context.WithCancel(context.Background()) //nolint:forbidigo // ended by Close
 	if cfg.Operations != nil {
-		c.streams = &streams{c: c, config: *cfg.Operations, first: sequenceByTime, seen: map[string]*stream{}}
+		c.streams = &streams{c: c, config: *cfg.Operations, seen: map[string]*stream{}}
 	}
 	c.reconnected()
 	conn.OnUp(c.reconnected)
@@ -118,13 +121,11 @@ func (c *Caller) spawn(f func()) {
 	}
 }
 
-// sequenceByTime is where the sequences of a new stream begin: above those of any
-// stream of the same name before it, unless that took more than a million records
-// a second.
-func sequenceByTime() uint64 { return uint64(time.Now().UnixMicro()) }
-
 func (c *Caller) onSession(s *driverv1.Session) {
 	c.replicas.onSession(s, time.Now())
+	if s.GetEpoch() < c.cfg.Epoch() {
+		signal(c.behind)
+	}
 	if c.streams != nil {
 		c.streams.of(s.GetProvider())
 	}
@@ -161,6 +162,10 @@ func (c *Caller) Replicas() []Replica { return c.replicas.list() }
 // [NothingRan] holds. A driver without sessions gives no such sign: wait for some
 // time as well.
 func (c *Caller) Room(provider string) <-chan struct{} { return c.replicas.room(provider) }
+
+// Behind gets a value when a replica shows that it has not heard of this manager's
+// epoch: it would still do what the one before sends. It is for one reader.
+func (c *Caller) Behind() <-chan struct{} { return c.behind }
 
 // Dropped counts the frames that belonged to no operation in flight.
 func (c *Caller) Dropped() uint64 { return c.dropped.Load() }

@@ -74,7 +74,7 @@ func (k *call) consult(ctx context.Context) (decision, error) {
 		}
 		switch judgeClaim(c, k.req.OperationID, k.standing(c)) {
 		case isFree:
-			if err := k.outwait(ctx, sequence); err != nil {
+			if err := k.outwait(ctx, c, sequence); err != nil {
 				return isDone, err
 			}
 			k.terms = &driverv1.ClaimTerms{Sequence: &sequence}
@@ -116,19 +116,27 @@ func (k *call) attach(c *driverv1.Claim) { k.holder(c.GetReplica(), c.GetAttempt
 // outwait makes sure, where an operation that may run has no claim, that it was not
 // lost along with the stream: whoever claimed it there holds no lease any more once
 // the stream that has taken its place is as old as that can last.
-func (k *call) outwait(ctx context.Context, claim uint64) error {
-	if claim != 0 || k.ran == 0 {
+func (k *call) outwait(ctx context.Context, c *driverv1.Claim, sequence uint64) error {
+	k.unclaimed = false
+	lost := sequence == 0
+	if k.ran == 0 || !lost && (c == nil || c.GetOperationId() == k.req.OperationID) {
 		return nil
 	}
 	provider := k.req.Provider
 	age, err := k.c.streams.ageOf(ctx, provider)
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		return ctx.Err() //nolint:wrapcheck // the caller's own
-	}
-	if err != nil {
+	case err == nil:
+		// What an older stream may have known of has had its time.
+		k.unclaimed = age > acceptBy+k.req.Timeout
+	case lost:
 		k.c.lost(provider, err)
 
 		return k.notStarted("cannot tell whether the claim on the machine was lost: %w", err)
+	}
+	if !lost {
+		return nil
 	}
 
 	return sleep(ctx, deathLimit-age)
@@ -256,6 +264,7 @@ func (k *call) stored(c *driverv1.Claim) error {
 	result, partial := resultOf(c, k.c.cfg.Key)
 	k.learns(c.GetAttempt())
 	k.out.Replica, k.out.Partial, k.taken = c.GetReplica(), partial, time.Now()
+	k.doubted = false // its replica was told of that, and stores what counts
 	k.c.log.Info("outcome found in the operations stream", "operation_id", k.req.OperationID,
 		"attempt", c.GetAttempt(), "replica", c.GetReplica())
 
@@ -314,9 +323,13 @@ func (k *call) arrange(ctx context.Context) (done bool, err error) {
 	switch {
 	case ctx.Err() != nil:
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
-	case errors.Is(err, errSubject), err == nil:
+	case errors.Is(err, errSubject):
 		return false, nil
-	default:
+	case err != nil:
 		return true, k.notStarted("waiting: %w", err)
+	case k.claimed && k.again && k.req.Until.IsZero():
+		return k.recallPlain(ctx)
+	default:
+		return false, nil
 	}
 }

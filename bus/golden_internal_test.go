@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,9 +18,11 @@ import (
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
 var updateGolden = flag.Bool("update", false, "write the golden files of this package afresh")
@@ -37,77 +40,118 @@ type goldenFile struct {
 	JSON     json.RawMessage `json:"json"`
 }
 
+// A goldenKind is one of the two messages that payloads are.
+type goldenKind struct {
+	dir    string
+	frames map[string]*nats.Msg
+	decode func(payload []byte, contentType string) (proto.Message, error)
+	encode func(m proto.Message) ([]byte, error) // in JSON
+}
+
+func goldenKinds(t *testing.T) map[string]goldenKind {
+	t.Helper()
+
+	return map[string]goldenKind{
+		"driver": {
+			dir: goldenDir, frames: goldenFrames(t),
+			decode: func(payload []byte, contentType string) (proto.Message, error) { return Decode(payload, contentType) },
+			encode: func(m proto.Message) ([]byte, error) { return Encode(m.(*driverv1.Envelope), contentTypeJSON) }, //nolint:forcetypeassert // decode made it
+		},
+		"nodegroup": {
+			dir: filepath.Join(goldenDir, "nodegroup"), frames: goldenNodeGroups(t),
+			decode: func(payload []byte, contentType string) (proto.Message, error) {
+				env := &nodegroupv1.Envelope{}
+				if contentType != "" { // for people: over the wire it is protobuf alone
+					return env, protojson.Unmarshal(payload, env)
+				}
+
+				return env, proto.Unmarshal(payload, env)
+			},
+			encode: protojson.Marshal,
+		},
+	}
+}
+
 // TestGoldenFrames holds the wire format still: what these files say is what
 // drivers out there send and understand.
 func TestGoldenFrames(t *testing.T) {
 	t.Parallel()
-	frames := goldenFrames(t)
-	for name, m := range frames {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			file := filepath.Join(goldenDir, name+".json")
-			if *updateGolden {
-				writeGolden(t, file, m)
+	for name, kind := range goldenKinds(t) {
+		for frame, m := range kind.frames {
+			t.Run(name+"/"+frame, func(t *testing.T) {
+				t.Parallel()
+				wantGolden(t, kind, frame, m)
+			})
+		}
+		files, err := filepath.Glob(filepath.Join(kind.dir, "*.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if name := filepath.Base(file); kind.frames[name[:len(name)-len(".json")]] == nil {
+				t.Errorf("%s belongs to no frame", file)
 			}
-			want := readGolden(t, file)
-			payload, err := hex.DecodeString(want.Protobuf)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := goldenFile{Subject: m.Subject, Reply: m.Reply, Headers: m.Header, Protobuf: hex.EncodeToString(m.Data), JSON: want.JSON}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("what is sent has changed; drivers that are out there expect the old (-want +got):\n%s", diff)
-			}
-			env, err := Decode(payload, "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			fromJSON, err := Decode(want.JSON, "application/json; charset=utf-8")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(env, fromJSON, protocmp.Transform()); diff != "" {
-				t.Errorf("the two encodings say different things (-protobuf +json):\n%s", diff)
-			}
-			text, err := Encode(env, contentTypeJSON)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(compactJSON(t, want.JSON), compactJSON(t, text)); diff != "" {
-				t.Errorf("JSON is written in another way (-want +got):\n%s", diff)
-			}
-			if env.ProtoReflect().WhichOneof(env.ProtoReflect().Descriptor().Oneofs().ByName("body")) == nil {
-				t.Error("the frame has no body that this version knows")
-			}
-		})
+		}
 	}
-	files, err := filepath.Glob(filepath.Join(goldenDir, "*.json"))
+}
+
+func wantGolden(t *testing.T, kind goldenKind, frame string, m *nats.Msg) {
+	t.Helper()
+	file := filepath.Join(kind.dir, frame+".json")
+	if *updateGolden {
+		writeGolden(t, kind, file, m)
+	}
+	want := readGolden(t, file)
+	payload, err := hex.DecodeString(want.Protobuf)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range files {
-		if name := filepath.Base(file); frames[name[:len(name)-len(".json")]] == nil {
-			t.Errorf("%s belongs to no frame", file)
-		}
+	got := goldenFile{Subject: m.Subject, Reply: m.Reply, Headers: m.Header, Protobuf: hex.EncodeToString(m.Data), JSON: want.JSON}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("what is sent has changed; drivers that are out there expect the old (-want +got):\n%s", diff)
+	}
+	env, err := kind.decode(payload, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fromJSON, err := kind.decode(want.JSON, "application/json; charset=utf-8")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(env, fromJSON, protocmp.Transform()); diff != "" {
+		t.Errorf("the two encodings say different things (-protobuf +json):\n%s", diff)
+	}
+	text, err := kind.encode(env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(compactJSON(t, want.JSON), compactJSON(t, text)); diff != "" {
+		t.Errorf("JSON is written in another way (-want +got):\n%s", diff)
 	}
 }
 
 // TestGoldenBodies keeps a body from being added without a frame.
 func TestGoldenBodies(t *testing.T) {
 	t.Parallel()
-	seen := map[string]bool{}
-	for _, m := range goldenFrames(t) {
-		env, err := Decode(m.Data, "")
-		if err != nil {
-			t.Fatal(err)
+	for kind, golden := range goldenKinds(t) {
+		var bodies protoreflect.OneofDescriptor
+		seen := map[protoreflect.Name]bool{}
+		for frame, m := range golden.frames {
+			env, err := golden.decode(m.Data, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			bodies = env.ProtoReflect().Descriptor().Oneofs().ByName("body")
+			if body := env.ProtoReflect().WhichOneof(bodies); body != nil {
+				seen[body.Name()] = true
+			} else if !strings.HasPrefix(frame, "answer-") || kind == "driver" {
+				t.Errorf("%s frame %s has no body that this version knows", kind, frame)
+			}
 		}
-		body := env.ProtoReflect().Descriptor().Oneofs().ByName("body")
-		seen[string(env.ProtoReflect().WhichOneof(body).Name())] = true
-	}
-	fields := (&driverv1.Envelope{}).ProtoReflect().Descriptor().Oneofs().ByName("body").Fields()
-	for i := range fields.Len() {
-		if name := string(fields.Get(i).Name()); !seen[name] {
-			t.Errorf("no golden frame has the body %s", name)
+		for i := range bodies.Fields().Len() {
+			if name := bodies.Fields().Get(i).Name(); !seen[name] {
+				t.Errorf("no golden %s frame has the body %s", kind, name)
+			}
 		}
 	}
 }
@@ -239,9 +283,9 @@ func readJSON(t *testing.T, file string, v any) {
 	}
 }
 
-func writeGolden(t *testing.T, file string, m *nats.Msg) {
+func writeGolden(t *testing.T, kind goldenKind, file string, m *nats.Msg) {
 	t.Helper()
-	env, err := Decode(m.Data, "")
+	env, err := kind.decode(m.Data, "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,9 +37,12 @@ type held struct {
 
 	accepted bool
 	begun    bool // a call that changes something may be at the provider
-	progress string
-	result   *driverv1.Result // set once settled
-	ended    time.Time
+	// A call of an attempt before this one may be there, too: who asked for this one,
+	// or for a later one that was attached to it, says so.
+	earlierMayRun bool
+	progress      string
+	result        *driverv1.Result // set once settled
+	ended         time.Time
 
 	// Of operations that are claimed.
 	claimed    bool
@@ -98,16 +101,23 @@ func (s *Server) run(ctx context.Context, h *held) {
 	result := s.handle(ctx, task)
 	if result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
 		s.mu.Lock()
-		// Whatever the driver says, its call was cut off halfway, or this attempt
-		// before it could tell what an earlier one has done [RESULT-3]; what was
-		// refused is to be tried again under this id, and not as another operation.
-		earlier := Mutates(h.operation) && h.request.GetRecover()
-		if ctx.Err() != nil && (h.begun || earlier) || h.refused || !h.begun && h.recovers() {
-			result.OutcomeUnknown = true
-		}
+		h.doubt(result, ctx.Err() != nil)
 		s.mu.Unlock()
 	}
 	s.settle(h, result)
+}
+
+// doubt says of a failure, whatever the driver says of it, what is not known.
+// Server.mu is held.
+func (h *held) doubt(result *driverv1.Result, cutOff bool) {
+	// Its call was cut off halfway, or one of several was refused [RESULT-3].
+	own := result.GetOutcomeUnknown() || h.begun && (cutOff || h.refused)
+	// This attempt has ended before it could tell what an earlier one has done, or
+	// that one is not over yet [RESULT-5]; what was refused is to be tried again
+	// under this id, and not as another operation.
+	earlier := h.refused || cutOff && Mutates(h.operation) && h.request.GetRecover() ||
+		h.recovers() && (!h.begun || h.earlierMayRun)
+	result.OutcomeUnknown, result.NoEffect = own || earlier, earlier && !own
 }
 
 // recovers tells that an earlier attempt may have made, or may yet make, an

@@ -31,9 +31,8 @@ type cloudCall struct {
 	by      *modelReplica
 	id      string
 	attempt uint32
-	claim   uint64 // stream sequence under which it was accepted; they only grow
+	claim   uint64 // the place of the claim under which it was accepted, among all records
 	live    bool   // the replica that makes it has not returned
-	pending bool   // it may still have an effect
 }
 
 func newModelCloud(seed uint64) *modelCloud {
@@ -94,22 +93,13 @@ func (c *modelCloud) handle(ctx context.Context, r *modelReplica, t *Task) *driv
 		err = r.nap(ctx, took+time.Microsecond)
 		c.mu.Lock()
 		call.live = false
-		alone := true
-		for _, other := range c.calls[machine] {
-			alone = alone && (other == call || other.id != id || !other.pending)
-		}
 		made := c.instances[machine] == id
 		c.mu.Unlock()
 		switch {
 		case err != nil:
 			return failure(CodeOf(err), "cut off")
-		case fails && alone && !made:
+		case fails && !made: // whatever becomes of another call that is still at the cloud
 			return c.answer(id, driverv1.Code_CODE_RESOURCE_EXHAUSTED)
-		case fails && !made: // the cloud says that it is at a call with this token
-			result := failure(driverv1.Code_CODE_UNAVAILABLE, "of "+id)
-			result.OutcomeUnknown = true
-
-			return result
 		}
 	}
 
@@ -122,13 +112,14 @@ func (c *modelCloud) begin(r *modelReplica, t *Task, machine string) (*cloudCall
 		return nil, err
 	}
 	id := t.Request.GetOperationId()
+	claim := r.claimOf(id)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := t.BeginMutation(); err != nil {
 		return nil, err
 	}
 	c.begun++
-	call := &cloudCall{by: r, id: id, claim: r.claimOf(id), attempt: t.Request.GetAttempt(), live: true, pending: true}
+	call := &cloudCall{by: r, id: id, claim: claim, attempt: t.Request.GetAttempt(), live: true}
 	if n, _ := operationNumber(id); n < c.settled[machine] {
 		c.violatef("%s begins at %s after its outcome was stored", id, r.name)
 	}
@@ -152,7 +143,6 @@ func (c *modelCloud) begin(r *modelReplica, t *Task, machine string) (*cloudCall
 func (c *modelCloud) effect(call *cloudCall, machine string, op driverv1.Operation, fails bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	call.pending = false
 	switch {
 	case fails:
 	case op == driverv1.Operation_OPERATION_CREATE && !c.used[call.id]:

@@ -163,7 +163,7 @@ func checkContract(t *testing.T, w wire, js bool, calls []contractCall) {
 	c := &Caller{conn: w, cfg: CallerConfig{Cluster: "default"}, inquirer: q}
 	b := contractBus{
 		ledger:  ledger{inquirer: q, stream: StreamName("default", "virtual")},
-		streams: &streams{c: c, first: func() uint64 { return contractFirst }},
+		streams: &streams{c: c, config: StreamConfig{first: func() uint64 { return contractFirst }}},
 	}
 	if !js {
 		if err := b.streams.make(t.Context(), &stream{state: StreamState{Provider: "virtual", Name: "S"}}); !errors.Is(err, errNoJetStream) {

@@ -101,6 +101,23 @@ func (n *network) after(at time.Time, f func()) {
 	signal(n.wake)
 }
 
+// first is where the sequences of a new stream begin: they may well be lower than
+// those of the one before.
+func (n *network) first() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+
+	return 1 + n.rng.Uint64N(1<<52)
+}
+
+// orderOf tells records of the operations stream apart by their age.
+func (n *network) orderOf(sequence uint64) uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+
+	return n.server.order[sequence]
+}
+
 func (n *network) chance(perMille int) bool { return n.rng.IntN(1000) < perMille }
 
 // travel has f called once for each copy of a frame that arrives, behind those

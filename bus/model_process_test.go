@@ -23,7 +23,10 @@ type modelReplica struct {
 	ended  chan struct{}
 }
 
-func (m *model) newReplica(name string) *modelReplica {
+func (m *model) newReplica(name string) *modelReplica { return m.replicaWith(name, m.cloud.handle) }
+
+// replicaWith makes a replica of which handle is the driver.
+func (m *model) replicaWith(name string, handle func(context.Context, *modelReplica, *Task) *driverv1.Result) *modelReplica {
 	r := &modelReplica{name: name, port: m.network.port(name, false), ended: make(chan struct{})}
 	ops := []driverv1.Operation{
 		driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_INITIALIZE, driverv1.Operation_OPERATION_DELETE,
@@ -31,7 +34,7 @@ func (m *model) newReplica(name string) *modelReplica {
 	server, err := newServer(r.port, ServerConfig{
 		Provider: "virtual", Replica: name, Slots: 4, Capabilities: ops, DrainTimeout: 3 * time.Second,
 		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, Logger: m.log.With("at", name),
-	}, HandlerFunc(func(ctx context.Context, t *Task) *driverv1.Result { return m.cloud.handle(ctx, r, t) }))
+	}, HandlerFunc(func(ctx context.Context, t *Task) *driverv1.Result { return handle(ctx, r, t) }))
 	if err != nil {
 		panic(err) //nolint:forbidigo // of a fixed configuration
 	}
@@ -66,14 +69,16 @@ func (r *modelReplica) nap(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
+// claimOf returns the place of an operation's claim among all records.
 func (r *modelReplica) claimOf(id string) uint64 {
+	claim := uint64(0)
 	r.server.mu.Lock()
-	defer r.server.mu.Unlock()
 	if h, ok := r.server.held["default/"+id]; ok {
-		return h.claim
+		claim = h.claim
 	}
+	r.server.mu.Unlock()
 
-	return 0
+	return r.port.n.orderOf(claim)
 }
 
 func (r *modelReplica) isFenced(id string) bool {
@@ -134,7 +139,8 @@ func (m *model) newManager(epoch uint64) *modelManager {
 	mgr := &modelManager{m: m, name: fmt.Sprintf("mcm%d", epoch), epoch: epoch}
 	mgr.port = m.network.port(mgr.name, true)
 	caller, err := newCaller(mgr.port, CallerConfig{
-		Cluster: "default", Epoch: func() uint64 { return epoch }, Operations: &StreamConfig{}, Logger: m.log.With("at", mgr.name),
+		Cluster: "default", Epoch: func() uint64 { return epoch }, Logger: m.log.With("at", mgr.name),
+		Operations: &StreamConfig{first: m.network.first},
 	})
 	if err != nil {
 		panic(err) //nolint:forbidigo // of a fixed configuration
@@ -168,8 +174,14 @@ func (mgr *modelManager) greet() {
 			panic(err) //nolint:forbidigo // of a fixed message
 		}
 		_ = mgr.port.publish(msg(wildcard("default", TreeHello), payload)) // it is repeated
-		if sleep(mgr.ctx, 5*time.Second) != nil {
+		if sleep(mgr.ctx, SessionInterval) != nil {
 			return
+		}
+		select {
+		case <-mgr.ctx.Done():
+			return
+		case <-mgr.caller.Behind():
+		case <-time.After(5 * time.Second):
 		}
 	}
 }

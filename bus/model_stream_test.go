@@ -17,6 +17,7 @@ import (
 type simStreams struct {
 	off, away bool // there is none; it is there and does not answer
 	byName    map[string]*simStore
+	order     map[uint64]uint64 // of all records ever written, by their sequences
 	// onPut is told what a record was replaced by; nil for nobody.
 	onPut func(subject string, before, after []byte)
 }
@@ -34,7 +35,9 @@ type simRecord struct {
 	ends     time.Time // zero for never
 }
 
-func newSimStreams() *simStreams { return &simStreams{byName: map[string]*simStore{}} }
+func newSimStreams() *simStreams {
+	return &simStreams{byName: map[string]*simStore{}, order: map[uint64]uint64{}}
+}
 
 // take handles a message if JetStream has to do with it: handled says so, and
 // answer is what comes back.
@@ -116,6 +119,7 @@ func (s *simStreams) put(name string, store *simStore, m *nats.Msg) *nats.Msg {
 		}})
 	}
 	store.last++
+	s.order[store.last] = uint64(len(s.order)) + 1
 	after := simRecord{sequence: store.last, data: m.Data}
 	if ttl, err := time.ParseDuration(m.Header.Get(headerTTL)); err == nil {
 		after.ends = time.Now().Add(ttl)

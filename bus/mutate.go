@@ -237,6 +237,11 @@ func (k *call) attempt(ctx context.Context) (done bool, err error) {
 	if k.req.OnlyIfHeld {
 		return true, k.notHeld(ctx)
 	}
+	if k.claimed { // else nothing tells whether there is anything to wait for
+		if _, err := k.outwaitPlain(ctx); err != nil {
+			return true, err
+		}
+	}
 	if back, err := k.waitForIdentity(ctx); back || err != nil {
 		return err != nil, err
 	}

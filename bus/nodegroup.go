@@ -23,9 +23,13 @@ const (
 	// answers to gateways and no others.
 	nodeGroupCaller = "autoscaler"
 	// nodeGroupSilence is how long one replica may take to answer before another one is
-	// sent the same request, nodeGroupTries how often it is sent at most.
+	// sent the same request, nodeGroupTries how many may get it.
 	nodeGroupSilence = 2 * time.Second
 	nodeGroupTries   = 3
+	// nodeGroupPause is the time until another one is asked after two had no room for a
+	// request; it doubles up to nodeGroupPauseMax.
+	nodeGroupPause    = 150 * time.Millisecond
+	nodeGroupPauseMax = 1200 * time.Millisecond
 )
 
 // Verbs of TreeNodeGroup.
@@ -145,7 +149,8 @@ func (c *NodeGroupClient) onReply(m *nats.Msg) {
 // OriginDriver is a driver's refusal, OriginBus says that nothing was done,
 // OriginTimeout that nobody can tell. While no answer comes the request is sent again,
 // with its id: whoever served it before does not do so twice [RESIZE-4], [REMOVE-2].
-// An answer to any of them counts, however late.
+// An answer to any of them counts, however late. While replicas have no room for it,
+// which proves that nothing was done, it is sent again for as long as ctx lasts.
 func (c *NodeGroupClient) Ask(ctx context.Context, provider string, body *nodegroupv1.Envelope) (*nodegroupv1.Envelope, error) {
 	verb, changes := nodeGroupVerb(body)
 	subject, err := Subject{Cluster: c.cluster, Tree: TreeNodeGroup, Provider: provider, Verb: verb}.Build()
@@ -158,9 +163,18 @@ func (c *NodeGroupClient) Ask(ctx context.Context, provider string, body *nodegr
 		client: c, provider: provider, subject: subject, verb: verb, changes: changes,
 		id: nuid.Next(), body: body, answers: make(chan *nats.Msg, nodeGroupTries),
 	}
-	defer w.forget()
+	defer func() { c.forget(w.open...) }()
 
 	return w.run(ctx)
+}
+
+// forget has answers that still come dropped.
+func (c *NodeGroupClient) forget(replies ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, reply := range replies {
+		delete(c.waiting, reply)
+	}
 }
 
 // CheckNodeGroup holds a group to the contract, in a driver before it is sent and in

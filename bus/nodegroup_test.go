@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -156,6 +157,99 @@ func TestNodeGroupRequestIsRepeatedUnderItsID(t *testing.T) {
 	first, second, third := <-ids, <-ids, <-ids
 	if first == "" || first != second || second != third {
 		t.Errorf("ids %q, %q, %q: want the same one", first, second, third)
+	}
+}
+
+// A replica that is full of other requests for a moment has room soon.
+func TestNodeGroupFullForAMoment(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := newNodeGroupClient(t, r.conn)
+	sent := 0
+	serveNodeGroups(t, r, func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+		sent++
+		if sent <= 5 {
+			return &nodegroupv1.Envelope{Refused: true}
+		}
+
+		return resized(t.Context(), cluster, req)
+	})
+	answer, err := c.Ask(t.Context(), provider, resize(3))
+	if err != nil || answer.GetResized().GetTargetSize() != 3 {
+		t.Errorf("%v, %v", answer, err)
+	}
+}
+
+// Replicas that stay full have done nothing, which is known of all but those that
+// say nothing.
+func TestNodeGroupStaysFull(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		reason string
+		silent int // of those that are asked first
+		within time.Duration
+		most   int64 // times that it is sent
+		origin bus.Origin
+		want   string
+	}{
+		"all":         {"each has said so; the pauses between requests grow", 0, time.Second, 4, bus.OriginBus, "nothing was done"},
+		"but for one": {"it may have done it before the others were asked", 1, 3 * time.Second, 5, bus.OriginTimeout, "whether it was done will show"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			c := newNodeGroupClient(t, r.conn)
+			var sent atomic.Int64
+			serveNodeGroups(t, r, func(*nodegroupv1.Envelope) *nodegroupv1.Envelope {
+				if sent.Add(1) <= int64(tc.silent) {
+					return nil
+				}
+
+				return &nodegroupv1.Envelope{Refused: true}
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), tc.within)
+			defer cancel()
+			_, err := c.Ask(ctx, provider, resize(3))
+			if bus.OriginOf(err) != tc.origin || err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%v (%v), want %q (%v): %s", err, bus.OriginOf(err), tc.want, tc.origin, tc.reason)
+			}
+			if got := sent.Load(); got > tc.most {
+				t.Errorf("sent %d times, want %d at most", got, tc.most)
+			}
+		})
+	}
+}
+
+// However much a gateway looks, there is room for its changes.
+func TestNodeGroupLooksLeaveRoomForChanges(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := newNodeGroupClient(t, r.conn)
+	looking, looked := make(chan struct{}), make(chan struct{})
+	r.replica(t, nil, func(cfg *bus.ServerConfig) { cfg.Slots = 1 }, offers(func(ctx context.Context, of string, req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+		if req.GetGroups() == nil {
+			return resized(ctx, of, req)
+		}
+		close(looking)
+		<-looked
+
+		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_GroupsFound{GroupsFound: &nodegroupv1.GroupsResponse{}}}
+	}))
+	bustest.Eventually(t, "the provider is known", func() bool { return len(c.Providers()) == 1 })
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.Ask(t.Context(), provider, &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Groups{Groups: &nodegroupv1.GroupsRequest{}}})
+		done <- err
+	}()
+	<-looking
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // for the case that there is none
+	defer cancel()
+	if _, err := c.Ask(ctx, provider, resize(3)); err != nil {
+		t.Error(err)
+	}
+	close(looked)
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
 

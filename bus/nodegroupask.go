@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,9 +26,11 @@ type nodeGroupWish struct {
 	body              *nodegroupv1.Envelope
 
 	answers chan *nats.Msg
-	replies []string // one subject for each time that it was sent
-	open    int      // how many of them may still be answered
-	refusal error    // what a driver said while others were open
+	open    []string         // reply subjects on which an answer may still come; nodeGroupTries at most
+	tries   int              // how often it was sent and not found a replica full
+	room    <-chan time.Time // when to send it again after one was; nil while that is not known
+	pause   time.Duration    // until then, the next time
+	refusal error            // what a driver said while others were open
 }
 
 // run sends the request, again whenever that may help, and waits for the answer.
@@ -36,31 +39,45 @@ func (w *nodeGroupWish) run(ctx context.Context) (*nodegroupv1.Envelope, error) 
 	defer silence.Stop()
 	due := true
 	for {
-		if due && w.refusal == nil && len(w.replies) < nodeGroupTries {
+		if due && w.mayHelp() {
 			silence.Reset(nodeGroupSilence)
-			if err := w.send(ctx); err != nil && w.open == 0 {
+			if err := w.send(ctx); err != nil && w.idle() {
 				return nil, err
 			}
 		}
-		if w.open == 0 {
+		if w.idle() && !w.waitsForRoom() {
 			return nil, w.nothing()
 		}
 		select {
 		case m := <-w.answers:
-			answer, again, err := w.hear(m)
-			if answer != nil || err != nil {
+			if answer, err := w.hear(m); answer != nil || err != nil {
 				return answer, err
 			}
-			due = again
+			due = false
+		case <-w.room:
+			due = true
 		case <-silence.C:
 			due = true
 		case <-ctx.Done():
+			if w.idle() {
+				return nil, w.nothing()
+			}
+
 			return nil, w.unknown()
 		}
 	}
 }
 
-// nothing says why nobody is at it (any more).
+// mayHelp tells whether the request may be sent once more.
+func (w *nodeGroupWish) mayHelp() bool { return w.refusal == nil && w.tries < nodeGroupTries }
+
+// waitsForRoom tells whether it will be.
+func (w *nodeGroupWish) waitsForRoom() bool { return w.refusal == nil && w.room != nil }
+
+// idle tells that nobody is at it.
+func (w *nodeGroupWish) idle() bool { return len(w.open) == 0 }
+
+// nothing says why nobody has done it.
 func (w *nodeGroupWish) nothing() error {
 	if w.refusal != nil {
 		return w.refusal // and nobody else has done anything
@@ -81,70 +98,76 @@ func (w *nodeGroupWish) unknown() error {
 
 // send has one more replica asked.
 func (w *nodeGroupWish) send(ctx context.Context) error {
-	payload, err := proto.Marshal(&nodegroupv1.Envelope{
-		RequestId: w.id, Body: w.body.GetBody(), Timeout: durationpb.New(nodeGroupTimeout(ctx)),
-		AcceptBy: timestamppb.New(time.Now().Add(acceptBy)),
-	})
+	payload, err := proto.Marshal(nodeGroupRequest(w.id, w.body, nodeGroupTimeout(ctx), time.Now()))
 	if err != nil {
 		return Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "encode a request about node groups: %w", err)
 	}
 	reply := strings.Join([]string{root, w.client.cluster, string(TreeReply), w.provider, nodeGroupCaller, nuid.Next()}, ".")
-	w.replies = append(w.replies, reply)
 	w.client.mu.Lock()
 	w.client.waiting[reply] = w.answers
 	w.client.mu.Unlock()
 	if err := w.client.conn.publish(&nats.Msg{Subject: w.subject, Reply: reply, Data: payload}); err != nil {
+		w.client.forget(reply)
+
 		return busErrorf("ask provider %s about node groups: %w", w.provider, err)
 	}
-	w.open++
+	w.open = append(w.open, reply)
+	w.tries++
+	w.room = nil
 
 	return nil
 }
 
+func nodeGroupRequest(id string, body *nodegroupv1.Envelope, timeout time.Duration, now time.Time) *nodegroupv1.Envelope {
+	return &nodegroupv1.Envelope{
+		RequestId: id, Body: body.GetBody(), Timeout: durationpb.New(timeout), AcceptBy: timestamppb.New(now.Add(acceptBy)),
+	}
+}
+
 // hear takes up what came back. Neither an answer nor an error says to go on
-// waiting; again, that another replica may be asked at once.
-func (w *nodeGroupWish) hear(m *nats.Msg) (answer *nodegroupv1.Envelope, again bool, err error) {
+// waiting.
+func (w *nodeGroupWish) hear(m *nats.Msg) (answer *nodegroupv1.Envelope, err error) {
 	if isNoResponders(m) {
-		w.open--
-		if w.open == 0 && w.refusal == nil {
-			return nil, false, busErrorf("no replica of provider %s that serves node groups is on the bus", w.provider)
+		w.close(m.Subject)
+		if w.idle() && w.refusal == nil {
+			return nil, busErrorf("no replica of provider %s that serves node groups is on the bus", w.provider)
 		}
 
-		return nil, false, nil
+		return nil, nil
 	}
 	answer = &nodegroupv1.Envelope{}
 	if err := proto.Unmarshal(m.Data, answer); err != nil || answer.GetRequestId() != w.id {
 		w.client.log.Warn("answer about node groups cannot be read", "subject", m.Subject, "err", err)
 
-		return nil, false, nil // who sent it may have done it, as if it were silent
+		return nil, nil // who sent it may have done it, as if it were silent
 	}
-	w.open--
+	w.close(m.Subject)
 	if answer.GetRefused() {
-		return nil, true, nil
+		w.tries--
+		w.room = time.After(w.pause) // at once after the first, for another replica may have some
+		w.pause = min(max(2*w.pause, nodeGroupPause), nodeGroupPauseMax)
+
+		return nil, nil
 	}
 	err = ErrorOf(answer.GetStatus())
 	switch {
 	case err == nil:
-		return answer, false, nil
+		return answer, nil
 	case w.changes && w.refusal != nil:
-		return nil, false, w.unknown() // it failed twice: once perhaps because of the other
-	case w.changes && w.open > 0:
+		return nil, w.unknown() // it failed twice: once perhaps because of the other
+	case w.changes && !w.idle():
 		// Perhaps because another one is doing it, or has: that one's answer decides.
 		w.refusal = err
 
-		return nil, false, nil
+		return nil, nil
 	default:
-		return nil, false, err
+		return nil, err
 	}
 }
 
-// forget has answers that still come dropped.
-func (w *nodeGroupWish) forget() {
-	w.client.mu.Lock()
-	defer w.client.mu.Unlock()
-	for _, reply := range w.replies {
-		delete(w.client.waiting, reply)
-	}
+// close notes that there is an answer on a reply subject.
+func (w *nodeGroupWish) close(reply string) {
+	w.open = slices.DeleteFunc(w.open, func(open string) bool { return open == reply })
 }
 
 // nodeGroupTimeout is what is left of a context's time, within reason.

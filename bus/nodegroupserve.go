@@ -59,11 +59,17 @@ func (s *Server) onNodeGroup(m *nats.Msg) {
 
 		return
 	}
+	// Each kind has as many slots: a gateway that looks at many groups keeps none of
+	// them from being changed.
+	running := &s.groupReads
+	if _, changes := nodeGroupVerb(req); changes {
+		running = &s.groupEdits
+	}
 	s.mu.Lock()
-	refused := s.draining || s.groupCalls >= s.cfg.Slots
+	refused := s.draining || *running >= s.cfg.Slots
 	if !refused {
-		s.groupCalls++
-		s.tasks.Go(func() { s.runNodeGroup(subject.Cluster, m.Reply, req) })
+		*running++
+		s.tasks.Go(func() { s.runNodeGroup(subject.Cluster, m.Reply, req, running) })
 	}
 	s.mu.Unlock()
 	if refused {
@@ -90,7 +96,8 @@ func checkNodeGroup(req *nodegroupv1.Envelope, subject Subject, received time.Ti
 	return nil
 }
 
-func (s *Server) runNodeGroup(cluster, reply string, req *nodegroupv1.Envelope) {
+// runNodeGroup answers a request that is counted in running, which s.mu guards.
+func (s *Server) runNodeGroup(cluster, reply string, req *nodegroupv1.Envelope, running *int) {
 	timeout := req.GetTimeout().AsDuration()
 	if timeout <= 0 || timeout > defaultTimeout {
 		timeout = defaultTimeout
@@ -101,7 +108,7 @@ func (s *Server) runNodeGroup(cluster, reply string, req *nodegroupv1.Envelope) 
 	answer := s.callNodeGroups(ctx, cluster, req)
 	took := time.Since(begun)
 	s.mu.Lock()
-	s.groupCalls--
+	*running--
 	s.mu.Unlock()
 	s.stats.settled(endpoint{cluster, driverv1.Operation_OPERATION_NODE_GROUPS}, answer.GetStatus(), took)
 	if s.cfg.OnSettled != nil {

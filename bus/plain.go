@@ -26,6 +26,9 @@ func (k *call) plain(ctx context.Context) error {
 	if k.req.Look {
 		return k.nobodyHas()
 	}
+	if err := k.markPlain(ctx); err != nil {
+		return err
+	}
 	if k.again && k.op == driverv1.Operation_OPERATION_CREATE {
 		found, err := k.plainLook(ctx)
 		switch {
@@ -49,13 +52,15 @@ func (k *call) plain(ctx context.Context) error {
 	return k.settle(result)
 }
 
-// outwaitPlain waits until the deadlines of earlier attempts are over, as long as no
-// replica with sessions lives: a plain driver may have them, does not say, and would
-// begin another one beside them. Who sent them may have been another manager.
+// outwaitPlain waits until the deadlines of earlier attempts are over that a plain
+// driver may have: it does not say, and it or whoever has taken its place would begin
+// another one beside them. Who sent them may have been another manager. Where nothing
+// tells that a plain driver was ever asked, a replica with sessions that lives is taken
+// for proof that none was.
 func (k *call) outwaitPlain(ctx context.Context) (waited bool, err error) {
-	for time.Now().Before(k.atPlain) && len(k.c.replicas.live(k.req.Provider)) == 0 {
+	for time.Now().Before(k.atPlain) && (k.claimed || len(k.c.replicas.live(k.req.Provider)) == 0) {
 		if !waited {
-			k.waits(k.notStarted("no replica of provider %s lives, and a driver that keeps no session may be at an earlier attempt until %s",
+			k.waits(k.notStarted("a driver of provider %s that keeps no session may be at an earlier attempt until %s",
 				k.req.Provider, k.atPlain.UTC().Format(time.RFC3339)))
 		}
 		waited = true
@@ -65,6 +70,11 @@ func (k *call) outwaitPlain(ctx context.Context) (waited bool, err error) {
 	}
 
 	return waited, nil
+}
+
+func (k *call) noDriver() error {
+	return k.noRoom("no driver for provider %s is on the bus (cluster %q): start one, or correct the class's provider",
+		k.req.Provider, k.c.cfg.Cluster)
 }
 
 // plainAsk sends one request to the plain tree and waits for its one reply.
@@ -87,15 +97,14 @@ func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
 			h := a.heard()
 			switch {
 			case h.result != nil:
-				k.taken, k.ran = k.lastTry, k.number
-				k.until = later(k.until, time.Now()) // the attempt is over
+				k.taken = k.lastTry
+				k.hasRun() // settle knows whether it is over
 
 				return h.result, nil
 			case h.busy != nil:
 				return nil, k.allBusy()
 			case h.nobody:
-				return nil, k.noRoom("no driver for provider %s is on the bus (cluster %q): start one, "+
-					"or correct the class's provider", k.req.Provider, k.c.cfg.Cluster)
+				return nil, k.noDriver()
 			}
 		case <-limit.C:
 			k.hasRun()

@@ -81,7 +81,7 @@ func (s *Server) accept(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 		cluster: subject.Cluster, id: env.GetOperationId(), operation: op, request: env,
 		machine: MachineOf(env).GetUid(), namespace: subject.Namespace, name: subject.Name,
 		started: time.Now(), reply: m.Reply, contentType: contentTypeOf(m), attempt: env.GetAttempt(),
-		traceParent: traceParentOf(m), cancel: func() {},
+		traceParent: traceParentOf(m), cancel: func() {}, earlierMayRun: env.GetEarlierMayRun(),
 	}
 	if m.Reply == "" {
 		s.drop("request without a reply subject", "subject", m.Subject)
@@ -90,6 +90,7 @@ func (s *Server) accept(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 	}
 	if refusal := s.check(h, subject); refusal != nil {
 		refusal.OutcomeUnknown = refusal.GetOutcomeUnknown() || h.recovers()
+		refusal.NoEffect = refusal.GetOutcomeUnknown()
 		s.stats.refused(endpoint{h.cluster, op})
 		s.send(h, resultFrame(refusal))
 
@@ -259,6 +260,7 @@ func (s *Server) attach(h *held) (answer func()) {
 		return nil
 	}
 	known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
+	known.earlierMayRun = known.earlierMayRun || h.earlierMayRun
 	result, claiming := known.result, known.claiming
 
 	return func() {
@@ -271,13 +273,17 @@ func (s *Server) attach(h *held) (answer func()) {
 	}
 }
 
-// outdated tells that a request is for a later attempt and names another claim
-// than this operation has: an attempt made elsewhere meanwhile has superseded it.
+// outdated tells that a request is for a later attempt, and either names another
+// claim than this operation has, as an attempt made elsewhere meanwhile has superseded
+// it, or asks about such an attempt, of which an earlier failure says nothing.
 func (h *held) outdated(request *held) bool {
+	if request.attempt <= h.attempt {
+		return false
+	}
 	terms := request.request.GetClaimTerms()
 
-	return h.claimed && !h.claiming && request.attempt > h.attempt &&
-		terms != nil && terms.Sequence != nil && terms.GetSequence() != h.claim
+	return h.claimed && !h.claiming && terms != nil && terms.Sequence != nil && terms.GetSequence() != h.claim ||
+		request.earlierMayRun && h.result.GetStatus().GetCode() != driverv1.Code_CODE_OK
 }
 
 func (s *Server) busyFrame(why driverv1.BusyReason) *driverv1.Envelope {

@@ -92,7 +92,8 @@ type ServerConfig struct {
 	// Hostname tells people where the replica runs.
 	Hostname string
 	// Slots is how many creates and initializes run at once; 0 means 32. Deletes have
-	// as many slots of their own, and so have reads: neither waits behind creates.
+	// as many slots of their own, and so have reads: neither waits behind creates. So
+	// have requests that look at node groups, and those that change them.
 	Slots int
 	// CreateIdentity says what keeps Create from making a second instance.
 	CreateIdentity driverv1.CreateIdentity
@@ -142,7 +143,8 @@ type Server struct {
 	deleting   int // those of them that are deletes
 	draining   bool
 	sequence   uint64
-	groupCalls int               // requests about node groups that run
+	groupReads int               // requests about node groups that run and change nothing
+	groupEdits int               // and those that do
 	leases     map[string]*lease // by cluster
 	unfenced   bool              // for tests that want to see what fencing is good for
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -41,6 +42,8 @@ type StreamConfig struct {
 	Replicas int
 	// Memory keeps records in memory only: they are gone when NATS restarts.
 	Memory bool
+
+	first func() uint64 // of a stream's sequences; nil means sequenceAtRandom
 }
 
 // A StreamState is how a provider's operations stream is.
@@ -58,7 +61,6 @@ type StreamState struct {
 type streams struct {
 	c      *Caller
 	config StreamConfig
-	first  func() uint64
 
 	mu   sync.Mutex
 	seen map[string]*stream // by provider
@@ -192,6 +194,10 @@ func (s *streams) tell(before, now StreamState) {
 // make creates the stream, or brings an existing one to this configuration.
 func (s *streams) make(ctx context.Context, st *stream) error {
 	cluster, provider, name := s.c.cfg.Cluster, st.state.Provider, st.state.Name
+	first := s.config.first
+	if first == nil {
+		first = sequenceAtRandom
+	}
 	cfg := jetstream.StreamConfig{
 		Name:        name,
 		Description: "machinebus: sessions of driver replicas and claims on machines",
@@ -204,7 +210,7 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 		AllowDirect: true, AllowMsgTTL: true, DenyPurge: true, DenyDelete: true,
 		// Where a stream was lost, its sequences must not come again: somebody may
 		// still hold one.
-		FirstSeq: s.first(),
+		FirstSeq: first(),
 	}
 	if s.config.Memory {
 		cfg.Storage = jetstream.MemoryStorage
@@ -223,6 +229,13 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 
 	return nil
 }
+
+// sequenceAtRandom is where the sequences of a new stream begin: anywhere in a range
+// of which a stream uses a billionth in days, so that they meet none of a stream of
+// the same name before it. A clock could not tell that: somebody else's may have been
+// ahead when the one before was made, or this process be frozen between its look at the
+// clock and the request. Below 2^53, which is as far as JavaScript counts.
+func sequenceAtRandom() uint64 { return 1 + rand.Uint64N(1<<52) }
 
 // ageOf returns how long a provider's stream has been there, asked of the server after
 // ageOf was called. Of many that want to know at a time, one asks for all.

@@ -69,6 +69,24 @@ func (p *Proxy) Cut() {
 	p.free.Broadcast()
 }
 
+// Drop closes all connections; clients may connect again at once.
+func (p *Proxy) Drop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		_ = c.Close()
+	}
+	clear(p.conns)
+}
+
+// Clients is how many connections there are.
+func (p *Proxy) Clients() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return len(p.conns) / 2 // each has two ends
+}
+
 // Mend lets clients connect again, and releases what was held.
 func (p *Proxy) Mend() {
 	p.mu.Lock()

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,7 +33,7 @@ const (
 )
 
 // benchAutoscaler has the gateway answer all calls of a loop, one after the other
-// as the cluster-autoscaler makes them.
+// as the cluster-autoscaler makes them, on one connection with mutual TLS.
 func benchAutoscaler(ctx context.Context, b *bench) (err error) {
 	if missing := stack.Missing(b.bin, "devcluster", "mcm-autoscaler"); len(missing) > 0 {
 		return fmt.Errorf("not built in %s: %v; run: make bench", b.bin, missing)
@@ -58,11 +58,19 @@ func benchAutoscaler(ctx context.Context, b *bench) (err error) {
 	if err != nil {
 		return err
 	}
-	gateway, err := site.StartGateway(ctx, cluster.Kubeconfig, namespace, "--allow-plaintext", "-v=0")
+	pki, err := writePKI(b.dir)
 	if err != nil {
 		return err
 	}
-	conn, err := grpc.NewClient(gateway.Listen, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	gateway, err := site.StartGateway(ctx, cluster.Kubeconfig, namespace, "--tls-cert", pki.cert, "--tls-key", pki.key, "--client-ca", pki.ca, "-v=0")
+	if err != nil {
+		return err
+	}
+	secured, err := pki.client()
+	if err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient(gateway.Listen, grpc.WithTransportCredentials(credentials.NewTLS(secured)))
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -16,10 +17,27 @@ import (
 	"time"
 )
 
-// A pki is one certificate for everybody on a bus with mutual TLS, as files.
+// A pki is one certificate for everybody where there is mutual TLS, as files.
 type pki struct {
 	ca, cert, key string
 	config        string // of nats-server, which requires it
+}
+
+// client is how one connects to somebody with that certificate, by it.
+func (p *pki) client() (*tls.Config, error) {
+	pair, err := tls.LoadX509KeyPair(p.cert, p.key)
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	for _, der := range pair.Certificate {
+		cert, err := x509.ParseCertificate(der)
+		if err != nil {
+			return nil, err
+		}
+		roots.AddCert(cert)
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, RootCAs: roots}, nil
 }
 
 // writePKI makes one that is good for an hour, and signs itself.

@@ -45,7 +45,8 @@ keep at least one instance, lets all clauses be checked.
 Class and secrets are files with a MachineClass and Secrets, as for kubectl apply.
 
 Exit code 0: no clause is broken; 1: some are, or instances were left; 2: the
-driver could not be checked.`
+driver could not be checked. A clause that is skipped is not broken: the report says
+why it was not looked at, and with --strict it counts if it binds the driver.`
 
 // options are the flags.
 type options struct {
@@ -99,6 +100,9 @@ func newCommand() *cobra.Command {
 	f.DurationVar(&o.config.Wait, "wait", 30*time.Second, "how long to wait for the driver to come to the bus")
 	f.IntVar(&o.config.Repeat, "repeat", 3, "how often what has to be idempotent is repeated")
 	f.StringSliceVar(&o.config.Only, "only", nil, "`ids` of the clauses to check, with commas; none means all")
+	f.BoolVar(&o.config.Strict, "strict", false, "a clause that binds the driver, and could not be looked at, counts as broken")
+	f.StringSliceVar(&o.config.MaySkip, "may-skip", nil,
+		"`ids` of clauses, with commas, that --strict lets pass: those for which the driver's cloud would have to lend a look, such as FENCE-3")
 	f.StringVar(&o.junit, "junit", "", "`file` to write the report to in JUnit's format as well")
 	f.BoolVar(&o.list, "list", false, "list the clauses and end")
 

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -74,10 +75,11 @@ func TestDeleteDuringCreate(t *testing.T) {
 // TestRollingRestart replaces a replica that may not wait for its creates to end.
 func TestRollingRestart(t *testing.T) {
 	t.Parallel()
-	for _, identity := range []string{"token", "unique_name"} {
+	for _, identity := range identities {
 		t.Run(identity, func(t *testing.T) {
 			e := newEnv(t)
-			manager, tap := e.startManager("")
+			// Where nothing identifies a create, the next waits for the lost one's deadline.
+			manager, tap := e.startManager("", "--machine-operation-timeout=6s")
 			args := []string{"--identity=" + identity, "--drain-timeout=1s"}
 			drivers := e.startDrivers(2, manager.NATSURL, tap, args...)
 			e.createClass()
@@ -201,7 +203,7 @@ const frozen = 8 * time.Second
 // when others have done its work.
 func TestFrozenReplica(t *testing.T) {
 	t.Parallel()
-	for _, identity := range []string{"token", "unique_name", "none"} {
+	for _, identity := range identities {
 		t.Run(identity, func(t *testing.T) {
 			e := newEnv(t)
 			// Where nothing identifies a create, the next waits for the lost one's deadline.
@@ -212,26 +214,83 @@ func TestFrozenReplica(t *testing.T) {
 			e.slowCreates(2 * time.Second)
 			names := e.createMachines(machines, className)
 			victim, _ := e.waitCreating(tap, drivers)
-			session := tap.Sessions()[victim.Replica].GetSessionId()
-			e.must(victim.Pause())
-			thaw := time.NewTimer(frozen) // its length is what is tested
-			e.waitRunning(names...)       // without the frozen one
-			select {
-			case <-thaw.C:
-			case <-e.ctx().Done():
-				t.Fatal("the test was ended")
-			}
-			e.must(victim.Resume())
-			e.eventually("the replica is back under a new session", func(context.Context) error {
-				if s := tap.Sessions()[victim.Replica]; s.GetSessionId() == session || !s.GetLeased() {
-					return fmt.Errorf("session %s, leased: %t", s.GetSessionId(), s.GetLeased())
-				}
-				return nil
-			})
+			e.freeze(tap, victim, func() { e.waitRunning(names...) })
 			e.wantInstances(machines)
 			e.wantNoDuplicates()
 			e.deleteAll(names...)
 			e.wantInstances(machines)
+		})
+	}
+}
+
+// freeze stops a replica and lets it go on when it is long taken for dead, and others
+// have done as they should without it. It returns once nothing runs there that was
+// begun before.
+func (e *env) freeze(tap *stack.Tap, victim *stack.Driver, meanwhile func()) {
+	e.Helper()
+	session := tap.Sessions()[victim.Replica].GetSessionId()
+	e.must(victim.Pause())
+	thaw := time.NewTimer(frozen) // its length is what is tested
+	meanwhile()
+	select {
+	case <-thaw.C:
+	case <-e.ctx().Done():
+		e.Fatal("the test was ended")
+	}
+	e.must(victim.Resume())
+	e.eventually("the replica is back under a new session, and what it was at has ended", func(context.Context) error {
+		s := tap.Sessions()[victim.Replica]
+		if running := tap.Running(victim.Replica, create); s.GetSessionId() == session || !s.GetLeased() || len(running) > 0 {
+			return fmt.Errorf("session %s, leased: %t, running: %q", s.GetSessionId(), s.GetLeased(), running)
+		}
+		return nil
+	})
+}
+
+// TestFrozenReplica_BeforeItsCall stops a replica that has looked for an instance and
+// not found it. The cloud's answer waits in its socket. When it wakes up, the machines
+// have come and gone: with it not fenced, it would make instances for them, of drivers
+// whose cloud takes no token. (Built with the tag unfenced, that is what it does.)
+func TestFrozenReplica_BeforeItsCall(t *testing.T) {
+	t.Parallel()
+	for _, identity := range identities {
+		t.Run(identity, func(t *testing.T) {
+			e := newEnv(t)
+			manager, tap := e.startManager("", "--machine-operation-timeout=15s")
+			drivers := e.startDrivers(2, manager.NATSURL, tap, "--identity="+identity)
+			link, err := stack.OpenLink(e.ctx(), strings.TrimPrefix(e.cloud.Endpoint, "http://"))
+			e.must(err)
+			e.atEnd = append(e.atEnd, link.Close)
+			e.must(e.kube.Create(e.ctx(), e.newSecret(className)))
+			e.must(e.kube.Create(e.ctx(), e.newClass(className, map[string]any{"endpoint": "http://" + link.Address()})))
+			link.Hold(stack.ToClient)
+			const machines = 6
+			names := e.createMachines(machines, className)
+			var victim *stack.Driver
+			e.eventually("the cloud has been asked for all instances, and has not been heard", func(ctx context.Context) error {
+				stats, err := e.cloud.Admin.Stats(ctx)
+				if err != nil {
+					return err
+				}
+				running := 0
+				for _, d := range drivers {
+					if ids := tap.Running(d.Replica, create); len(ids) > 0 {
+						running, victim = running+len(ids), d
+					}
+				}
+				if looks := stats.Requests[cloudapi.OpList]; running < machines || looks < machines {
+					return fmt.Errorf("%d creates run, and the cloud was asked %d times", running, looks)
+				}
+				return nil
+			})
+			e.freeze(tap, victim, func() {
+				link.Mend()
+				e.waitRunning(names...)
+				e.deleteAll(names...)
+			})
+			e.wantInstances(machines)
+			e.wantNoDuplicates()
+			e.waitGone(names...)
 		})
 	}
 }

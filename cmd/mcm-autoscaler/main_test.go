@@ -28,6 +28,8 @@ import (
 	"google.golang.org/grpc/status"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -162,14 +164,14 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-func call(t *testing.T, address string, creds credentials.TransportCredentials) ([]*externalgrpc.NodeGroup, error) {
+func call(t *testing.T, address string, creds credentials.TransportCredentials, within time.Duration) ([]*externalgrpc.NodeGroup, error) {
 	t.Helper()
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	ctx, cancel := context.WithTimeout(t.Context(), bounded)
+	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
 	c := externalgrpc.NewCloudProviderClient(conn)
 	if _, err := c.Refresh(ctx, &externalgrpc.RefreshRequest{}); err != nil {
@@ -192,8 +194,12 @@ func TestProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	proxy := kubetest.NewProxy(t, control.Config)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(kubeconfig, control.KubeConfig, 0o600); err != nil {
+	config := clientcmdapi.NewConfig()
+	config.Clusters["c"], config.Contexts["c"] = &clientcmdapi.Cluster{Server: proxy.Config().Host}, &clientcmdapi.Context{Cluster: "c"}
+	config.CurrentContext = "c"
+	if err := clientcmd.WriteToFile(*config, kubeconfig); err != nil {
 		t.Fatal(err)
 	}
 	server, clients, others := newAuthority(t), newAuthority(t), newAuthority(t)
@@ -208,23 +214,37 @@ func TestProgram(t *testing.T) {
 		"--tls-cert", f.cert, "--tls-key", f.key, "--client-ca", f.ca,
 	})
 	done := make(chan error, 1)
-	go func() { done <- cmd.ExecuteContext(ctx) }()
-	await(t, "ready", func() bool {
+	says := func(path string) (code int) {
 		select {
 		case err := <-done:
 			t.Fatal("ended:", err)
 		default:
 		}
-		res, err := http.Get("http://" + health + "/readyz")
+		res, err := http.Get("http://" + health + path)
 		if err != nil {
-			return false
+			return 0
 		}
 		defer res.Body.Close()
 
-		return res.StatusCode == http.StatusOK
-	})
+		return res.StatusCode
+	}
+	proxy.Hold("machines")
+	proxy.Refuse("GET machines", true)
+	go func() { done <- cmd.ExecuteContext(ctx) }()
 
-	groups, err := call(t, address, clients.client(server, "autoscaler"))
+	// As long as it knows but a part it does not answer, and nobody restarts it.
+	await(t, "alive", func() bool { return says("/healthz") == http.StatusOK })
+	if code := says("/readyz"); code != http.StatusInternalServerError {
+		t.Errorf("/readyz says %d before all machines are read", code)
+	}
+	if groups, err := call(t, address, clients.client(server, "autoscaler"), time.Second); err == nil {
+		t.Errorf("it tells of %v before all machines are read", groups)
+	}
+	proxy.Refuse("GET machines", false)
+	proxy.Release("machines")
+	await(t, "ready", func() bool { return says("/readyz") == http.StatusOK })
+
+	groups, err := call(t, address, clients.client(server, "autoscaler"), bounded)
 	if err != nil || len(groups) != 1 || groups[0].GetId() != "default/workers" {
 		t.Fatalf("groups %v, %v", groups, err)
 	}
@@ -234,7 +254,7 @@ func TestProgram(t *testing.T) {
 		"certificate of another CA": others.client(server, "autoscaler"),
 		"server of another CA":      clients.client(others, "autoscaler"),
 	} {
-		if _, err := call(t, address, creds); status.Code(err) != codes.Unavailable {
+		if _, err := call(t, address, creds, bounded); status.Code(err) != codes.Unavailable {
 			t.Errorf("%s: want a connection that fails, got: %v", name, err)
 		}
 	}
@@ -243,14 +263,14 @@ func TestProgram(t *testing.T) {
 	if err := os.WriteFile(f.cert, []byte("half of a cert"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := call(t, address, clients.client(server, "autoscaler")); err != nil {
+	if _, err := call(t, address, clients.client(server, "autoscaler"), bounded); err != nil {
 		t.Error("while the files are being replaced, those before serve:", err)
 	}
 	f.write(t, others, others)
-	if _, err := call(t, address, others.client(others, "autoscaler")); err != nil {
+	if _, err := call(t, address, others.client(others, "autoscaler"), bounded); err != nil {
 		t.Error("new certificates:", err)
 	}
-	if _, err := call(t, address, clients.client(others, "autoscaler")); status.Code(err) != codes.Unavailable {
+	if _, err := call(t, address, clients.client(others, "autoscaler"), bounded); status.Code(err) != codes.Unavailable {
 		t.Errorf("clients of the former authority must be refused, got: %v", err)
 	}
 

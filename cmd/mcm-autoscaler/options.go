@@ -91,7 +91,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.listen, "listen", ":8086", "address for the cluster-autoscaler")
 	fs.StringVar(&o.door.cert, "tls-cert", "", "PEM file with the certificate; its names must include the host of the cluster-autoscaler's cloud-config")
 	fs.StringVar(&o.door.key, "tls-key", "", "PEM file with the certificate's key")
-	fs.StringVar(&o.door.clientCA, "client-ca", "", "PEM file with the authority of the certificates that clients must have")
+	fs.StringVar(&o.door.clientCA, "client-ca", "", "PEM file with the authority of the certificates that clients must have; who has one can delete every node of a group, down to its minimum")
 	fs.BoolVar(&o.door.plaintext, "allow-plaintext", false, "serve without TLS: whoever reaches the port can delete every node")
 
 	o.nats.addFlags(fs)

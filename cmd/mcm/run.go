@@ -192,7 +192,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	}
 
 	return errors.Join(
-		m.manager.Add(&dispatch.Hello{Greeter: m.announcer, Epoch: m.lock.Epoch, Message: &driverv1.Hello{
+		m.manager.Add(&dispatch.Hello{Greeter: m.announcer, Epoch: m.lock.Epoch, Behind: m.caller.Behind(), Message: &driverv1.Hello{
 			ClusterUid: string(uid), Key: key.Public(), Mcm: identity(), Version: version(), Scope: m.options.scope(),
 		}}),
 		m.manager.Add(m.fetches(key)),

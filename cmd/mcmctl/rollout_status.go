@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -114,7 +115,7 @@ func rolloutState(d *v1alpha1.MachineDeployment) (text string, done bool, err er
 	progressing, failure := condition(d, v1alpha1.MachineDeploymentProgressing), condition(d, v1alpha1.MachineDeploymentReplicaFailure)
 	switch {
 	case s.ObservedGeneration < d.Generation:
-		return fmt.Sprintf("machine deployment %s: waiting for mcm to see the change", d.Name), false, nil
+		return fmt.Sprintf("machine deployment %s: waiting for mcm to see the change%s", d.Name, obstacle(progressing)), false, nil
 	case progressing.Reason == v1alpha1.ReasonInvalidSpec:
 		return "", false, fmt.Errorf("machine deployment %s is invalid: %s", d.Name, message.Printable(progressing.Message))
 	case progressing.Reason == v1alpha1.ReasonProgressDeadlineExceeded:
@@ -139,6 +140,20 @@ func rolloutState(d *v1alpha1.MachineDeployment) (text string, done bool, err er
 	}
 
 	return text, false, nil
+}
+
+// obstacle is what keeps mcm from a change, to be added to a text; empty if nothing
+// does. All else that the condition says is about what was before.
+func obstacle(progressing v1alpha1.MachineDeploymentCondition) string {
+	_, why, met := strings.Cut(progressing.Message, v1alpha1.MessageLastError)
+	switch {
+	case progressing.Reason == v1alpha1.ReasonMachineSetCreateError:
+		return " - " + message.Printable(progressing.Message)
+	case met:
+		return " - " + message.Printable(why)
+	default:
+		return ""
+	}
 }
 
 // condition returns a deployment's condition of a type, or one that is empty.

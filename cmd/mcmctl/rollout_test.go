@@ -243,6 +243,19 @@ func TestRollout_Status(t *testing.T) {
 	if err != nil || !strings.Contains(out, "waiting for mcm to see the change") {
 		t.Errorf("before mcm has seen it: %q, %v", out, err)
 	}
+	for _, tc := range []struct{ reason, message, want string }{
+		{"NewMachineSetAvailable", "It has successfully progressed.", "see the change\n"},
+		{"MachineSetUpdated", "So far. The last attempt met an error: the policy says no", "see the change - the policy says no\n"},
+		{"MachineSetCreateError", "Failed to create new machine set", "see the change - Failed to create new machine set\n"},
+	} {
+		p.report(func(s *v1alpha1.MachineDeploymentStatus) {
+			s.ObservedGeneration = 0
+			progressing(s, "True", tc.reason, tc.message)
+		})
+		if out, err = p.rollout("status", "pool-a", "--watch=false"); err != nil || !strings.HasSuffix(out, tc.want) {
+			t.Errorf("before mcm has carried it out: %q, %v, want %q", out, err, tc.want)
+		}
+	}
 	p.report(func(s *v1alpha1.MachineDeploymentStatus) {
 		s.Replicas, s.UpdatedReplicas, s.AvailableReplicas = 4, 1, 3
 		progressing(s, "True", "MachineSetUpdated", "Machine pool-a-2-x: quota")

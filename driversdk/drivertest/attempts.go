@@ -19,7 +19,11 @@ type pending struct {
 
 	m       *machine
 	release func()
+	timeout time.Duration // of one that is at the cloud
 }
+
+// errNotReached is what comes of a create whose time is over before the cloud has it.
+var errNotReached = errors.New("the create did not reach the cloud in its time")
 
 // begin sends a mutation whose class is held back and returns when the replica has
 // accepted it and waits for the class. Release must be called.
@@ -65,21 +69,8 @@ func checkOneAtATime(ctx context.Context, s *suite) error {
 		return err
 	}
 	defer p.release()
-	id := p.m.operation(driverv1.Operation_OPERATION_DELETE)
-	r, err := s.mutation(ctx, p.m, id, s.deleteBody(p.m))
-	if err != nil {
-		return err
-	}
-	x, err := s.send(r)
-	if err != nil {
-		return err
-	}
-	f, err := x.first(ctx, s.cfg.Patience)
-	if err != nil {
+	if err := s.refusesSecond(ctx, p.m); err != nil {
 		return fmt.Errorf("while a create of the machine runs: %w", err)
-	}
-	if f.GetBusy() == nil {
-		return fmt.Errorf("while a create of the machine runs, a delete was answered %s, not busy", describe(f))
 	}
 	p.release()
 	_, err = p.result(ctx, s.late())
@@ -88,112 +79,31 @@ func checkOneAtATime(ctx context.Context, s *suite) error {
 	return err
 }
 
-// attachTo asks for an operation that the replica has already.
-func (s *suite) attachTo(ctx context.Context, p *pending) (*exchange, error) {
-	r, err := s.mutation(ctx, p.m, p.id, s.createBody(p.m))
-	if err != nil {
-		return nil, err
-	}
-	x, err := s.send(r)
-	if err != nil {
-		return nil, err
-	}
+// refusesSecond asks for a delete of a machine that has a create running. A replica that
+// has no lease at the moment says that first.
+func (s *suite) refusesSecond(ctx context.Context, m *machine) error {
+	id := m.operation(remove)
 
-	err = x.acceptedFrame(ctx)
-
-	return x, err
-}
-
-func checkAttach(ctx context.Context, s *suite) error {
-	p, err := s.begin(ctx, create)
-	if err != nil {
-		return err
-	}
-	defer p.release()
-	x, err := s.attachTo(ctx, p)
-	if err != nil {
-		return fmt.Errorf("asked for an operation that runs: %w", err)
-	}
-	p.release()
-	result, err := x.result(ctx, s.late())
-	if err != nil {
-		return fmt.Errorf("asked for an operation that runs: %w", err)
-	}
-	instance, err := createdOf(result)
-	if err != nil {
-		return err
-	}
-	both := s.alsoEarlier(ctx, p)
-	s.acknowledge(p.id)
-	if both {
-		return errors.New("the result went to the earlier reply subject as well")
-	}
-
-	return s.one(ctx, p.m, instance.GetProviderId())
-}
-
-// alsoEarlier tells whether a result came to where the operation was asked for
-// first. One that was made a second time may come a moment after the other.
-func (s *suite) alsoEarlier(ctx context.Context, p *pending) bool {
-	const moment, look = 500 * time.Millisecond, 20 * time.Millisecond
-	for range moment / look {
-		s.mu.Lock()
-		n := p.results
-		s.mu.Unlock()
-		if n > 0 {
-			return true
-		}
-		pause := time.NewTimer(look)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
-
-			return false
-		}
-	}
-
-	return false
-}
-
-func checkKept(ctx context.Context, s *suite) error {
-	m := s.newMachine()
-	id := m.operation(create)
-	results := make([]*driverv1.Result, 2)
-	for n := range results {
-		r, err := s.mutation(ctx, m, id, s.createBody(m))
+	return s.eventually(ctx, "a delete is answered busy (BUSY_REASON_MACHINE)", func() (bool, error) {
+		r, err := s.mutation(ctx, m, id, s.deleteBody(m))
 		if err != nil {
-			return err
+			return false, err
 		}
 		x, err := s.send(r)
 		if err != nil {
-			return err
+			return false, err
 		}
-		if results[n], err = x.result(ctx, s.late()); err != nil {
-			return fmt.Errorf("asked for the %d. time: %w", n+1, err)
+		f, err := x.first(ctx, s.cfg.Patience)
+		if err == nil && f.GetBusy() == nil {
+			err = fmt.Errorf("a delete was answered %s, not busy", describe(f))
 		}
-	}
-	was, is := results[0].GetCreate().GetInstance(), results[1].GetCreate().GetInstance()
-	if was.GetProviderId() == "" || was.GetProviderId() != is.GetProviderId() {
-		return fmt.Errorf("asked again before it was acknowledged, the result was %s (instance %q), after %s (instance %q)",
-			said(results[1]), is.GetProviderId(), said(results[0]), was.GetProviderId())
-	}
-	held, err := s.ops(ctx, id, 0)
-	switch {
-	case err != nil:
-		return err
-	case len(held.GetOperations()) == 0:
-		return errors.New("ops does not tell of an operation whose result was not acknowledged")
-	case held.GetResult() == nil:
-		return errors.New("ops for one settled operation comes without its result")
-	}
-	s.acknowledge(id)
 
-	return s.one(ctx, m, was.GetProviderId())
+		return f.GetBusy().GetReason() == driverv1.BusyReason_BUSY_REASON_MACHINE, err
+	})
 }
 
 func checkAccepts(ctx context.Context, s *suite) error {
-	p, err := s.begin(ctx, driverv1.Operation_OPERATION_DELETE)
+	p, err := s.begin(ctx, remove)
 	if err != nil {
 		return err
 	}
@@ -238,7 +148,7 @@ func checkSlots(ctx context.Context, s *suite) error {
 	if slots == 0 || slots > slotsFilled {
 		return skipf("the replica has %d slots, and the suite fills 1 to %d", slots, slotsFilled)
 	}
-	p, err := s.begin(ctx, driverv1.Operation_OPERATION_DELETE)
+	p, err := s.begin(ctx, remove)
 	if err != nil {
 		return err
 	}
@@ -247,7 +157,7 @@ func checkSlots(ctx context.Context, s *suite) error {
 	refused := false
 	for range slots { // one more than there is room for
 		m := s.newMachine()
-		r, err := s.mutation(ctx, m, m.operation(driverv1.Operation_OPERATION_DELETE), s.deleteBody(m))
+		r, err := s.mutation(ctx, m, m.operation(remove), s.deleteBody(m))
 		if err != nil {
 			return err
 		}
@@ -304,42 +214,25 @@ func checkCancel(ctx context.Context, s *suite) error {
 	return s.none(ctx, p.m, "the create was cancelled with nothing begun")
 }
 
-func checkDenial(ctx context.Context, s *suite) error {
-	m := s.newMachine()
-	id := m.operation(driverv1.Operation_OPERATION_DELETE)
-	held, err := s.ops(ctx, id, 1)
-	if err != nil {
-		return err
-	}
-	if len(held.GetOperations()) > 0 {
-		return errors.New("ops tells of an operation that nobody asked for")
-	}
-	r, err := s.mutation(ctx, m, id, s.deleteBody(m))
-	if err != nil {
-		return err
-	}
-	x, err := s.send(r)
-	if err != nil {
-		return err
-	}
-	f, err := x.first(ctx, s.cfg.Patience)
-	if err == nil && f.GetBusy() == nil {
-		err = fmt.Errorf("it said that it does not hold the attempt, and then answered it %s", describe(f))
-	}
-	if errors.Is(err, errNoFrame) {
-		return nil
-	}
-
-	return err
-}
-
-// atCloud sends a create and returns when the cloud is at it.
+// atCloud sends a create and returns when the cloud is at it. On a machine that stalls
+// the time may be over before: then there is more of it for the next one.
 func (s *suite) atCloud(ctx context.Context, timeout time.Duration) (p *pending, err error) {
-	cloud := s.cfg.Cloud
-	if cloud.Hold == nil || cloud.Held == nil {
+	if cloud := s.cfg.Cloud; cloud.Hold == nil || cloud.Held == nil {
 		return nil, skipf("needs a cloud that holds a create up (Config.Cloud.Hold)")
 	}
-	p = &pending{m: s.newMachine()}
+	for range windows {
+		if p, err = s.atCloudWithin(ctx, timeout); !errors.Is(err, errNotReached) {
+			break
+		}
+		timeout *= 2
+	}
+
+	return p, err
+}
+
+func (s *suite) atCloudWithin(ctx context.Context, timeout time.Duration) (p *pending, err error) {
+	cloud := s.cfg.Cloud
+	p = &pending{m: s.newMachine(), timeout: timeout}
 	if p.release, err = cloud.Hold(ctx, p.m.GetName()); err != nil {
 		return nil, err
 	}
@@ -352,7 +245,11 @@ func (s *suite) atCloud(ctx context.Context, timeout time.Duration) (p *pending,
 		err = p.acceptedFrame(ctx)
 	}
 	if err == nil {
-		err = cloud.Held(ctx, p.m.GetName())
+		limit, cancel := context.WithTimeoutCause(ctx, timeout+silence, errNotReached)
+		if err = cloud.Held(limit, p.m.GetName()); err != nil && limit.Err() != nil {
+			err = context.Cause(limit)
+		}
+		cancel()
 	}
 	if err != nil {
 		p.release()
@@ -368,8 +265,7 @@ func checkUnlooked(ctx context.Context, s *suite) error {
 	undo := s.fetches.alter(func(f *fetches) { f.away = true })
 	defer undo()
 	fetched := s.fetches.count(whatClass)
-	result, err := s.attempt(ctx, m, m.operation(create), s.createBody(m),
-		func(env *driverv1.Envelope) { env.Recover, env.Attempt = true, 2 })
+	result, err := s.attempt(ctx, m, m.operation(create), s.createBody(m), recovering)
 	switch {
 	case err != nil:
 		return fmt.Errorf("create with recover, and no class to be had: %w", err)
@@ -383,6 +279,56 @@ func checkUnlooked(ctx context.Context, s *suite) error {
 	}
 }
 
+// doubted has creates fail that are asked for while the call of an earlier attempt may
+// still run, and hands on what comes of each: one that finds no class, and one whose
+// name is taken where the cloud minds.
+func (s *suite) doubted(ctx context.Context, judge func(*driverv1.Result) error) error {
+	change := func(env *driverv1.Envelope) { env.Recover, env.EarlierMayRun, env.Attempt = true, true, 2 }
+	try := func(m *machine) error {
+		result, err := s.attempt(ctx, m, m.operation(create), s.createBody(m), change)
+		if err != nil || result.GetStatus().GetCode() == driverv1.Code_CODE_OK {
+			return err
+		}
+
+		return judge(result)
+	}
+	undo := s.fetches.alter(func(f *fetches) { f.away = true })
+	err := try(s.newMachine())
+	undo()
+	if err != nil {
+		return fmt.Errorf("create while an earlier attempt may run, and no class to be had: %w", err)
+	}
+	m, _, _, err := s.first(ctx)
+	if err != nil {
+		return err
+	}
+	if err := try(s.namesake(m)); err != nil {
+		return fmt.Errorf("create of a name that is taken, while an earlier attempt may run: %w", err)
+	}
+
+	return nil
+}
+
+func checkDoubted(ctx context.Context, s *suite) error {
+	return s.doubted(ctx, func(result *driverv1.Result) error {
+		if !result.GetOutcomeUnknown() {
+			return fmt.Errorf("it was answered %s, not that the outcome is unknown", said(result))
+		}
+
+		return nil
+	})
+}
+
+func checkNoEffect(ctx context.Context, s *suite) error {
+	return s.doubted(ctx, func(result *driverv1.Result) error {
+		if result.GetOutcomeUnknown() && !result.GetNoEffect() {
+			return fmt.Errorf("it was answered %s, without no_effect", said(result))
+		}
+
+		return nil
+	})
+}
+
 func checkOutcomeUnknown(ctx context.Context, s *suite) error {
 	if err := checkUnlooked(ctx, s); err != nil {
 		return err
@@ -392,7 +338,7 @@ func checkOutcomeUnknown(ctx context.Context, s *suite) error {
 		return err
 	}
 	defer p.release()
-	result, err := p.result(ctx, s.cfg.Patience)
+	result, err := p.result(ctx, p.timeout+s.cfg.Patience)
 	if err != nil {
 		return fmt.Errorf("after its deadline: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -11,7 +12,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -35,7 +35,24 @@ func (s *suite) finish(ctx context.Context, p *pending) (*driverv1.Result, error
 }
 
 func checkClaims(ctx context.Context, s *suite) error {
-	p, err := s.begin(ctx, driverv1.Operation_OPERATION_DELETE)
+	if err := s.claimTells(ctx); err != nil {
+		return err
+	}
+	if err := s.bury(ctx); err != nil {
+		return err
+	}
+	if err := s.claimTells(ctx); err != nil {
+		return fmt.Errorf("after a tombstone was put in the place of its session: %w", err)
+	}
+
+	return nil
+}
+
+// claimTells holds the claim of an operation that runs against its request and the
+// replica's session.
+func (s *suite) claimTells(ctx context.Context) error {
+	since := s.session().GetSequence()
+	p, err := s.begin(ctx, remove)
 	if err != nil {
 		return err
 	}
@@ -44,26 +61,37 @@ func checkClaims(ctx context.Context, s *suite) error {
 	if err != nil {
 		return err
 	}
-	claim := env.GetClaim()
 	if _, err := s.finish(ctx, p); err != nil {
 		return err
 	}
-	if claim.GetOperationId() != p.id || claim.GetReplica() != s.target || claim.GetAttempt() != p.attempt ||
-		claim.GetState() != driverv1.Claim_STATE_RUNNING {
-		return fmt.Errorf("operation %s was accepted, and the claim on its machine is of operation %q, attempt %d, replica %q, %s",
-			p.id, claim.GetOperationId(), claim.GetAttempt(), claim.GetReplica(), claim.GetState())
+	claim := env.GetClaim()
+	want := &driverv1.Claim{
+		OperationId: p.id, Attempt: p.attempt, Operation: remove, Namespace: p.m.GetNamespace(), Name: p.m.GetName(),
+		Provider: s.cfg.Provider, Replica: s.target, Epoch: s.epoch, State: driverv1.Claim_STATE_RUNNING,
+		SessionId: claim.GetSessionId(), ClaimedAt: claim.GetClaimedAt(), // looked at below, and left alone
+	}
+	if !proto.Equal(claim, want) {
+		return fmt.Errorf("operation %s was accepted, and the claim on its machine is {%v}, not {%v}", p.id, claim, want)
+	}
+	if s.eventually(ctx, "", func() (bool, error) {
+		return slices.ContainsFunc(s.sessionsOf(s.target), func(other session) bool {
+			return other.GetSequence() >= since && other.GetSessionId() == claim.GetSessionId()
+		}), nil
+	}) != nil {
+		return fmt.Errorf("the claim says session_id %q, and the replica's sessions say %q", claim.GetSessionId(), s.session().GetSessionId())
 	}
 
 	return nil
 }
 
-// claimsOf returns what was written to claim for an operation.
-func (s *suite) claimsOf(id string) []claimed {
+// claimsOf returns what was written about an operation to its machine's claim, in one
+// state.
+func (s *suite) claimsOf(id string, state driverv1.Claim_State) []claimed {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var found []claimed
 	for _, c := range s.claimed {
-		if c.GetClaim().GetOperationId() == id && c.GetClaim().GetState() == driverv1.Claim_STATE_RUNNING {
+		if c.GetClaim().GetOperationId() == id && c.GetClaim().GetState() == state {
 			found = append(found, c)
 		}
 	}
@@ -74,21 +102,26 @@ func (s *suite) claimsOf(id string) []claimed {
 func checkTerms(ctx context.Context, s *suite) error {
 	m := s.newMachine()
 	for range 1 + s.cfg.Repeat { // the first replaces nothing, each other one its predecessor's outcome
-		id := m.operation(driverv1.Operation_OPERATION_DELETE)
+		id := m.operation(remove)
 		var terms string
-		if _, err := s.attempt(ctx, m, id, s.deleteBody(m), func(env *driverv1.Envelope) {
+		result, err := s.attempt(ctx, m, id, s.deleteBody(m), func(env *driverv1.Envelope) {
 			terms = strconv.FormatUint(env.GetClaimTerms().GetSequence(), 10)
+		})
+		if err != nil {
+			return err
+		}
+		var found []claimed
+		if err := s.eventually(ctx, "operation "+id+" is claimed", func() (bool, error) {
+			found = s.claimsOf(id, driverv1.Claim_STATE_RUNNING)
+
+			return len(found) > 0, nil
 		}); err != nil {
 			return err
 		}
-		if err := s.eventually(ctx, "operation "+id+" is claimed", func() (bool, error) { return len(s.claimsOf(id)) > 0, nil }); err != nil {
-			return err
-		}
-		found := s.claimsOf(id)
 		if last := found[len(found)-1]; last.expected != terms {
 			return fmt.Errorf("the request allows to replace sequence %s, and the claim expected %q", terms, last.expected)
 		}
-		if err := s.outcomeStored(ctx, m, id, nil); err != nil {
+		if err := s.endStored(ctx, m, id, result); err != nil {
 			return err
 		}
 	}
@@ -113,7 +146,7 @@ func (s *suite) refusedClaim(ctx context.Context, m *machine, id string, body *d
 
 func checkRefusedClaim(ctx context.Context, s *suite) error {
 	m := s.newMachine()
-	f, err := s.refusedClaim(ctx, m, m.operation(driverv1.Operation_OPERATION_DELETE), s.deleteBody(m))
+	f, err := s.refusedClaim(ctx, m, m.operation(remove), s.deleteBody(m))
 	if err == nil && f.GetBusy().GetReason() != driverv1.BusyReason_BUSY_REASON_CLAIM {
 		err = fmt.Errorf("terms that do not hold were answered %s, not busy (BUSY_REASON_CLAIM)", describe(f))
 	}
@@ -135,71 +168,6 @@ func checkNoClaimNoCall(ctx context.Context, s *suite) error {
 	}
 
 	return nil
-}
-
-// outcomeStored waits until the claim of an operation tells its outcome.
-func (s *suite) outcomeStored(ctx context.Context, m *machine, id string, instance *driverv1.Instance) error {
-	var claim *driverv1.Claim
-	err := s.eventually(ctx, "the outcome of operation "+id+" is stored", func() (bool, error) {
-		_, env, err := s.record(ctx, s.claimSubject(m))
-		claim = env.GetClaim()
-
-		return claim.GetOperationId() == id && claim.GetState() == driverv1.Claim_STATE_SETTLED, err
-	})
-	if err == nil && claim.GetOutcome().GetProviderId() != instance.GetProviderId() {
-		err = fmt.Errorf("the stored outcome names instance %q, the result %q", claim.GetOutcome().GetProviderId(), instance.GetProviderId())
-	}
-	if err == nil {
-		s.leak("CLAIM-5", "a stored outcome", claim.GetOutcome().String())
-		err = s.witnessed("CLAIM-5")
-	}
-
-	return err
-}
-
-func checkOutcomeStored(ctx context.Context, s *suite) error {
-	m := s.newMachine()
-	id := m.operation(create)
-	result, err := s.run(ctx, m, id, s.createBody(m))
-	if err != nil {
-		return err
-	}
-	instance, err := createdOf(result)
-	if err != nil {
-		return err
-	}
-	if err := s.outcomeStored(ctx, m, id, instance); err != nil {
-		return err
-	}
-	p, err := s.begin(ctx, driverv1.Operation_OPERATION_DELETE)
-	if err != nil {
-		return err
-	}
-	defer p.release()
-	subject := s.claimSubject(p.m)
-	sequence, env, err := s.record(ctx, subject)
-	if err != nil {
-		return err
-	}
-	env.GetClaim().Attempt, env.GetClaim().Replica = 2, "conformance"
-	if stored, err := s.replace(ctx, subject, env, sequence); err != nil || !stored {
-		return errors.Join(err, errors.New("the claim of a running operation could not be replaced"))
-	}
-	if sequence, _, err = s.record(ctx, subject); err != nil {
-		return err
-	}
-	if _, err := s.finish(ctx, p); err != nil {
-		return err
-	}
-	if _, err := s.list(ctx); err != nil { // behind whatever else it sends
-		return err
-	}
-	now, _, err := s.record(ctx, subject)
-	if err == nil && now != sequence {
-		err = errors.New("the outcome was put in the place of another replica's claim")
-	}
-
-	return err
 }
 
 // bury puts a tombstone in the place of the replica's session and returns when it
@@ -258,41 +226,57 @@ func checkTombstone(ctx context.Context, s *suite) error {
 	return s.fenced(ctx, p, result)
 }
 
-// checkLapsed takes the operations stream away until the lease must have lapsed.
+// checkLapsed keeps sessions from being stored until the lease must have lapsed. What
+// was accepted before goes on without a lease, and then under the next one.
 func checkLapsed(ctx context.Context, s *suite) error {
-	p, err := s.begin(ctx, create)
-	if err != nil {
-		return err
-	}
-	defer p.release()
-	limit, cancel := context.WithTimeout(ctx, s.cfg.Patience)
-	defer cancel()
-	name := bus.StreamName(s.cfg.Cluster, s.cfg.Provider)
-	if _, err := s.nc.RequestWithContext(limit, "$JS.API.STREAM.DELETE."+name, nil); err != nil {
-		return fmt.Errorf("delete stream %s: %w", name, err)
-	}
-	var result *driverv1.Result
-	lapsed := s.eventually(ctx, "the replica says that it is not leased any more",
-		func() (bool, error) { return !s.session().GetLeased(), nil })
-	result, err = s.finish(ctx, p)
-	if back := s.restore(ctx); back != nil {
-		return back
-	}
-	if err := errors.Join(lapsed, err); err != nil {
-		return err
+	for what, lapse := range map[string]func(context.Context, *pending) (*driverv1.Result, error){
+		"while it has no lease": s.finishUnleased, "once its lease is back": s.finishLeasedAgain,
+	} {
+		p, err := s.begin(ctx, create)
+		if err != nil {
+			return err
+		}
+		result, err := lapse(ctx, p)
+		p.release()
+		if err == nil {
+			err = s.fenced(ctx, p, result)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
 	}
 
-	return s.fenced(ctx, p, result)
+	return nil
 }
 
-// restore has the operations stream made again and waits for the replica's lease.
-func (s *suite) restore(ctx context.Context) error {
-	s.caller.Close()
-	if err := s.startCaller(); err != nil {
-		return err
+// finishUnleased takes the operations stream away, and lets an operation go on then.
+func (s *suite) finishUnleased(ctx context.Context, p *pending) (*driverv1.Result, error) {
+	if err := s.streamAPI(ctx, "DELETE", nil, nil); err != nil {
+		return nil, err
+	}
+	lapsed := s.lapsed(ctx)
+	result, err := s.finish(ctx, p)
+
+	return result, errors.Join(s.restore(ctx), lapsed, err)
+}
+
+// finishLeasedAgain has the stream take no sessions for a while, and lets an operation
+// go on when it takes them again: to the replica nothing else has happened.
+func (s *suite) finishLeasedAgain(ctx context.Context, p *pending) (*driverv1.Result, error) {
+	if err := s.takeOnly(ctx, "claim"); err != nil {
+		return nil, err
+	}
+	lapsed := s.lapsed(ctx)
+	if err := errors.Join(s.restore(ctx), lapsed); err != nil {
+		return nil, err
 	}
 
-	return s.meetReplica(ctx)
+	return s.finish(ctx, p)
+}
+
+func (s *suite) lapsed(ctx context.Context) error {
+	return s.eventually(ctx, "the replica says that it is not leased any more",
+		func() (bool, error) { return !s.session().GetLeased(), nil })
 }
 
 func checkFencedCall(ctx context.Context, s *suite) error {
@@ -316,34 +300,23 @@ func checkFencedCall(ctx context.Context, s *suite) error {
 	return s.one(ctx, p.m, instance.GetProviderId())
 }
 
-func checkUnknownNotKept(ctx context.Context, s *suite) error {
-	p, err := s.begin(ctx, create)
-	if err != nil {
-		return err
-	}
-	defer p.release()
-	if err := s.bury(ctx); err != nil {
-		return err
-	}
-	result, err := s.finish(ctx, p)
-	if err != nil {
-		return err
-	}
-	if !result.GetOutcomeUnknown() {
-		return skipf("no operation ended with an unknown outcome")
-	}
-	held, err := s.ops(ctx, p.id, 0)
-	if err == nil && len(held.GetOperations()) > 0 {
-		err = errors.New("ops still tells of an operation that ended with an unknown outcome")
+// sessionTTL is what a renewal must ask for.
+const sessionTTL = 3 * time.Second
+
+// checkRenewal looks at several renewals: one that was sent before the answer to the
+// one before had come expects what it knows of, and that is in order.
+func checkRenewal(ctx context.Context, s *suite) (err error) {
+	const looks = 3
+	for range looks {
+		if err = checkOneRenewal(ctx, s); err == nil || ctx.Err() != nil {
+			return err
+		}
 	}
 
 	return err
 }
 
-// sessionTTL is what a renewal must ask for.
-const sessionTTL = 3 * time.Second
-
-func checkRenewal(ctx context.Context, s *suite) error {
+func checkOneRenewal(ctx context.Context, s *suite) error {
 	sequence, env, err := s.record(ctx, s.sessionSubject())
 	if err != nil {
 		return err

@@ -32,11 +32,20 @@ const (
 )
 
 // A skip says why a clause was not checked.
-type skip struct{ reason string }
+type skip struct {
+	reason  string
+	unbound bool // it does not bind the driver
+}
 
 func (s skip) Error() string { return s.reason }
 
-func skipf(format string, args ...any) error { return skip{fmt.Sprintf(format, args...)} }
+// skipf is for a clause that binds the driver, and could not be looked at.
+func skipf(format string, args ...any) error { return skip{reason: fmt.Sprintf(format, args...)} }
+
+// unboundf is for a clause that does not bind the driver, by what it says of itself.
+func unboundf(format string, args ...any) error {
+	return skip{reason: fmt.Sprintf(format, args...), unbound: true}
+}
 
 // Clauses returns every clause of the contract, by id.
 func Clauses() []Clause {
@@ -111,6 +120,8 @@ var attemptClauses = []Clause{
 	{ID: "CANCEL-1", Says: "a cancelled operation still gets its result", who: full, check: checkCancel},
 	{ID: "OPS-1", Says: "does not take an attempt later that it said it does not hold", who: full, check: checkDenial},
 	{ID: "RESULT-3", Says: "says when it does not know the outcome", check: checkOutcomeUnknown},
+	{ID: "RESULT-5", Says: "does not know it while an earlier create may run", who: full, check: checkDoubted},
+	{ID: "RESULT-6", Says: "says when that is all that it does not know", who: full, check: checkNoEffect},
 }
 
 var fetchClauses = []Clause{
@@ -209,27 +220,27 @@ func (s *suite) applies(c Clause) error {
 	switch c.who {
 	case full:
 		if s.plain {
-			return skipf("binds replicas that send sessions, and this is a plain driver")
+			return unboundf("binds replicas that send sessions, and this is a plain driver")
 		}
 	case plainly:
 		if !s.plain {
-			return skipf("binds plain drivers, and this one sends sessions")
+			return unboundf("binds plain drivers, and this one sends sessions")
 		}
 	case claims:
 		switch {
 		case s.plain:
-			return skipf("binds replicas that claim, and this is a plain driver")
+			return unboundf("binds replicas that claim, and this is a plain driver")
 		case !s.claims && s.session().GetSessionId() == "":
-			return skipf("the replica does not claim: its sessions have no session_id")
+			return unboundf("the replica does not claim: its sessions have no session_id")
 		case !s.claims:
 			return skipf("NATS has no JetStream")
 		}
 	case groups:
 		if !s.servesGroups() {
-			return skipf("the driver serves no node groups: OPERATION_NODE_GROUPS is not among its capabilities")
+			return unboundf("the driver serves no node groups: OPERATION_NODE_GROUPS is not among its capabilities")
 		}
 	case nobody:
-		return skipf("binds the manager")
+		return unboundf("binds the manager")
 	case all:
 	}
 

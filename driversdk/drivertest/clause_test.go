@@ -6,12 +6,13 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 )
 
-// The contract and the suite know the same clauses.
+// The contract and the suite know the same clauses, and PROTOCOL.md cites them.
 func TestClauses(t *testing.T) {
 	t.Parallel()
 	var files []string
@@ -31,6 +32,15 @@ func TestClauses(t *testing.T) {
 		}
 		for _, found := range id.FindAllSubmatch(text, -1) {
 			contract[string(found[1])] = true
+		}
+	}
+	protocol, err := os.ReadFile("../../PROTOCOL.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for found := range contract {
+		if !strings.Contains(string(protocol), "["+found+"]") {
+			t.Errorf("PROTOCOL.md does not say where clause %s belongs", found)
 		}
 	}
 	want := slices.SortedFunc(maps.Keys(contract), compareIDs)

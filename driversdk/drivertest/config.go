@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/machinebus/machinebus/bus"
@@ -48,6 +49,10 @@ type Config struct {
 	Repeat int
 	// Only are the ids of the clauses to check; none means all.
 	Only []string
+	// Strict: a clause that binds the driver, and could not be looked at, fails, unless
+	// MaySkip has its id.
+	Strict  bool
+	MaySkip []string
 	// Cloud lends a look at what the bus does not show.
 	Cloud Cloud
 	// Process lets the driver be stopped and started; nil when that is not ours to
@@ -139,10 +144,25 @@ func (c Config) checkNames() []error {
 	return errs
 }
 
+// checkClauses finds fault with what is said of clauses.
+func (c Config) checkClauses() []error {
+	var errs []error
+	for _, id := range slices.Concat(c.Only, c.MaySkip) {
+		if _, ok := clauseOf(id); !ok {
+			errs = append(errs, fmt.Errorf("there is no clause %q", id))
+		}
+	}
+	if len(c.MaySkip) > 0 && !c.Strict {
+		errs = append(errs, errors.New("to name clauses that may be skipped means nothing where all may: it needs strict"))
+	}
+
+	return errs
+}
+
 // complete fills in what was left open, and names all that is wrong at once.
 func (c Config) complete() (Config, error) {
 	c = c.withDefaults()
-	errs := c.checkNames()
+	errs := slices.Concat(c.checkNames(), c.checkClauses())
 	if c.Timeout < 0 || c.Wait < 0 || c.Patience < 0 || c.Repeat < 0 {
 		errs = append(errs, errors.New("timeout, wait, patience and repeat must not be negative"))
 	}
@@ -155,11 +175,6 @@ func (c Config) complete() (Config, error) {
 	for _, ref := range []Reference{c.Class.SecretRef, c.Class.CredentialsSecretRef} {
 		if ref.Name != "" && c.secret(ref) == nil {
 			errs = append(errs, fmt.Errorf("the class refers to secret %s/%s, which was not given", ref.Namespace, ref.Name))
-		}
-	}
-	for _, id := range c.Only {
-		if _, ok := clauseOf(id); !ok {
-			errs = append(errs, fmt.Errorf("there is no clause %q", id))
 		}
 	}
 

@@ -8,8 +8,9 @@
 //
 // Give it a bus and a cloud account of its own. It makes and removes instances,
 // raises the epoch that replicas remember, puts tombstones in the place of
-// sessions and deletes the operations stream. Node groups it leaves alone, but for
-// those that it is told of; these have their sizes again at the end.
+// sessions, has the operations stream take no records for a while and deletes it.
+// Node groups it leaves alone, but for those that it is told of; these have their
+// sizes again at the end.
 //
 // What a driver calls at its cloud cannot be seen from a bus. Where a clause is
 // about that, [Cloud] may lend a look; without it the clause is skipped, with the

@@ -54,6 +54,7 @@ type exchange struct {
 	// Guarded by suite.mu.
 	accepted, results int
 	moved             bool // another exchange asked for the same operation
+	misnumbered       bool // a frame said another attempt
 }
 
 // A request is what to send. The zero value of a field means what the manager
@@ -283,9 +284,21 @@ func (s *suite) run(ctx context.Context, m *machine, id string, body *driverv1.E
 	return s.attempt(ctx, m, id, body, func(*driverv1.Envelope) {})
 }
 
-// attempt is run with a changed envelope. A replica that is busy is asked again for
-// a while: its lease may have to be renewed.
+// attempt is run with a changed envelope.
 func (s *suite) attempt(
+	ctx context.Context, m *machine, id string, body *driverv1.Envelope, change func(*driverv1.Envelope),
+) (*driverv1.Result, error) {
+	result, err := s.try(ctx, m, id, body, change)
+	if err == nil {
+		s.acknowledge(id)
+	}
+
+	return result, err
+}
+
+// try is attempt that does not acknowledge. A replica that is busy is asked again for a
+// while: its lease may have to be renewed.
+func (s *suite) try(
 	ctx context.Context, m *machine, id string, body *driverv1.Envelope, change func(*driverv1.Envelope),
 ) (*driverv1.Result, error) {
 	var result *driverv1.Result
@@ -306,9 +319,6 @@ func (s *suite) attempt(
 
 		return true, err
 	})
-	if err == nil {
-		s.acknowledge(id)
-	}
 
 	return result, err
 }

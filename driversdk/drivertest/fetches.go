@@ -7,12 +7,17 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
+
+// comeAgain is what is said where there is no class to be had.
+const comeAgain = 7 * time.Second
 
 // Kinds of fetches, as subjects name them.
 const (
@@ -203,7 +208,9 @@ func (f *fetches) answer(env *driverv1.Envelope) *driverv1.Envelope {
 func (f *fetches) class(req *driverv1.FetchClassRequest) *driverv1.FetchClassResponse {
 	class := f.cfg.Class
 	if f.away {
-		return &driverv1.FetchClassResponse{Status: &driverv1.Status{Code: driverv1.Code_CODE_UNAVAILABLE, Message: "no class at the moment"}}
+		return &driverv1.FetchClassResponse{Status: &driverv1.Status{
+			Code: driverv1.Code_CODE_UNAVAILABLE, Message: "no class at the moment", RetryAfter: durationpb.New(comeAgain),
+		}}
 	}
 	if req.GetClass().GetNamespace() != class.Namespace || req.GetClass().GetName() != class.Name {
 		return &driverv1.FetchClassResponse{Status: &driverv1.Status{Code: driverv1.Code_CODE_NOT_FOUND, Message: "no such class"}}

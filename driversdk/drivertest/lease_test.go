@@ -51,6 +51,9 @@ func (r *replica) session() *driverv1.Session {
 		s.Sequence = 7
 	}
 	for id, o := range r.ops {
+		if o.result != nil && r.fault == "RESULT-2/session" {
+			continue
+		}
 		s.Operations = append(s.Operations, &driverv1.OperationState{
 			OperationId: id, Attempt: o.env.GetAttempt(), Settled: o.result != nil, LastProgress: o.progress,
 		})
@@ -129,7 +132,7 @@ func (r *replica) leased() bool {
 	held := time.Since(r.acked) < 1200*time.Millisecond
 	if !held {
 		for _, o := range r.ops {
-			o.fenced = o.fenced || r.fault != "FENCE-2"
+			o.fenced = o.fenced || r.fault != "FENCE-2" && r.fault != "FENCE-2/back"
 		}
 	}
 
@@ -141,10 +144,11 @@ func (r *replica) leased() bool {
 func (r *replica) begin(o *op) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.leased()
-	o.atCloud = o.atCloud || !o.fenced
+	held := r.leased()
+	fenced := o.fenced || !held && r.fault == "FENCE-2/back"
+	o.atCloud = o.atCloud || !fenced
 
-	return !o.fenced
+	return !fenced
 }
 
 func (r *replica) onHello(m *nats.Msg) {
@@ -154,6 +158,9 @@ func (r *replica) onHello(m *nats.Msg) {
 	}
 	r.mu.Lock()
 	news := r.leader != env.GetHello().GetMcm()
+	if r.fault != "ENV-6/hello" {
+		r.epoch = max(r.epoch, env.GetHello().GetEpoch())
+	}
 	r.leader = env.GetHello().GetMcm()
 	r.mu.Unlock()
 	if news {

@@ -211,6 +211,15 @@ func checkJSON(ctx context.Context, s *suite) error {
 	case f.GetResult().GetStatus().GetCode() != driverv1.Code_CODE_OK:
 		return fmt.Errorf("list in JSON failed: %s", said(f.GetResult()))
 	}
+	undo := s.fetches.alter(func(f *fetches) { f.away = true })
+	f, err = s.json(ctx)
+	undo()
+	switch {
+	case err != nil:
+		return fmt.Errorf("list in JSON, and no class to be had: %w", err)
+	case f.contentType != contentTypeJSON:
+		return fmt.Errorf("a list in JSON failed, and that was answered with Content-Type %q", f.contentType)
+	}
 
 	return s.none(ctx, s.newMachine(), "nothing was made")
 }
@@ -290,7 +299,36 @@ func checkEpoch(ctx context.Context, s *suite) error {
 	if err := s.remove(ctx, m); err != nil {
 		return fmt.Errorf("in epoch %d: %w", s.epoch, err)
 	}
-	result, err := s.attempt(ctx, m, m.operation(driverv1.Operation_OPERATION_CREATE), s.createBody(m),
+	if err := s.refusesEpoch(ctx, m); err != nil {
+		return err
+	}
+	announcer, err := bus.NewAnnouncer(s.conn, s.cfg.Cluster)
+	if err != nil {
+		return err
+	}
+	s.epoch += 2
+	if err := announcer.Hello(s.hello()); err != nil {
+		return err
+	}
+	if err := s.eventually(ctx, fmt.Sprintf("sessions say epoch %d, which a hello has told of", s.epoch),
+		func() (bool, error) { return s.session().GetEpoch() >= s.epoch, nil }); err != nil {
+		return err
+	}
+	if err := s.refusesEpoch(ctx, m); err != nil {
+		return fmt.Errorf("after a hello: %w", err)
+	}
+
+	return nil
+}
+
+// hello is the word of another leading manager than any before.
+func (s *suite) hello() *driverv1.Hello {
+	return &driverv1.Hello{ClusterUid: "conformance", Epoch: s.epoch, Key: s.fetches.key.Public(), Mcm: "conformance-" + nuid.Next()}
+}
+
+// refusesEpoch asks for a create, and for a list, in the epoch before the present one.
+func (s *suite) refusesEpoch(ctx context.Context, m *machine) error {
+	result, err := s.attempt(ctx, m, m.operation(create), s.createBody(m),
 		func(env *driverv1.Envelope) { env.Epoch = s.epoch - 1 })
 	if err != nil {
 		return fmt.Errorf("in epoch %d, after %d: %w", s.epoch-1, s.epoch, err)

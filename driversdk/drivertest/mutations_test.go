@@ -1,7 +1,6 @@
 package drivertest
 
 import (
-	"fmt"
 	"strconv"
 	"time"
 
@@ -13,46 +12,87 @@ import (
 )
 
 // mutate takes, refuses or attaches to a mutation.
-func (r *replica) mutate(cluster, reply, contentType string, env *driverv1.Envelope) {
-	if refusal := r.refuse(env); refusal != nil {
-		r.send(reply, contentType, env, refusal)
+func (r *replica) mutate(o *op) {
+	if refusal := r.refuse(o.env); refusal != nil {
+		r.answer(o, refusal)
 
 		return
 	}
 	if r.plain {
-		r.send(reply, contentType, env, &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: r.limited(&op{cluster: cluster, env: env})}})
+		r.answer(o, resultFrame(r.limited(o)))
 
 		return
 	}
-	o, answers := r.take(cluster, reply, contentType, env)
+	taken, answers := r.take(o)
 	for _, frame := range answers {
-		r.send(reply, contentType, env, frame)
+		r.answer(o, frame)
 	}
-	if o == nil {
+	if !taken {
 		return
 	}
 	defer r.running.Done()
-	if r.fault != "CLAIM-1" {
-		if reason := r.claim(o); reason != driverv1.BusyReason_BUSY_REASON_UNSPECIFIED {
-			r.mu.Lock()
-			delete(r.ops, env.GetOperationId())
-			r.mu.Unlock()
-			r.send(reply, contentType, env, busy(reason))
+	if o.claiming {
+		reason := r.claim(o)
+		r.mu.Lock()
+		o.claiming = false
+		if reason != driverv1.BusyReason_BUSY_REASON_UNSPECIFIED {
+			delete(r.ops, o.env.GetOperationId())
+		}
+		r.mu.Unlock()
+		if reason != driverv1.BusyReason_BUSY_REASON_UNSPECIFIED {
+			r.answer(o, busy(reason))
 
 			return
 		}
 	}
-	r.send(reply, contentType, env, accepted())
+	r.answer(o, accepted())
 	result := r.limited(o)
 	r.mu.Lock()
-	o.result = result
-	if result.GetOutcomeUnknown() && r.fault != "RESULT-4" || r.fault == "RESULT-2" {
-		delete(r.ops, env.GetOperationId())
-	}
-	to := o.reply
+	o.result, o.ended = result, time.Now()
+	r.keep(o)
 	r.mu.Unlock()
-	r.store(o, driverv1.Claim_STATE_SETTLED)
-	r.send(to, contentType, env, &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: result}})
+	r.answer(o, resultFrame(result))
+	if o.env.GetClaimTerms() != nil {
+		r.storeEnd(o)
+	}
+}
+
+// answer sends a frame of an operation to who asked for it last.
+func (r *replica) answer(o *op, frame *driverv1.Envelope) {
+	r.mu.Lock()
+	to, of := o.reply, &driverv1.Envelope{OperationId: o.env.GetOperationId(), Attempt: o.attempt}
+	r.mu.Unlock()
+	r.send(to, o.contentType, of, frame)
+}
+
+func resultFrame(result *driverv1.Result) *driverv1.Envelope {
+	return &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: proto.CloneOf(result)}}
+}
+
+// keep decides what becomes of an operation that has ended. r.mu is held.
+func (r *replica) keep(o *op) {
+	id := o.env.GetOperationId()
+	failed := o.result.GetStatus().GetCode() != driverv1.Code_CODE_OK
+	if o.result.GetOutcomeUnknown() && r.fault != "RESULT-4" || r.fault == "RESULT-2" || r.fault == "RESULT-2/failures" && failed {
+		delete(r.ops, id)
+	}
+	if r.fault != "RESULT-2/newest" {
+		return
+	}
+	for other, o := range r.ops {
+		if other != id && o.result != nil {
+			delete(r.ops, other)
+		}
+	}
+}
+
+// forget forgets a result that the manager has, once its claim tells of it as well.
+// r.mu is held.
+func (r *replica) forget(o *op) {
+	done := o.stored || o.env.GetClaimTerms() == nil || r.fault == "CLAIM-5/acknowledged" || r.fault == "CLAIM-1"
+	if id := o.env.GetOperationId(); o.result != nil && o.known && done && r.ops[id] == o {
+		delete(r.ops, id)
+	}
 }
 
 func (r *replica) refuse(env *driverv1.Envelope) *driverv1.Envelope {
@@ -77,52 +117,93 @@ func (r *replica) refuse(env *driverv1.Envelope) *driverv1.Envelope {
 }
 
 // take notes a mutation, unless it is here already or there is no room.
-func (r *replica) take(cluster, reply, contentType string, env *driverv1.Envelope) (*op, []*driverv1.Envelope) {
+func (r *replica) take(o *op) (taken bool, answers []*driverv1.Envelope) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	id, machine := env.GetOperationId(), bus.MachineOf(env).GetUid()
-	if o := r.ops[id]; o != nil && r.fault != "RUN-2" {
-		o.reply = reply
-		if o.result == nil {
-			return nil, []*driverv1.Envelope{accepted()}
+	id := o.env.GetOperationId()
+	if known := r.known(id, o); known != nil {
+		known.reply = o.reply
+		if r.fault == "RUN-2/attempt" {
+			o.attempt = known.attempt
+		}
+		known.attempt = o.attempt
+		if known.result == nil {
+			return false, []*driverv1.Envelope{accepted()}
 		}
 
-		return nil, []*driverv1.Envelope{accepted(), {Body: &driverv1.Envelope_Result{Result: proto.CloneOf(o.result)}}}
+		return false, []*driverv1.Envelope{accepted(), resultFrame(known.result)}
 	}
 	running := 0
-	for _, o := range r.ops {
-		if o.result == nil {
+	for _, other := range r.ops {
+		if other.result == nil {
 			running++
 		}
-		if o.result == nil && o.machine == machine && r.fault != "RUN-1" && r.fault != "RUN-2" {
-			return nil, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_MACHINE)}
+		if other.result == nil && other.machine == o.machine && r.fault != "RUN-1" && r.fault != "RUN-2" {
+			return false, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_MACHINE)}
 		}
 	}
 	switch {
-	case r.denied[fmt.Sprint(id, "/", env.GetAttempt())]:
-		return nil, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_UNSPECIFIED)}
+	case r.hasDenied(o):
+		return false, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_UNSPECIFIED)}
 	case r.draining:
-		return nil, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_DRAINING)}
+		return false, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_DRAINING)}
 	case running >= testSlots && r.fault != "BUSY-1":
-		return nil, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_SLOTS)}
-	case env.GetClaimTerms() != nil && !r.leased():
-		return nil, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_SESSION)}
+		return false, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_SLOTS)}
+	case o.env.GetClaimTerms() != nil && !r.leased():
+		return false, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_SESSION)}
 	}
 	r.running.Add(1)
-	o := &op{
-		cluster: cluster, env: env, machine: machine, reply: reply, contentType: contentType, lease: r.lease, cancel: make(chan struct{}, 1),
-	}
+	o.lease, o.claiming = r.lease, o.env.GetClaimTerms() != nil && r.fault != "CLAIM-1"
 	r.ops[id] = o
 
-	return o, nil
+	return true, nil
+}
+
+// known returns what is here of the operation that o asks for; nil when that is no
+// answer to it. r.mu is held.
+func (r *replica) known(id string, o *op) *op {
+	known := r.ops[id]
+	switch {
+	case known == nil, r.fault == "RUN-2":
+		return nil
+	case known.result != nil && r.fault == "RUN-2/kept",
+		known.result != nil && r.fault == "RESULT-2/second" && time.Since(known.ended) > time.Second:
+		delete(r.ops, id)
+
+		return nil
+	}
+	terms := o.env.GetClaimTerms()
+	between := o.attempt > known.attempt && terms != nil && terms.Sequence != nil && terms.GetSequence() != known.claimSeq
+	if known.claiming || !between || r.fault == "RUN-2/superseded" {
+		return known
+	}
+	if known.result != nil {
+		delete(r.ops, id)
+	}
+
+	return nil
+}
+
+// hasDenied tells whether the replica has said lately that it does not hold an attempt.
+// r.mu is held.
+func (r *replica) hasDenied(o *op) bool {
+	d, ok := r.denied[o.env.GetOperationId()]
+	remembers := denialKept
+	if r.fault == "OPS-1/forgets" {
+		remembers = time.Second
+	}
+
+	return ok && time.Since(d.at) <= remembers && (o.attempt == d.attempt || o.attempt < d.attempt && r.fault != "OPS-1/earlier")
 }
 
 func (r *replica) claim(o *op) driverv1.BusyReason {
+	r.mu.Lock()
 	o.claimSeq = o.env.GetClaimTerms().GetSequence()
 	if r.fault == "CLAIM-2" {
 		o.claimSeq = 0
 	}
-	stored := r.store(o, driverv1.Claim_STATE_RUNNING)
+	r.mu.Unlock()
+	stored, _ := r.store(o, driverv1.Claim_STATE_RUNNING)
 	switch {
 	case stored, r.fault == "CLAIM-4":
 		return driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
@@ -133,32 +214,123 @@ func (r *replica) claim(o *op) driverv1.BusyReason {
 	}
 }
 
-// store writes the claim's record in the place of the one before.
-func (r *replica) store(o *op, state driverv1.Claim_State) bool {
+// storeTries bounds how often the end of an operation is written.
+const storeTries = 60
+
+// storeEnd puts what came of an operation in the place of its claim.
+func (r *replica) storeEnd(o *op) {
+	state := driverv1.Claim_STATE_SETTLED
+	if o.result.GetOutcomeUnknown() && r.fault != "CLAIM-5/unknown" {
+		state = driverv1.Claim_STATE_RELEASED
+	}
+	again := time.NewTicker(bus.SessionInterval)
+	defer again.Stop()
+	for range storeTries {
+		stored, conflict := r.store(o, state)
+		if stored || conflict {
+			break
+		}
+		r.mu.Lock()
+		forgotten := r.ops[o.env.GetOperationId()] != o && !o.result.GetOutcomeUnknown()
+		r.mu.Unlock()
+		if forgotten || r.fault == "CLAIM-5/once" || r.nc.IsClosed() {
+			return
+		}
+		<-again.C
+	}
+	r.mu.Lock()
+	o.stored = true
+	r.forget(o)
+	r.mu.Unlock()
+}
+
+// record is the claim of an operation.
+func (r *replica) record(o *op, state driverv1.Claim_State) *driverv1.Claim {
+	r.mu.Lock()
+	attempt := o.attempt
+	r.mu.Unlock()
 	c := &driverv1.Claim{
-		OperationId: o.env.GetOperationId(), Attempt: o.env.GetAttempt(), Operation: bus.OperationOf(o.env),
-		Provider: testProvider, Replica: r.id, SessionId: o.lease, State: state,
+		OperationId: o.env.GetOperationId(), Attempt: attempt, Operation: bus.OperationOf(o.env), Namespace: o.subject[1],
+		Name: o.subject[2], Provider: testProvider, Replica: r.id, SessionId: o.lease, Epoch: o.env.GetEpoch(), State: state,
+	}
+	switch r.fault {
+	case "CLAIM-1/session":
+		c.SessionId = ""
+	case "CLAIM-1/first-session":
+		c.SessionId = r.firstLease
+	case "CLAIM-1/epoch":
+		c.Epoch = 0
+	case "CLAIM-1/name":
+		c.Name = ""
 	}
 	if state == driverv1.Claim_STATE_SETTLED {
+		instance := o.result.GetCreate().GetInstance()
 		c.Outcome = &driverv1.Outcome{
-			Code: o.result.GetStatus().GetCode(), ProviderId: o.result.GetCreate().GetInstance().GetProviderId(),
+			Code: o.result.GetStatus().GetCode(), RetryAfter: o.result.GetStatus().GetRetryAfter(),
+			ProviderId: instance.GetProviderId(), NodeName: instance.GetNodeName(), Addresses: instance.GetAddresses(),
+		}
+		c.Outcome.Sealed = r.seal(o)
+		switch r.fault {
+		case "CLAIM-5/code":
+			c.Outcome.Code = driverv1.Code_CODE_OK
+		case "CLAIM-5/node":
+			c.Outcome.NodeName = ""
+		case "CLAIM-5/retry":
+			c.Outcome.RetryAfter = nil
 		}
 	}
+
+	return c
+}
+
+// seal seals what of an outcome the control plane alone may read, if its key is known.
+func (r *replica) seal(o *op) *driverv1.Sealed {
+	r.mu.Lock()
+	pin := r.cacheOf(o.cluster).pin
+	r.mu.Unlock()
+	if pin == "" {
+		return nil
+	}
+	content := &driverv1.SealedOutcome{
+		OperationId: o.env.GetOperationId(), Message: o.result.GetStatus().GetMessage(),
+		LastKnownState: o.result.GetCreate().GetLastKnownState(),
+	}
+	if r.fault == "CLAIM-5/sealed" {
+		content.OperationId = "another"
+	}
+	sealed, err := r.key.Seal(content, pin)
+	if err != nil {
+		r.t.Error(err)
+	}
+
+	return sealed
+}
+
+// store writes the claim's record in the place of the one before.
+func (r *replica) store(o *op, state driverv1.Claim_State) (stored, conflict bool) {
 	m := &nats.Msg{Subject: "mcm.v1." + o.cluster + ".claim." + testProvider + "." + o.machine, Header: nats.Header{
 		headerExpected: {strconv.FormatUint(o.claimSeq, 10)},
 	}}
 	if r.fault == "CLAIM-5" && state == driverv1.Claim_STATE_SETTLED {
 		m.Header = nil
 	}
-	m.Data, _ = proto.Marshal(&driverv1.Envelope{Replica: r.id, Body: &driverv1.Envelope_Claim{Claim: c}})
+	env := &driverv1.Envelope{Replica: r.id, Body: &driverv1.Envelope_Claim{Claim: r.record(o, state)}}
+	if r.fault == "ENV-7/claim" {
+		env.Replica = ""
+	}
+	m.Data, _ = proto.Marshal(env)
 	answer, err := r.nc.RequestMsg(m, time.Second)
 	if err != nil {
-		return false
+		return false, false
 	}
-	seq, _ := ackOf(answer)
-	o.claimSeq = max(o.claimSeq, seq)
+	stored, err = acknowledged(answer)
+	if seq, _ := ackOf(answer); stored {
+		r.mu.Lock()
+		o.claimSeq = seq
+		r.mu.Unlock()
+	}
 
-	return seq > 0
+	return stored, err == nil && !stored
 }
 
 // limited does a mutation within its time, unless it is cancelled.
@@ -167,8 +339,8 @@ func (r *replica) limited(o *op) *driverv1.Result {
 	go func() { done <- r.do(o.cluster, o.env, o) }()
 	select {
 	case result := <-done:
-		if o.env.GetCreate() != nil && o.env.GetRecover() && !r.begun(o) && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
-			result.OutcomeUnknown = r.fault != "RESULT-3/recover"
+		if o.env.GetCreate() != nil && o.env.GetRecover() && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
+			r.doubt(o, result)
 		}
 
 		return result
@@ -179,12 +351,23 @@ func (r *replica) limited(o *op) *driverv1.Result {
 		}
 
 		return resultOf(driverv1.Code_CODE_CANCELED, "cancelled")
-	case <-time.After(o.env.GetTimeout().AsDuration()):
+	case <-time.After(r.timeoutOf(o.env)):
 		result := resultOf(driverv1.Code_CODE_DEADLINE_EXCEEDED, "too late")
 		result.OutcomeUnknown = r.abandon(o) && r.fault != "RESULT-3"
 
 		return result
 	}
+}
+
+// doubt says of a failed create with recover what is not known.
+func (r *replica) doubt(o *op, result *driverv1.Result) {
+	unlooked := !r.begun(o) && r.fault != "RESULT-3/recover"
+	own, others := result.GetOutcomeUnknown(), unlooked
+	if o.env.GetEarlierMayRun() {
+		others = r.fault != "RESULT-5"
+	}
+	result.OutcomeUnknown = own || others
+	result.NoEffect = result.GetOutcomeUnknown() && !own && r.fault != "RESULT-6"
 }
 
 // abandon keeps an operation from beginning anything, and tells whether it has
@@ -215,7 +398,6 @@ func (r *replica) tell(o *op) {
 	}
 	r.mu.Lock()
 	o.progress = text
-	to := o.reply
 	r.mu.Unlock()
-	r.send(to, o.contentType, o.env, &driverv1.Envelope{Body: &driverv1.Envelope_Progress{Progress: &driverv1.Progress{Message: text}}})
+	r.answer(o, &driverv1.Envelope{Body: &driverv1.Envelope_Progress{Progress: &driverv1.Progress{Message: text}}})
 }

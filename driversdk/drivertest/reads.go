@@ -21,7 +21,7 @@ func (s *suite) status(ctx context.Context, m *machine) (*driverv1.Result, error
 	}
 	result, err := s.read(ctx, m.GetName(), s.statusBody(m))
 	if err == nil && s.plain && result.GetStatus().GetCode() == driverv1.Code_CODE_UNIMPLEMENTED {
-		err = skipf("the driver does not implement status")
+		err = unboundf("the driver does not implement status")
 	}
 
 	return result, err
@@ -241,7 +241,7 @@ func checkVolumeIDs(ctx context.Context, s *suite) error {
 	case err != nil:
 		return err
 	case s.plain && result.GetStatus().GetCode() == driverv1.Code_CODE_UNIMPLEMENTED:
-		return skipf("the driver does not implement volumeids")
+		return unboundf("the driver does not implement volumeids")
 	case result.GetStatus().GetCode() != driverv1.Code_CODE_OK:
 		return fmt.Errorf("volumes of other providers were answered %s", said(result))
 	case len(result.GetVolumeIds().GetVolumeIds()) > 0:
@@ -260,7 +260,7 @@ func (s *suite) validate(ctx context.Context) (*driverv1.Result, error) {
 		Body: &driverv1.Envelope_Validate{Validate: &driverv1.ValidateRequest{Class: s.fetches.refs()}},
 	})
 	if err == nil && s.plain && result.GetStatus().GetCode() == driverv1.Code_CODE_UNIMPLEMENTED {
-		err = skipf("the driver does not implement validate")
+		err = unboundf("the driver does not implement validate")
 	}
 
 	return result, err
@@ -332,7 +332,7 @@ func checkMigrateClass(ctx context.Context, s *suite) error {
 		case err != nil:
 			return err
 		case s.plain && result.GetStatus().GetCode() == driverv1.Code_CODE_UNIMPLEMENTED:
-			return skipf("the driver does not implement migrateclass")
+			return unboundf("the driver does not implement migrateclass")
 		case result.GetStatus().GetCode() == driverv1.Code_CODE_OK:
 			return fmt.Errorf("a class of a kind that nobody knows was migrated (%s)", bus.CodeName(driverv1.Code_CODE_OK))
 		default:

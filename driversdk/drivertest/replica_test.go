@@ -1,7 +1,6 @@
 package drivertest
 
 import (
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -52,14 +51,14 @@ type replica struct {
 	caches            map[string]*cache // by control plane
 	epoch             uint64
 	ops               map[string]*op
-	denied            map[string]bool
+	denied            map[string]denial
 	leader            string
 	sequence          uint64
 	draining, stopped bool
 
-	lease string
-	acked time.Time
-	last  uint64
+	lease, firstLease string
+	acked             time.Time
+	last              uint64
 }
 
 // An op is a mutation that runs or ran.
@@ -67,15 +66,27 @@ type op struct {
 	cluster     string
 	env         *driverv1.Envelope
 	machine     string
+	subject     []string // tokens: verb, namespace, name
 	reply       string
+	attempt     uint32 // whose frames are sent
 	contentType string
 	progress    string
 	result      *driverv1.Result
+	ended       time.Time
+	claiming    bool
 	claimSeq    uint64
+	stored      bool // what came of it is where its claim was, or never will be
+	known       bool // the manager has its result
 	lease       string
 	fenced      bool // it may begin nothing any more
 	atCloud     bool // it has begun
 	cancel      chan struct{}
+}
+
+// A denial is an attempt that the replica said it does not hold.
+type denial struct {
+	attempt uint32
+	at      time.Time
 }
 
 const testSlots = 4
@@ -95,9 +106,10 @@ func newReplica(t *testing.T, url string, tr traits, c *cloud) *replica {
 	}
 	r := &replica{
 		traits: tr, t: t, nc: bustest.Raw(t, url, nats.CustomInboxPrefix(prefix)), cloud: c, id: nuid.Next(), key: key,
-		start: time.Now(), caches: map[string]*cache{}, ops: map[string]*op{}, denied: map[string]bool{}, lease: nuid.Next(),
+		start: time.Now(), caches: map[string]*cache{}, ops: map[string]*op{}, denied: map[string]denial{}, lease: nuid.Next(),
 		ended: make(chan struct{}), gone: make(chan struct{}),
 	}
+	r.firstLease = r.lease
 	tree, queue := "driver", "driver"
 	if tr.plain {
 		tree = "plain"
@@ -153,6 +165,10 @@ func (r *replica) send(reply, contentType string, req, frame *driverv1.Envelope)
 		contentType = contentTypeJSON
 	case "ENV-2":
 		contentType = ""
+	case "ENV-2/failed":
+		if frame.GetResult().GetStatus().GetCode() != driverv1.Code_CODE_OK {
+			contentType = ""
+		}
 	case "ENV-5":
 		frame.Attempt++
 	case "ENV-7":
@@ -209,10 +225,18 @@ func (r *replica) onRequest(m *nats.Msg) {
 
 		return
 	}
-	switch verb := strings.Split(m.Subject, ".")[strings.Count("mcm.v1.c.replica.p.r.", ".")]; {
-	case !r.plain && strings.Contains(m.Subject, ".replica.") && r.control(verb, m, env):
+	tokens := strings.Split(m.Subject, ".")[strings.Count("mcm.v1.c.driver.p.", "."):]
+	directed := strings.Contains(m.Subject, ".replica.")
+	if directed {
+		tokens = tokens[1:]
+	}
+	switch {
+	case !r.plain && directed && r.control(tokens[0], m, env):
 	case bus.Mutates(bus.OperationOf(env)):
-		r.mutate(cluster, m.Reply, contentType, env)
+		r.mutate(&op{
+			cluster: cluster, env: env, machine: bus.MachineOf(env).GetUid(), subject: tokens, reply: m.Reply,
+			attempt: env.GetAttempt(), contentType: contentType, cancel: make(chan struct{}, 1),
+		})
 	default:
 		r.read(cluster, m.Reply, contentType, env)
 	}
@@ -221,7 +245,7 @@ func (r *replica) onRequest(m *nats.Msg) {
 func (r *replica) read(cluster, reply, contentType string, env *driverv1.Envelope) {
 	done := make(chan *driverv1.Result, 1)
 	go func() { done <- r.do(cluster, env, nil) }()
-	deadline := time.After(env.GetTimeout().AsDuration())
+	deadline := time.After(r.timeoutOf(env))
 	if r.fault == "RESULT-1" {
 		deadline = nil
 	}
@@ -244,6 +268,16 @@ func (r *replica) read(cluster, reply, contentType string, env *driverv1.Envelop
 	}
 }
 
+// timeoutOf is how long an operation may take.
+func (r *replica) timeoutOf(env *driverv1.Envelope) time.Duration {
+	timeout := env.GetTimeout().AsDuration()
+	if r.fault == "RESULT-1/late" {
+		timeout += lateness + time.Second
+	}
+
+	return timeout
+}
+
 // control answers what is no operation.
 func (r *replica) control(verb string, m *nats.Msg, env *driverv1.Envelope) bool {
 	r.mu.Lock()
@@ -256,11 +290,14 @@ func (r *replica) control(verb string, m *nats.Msg, env *driverv1.Envelope) bool
 			answer.Operations = []*driverv1.OperationState{{OperationId: id, Settled: o.result != nil}}
 			answer.Result = o.result
 		} else if r.fault != "OPS-1" {
-			r.denied[fmt.Sprint(id, "/", env.GetAttempt())] = true
+			r.denied[id] = denial{env.GetAttempt(), time.Now()}
 		}
 		r.send(m.Reply, "", env, &driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: answer}})
 	case "ack":
-		delete(r.ops, env.GetAcknowledge().GetOperationId())
+		if o := r.ops[env.GetAcknowledge().GetOperationId()]; o != nil {
+			o.known = true
+			r.forget(o)
+		}
 	case "cancel":
 		if o := r.ops[env.GetCancel().GetOperationId()]; o != nil && !o.atCloud {
 			select {

@@ -3,6 +3,7 @@ package drivertest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -12,19 +13,24 @@ import (
 const cleanUpLimit = 2 * time.Minute
 
 // Run checks a driver, one subtest for each clause. The driver must be on the bus,
-// or come to it within cfg.Wait.
-func Run(t *testing.T, cfg Config) { //nolint:thelper // it is the test, not a helper of one
+// or come to it within cfg.Wait. The report is for those who want to know more, such as
+// what was skipped.
+func Run(t *testing.T, cfg Config) *Report { //nolint:thelper // it is the test, not a helper of one
+	started := time.Now()
 	s, err := open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.end()
+	report := &Report{Provider: s.cfg.Provider, Replica: s.target, Plain: s.plain}
 	for _, c := range clauses() {
 		if !s.cfg.wants(c.ID) {
 			continue
 		}
 		t.Run(c.ID, func(t *testing.T) {
-			switch f := s.look(t.Context(), c); f.Verdict {
+			f := s.look(t.Context(), c)
+			report.Findings = append(report.Findings, f)
+			switch f.Verdict {
 			case Failed:
 				t.Errorf("%s: %s", c.Says, f.Detail)
 			case Skipped, Manager:
@@ -34,8 +40,12 @@ func Run(t *testing.T, cfg Config) { //nolint:thelper // it is the test, not a h
 		})
 	}
 	if err := s.finally(t.Context()); err != nil {
+		report.Left = err.Error()
 		t.Error(err)
 	}
+	report.Took = time.Since(started)
+
+	return report
 }
 
 // Check checks a driver as [Run] does, without package testing. Tell is called
@@ -101,6 +111,9 @@ func (s *suite) look(ctx context.Context, c Clause) Finding {
 	switch {
 	case c.Manager:
 		f.Verdict = Manager
+	case errors.As(err, &why) && s.cfg.Strict && !why.unbound && !slices.Contains(s.cfg.MaySkip, c.ID):
+		f.Verdict = Failed
+		err = fmt.Errorf("skipped, which it may not be: %w", err)
 	case errors.As(err, &why):
 		f.Verdict = Skipped
 	case err != nil:

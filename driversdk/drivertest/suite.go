@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -25,6 +24,8 @@ type suite struct {
 	nc      *nats.Conn
 	caller  *bus.Caller // makes the operations stream
 	fetches *fetches
+	onFetch nats.MsgHandler
+	fetched *nats.Subscription
 	replies string // prefix of reply subjects
 	prefix  string // of machines' names
 	close   []func()
@@ -80,7 +81,7 @@ func open(ctx context.Context, cfg Config) (*suite, error) {
 	s := &suite{
 		cfg: cfg, prefix: "conformance-" + strings.ToLower(rand.Text()[:8]) + "-",
 		exchanges: map[string]*exchange{}, sessions: map[string][]session{}, blames: map[string][]string{},
-		groupCalls: map[string]*groupCall{}, groupsWere: map[string]*groupState{},
+		groupCalls: map[string]*groupCall{}, groupsWere: map[string]*groupState{}, epoch: 1,
 	}
 	if s.conn, err = bus.Connect(ctx, cfg.NATS); err != nil {
 		return nil, err
@@ -122,16 +123,15 @@ func (s *suite) listen(ctx context.Context) error {
 	s.close = append(s.close, stop)
 	s.replies = s.below("reply." + s.cfg.Provider + "." + nuid.Next() + ".")
 	s.groupReplies = s.below("reply." + s.cfg.Provider + "." + nuid.Next() + ".")
-	onFetch := func(m *nats.Msg) { s.fetches.onFetch(fetchCtx, m) }
+	s.onFetch = func(m *nats.Msg) { s.fetches.onFetch(fetchCtx, m) }
 	subjects := map[string]nats.MsgHandler{
 		s.replies + "*": s.onReply,
 		s.below("session." + s.cfg.Provider + ".*"): s.onSession,
 		s.below("claim." + s.cfg.Provider + ".*"):   s.onClaim,
-		s.below("fetch." + s.cfg.Provider + ".*"):   onFetch,
 	}
 	subjects[s.groupReplies+"*"] = s.onGroupReply
 	if s.cfg.OtherCluster != "" {
-		subjects["mcm.v1."+s.cfg.OtherCluster+".fetch."+s.cfg.Provider+".*"] = onFetch
+		subjects["mcm.v1."+s.cfg.OtherCluster+".fetch."+s.cfg.Provider+".*"] = s.onFetch
 		subjects["mcm.v1."+s.cfg.OtherCluster+".reply."+s.cfg.Provider+".*.*"] = s.onReply
 	}
 	for subject, f := range subjects {
@@ -139,11 +139,32 @@ func (s *suite) listen(ctx context.Context) error {
 			return fmt.Errorf("subscribe to %s: %w", subject, err)
 		}
 	}
-	if err := s.flush(ctx); err != nil {
+	if err := s.answerFetches(ctx); err != nil {
 		return err
 	}
 
 	return s.startCaller()
+}
+
+// answerFetches has fetches of the control plane answered, from the time it returns.
+func (s *suite) answerFetches(ctx context.Context) error {
+	subject := s.below("fetch." + s.cfg.Provider + ".*")
+	var err error
+	if s.fetched, err = s.nc.Subscribe(subject, s.onFetch); err != nil {
+		return fmt.Errorf("subscribe to %s: %w", subject, err)
+	}
+
+	return s.flush(ctx)
+}
+
+// leaveFetches is as if no manager were there to be asked, until answerFetches.
+func (s *suite) leaveFetches(ctx context.Context) error {
+	if err := s.fetched.Unsubscribe(); err != nil {
+		return fmt.Errorf("unsubscribe from %s: %w", s.fetched.Subject, err)
+	}
+	s.fetches.touch()
+
+	return s.flush(ctx)
 }
 
 // flush waits until the server has taken all subscriptions.
@@ -306,53 +327,12 @@ func (s *suite) onClaim(m *nats.Msg) {
 		return
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	known := len(s.sessions[env.GetReplica()]) > 0
 	s.claimed = append(s.claimed, claimed{env, m.Subject, m.Header.Get(headerExpected)})
-}
-
-// record reads the newest record of a subject in the operations stream; sequence
-// 0 when there is none.
-func (s *suite) record(ctx context.Context, subject string) (uint64, *driverv1.Envelope, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Patience)
-	defer cancel()
-	m, err := s.nc.RequestWithContext(ctx,
-		"$JS.API.DIRECT.GET."+bus.StreamName(s.cfg.Cluster, s.cfg.Provider)+"."+subject, nil)
-	if err != nil {
-		return 0, nil, fmt.Errorf("read %s from the operations stream: %w", subject, err)
+	s.mu.Unlock()
+	if !known {
+		s.blamef("ENV-7", "the envelope of a claim says replica %q, which is none that has sent a session", env.GetReplica())
 	}
-	switch m.Header.Get(headerStatus) {
-	case "":
-	case "404":
-		return 0, nil, nil
-	default:
-		return 0, nil, fmt.Errorf("read %s from the operations stream: %s", subject, m.Header.Get("Description"))
-	}
-	sequence, err := strconv.ParseUint(m.Header.Get(headerSequence), 10, 64)
-	if err != nil {
-		return 0, nil, fmt.Errorf("read %s from the operations stream: sequence: %w", subject, err)
-	}
-	env, err := bus.Decode(m.Data, "")
-
-	return sequence, env, err
-}
-
-// replace writes a record in the place of the one with the expected sequence.
-// Stored is false when another one is there.
-func (s *suite) replace(ctx context.Context, subject string, env *driverv1.Envelope, expected uint64) (stored bool, err error) {
-	payload, err := bus.Encode(env, "")
-	if err != nil {
-		return false, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Patience)
-	defer cancel()
-	answer, err := s.nc.RequestMsgWithContext(ctx, &nats.Msg{
-		Subject: subject, Data: payload, Header: nats.Header{headerExpected: {strconv.FormatUint(expected, 10)}},
-	})
-	if err != nil {
-		return false, fmt.Errorf("write %s to the operations stream: %w", subject, err)
-	}
-
-	return acknowledged(answer)
 }
 
 // eventually polls until ok, for as long as s.cfg.Patience allows.

@@ -58,6 +58,10 @@ func (s *suite) witness(x *exchange, m *nats.Msg, f frame) {
 	s.leak("STATUSTEXT-1", "the status of "+x.verb, r.GetStatus().GetMessage())
 	s.leak("MACHINE-2", "last_known_state after "+x.verb,
 		r.GetCreate().GetLastKnownState()+r.GetInitialize().GetLastKnownState()+r.GetDelete().GetLastKnownState())
+	s.lookAtInstances(x, r)
+}
+
+func (s *suite) lookAtInstances(x *exchange, r *driverv1.Result) {
 	for _, instance := range instancesOf(r) {
 		if id := instance.GetProviderId(); id == "" {
 			s.blamef("INSTANCE-1", "%s returned an instance without a provider_id", x.verb)
@@ -74,6 +78,7 @@ func (s *suite) witness(x *exchange, m *nats.Msg, f frame) {
 func (s *suite) count(x *exchange, f frame) {
 	s.mu.Lock()
 	first := x.accepted+x.results == 0
+	x.misnumbered = x.misnumbered || f.GetAttempt() != x.attempt
 	switch {
 	case f.GetAccepted() != nil:
 		x.accepted++
@@ -184,5 +189,5 @@ func (s *suite) has(op driverv1.Operation) error {
 		return nil
 	}
 
-	return skipf("the driver does not implement %s", bus.Verb(op))
+	return unboundf("the driver does not implement %s", bus.Verb(op))
 }

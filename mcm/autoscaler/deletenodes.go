@@ -20,7 +20,8 @@ const annotationKeyFakeNode = "k8s.io/cluster-autoscaler/fake-node-reason"
 
 // NodeGroupDeleteNodes removes exactly these nodes, or none of them when one may
 // not go. Of a node that is going or gone already nothing is left to do, and that is
-// a success: the cluster-autoscaler asks again and again.
+// a success: the cluster-autoscaler asks again and again. What never joined and is
+// preserved is left out, so that it does not keep what is asked for together with it.
 func (s *Server) NodeGroupDeleteNodes(
 	ctx context.Context, req *externalgrpc.NodeGroupDeleteNodesRequest,
 ) (*externalgrpc.NodeGroupDeleteNodesResponse, error) {
@@ -28,9 +29,14 @@ func (s *Server) NodeGroupDeleteNodes(
 		return &externalgrpc.NodeGroupDeleteNodesResponse{}, s.deleteProvided(ctx, req.GetId(), req.GetNodes())
 	}
 	err := s.write(ctx, req.GetId(), func(g *group, d *v1alpha1.MachineDeployment) (bool, error) {
-		victims, err := s.victims(ctx, g, req.GetNodes())
-		if err != nil || len(victims) == 0 {
+		victims, spared, err := s.victims(ctx, g, req.GetNodes())
+		switch {
+		case err != nil:
 			return false, err
+		case len(victims) == 0 && spared != "":
+			return false, preservedStatus(spared)
+		case len(victims) == 0:
+			return false, nil
 		}
 		if left := int64(d.Spec.Replicas) - int64(len(victims)); left < int64(g.min) {
 			return false, status.Errorf(codes.FailedPrecondition, "node group %s has %d nodes: %d fewer would be less than its minimum of %d",
@@ -48,41 +54,47 @@ func (s *Server) NodeGroupDeleteNodes(
 	return &externalgrpc.NodeGroupDeleteNodesResponse{}, nil
 }
 
-// victims returns the names of the machines that are still to be marked.
-func (s *Server) victims(ctx context.Context, g *group, nodes []*externalgrpc.ExternalGrpcNode) ([]string, error) {
+// victims returns the names of the machines that are still to be marked, and that of
+// one that is left out because it is preserved, if there is any.
+func (s *Server) victims(ctx context.Context, g *group, nodes []*externalgrpc.ExternalGrpcNode) (names []string, spared string, err error) {
 	now, err := s.current(ctx)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	var names []string
 	seen := map[string]bool{}
 	for _, node := range nodes {
 		m := now.find(node.GetProviderID(), node.GetName())
 		if m == nil {
 			if err := s.mustBeGone(ctx, g.id, node); err != nil {
-				return nil, err
+				return nil, "", err
 			}
 
 			continue
 		}
 		if m.group != g.id {
-			return nil, status.Errorf(codes.InvalidArgument, "node %s belongs to node group %s, not %s", node.GetName(), m.group, g.id)
+			return nil, "", status.Errorf(codes.InvalidArgument, "node %s belongs to node group %s, not %s", node.GetName(), m.group, g.id)
 		}
 		still, err := s.still(ctx, g, m)
 		if err != nil {
-			return nil, err
+			return nil, "", err
 		}
 		if still == nil || seen[m.Name] {
 			continue
 		}
+		if isFake(node) && s.spared(g, still, m.node) {
+			// The cluster-autoscaler asks for it together with all that is late, in each loop.
+			spared = m.Name
+
+			continue
+		}
 		if err := s.mayGo(ctx, g, &machine{Machine: still, group: m.group, node: m.node}, node); err != nil {
-			return nil, err
+			return nil, "", err
 		}
 		seen[m.Name] = true
 		names = append(names, m.Name)
 	}
 
-	return names, nil
+	return names, spared, nil
 }
 
 // still returns the machine as the cache has it by now; nil when it is going or
@@ -126,8 +138,7 @@ func (s *Server) mustBeGone(ctx context.Context, group string, node *externalgrp
 // wants to look at.
 func (s *Server) mayGo(ctx context.Context, g *group, m *machine, node *externalgrpc.ExternalGrpcNode) error {
 	if s.spared(g, m.Machine, m.node) {
-		return status.Errorf(codes.FailedPrecondition, "machine %s is preserved: its annotation %s, or that of its node, says for how long",
-			m.Name, v1alpha1.AnnotationKeyPreserve)
+		return preservedStatus(m.Name)
 	}
 	if isFake(node) {
 		return s.mustNotHaveJoined(ctx, m)
@@ -144,6 +155,11 @@ func (s *Server) mayGo(ctx context.Context, g *group, m *machine, node *external
 	}
 
 	return nil
+}
+
+func preservedStatus(machine string) error {
+	return status.Errorf(codes.FailedPrecondition, "machine %s is preserved: its annotation %s, or that of its node, says for how long",
+		machine, v1alpha1.AnnotationKeyPreserve)
 }
 
 // isFake tells of a node that stands for an instance without one.

@@ -49,7 +49,8 @@ func (s *Server) instanceStatus(g *group, m *machine) *externalgrpc.InstanceStat
 		return &externalgrpc.InstanceStatus{InstanceState: externalgrpc.InstanceStatus_instanceRunning}
 	case s.spared(g, m.Machine, nil):
 		// With its error the cluster-autoscaler would take the group's size for wrong, and
-		// end each loop with the attempt to correct it. As one that is late it costs a warning.
+		// end each loop with the attempt to correct it. As one that is late it costs a
+		// warning, and others that are late go all the same.
 		return &externalgrpc.InstanceStatus{InstanceState: externalgrpc.InstanceStatus_instanceCreating}
 	default:
 		return &externalgrpc.InstanceStatus{

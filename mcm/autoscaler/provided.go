@@ -3,14 +3,10 @@ package autoscaler
 import (
 	"cmp"
 	"context"
-	"errors"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"time"
-
-	"k8s.io/klog/v2"
 
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
@@ -29,6 +25,9 @@ const (
 	// driver that is updated is missed by nobody. After it the provider's groups are
 	// left out, so that the cluster-autoscaler asks others for nodes.
 	providerGrace = time.Minute
+	// settleTimeout is how long a change that was made may be held up by the question
+	// what size the group has now.
+	settleTimeout = time.Second
 )
 
 // A GroupSource asks drivers; dispatch.NodeGroups is one.
@@ -73,10 +72,15 @@ type providedGroup struct {
 	provider string
 
 	instances []dispatch.NodeGroupInstance
-	known     bool   // instances are: without them all its nodes would look like nobody's
-	fault     string // why they could not be had last
-	writes    int    // ours, as in providerState
+	listed    time.Time // when they were asked for; zero as long as they are not known
+	fault     string    // why they could not be had last
+	writes    int       // ours, as in providerState
+	resizes   int       // those of them that were no deletes
 }
+
+// known tells whether the instances are: without them all its nodes would look like
+// nobody's.
+func (g *providedGroup) known() bool { return !g.listed.IsZero() }
 
 // NewProvided returns a Provided that asks nobody until Start; now may be nil for
 // time.Now.
@@ -142,142 +146,7 @@ func (p *Provided) kick() {
 	}
 }
 
-// poll asks one provider for its groups, and has it asked about each. A group that
-// is not answered for holds up a few others, for as long as one answer may take.
-func (p *Provided) poll(ctx context.Context, provider string, asking *sync.WaitGroup) {
-	groups := p.askGroups(ctx, provider)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	state := p.providers[provider]
-	for _, id := range groups {
-		if state.asking[id] {
-			continue
-		}
-		state.asking[id] = true
-		asking.Go(func() {
-			state.turns <- struct{}{}
-			p.askInstances(ctx, state, id)
-			<-state.turns
-		})
-	}
-}
-
-// askGroups asks one provider for its groups, and once more if we changed something
-// meanwhile.
-func (p *Provided) askGroups(ctx context.Context, provider string) (ids []string) {
-	asker := ctx
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	for ctx.Err() == nil {
-		p.mu.Lock()
-		state := p.providers[provider]
-		if state == nil {
-			state = &providerState{groups: map[string]*providedGroup{}, asking: map[string]bool{}, turns: make(chan struct{}, askAtOnce)}
-			p.providers[provider] = state
-		}
-		before := state.writes
-		p.mu.Unlock()
-		asked := p.now()
-		groups, err := p.source.Groups(ctx, provider)
-		p.mu.Lock()
-		switch {
-		case err == nil && state.writes != before:
-			p.mu.Unlock()
-
-			continue
-		case err != nil && asker.Err() != nil: // which says nothing of the driver
-			p.mu.Unlock()
-
-			return nil
-		}
-		ids := p.learn(ctx, provider, state, asked, groups, err)
-		p.mu.Unlock()
-
-		return ids
-	}
-
-	return nil
-}
-
-// learn takes up an answer, and returns which groups there are. p.mu is held.
-func (p *Provided) learn(
-	ctx context.Context, provider string, state *providerState, asked time.Time, groups []dispatch.NodeGroup, err error,
-) (ids []string) {
-	log := klog.FromContext(ctx).WithValues("provider", provider)
-	if err != nil {
-		if !state.away {
-			log.Info("driver does not tell its node groups; what it last said counts for a while", "grace", providerGrace.String(), "err", err.Error())
-		}
-		state.away = true
-
-		return nil
-	}
-	if state.away {
-		log.Info("driver tells its node groups again")
-	}
-	state.heard, state.away = asked, false
-	now := make(map[string]*providedGroup, len(groups))
-	told := map[string]string{}
-	for _, g := range groups {
-		one := &providedGroup{NodeGroup: g, id: providerPrefix + provider + "/" + g.ID, provider: provider}
-		var faulty error
-		one.Options, faulty = soundOptions(g.Options)
-		if err := cmp.Or(g.Err, faulty); err != nil {
-			told[one.id] = err.Error()
-			if state.told[one.id] != err.Error() {
-				log.Info("a driver's node group breaks the contract", "nodeGroup", one.id, "left out", g.Err != nil, "err", err.Error())
-			}
-		}
-		if g.Err != nil {
-			continue
-		}
-		if last := state.groups[one.id]; last != nil {
-			one.instances, one.known, one.fault, one.writes = last.instances, last.known, last.fault, last.writes
-		}
-		now[one.id] = one
-	}
-	state.groups, state.told = now, told
-
-	return slices.Collect(maps.Keys(now))
-}
-
-// askInstances asks about one group. What cannot be told leaves it as it was.
-func (p *Provided) askInstances(ctx context.Context, state *providerState, id string) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	defer delete(state.asking, id)
-	g := state.groups[id]
-	if g == nil {
-		return
-	}
-	p.mu.Unlock()
-	list, err := p.source.Instances(ctx, g.provider, g.ID)
-	p.mu.Lock()
-	last := state.groups[id]
-	switch {
-	case last == nil, errors.Is(ctx.Err(), context.Canceled):
-		return
-	case last.writes != g.writes:
-		p.kick() // the answer may be from before our write
-
-		return
-	}
-	after := *last
-	after.fault = ""
-	if err != nil {
-		after.fault = err.Error()
-		if after.fault != last.fault {
-			klog.FromContext(ctx).Info("instances of a node group are not known", "nodeGroup", g.id, "known before", last.known, "err", after.fault)
-		}
-	} else {
-		after.instances, after.known = list, true
-	}
-	state.groups[id] = &after
-}
-
-// group returns a group as it is known; nil when it is not.
+// group returns a group as it is known by now; nil when it is not any more.
 func (p *Provided) group(g *providedGroup) *providedGroup {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -285,30 +154,36 @@ func (p *Provided) group(g *providedGroup) *providedGroup {
 	return p.providers[g.provider].groups[g.id]
 }
 
-// wrote has a change that was made seen at once, and asked about soon. Deletes run at
-// the same time, and the one that is answered last need not have been the last.
-func (p *Provided) wrote(g *providedGroup, target int32, deleting []string) *providedGroup {
+// wrote takes up a change that was made to a group as it was known before, and has it
+// asked about soon. Changes run at the same time, and the one that is answered last
+// need not have been the last: of deletes the lowest size is. sure is false where
+// nobody can tell but the driver.
+func (p *Provided) wrote(before *providedGroup, target int32, deleting []string) (after *providedGroup, sure bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	state := p.providers[g.provider]
-	last := cmp.Or(state.groups[g.id], g)
-	after := *last
-	after.writes++
-	after.Target = target
-	if deleting != nil {
-		after.Target = min(last.Target, target)
-		after.instances = slices.Clone(last.instances)
+	state := p.providers[before.provider]
+	last := cmp.Or(state.groups[before.id], before)
+	now := *last
+	now.writes++
+	if deleting == nil {
+		sure = last.writes == before.writes
+		now.resizes++
+		now.Target = target
+	} else {
+		sure = last.resizes == before.resizes
+		now.Target = min(last.Target, target)
+		now.instances = slices.Clone(last.instances)
 	}
-	for n, i := range after.instances {
+	for n, i := range now.instances {
 		if slices.Contains(deleting, i.ID) {
-			after.instances[n] = dispatch.NodeGroupInstance{ID: i.ID, State: dispatch.InstanceDeleting}
+			now.instances[n] = dispatch.NodeGroupInstance{ID: i.ID, State: dispatch.InstanceDeleting}
 		}
 	}
 	state.writes++
-	state.groups[g.id] = &after
+	state.groups[before.id] = &now
 	p.kick()
 
-	return &after
+	return &now, sure
 }
 
 // isProvided tells groups of drivers from MachineDeployments.

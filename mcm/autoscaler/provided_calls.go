@@ -77,6 +77,7 @@ func (s *Server) resize(ctx context.Context, id string, delta int32) error {
 		return err
 	}
 	defer unlock()
+	var last error
 	for range maxConflicts {
 		g, err := s.provided(ctx, id)
 		if err != nil {
@@ -99,13 +100,11 @@ func (s *Server) resize(ctx context.Context, id string, delta int32) error {
 		if dispatch.CodeOf(err) != dispatch.Aborted || dispatch.Unknowable(err) {
 			return driverStatus(err, "resize node group "+id)
 		}
-		s.cfg.Provided.askGroups(ctx, g.provider)
-		if now := s.cfg.Provided.group(g); now != nil {
-			s.showProvided(func() *providedGroup { return now })
-		}
+		last = err
+		s.askAgain(ctx, g)
 	}
 
-	return status.Errorf(codes.Aborted, "the size of node group %s is changed by others all the time; nothing was done", id)
+	return status.Errorf(codes.Aborted, "resize node group %s: nothing was done in %d attempts, the last time because %v", id, maxConflicts, last)
 }
 
 // deleteProvided removes nodes of a driver's group. Calls for one group run at the
@@ -170,18 +169,35 @@ func (g *providedGroup) has(instance string) bool {
 
 // wroteProvided has a change that a driver made seen at once.
 func (s *Server) wroteProvided(ctx context.Context, g *providedGroup, target int32, deleting []string) {
-	s.showProvided(func() *providedGroup { return s.cfg.Provided.wrote(g, target, deleting) })
+	sure := true
+	s.showProvided(func() (after *providedGroup) {
+		after, sure = s.cfg.Provided.wrote(g, target, deleting)
+
+		return after
+	})
 	klog.FromContext(ctx).Info("node group scaled", "nodeGroup", g.id, "client", clientOf(ctx),
 		"from", g.Target, "to", target, "deleted", deleting)
+	if !sure {
+		ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+		defer cancel()
+		s.askAgain(ctx, g)
+	}
+}
+
+// askAgain has a group shown as its driver tells it by now.
+func (s *Server) askAgain(ctx context.Context, g *providedGroup) {
+	s.cfg.Provided.askGroups(ctx, g.provider)
+	s.showProvided(func() *providedGroup { return s.cfg.Provided.group(g) })
 }
 
 // showProvided puts one group into the snapshot, and leaves the others as they were
-// for this loop. Changes come in the order in which they are made.
+// for this loop. Whatever read or change of the group it shows, change makes it: what
+// was looked up before might be older than what is shown.
 func (s *Server) showProvided(change func() *providedGroup) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g := change()
-	if last := s.last.Load(); last != nil {
+	if last := s.last.Load(); last != nil && g != nil {
 		now := *last
 		now.provided = last.provided.with(g)
 		s.last.Store(&now)

@@ -44,7 +44,7 @@ func (p *Provided) snapshot() *providedSnapshot {
 	defer p.mu.Unlock()
 	for _, state := range p.providers {
 		for id, g := range state.groups {
-			if g.known && p.now().Sub(state.heard) <= providerGrace {
+			if g.known() && p.now().Sub(state.heard) <= providerGrace {
 				sn.byID[id] = g
 			}
 		}

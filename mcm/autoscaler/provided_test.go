@@ -1,10 +1,10 @@
 package autoscaler_test
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,190 +17,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
-	"github.com/machinebus/machinebus/bus/embedded"
-	"github.com/machinebus/machinebus/mcm/autoscaler"
-	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
-
-const poolID = "provider:acme/pool"
-
-// A fleet is a replica on a real bus whose cloud has one group.
-type fleet struct {
-	t        *testing.T
-	url      string
-	provider string
-	stop     func()
-	mu       sync.Mutex
-	group    *nodegroupv1.Group
-	more     []*nodegroupv1.Group // beside it
-	list     []*nodegroupv1.Instance
-	enter    func(*nodegroupv1.Envelope)                       // lets a request in; may wait
-	wrong    func(*nodegroupv1.Envelope) *nodegroupv1.Envelope // answers instead, if it likes
-	asked    []*nodegroupv1.Envelope                           // what changes something
-}
-
-func newFleet(t *testing.T) *fleet {
-	t.Helper()
-	f := &fleet{t: t, url: bustest.Server(t, embedded.Options{}).URL(), provider: "acme", group: &nodegroupv1.Group{
-		Id: "pool", MinSize: 1, MaxSize: 5, TargetSize: 2, Description: "pool of small",
-		Template: &nodegroupv1.NodeTemplate{Capacity: map[string]string{"cpu": "4", "memory": "16Gi"}, Labels: map[string]string{"size": "small"}},
-	}}
-	for _, id := range []string{"acme:///1", "acme:///2"} {
-		f.list = append(f.list, &nodegroupv1.Instance{Id: id, State: nodegroupv1.InstanceState_INSTANCE_STATE_RUNNING})
-	}
-	f.start()
-
-	return f
-}
-
-func (f *fleet) start() {
-	conn := bustest.Connect(f.t, bus.Config{URLs: []string{f.url}})
-	server, err := bus.NewServer(conn, bus.ServerConfig{
-		Provider: f.provider, Version: "1.0.0", Logger: bustest.Quiet(), NodeGroups: f.answer,
-		Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_LIST},
-	}, nil)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(f.t.Context())
-	done := make(chan error, 1)
-	go func() { done <- server.Run(ctx) }()
-	f.stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			f.t.Error(err)
-		}
-	})
-	f.t.Cleanup(f.stop)
-}
-
-func (f *fleet) answer(_ context.Context, _ string, req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-	f.mu.Lock()
-	enter := f.enter
-	f.mu.Unlock()
-	if enter != nil {
-		enter(req)
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if req.GetResize() != nil || req.GetDelete() != nil {
-		f.asked = append(f.asked, req)
-	}
-	if f.wrong != nil {
-		if answer := f.wrong(req); answer != nil {
-			return answer
-		}
-	}
-	switch body := req.GetBody().(type) {
-	case *nodegroupv1.Envelope_Instances:
-		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_InstancesFound{InstancesFound: &nodegroupv1.InstancesResponse{Instances: slices.Clone(f.list)}}}
-	case *nodegroupv1.Envelope_Resize:
-		if body.Resize.GetExpectedTarget() != f.group.GetTargetSize() {
-			return failed(driverv1.Code_CODE_ABORTED)
-		}
-		f.group.TargetSize = body.Resize.GetTarget()
-
-		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resized{Resized: &nodegroupv1.ResizeResponse{TargetSize: f.group.GetTargetSize()}}}
-	case *nodegroupv1.Envelope_Delete:
-		f.group.TargetSize -= int32(len(body.Delete.GetInstances()))
-		for n, i := range f.list {
-			if slices.Contains(body.Delete.GetInstances(), i.GetId()) {
-				f.list[n] = &nodegroupv1.Instance{Id: i.GetId(), State: nodegroupv1.InstanceState_INSTANCE_STATE_DELETING}
-			}
-		}
-
-		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Deleted{Deleted: &nodegroupv1.DeleteResponse{TargetSize: f.group.GetTargetSize()}}}
-	default:
-		group := &nodegroupv1.Group{
-			Id: f.group.GetId(), MinSize: f.group.GetMinSize(), MaxSize: f.group.GetMaxSize(), TargetSize: f.group.GetTargetSize(),
-			Description: f.group.GetDescription(), Template: f.group.GetTemplate(), Options: f.group.GetOptions(),
-		}
-
-		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_GroupsFound{GroupsFound: &nodegroupv1.GroupsResponse{
-			Groups: append([]*nodegroupv1.Group{group}, f.more...),
-		}}}
-	}
-}
-
-func failed(code driverv1.Code) *nodegroupv1.Envelope {
-	return &nodegroupv1.Envelope{Status: &driverv1.Status{Code: code, Message: "as told"}}
-}
-
-func (f *fleet) change(do func()) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	do()
-}
-
-// gateway returns a rig whose gateway is on the fleet's bus and knows its group.
-func (f *fleet) gateway(clock func() time.Time) *rig {
-	f.t.Helper()
-	r := f.gatewayOf(clock)
-	r.sees(func(ids []string) bool { return len(ids) == 1 })
-
-	return r
-}
-
-// gatewayOf returns one that need not know of any yet.
-func (f *fleet) gatewayOf(clock func() time.Time) *rig {
-	f.t.Helper()
-	client, err := bus.NewNodeGroupClient(bustest.Connect(f.t, bus.Config{URLs: []string{f.url}}), "default", bustest.Quiet())
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	provided := autoscaler.NewProvided(dispatch.NewNodeGroups(client), clock)
-	ctx, cancel := context.WithCancel(f.t.Context())
-	done := make(chan error, 1)
-	go func() { done <- provided.Start(ctx) }()
-	f.t.Cleanup(func() {
-		cancel()
-		<-done
-		client.Close()
-	})
-
-	return newRig(f.t, func(_ *rig, c *autoscaler.Config) { c.Provided = provided })
-}
-
-// sees refreshes until the groups are as expected.
-func (r *rig) sees(ok func(ids []string) bool) {
-	r.t.Helper()
-	bustest.Eventually(r.t, "the groups are as expected", func() bool {
-		if _, err := r.Refresh(r.t.Context(), &externalgrpc.RefreshRequest{}); err != nil {
-			r.t.Fatal(err)
-		}
-		groups, err := r.NodeGroups(r.t.Context(), &externalgrpc.NodeGroupsRequest{})
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		var ids []string
-		for _, g := range groups.GetNodeGroups() {
-			ids = append(ids, g.GetId())
-		}
-
-		return ok(ids)
-	})
-}
-
-func (r *rig) sizeOf(id string) int32 {
-	r.t.Helper()
-	answer, err := r.NodeGroupTargetSize(r.t.Context(), &externalgrpc.NodeGroupTargetSizeRequest{Id: id})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-
-	return answer.GetTargetSize()
-}
-
-func (r *rig) grow(id string, delta int32) error {
-	_, err := r.NodeGroupIncreaseSize(r.t.Context(), &externalgrpc.NodeGroupIncreaseSizeRequest{Id: id, Delta: delta})
-
-	return err
-}
 
 func TestProvidedGroupIsAnsweredFor(t *testing.T) {
 	t.Parallel()
@@ -274,6 +95,31 @@ func TestProvidedGroupIsResizedOnce(t *testing.T) {
 	f.change(func() {
 		if len(f.asked) != 1 {
 			t.Errorf("%d requests, want one: nobody knows what it did", len(f.asked))
+		}
+	})
+}
+
+// A driver that takes no step, whatever size it is from, is asked a few times and then
+// quoted: its clock may be wrong, so that each request is too old for it.
+func TestProvidedGroupTakesNoStep(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	r := f.gateway(nil)
+	f.change(func() {
+		f.wrong = func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+			if req.GetResize() == nil {
+				return nil
+			}
+
+			return failed(driverv1.Code_CODE_ABORTED)
+		}
+	})
+	if err := r.grow(poolID, 1); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "as told") {
+		t.Errorf("%v, want what the driver says", err)
+	}
+	f.change(func() {
+		if n := len(f.asked); n != 5 {
+			t.Errorf("it was asked %d times, want 5", n)
 		}
 	})
 }
@@ -378,30 +224,6 @@ func TestProvidedGroupOfUnknownInstances(t *testing.T) {
 	nodes, err := r.NodeGroupNodes(t.Context(), &externalgrpc.NodeGroupNodesRequest{Id: poolID})
 	if err != nil || len(nodes.GetInstances()) != 2 {
 		t.Errorf("%v, %v; want the two known before", nodes, err)
-	}
-}
-
-// lists makes more groups of the fleet's, which share its instances.
-func (f *fleet) lists(n int) {
-	for i := range n {
-		f.more = append(f.more, &nodegroupv1.Group{Id: fmt.Sprintf("more-%d", i), MaxSize: 5})
-	}
-}
-
-// A turnstile lets callers in once so many of them wait at the same time.
-func turnstile(n int) (enter func()) {
-	all := make(chan struct{})
-	var mu sync.Mutex
-	waiting := 0
-
-	return func() {
-		mu.Lock()
-		waiting++
-		if waiting == n {
-			close(all)
-		}
-		mu.Unlock()
-		<-all
 	}
 }
 

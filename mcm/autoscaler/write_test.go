@@ -312,6 +312,38 @@ func TestDeleteNodes_Preserved(t *testing.T) {
 	}
 }
 
+// Machines that never came go although one that is preserved was to go with them:
+// the cluster-autoscaler asks for all that are late in one call.
+func TestDeleteNodes_PreservedAmongOthers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.deployment("a", 4, size("0", "9"))
+	r.machine("a", "kept", preserved(v1alpha1.MachineFailed, "", time.Hour))
+	r.machine("a", "late1")
+	r.machine("a", "late2")
+	joined := r.joined("a", "joined", preserved(v1alpha1.MachineRunning, "now", time.Hour))
+	r.refresh(1, 4)
+	r.hasPhase("kept", v1alpha1.MachineFailed)
+	r.hasPhase("joined", v1alpha1.MachineRunning)
+
+	r.wantCode(r.deleteNodes("a", r.fake("late1"), joined), codes.FailedPrecondition) // a node is drained by then, and must not be given up for nothing
+	r.wantCode(r.deleteNodes("a", r.fake("kept")), codes.FailedPrecondition)
+	if d := r.stored("a"); d.Spec.Replicas != 4 || d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion] != "" {
+		t.Fatalf("something was done: %d replicas, annotations %v", d.Spec.Replicas, d.Annotations)
+	}
+	if err := r.deleteNodes("a", r.fake("late1"), r.fake("kept"), r.fake("late2")); err != nil {
+		t.Fatal("those that are late:", err)
+	}
+	d := r.stored("a")
+	if got, want := d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion], "late1~"+stamp+",late2~"+stamp; d.Spec.Replicas != 2 || got != want {
+		t.Errorf("%d replicas, marked %q; want 2 and %q", d.Spec.Replicas, got, want)
+	}
+	r.wantCode(r.deleteNodes("a", r.fake("late1"), r.fake("kept"), r.fake("late2")), codes.FailedPrecondition)
+	if got := r.stored("a").Spec.Replicas; got != 2 {
+		t.Errorf("%d replicas, want 2", got)
+	}
+}
+
 // A machine that is preserved after the snapshot was taken is not marked: its set
 // would keep it, and delete one that works.
 func TestDeleteNodes_PreservedSinceTheSnapshot(t *testing.T) {

@@ -9,11 +9,17 @@ import (
 
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// helloEvery is the time between the leading manager's signs of life.
-const helloEvery = 5 * time.Second
+const (
+	// helloEvery is the time between the leading manager's signs of life.
+	helloEvery = 5 * time.Second
+	// helloSoon is the least of it: by then replicas have said what they heard of the
+	// last one.
+	helloSoon = bus.SessionInterval
+)
 
 // A Greeter says who leads; bus.Announcer is one.
 type Greeter interface {
@@ -28,12 +34,16 @@ type Hello struct {
 	// Epoch returns that of the present leadership; nil means that epochs are not
 	// counted.
 	Epoch func() uint64
+	// Behind gets a value when a driver does not know that epoch; nil for never.
+	Behind <-chan struct{}
 }
 
 // Start implements manager.Runnable.
 func (h *Hello) Start(ctx context.Context) error {
 	tick := time.NewTicker(helloEvery)
 	defer tick.Stop()
+	soon := time.NewTimer(0)
+	defer soon.Stop()
 	for {
 		if h.Epoch != nil {
 			h.Message.Epoch = h.Epoch()
@@ -41,10 +51,17 @@ func (h *Hello) Start(ctx context.Context) error {
 		if err := h.Greeter.Hello(h.Message); err != nil {
 			ctrl.LoggerFrom(ctx).V(1).Info("hello not sent", "err", err.Error())
 		}
+		soon.Reset(helloSoon)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-soon.C:
+		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
+		case <-h.Behind:
 		}
 	}
 }

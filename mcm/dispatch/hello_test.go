@@ -4,6 +4,10 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
@@ -11,6 +15,34 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
+
+type greeter func()
+
+func (g greeter) Hello(*driverv1.Hello) error {
+	g()
+
+	return nil
+}
+
+// A driver that has not heard who leads is told so at once, and not every few seconds:
+// until then it would do what the manager before still sends.
+func TestHello_Behind(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var at []time.Duration
+		start, behind := time.Now(), make(chan struct{}, 1)
+		behind <- struct{}{}
+		hello := &dispatch.Hello{Behind: behind, Message: &driverv1.Hello{}, Greeter: greeter(func() { at = append(at, time.Since(start)) })}
+		go func() { _ = hello.Start(ctx) }()
+		<-time.After(6 * time.Second) // of the bubble's clock
+		synctest.Wait()
+		if diff := cmp.Diff([]time.Duration{0, bus.SessionInterval, 5 * time.Second}, at); diff != "" {
+			t.Errorf("hellos came at (-want +got):\n%s", diff)
+		}
+	})
+}
 
 // Two control planes of one name on one bus would be one for the drivers.
 func TestNamesake(t *testing.T) {

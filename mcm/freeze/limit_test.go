@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"pgregory.net/rapid"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
@@ -98,6 +99,10 @@ func TestCounted(t *testing.T) {
 		"scaled out again": {
 			reason: "as many instances more than replicas as machines were made", machines: [][]v1alpha1.Machine{some(2, 1, 0), some(8, 1, 5), some(6, 9, 0)}, want: 14,
 		},
+		"one stuck for long": {
+			reason:   "of all that was made since then one stands in for it, and none for those that go now",
+			machines: [][]v1alpha1.Machine{some(1, 1, 2), some(10, 5, 0), some(50, 5, 9)}, want: 11,
+		},
 		"made and deleted in a loop": {
 			reason:   "none of their instances is gone, and each stands in for another",
 			machines: [][]v1alpha1.Machine{some(2, 1, 5), some(2, 5, 6), some(2, 6, 7), some(2, 7, 0)}, want: 8,
@@ -144,5 +149,19 @@ func TestValidate(t *testing.T) {
 		if s.Validate() == nil {
 			t.Errorf("%+v is valid", s)
 		}
+	}
+}
+
+// TestBackoff fails as often as in a long outage.
+func TestBackoff(t *testing.T) {
+	t.Parallel()
+	s := DefaultSettings()
+	limiter := s.backoff()
+	var last time.Duration
+	for range 100 {
+		last = limiter.When(reconcile.Request{})
+	}
+	if last != s.Period {
+		t.Errorf("in the end a set is looked at every %s, want %s", last, s.Period)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -107,30 +108,30 @@ func count(ctx context.Context, from client.Reader, set *v1alpha1.MachineSet, op
 
 // counted returns how many machines count. Those on their way out have instances as
 // well, but as long as no others are made they only get fewer: a set that shrinks
-// slowly does not overshoot. So of them there count as many as machines were made
-// since the first began to go. A frozen set waits until they are gone: all count.
+// slowly does not overshoot. So of them there count those that another machine
+// stands in for, made since they began to go; each for one. A frozen set waits until
+// they are gone: all count.
 func counted(machines []v1alpha1.Machine, frozen bool) int {
-	var first *metav1.Time
-	leaving := 0
-	for i := range machines {
-		if at := machines[i].DeletionTimestamp; at != nil {
-			leaving++
-			if first == nil || at.Before(first) {
-				first = at
-			}
-		}
-	}
-	made := 0
-	for i := range machines {
-		if first != nil && !machines[i].CreationTimestamp.Before(first) {
-			made++
-		}
-	}
 	if frozen {
-		made = leaving
+		return len(machines)
+	}
+	var made, left []time.Time
+	for i := range machines {
+		made = append(made, machines[i].CreationTimestamp.Time)
+		if at := machines[i].DeletionTimestamp; at != nil {
+			left = append(left, at.Time)
+		}
+	}
+	slices.SortFunc(made, time.Time.Compare)
+	slices.SortFunc(left, time.Time.Compare)
+	replaced := 0
+	for _, at := range made {
+		if replaced < len(left) && !at.Before(left[replaced]) {
+			replaced++
+		}
 	}
 
-	return len(machines) - leaving + min(leaving, made)
+	return len(machines) - len(left) + replaced
 }
 
 func isFrozen(o client.Object) bool {

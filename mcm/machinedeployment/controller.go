@@ -24,6 +24,11 @@ import (
 // deployment is looked at: each look may be a write of its status.
 const gather = 100 * time.Millisecond
 
+const (
+	firstRetry = 5 * time.Millisecond
+	lastRetry  = time.Minute
+)
+
 // indexSet finds the Machines of a MachineSet by the set's uid.
 const indexSet = "machinedeployment.set"
 
@@ -49,8 +54,15 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, wor
 			deletionChanged()))).
 		Watches(&v1alpha1.MachineSet{}, r.setEvents()).
 		Watches(&v1alpha1.Machine{}, r.machineEvents(), builder.WithPredicates(machineChanged())).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers, RateLimiter: backoff()}).
 		Complete(r)
+}
+
+// backoff bounds the time between two passes that meet errors by far more than
+// controller-runtime does: the deadline of a rollout is not to be missed, and what
+// refused a write, or gave no answer, is put right at some time.
+func backoff() workqueue.TypedRateLimiter[reconcile.Request] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)
 }
 
 // deletionChanged passes what says that a deployment, or its dependents, are to go.

@@ -62,10 +62,28 @@ func (p *pass) shape(set *v1alpha1.MachineSet) {
 // noteRevision has the deployment tell the latest set's revision.
 func (p *pass) noteRevision(ctx context.Context) error {
 	revision := revisionOf(p.latest.Annotations)
-	p.turned = revisionOf(p.deployment.Annotations) != revision
+	if revisionOf(p.deployment.Annotations) != revision {
+		if err := p.turn(ctx); err != nil {
+			return err
+		}
+	}
 	metav1.SetMetaDataAnnotation(&p.deployment.ObjectMeta, v1alpha1.AnnotationKeyRevision, strconv.FormatInt(revision, 10))
 
 	return p.patch(ctx)
+}
+
+// turn is for a rollout that turns to another set before it is complete: that has a
+// deadline of its own. It says so before the deployment tells the set's revision,
+// by which the next pass would not know any more, should this one fail.
+func (p *pass) turn(ctx context.Context) error {
+	current := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentProgressing)
+	if current == nil || rolledOut(current) || p.tellsPause(current) {
+		return nil
+	}
+	p.turned = true
+	p.tellBegin()
+
+	return p.storeStatus(ctx)
 }
 
 // createLatest makes the set of the current template. It returns false when it

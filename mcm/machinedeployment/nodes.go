@@ -2,8 +2,10 @@ package machinedeployment
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,12 +30,30 @@ func (p *pass) tendNodes(ctx context.Context) (bool, error) {
 		}
 	}
 
-	return true, p.tend(ctx, p.latest, false, rolling && p.oldMachines() && p.Settings.AnnotateNodes)
+	if err := p.tend(ctx, p.latest, false, rolling && p.oldMachines() && p.Settings.AnnotateNodes); err != nil {
+		return false, err
+	}
+	if err := p.nodeError(); err != nil {
+		p.log.V(1).Info("nodes cannot be changed", "err", err.Error(), "nodes", len(p.nodeErrs))
+		// Not an error of the pass: its retries would take the place of all other times.
+		p.lookAgain(nodeRetry)
+	}
+
+	return true, nil
 }
 
-// nodeFaults is how many Nodes that cannot be changed end the round of Nodes: each
-// may take as long as a webhook or an API server does not answer.
-const nodeFaults = 3
+// nodeError sums up what the pass met at Nodes. How many these are by now is no part
+// of it: that changes with every few that are tried.
+func (p *pass) nodeError() error {
+	switch len(p.nodeErrs) {
+	case 0:
+		return nil
+	case 1:
+		return p.nodeErrs[0]
+	default:
+		return fmt.Errorf("%w, and other nodes", p.nodeErrs[0])
+	}
+}
 
 func (p *pass) oldMachines() bool { return total(p.countsOfAll(p.old), counts.most) > 0 }
 
@@ -41,31 +61,23 @@ func (p *pass) oldMachines() bool { return total(p.countsOfAll(p.old), counts.mo
 // away, and notes at the set that its Nodes have the taint.
 func (p *pass) tend(ctx context.Context, set *v1alpha1.MachineSet, tainted, annotated bool) error {
 	wasTainted := set.Annotations[v1alpha1.AnnotationKeyPreferNoSchedule] == v1alpha1.TaintValuePreferNoSchedule
-	done := true
-	for _, m := range p.machines[set.UID] {
-		if len(p.errs) >= nodeFaults {
-			return nil
-		}
-		name := m.Labels[v1alpha1.LabelKeyNode]
-		if name == "" {
-			continue
-		}
+	done := true // neither the others nor the rollout wait for a Node
+	for _, m := range byNode(p.machines[set.UID]) {
 		// A preserved machine's Node has the annotations for a reason of its own.
 		wish := nodeWish{
 			taints: tainted || wasTainted, tainted: tainted,
 			protects: annotated || m.Status.CurrentStatus.PreserveExpiryTime.IsZero(), protected: annotated,
 		}
-		err := p.changeNode(ctx, name, wish)
-		if err == nil {
+		err := p.changeNode(ctx, m.Labels[v1alpha1.LabelKeyNode], wish)
+		switch {
+		case err == nil:
 			continue
-		}
-		// Neither the others nor the rollout wait for one.
-		done = false
-		if apierrors.IsConflict(err) { // Nodes change often
+		case apierrors.IsConflict(err) || errors.Is(err, errLater): // Nodes change often
 			p.lookAgain(conflictRetry)
-		} else {
-			p.errs = append(p.errs, err)
+		default:
+			p.nodeErrs = append(p.nodeErrs, err)
 		}
+		done = false
 	}
 	if !done || tainted == wasTainted || tainted && len(p.machines[set.UID]) == 0 {
 		return nil
@@ -78,6 +90,22 @@ func (p *pass) tend(ctx context.Context, set *v1alpha1.MachineSet, tainted, anno
 	}
 
 	return p.patchSet(ctx, set, before)
+}
+
+// byNode returns the machines that have a Node, in the order of its name: what is
+// said of those that cannot be changed is the same in each pass.
+func byNode(machines []*v1alpha1.Machine) []*v1alpha1.Machine {
+	found := make([]*v1alpha1.Machine, 0, len(machines))
+	for _, m := range machines {
+		if m.Labels[v1alpha1.LabelKeyNode] != "" {
+			found = append(found, m)
+		}
+	}
+	slices.SortFunc(found, func(a, b *v1alpha1.Machine) int {
+		return strings.Compare(a.Labels[v1alpha1.LabelKeyNode], b.Labels[v1alpha1.LabelKeyNode])
+	})
+
+	return found
 }
 
 // A nodeWish is what a rollout wants of a Node.
@@ -117,14 +145,23 @@ func (p *pass) changeNode(ctx context.Context, name string, wish nodeWish) error
 	if wish.granted(cached) {
 		return nil
 	}
+	switch err := p.nodeFaults.recent(name, p.now); {
+	case err != nil:
+		return err
+	case p.nodeTries >= nodeTries:
+		return errLater
+	}
 	node := cached.DeepCopy()
 	wish.grant(node)
 	err := p.Target.Patch(ctx, node, client.MergeFromWithOptions(cached, client.MergeFromWithOptimisticLock{}))
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("store node %s: %w", name, err)
+	if err = client.IgnoreNotFound(err); err == nil || apierrors.IsConflict(err) {
+		return err
 	}
+	p.nodeTries++
+	err = fmt.Errorf("store node %s: %w", name, err)
+	p.nodeFaults.note(name, err, p.now)
 
-	return nil
+	return err
 }
 
 var ourTaint = corev1.Taint{

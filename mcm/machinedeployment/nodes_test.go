@@ -6,11 +6,14 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -122,4 +125,76 @@ func TestNodes_Refused(t *testing.T) {
 	r.player.release("large", 9)
 	r.nudge(t)
 	r.complete(t, d)
+}
+
+// A choosy client is the way to a cluster that lets nobody change some Nodes.
+type choosy struct {
+	client.Client
+
+	bad atomic.Pointer[[]string]
+}
+
+func (c *choosy) Patch(ctx context.Context, o client.Object, patch client.Patch, opts ...client.PatchOption) error {
+	if bad := c.bad.Load(); bad != nil && slices.Contains(*bad, o.GetName()) {
+		return apierrors.NewForbidden(corev1.Resource("nodes"), o.GetName(), errors.New("the policy says no"))
+	}
+
+	return c.Client.Patch(ctx, o, patch, opts...)
+}
+
+// TestNodes_SomeRefused has more Nodes that cannot be changed than a pass tries: all
+// others are changed, those of the latest set, too. What the condition says of them
+// stays the same, and they do not take the place of the rollout's own times.
+func TestNodes_SomeRefused(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.player = &player{broken: map[string]bool{}, held: map[string]int{"large": 0}}
+	target := &choosy{Client: r.Client}
+	r.target = target
+	r.start(t)
+	d := r.deployment(8, func(d *v1alpha1.MachineDeployment) { d.Spec.ProgressDeadlineSeconds = new(int32(3600)) })
+	r.create(t, d)
+	r.complete(t, d)
+	var names []string
+	for _, node := range r.nodes(t, "small") {
+		names = append(names, node.Name)
+	}
+	slices.Sort(names)
+	bad := names[:6] // two of them go before the rollout comes to rest
+	target.bad.Store(&bad)
+	r.player.release("large", 1)
+	r.change(t, d, class("large"))
+	r.until(t, "rest", d, func(d *v1alpha1.MachineDeployment) bool {
+		return maps.Equal(map[string]int32{"small": 6, "large": 3}, r.replicas(t)) && len(r.machines(t)) == 9 && d.Status.AvailableReplicas == 7
+	})
+	annotated := func(n *corev1.Node) bool {
+		return n.Annotations["cluster-autoscaler.kubernetes.io/scale-down-disabled"] == "true"
+	}
+	if !poll(t, func() bool {
+		large, small := r.nodes(t, "large"), r.nodes(t, "small")
+		small = slices.DeleteFunc(small, func(n *corev1.Node) bool { return slices.Contains(bad, n.Name) })
+
+		return len(large) > 0 && !slices.ContainsFunc(append(large, small...), func(n *corev1.Node) bool { return !annotated(n) })
+	}) {
+		t.Fatalf("some Nodes are not annotated: %+v", r.nodes(t, "small"))
+	}
+	lastError := func(d *v1alpha1.MachineDeployment) string {
+		_, text, _ := strings.Cut(condition(d, v1alpha1.MachineDeploymentProgressing).Message, v1alpha1.MessageLastError)
+
+		return text
+	}
+	r.until(t, "a word on the Nodes", d, func(d *v1alpha1.MachineDeployment) bool { return strings.HasSuffix(lastError(d), ", and other nodes") })
+	texts := map[string]bool{}
+	for range 20 {
+		result, err := r.reconciler.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(d)})
+		if err != nil || result.RequeueAfter <= 0 || result.RequeueAfter > time.Minute {
+			t.Errorf("the next look is in %s, after error %v", result.RequeueAfter, err)
+		}
+		texts[lastError(r.get(t, d))] = true
+	}
+	for text := range texts {
+		if len(texts) > 1 || !strings.HasPrefix(text, "store node "+bad[2]) {
+			t.Errorf("the condition says %q, want it to name %s", text, bad[2])
+		}
+	}
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -41,7 +39,8 @@ type Reconciler struct {
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 
-	ledger ledger
+	ledger     ledger
+	nodeFaults nodeFaults
 }
 
 // A pass is one look at one deployment.
@@ -58,11 +57,12 @@ type pass struct {
 	sorted   bool                   // whether the sets were sorted into these
 	machines map[types.UID][]*v1alpha1.Machine
 
-	turned  bool          // whether latest is another one than the deployment has told
-	created string        // name of the set that this pass has made
-	fault   string        // why the set could not be made
-	errs    []error       // of Nodes, after which the pass went on
-	after   time.Duration // when to look again; 0 for no sooner than resync
+	turned    bool          // whether the rollout under way has turned to another set
+	created   string        // name of the set that this pass has made
+	fault     string        // why the set could not be made
+	nodeErrs  []error       // of Nodes, without which the pass goes on
+	nodeTries int           // how many of them this pass has tried
+	after     time.Duration // when to look again; 0 for no sooner than resync
 }
 
 // A step returns whether the pass goes on with the next one.
@@ -141,9 +141,6 @@ func (p *pass) run(ctx context.Context) error {
 	if conflict(err) {
 		return err // the next pass meets the rest again
 	}
-	// In an order, or the condition would change without a cause.
-	slices.SortFunc(p.errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	err = errors.Join(append(p.errs, err)...)
 	if !p.sorted && err == nil {
 		return nil // there is nothing to report yet
 	}

@@ -48,10 +48,10 @@ func (p *pass) progress(status corev1.ConditionStatus, reason, message string) {
 // that cannot be scaled, name the machine that is to blame.
 func (p *pass) followProgress() {
 	switch current := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentProgressing); {
-	case p.deployment.Spec.Paused && (current == nil || current.Reason != v1alpha1.ReasonProgressDeadlineExceeded):
-		return // and so it says
+	case p.tellsPause(current):
+		return
 	case p.created != "":
-		p.progress(corev1.ConditionTrue, v1alpha1.ReasonNewMachineSetCreated, fmt.Sprintf("Created new machine set %q", p.created))
+		p.tellBegin()
 	case p.fault != "":
 		p.faulty()
 	case p.latest == nil && !p.oldMachines():
@@ -64,8 +64,20 @@ func (p *pass) followProgress() {
 	p.awaitDeadline()
 }
 
-// errorLead stands before an error in the message of the condition Progressing.
-const errorLead = " The last attempt met an error: "
+// tellsPause tells whether the condition is to say that the deployment is paused, and
+// nothing else.
+func (p *pass) tellsPause(current *v1alpha1.MachineDeploymentCondition) bool {
+	return p.deployment.Spec.Paused && (current == nil || current.Reason != v1alpha1.ReasonProgressDeadlineExceeded)
+}
+
+// tellBegin says that a rollout to the latest set has begun.
+func (p *pass) tellBegin() {
+	if p.created != "" {
+		p.progress(corev1.ConditionTrue, v1alpha1.ReasonNewMachineSetCreated, fmt.Sprintf("Created new machine set %q", p.created))
+	} else {
+		p.progress(corev1.ConditionTrue, v1alpha1.ReasonFoundNewMachineSet, fmt.Sprintf("Found new machine set %q", p.latest.Name))
+	}
+}
 
 // tellError adds the error that the pass met to what the condition Progressing
 // says, in place of an earlier one. It is no word on the progress.
@@ -74,9 +86,9 @@ func (p *pass) tellError(err error) {
 	if current == nil || p.fault != "" { // which says it
 		return
 	}
-	current.Message, _, _ = strings.Cut(current.Message, errorLead)
+	current.Message, _, _ = strings.Cut(current.Message, v1alpha1.MessageLastError)
 	if err != nil {
-		current.Message += errorLead + v1alpha1.ShortText(strings.ReplaceAll(err.Error(), "\n", "; "))
+		current.Message += v1alpha1.MessageLastError + v1alpha1.ShortText(strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 }
 
@@ -111,8 +123,8 @@ func (p *pass) underWay(current *v1alpha1.MachineDeploymentCondition) {
 		message = p.subject() + " is progressing."
 		p.progress(corev1.ConditionTrue, v1alpha1.ReasonMachineSetUpdated, message)
 	case begins:
-		message = fmt.Sprintf("Found new machine set %q", p.latest.Name)
-		p.progress(corev1.ConditionTrue, v1alpha1.ReasonFoundNewMachineSet, message)
+		p.tellBegin()
+		message = conditionOf(status, v1alpha1.MachineDeploymentProgressing).Message
 	case p.advanced() || current.Reason == v1alpha1.ReasonMachineSetCreateError || current.Reason == v1alpha1.ReasonInvalidSpec:
 		message = p.subject() + " is progressing."
 		p.progress(corev1.ConditionTrue, v1alpha1.ReasonMachineSetUpdated, message)

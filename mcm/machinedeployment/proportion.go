@@ -12,53 +12,41 @@ import (
 type share struct {
 	counts
 
-	Latest bool
-	Max    int32 // replicas + surge of the deployment when the set was last told; 0 for unknown
-	Most   int32 // machines that it may come to have
+	Grows bool  // it gets what there is more; none does when the rollout sees to that
+	Max   int32 // replicas + surge of the deployment when the set was last told; 0 for unknown
 }
 
-// divide works out the replicas of a deployment's active sets, oldest first,
-// when its replicas change to desired in the middle of a rollout. More go to the
-// latest set. Fewer are taken where machines do not work, of old sets first, and
-// then from all in proportion: no step deletes an available machine that is
-// needed.
-func divide(desired int32, l limits, shares []share) []int32 {
+// divide works out the replicas of a deployment's active sets, oldest first, when
+// its replicas change to desired in the middle of a rollout: allowed in sum. More
+// go to the set that grows, no more than there is room for. Fewer are taken where
+// machines do not work, of the others first, and then from all in proportion: no
+// step deletes an available machine that is needed.
+func divide(desired, allowed, room int32, shares []share) []int32 {
 	replicas := make([]int32, len(shares))
-	var all, most int32
+	var all int32
 	for i, s := range shares {
 		replicas[i] = s.Replicas
 		all += s.Replicas
-		most += s.Most
 	}
-	allowed := desired + l.surge
-	if desired == 0 {
-		allowed = 0
-	}
-	switch {
-	case allowed > all:
-		grow(desired, min(allowed-all, max(0, allowed-most)), shares, replicas)
-	case allowed < all:
+	if allowed < all {
 		shrink(allowed, all-allowed, shares, replicas)
+
+		return replicas
+	}
+	for i, s := range shares {
+		if s.Grows {
+			replicas[i] += max(0, min(room, allowed-all, desired-replicas[i]))
+		}
 	}
 
 	return replicas
 }
 
-// grow adds n replicas: to the latest set, as far as it lacks any, or to the
-// youngest when none is the latest.
-func grow(desired, n int32, shares []share, replicas []int32) {
-	i := slices.IndexFunc(shares, func(s share) bool { return s.Latest })
-	if i < 0 {
-		i = len(shares) - 1
-	}
-	replicas[i] += max(0, min(n, desired-replicas[i]))
-}
-
 // shrink takes n replicas away.
 func shrink(allowed, n int32, shares []share, replicas []int32) {
-	for _, latest := range []bool{false, true} {
+	for _, grows := range []bool{false, true} {
 		for i, s := range shares {
-			if s.Latest == latest {
+			if s.Grows == grows {
 				taken := min(n, s.broken())
 				replicas[i] -= taken
 				n -= taken

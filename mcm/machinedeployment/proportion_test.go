@@ -10,10 +10,17 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-func old(c counts, before int32) share { return share{counts: c, Max: before, Most: c.most()} }
+func old(c counts, before int32) share { return share{counts: c, Max: before} }
 
-func latest(c counts, before int32) share {
-	return share{counts: c, Max: before, Most: c.most(), Latest: true}
+func latest(c counts, before int32) share { return share{counts: c, Max: before, Grows: true} }
+
+// room is what shares leave of what is allowed.
+func room(allowed int32, shares []share) int32 {
+	for _, s := range shares {
+		allowed -= s.most()
+	}
+
+	return allowed
 }
 
 func TestDivide(t *testing.T) {
@@ -31,9 +38,9 @@ func TestDivide(t *testing.T) {
 			[]int32{4, 8},
 		},
 		"GrowWithoutLatest": {
-			"or to the youngest, when the rollout to the latest has not begun", 10, 0,
+			"or to none, when the rollout to the latest has not begun: it begins with them", 10, 0,
 			[]share{old(full(4), 6), old(full(2), 6)},
-			[]int32{4, 6},
+			[]int32{4, 2},
 		},
 		"Shrink": {
 			"fewer are taken in proportion", 5, 1,
@@ -69,7 +76,11 @@ func TestDivide(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := divide(tc.desired, limits{surge: tc.surge}, tc.shares)
+			allowed := tc.desired + tc.surge
+			if tc.desired == 0 {
+				allowed = 0
+			}
+			got := divide(tc.desired, allowed, room(allowed, tc.shares), tc.shares)
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("%s: -want, +got:\n%s", tc.reason, diff)
 			}
@@ -81,18 +92,22 @@ func TestDivide(t *testing.T) {
 func TestDivide_Invariants(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		l := limits{surge: rapid.Int32Range(0, 5).Draw(t, "surge")}
+		surge := rapid.Int32Range(0, 5).Draw(t, "surge")
 		before, desired := rapid.Int32Range(1, 30).Draw(t, "before"), rapid.Int32Range(0, 30).Draw(t, "desired")
-		left := before + l.surge
+		left := before + surge
 		var shares []share
 		for range rapid.IntRange(1, 4).Draw(t, "sets") {
 			n := rapid.Int32Range(0, left).Draw(t, "replicas")
 			left -= n
 			c := counts{Replicas: n, Active: n, Available: rapid.Int32Range(0, n).Draw(t, "available")}
-			shares = append(shares, old(c, before+l.surge))
+			shares = append(shares, old(c, before+surge))
 		}
-		shares[rapid.IntRange(0, len(shares)-1).Draw(t, "latest")].Latest = true
-		got := divide(desired, l, shares)
+		shares[rapid.IntRange(0, len(shares)-1).Draw(t, "latest")].Grows = true
+		allowed := desired + surge
+		if desired == 0 {
+			allowed = 0
+		}
+		got := divide(desired, allowed, room(allowed, shares), shares)
 		var was, sum, worked, work int32
 		for i, s := range shares {
 			was += s.Replicas
@@ -102,16 +117,12 @@ func TestDivide_Invariants(t *testing.T) {
 			if got[i] < 0 {
 				t.Fatalf("set %d gets %d replicas", i, got[i])
 			}
-			if !s.Latest && got[i] > s.Replicas {
+			if !s.Grows && got[i] > s.Replicas {
 				t.Fatalf("old set %d grows from %d to %d", i, s.Replicas, got[i])
 			}
 		}
 		if work < min(worked, desired) {
 			t.Fatalf("%d of %d available machines are left, though %d are needed: %v", work, worked, desired, got)
-		}
-		allowed := desired + l.surge
-		if desired == 0 {
-			allowed = 0
 		}
 		if sum > allowed {
 			t.Fatalf("%d replicas, want at most %d: %v", sum, allowed, got)
@@ -136,18 +147,27 @@ func TestUnmarked(t *testing.T) {
 		others   int // running machines beside the marked ones
 		marks    []string
 		want     counts
+		phase    v1alpha1.MachinePhase // of the marked ones; Running if empty
 	}{
-		"none":    {"all stay", 2, 2, nil, full(2)},
-		"one":     {"one goes, and its place with it", 3, 2, []string{last}, counts{Replicas: 2, Active: 2, Available: 2, Terminating: 1}},
-		"later":   {"the set will not have heard of that", 3, 2, []string{after}, full(3)},
-		"surplus": {"the set has one too many and takes the marked one", 2, 2, []string{before}, counts{Replicas: 2, Active: 2, Available: 2, Terminating: 1}},
+		"none":    {"all stay", 2, 2, nil, full(2), ""},
+		"one":     {"one goes, and its place with it", 3, 2, []string{last}, counts{Replicas: 2, Active: 2, Available: 2, Terminating: 1}, ""},
+		"later":   {"the set will not have heard of that", 3, 2, []string{after}, full(3), ""},
+		"surplus": {"the set has one too many and takes the marked one", 2, 2, []string{before}, counts{Replicas: 2, Active: 2, Available: 2, Terminating: 1}, ""},
 		"both": {
 			"one is surplus, for the other one there is a place", 3, 2,
 			[]string{before, last},
 			counts{Replicas: 2, Active: 2, Available: 2, Terminating: 2},
+			"",
 		},
-		"incomplete": {"what the set has yet to make is still to come", 3, 1, []string{last}, counts{Replicas: 2, Active: 1, Available: 1, Terminating: 1}},
-		"all":        {"nothing is less than none", 0, 0, []string{before, last}, counts{Terminating: 2}},
+		"incomplete": {"what the set has yet to make is still to come", 3, 1, []string{last}, counts{Replicas: 2, Active: 1, Available: 1, Terminating: 1}, ""},
+		"all":        {"nothing is less than none", 0, 0, []string{before, last}, counts{Terminating: 2}, ""},
+		"failed": {
+			"the set deletes it, preserved or not, and misses it", 3, 2,
+			[]string{last},
+			counts{Replicas: 2, Active: 2, Available: 2, Terminating: 1},
+			v1alpha1.MachineFailed,
+		},
+		"going": {"the set does not count it any more", 2, 2, []string{last}, counts{Replicas: 2, Active: 3, Available: 2}, v1alpha1.MachineTerminating},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -159,6 +179,9 @@ func TestUnmarked(t *testing.T) {
 				m := &v1alpha1.Machine{}
 				m.Status.CurrentStatus.Phase = v1alpha1.MachineRunning
 				if i < len(tc.marks) {
+					if tc.phase != "" {
+						m.Status.CurrentStatus.Phase = tc.phase
+					}
 					m.Annotations = map[string]string{
 						v1alpha1.AnnotationKeyMachinePriority: v1alpha1.MachinePriorityDelete, v1alpha1.AnnotationKeyMarkedForDeletionTime: tc.marks[i],
 					}

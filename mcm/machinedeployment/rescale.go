@@ -2,6 +2,7 @@ package machinedeployment
 
 import (
 	"context"
+	"slices"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
@@ -10,16 +11,22 @@ import (
 // goes on with the next pass.
 func (p *pass) rescale(ctx context.Context) (bool, error) {
 	active := p.active()
-	changed := false
+	desired := p.deployment.Spec.Replicas
+	changed, before := false, desired
 	for _, set := range active {
-		noted, ok := replicasNoted(set, v1alpha1.AnnotationKeyDesiredReplicas)
-		changed = changed || ok && noted != p.deployment.Spec.Replicas
+		if noted, ok := replicasNoted(set, v1alpha1.AnnotationKeyDesiredReplicas); ok && noted != desired {
+			changed, before = true, max(before, noted)
+		}
 	}
 	switch {
-	case changed && len(active) == 1:
-		return false, p.resize(ctx, active[0], p.whole(active[0]))
 	case changed:
-		return false, p.divideAmong(ctx, active)
+		for i, replicas := range p.parts(active, before-desired) {
+			if err := p.resize(ctx, active[i], replicas); err != nil {
+				return false, err
+			}
+		}
+
+		return false, nil
 	case len(active) == 0 && p.fromZero() != nil:
 		return false, p.resize(ctx, p.fromZero(), p.deployment.Spec.Replicas)
 	default:
@@ -27,14 +34,32 @@ func (p *pass) rescale(ctx context.Context) (bool, error) {
 	}
 }
 
-// whole is how many of the deployment's replicas its only active set gets: all
-// that the rollout leaves room for.
-func (p *pass) whole(set *v1alpha1.MachineSet) int32 {
-	if set == p.latest && p.makesUp() && p.oldMachines() {
-		return planLatest(p.deployment.Spec.Replicas, limitsOf(&p.deployment.Spec), p.countsOf(set), p.countsOfAll(p.old))
+// parts works out what the active sets get of the deployment's replicas, of which
+// there are to be so many fewer than before.
+func (p *pass) parts(active []*v1alpha1.MachineSet, fewer int32) []int32 {
+	if len(active) == 1 {
+		return []int32{p.whole(active[0], fewer)}
 	}
 
-	return p.deployment.Spec.Replicas
+	return p.divideAmong(active, fewer)
+}
+
+// whole is what the only active set gets: all that the rollout leaves room for.
+func (p *pass) whole(set *v1alpha1.MachineSet, fewer int32) int32 {
+	desired, c := p.deployment.Spec.Replicas, p.unmarked(set)
+	switch {
+	case !p.makesUp() && fewer > 0:
+		return min(desired, c.Replicas+max(0, set.Spec.Replicas-c.Replicas-fewer))
+	case !p.makesUp():
+		return desired
+	case set != p.latest:
+		// What is lacking is the latest set's to have, though it may have nothing yet.
+		return min(desired, c.Replicas)
+	case p.oldMachines():
+		return planLatest(desired, limitsOf(&p.deployment.Spec), c, p.countsOfAll(p.old))
+	default:
+		return desired
+	}
 }
 
 // fromZero is the set that takes all replicas of a deployment that had none; nil
@@ -78,7 +103,7 @@ func (p *pass) passOn(ctx context.Context, active []*v1alpha1.MachineSet) error 
 			continue
 		}
 		replicas := set.Spec.Replicas
-		if p.makesUp() && (len(active) > 1 || set != p.latest) {
+		if p.makesUp() && p.oldMachines() {
 			replicas = p.unmarked(set).Replicas
 		}
 		if err := p.resize(ctx, set, replicas); err != nil {
@@ -94,38 +119,44 @@ func (p *pass) makesUp() bool {
 	return !p.deployment.Spec.Paused && p.deployment.Spec.Strategy.Type != v1alpha1.InPlaceUpdateMachineDeploymentStrategyType
 }
 
-// divideAmong changes the replicas of several sets in the middle of a rollout.
-func (p *pass) divideAmong(ctx context.Context, active []*v1alpha1.MachineSet) error {
+// divideAmong is for several sets, in the middle of a rollout.
+func (p *pass) divideAmong(active []*v1alpha1.MachineSet, fewer int32) []int32 {
 	desired := p.deployment.Spec.Replicas
 	if p.latest != nil && p.unmarked(p.latest).Replicas == desired && p.unmarked(p.latest).sure() == desired {
-		for _, set := range active {
-			replicas := int32(0)
+		replicas := make([]int32, len(active))
+		for i, set := range active {
 			if set == p.latest {
-				replicas = desired
-			}
-			if err := p.resize(ctx, set, replicas); err != nil {
-				return err
+				replicas[i] = desired
 			}
 		}
 
-		return nil
+		return replicas
 	}
-	l := limitsOf(&p.deployment.Spec)
+	allowed := desired
+	if desired > 0 {
+		allowed += limitsOf(&p.deployment.Spec).surge
+	}
 	shares := make([]share, len(active))
+	var told, left, most int32
 	for i, set := range active {
-		most, _ := replicasNoted(set, v1alpha1.AnnotationKeyMaxReplicas)
+		before, _ := replicasNoted(set, v1alpha1.AnnotationKeyMaxReplicas)
 		c := p.unmarked(set)
-		shares[i] = share{counts: c, Latest: set == p.latest, Max: most, Most: c.most()}
-		if !p.makesUp() {
-			// Machines that are on their way out hold nothing back.
-			shares[i].Most = c.Replicas
-		}
+		shares[i] = share{counts: c, Grows: set == p.latest, Max: before}
+		told, left, most = told+set.Spec.Replicas, left+c.Replicas, most+c.most()
 	}
-	for i, replicas := range divide(desired, l, shares) {
-		if err := p.resize(ctx, active[i], replicas); err != nil {
-			return err
+	room := allowed - most
+	if !p.makesUp() {
+		// Nobody goes on from here: somebody has to have them, and machines that are
+		// on their way out hold nothing back. Where fewer are wished for, only the
+		// chosen ones beyond these are made up for.
+		if !slices.ContainsFunc(shares, func(s share) bool { return s.Grows }) {
+			shares[len(shares)-1].Grows = true
+		}
+		room = allowed - left
+		if fewer > 0 {
+			room = min(room, told-left-fewer)
 		}
 	}
 
-	return nil
+	return divide(desired, allowed, room, shares)
 }

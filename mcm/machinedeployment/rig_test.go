@@ -55,7 +55,8 @@ type rig struct {
 	// proxy, if set, is the controller's way to the API server, and only its.
 	proxy *kubetest.Proxy
 	// target, if set, is the controller's way to the Nodes.
-	target client.Client
+	target     client.Client
+	reconciler *machinedeployment.Reconciler
 }
 
 func newRig(t *testing.T) *rig {
@@ -94,15 +95,15 @@ func (r *rig) start(t *testing.T) {
 		deployments = newManager(t, r.proxy.Config(), r.namespace)
 		managers = append(managers, deployments)
 	}
-	reconciler := &machinedeployment.Reconciler{
+	r.reconciler = &machinedeployment.Reconciler{
 		Control: deployments.GetClient(), Live: deployments.GetAPIReader(), Target: r.Client,
 		Settings: machinedeployment.Settings{Namespace: r.namespace, AnnotateNodes: true},
 		Events:   deployments.GetEventRecorderFor("mcm"), //nolint:staticcheck // the newer API keeps only the first text of a reason
 	}
 	if r.target != nil {
-		reconciler.Target = r.target
+		r.reconciler.Target = r.target
 	}
-	if err := reconciler.SetupWithManager(ctx, deployments, 4); err != nil {
+	if err := r.reconciler.SetupWithManager(ctx, deployments, 4); err != nil {
 		t.Fatal(err)
 	}
 	if r.player == nil {

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/kubetest"
 )
 
 // class changes the class of a deployment's template.
@@ -157,49 +158,6 @@ func TestRollingUpdate(t *testing.T) {
 				t.Errorf("the deployment is at revision %q, want 2", revision)
 			}
 		})
-	}
-}
-
-// TestScale_Draining has a deployment grow while the last old machine is on its way
-// out: that one takes a place.
-func TestScale_Draining(t *testing.T) {
-	t.Parallel()
-	r := newRunningRig(t)
-	d := r.deployment(2, func(d *v1alpha1.MachineDeployment) { d.Spec.Strategy.RollingUpdate.MaxSurge = new(intstr.FromInt32(0)) })
-	r.create(t, d)
-	r.complete(t, d)
-	for _, m := range r.machines(t) {
-		r.finalize(t, &m, "test.invalid/drains")
-	}
-	r.change(t, d, class("large"))
-	r.until(t, "an old machine that goes", d, func(*v1alpha1.MachineDeployment) bool { return r.replicas(t)["small"] == 1 })
-	free := func() {
-		t.Helper()
-		if !poll(t, func() bool {
-			all := r.machines(t)
-			i := slices.IndexFunc(all, func(m v1alpha1.Machine) bool { return !m.DeletionTimestamp.IsZero() })
-			if i >= 0 {
-				r.finalize(t, &all[i])
-			}
-
-			return i >= 0
-		}) {
-			t.Fatal("no old machine goes")
-		}
-	}
-	free()
-	r.until(t, "the last step", d, func(*v1alpha1.MachineDeployment) bool {
-		return maps.Equal(map[string]int32{"small": 0, "large": 1}, r.replicas(t))
-	})
-	r.player.watch()
-	r.change(t, d, replicas(4))
-	r.until(t, "what there is room for", d, func(*v1alpha1.MachineDeployment) bool {
-		return maps.Equal(map[string]int32{"small": 0, "large": 3}, r.replicas(t))
-	})
-	free()
-	r.complete(t, d)
-	if most, _ := r.player.seen(); most > 4 {
-		t.Errorf("there were up to %d machines for 4 replicas without surge", most)
 	}
 }
 
@@ -352,12 +310,53 @@ func TestStuckRollout_Undo(t *testing.T) {
 	}
 }
 
+// TestStuckRollout_UndoInterrupted goes back while the API server refuses status: what
+// is gone back to has its own time all the same.
+func TestStuckRollout_UndoInterrupted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.player = &player{broken: map[string]bool{"large": true}}
+	r.proxy = kubetest.NewProxy(t, apiServer)
+	r.start(t)
+	d := r.deployment(3, func(d *v1alpha1.MachineDeployment) {
+		d.Spec.ProgressDeadlineSeconds = new(int32(1))
+		d.Spec.Strategy.RollingUpdate.MaxSurge = new(intstr.FromString("100%"))
+	})
+	r.create(t, d)
+	r.complete(t, d)
+	r.change(t, d, class("large"))
+	r.until(t, "the deadline", d, func(d *v1alpha1.MachineDeployment) bool {
+		return condition(d, v1alpha1.MachineDeploymentProgressing).Reason == "ProgressDeadlineExceeded"
+	})
+	r.player.sleep()
+	const status = "PATCH machinedeployments/status"
+	r.proxy.Refuse(status, true)
+	tries := r.proxy.Requests(status)
+	r.change(t, d, func(d *v1alpha1.MachineDeployment) {
+		d.Spec.Template.Spec.Class.Name = "small"
+		d.Spec.ProgressDeadlineSeconds = new(int32(600))
+	})
+	if !poll(t, func() bool { return r.proxy.Requests(status) >= tries+2 }) {
+		t.Fatal("no status is stored")
+	}
+	r.proxy.Refuse(status, false)
+	got := r.until(t, "a look at the change", d, func(d *v1alpha1.MachineDeployment) bool { return d.Status.ObservedGeneration == d.Generation })
+	if c := condition(got, v1alpha1.MachineDeploymentProgressing); c.Status != corev1.ConditionTrue {
+		t.Errorf("the way back is told to be late: %+v", c)
+	}
+}
+
 // TestRefused has the API server refuse what a rollout needs, and says so.
 func TestRefused(t *testing.T) {
 	t.Parallel()
-	for name, start := range map[string]func(*v1alpha1.MachineDeployment){
-		"Rollout": class("large"),
-		"Paused":  func(d *v1alpha1.MachineDeployment) { d.Spec.Paused, d.Spec.Replicas = true, 5 },
+	for name, tc := range map[string]struct {
+		reason   string
+		change   func(*v1alpha1.MachineDeployment)
+		observed bool // whether the sets have it
+	}{
+		"Rollout": {"the new set is made, and the rollout under way", class("large"), true},
+		"Paused":  {"no set has the replicas", func(d *v1alpha1.MachineDeployment) { d.Spec.Paused, d.Spec.Replicas = true, 5 }, false},
+		"InPlace": {"no set has the change", func(d *v1alpha1.MachineDeployment) { d.Spec.MinReadySeconds = 9 }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -366,13 +365,16 @@ func TestRefused(t *testing.T) {
 			r.create(t, d)
 			r.complete(t, d)
 			r.proxy.Refuse("PATCH machinesets", true)
-			r.change(t, d, start)
+			r.change(t, d, tc.change)
 			refused := func(n int) func(d *v1alpha1.MachineDeployment) bool {
 				return func(d *v1alpha1.MachineDeployment) bool {
 					return strings.Count(condition(d, v1alpha1.MachineDeploymentProgressing).Message, "met an error: store machine set ") == n
 				}
 			}
-			r.until(t, "the reason", d, refused(1))
+			got := r.until(t, "the reason", d, refused(1))
+			if observed := got.Status.ObservedGeneration == got.Generation; observed != tc.observed {
+				t.Errorf("the change counts as observed: %v, want %v: %s", observed, tc.observed, tc.reason)
+			}
 			tries := r.proxy.Requests("PATCH machinesets")
 			if !poll(t, func() bool { return r.proxy.Requests("PATCH machinesets") > tries }) {
 				t.Fatal("it is not tried again")

@@ -2,6 +2,7 @@ package machinedeployment
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -12,16 +13,20 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// report stores what this pass has seen, and the error that it met. Only this and
-// refuse write status.
+// report stores what this pass has seen, and the error that it met: then the spec
+// does not count as observed, as perhaps no set has what changed in it. Only this,
+// turn and refuse write status.
 func (p *pass) report(ctx context.Context, err error) error {
 	if p.sorted {
 		p.count()
 		p.followAvailability()
 		p.copyFailure()
 		p.followProgress()
+		if err == nil {
+			p.deployment.Status.ObservedGeneration = p.deployment.Generation
+		}
 	}
-	p.tellError(err)
+	p.tellError(errors.Join(p.nodeError(), err))
 
 	return p.storeStatus(ctx)
 }
@@ -35,6 +40,7 @@ func (p *pass) storeStatus(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("store status of deployment %s: %w", client.ObjectKeyFromObject(p.stored), err)
 	}
+	p.stored = p.deployment.DeepCopy()
 
 	return nil
 }
@@ -42,7 +48,6 @@ func (p *pass) storeStatus(ctx context.Context) error {
 // count sums up what the sets report of themselves.
 func (p *pass) count() {
 	s := &p.deployment.Status
-	s.ObservedGeneration = p.deployment.Generation
 	s.Replicas, s.ReadyReplicas, s.AvailableReplicas, s.PreservedFailedReplicas, s.UpdatedReplicas = 0, 0, 0, 0, 0
 	s.FailedMachines, s.FailedMachineCount = nil, 0
 	var wanted int32
@@ -95,18 +100,37 @@ func (p *pass) followAvailability() {
 	}
 }
 
-// copyFailure shows at the deployment that a set cannot create or delete
-// machines: of the latest, or else of an old one.
-func (p *pass) copyFailure() {
-	var failure *v1alpha1.MachineSetCondition
-	for _, set := range p.sets {
-		for i := range set.Status.Conditions {
-			c := &set.Status.Conditions[i]
-			if c.Type == v1alpha1.MachineSetReplicaFailure && c.Status == corev1.ConditionTrue && (failure == nil || set == p.latest) {
-				failure = c
-			}
+// failureOf returns the condition by which a set tells that it cannot create or delete
+// machines; nil when it can.
+func failureOf(set *v1alpha1.MachineSet) *v1alpha1.MachineSetCondition {
+	for i := range set.Status.Conditions {
+		if c := &set.Status.Conditions[i]; c.Type == v1alpha1.MachineSetReplicaFailure && c.Status == corev1.ConditionTrue {
+			return c
 		}
 	}
+
+	return nil
+}
+
+// failure is that of the latest set, or else of an old one that still has machines;
+// nil when there is none.
+func (p *pass) failure() *v1alpha1.MachineSetCondition {
+	var failure *v1alpha1.MachineSetCondition
+	for _, set := range p.sets {
+		if set != p.latest && set.Status.Replicas == 0 && p.countsOf(set).most() == 0 {
+			continue // whatever is wrong with it holds nothing up
+		}
+		if c := failureOf(set); c != nil && (failure == nil || set == p.latest) {
+			failure = c
+		}
+	}
+
+	return failure
+}
+
+// copyFailure shows at the deployment that a set cannot create or delete machines.
+func (p *pass) copyFailure() {
+	failure := p.failure()
 	s := &p.deployment.Status
 	current := conditionOf(s, v1alpha1.MachineDeploymentReplicaFailure)
 	switch {

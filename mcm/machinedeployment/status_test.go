@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -95,6 +97,59 @@ func TestAvailability(t *testing.T) {
 			c := conditionOf(&d.Status, v1alpha1.MachineDeploymentAvailable)
 			if got := string(c.Status) + "/" + c.Reason; got != tc.want {
 				t.Errorf("condition is %s, want %s: %s", got, tc.want, tc.reason)
+			}
+		})
+	}
+}
+
+// TestCopyFailure is about which set's failure its deployment tells.
+func TestCopyFailure(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		reason   string
+		latest   string // what is wrong with the latest set
+		old      string // and with the old one
+		reported int32  // machines that the old set tells of
+		machines int    // and that it has
+		want     string
+	}{
+		"none":                   {"all is well", "", "", 1, 1, ""},
+		"latest without machine": {"it is to have some", "no quota", "", 0, 0, "no quota"},
+		"both":                   {"the latest set is what matters more", "no quota", "no class", 1, 1, "no quota"},
+		"old":                    {"its machines do not go", "", "no class", 1, 1, "no class"},
+		"old, not seen yet":      {"it has machines that the cache does not show", "", "no class", 1, 0, "no class"},
+		"old, not told yet":      {"it has machines", "", "no class", 0, 1, "no class"},
+		"old without machines":   {"there is nothing that it should do", "", "no class", 0, 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			failing := func(uid, message string) *v1alpha1.MachineSet {
+				set := &v1alpha1.MachineSet{}
+				set.UID = types.UID(uid)
+				if message != "" {
+					set.Status.Conditions = []v1alpha1.MachineSetCondition{{
+						Type: v1alpha1.MachineSetReplicaFailure, Status: corev1.ConditionTrue, Reason: v1alpha1.ReasonInvalidSpec, Message: message,
+					}}
+				}
+
+				return set
+			}
+			old, latest := failing("old", tc.old), failing("new", tc.latest)
+			old.Status.Replicas = tc.reported
+			p := &pass{
+				deployment: &v1alpha1.MachineDeployment{}, sets: []*v1alpha1.MachineSet{old, latest}, latest: latest,
+				machines: map[types.UID][]*v1alpha1.Machine{old.UID: make([]*v1alpha1.Machine, tc.machines)},
+			}
+			for i := range p.machines[old.UID] {
+				p.machines[old.UID][i] = &v1alpha1.Machine{}
+			}
+			p.copyFailure()
+			got := ""
+			if c := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentReplicaFailure); c != nil {
+				got = c.Message
+			}
+			if got != tc.want {
+				t.Errorf("the deployment tells %q, want %q: %s", got, tc.want, tc.reason)
 			}
 		})
 	}

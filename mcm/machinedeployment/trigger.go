@@ -28,11 +28,12 @@ func (p *pass) markTriggered(ctx context.Context) (bool, error) {
 		}
 	}
 	var kept []string
+	untimed := p.untimed()
 	seen := map[string]bool{}
 	for entry := range strings.SplitSeq(text, ",") {
 		name, at, timed := strings.Cut(strings.TrimSpace(entry), "~")
 		if !timed {
-			at = p.now.UTC().Format(time.RFC3339Nano) // of an autoscaler that gives no time
+			at = untimed
 		}
 		m, err := p.chosen(ctx, machines, name, at)
 		if err != nil {
@@ -58,6 +59,22 @@ func (p *pass) markTriggered(ctx context.Context) (bool, error) {
 	return true, p.patch(ctx)
 }
 
+// untimed is the time of an entry of an autoscaler that gives none: that of the
+// change of replicas in the same write. A change that sets have heard of already
+// was another one: by its time they would delete the machine before they have the
+// replicas for that, and make one more.
+func (p *pass) untimed() string {
+	at := p.deployment.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler]
+	heard := slices.ContainsFunc(p.sets, func(set *v1alpha1.MachineSet) bool {
+		return set.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler] == at
+	})
+	if isTime(at) && !heard {
+		return at
+	}
+
+	return p.now.UTC().Format(time.RFC3339Nano)
+}
+
 // chosen is the machine that an entry of the annotation means; nil when it is not
 // one to delete. The cache may not show a new one yet: it is added to machines.
 func (p *pass) chosen(ctx context.Context, machines map[string]*v1alpha1.Machine, name, at string) (*v1alpha1.Machine, error) {
@@ -78,7 +95,7 @@ func (p *pass) chosen(ctx context.Context, machines map[string]*v1alpha1.Machine
 		machines[name] = m
 		p.machines[p.sets[i].UID] = append(p.machines[p.sets[i].UID], m)
 	}
-	if lost(m) {
+	if going(m) {
 		return nil, nil
 	}
 
@@ -91,11 +108,15 @@ func isTime(text string) bool {
 	return err == nil
 }
 
-// lost tells of a machine that is going anyway.
-func lost(m *v1alpha1.Machine) bool {
-	phase := m.Status.CurrentStatus.Phase
+// going tells of a machine that is on its way out. A Failed one is not: it may
+// recover, or be preserved, and then its set would delete another one in its place.
+func going(m *v1alpha1.Machine) bool {
+	return !m.DeletionTimestamp.IsZero() || m.Status.CurrentStatus.Phase == v1alpha1.MachineTerminating
+}
 
-	return !m.DeletionTimestamp.IsZero() || phase == v1alpha1.MachineFailed || phase == v1alpha1.MachineTerminating
+// lost tells of a machine that no work can be put on any more.
+func lost(m *v1alpha1.Machine) bool {
+	return going(m) || m.Status.CurrentStatus.Phase == v1alpha1.MachineFailed
 }
 
 func (p *pass) mark(ctx context.Context, m *v1alpha1.Machine, at string) error {
@@ -125,7 +146,7 @@ func (p *pass) mark(ctx context.Context, m *v1alpha1.Machine, at string) error {
 // hears of the deployment's last change.
 func (p *pass) marked(m *v1alpha1.Machine) bool {
 	last, err := time.Parse(time.RFC3339, p.deployment.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler])
-	if err != nil || lost(m) || m.Annotations[v1alpha1.AnnotationKeyMachinePriority] != v1alpha1.MachinePriorityDelete {
+	if err != nil || going(m) || m.Annotations[v1alpha1.AnnotationKeyMachinePriority] != v1alpha1.MachinePriorityDelete {
 		return false
 	}
 	at, err := time.Parse(time.RFC3339, m.Annotations[v1alpha1.AnnotationKeyMarkedForDeletionTime])

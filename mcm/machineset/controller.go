@@ -26,6 +26,11 @@ import (
 // status.
 const gather = 100 * time.Millisecond
 
+const (
+	firstRetry = 5 * time.Millisecond
+	lastRetry  = time.Minute
+)
+
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 // SetupWithManager adds the controller to a manager.
@@ -40,8 +45,15 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, wor
 		For(&v1alpha1.MachineSet{}, builder.WithPredicates(predicate.Or[client.Object](
 			predicate.GenerationChangedPredicate{}, metadataChanged()))).
 		Watches(&v1alpha1.Machine{}, r.machineEvents()).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers, RateLimiter: backoff()}).
 		Complete(r)
+}
+
+// backoff bounds the time between two passes that meet errors by far more than
+// controller-runtime does: a quota is raised, and a webhook that refused machines
+// mended, without an event for the set.
+func backoff() workqueue.TypedRateLimiter[reconcile.Request] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)
 }
 
 // metadataChanged passes what changes in labels, annotations and finalizers

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -36,6 +37,25 @@ func embeddedConf(t *testing.T, ca *authority, values map[string]string) string 
 	}
 
 	return rewrite(t, "kustomize/mcm-embedded-nats/nats.conf", filepath.Join(dir, "nats.conf"), replace...)
+}
+
+// withGateway takes the comment signs off the gateway's user in a test's nats.conf,
+// as README.md has it done.
+func withGateway(t *testing.T, conf string) string {
+	t.Helper()
+	content, err := os.ReadFile(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := regexp.MustCompile(`(?m)^ {4}# ([{}]| {2}.*)$`).ReplaceAllString(string(content), "    $1")
+	if !strings.Contains(text, "\n      user: autoscaler\n") {
+		t.Fatalf("no user of the gateway in\n%s", text)
+	}
+	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	return conf
 }
 
 // rewrite copies a file of deploy/ with some of its texts replaced, each of which
@@ -161,10 +181,11 @@ var attempts = map[string]attempt{
 	"mcm is asked by people":    {user: "mcm", do: "subscribe", subject: "mcm.v1.default.outcomes", allowed: true, external: true, reason: "mcmctl ops"},
 	"mcm of another name":       {user: "mcm", do: "publish", subject: "mcm.v1.second.driver.virtual.create.ns.m", external: true, reason: "another control plane's machines"},
 	"mcm listens to everything": {user: "mcm", do: "subscribe", subject: ">", external: true, reason: "it needs a few trees"},
-	"gateway hears its answers": {user: "mcm-autoscaler", do: "subscribe", subject: "mcm.v1.default.reply.*.autoscaler.*", allowed: true, external: true, reason: "its work"},
-	"gateway asks for groups":   {user: "mcm-autoscaler", do: "publish", subject: "mcm.v1.default.nodegroup.virtual.resize", allowed: true, external: true, reason: "its work"},
-	"gateway hears mcm":         {user: "mcm-autoscaler", do: "subscribe", subject: "mcm.v1.default.reply.>", external: true, reason: "answers to mcm are none of its"},
-	"gateway deletes machines":  {user: "mcm-autoscaler", do: "publish", subject: "mcm.v1.default.driver.virtual.delete.ns.m", external: true, reason: "only mcm does"},
+	"gateway hears its answers": {user: "autoscaler", do: "subscribe", subject: "mcm.v1.default.reply.*.autoscaler.*", allowed: true, reason: "its work"},
+	"gateway asks for groups":   {user: "autoscaler", do: "publish", subject: "mcm.v1.default.nodegroup.virtual.resize", allowed: true, reason: "its work"},
+	"gateway hears of drivers":  {user: "autoscaler", do: "subscribe", subject: "mcm.v1.default.session.*.*", allowed: true, reason: "who serves node groups"},
+	"gateway hears mcm":         {user: "autoscaler", do: "subscribe", subject: "mcm.v1.default.reply.>", reason: "answers to mcm are none of its"},
+	"gateway deletes machines":  {user: "autoscaler", do: "publish", subject: "mcm.v1.default.driver.virtual.delete.ns.m", reason: "only mcm does"},
 	"serves node groups":        {user: "virtual", do: "driver", subject: "mcm.v1.default.nodegroup.virtual.*", allowed: true, reason: "its work"},
 	"asks for groups":           {user: "virtual", do: "publish", subject: "mcm.v1.default.nodegroup.virtual.resize", reason: "only the gateway does"},
 	"mcm declares dead":         {user: "mcm", do: "publish", subject: "mcm.v1.default.session.virtual.r1", allowed: true, external: true, reason: "tombstones"},
@@ -215,9 +236,10 @@ func (a attempt) check(t *testing.T, err error) {
 func TestPermissionsOfEmbeddedNATS(t *testing.T) {
 	t.Setenv("VIRTUAL_PASSWORD", driverHash) // as the Secret mcm-nats-users does
 	t.Setenv("OPERATOR_PASSWORD", driverHash)
+	t.Setenv("AUTOSCALER_PASSWORD", driverHash)
 	ca := newAuthority(t)
 	server, err := embedded.Start(embedded.Options{
-		Listen: stack.Loopback(0), ConfigFile: embeddedConf(t, ca, nil), StoreDir: t.TempDir(), Logger: slog.New(slog.DiscardHandler),
+		Listen: stack.Loopback(0), ConfigFile: withGateway(t, embeddedConf(t, ca, nil)), StoreDir: t.TempDir(), Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -272,7 +294,7 @@ func TestPermissionsOfExternalNATS(t *testing.T) {
 			nats.ClientCert(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")),
 		}
 	}
-	commonNames := map[string]string{"mcm": "mcm", "virtual": "driver-virtual", "operator": "operator", "mcm-autoscaler": "mcm-autoscaler"}
+	commonNames := map[string]string{"mcm": "mcm", "virtual": "driver-virtual", "operator": "operator", "autoscaler": "mcm-autoscaler"}
 
 	t.Run("strangers", func(t *testing.T) {
 		stranger := newAuthority(t).issue(t.TempDir(), "mcm")

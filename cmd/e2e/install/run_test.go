@@ -122,6 +122,9 @@ func TestRunWithExternalNATS(t *testing.T) {
 	r.nothingWasRefused()
 }
 
+// accountKinds are the kinds of a ServiceAccount and what it may do.
+var accountKinds = []string{"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
+
 // A rig is what it takes to run mcm as one of the folders of deploy/ does.
 type rig struct {
 	*testing.T
@@ -140,12 +143,11 @@ func newRig(t *testing.T, dir string, without ...string) *rig {
 	t.Helper()
 	ensureNamespaces(t)
 	r := &rig{T: t, objects: objects(t, dir), recorder: newRecorder(t), site: newSite(t)}
-	kinds := []string{"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
 	for _, o := range r.objects {
 		switch {
 		case slices.Contains(without, o.GetName()):
 			r.must(client.IgnoreNotFound(shared.kube.Delete(t.Context(), o)))
-		case slices.Contains(kinds, o.GetKind()):
+		case slices.Contains(accountKinds, o.GetKind()):
 			r.must(stack.Apply(t.Context(), shared.kube, o))
 		}
 	}
@@ -251,6 +253,25 @@ func (r *rig) startEmbedded(more ...string) (operator []string) {
 	r.Helper()
 	ca := newAuthority(r.T)
 	conf := embeddedConf(r.T, ca, map[string]string{"VIRTUAL_PASSWORD": driverHash, "OPERATOR_PASSWORD": driverHash})
+	nats := r.startEmbeddedManager(ca, conf, more...)
+	r.startDriverAt(nats)
+
+	return nats.login("operator")
+}
+
+// An embeddedNATS is the one in mcm, as it is reached from outside.
+type embeddedNATS struct{ host, ca string }
+
+// login returns the flags with which a user logs in.
+func (n *embeddedNATS) login(user string) []string {
+	address := url.URL{Scheme: "tls", User: url.UserPassword(user, driverPassword), Host: n.host}
+
+	return []string{"--nats-url=" + address.String(), "--nats-ca=" + n.ca}
+}
+
+// startEmbeddedManager starts mcm with its own NATS.
+func (r *rig) startEmbeddedManager(ca *authority, conf string, more ...string) *embeddedNATS {
+	r.Helper()
 	// Listener and store are the Site's.
 	args := r.args("mcm", map[string]string{
 		"--nats-listen=0.0.0.0:4222": "", "--nats-store-dir=/var/lib/machinebus/jetstream": "",
@@ -259,15 +280,17 @@ func (r *rig) startEmbedded(more ...string) (operator []string) {
 	manager := r.startManager("mcm", "", append(args, more...))
 	server, err := url.Parse(manager.NATSURL)
 	r.must(err)
-	as := func(user string) string {
-		return (&url.URL{Scheme: "tls", User: url.UserPassword(user, driverPassword), Host: server.Host}).String()
-	}
-	trust := "--nats-ca=" + filepath.Join(ca.issue(r.TempDir(), "nobody"), "ca.crt")
-	r.startDriver(r.args("driver-virtual", map[string]string{
-		"--nats-ca=/etc/machinebus/nats-client/ca.crt": trust, "--listen=:8081": "--listen=" + stack.Loopback(0),
-	}), "--nats-url="+as("virtual"))
 
-	return []string{"--nats-url=" + as("operator"), trust}
+	return &embeddedNATS{host: server.Host, ca: filepath.Join(ca.issue(r.TempDir(), "nobody"), "ca.crt")}
+}
+
+// startDriverAt starts a driver that logs in there.
+func (r *rig) startDriverAt(nats *embeddedNATS, more ...string) {
+	r.Helper()
+	args := r.args("driver-virtual", map[string]string{
+		"--nats-ca=/etc/machinebus/nats-client/ca.crt": "", "--listen=:8081": "--listen=" + stack.Loopback(0),
+	})
+	r.startDriver(args, append(nats.login("virtual"), more...)...)
 }
 
 // migrates has mcmctl, logged in as people are, get a driver's word on an old class.

@@ -18,12 +18,13 @@ let pin = CONTROL_PLANE_KEY;
 async function ask(what, body) {
   for (let tries = 3; ; tries--) {
     try {
+      if (!wire.up) throw new Error("not connected");
       const m = await wire.nc.request(`mcm.v1.${CLUSTER}.fetch.${PROVIDER}.${what}`, encode(body), { timeout: 2000 });
       const env = decode(m.data), answer = env[env.body];
-      if (answer.status?.code) throw Object.assign(new Error(answer.status.message), { code: answer.status.code });
+      if (answer.status?.code) throw Object.assign(new Error(answer.status.message), { code: answer.status.code, retryAfter: answer.status.retryAfter });
       return answer;
     } catch (e) {
-      if (e.code > 0) throw e; // mcm's answer
+      if (Number.isInteger(e.code)) throw e; // mcm's answer; those of NATS are text, such as "503"
       if (tries === 1) throw failure("UNAVAILABLE", `fetch ${what}: ${e.message}`);
     }
   }
@@ -83,7 +84,8 @@ function call(c, task, method, path, body) {
   return request.then(
     async (response) => {
       const answer = await response.json().catch(() => ({}));
-      if (!response.ok) throw failure(codes[response.status] ?? "INTERNAL", answer.error?.message ?? `HTTP ${response.status}`, method !== "GET" && response.status >= 500);
+      const seconds = parseInt(response.headers.get("retry-after")), retryAfter = seconds > 0 ? { seconds } : undefined;
+      if (!response.ok) throw Object.assign(failure(codes[response.status] ?? "INTERNAL", answer.error?.message ?? `HTTP ${response.status}`, method !== "GET" && response.status >= 500), { retryAfter });
       return answer;
     },
     (e) => { throw failure("UNAVAILABLE", `${method} ${path}: ${e.message}`, method !== "GET"); },

@@ -7,14 +7,16 @@ import { open, root } from "./wire.mjs";
 
 const dir = process.argv[2];
 const read = (file) => JSON.parse(readFileSync(`${dir}/${file}`, "utf8"));
-const Envelope = root.lookupType("machinebus.driver.v1.Envelope");
-
-const files = readdirSync(dir + "/wire").filter((f) => f.endsWith(".json"));
-for (const file of files) {
-  const frame = read("wire/" + file);
-  const env = Envelope.decode(Buffer.from(frame.protobuf, "hex"));
-  assert.ok(frame.json[env.body], `${file}: the body is ${env.body}, JSON says another`);
-  assert.equal(Buffer.from(Envelope.encode(env).finish()).toString("hex"), frame.protobuf, file);
+root.loadSync("machinebus/nodegroup/v1/nodegroup.proto");
+let frames = 0;
+for (const [sub, type] of [["wire", "machinebus.driver.v1.Envelope"], ["wire/nodegroup", "machinebus.nodegroup.v1.Envelope"]]) {
+  const Envelope = root.lookupType(type);
+  for (const file of readdirSync(`${dir}/${sub}`).filter((f) => f.endsWith(".json"))) {
+    const frame = read(`${sub}/${file}`), env = Envelope.decode(Buffer.from(frame.protobuf, "hex"));
+    assert.ok(!env.body || frame.json[env.body], `${file}: the body is ${env.body}, JSON says another`);
+    assert.equal(Buffer.from(Envelope.encode(env).finish()).toString("hex"), frame.protobuf, file);
+    frames++;
+  }
 }
 
 const seal = read("seal.json"), bytes = (text) => new Uint8Array(Buffer.from(text, "hex"));
@@ -22,4 +24,4 @@ const sender = fromCurveSeed(new TextEncoder().encode(seal.senderSeed)), recipie
 assert.equal(recipient.getPublicKey(), seal.recipient);
 assert.equal(Buffer.from(sender.seal(bytes(seal.plain), seal.recipient, bytes(seal.boxNonce))).toString("hex"), seal.box);
 assert.equal(Buffer.from(open("SecretContent", recipient.open(bytes(seal.box), seal.sender)).data.token).toString(), "t0ps3cret");
-console.log(files.length, "frames and a seal");
+console.log(frames, "frames and a seal");

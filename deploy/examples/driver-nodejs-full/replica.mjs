@@ -7,7 +7,7 @@ import { Code, OperationNumbers, decode, decodeJSON, encode, encodeJSON, headers
 
 const MUTATIONS = ["create", "initialize", "delete"];
 const numberOf = (op) => OperationNumbers["OPERATION_" + op.toUpperCase()];
-const failure = (code, message, outcomeUnknown = false) => ({ status: { code: Code["CODE_" + code], message }, outcomeUnknown });
+const failure = (code, message, outcomeUnknown = false) => ({ status: { code: Code["CODE_" + code], message }, outcomeUnknown, noEffect: outcomeUnknown });
 const equal = (a, b) => String(a) === String(b); // 64-bit numbers come in several types
 
 export class Replica {
@@ -69,7 +69,7 @@ export class Replica {
       cluster: this.cluster, provider: this.provider, replica: this.id, sequence, startedAt: timestamp(this.started), version: "0.1.0", protocol: 1,
       slots: this.slots, running: this.machines.size, deleting: this.taken("delete"), draining: this.draining, stopped, createIdentity: this.createIdentity,
       capabilities: Object.keys(this.operations).map(numberOf), hostname: hostname(), sessionId: lease.sessionId, leased: lease.holds(), epoch: String(this.epoch),
-      operations: [...this.held.values()].map((h) => this.stateOf(h)),
+      ...this.listed(),
     };
     const held = lease.holds();
     const answer = await this.wire.put(`${this.base}session.${this.provider}.${this.id}`, { replica: this.id, session }, expected, "3s");
@@ -80,6 +80,15 @@ export class Replica {
       console.log("session lost: nothing accepted before begins any more");
       this.renew();
     }
+  }
+
+  // listed are a session's operations, as many as fit, and what runs before what has ended.
+  listed() {
+    const most = Math.min(512 << 10, this.wire.nc.info.max_payload) - 4096; // of which the rest takes less
+    let bytes = 0;
+    const all = [...this.held.values()].sort((a, b) => !!a.result - !!b.result).map((h) => this.stateOf(h));
+    const operations = all.filter((state) => (bytes += encode({ session: { operations: [state] } }).length) <= most);
+    return { operations, omitted: all.length - operations.length };
   }
 
   // taken counts the slots in use: deletes have their own, so that none waits behind creates.
@@ -95,7 +104,7 @@ export class Replica {
   stateOf(h) {
     return {
       operationId: h.id, attempt: h.attempt, operation: numberOf(h.op), namespace: h.namespace, name: h.name, settled: !!h.result,
-      code: h.result?.status?.code ?? 0, elapsed: timestamp((h.ended ?? Date.now()) - h.startedAt), lastProgress: h.progress ?? "", fenced: this.fenced(h),
+      code: h.result?.status?.code ?? 0, elapsed: timestamp((h.ended ?? Date.now()) - h.startedAt), lastProgress: h.result ? "" : h.progress ?? "", fenced: this.fenced(h),
     };
   }
 
@@ -136,8 +145,11 @@ export class Replica {
     this.epoch = epoch;
     const known = this.held.get(h.id), terms = env.claimTerms;
     const named = terms && Object.hasOwn(terms, "sequence"); // presence: 0 is a sequence
-    if (known && !(known.claimed && !known.claiming && h.attempt > known.attempt && named && !equal(terms.sequence, known.claim))) {
+    const overtaken = known?.claimed && !known.claiming && named && !equal(terms.sequence, known.claim);
+    const failed = env.earlierMayRun && known?.result?.status?.code > 0; // which says nothing of an attempt made since
+    if (known && !(h.attempt > known.attempt && (overtaken || failed))) {
       Object.assign(known, { reply: h.reply, attempt: h.attempt }); // [RUN-2]
+      known.env.earlierMayRun ||= env.earlierMayRun;
       if (!known.claiming) this.send(known, { accepted: {} });
       if (known.result) this.send(known, { result: known.result });
       return;
@@ -182,6 +194,7 @@ export class Replica {
   // run has the driver do it, and always returns a result [RESULT-1].
   async run(h) {
     const deadline = AbortSignal.timeout(h.env.timeout ? millis(h.env.timeout) : 60000);
+    const late = new Promise((_, reject) => deadline.addEventListener("abort", () => reject(new Error("the deadline has passed")), { once: true }));
     const task = {
       operationId: h.id, cluster: this.cluster, recover: h.env.recover, signal: deadline,
       progress: (message) => { h.progress = message; this.send(h, { progress: { message } }); },
@@ -191,18 +204,20 @@ export class Replica {
         if (h.cancelled) throw Object.assign(new Error("cancelled"), { code: Code.CODE_CANCELED });
         if (this.fenced(h)) {
           console.log("fenced", h.id, "attempt", h.attempt);
-          throw Object.assign(new Error("fenced: nothing was begun"), { code: Code.CODE_ABORTED, outcomeUnknown: true });
+          throw Object.assign(new Error("fenced: nothing was begun"), { code: Code.CODE_ABORTED, fenced: true });
         }
         h.begun = true;
       },
     };
     try {
-      return { status: {}, ...(await this.operations[h.op](h.request, task)) };
+      return { status: {}, ...(await Promise.race([this.operations[h.op](h.request, task), late])) };
     } catch (e) {
-      const code = deadline.aborted ? Code.CODE_DEADLINE_EXCEEDED : e.code > 0 ? e.code : Code.CODE_UNKNOWN;
-      const unlooked = h.op === "create" && h.env.recover && !h.begun; // what an earlier attempt has made is not known
-      const unknown = MUTATIONS.includes(h.op) && (!!e.outcomeUnknown || unlooked || (!!h.begun && deadline.aborted)); // [RESULT-3]
-      return { status: { code, message: e.message }, outcomeUnknown: unknown };
+      const code = deadline.aborted ? Code.CODE_DEADLINE_EXCEEDED : Number.isInteger(e.code) && e.code > 0 ? e.code : Code.CODE_UNKNOWN;
+      const own = !!e.outcomeUnknown || (!!h.begun && (deadline.aborted || !!e.fenced)); // what this attempt has done is not known [RESULT-3]
+      // What an earlier one has made is not, or may yet make [RESULT-5].
+      const earlier = !!e.fenced || (h.op === "create" && h.env.recover && (!h.begun || h.env.earlierMayRun));
+      const unknown = MUTATIONS.includes(h.op) && (own || earlier);
+      return { status: { code, message: e.message, retryAfter: e.retryAfter }, outcomeUnknown: unknown, noEffect: unknown && !own }; // [RESULT-6]
     }
   }
 
@@ -220,7 +235,7 @@ export class Replica {
     h.storing = true;
     const { status, outcomeUnknown } = h.result, payload = h.result[h.op], instance = payload?.instance;
     const outcome = outcomeUnknown ? undefined : {
-      code: status.code, providerId: instance?.providerId, nodeName: instance?.nodeName, addresses: instance?.addresses,
+      code: status.code, retryAfter: status.retryAfter, providerId: instance?.providerId, nodeName: instance?.nodeName, addresses: instance?.addresses,
       sealed: this.seal?.({ operationId: h.id, message: status.message, lastKnownState: payload?.lastKnownState }),
     };
     const answer = await this.put(h, { state: outcomeUnknown ? 3 : 2, endedAt: timestamp(h.ended), outcome }, h.claim);
@@ -271,8 +286,16 @@ export class Replica {
   }
 
   send(h, body) {
-    const frame = { operationId: h.id, attempt: h.attempt, replica: this.id, ...body }; // [ENV-5] [ENV-7]
-    if (h.json) this.wire.publish(h.reply, encodeJSON(frame), { headers: headersOfJSON });
-    else this.wire.publish(h.reply, encode(frame));
+    const frame = (body) => ({ operationId: h.id, attempt: h.attempt, replica: this.id, ...body }); // [ENV-5] [ENV-7]
+    const publish = (body) => (h.json ? this.wire.publish(h.reply, encodeJSON(frame(body)), { headers: headersOfJSON }) : this.wire.publish(h.reply, encode(frame(body))));
+    try {
+      publish(body);
+    } catch (e) {
+      console.error("not sent:", h.id, e.message);
+      if (!body.result) return;
+      const instead = failure("INTERNAL", `the result cannot be sent: ${e.message}`); // or mcm would ask for it for ever
+      if (h.result) h.result = instead;
+      publish({ result: instead });
+    }
   }
 }

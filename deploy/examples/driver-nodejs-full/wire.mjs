@@ -17,7 +17,8 @@ export const decode = (data) => Envelope.decode(data);
 export const inJSON = (m) => !!m.headers?.get("Content-Type").startsWith("application/json");
 const times = (key, v) => (key === "timeout" ? { seconds: Math.ceil(parseFloat(v)) } : key === "acceptBy" ? undefined : v);
 export const decodeJSON = (text) => Envelope.fromObject(JSON.parse(text, times));
-export const encodeJSON = (env) => Buffer.from(JSON.stringify(Envelope.toObject(Envelope.fromObject(env), { enums: String, longs: String, bytes: String })));
+const wait = (key, v) => (key === "retryAfter" ? `${+v.seconds + (v.nanos ?? 0) / 1e9}s` : v);
+export const encodeJSON = (env) => Buffer.from(JSON.stringify(Envelope.toObject(Envelope.fromObject(env), { enums: String, longs: String, bytes: String }), wait));
 export const headersOfJSON = headers();
 headersOfJSON.set("Content-Type", "application/json");
 export const open = (type, data) => root.lookupType("machinebus.driver.v1." + type).decode(data);
@@ -43,7 +44,7 @@ export class Wire {
     return wire;
   }
 
-  // publish sends at once or never: what comes late does harm.
+  // publish sends at once or never: what comes late does harm. It throws when the server takes no messages of that size.
   publish(subject, data, options) {
     if (!this.up) return false;
     this.nc.publish(subject, data, options);
@@ -65,10 +66,8 @@ export class Wire {
         const conflict = ack.error?.err_code === 10071 || ack.error?.err_code === 10164;
         resolve(conflict ? { conflict, there: there && BigInt(there[1]) } : { none: ack.error?.description });
       } });
-      if (!this.publish(subject, encode(env), { reply: inbox, headers: h })) {
-        sub.unsubscribe();
-        resolve({ none: "not connected" });
-      }
+      const unsent = (why) => { sub.unsubscribe(); resolve({ none: why }); };
+      try { if (!this.publish(subject, encode(env), { reply: inbox, headers: h })) unsent("not connected"); } catch (e) { unsent(e.message); }
     });
   }
 }

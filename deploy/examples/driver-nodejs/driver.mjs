@@ -15,13 +15,14 @@ const Code = root.lookupEnum("machinebus.driver.v1.Code").values;
 const inJSON = (m) => m.headers?.get("Content-Type").startsWith("application/json");
 const times = (key, v) => (key === "timeout" ? { seconds: Math.ceil(parseFloat(v)) } : key === "acceptBy" ? { seconds: Date.parse(v) / 1000 } : v);
 const decode = (m) => (inJSON(m) ? Envelope.fromObject(JSON.parse(m.string(), times)) : Envelope.decode(m.data));
-const text = (frame) => JSON.stringify(Envelope.toObject(frame, { enums: String, longs: String, bytes: String }));
+const wait = (key, v) => (key === "retryAfter" ? `${+v.seconds + (v.nanos ?? 0) / 1e9}s` : v);
+const text = (frame) => JSON.stringify(Envelope.toObject(frame, { enums: String, longs: String, bytes: String }), wait);
 const respond = (m, frame) => (inJSON(m) ? m.respond(text(frame), { headers: m.headers }) : m.respond(Envelope.encode(frame).finish()));
 
 const token = CLOUD_TOKEN_FILE ? readFileSync(CLOUD_TOKEN_FILE, "utf8").trim() : "";
-const nc = await connect({
-  servers: NATS_URL, name: `driver ${PROVIDER}`, inboxPrefix: `_INBOX_driver.${PROVIDER}`, maxReconnectAttempts: -1, waitOnFirstConnect: true,
-});
+const nc = await connect({ servers: NATS_URL, name: `driver ${PROVIDER}`, inboxPrefix: `_INBOX_driver.${PROVIDER}`, maxReconnectAttempts: -1, waitOnFirstConnect: true });
+let up = true; // the client would keep what is sent meanwhile, and send it late
+(async () => { for await (const s of nc.status()) if (s.type === "disconnect" || s.type === "reconnect") up = s.type === "reconnect"; })();
 
 const failure = (code, message, outcomeUnknown = false) => Object.assign(new Error(message), { code: Code["CODE_" + code], outcomeUnknown });
 const codes = { 400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "RESOURCE_EXHAUSTED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS", 429: "UNAVAILABLE" };
@@ -40,17 +41,17 @@ async function cloud(spec, signal, method, path, body) {
 // specOf asks mcm for the class and returns its providerSpec.
 async function specOf(reference, signal) {
   const ask = Envelope.encode(Envelope.fromObject({ fetchClass: { class: reference } })).finish();
-  const late = (e) => { throw failure(signal.aborted ? "DEADLINE_EXCEEDED" : "UNAVAILABLE", `fetch class: ${e.message}`); };
-  const answer = Envelope.decode((await nc.request(`mcm.v1.${CLUSTER}.fetch.${PROVIDER}.class`, ask, { timeout: 2000 }).catch(late)).data);
-  const status = (answer.fetchedClass ?? answer.result).status;
-  if (status?.code) throw Object.assign(new Error(status.message), { code: status.code });
+  const late = new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
+  const asked = up ? nc.request(`mcm.v1.${CLUSTER}.fetch.${PROVIDER}.class`, ask, { timeout: 2000 }) : Promise.reject(new Error("not connected"));
+  const m = await Promise.race([asked, late]).catch((e) => { throw failure(signal.aborted ? "DEADLINE_EXCEEDED" : "UNAVAILABLE", `fetch class: ${e.message}`); });
+  const answer = Envelope.decode(m.data), status = (answer.fetchedClass ?? answer.result).status;
+  if (status?.code) throw Object.assign(new Error(status.message), { code: status.code, retryAfter: status.retryAfter });
   return JSON.parse(Buffer.from(answer.fetchedClass.class.providerSpec).toString());
 }
 
 const tag = (key, value) => "tag=" + encodeURIComponent(`machinebus.io/${key}=${value}`);
 const instanceOf = (i) => ({ providerId: i.providerID, nodeName: i.nodeName, addresses: i.addresses, machineName: i.name, machineUid: i.tags["machinebus.io/machine-uid"] });
-const ours = async (spec, signal, ...tags) =>
-  (await cloud(spec, signal, "GET", "/v1/instances?" + [tag("cluster", CLUSTER), ...tags].join("&"))).instances ?? [];
+const ours = async (spec, signal, ...tags) => (await cloud(spec, signal, "GET", "/v1/instances?" + [tag("cluster", CLUSTER), ...tags].join("&"))).instances ?? [];
 
 const operations = {
   async create(request, spec, signal, operationId) {
@@ -67,31 +68,28 @@ const operations = {
       await cloud(spec, signal, "DELETE", "/v1/instances/" + id).catch((e) => { if (e.code !== Code.CODE_NOT_FOUND) throw e; });
     return { delete: {} };
   },
-  async list(request, spec, signal) {
-    return { list: { instances: (await ours(spec, signal, tag("class", request.class.class.name))).map(instanceOf) } };
-  },
+  list: async (request, spec, signal) => ({ list: { instances: (await ours(spec, signal, tag("class", request.class.class.name))).map(instanceOf) } }),
 };
 
 async function resultOf(env) {
   try {
-    const operation = operations[env.body];
-    if (!operation) throw failure("UNIMPLEMENTED", "this driver creates, deletes and lists");
+    if (!operations[env.body]) throw failure("UNIMPLEMENTED", "this driver creates, deletes and lists");
     const signal = AbortSignal.timeout(Number(env.timeout?.seconds ?? 60) * 1000 + (env.timeout?.nanos ?? 0) / 1e6);
-    return await operation(env[env.body], await specOf(env[env.body].class.class, signal), signal, env.operationId);
+    return await operations[env.body](env[env.body], await specOf(env[env.body].class.class, signal), signal, env.operationId);
   } catch (e) {
     const unlooked = env.body === "create" && env.recover && !e.begun; // what an earlier attempt has made is not known [RESULT-3]
-    return { status: { code: e.code > 0 ? e.code : Code.CODE_UNKNOWN, message: e.message }, outcomeUnknown: !!e.outcomeUnknown || unlooked };
+    return { status: { code: Number.isInteger(e.code) && e.code > 0 ? e.code : Code.CODE_UNKNOWN, message: e.message, retryAfter: e.retryAfter }, outcomeUnknown: !!e.outcomeUnknown || unlooked };
   }
 }
 
-const running = new Set();
 async function answer(m) {
   const env = decode(m), stale = env.body !== "list" && env.acceptBy && Date.now() > Number(env.acceptBy.seconds) * 1000 + env.acceptBy.nanos / 1e6;
   const body = stale ? { busy: { reason: "BUSY_REASON_STALE" } } : { result: await resultOf(env) }; // [ENV-8]
   console.log(m.subject, env.operationId, stale ? "stale" : body.result.status?.message ?? "OK");
-  respond(m, Envelope.fromObject({ operationId: env.operationId, attempt: env.attempt, ...body }));
+  const say = (body) => up && respond(m, Envelope.fromObject({ operationId: env.operationId, attempt: env.attempt, ...body }));
+  try { say(body); } catch (e) { say({ result: { status: { code: Code.CODE_INTERNAL, message: `the result cannot be sent: ${e.message}` } } }); } // max_payload
 }
-const subscription = nc.subscribe(`mcm.v1.${CLUSTER}.plain.${PROVIDER}.>`, { queue: "driver", callback: (error, m) => {
+const running = new Set(), subscription = nc.subscribe(`mcm.v1.${CLUSTER}.plain.${PROVIDER}.>`, { queue: "driver", callback: (error, m) => {
   if (error || !m.reply?.startsWith(`mcm.v1.${CLUSTER}.reply.${PROVIDER}.`)) return; // [SUBJECT-4]
   const task = answer(m).catch((e) => console.error("not answered:", e.message)).finally(() => running.delete(task));
   running.add(task);

@@ -21,6 +21,10 @@ const (
 	MessageMinimumReplicasAvailable  = "Deployment has minimum availability."
 )
 
+// MessageLastError stands between what MachineDeploymentProgressing says of the
+// rollout and an error that kept the controller from going on with it.
+const MessageLastError = " The last attempt met an error: "
+
 // Reasons of MachineDeploymentProgressing, with the status that goes with each. The cluster-autoscaler looks for
 // NewMachineSetAvailable and DeploymentPaused to tell whether a rollout is under way.
 const (

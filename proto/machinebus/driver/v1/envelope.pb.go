@@ -117,6 +117,11 @@ type Envelope struct {
 	// claim_terms is set in a request for a mutation that its replica MUST claim
 	// before it sends accepted [CLAIM-1].
 	ClaimTerms *ClaimTerms `protobuf:"bytes,8,opt,name=claim_terms,json=claimTerms,proto3" json:"claim_terms,omitempty"`
+	// earlier_may_run, with recover, says of a create that the call of an attempt
+	// before it may still be at the cloud: its timeout is not over, and nobody has
+	// heard how it ended. That this attempt makes nothing does not mean that nothing
+	// is made [RESULT-5].
+	EarlierMayRun bool `protobuf:"varint,9,opt,name=earlier_may_run,json=earlierMayRun,proto3" json:"earlier_may_run,omitempty"`
 	// Types that are valid to be assigned to Body:
 	//
 	//	*Envelope_Create
@@ -236,6 +241,13 @@ func (x *Envelope) GetClaimTerms() *ClaimTerms {
 		return x.ClaimTerms
 	}
 	return nil
+}
+
+func (x *Envelope) GetEarlierMayRun() bool {
+	if x != nil {
+		return x.EarlierMayRun
+	}
+	return false
 }
 
 func (x *Envelope) GetBody() isEnvelope_Body {
@@ -678,7 +690,7 @@ var File_machinebus_driver_v1_envelope_proto protoreflect.FileDescriptor
 
 const file_machinebus_driver_v1_envelope_proto_rawDesc = "" +
 	"\n" +
-	"#machinebus/driver/v1/envelope.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a machinebus/driver/v1/claim.proto\x1a machinebus/driver/v1/fetch.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\x1a\"machinebus/driver/v1/session.proto\"\x91\x11\n" +
+	"#machinebus/driver/v1/envelope.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a machinebus/driver/v1/claim.proto\x1a machinebus/driver/v1/fetch.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\x1a\"machinebus/driver/v1/session.proto\"\xb9\x11\n" +
 	"\bEnvelope\x12!\n" +
 	"\foperation_id\x18\x01 \x01(\tR\voperationId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x14\n" +
@@ -688,7 +700,8 @@ const file_machinebus_driver_v1_envelope_proto_rawDesc = "" +
 	"\atimeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x18\n" +
 	"\arecover\x18\a \x01(\bR\arecover\x12A\n" +
 	"\vclaim_terms\x18\b \x01(\v2 .machinebus.driver.v1.ClaimTermsR\n" +
-	"claimTerms\x12=\n" +
+	"claimTerms\x12&\n" +
+	"\x0fearlier_may_run\x18\t \x01(\bR\rearlierMayRun\x12=\n" +
 	"\x06create\x18\x10 \x01(\v2#.machinebus.driver.v1.CreateRequestH\x00R\x06create\x12I\n" +
 	"\n" +
 	"initialize\x18\x11 \x01(\v2'.machinebus.driver.v1.InitializeRequestH\x00R\n" +

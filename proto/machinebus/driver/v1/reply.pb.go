@@ -361,8 +361,15 @@ type Result struct {
 	// it does not know [RESULT-3], and MUST NOT keep such a Result [RESULT-4]. A create
 	// with recover that fails before it has looked for what an earlier attempt has
 	// made, because it could not get its class or the cloud's list, is such a case:
-	// it knows nothing of that attempt.
+	// it knows nothing of that attempt. A replica MUST set it for whatever failure of
+	// a create with earlier_may_run, too, such as a refusal for want of quota: the
+	// earlier call may have taken what was left, and make the instance [RESULT-5].
 	OutcomeUnknown bool `protobuf:"varint,2,opt,name=outcome_unknown,json=outcomeUnknown,proto3" json:"outcome_unknown,omitempty"`
+	// no_effect, with outcome_unknown, says that this attempt had no effect and will
+	// have none: what is not known is what came of an earlier one. A replica MUST set
+	// it where it knows so [RESULT-6], or mcm takes this attempt for one that may
+	// still make an instance, and no failure ever becomes known.
+	NoEffect bool `protobuf:"varint,3,opt,name=no_effect,json=noEffect,proto3" json:"no_effect,omitempty"`
 	// Types that are valid to be assigned to Payload:
 	//
 	//	*Result_Create
@@ -418,6 +425,13 @@ func (x *Result) GetStatus() *Status {
 func (x *Result) GetOutcomeUnknown() bool {
 	if x != nil {
 		return x.OutcomeUnknown
+	}
+	return false
+}
+
+func (x *Result) GetNoEffect() bool {
+	if x != nil {
+		return x.NoEffect
 	}
 	return false
 }
@@ -612,10 +626,11 @@ const file_machinebus_driver_v1_reply_proto_rawDesc = "" +
 	"\n" +
 	"\bAccepted\"$\n" +
 	"\bProgress\x12\x18\n" +
-	"\amessage\x18\x01 \x01(\tR\amessage\"\xac\x05\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage\"\xc9\x05\n" +
 	"\x06Result\x124\n" +
 	"\x06status\x18\x01 \x01(\v2\x1c.machinebus.driver.v1.StatusR\x06status\x12'\n" +
-	"\x0foutcome_unknown\x18\x02 \x01(\bR\x0eoutcomeUnknown\x12>\n" +
+	"\x0foutcome_unknown\x18\x02 \x01(\bR\x0eoutcomeUnknown\x12\x1b\n" +
+	"\tno_effect\x18\x03 \x01(\bR\bnoEffect\x12>\n" +
 	"\x06create\x18\x10 \x01(\v2$.machinebus.driver.v1.CreateResponseH\x00R\x06create\x12J\n" +
 	"\n" +
 	"initialize\x18\x11 \x01(\v2(.machinebus.driver.v1.InitializeResponseH\x00R\n" +

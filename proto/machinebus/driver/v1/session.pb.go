@@ -813,7 +813,8 @@ func (x *OpsResponse) GetOmitted() uint32 {
 // Tombstone is what mcm writes over the last session of a replica that it takes
 // for dead, on the session's subject and with the expected last sequence of that
 // session: once it is stored the replica has not renewed, cannot renew, and is
-// past its own fence.
+// past its own fence. One of a replica "plain" stands for no session: it says, until
+// its TTL is over, that mcm has plain drivers of the provider at work.
 type Tombstone struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Cluster  string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`

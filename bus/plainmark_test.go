@@ -1,0 +1,92 @@
+package bus_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A manager has left a create at a plain driver, and a full replica has taken that
+// driver's place when the next manager comes. Nothing but the mark tells it that the
+// create may be under way: it waits for its deadline.
+func TestPlainReplacedByFull(t *testing.T) {
+	t.Parallel()
+	for name, onlyIfHeld := range map[string]bool{"taken up": false, "given up": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newClaimRig(t)
+			at, ended := make(chan struct{}, 1), make(chan struct{})
+			plainDriver(t, r.srv.URL(), func(env *driverv1.Envelope) *driverv1.Envelope {
+				if env.GetCreate() == nil {
+					return unimplemented()
+				}
+				time.AfterFunc(env.GetTimeout().AsDuration(), func() { close(ended) }) // the cloud does not answer
+				at <- struct{}{}
+
+				return nil
+			})
+			req := create("m")
+			req.Timeout = 3 * time.Second
+			ctx, crash := context.WithCancel(t.Context())
+			done := call(ctx, r.caller, req)
+			bustest.Receive(t, "the plain driver's create", at)
+			crash()
+			bustest.Receive(t, "the first manager's end", done)
+			beside := make(chan struct{}, 9)
+			r.claimant(t, func(_ context.Context, task *bus.Task) *driverv1.Result {
+				select {
+				case <-ended:
+				default:
+					beside <- struct{}{}
+				}
+
+				return created(task)
+			})
+			successor := newCaller(t, bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}}), bus.CallerConfig{Operations: &bus.StreamConfig{}})
+			req.Recover, req.Attempt, req.OnlyIfHeld = true, 1, onlyIfHeld
+			for {
+				out, err := successor.Call(t.Context(), req)
+				if bus.OriginOf(err) != bus.OriginTimeout {
+					break
+				}
+				req.Attempt, req.Until, req.PlainUntil = out.Attempts, out.Until, out.PlainUntil
+			}
+			select {
+			case <-beside:
+				t.Error("the full replica was asked while the plain driver may have been at it")
+			default:
+			}
+			select {
+			case <-ended:
+			default:
+				t.Error("the next manager went on while the plain driver may have been at it")
+			}
+		})
+	}
+}
+
+func unimplemented() *driverv1.Envelope {
+	return &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: &driverv1.Result{
+		Status: &driverv1.Status{Code: driverv1.Code_CODE_UNIMPLEMENTED},
+	}}}
+}
+
+// Where no plain driver was there to be asked, the next manager waits for none.
+func TestPlainNeverThere(t *testing.T) {
+	t.Parallel()
+	r, g := newClaimRig(t), newGate(t)
+	g.release()
+	req := create("m")
+	req.Timeout = time.Hour // that is how long it would wait
+	_, err := r.caller.Call(t.Context(), req)
+	wantError(t, err, bus.OriginBus, driverv1.Code_CODE_UNAVAILABLE)
+	r.claimant(t, g.handle)
+	successor := newCaller(t, bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}}), bus.CallerConfig{Operations: &bus.StreamConfig{}})
+	req.Recover, req.Attempt = true, 1
+	done := call(t.Context(), successor, req)
+	wantOK(t, bustest.Receive(t, "the outcome", done))
+}

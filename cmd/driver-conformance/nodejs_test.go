@@ -1,0 +1,283 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
+	"github.com/machinebus/machinebus/driversdk/drivertest"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// narrow is the largest message of a server that takes small ones only.
+const narrow = 16 << 10
+
+// narrowServer runs one. Without a directory it has no JetStream.
+func narrowServer(t *testing.T, storeDir string) *embedded.Server {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "nats.conf")
+	if err := os.WriteFile(file, fmt.Appendf(nil, "max_payload: %d\n", narrow), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	return bustest.Server(t, embedded.Options{StoreDir: storeDir, ConfigFile: file})
+}
+
+// A said is what a process writes. It is safe for concurrent use.
+type said struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (s *said) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return s.text.Write(p)
+}
+
+func (s *said) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return s.text.String()
+}
+
+// startNodeJS starts an example until the test ends.
+func startNodeJS(t *testing.T, example, natsURL string) *said {
+	t.Helper()
+	output := &said{}
+	d := newDriver(nodeCommand(t, example), natsURL, output)
+	d.env = append(d.env, tokenFile(t))
+	if err := d.start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		d.kill()
+		if t.Failed() {
+			t.Logf("output of the driver:\n%s", output)
+		}
+	})
+
+	return output
+}
+
+// A result that NATS does not take is a failure that it takes, not silence.
+func TestNodeJS_TooLarge(t *testing.T) {
+	t.Parallel()
+	for _, example := range []string{"driver-nodejs", "driver-nodejs-full"} {
+		t.Run(example, func(t *testing.T) {
+			t.Parallel()
+			srv := narrowServer(t, t.TempDir())
+			url, _ := startCloud(t)
+			client, err := cloudapi.NewClient(url, apiToken)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var made []string
+			for n := range 2 * narrow / 200 { // none takes less than 200 bytes in a list
+				i, err := client.Create(t.Context(), cloudapi.CreateRequest{
+					Name: fmt.Sprintf("%s-%d", strings.Repeat("m", 50), n), MachineType: "small", Region: "moon", Identity: cloudapi.IdentityNone,
+					Tags: map[string]string{"machinebus.io/cluster": "default", "machinebus.io/class": "small", "machinebus.io/machine-uid": fmt.Sprint("uid-", n)},
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				made = append(made, i.ID)
+			}
+			startNodeJS(t, example, srv.URL())
+			cfg := configFor(srv.URL(), url)
+			cfg.Only = []string{"LIST-2", "DELETE-1"}
+			report, err := drivertest.Check(t.Context(), cfg, func(drivertest.Finding) {
+				for _, id := range made { // the next clause finds few instances
+					if err := client.Delete(t.Context(), id); err != nil {
+						t.Error(err)
+					}
+				}
+				made = nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if failed := report.Of(drivertest.Failed); len(failed) != 1 || failed[0].ID != "LIST-2" || report.Left != "" ||
+				!strings.Contains(failed[0].Detail, `Internal: "the result cannot be sent`) {
+				t.Errorf("a list that does not fit messages of %d bytes, and one that does: %v, left: %s", narrow, report.Findings, report.Left)
+			}
+		})
+	}
+}
+
+// configFor checks an example in Node.js.
+func configFor(natsURL, cloudURL string) drivertest.Config {
+	return drivertest.Config{
+		NATS: bus.Config{URLs: []string{natsURL}}, Provider: "nodejs", Repeat: 2,
+		Class: drivertest.Class{
+			Namespace: "ns", Name: "small", ProviderSpec: fmt.Appendf(nil, specFormat, cloudURL),
+			SecretRef: drivertest.Reference{Namespace: "ns", Name: "cloud"},
+		},
+		Secrets: []drivertest.Secret{{Namespace: "ns", Name: "cloud", Data: map[string][]byte{"apiToken": []byte(apiToken)}}},
+	}
+}
+
+// ask publishes a request of a machine's operation and returns where it is answered.
+func ask(t *testing.T, nc *nats.Conn, tree, machine string, env *driverv1.Envelope) *nats.Subscription {
+	t.Helper()
+	reply := "mcm.v1.default.reply.nodejs.test." + machine
+	sub, err := nc.SubscribeSync(reply)
+	if err != nil {
+		t.Fatal(err)
+	}
+	env.Attempt, env.Timeout = 1, durationpb.New(time.Minute)
+	payload, err := bus.Encode(env, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	subject := "mcm.v1.default." + tree + ".nodejs." + bus.Verb(bus.OperationOf(env)) + ".ns." + machine
+	if err := nc.PublishRequest(subject, reply, payload); err != nil {
+		t.Fatal(err)
+	}
+
+	return sub
+}
+
+// resultOf waits for what a request is answered.
+func resultOf(t *testing.T, sub *nats.Subscription) *driverv1.Result {
+	t.Helper()
+	for {
+		m, err := sub.NextMsg(time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		env, err := bus.Decode(m.Data, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if env.GetResult() != nil {
+			return env.GetResult()
+		}
+	}
+}
+
+var small = &driverv1.ClassReference{Class: &driverv1.ObjectReference{Namespace: "ns", Name: "small", Uid: "small", ResourceVersion: "1"}}
+
+// A replica that keeps more results than a session has room for goes on sending
+// sessions, and says how many are not in them.
+func TestNodeJS_Omitted(t *testing.T) {
+	t.Parallel()
+	srv := narrowServer(t, "")
+	nc := bustest.Raw(t, srv.URL())
+	sessions, err := nc.SubscribeSync("mcm.v1.default.session.nodejs.*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	startNodeJS(t, "driver-nodejs-full", srv.URL())
+	next := func() *driverv1.Session {
+		m, err := sessions.NextMsg(time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		env, err := bus.Decode(m.Data, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		return env.GetSession()
+	}
+	next() // it is there
+	const kept = narrow / 100
+	for n := range kept { // no manager is there to be asked for the class
+		name := fmt.Sprintf("%s-%d", strings.Repeat("m", 50), n)
+		result := resultOf(t, ask(t, nc, "driver", name, &driverv1.Envelope{
+			OperationId: name + ".delete.0", Body: &driverv1.Envelope_Delete{Delete: &driverv1.DeleteRequest{
+				Machine: &driverv1.Machine{Namespace: "ns", Name: name, Uid: name}, Class: small,
+			}},
+		}))
+		if code := result.GetStatus().GetCode(); code != driverv1.Code_CODE_UNAVAILABLE {
+			t.Fatalf("a delete without a class was answered %s", code)
+		}
+	}
+	bustest.Eventually(t, "a session tells of all results, or how many it omits", func() bool {
+		s := next()
+
+		return s.GetOmitted() > 0 && len(s.GetOperations()) > 0 && int(s.GetOmitted())+len(s.GetOperations()) == kept
+	})
+}
+
+// What could not be said while NATS was away is not said later.
+func TestNodeJS_CutOff(t *testing.T) {
+	t.Parallel()
+	srv := bustest.Server(t, embedded.Options{})
+	proxy := bustest.NewProxy(t, srv.URL())
+	url, admin := startCloud(t)
+	nc := bustest.Raw(t, srv.URL())
+	if _, err := nc.Subscribe("mcm.v1.default.fetch.nodejs.class", func(m *nats.Msg) {
+		payload, err := bus.Encode(&driverv1.Envelope{Body: &driverv1.Envelope_FetchedClass{FetchedClass: &driverv1.FetchClassResponse{
+			Class: &driverv1.Class{Reference: small.GetClass(), ProviderSpec: fmt.Appendf(nil, specFormat, url)},
+		}}}, "")
+		if err == nil {
+			err = m.Respond(payload)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	output := startNodeJS(t, "driver-nodejs", proxy.URL())
+	bustest.Eventually(t, "the driver serves", func() bool { return strings.Contains(output.String(), "serving") })
+	cloud := lookInto(url, admin)
+	release, err := cloud.Hold(t.Context(), "m1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost := ask(t, nc, "plain", "m1", &driverv1.Envelope{OperationId: "u1.create.0", Body: &driverv1.Envelope_Create{
+		Create: &driverv1.CreateRequest{Machine: &driverv1.Machine{Namespace: "ns", Name: "m1", Uid: "u1"}, Class: small},
+	}})
+	if err := cloud.Held(t.Context(), "m1"); err != nil {
+		t.Fatal(err)
+	}
+	listens := func() bool {
+		m, err := ask(t, nc, "plain", nuid.Next(), &driverv1.Envelope{
+			OperationId: "READ", Body: &driverv1.Envelope_List{List: &driverv1.ListRequest{Class: small}},
+		}).NextMsg(time.Second)
+
+		return err == nil && len(m.Data) > 0
+	}
+	// Its client has begun to connect again and hears nothing: what it is given now it
+	// would send later.
+	proxy.Hold(bustest.ToClient)
+	proxy.Drop()
+	bustest.Eventually(t, "the driver connects again", func() bool { return proxy.Clients() > 0 })
+	release()
+	bustest.Eventually(t, "the driver is done", func() bool { return strings.Contains(output.String(), "u1.create.0 OK") })
+	proxy.Mend()
+	bustest.Eventually(t, "the driver is back", listens) // behind whatever it kept
+	if m, err := lost.NextMsg(time.Millisecond); err == nil {
+		t.Errorf("a create that ended while the driver was cut off was answered afterwards: %q", m.Data)
+	}
+}
+
+// PROTOCOL.md promises a plain driver of under a hundred lines.
+func TestNodeJS_Lines(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../deploy/examples/driver-nodejs/driver.mjs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lines := bytes.Count(text, []byte("\n")); lines >= 100 {
+		t.Errorf("the plain driver has %d lines", lines)
+	}
+}

@@ -1,0 +1,156 @@
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// checkAttach asks for operations that the replica has already: one that runs, one whose
+// result it keeps, and one that another attempt has superseded.
+func checkAttach(ctx context.Context, s *suite) error {
+	if err := s.attaches(ctx); err != nil {
+		return fmt.Errorf("asked for an operation that runs: %w", err)
+	}
+	d, err := s.onceInVain(ctx, remove)
+	if err != nil {
+		return err
+	}
+	if err := s.repeated(ctx, d); err != nil {
+		return fmt.Errorf("a result that is kept: %w", err)
+	}
+	s.acknowledge(d.id)
+	if !s.claims {
+		return nil
+	}
+	if err := s.superseded(ctx); err != nil {
+		return fmt.Errorf("with another replica's attempt in between: %w", err)
+	}
+
+	return nil
+}
+
+// attaches asks for a running operation by a later attempt, whose frames they are from
+// then on.
+func (s *suite) attaches(ctx context.Context) error {
+	p, err := s.begin(ctx, create)
+	if err != nil {
+		return err
+	}
+	defer p.release()
+	r, err := s.mutation(ctx, p.m, p.id, s.createBody(p.m))
+	if err != nil {
+		return err
+	}
+	recovering(r.env)
+	x, err := s.send(r)
+	if err != nil {
+		return err
+	}
+	if err := x.acceptedFrame(ctx); err != nil {
+		return err
+	}
+	p.release()
+	result, err := x.result(ctx, s.late())
+	if err != nil {
+		return err
+	}
+	instance, err := createdOf(result)
+	if err != nil {
+		return err
+	}
+	both := s.alsoEarlier(ctx, p)
+	s.acknowledge(p.id)
+	s.mu.Lock()
+	misnumbered := x.misnumbered
+	s.mu.Unlock()
+	switch {
+	case both:
+		return errors.New("the result went to the earlier reply subject as well")
+	case misnumbered:
+		return fmt.Errorf("a frame does not say attempt %d, which is the one that asked last", x.attempt)
+	default:
+		return s.one(ctx, p.m, instance.GetProviderId())
+	}
+}
+
+// alsoEarlier tells whether a result came to where the operation was asked for
+// first. One that was made a second time may come a moment after the other.
+func (s *suite) alsoEarlier(ctx context.Context, p *pending) bool {
+	const moment, look = 500 * time.Millisecond, 20 * time.Millisecond
+	for range moment / look {
+		s.mu.Lock()
+		n := p.results
+		s.mu.Unlock()
+		if n > 0 {
+			return true
+		}
+		if pause(ctx, look) != nil {
+			return false
+		}
+	}
+
+	return false
+}
+
+// superseded asks for a third attempt after a second one of another replica: the first is
+// no answer to that, neither while it runs nor when it has ended.
+func (s *suite) superseded(ctx context.Context) error {
+	p, err := s.begin(ctx, remove)
+	if err != nil {
+		return err
+	}
+	defer p.release()
+	if _, err := s.usurp(ctx, p.m); err != nil {
+		return err
+	}
+	third := func() (*exchange, error) {
+		r, err := s.mutation(ctx, p.m, p.id, s.deleteBody(p.m))
+		if err != nil {
+			return nil, err
+		}
+		r.env.Recover, r.env.Attempt = true, 3
+
+		return s.send(r)
+	}
+	x, err := third()
+	if err != nil {
+		return err
+	}
+	f, err := x.first(ctx, s.cfg.Patience)
+	switch {
+	case err != nil:
+		return err
+	case f.GetBusy().GetReason() != driverv1.BusyReason_BUSY_REASON_MACHINE:
+		return fmt.Errorf("a request for the third attempt, while the first runs, was answered %s, not busy (BUSY_REASON_MACHINE)", describe(f))
+	}
+	p.release()
+	if _, err := p.result(ctx, s.late()); err != nil {
+		return err
+	}
+	if err := s.eventually(ctx, "the replica takes the third attempt", func() (bool, error) {
+		if x, err = third(); err == nil {
+			_, err = x.result(ctx, s.late())
+		}
+		if _, busy := errors.AsType[*busyError](err); busy {
+			return false, nil
+		}
+
+		return err == nil, err
+	}); err != nil {
+		return err
+	}
+	s.acknowledge(p.id)
+	if s.eventually(ctx, "", func() (bool, error) {
+		return slices.ContainsFunc(s.claimsOf(p.id, driverv1.Claim_STATE_RUNNING),
+			func(c claimed) bool { return c.GetClaim().GetAttempt() == x.attempt }), nil
+	}) != nil {
+		return errors.New("a request for the third attempt was answered with the result of the first")
+	}
+
+	return nil
+}

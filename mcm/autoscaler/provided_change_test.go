@@ -1,0 +1,62 @@
+package autoscaler_test
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/machinebus/machinebus/proto/externalgrpc"
+	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
+)
+
+// Of changes that run at the same time the one that is answered last need not have
+// been the last: what is shown afterwards is what the driver has.
+func TestProvidedGroupIsChangedFromBothSides(t *testing.T) {
+	t.Parallel()
+	isResize := func(req *nodegroupv1.Envelope) bool { return req.GetResize() != nil }
+	isDelete := func(req *nodegroupv1.Envelope) bool { return req.GetDelete() != nil }
+	grow := func(r *rig) error { return r.grow(poolID, 1) }
+	shrink := func(r *rig) error {
+		_, err := r.NodeGroupDeleteNodes(r.t.Context(), &externalgrpc.NodeGroupDeleteNodesRequest{
+			Id: poolID, Nodes: []*externalgrpc.ExternalGrpcNode{{Name: "n", ProviderID: "acme:///1"}},
+		})
+
+		return err
+	}
+	for name, tc := range map[string]struct {
+		reason      string
+		late        func(*nodegroupv1.Envelope) bool // whose answer takes long
+		first, then func(*rig) error
+	}{
+		"late resize": {"its size is from before the delete", isResize, grow, shrink},
+		"late delete": {"its size is from before the resize", isDelete, shrink, grow},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t)
+			r := f.gateway(nil)
+			did, answer := make(chan struct{}), make(chan struct{})
+			tell := sync.OnceFunc(func() { close(did) })
+			f.change(func() {
+				f.leave = func(req *nodegroupv1.Envelope) {
+					if tc.late(req) {
+						tell()
+						<-answer
+					}
+				}
+			})
+			done := make(chan error, 1)
+			go func() { done <- tc.first(r) }()
+			<-did
+			if err := tc.then(r); err != nil {
+				t.Error(err)
+			}
+			close(answer)
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			if got := r.sizeOf(poolID); got != 2 { // 2 + 1 - 1
+				t.Errorf("size %d, want 2: %s", got, tc.reason)
+			}
+		})
+	}
+}

@@ -12,7 +12,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/cmd/internal/stack"
-	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -39,7 +38,7 @@ var faults = []fault{
 	{"freeze-mcm", managers, freeze},
 	{"freeze-nats", natsServers, freeze},
 	{"lose-nats", natsServers, loseServer},
-	{"fail-over", managers, failOver},
+	{"fail-over", theLead, failOver},
 	{"restart-api", func(w *world) []*target { return []*target{w.api} }, restartAPI},
 	{"cut-driver-nats", between("driver-nats"), cut},
 	{"cut-mcm-nats", between("mcm-nats"), cut},
@@ -48,10 +47,10 @@ var faults = []fault{
 	{"cut-driver-cloud", between("driver-cloud"), cut},
 	{"one-way", between("driver-nats", "mcm-nats", "nats-nats", "mcm-api", "driver-cloud"), oneWay},
 	{"delay", between("driver-nats", "mcm-nats", "nats-nats", "mcm-api", "driver-cloud"), delay},
-	{"cloud-errors", theCloud, cloudErrors},
-	{"cloud-latency", theCloud, cloudLatency},
-	{"cloud-rate", theCloud, cloudRate},
-	{"cloud-lists", theCloud, cloudLists},
+	{"cloud-errors", knob("errors"), cloudErrors},
+	{"cloud-latency", knob("latency"), cloudLatency},
+	{"cloud-rate", knob("rate"), cloudRate},
+	{"cloud-lists", knob("errors"), cloudLists},
 }
 
 func kindNames() []string {
@@ -72,7 +71,12 @@ func lookers(w *world) []*target {
 
 func managers(w *world) []*target    { return w.managerSet }
 func natsServers(w *world) []*target { return w.serverSet }
-func theCloud(w *world) []*target    { return []*target{w.knobs} }
+func theLead(w *world) []*target     { return []*target{w.lead} }
+
+// knob is one of the cloud's: each can be turned while others are.
+func knob(name string) func(*world) []*target {
+	return func(w *world) []*target { return []*target{w.knobs[name]} }
+}
 
 func between(what ...string) func(*world) []*target {
 	return func(w *world) []*target {
@@ -97,19 +101,14 @@ func freezeCreate(ctx context.Context, w *world, t *target, e event) error {
 	defer link.one.Unlock()
 	defer link.link.Mend()
 	link.link.Hold(stack.ToClient)
-	// A rollout makes sure that there is something to create.
-	err := w.setPool(ctx, identityOf(w, t), func(d *v1alpha1.MachineDeployment) {
-		d.Spec.Replicas = mostReplicas
-		d.Spec.Template.Labels[revisionLabel] = fmt.Sprintf("frozen-%d", e.way)
-	})
-	if err != nil {
-		return errMissed // the API server is away
+	if err := w.rollout(ctx, identityOf(w, t), e, mostReplicas); err != nil {
+		return err
 	}
-	const patience = 8 * time.Second
+	const patience = 15 * time.Second
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var ids []string
-	err = stack.Poll(within, t.name+" creates", func(context.Context) error {
+	err := stack.Poll(within, t.name+" creates", func(context.Context) error {
 		if ids = w.tap.Running(t.unit.replica(), driverv1.Operation_OPERATION_CREATE); len(ids) == 0 {
 			return errMissed
 		}
@@ -118,39 +117,55 @@ func freezeCreate(ctx context.Context, w *world, t *target, e event) error {
 	if err != nil {
 		return errors.Join(errMissed, err)
 	}
-	p := t.unit.current()
-	if err := p.Pause(); err != nil {
-		return err
-	}
-	link.link.Mend()
-	err = w.comeAndGo(ctx, ids[0])
-	return errors.Join(p.Resume(), err)
+	return t.unit.frozen(func() error {
+		link.link.Mend()
+		return w.comeAndGo(ctx, ids[0])
+	})
 }
 
-// comeAndGo waits until the instance of a create is there, which a replica that lives
-// has made, and has its machine deleted, until the instance is gone. Other faults may
-// be in the way of that for too long; then it is left.
-func (w *world) comeAndGo(ctx context.Context, createID string) error {
-	uid, _, _ := strings.Cut(createID, ".")
-	const patience = 20 * time.Second
+// rollout makes sure that there is something to create, if the API server is back soon.
+func (w *world) rollout(ctx context.Context, identity string, e event, least int32) error {
+	const patience = 10 * time.Second
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	deleted := false
-	_ = stack.Poll(within, "machine "+uid+" comes and goes", func(ctx context.Context) error {
+	err := stack.Poll(within, "the pool can be changed", func(ctx context.Context) error {
+		return w.setPool(ctx, identity, func(d *v1alpha1.MachineDeployment) {
+			d.Spec.Replicas = max(d.Spec.Replicas, least)
+			d.Spec.Template.Labels[revisionLabel] = fmt.Sprintf("%s-%d", e.kind, e.way)
+		})
+	})
+	if err != nil {
+		return errors.Join(errMissed, err)
+	}
+	return nil
+}
+
+// comeAndGo waits until a machine is gone whose create a frozen replica has: it has it
+// deleted as soon as the instance is there, which a replica that lives has made. Other
+// faults may be in the way of that for too long; then it is left, and counts for nothing.
+func (w *world) comeAndGo(ctx context.Context, createID string) error {
+	uid, _, _ := strings.Cut(createID, ".")
+	const patience = operationTimeout - 4*time.Second // later the replica would give up by itself when it wakes up
+	within, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := stack.Poll(within, "machine "+uid+" comes and goes", func(ctx context.Context) error {
 		s, err := w.look(ctx)
 		if err != nil {
 			return err
 		}
-		made := len(s.instances[types.UID(uid)]) > 0
-		if m := s.machines[types.UID(uid)]; m != nil && made && !deleted {
-			deleted = client.IgnoreNotFound(w.kube.Delete(ctx, m, client.Preconditions{UID: &m.UID})) == nil
+		m, made := s.machines[types.UID(uid)], len(s.instances[types.UID(uid)]) > 0
+		if m == nil && !made {
+			return nil
 		}
-		if made || !deleted {
-			return errMissed // so far
+		if m != nil && made && m.DeletionTimestamp == nil {
+			err = client.IgnoreNotFound(w.kube.Delete(ctx, m, client.Preconditions{UID: &m.UID}))
 		}
-		return nil
+		return errors.Join(errMissed, err) // so far
 	})
-	return ctx.Err()
+	if err != nil {
+		return errors.Join(errMissed, err)
+	}
+	return nil
 }
 
 // identityOf returns what tells the creates of a driver apart.
@@ -170,24 +185,53 @@ func loseServer(ctx context.Context, _ *world, t *target, e event) error {
 	return wait(ctx, e.length)
 }
 
-// failOver kills the manager that leads, whichever it is.
+// failOver kills the manager that leads, whichever it is. There may be none for a
+// while, or another fault may be at it.
 func failOver(ctx context.Context, w *world, _ *target, e event) error {
-	for i, m := range w.managers {
-		lead := w.kind == busEmbedded
-		if !lead {
-			var err error
-			if lead, err = leads(ctx, m); err != nil {
-				continue // it is down, or starts
-			}
+	const patience = 10 * time.Second
+	within, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var killed error
+	err := stack.Poll(within, "an mcm leads", func(ctx context.Context) error {
+		if killed = w.killLeader(ctx, e.length); errors.Is(killed, errMissed) {
+			return killed
 		}
-		if lead {
-			return w.managerSet[i].unit.kill(e.length)
+		return nil
+	})
+	return errors.Join(killed, err)
+}
+
+func (w *world) killLeader(ctx context.Context, away time.Duration) error {
+	for i, m := range w.managers {
+		t := w.managerSet[i]
+		if !t.one.TryLock() {
+			continue
+		}
+		err := errMissed
+		if w.inCharge(ctx, m) {
+			err = t.unit.kill(away)
+		}
+		t.one.Unlock()
+		if !errors.Is(err, errMissed) {
+			return err
 		}
 	}
 	return errMissed
 }
 
+// inCharge tells whether a manager is there and leads.
+func (w *world) inCharge(ctx context.Context, m *stack.Manager) bool {
+	if w.kind == busEmbedded {
+		return m.Ready(ctx) == nil
+	}
+	lead, err := leads(ctx, m)
+	return err == nil && lead // with an error it is down, or starts
+}
+
 func restartAPI(ctx context.Context, w *world, _ *target, e event) error {
+	if err := w.cluster.Failure(); err != nil {
+		return err
+	}
 	if err := w.cluster.Kill(); err != nil {
 		return err
 	}
@@ -199,64 +243,30 @@ func restartAPI(ctx context.Context, w *world, _ *target, e event) error {
 }
 
 func cut(ctx context.Context, _ *world, t *target, e event) error {
-	defer t.each((*stack.Link).Mend)
-	t.each((*stack.Link).Cut)
-	return wait(ctx, e.length)
+	return t.broken(ctx, e, (*stack.Link).Cut)
 }
 
 func oneWay(ctx context.Context, _ *world, t *target, e event) error {
-	defer t.each((*stack.Link).Mend)
 	d := stack.ToClient
 	if !t.lossless && e.way%2 == 0 {
 		d = stack.ToServer
 	}
+	defer t.each((*stack.Link).Mend)
 	t.hold(d)
-	return wait(ctx, e.length)
+	return errors.Join(wait(ctx, e.length), t.hits())
 }
 
 func delay(ctx context.Context, _ *world, t *target, e event) error {
+	const least, most = 50, 1500
+	late := time.Duration(least+e.way%(most-least)) * time.Millisecond
+	return t.broken(ctx, e, func(l *stack.Link) { l.Delay(late) })
+}
+
+// broken does something to the target's links for a while.
+func (t *target) broken(ctx context.Context, e event, how func(*stack.Link)) error {
 	defer t.each((*stack.Link).Mend)
-	const most = 1500
-	t.each(func(l *stack.Link) { l.Delay(time.Duration(e.way%most) * time.Millisecond) })
-	return wait(ctx, e.length)
-}
-
-// turn sets knobs of the cloud for a while.
-func turn(ctx context.Context, w *world, e event, there, back cloudapi.KnobsPatch) error {
-	if _, err := w.cloud.Admin.Patch(ctx, there); err != nil {
-		return err
-	}
-	err := wait(ctx, e.length)
-	_, undone := w.cloud.Admin.Patch(context.WithoutCancel(ctx), back)
-	return errors.Join(err, undone)
-}
-
-func cloudErrors(ctx context.Context, w *world, _ *target, e event) error {
-	const sometimes = 0.4
-	rules := []cloudapi.Fault{{Operation: "*", Probability: sometimes, After: e.way&1 == 0, Drop: e.way&2 == 0}}
-	return turn(ctx, w, e, cloudapi.KnobsPatch{Faults: &rules}, cloudapi.KnobsPatch{Faults: &[]cloudapi.Fault{}})
-}
-
-func cloudLatency(ctx context.Context, w *world, _ *target, e event) error {
-	slow, usual, usualDelete := cloudapi.Duration(3*time.Second), cloudapi.Duration(createLatency), cloudapi.Duration(deleteLatency)
-	effect, end := cloudapi.EffectStart, cloudapi.EffectEnd
-	if e.way%2 == 0 {
-		effect = end
-	}
-	return turn(ctx, w, e, cloudapi.KnobsPatch{CreateLatency: &slow, DeleteLatency: &slow, CreateEffect: &effect},
-		cloudapi.KnobsPatch{CreateLatency: &usual, DeleteLatency: &usualDelete, CreateEffect: &end})
-}
-
-func cloudRate(ctx context.Context, w *world, _ *target, e event) error {
-	few, unlimited := 4.0, 0.0
-	return turn(ctx, w, e, cloudapi.KnobsPatch{RequestsPerSecond: &few}, cloudapi.KnobsPatch{RequestsPerSecond: &unlimited})
-}
-
-// cloudLists has lists show new instances late. An instance keeps the lag that it
-// began with, so nothing is hidden longer than drivers were told.
-func cloudLists(ctx context.Context, w *world, _ *target, e event) error {
-	lag, none := cloudapi.Duration(listLag), cloudapi.Duration(0)
-	return turn(ctx, w, e, cloudapi.KnobsPatch{ListLag: &lag}, cloudapi.KnobsPatch{ListLag: &none})
+	t.each(how)
+	return errors.Join(wait(ctx, e.length), t.hits())
 }
 
 // lanes is how many faults are at work at once.
@@ -280,18 +290,18 @@ func (w *world) inject(ctx context.Context, plan *plan, sayf func(string, ...any
 		}
 		f := byName[e.kind]
 		all := f.targets(w)
-		t := all[e.pick%len(all)]
+		t := aim(all, e.pick)
 		t.one.Lock()
 		sayf("%s at %s for %s", e.kind, t.name, e.length.Round(time.Millisecond))
 		err := f.do(ctx, w, t, e)
 		t.one.Unlock()
-		switch {
+		switch missed := errors.Is(err, errMissed); {
 		case ctx.Err() != nil: // it is over, whatever that did to the fault
-		case errors.Is(err, errMissed):
-		case err != nil:
+		case err != nil && !missed:
 			return fmt.Errorf("fault %s at %s: %w", e.kind, t.name, err)
 		default:
-			w.tally.count(e.kind)
+			w.tally.count(e.kind, !missed)
+			sayf("%s at %s is over: %v", e.kind, t.name, err)
 		}
 	}
 }

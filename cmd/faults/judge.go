@@ -3,17 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/cmd/internal/stack"
-	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 )
@@ -33,10 +30,13 @@ func (w *world) heal() {
 	}
 }
 
-// judge waits until all is as it should be, first with machines and then without,
+// judge waits until all is as it should be, first as the last change wants it, which a
+// change of size might hide, then with some machines in each pool and at last without,
 // and counts what is not.
-func (w *world) judge(ctx context.Context, out io.Writer) error {
-	complain := func(format string, args ...any) { fmt.Fprintf(out, w.kind+": "+format+"\n", args...) }
+func (w *world) judge(ctx context.Context) error {
+	if err := w.settle(ctx, "all is as the last change wants it"); err != nil {
+		return err
+	}
 	for _, identity := range identities {
 		err := w.patiently(ctx, "the pool has its last size", func(ctx context.Context) error {
 			return w.setPool(ctx, identity, func(d *v1alpha1.MachineDeployment) { d.Spec.Replicas = finalReplicas })
@@ -45,10 +45,7 @@ func (w *world) judge(ctx context.Context, out io.Writer) error {
 			return err
 		}
 	}
-	if err := w.patiently(ctx, "instances equal Machines", w.settled); err != nil {
-		complain("%v", err)
-	}
-	if err := w.compare(ctx, complain); err != nil {
+	if err := w.settle(ctx, "all is as it should be in the end"); err != nil {
 		return err
 	}
 	for _, identity := range identities {
@@ -58,7 +55,7 @@ func (w *world) judge(ctx context.Context, out io.Writer) error {
 		}
 	}
 	if err := w.patiently(ctx, "nothing is left", w.gone); err != nil {
-		complain("%v", err)
+		w.tally.find(foundf(stuck, 1, "%v", err))
 	}
 	err := w.patiently(ctx, "all that happened to Machines is known", func(ctx context.Context) error {
 		s, err := w.look(ctx)
@@ -70,93 +67,38 @@ func (w *world) judge(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return w.remains(ctx, complain)
+	return w.remains(ctx)
+}
+
+// settle waits until there is no flaw. What is waited for in vain counts, and so does
+// each flaw that is still there.
+func (w *world) settle(ctx context.Context, what string) error {
+	err := w.patiently(ctx, what, func(ctx context.Context) error {
+		s, err := w.look(ctx)
+		if err != nil {
+			return err
+		}
+		if found := s.flaws(); len(found) > 0 {
+			return fmt.Errorf("%s: %s", found[0].damage, found[0].text)
+		}
+		return nil
+	})
+	if err == nil || ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	w.tally.find(foundf(stuck, 1, "%v", err))
+	s, err := w.look(ctx)
+	if err != nil {
+		return err
+	}
+	w.tally.find(s.flaws()...)
+	return nil
 }
 
 func (w *world) patiently(ctx context.Context, what string, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, healLimit, fmt.Errorf("not within %s", healLimit))
 	defer cancel()
 	return stack.Poll(ctx, what, check)
-}
-
-// state is what Kubernetes and the cloud have, by uid of the Machine.
-type state struct {
-	machines  map[types.UID]*v1alpha1.Machine
-	instances map[types.UID][]cloudapi.Instance
-}
-
-func (w *world) look(ctx context.Context) (*state, error) {
-	s := &state{machines: map[types.UID]*v1alpha1.Machine{}, instances: map[types.UID][]cloudapi.Instance{}}
-	var list v1alpha1.MachineList
-	if err := w.kube.List(ctx, &list, client.InNamespace(w.name)); err != nil {
-		return nil, err
-	}
-	for i := range list.Items {
-		s.machines[list.Items[i].UID] = &list.Items[i]
-	}
-	live, err := w.cloud.Instances(ctx)
-	for i := range live {
-		uid := types.UID(live[i].Tags[cloudapi.TagMachineUID])
-		s.instances[uid] = append(s.instances[uid], live[i])
-	}
-	return s, err
-}
-
-// settled returns an error until every pool has its machines, all Running, each
-// with one instance, and there is no other instance.
-func (w *world) settled(ctx context.Context) error {
-	s, err := w.look(ctx)
-	if err != nil {
-		return err
-	}
-	if want := finalReplicas * len(identities); len(s.machines) != want {
-		return fmt.Errorf("there are %d Machines, want %d", len(s.machines), want)
-	}
-	for uid, m := range s.machines {
-		if m.Status.CurrentStatus.Phase != v1alpha1.MachineRunning || m.DeletionTimestamp != nil || len(s.instances[uid]) != 1 {
-			return fmt.Errorf("machine %s of %s is %q with %d instances, last operation: %s",
-				m.Name, m.Spec.Class.Name, m.Status.CurrentStatus.Phase, len(s.instances[uid]), m.Status.LastOperation.Description)
-		}
-	}
-	for uid, instances := range s.instances {
-		if s.machines[uid] == nil {
-			return fmt.Errorf("instance %s (%s) has no Machine", instances[0].ID, instances[0].Name)
-		}
-	}
-	return nil
-}
-
-// compare counts what is wrong between Machines and instances.
-func (w *world) compare(ctx context.Context, complain func(string, ...any)) error {
-	s, err := w.look(ctx)
-	if err != nil {
-		return err
-	}
-	for uid, m := range s.machines {
-		n := len(s.instances[uid])
-		switch {
-		case m.Status.CurrentStatus.Phase != v1alpha1.MachineRunning || m.DeletionTimestamp != nil:
-			w.tally.stuck++
-			complain("stuck: machine %s (%s) is %q: %s", m.Name, uid, m.Status.CurrentStatus.Phase, m.Status.LastOperation.Description)
-		case n == 0:
-			w.tally.lost++
-			complain("lost: machine %s (%s) is Running and has no instance", m.Name, uid)
-		case n > 1:
-			w.tally.doubled += n - 1
-			complain("doubled: machine %s (%s) has %d instances", m.Name, uid, n)
-		}
-	}
-	if short := finalReplicas*len(identities) - len(s.machines); short > 0 {
-		w.tally.stuck += short
-		complain("stuck: %d Machines are not there", short)
-	}
-	for uid, instances := range s.instances {
-		if s.machines[uid] == nil {
-			w.tally.leaked += len(instances)
-			complain("leaked: %d instances of machine %s (%s), which is gone", len(instances), instances[0].Name, uid)
-		}
-	}
-	return nil
 }
 
 // gone returns an error until nothing of any pool is left.
@@ -193,19 +135,15 @@ func (w *world) claims(ctx context.Context) ([]string, error) {
 }
 
 // remains counts what is left at the very end, and reads the cloud's log.
-func (w *world) remains(ctx context.Context, complain func(string, ...any)) error {
+func (w *world) remains(ctx context.Context) error {
 	s, err := w.look(ctx)
 	if err != nil {
 		return err
 	}
 	for uid, m := range s.machines {
-		w.tally.stuck++
-		complain("stuck: machine %s (%s) does not go: %s", m.Name, uid, m.Status.LastOperation.Description)
+		w.tally.find(foundf(stuck, 1, "machine %s (%s) does not go: %s", m.Name, uid, m.Status.LastOperation.Description))
 	}
-	for uid, instances := range s.instances {
-		w.tally.leaked += len(instances)
-		complain("leaked: %d instances of machine %s (%s) do not go", len(instances), instances[0].Name, uid)
-	}
+	w.tally.find(s.orphans()...)
 	tokens, err := w.tokens(ctx)
 	if err != nil {
 		return err
@@ -214,43 +152,15 @@ func (w *world) remains(ctx context.Context, complain func(string, ...any)) erro
 	if err != nil {
 		return err
 	}
-	if tokens+len(claims) > 0 {
-		w.tally.leaked += tokens + len(claims)
-		complain("leaked: %d bootstrap tokens; claims: %s", tokens, strings.Join(claims, "; "))
+	if left := tokens + len(claims); left > 0 {
+		w.tally.find(foundf(leaked, left, "%d bootstrap tokens; claims: %s", tokens, strings.Join(claims, "; ")))
 	}
-	return w.readLog(ctx, complain)
-}
-
-// readLog counts lifecycles, and instances that were made for a machine that had one
-// before. An instance that was deleted although its machine was not to go is lost,
-// whatever has replaced it.
-func (w *world) readLog(ctx context.Context, complain func(string, ...any)) error {
 	entries, err := w.cloud.Admin.Log(ctx, 0)
 	if err != nil {
 		return err
 	}
-	for _, d := range doubles(entries) {
-		w.tally.doubled++
-		complain("doubled: %s", d)
-	}
-	made, live := map[string]int{}, map[string]int{}
-	for _, e := range entries {
-		switch {
-		case e.Op == cloudapi.OpCreate && e.Event == cloudapi.EventCreated:
-			made[e.MachineUID]++
-			live[e.MachineUID]++
-		case e.Event == cloudapi.EventDeleted:
-			live[e.MachineUID]--
-			if live[e.MachineUID] == 0 && !w.witness.allows(e.MachineUID, e.Time) {
-				w.tally.lost++
-				complain("lost: the instance of machine %s (%s) was deleted at %s, before the Machine was to go", e.Name, e.MachineUID, e.Time)
-			}
-		}
-	}
-	for uid := range made {
-		if live[uid] == 0 {
-			w.tally.lifecycles++
-		}
-	}
+	found, lifecycles, unseen := readLog(entries, w.witness)
+	w.tally.find(found...)
+	w.tally.lifecycles, w.tally.unseen = lifecycles, unseen
 	return nil
 }

@@ -114,7 +114,7 @@ func (w *world) pool(identity string) *v1alpha1.MachineDeployment {
 }
 
 // live has faults and changes until enough machines have come and gone.
-func (w *world) live(ctx context.Context, out io.Writer, lifecycles int) error {
+func (w *world) live(ctx context.Context, out io.Writer) error {
 	outer := ctx
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
@@ -129,6 +129,7 @@ func (w *world) live(ctx context.Context, out io.Writer, lifecycles int) error {
 	if len(kinds) == 0 {
 		return fmt.Errorf("none of the kinds %v can happen here", w.kinds)
 	}
+	w.tally.expect(kinds)
 	plan := newPlan(w.seed, kinds, w.longest)
 	for range lanes {
 		group.Go(func() {
@@ -143,12 +144,11 @@ func (w *world) live(ctx context.Context, out io.Writer, lifecycles int) error {
 	}
 	within, cancel := context.WithTimeoutCause(ctx, w.limit, fmt.Errorf("only so many within %s", w.limit))
 	defer cancel()
-	err = stack.Poll(within, fmt.Sprintf("%d machines have come and gone", lifecycles), func(ctx context.Context) error {
-		stats, err := w.cloud.Admin.Stats(ctx)
-		if err == nil && (stats.Deleted < lifecycles || len(w.tally.missing(kinds)) > 0) {
-			err = fmt.Errorf("%d have, and these faults did not happen yet: %v", stats.Deleted, w.tally.missing(kinds))
+	err = stack.Poll(within, fmt.Sprintf("%d machines have come and gone", w.tally.asked), func(context.Context) error {
+		if n, missing := w.witness.lives(), w.tally.missing(); n < w.tally.asked || len(missing) > 0 {
+			return fmt.Errorf("%d have, and these faults did not happen as often as they are to: %v", n, missing)
 		}
-		return err
+		return nil
 	})
 	end(nil)
 	group.Wait()

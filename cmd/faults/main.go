@@ -5,7 +5,11 @@
 // follows from a seed. The judge is the append-only log of the cloud.
 //
 // `make faults` builds what it needs first. Timing is the machine's own, so two runs
-// of a seed make the same faults in the same order, and not the same run.
+// of a seed make the same faults in the same order, and neither hit the same nor are
+// the same run.
+//
+// It exits with 1 when machines were lost, doubled, leaked or stuck, and with 2 when
+// the run itself went wrong: then nothing is known about machines.
 package main
 
 import (
@@ -35,8 +39,10 @@ const (
 type options struct {
 	seed       uint64
 	lifecycles int
+	each       int
 	buses      []string
-	kinds      []string
+	kinds      []string // that are wanted, where they can happen
+	chosen     bool     // they were named, so each must happen somewhere
 	longest    time.Duration
 	limit      time.Duration
 	bin, dir   string
@@ -50,8 +56,17 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "faults:", err)
-		os.Exit(1)
+		os.Exit(status(err))
 	}
+}
+
+// status is what to exit with.
+func status(err error) int {
+	const damaged, unknown = 1, 2
+	if errors.Is(err, errDamaged) {
+		return damaged
+	}
+	return unknown
 }
 
 func parse(args []string) (*options, error) {
@@ -59,6 +74,7 @@ func parse(args []string) (*options, error) {
 	fs := flag.NewFlagSet("faults", flag.ContinueOnError)
 	fs.Uint64Var(&o.seed, "seed", 1, "`number` from which the order of the faults follows")
 	fs.IntVar(&o.lifecycles, "lifecycles", 200, "`number` of machines that are to come and go")
+	fs.IntVar(&o.each, "each", 1, "how `often` each kind of fault is to hit something on each bus, at least")
 	buses := fs.String("bus", busCluster+","+busEmbedded, "what to run on, one after the other: cluster, embedded or both")
 	only := fs.String("kinds", "", "`kinds` of faults, with commas; none means all of: "+strings.Join(kindNames(), ", "))
 	fs.DurationVar(&o.longest, "longest", time.Minute, "how long a process is frozen, or a link cut, at most")
@@ -72,8 +88,8 @@ func parse(args []string) (*options, error) {
 	if fs.NArg() > 0 {
 		return nil, fmt.Errorf("unexpected argument %q", fs.Arg(0))
 	}
-	if o.lifecycles < 1 || o.longest < time.Second {
-		return nil, fmt.Errorf("--lifecycles=%d and --longest=%s: want at least 1 and 1s", o.lifecycles, o.longest)
+	if o.lifecycles < 1 || o.each < 1 || o.longest < time.Second {
+		return nil, fmt.Errorf("--lifecycles=%d, --each=%d and --longest=%s: want at least 1, 1 and 1s", o.lifecycles, o.each, o.longest)
 	}
 	o.buses = strings.Split(*buses, ",")
 	for _, b := range o.buses {
@@ -83,7 +99,7 @@ func parse(args []string) (*options, error) {
 	}
 	o.kinds = kindNames()
 	if *only != "" {
-		o.kinds = strings.Split(*only, ",")
+		o.kinds, o.chosen = strings.Split(*only, ","), true
 	}
 	for _, name := range o.kinds {
 		if !slices.Contains(kindNames(), name) {
@@ -129,17 +145,24 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	total := newTally()
+	var tallies []*tally
 	for i, kind := range o.buses {
 		share := o.lifecycles / len(o.buses)
 		if i == 0 {
 			share += o.lifecycles % len(o.buses)
 		}
-		if err := runWorld(ctx, o, out, cluster, kind, share, total); err != nil {
+		t := newTally(kind, share, o.each)
+		tallies = append(tallies, t)
+		if err := runWorld(ctx, o, out, cluster, t); err != nil {
+			t.print(out)
 			return fmt.Errorf("on the bus %s: %w", kind, err)
 		}
 	}
-	return total.verdict(o, out)
+	var wanted []string
+	if o.chosen {
+		wanted = o.kinds
+	}
+	return verdict(out, wanted, tallies)
 }
 
 // startCluster starts the API server with our CRDs.

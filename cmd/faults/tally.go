@@ -4,72 +4,124 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
-	"time"
 )
 
-// A tally is what a run has come to. It is safe for concurrent use.
+// errDamaged says that machines did not survive. Other errors leave open whether they
+// would.
+var errDamaged = errors.New("machines did not survive; what is wrong with which stands above")
+
+// A tally is what the run on one bus has come to. It is safe for concurrent use.
 type tally struct {
-	mu    sync.Mutex
-	kinds map[string]int
+	bus   string
+	asked int // lifecycles
+	each  int // of each kind
 
-	lifecycles                   int
-	lost, doubled, leaked, stuck int
+	mu      sync.Mutex
+	kinds   []string // that can happen on this bus
+	hit     map[string]int
+	missed  map[string]int
+	found   []finding
+	crashes []string
+
+	lifecycles int
+	unseen     int // machines of which the cloud's log tells alone
 }
 
-func newTally() *tally { return &tally{kinds: map[string]int{}} }
+func newTally(bus string, asked, each int) *tally {
+	return &tally{bus: bus, asked: asked, each: each, hit: map[string]int{}, missed: map[string]int{}}
+}
 
-func (t *tally) count(kind string) {
+// count counts a fault, which has hit something or not.
+func (t *tally) count(kind string, hit bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.kinds[kind]++
-}
-
-// missing returns those kinds that have not happened.
-func (t *tally) missing(kinds []string) []string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(kinds), func(k string) bool { return t.kinds[k] > 0 })
-}
-
-// verdict prints the figures, and returns an error unless all is well.
-func (t *tally) verdict(o *options, out io.Writer) error {
-	fmt.Fprintf(out, "lifecycles %d\n", t.lifecycles)
-	for _, kind := range o.kinds {
-		fmt.Fprintf(out, "fault %-16s %d\n", kind, t.kinds[kind])
+	if hit {
+		t.hit[kind]++
+	} else {
+		t.missed[kind]++
 	}
+}
+
+// crash notes that a process has ended by itself, and must not.
+func (t *tally) crash(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.crashes = append(t.crashes, err.Error())
+}
+
+func (t *tally) find(found ...finding) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.found = append(t.found, found...)
+}
+
+// expect says which kinds of faults are to happen.
+func (t *tally) expect(kinds []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.kinds = kinds
+}
+
+// missing returns those kinds that have not happened as often as they are to.
+func (t *tally) missing() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(t.kinds), func(k string) bool { return t.hit[k] >= t.each })
+}
+
+// print tells what is wrong on this bus, and its figures.
+func (t *tally) print(out io.Writer) {
+	for _, f := range t.found {
+		fmt.Fprintf(out, "%s: %s: %s\n", t.bus, f.damage, f.text)
+	}
+	for _, c := range t.crashes {
+		fmt.Fprintf(out, "%s: crashed: %s\n", t.bus, strings.ReplaceAll(c, "\n", "\n  "))
+	}
+	fmt.Fprintf(out, "%s: lifecycles %d, of machines that only the cloud saw: %d\n", t.bus, t.lifecycles, t.unseen)
+	for _, kind := range t.kinds {
+		fmt.Fprintf(out, "%s: fault %-16s %d, missed %d\n", t.bus, kind, t.hit[kind], t.missed[kind])
+	}
+}
+
+// problems are what is wrong with the run itself.
+func (t *tally) problems() []error {
 	var errs []error
-	if t.lifecycles < o.lifecycles {
-		errs = append(errs, fmt.Errorf("%d lifecycles of the %d asked for: try a higher --limit", t.lifecycles, o.lifecycles))
+	if len(t.crashes) > 0 {
+		errs = append(errs, fmt.Errorf("bus %s: %d processes have crashed; which stands above", t.bus, len(t.crashes)))
 	}
-	if missing := t.missing(o.kinds); len(missing) > 0 {
-		errs = append(errs, fmt.Errorf("these faults never happened: %v", missing))
+	if t.lifecycles < t.asked {
+		errs = append(errs, fmt.Errorf("bus %s: %d lifecycles of the %d asked for: try a higher --limit", t.bus, t.lifecycles, t.asked))
 	}
-	if t.lost+t.doubled+t.leaked+t.stuck > 0 {
-		errs = append(errs, errors.New("machines did not survive; what is wrong with which stands above"))
+	if missing := t.missing(); len(missing) > 0 {
+		errs = append(errs, fmt.Errorf("bus %s: these faults hit something less than %d times: %v", t.bus, t.each, missing))
 	}
-	fmt.Fprintf(out, "lost %d doubled %d leaked %d stuck %d\n", t.lost, t.doubled, t.leaked, t.stuck)
+	return errs
+}
+
+// verdict prints the figures of all buses, and returns an error unless all is well,
+// and each kind that is wanted can happen somewhere.
+func verdict(out io.Writer, wanted []string, tallies []*tally) error {
+	var errs []error
+	var everywhere []string
+	sum := map[string]int{}
+	for _, t := range tallies {
+		t.print(out)
+		errs = append(errs, t.problems()...)
+		everywhere = append(everywhere, t.kinds...)
+		for _, f := range t.found {
+			sum[f.damage] += f.n
+		}
+	}
+	nowhere := slices.DeleteFunc(slices.Clone(wanted), func(k string) bool { return slices.Contains(everywhere, k) })
+	if len(nowhere) > 0 {
+		errs = append(errs, fmt.Errorf("these faults cannot happen on any bus of this run: %v", nowhere))
+	}
+	if sum[lost]+sum[doubled]+sum[leaked]+sum[stuck] > 0 {
+		errs = append(errs, errDamaged)
+	}
+	fmt.Fprintf(out, "lost %d doubled %d leaked %d stuck %d\n", sum[lost], sum[doubled], sum[leaked], sum[stuck])
 	return errors.Join(errs...)
 }
-
-// A journal is the file in which a world tells what it did and when.
-type journal struct {
-	mu   sync.Mutex
-	file *os.File
-}
-
-func newJournal(dir string) (*journal, error) {
-	file, err := os.Create(filepath.Join(dir, "faults.log"))
-	return &journal{file: file}, err
-}
-
-func (j *journal) sayf(format string, args ...any) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	fmt.Fprintln(j.file, time.Now().UTC().Format(time.RFC3339Nano), fmt.Sprintf(format, args...))
-}
-
-func (j *journal) close() { _ = j.file.Close() }

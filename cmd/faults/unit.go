@@ -2,12 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -40,6 +40,33 @@ func (t *target) each(do func(*stack.Link)) {
 	}
 }
 
+// live tells whether there is anything to hit: of the links that a program has to
+// several servers it uses one.
+func (t *target) live() bool {
+	some := t.link == nil
+	t.each(func(l *stack.Link) { some = some || l.Live() })
+	return some
+}
+
+// hits returns [errMissed] as long as what was done to the links has hit nothing.
+func (t *target) hits() error {
+	n := 0
+	t.each(func(l *stack.Link) { n += l.Hits() })
+	if n == 0 {
+		return errMissed
+	}
+	return nil
+}
+
+// aim chooses one of those that can be hit, or of all when none can.
+func aim(all []*target, pick int) *target {
+	live := slices.DeleteFunc(slices.Clone(all), func(t *target) bool { return !t.live() })
+	if len(live) == 0 {
+		live = all
+	}
+	return live[pick%len(live)]
+}
+
 // hold keeps back what one side says.
 func (t *target) hold(d stack.Direction) {
 	t.link.Hold(d)
@@ -51,6 +78,9 @@ func (t *target) hold(d stack.Direction) {
 // A unit is a process that is started again whenever it ends, as a kubelet would.
 type unit struct {
 	site *stack.Site
+	// crashed is told of an end that is not ours, unless mayEnd matches the error.
+	crashed func(error)
+	mayEnd  *regexp.Regexp
 
 	mu      sync.Mutex
 	process *stack.Process
@@ -66,21 +96,33 @@ func (u *unit) keep(ctx context.Context) {
 			return
 		case <-p.Done():
 		}
-		p.ExpectEnd()
+		u.ended(p)
 		u.mu.Lock()
 		delay := max(u.away, restartDelay)
 		u.away = 0
 		u.mu.Unlock()
-		if wait(ctx, delay) != nil {
-			return
+		for again := (*stack.Process)(nil); again == nil; {
+			if wait(ctx, delay) != nil {
+				return
+			}
+			var err error
+			if again, err = u.site.Restart(p); err != nil {
+				delay = restartDelay // it is tried again
+				continue
+			}
+			u.mu.Lock()
+			u.process = again
+			u.mu.Unlock()
 		}
-		again, err := u.site.Restart(p)
-		if err != nil {
-			continue // it is tried again
-		}
-		u.mu.Lock()
-		u.process = again
-		u.mu.Unlock()
+	}
+}
+
+// ended tells of a process that has ended and should not have.
+func (u *unit) ended(p *stack.Process) {
+	err := p.Failure()
+	p.ExpectEnd() // it has been told of
+	if err != nil && (u.mayEnd == nil || !u.mayEnd.MatchString(err.Error())) {
+		u.crashed(err)
 	}
 }
 
@@ -90,23 +132,48 @@ func (u *unit) current() *stack.Process {
 	return u.process
 }
 
+// there returns the process, or [errMissed] when it has ended and is not back yet.
+func (u *unit) there() (*stack.Process, error) {
+	p := u.current()
+	select {
+	case <-p.Done():
+		return nil, errMissed
+	default:
+		return p, nil
+	}
+}
+
 // kill ends the process, which stays away for so long.
 func (u *unit) kill(away time.Duration) error {
+	p, err := u.there()
+	if err != nil {
+		return err
+	}
 	u.mu.Lock()
 	u.away = away
-	p := u.process
 	u.mu.Unlock()
 	return p.Kill()
 }
 
 // freeze stops the process for so long.
 func (u *unit) freeze(ctx context.Context, length time.Duration) error {
-	p := u.current()
+	return u.frozen(func() error { return wait(ctx, length) })
+}
+
+// frozen does something while the process is stopped.
+func (u *unit) frozen(do func() error) error {
+	p, err := u.there()
+	if err != nil {
+		return err
+	}
 	if err := p.Pause(); err != nil {
 		return err
 	}
-	err := wait(ctx, length)
-	return errors.Join(p.Resume(), err)
+	err = do()
+	if resumed := p.Resume(); resumed != nil {
+		return resumed
+	}
+	return err
 }
 
 var replicaLogged = regexp.MustCompile(`\breplica=(\S+)`)

@@ -1,87 +1,77 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	toolscache "k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/clientcmd"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// A witness sees since when each Machine was to go: a set replaces a machine whose
-// instance was taken from it, so that in the end nothing tells of it but the cloud's
-// log. It is safe for concurrent use.
+// A witness sees what becomes of each Machine: a set replaces a machine whose instance
+// was taken from it, and the collection of orphans removes what a machine has left
+// behind, so that in the end nothing tells of either but the cloud's log. It is safe
+// for concurrent use.
 type witness struct {
+	now func() time.Time
+
 	mu   sync.Mutex
-	seen map[string]going // by uid
+	seen map[string]life // by uid
 }
 
-// A going is since when a Machine was to go, zero while it was not; missed says that
-// it went while nobody could look.
-type going struct {
-	since  time.Time
+// A life is what was seen of a Machine.
+type life struct {
+	ran bool
+	// since is when it was to go, in whole seconds; zero while it was not.
+	since time.Time
+	// gone is when it was heard that it is no more, which is later than it was; zero
+	// while it was not heard.
+	gone time.Time
+	// missed says that it went while nobody could look.
 	missed bool
 }
 
-// watchMachines has a world's Machines watched until ctx ends, through restarts of the
-// API server.
-func (w *world) watchMachines(ctx context.Context) error {
-	cfg, err := clientcmd.BuildConfigFromFlags("", w.cluster.Kubeconfig)
-	if err != nil {
-		return fmt.Errorf("kubeconfig %s: %w", w.cluster.Kubeconfig, err)
-	}
-	machines, err := cache.New(cfg, cache.Options{Scheme: w.kube.Scheme(), DefaultNamespaces: map[string]cache.Config{w.name: {}}})
-	if err != nil {
-		return fmt.Errorf("watch machines: %w", err)
-	}
-	informer, err := machines.GetInformer(ctx, &v1alpha1.Machine{}, cache.BlockUntilSynced(false))
-	if err != nil {
-		return fmt.Errorf("watch machines: %w", err)
-	}
-	w.witness = &witness{seen: map[string]going{}}
-	if _, err := informer.AddEventHandler(w.witness); err != nil {
-		return fmt.Errorf("watch machines: %w", err)
-	}
-	w.keepers.Go(func() { _ = machines.Start(ctx) })
-	if !machines.WaitForCacheSync(ctx) {
-		return fmt.Errorf("watch machines: %w", context.Cause(ctx))
-	}
-	return nil
-}
+func newWitness() *witness { return &witness{now: time.Now, seen: map[string]life{}} }
 
-// OnAdd implements cache.ResourceEventHandler.
-func (w *witness) OnAdd(o any, _ bool) { w.saw(o, false) }
-
-// OnUpdate implements cache.ResourceEventHandler.
-func (w *witness) OnUpdate(_, o any) { w.saw(o, false) }
-
-// OnDelete implements cache.ResourceEventHandler.
-func (w *witness) OnDelete(o any) {
-	last, missed := o.(toolscache.DeletedFinalStateUnknown)
-	if missed {
-		o = last.Obj
-	}
-	w.saw(o, missed)
-}
-
-func (w *witness) saw(o any, missed bool) {
-	m, ok := o.(*v1alpha1.Machine)
-	if !ok {
-		return
-	}
-	g := going{missed: missed}
-	if t := m.DeletionTimestamp; t != nil {
-		g = going{since: t.Time}
-	}
+// listed takes what a list shows. What it does not show has gone meanwhile.
+func (w *witness) listed(machines []v1alpha1.Machine) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.seen[string(m.UID)] = g
+	there := map[string]bool{}
+	for i := range machines {
+		w.note(&machines[i])
+		there[string(machines[i].UID)] = true
+	}
+	for uid, l := range w.seen {
+		if !there[uid] && l.gone.IsZero() {
+			l.gone, l.missed = w.now(), l.since.IsZero()
+			w.seen[uid] = l
+		}
+	}
+}
+
+// saw takes what an event of a watch shows.
+func (w *witness) saw(m *v1alpha1.Machine, gone bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.note(m)
+	if gone {
+		l := w.seen[string(m.UID)]
+		l.gone = w.now()
+		w.seen[string(m.UID)] = l
+	}
+}
+
+// note notes what a Machine shows of itself. w.mu is held.
+func (w *witness) note(m *v1alpha1.Machine) {
+	l := w.seen[string(m.UID)]
+	l.ran = l.ran || m.Status.CurrentStatus.Phase == v1alpha1.MachineRunning
+	if t := m.DeletionTimestamp; t != nil {
+		l.since = t.Time
+	}
+	w.seen[string(m.UID)] = l
 }
 
 // caughtUp returns an error while the witness has not heard of a Machine's end: after
@@ -90,8 +80,8 @@ func (w *witness) saw(o any, missed bool) {
 func (w *witness) caughtUp(machines map[types.UID]*v1alpha1.Machine) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for uid, g := range w.seen {
-		if g.since.IsZero() && !g.missed && machines[types.UID(uid)] == nil {
+	for uid, l := range w.seen {
+		if l.gone.IsZero() && machines[types.UID(uid)] == nil {
 			return fmt.Errorf("the watch has not told yet that machine %s is gone", uid)
 		}
 	}
@@ -103,6 +93,36 @@ func (w *witness) caughtUp(machines map[types.UID]*v1alpha1.Machine) error {
 func (w *witness) allows(uid string, at time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	g, seen := w.seen[uid]
-	return !seen || g.missed || !g.since.IsZero() && !at.Before(g.since)
+	l, seen := w.seen[uid]
+	return !seen || l.missed || !l.since.IsZero() && !at.Before(l.since)
+}
+
+// tooLate tells whether a Machine was gone at some time: nothing of it may be made
+// or there to be deleted any more.
+func (w *witness) tooLate(uid string, at time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l := w.seen[uid]
+	return !l.gone.IsZero() && at.After(l.gone)
+}
+
+// lived tells whether a Machine was seen Running, and whether it was seen at all.
+func (w *witness) lived(uid string) (ran, seen bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l, seen := w.seen[uid]
+	return l.ran, seen
+}
+
+// lives is how many Machines were seen Running and then to be gone.
+func (w *witness) lives() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := 0
+	for _, l := range w.seen {
+		if l.ran && !l.gone.IsZero() {
+			n++
+		}
+	}
+	return n
 }

@@ -6,30 +6,42 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
+var testTime = time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC)
+
+// seenMachine is a Machine that is to go since some time.
+func seenMachine(uid string, since time.Time) *v1alpha1.Machine {
+	m := &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)}}
+	if !since.IsZero() {
+		m.DeletionTimestamp = &metav1.Time{Time: since}
+	}
+	return m
+}
+
+// witnessAt is a witness whose clock stands.
+func witnessAt(at time.Time) *witness {
+	w := newWitness()
+	w.now = func() time.Time { return at }
+	return w
+}
+
 func TestWitness(t *testing.T) {
 	t.Parallel()
-	at := time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC)
-	machine := func(uid string, since time.Time) *v1alpha1.Machine {
-		m := &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)}}
-		if !since.IsZero() {
-			m.DeletionTimestamp = &metav1.Time{Time: since}
-		}
-		return m
-	}
-	w := &witness{seen: map[string]going{}}
+	at := testTime
+	w := witnessAt(at.Add(10 * time.Second))
 	for _, uid := range []string{"in use", "replaced", "missed"} {
-		w.OnAdd(machine(uid, time.Time{}), true)
+		w.saw(seenMachine(uid, time.Time{}), false)
 	}
-	w.OnUpdate(nil, machine("to go", at))
-	w.OnDelete(machine("to go", at))
-	w.OnDelete(machine("replaced", at.Add(time.Second)))
-	w.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: machine("missed", time.Time{})})
-	there := map[types.UID]*v1alpha1.Machine{"in use": machine("in use", time.Time{})}
+	w.saw(seenMachine("to go", at), false)
+	w.saw(seenMachine("to go", at), true)
+	w.saw(seenMachine("replaced", at.Add(time.Second)), true)
+	w.saw(seenMachine("taken away", time.Time{}), true)
+	w.saw(seenMachine("last seen to go", at), false)
+	w.listed([]v1alpha1.Machine{*seenMachine("in use", time.Time{})})
+	there := map[types.UID]*v1alpha1.Machine{"in use": seenMachine("in use", time.Time{})}
 	if err := w.caughtUp(there); err != nil {
 		t.Errorf("all are known to be gone, but one that is not: %v", err)
 	}
@@ -40,14 +52,46 @@ func TestWitness(t *testing.T) {
 		reason string
 		want   bool
 	}{
-		"in use":   {"nobody wanted it to go", false},
-		"replaced": {"it was to go only afterwards, for want of its instance", false},
-		"to go":    {"somebody has deleted it before", true},
-		"missed":   {"nobody knows when it was to go", true},
-		"unknown":  {"it came and went while nobody could look", true},
+		"in use":          {"nobody wanted it to go", false},
+		"replaced":        {"it was to go only afterwards, for want of its instance", false},
+		"taken away":      {"nobody has asked for it to go", false},
+		"to go":           {"somebody has deleted it before", true},
+		"missed":          {"nobody knows when it was to go", true},
+		"last seen to go": {"its end was missed, and that it was to go is known", true},
+		"unknown":         {"it came and went while nobody could look", true},
 	} {
 		if got := w.allows(uid, at); got != tc.want {
 			t.Errorf("%s: deleting its instance is allowed: %v; %s", uid, got, tc.reason)
+		}
+	}
+	for after, want := range map[time.Duration]bool{10 * time.Second: false, 10*time.Second + 1: true} {
+		if got := w.tooLate("to go", at.Add(after)); got != want {
+			t.Errorf("%s after it was to go, and it was gone after 10s: too late: %v", after, got)
+		}
+	}
+	if w.tooLate("in use", at.Add(time.Hour)) || w.tooLate("unknown", at) {
+		t.Error("it is too late for what is not known to be gone")
+	}
+}
+
+// TestLives counts machines that have been Running and are gone.
+func TestLives(t *testing.T) {
+	t.Parallel()
+	w := witnessAt(testTime)
+	for _, uid := range []string{"whole", "in use"} {
+		m := seenMachine(uid, time.Time{})
+		m.Status.CurrentStatus.Phase = v1alpha1.MachineRunning
+		w.saw(m, false)
+	}
+	w.saw(seenMachine("whole", testTime), true) // Terminating by now
+	w.saw(seenMachine("never ran", time.Time{}), false)
+	w.saw(seenMachine("never ran", testTime), true)
+	if got := w.lives(); got != 1 {
+		t.Errorf("%d machines have lived, want one", got)
+	}
+	for uid, want := range map[string][2]bool{"whole": {true, true}, "never ran": {false, true}, "unknown": {false, false}} {
+		if ran, seen := w.lived(uid); ran != want[0] || seen != want[1] {
+			t.Errorf("%s: ran: %v, seen: %v, want %v", uid, ran, seen, want)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -37,7 +38,7 @@ type world struct {
 	name    string // of the namespace, and of the control plane on the bus
 	site    *stack.Site
 	cluster *stack.DevCluster
-	kube    client.Client
+	kube    client.WithWatch
 	cloud   *stack.Cloud
 	nats    *stack.NATSCluster
 	busURL  string // without links
@@ -46,7 +47,8 @@ type world struct {
 	witness *witness
 
 	api        *target
-	knobs      *target
+	lead       *target            // the manager that leads, whichever it is
+	knobs      map[string]*target // of the cloud
 	managers   []*stack.Manager
 	managerSet []*target
 	driverSet  []*target          // as identities, so many of each
@@ -59,13 +61,15 @@ type world struct {
 
 // runWorld has machines live on one bus, with faults, until as many as asked have
 // gone; then it heals everything and judges.
-func runWorld(
-	ctx context.Context, o *options, out io.Writer, cluster *stack.DevCluster, kind string, lifecycles int, total *tally,
-) (err error) {
+func runWorld(ctx context.Context, o *options, out io.Writer, cluster *stack.DevCluster, tally *tally) (err error) {
+	kind := tally.bus
 	w := &world{
-		options: o, kind: kind, name: "faults-" + kind, cluster: cluster, tally: total,
-		api: &target{name: "the API server"}, knobs: &target{name: "the cloud"},
+		options: o, kind: kind, name: "faults-" + kind, cluster: cluster, tally: tally,
+		api: &target{name: "the API server"}, lead: &target{name: "the mcm that leads"}, knobs: map[string]*target{},
 		cloudLinks: map[string]*target{}, links: map[string][]*target{},
+	}
+	for _, name := range []string{"errors", "latency", "rate"} {
+		w.knobs[name] = &target{name: "the cloud"}
 	}
 	w.site, err = stack.NewSite(stack.SiteOptions{Bin: o.bin, Dir: filepath.Join(o.dir, "bus-"+kind)})
 	if err != nil {
@@ -92,12 +96,12 @@ func runWorld(
 	}
 	fmt.Fprintf(out, "%s: up\n", kind)
 	began := time.Now()
-	if err := w.live(ctx, out, lifecycles); err != nil {
+	if err := w.live(ctx, out); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "%s: faults went on for %s; healing\n", kind, time.Since(began).Round(time.Second))
 	w.heal()
-	return w.judge(ctx, out)
+	return w.judge(ctx)
 }
 
 func (w *world) start(ctx context.Context) (err error) {
@@ -120,7 +124,7 @@ func (w *world) start(ctx context.Context) (err error) {
 			w.add("nats-nats", &target{name: fmt.Sprintf("pair %d of NATS servers", i+1), link: p.Up, back: p.Down})
 		}
 		for _, n := range w.nats.Servers {
-			w.serverSet = append(w.serverSet, &target{name: n.Name, unit: &unit{site: w.site, process: n.Process}})
+			w.serverSet = append(w.serverSet, &target{name: n.Name, unit: w.unit(n.Process)})
 		}
 	}
 	if err := w.startManagers(ctx); err != nil {
@@ -174,7 +178,9 @@ func (w *world) startManagers(ctx context.Context) error {
 			return err
 		}
 		w.managers = append(w.managers, m)
-		w.managerSet = append(w.managerSet, &target{name: name, unit: &unit{site: w.site, process: m.Process}})
+		u := w.unit(m.Process)
+		u.mayEnd = orderly
+		w.managerSet = append(w.managerSet, &target{name: name, unit: u})
 		if w.kind == busEmbedded {
 			w.busURL = m.NATSURL
 		}
@@ -204,10 +210,18 @@ func (w *world) startDrivers(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			w.driverSet = append(w.driverSet, &target{name: name, unit: &unit{site: w.site, process: d.Process}})
+			w.driverSet = append(w.driverSet, &target{name: name, unit: w.unit(d.Process)})
 		}
 	}
 	return nil
+}
+
+// orderly is how an mcm ends that has lost its Lease, as it does not know otherwise how
+// to let go of everything, and one that finds no API server when it starts.
+var orderly = regexp.MustCompile(`\bleader election lost\b|\bask the control cluster at \S+ for `)
+
+func (w *world) unit(p *stack.Process) *unit {
+	return &unit{site: w.site, process: p, crashed: w.tally.crash}
 }
 
 func (w *world) add(between string, t *target) {

@@ -55,6 +55,9 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
+	if err := awaitServed(ctx, control, servedPatience); err != nil {
+		return err
+	}
 	lock, err := newLeaderLock(ctx, control, o)
 	if err != nil {
 		return err

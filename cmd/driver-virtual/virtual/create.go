@@ -86,7 +86,7 @@ func (d *Driver) send(
 		unanswered = unanswered || lost(err)
 		_, answered := errors.AsType[*cloudapi.Error](err)
 		tries--
-		if err == nil || answered || tries == 0 {
+		if err == nil || answered && !lost(err) || tries == 0 {
 			return made, unanswered, err
 		}
 		req.Progress("creating instance " + body.Name + ": the answer was lost; asking again")

@@ -2,6 +2,8 @@ package virtual
 
 import (
 	"context"
+	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -201,6 +203,34 @@ func TestDriver_Codes(t *testing.T) {
 				t.Errorf("%s: get: want %v, have %v", tc.reason, tc.code, err)
 			}
 		})
+	}
+}
+
+// A cloud that fails after the work is done is asked again under the same token, and
+// where there is none the driver does not say that nothing was made.
+func TestDriver_FailedAfterwards(t *testing.T) {
+	t.Parallel()
+	w, d := newWorld(t, cloudapi.Knobs{ListLag: cloudapi.Duration(time.Hour)}), &Driver{Identity: driversdk.IdentityToken}
+	w.fault(cloudapi.Fault{Operation: cloudapi.OpCreate, After: true, Next: 1})
+	if made, err := d.Create(t.Context(), w.request("m1", "create.0")); err != nil || made == nil || w.live() != 1 {
+		t.Errorf("create = %v, %v, with %d instances; want the one that was made", made, err, w.live())
+	}
+	for name, tc := range map[string]struct {
+		reason string
+		err    error
+		want   bool
+	}{
+		"none":          {"it is answered", nil, false},
+		"server error":  {"it may have failed when the work was done", &cloudapi.Error{Status: 500, Code: cloudapi.CodeInternal}, true},
+		"gateway":       {"what is behind it was asked, perhaps", &cloudapi.Error{Status: 502, Code: "HTTP"}, true},
+		"shutting down": {"the cloud says that it did nothing", &cloudapi.Error{Status: 503, Code: cloudapi.CodeUnavailable}, false},
+		"rate limit":    {"the cloud refused", &cloudapi.Error{Status: 429, Code: cloudapi.CodeRateLimited}, false},
+		"no answer":     {"it was sent", io.ErrUnexpectedEOF, true},
+		"no connection": {"it was not sent", &net.OpError{Op: "dial", Err: io.EOF}, false},
+	} {
+		if got := lost(tc.err); got != tc.want {
+			t.Errorf("%s: lost: %v; %s", name, got, tc.reason)
+		}
 	}
 }
 

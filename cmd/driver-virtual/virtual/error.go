@@ -57,13 +57,14 @@ func mutation(err error) error {
 	return coded(err)
 }
 
-// lost tells whether a request was sent, or may have been, and not answered.
+// lost tells whether a request was sent, or may have been, and its answer does not
+// tell what became of it: a server that fails may do so when the work is done.
 func lost(err error) bool {
 	if err == nil {
 		return false
 	}
-	if _, answered := errors.AsType[*cloudapi.Error](err); answered {
-		return false
+	if answer, answered := errors.AsType[*cloudapi.Error](err); answered {
+		return answer.Status >= http.StatusInternalServerError && answer.Code != cloudapi.CodeUnavailable
 	}
 	network, ok := errors.AsType[*net.OpError](err)
 

@@ -22,6 +22,9 @@ const (
 	// linkQueue is how many chunks may be on their way in one direction. When it
 	// is full the sender's socket fills up, as with a slow network.
 	linkQueue = 256
+	// linkIdle is after how long without a byte nobody notices that a connection is
+	// closed: not before they need it.
+	linkIdle = time.Second
 )
 
 // A Link is a TCP proxy between programs that can break what is between them. It
@@ -40,6 +43,8 @@ type Link struct {
 	delay   time.Duration
 	cut     bool
 	conns   map[net.Conn]struct{}
+	last    time.Time // when something was sent
+	hits    int
 }
 
 // OpenLink starts a link to a server's address on a free port of the loopback
@@ -62,10 +67,29 @@ func OpenLink(ctx context.Context, target string) (*Link, error) {
 // Address is where clients connect.
 func (l *Link) Address() string { return l.listener.Addr().String() }
 
+// Live tells whether anybody is connected.
+func (l *Link) Live() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.conns) > 0
+}
+
+// Hits is how much the link has broken since it was opened or last mended: what was
+// held back or delayed, connections that were closed while something was said over
+// them, and those that were refused. It is 0 as long as nobody can have noticed.
+func (l *Link) Hits() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.hits
+}
+
 // Cut closes all connections, and new ones as they come, until Mend.
 func (l *Link) Cut() {
 	l.change(func() {
 		l.cut = true
+		if time.Since(l.last) < linkIdle {
+			l.hits += len(l.conns)
+		}
 		for c := range l.conns {
 			_ = c.Close()
 		}
@@ -82,7 +106,7 @@ func (l *Link) Delay(d time.Duration) { l.change(func() { l.delay = d }) }
 // Mend undoes all that. What was held back arrives.
 func (l *Link) Mend() {
 	l.change(func() {
-		l.cut, l.delay = false, 0
+		l.cut, l.delay, l.hits = false, 0, 0
 		clear(l.held)
 	})
 }
@@ -132,6 +156,7 @@ func (l *Link) add(conns ...net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.cut {
+		l.hits++
 		return false
 	}
 	for _, c := range conns {
@@ -168,19 +193,31 @@ func (l *Link) pump(from, to net.Conn, d Direction) {
 		if err != nil {
 			return
 		}
+		c := chunk{data: buf[:n], read: time.Now()}
+		l.sent(c.read)
 		select {
-		case queue <- chunk{data: buf[:n], read: time.Now()}:
+		case queue <- c:
 		case <-closed:
 			return
 		}
 	}
 }
 
+func (l *Link) sent(at time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last = at
+}
+
 // arrives waits until a chunk may go on. It returns false when it never will.
 func (l *Link) arrives(c chunk, d Direction) bool {
-	for {
+	for hit := false; ; {
 		l.mu.Lock()
 		cut, held, rest, changed := l.cut, l.held[d], time.Until(c.read.Add(l.delay)), l.changed
+		if (held || rest > 0) && !hit {
+			hit = true
+			l.hits++
+		}
 		l.mu.Unlock()
 		switch {
 		case cut:

@@ -2,6 +2,8 @@ package stack
 
 import (
 	"bufio"
+	"context"
+	"fmt"
 	"io"
 	"net"
 	"testing"
@@ -63,10 +65,23 @@ func TestLink(t *testing.T) {
 				t.Fatal("nothing comes through")
 			}
 			l.Hold(tc.d)
+			if l.Hits() != 0 {
+				t.Error("it has hit something although nothing was said")
+			}
 			say("two\n")
 			const moment = 50 * time.Millisecond
 			if hear("", moment) {
 				t.Error("it came although it is held: " + tc.reason)
+			}
+			within, cancel := context.WithTimeout(t.Context(), startLimit)
+			defer cancel()
+			if err := Poll(within, "what was said was hit", func(context.Context) error {
+				if l.Hits() != 1 {
+					return fmt.Errorf("it has hit %d times: %s", l.Hits(), tc.reason)
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
 			}
 			l.Mend()
 			if !hear("two\n", startLimit) {
@@ -75,6 +90,35 @@ func TestLink(t *testing.T) {
 			l.Cut()
 			if hear("", startLimit) {
 				t.Error("it came through a cut")
+			}
+			if l.Hits() == 0 {
+				t.Error("a cut of what was in use counts for nothing")
+			}
+		})
+	}
+}
+
+// TestLinkMissed breaks a link that nobody uses.
+func TestLinkMissed(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		reason string
+		do     func(*Link)
+	}{
+		"cut":   {"there is nothing to close", (*Link).Cut},
+		"hold":  {"there is nothing to hold back", func(l *Link) { l.Hold(ToServer) }},
+		"delay": {"there is nothing to delay", func(l *Link) { l.Delay(time.Second) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, err := OpenLink(t.Context(), Loopback(1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(l.Close)
+			tc.do(l)
+			if l.Live() || l.Hits() != 0 {
+				t.Errorf("live: %v, hits: %d: %s", l.Live(), l.Hits(), tc.reason)
 			}
 		})
 	}

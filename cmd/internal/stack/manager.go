@@ -84,7 +84,10 @@ func (m *Manager) Restart(ctx context.Context) error {
 }
 
 func (m *Manager) getsReady(ctx context.Context, p *Process) error {
-	return p.until(ctx, "/readyz says ok", func(ctx context.Context) error {
-		return answersOK(ctx, "http://"+m.Address+"/readyz")
-	})
+	return p.until(ctx, "/readyz says ok", m.Ready)
+}
+
+// Ready asks the manager once whether it is ready, and returns why not.
+func (m *Manager) Ready(ctx context.Context) error {
+	return answersOK(ctx, "http://"+m.Address+"/readyz")
 }

@@ -111,6 +111,17 @@ func (p *Process) Kill() error {
 	return nil
 }
 
+// Failure returns how the process has ended, unless that was as it should, as in
+// Stop; nil while it runs.
+func (p *Process) Failure() error {
+	select {
+	case <-p.done:
+		return p.unexpected()
+	default:
+		return nil
+	}
+}
+
 // ExpectEnd makes it no error that the process ends by itself, as long as its
 // exit code is 0.
 func (p *Process) ExpectEnd() { p.asked.Store(true) }

@@ -207,12 +207,8 @@ func (s *Site) Failed() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.processes {
-		select {
-		case <-p.done:
-			if err := p.unexpected(); err != nil {
-				return err
-			}
-		default:
+		if err := p.Failure(); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -26,7 +26,11 @@ func (c *Cloud) List(filter cloudapi.Filter) []cloudapi.Instance {
 	list := []cloudapi.Instance{} // not null in JSON
 	now, lag := time.Now(), time.Duration(c.knobs.ListLag)
 	for _, i := range c.order {
-		if now.Sub(i.CreatedAt) >= lag && chosen(i, filter) {
+		switch {
+		case !chosen(i, filter):
+		case now.Sub(i.CreatedAt) < lag:
+			c.stats.Hidden++
+		default:
 			list = append(list, i.Instance)
 		}
 	}

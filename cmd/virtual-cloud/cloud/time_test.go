@@ -176,6 +176,9 @@ func TestListLag(t *testing.T) {
 		if list := c.List(filter); len(list) != 0 {
 			t.Errorf("listed within the lag: %v", names(list))
 		}
+		if n := c.Stats().Hidden; n != 1 {
+			t.Errorf("%d were left out, want one", n)
+		}
 		if _, err := c.Get(i.ID); err != nil {
 			t.Errorf("get by id within the lag: %v, want the instance", err)
 		}

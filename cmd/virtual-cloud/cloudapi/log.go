@@ -90,4 +90,6 @@ type Stats struct {
 	Refused map[string]int `json:"refused"`
 	// Faults counts calls that a fault rule hit.
 	Faults int `json:"faults"`
+	// Hidden counts how often a list left out an instance for its age.
+	Hidden int `json:"hidden"`
 }

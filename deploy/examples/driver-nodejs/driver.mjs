@@ -27,14 +27,14 @@ let up = true; // the client would keep what is sent meanwhile, and send it late
 const failure = (code, message, outcomeUnknown = false) => Object.assign(new Error(message), { code: Code["CODE_" + code], outcomeUnknown });
 const codes = { 400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "RESOURCE_EXHAUSTED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS", 429: "UNAVAILABLE" };
 
-// cloud makes one call. One that was not answered may have had its effect.
+// cloud makes one call. One that was not answered, or with a server error, may have had its effect.
 async function cloud(spec, signal, method, path, body) {
   const begun = method !== "GET";
   const response = await fetch(spec.endpoint + path, {
     method, signal, body: JSON.stringify(body), headers: { authorization: `Bearer ${token}`, "content-type": "application/json" },
   }).catch((e) => { throw failure(signal.aborted ? "DEADLINE_EXCEEDED" : "UNAVAILABLE", `${method} ${path}: ${e.message}`, begun); });
   const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw Object.assign(failure(codes[response.status] ?? "INTERNAL", answer.error?.message ?? `HTTP ${response.status}`), { begun });
+  if (!response.ok) throw Object.assign(failure(codes[response.status] ?? "INTERNAL", answer.error?.message ?? `HTTP ${response.status}`, begun && response.status >= 500), { begun });
   return answer;
 }
 

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
+)
+
+// The kinds of damage that a run can come to.
+const (
+	lost    = "lost"
+	doubled = "doubled"
+	leaked  = "leaked"
+	stuck   = "stuck"
+)
+
+// A finding is something that is wrong.
+type finding struct {
+	damage string
+	n      int
+	text   string
+}
+
+func foundf(damage string, n int, format string, args ...any) finding {
+	return finding{damage: damage, n: n, text: fmt.Sprintf(format, args...)}
+}
+
+// A ledger is what the cloud's log tells of one Machine's instances.
+type ledger struct {
+	uid      string
+	name     string
+	identity cloudapi.Identity
+	made     int
+	live     int
+	late     []string // instances that were made or still there when the Machine was gone
+}
+
+// readLog returns what the cloud's log tells that nobody sees in the end, because it
+// was replaced or collected, and the machines that have come and gone. Of these some
+// were not seen by the witness.
+func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, lifecycles, unseen int) {
+	for _, text := range doubles(entries) {
+		found = append(found, foundf(doubled, 1, "%s", text))
+	}
+	ledgers := map[string]*ledger{}
+	var order []*ledger
+	for _, e := range entries {
+		created := e.Op == cloudapi.OpCreate && e.Event == cloudapi.EventCreated
+		if !created && e.Event != cloudapi.EventDeleted {
+			continue
+		}
+		l := ledgers[e.MachineUID]
+		if l == nil {
+			l = &ledger{uid: e.MachineUID, name: e.Name, identity: e.Identity}
+			ledgers[e.MachineUID] = l
+			order = append(order, l)
+		}
+		if created {
+			l.made++
+			l.live++
+		} else {
+			found = append(found, l.remove(e, w)...)
+		}
+		if w.tooLate(e.MachineUID, e.Time) && !slices.Contains(l.late, e.ID) {
+			l.late = append(l.late, e.ID)
+		}
+	}
+	for _, l := range order {
+		found = append(found, l.leftBehind()...)
+		ran, seen := w.lived(l.uid)
+		if !seen {
+			unseen++
+		}
+		if l.live == 0 && ran {
+			lifecycles++
+		}
+	}
+	return found, lifecycles, unseen
+}
+
+// remove finds an instance that was deleted although its machine was not to go: it is
+// lost, whatever has replaced it.
+func (l *ledger) remove(e cloudapi.LogEntry, w *witness) []finding {
+	l.live--
+	if l.live > 0 || w.allows(l.uid, e.Time) {
+		return nil
+	}
+	return []finding{foundf(lost, 1, "the instance of machine %s (%s) was deleted at %s, before the Machine was to go", l.name, l.uid, e.Time)}
+}
+
+// leftBehind finds instances that a Machine has left behind, although they were
+// collected later. Where nothing tells creates apart there may be more than one, and
+// all but one may go so.
+func (l *ledger) leftBehind() []finding {
+	n := len(l.late)
+	if l.identity == cloudapi.IdentityNone {
+		n -= l.made - 1
+	}
+	if n <= 0 {
+		return nil
+	}
+	return []finding{foundf(leaked, n, "machine %s (%s) was gone and had instances: %v", l.name, l.uid, l.late)}
+}

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
+	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+)
+
+// state is what Kubernetes and the cloud have. Machines and instances are by uid of
+// the Machine, pools and Nodes by name.
+type state struct {
+	pools     map[string]*v1alpha1.MachineDeployment
+	machines  map[types.UID]*v1alpha1.Machine
+	instances map[types.UID][]cloudapi.Instance
+	nodes     map[string]*corev1.Node
+}
+
+func (w *world) look(ctx context.Context) (*state, error) {
+	s := &state{
+		pools: map[string]*v1alpha1.MachineDeployment{}, machines: map[types.UID]*v1alpha1.Machine{},
+		instances: map[types.UID][]cloudapi.Instance{}, nodes: map[string]*corev1.Node{},
+	}
+	var pools v1alpha1.MachineDeploymentList
+	var machines v1alpha1.MachineList
+	var nodes corev1.NodeList
+	for _, list := range []client.ObjectList{&pools, &machines} {
+		if err := w.kube.List(ctx, list, client.InNamespace(w.name)); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.kube.List(ctx, &nodes); err != nil {
+		return nil, err
+	}
+	for i := range pools.Items {
+		s.pools[pools.Items[i].Name] = &pools.Items[i]
+	}
+	for i := range machines.Items {
+		s.machines[machines.Items[i].UID] = &machines.Items[i]
+	}
+	for i := range nodes.Items {
+		s.nodes[nodes.Items[i].Name] = &nodes.Items[i]
+	}
+	live, err := w.cloud.Instances(ctx)
+	for i := range live {
+		uid := types.UID(live[i].Tags[cloudapi.TagMachineUID])
+		s.instances[uid] = append(s.instances[uid], live[i])
+	}
+	return s, err
+}
+
+// flaws returns what is not as it should be: every pool has as many machines as it
+// wants, all of its last revision and Running, each with one instance that it and its
+// Node go by, and there is no other instance.
+func (s *state) flaws() []finding {
+	var found []finding
+	have := map[string]int{}
+	for _, uid := range slices.Sorted(maps.Keys(s.machines)) {
+		m := s.machines[uid]
+		have[m.Spec.Class.Name]++
+		found = append(found, s.flawsOf(m)...)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.pools)) {
+		want := int(s.pools[name].Spec.Replicas)
+		if short := want - have[name]; short != 0 {
+			found = append(found, foundf(stuck, max(short, -short), "pool %s has %d Machines, want %d", name, have[name], want))
+		}
+	}
+	return append(found, s.orphans()...)
+}
+
+func (s *state) flawsOf(m *v1alpha1.Machine) []finding {
+	what := m.Name + " (" + string(m.UID) + ")"
+	instances, node := s.instances[m.UID], s.nodes[m.Labels[v1alpha1.LabelKeyNode]]
+	pool := s.pools[m.Spec.Class.Name]
+	switch {
+	case m.Status.CurrentStatus.Phase != v1alpha1.MachineRunning || m.DeletionTimestamp != nil:
+		return []finding{foundf(stuck, 1, "machine %s is %q with %d instances, deleted: %t: %s", what,
+			m.Status.CurrentStatus.Phase, len(instances), m.DeletionTimestamp != nil, m.Status.LastOperation.Description)}
+	case len(instances) == 0:
+		return []finding{foundf(lost, 1, "machine %s is Running and has no instance", what)}
+	case len(instances) > 1:
+		return []finding{foundf(doubled, len(instances)-1, "machine %s has %d instances", what, len(instances))}
+	case instances[0].ProviderID != m.Spec.ProviderID:
+		return []finding{foundf(lost, 1, "machine %s goes by %q, its instance is %q", what, m.Spec.ProviderID, instances[0].ProviderID)}
+	case node == nil || node.Spec.ProviderID != m.Spec.ProviderID || !isReady(node):
+		return []finding{foundf(stuck, 1, "machine %s is Running without a Node of its own that is Ready", what)}
+	case pool != nil && pool.Spec.Template.Labels[revisionLabel] != m.Labels[revisionLabel]:
+		return []finding{foundf(stuck, 1, "machine %s is of revision %q, want %q", what,
+			m.Labels[revisionLabel], pool.Spec.Template.Labels[revisionLabel])}
+	default:
+		return nil
+	}
+}
+
+func isReady(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// orphans returns the instances without a Machine.
+func (s *state) orphans() []finding {
+	var found []finding
+	for _, uid := range slices.Sorted(maps.Keys(s.instances)) {
+		if instances := s.instances[uid]; s.machines[uid] == nil {
+			found = append(found, foundf(leaked, len(instances), "%d instances of machine %s (%s), which is gone",
+				len(instances), instances[0].Name, uid))
+		}
+	}
+	return found
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestVerdict(t *testing.T) {
+	t.Parallel()
+	kinds := []string{"kill", "cut"}
+	for name, tc := range map[string]struct {
+		reason  string
+		spoil   func(cluster, embedded *tally)
+		want    string // in the error; empty for none
+		damaged bool
+		wanted  string // besides
+	}{
+		"well": {reason: "all has happened, and all machines have survived", spoil: func(_, _ *tally) {}},
+		"missed here": {
+			reason: "it has happened on the other bus only",
+			spoil:  func(_, e *tally) { delete(e.hit, "kill"); e.count("kill", false) },
+			want:   "bus embedded: these faults hit something less than 1 times: [kill]",
+		},
+		"not enough": {
+			reason: "once is less than twice", spoil: func(c, _ *tally) { c.each = 2; c.count("kill", true) },
+			want: "bus cluster: these faults hit something less than 2 times: [cut]",
+		},
+		"nowhere": {
+			reason: "a kind was asked for that no bus has", spoil: func(_, _ *tally) {}, wanted: "kick",
+			want: "these faults cannot happen on any bus of this run: [kick]",
+		},
+		"few": {
+			reason: "the other bus has enough for both", spoil: func(c, e *tally) { c.lifecycles, e.lifecycles = 20, 4 },
+			want: "bus embedded: 4 lifecycles of the 5 asked for",
+		},
+		"crashed": {
+			reason: "it was started again, which hides it", spoil: func(c, _ *tally) { c.crash(errors.New("mcm-1 ended: panic")) },
+			want: "1 processes have crashed",
+		},
+		"leaked": {
+			reason: "one is enough", spoil: func(c, _ *tally) { c.find(foundf(leaked, 1, "machine")) },
+			want: errDamaged.Error(), damaged: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tallies := []*tally{newTally("cluster", 5, 1), newTally("embedded", 5, 1)}
+			tallies[0].expect(kinds)
+			tallies[1].expect(kinds[:1])
+			for _, one := range tallies {
+				one.lifecycles = 5
+				for _, k := range one.kinds {
+					one.count(k, true)
+				}
+			}
+			tc.spoil(tallies[0], tallies[1])
+			var out bytes.Buffer
+			wanted := kinds
+			if tc.wanted != "" {
+				wanted = append(slices.Clone(kinds), tc.wanted)
+			}
+			err := verdict(&out, wanted, tallies)
+			if (err != nil) != (tc.want != "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%s: %v, want %q in it\n%s", tc.reason, err, tc.want, out.String())
+			}
+			if got := status(err) == 1; err != nil && got != tc.damaged {
+				t.Errorf("%s: the exit status tells of damage: %v", tc.reason, got)
+			}
+			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+			want := "lost 0 doubled 0 leaked 0 stuck 0"
+			if tc.damaged {
+				want = "lost 0 doubled 0 leaked 1 stuck 0"
+			}
+			if last := lines[len(lines)-1]; last != want {
+				t.Errorf("%s: the last line is %q, want %q", tc.reason, last, want)
+			}
+			if !slices.Contains(lines, "cluster: fault cut              1, missed 0") {
+				t.Errorf("faults are not told by bus:\n%s", out.String())
+			}
+		})
+	}
+}

@@ -98,7 +98,7 @@ func (p *pass) returnInstance(ctx context.Context) (next, error) {
 	p.machine.Spec.ProviderID = ""
 	p.journal = journal{
 		Settled: p.journal.Settled + 1, Failed: dispatch.Create, Class: p.version, StateOf: cmp.Or(p.journal.StateOf, p.journal.Provider),
-		Token: p.journal.Token,
+		Token:     p.journal.Token,
 		NotBefore: &metav1.Time{Time: p.now.Add(p.Settings.Retry.Medium)},
 	}
 	if err := p.patch(ctx); err != nil {

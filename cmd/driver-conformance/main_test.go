@@ -256,7 +256,7 @@ func wantConforming(t *testing.T, c checked) {
 	url, admin := startCloud(t)
 	kept := addPools(t, url)
 	var output bytes.Buffer
-	d := newDriver(c.command, srv.URL(), &output)
+	d := newDriver(c.command, []string{"NATS_URL=" + srv.URL()}, &output)
 	d.env = append(d.env, c.env, poolsVariable+"="+url)
 	if err := d.start(); err != nil {
 		t.Fatal(err)

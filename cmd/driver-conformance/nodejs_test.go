@@ -60,7 +60,7 @@ func (s *said) String() string {
 func startNodeJS(t *testing.T, example, natsURL string) *said {
 	t.Helper()
 	output := &said{}
-	d := newDriver(nodeCommand(t, example), natsURL, output)
+	d := newDriver(nodeCommand(t, example), []string{"NATS_URL=" + natsURL}, output)
 	d.env = append(d.env, tokenFile(t))
 	if err := d.start(); err != nil {
 		t.Fatal(err)

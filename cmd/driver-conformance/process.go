@@ -29,13 +29,10 @@ type driver struct {
 	lost  context.CancelCauseFunc
 }
 
-// newDriver makes a driver that is not started yet and has NATS_URL in its
-// environment.
-func newDriver(command []string, natsURL string, output io.Writer) *driver {
-	return &driver{
-		command: command, env: append(os.Environ(), "NATS_URL="+natsURL), output: output,
-		lost: func(error) {},
-	}
+// newDriver makes a driver that is not started yet and has more in its environment
+// than this program.
+func newDriver(command, more []string, output io.Writer) *driver {
+	return &driver{command: command, env: append(os.Environ(), more...), output: output, lost: func(error) {}}
 }
 
 // watch returns a context that ends when the driver ends unasked. It is called

@@ -24,9 +24,9 @@ var errBroken = errors.New("the driver breaks the contract")
 
 const help = `Check a driver against the contract of machinebus, clause by clause.
 
-What comes after -- is the driver's command line. It is started with NATS_URL in its
-environment, stopped and started again by the checks that are about that, and
-killed at the end:
+What comes after -- is the driver's command line. It is started with NATS_URL, CLUSTER,
+PROVIDER and CONTROL_PLANE_KEY in its environment, stopped and started again by the
+checks that are about that, and killed at the end:
 
   driver-conformance --provider virtual --class class.yaml --secret secret.yaml \
       -- ./driver-virtual --drain-timeout 5s
@@ -140,7 +140,11 @@ func (o *options) run(ctx context.Context, out, errOut io.Writer, command []stri
 	o.nats.URLs = []string{o.url}
 	o.config.NATS = o.nats
 	if len(command) > 0 {
-		driver := newDriver(command, o.url, errOut)
+		environment, err := o.environment()
+		if err != nil {
+			return err
+		}
+		driver := newDriver(command, environment, errOut)
 		var cancel context.CancelFunc
 		ctx, cancel = driver.watch(ctx)
 		defer cancel()
@@ -160,6 +164,22 @@ func (o *options) run(ctx context.Context, out, errOut io.Writer, command []stri
 	}
 
 	return err
+}
+
+// environment tells a driver which control plane it is to serve, and where.
+func (o *options) environment() ([]string, error) {
+	var err error
+	if o.config.Key, err = bus.NewSealKey(); err != nil {
+		return nil, err
+	}
+	cluster := o.config.Cluster
+	if cluster == "" {
+		cluster = "default"
+	}
+
+	return []string{
+		"NATS_URL=" + o.url, "CLUSTER=" + cluster, "PROVIDER=" + o.config.Provider, "CONTROL_PLANE_KEY=" + o.config.Key.Public(),
+	}, nil
 }
 
 // serveNATS runs a server here when no other one is named.

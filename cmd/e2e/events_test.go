@@ -21,7 +21,7 @@ import (
 // TestEvents reads what `kubectl get events` shows of a machine, in its order.
 func TestEvents(t *testing.T) {
 	e := newEnv(t)
-	manager, tap := e.startManager("", "--retry-medium=1s")
+	manager, tap := e.startManager("", "--retry-short=1s")
 	e.startDrivers(1, manager.NATSURL, tap)
 	e.createClass()
 	good, bad := e.name+"-good", e.name+"-bad"
@@ -32,7 +32,7 @@ func TestEvents(t *testing.T) {
 	e.wantStory(good, "it came and went",
 		"Normal Created", "Normal Joined", "Normal Terminating", "Normal Draining", "Normal Drained", "Normal InstanceDeleted", "Normal Deleted")
 
-	faults := []cloudapi.Fault{{Operation: cloudapi.OpCreate, Name: bad, Next: 1, Status: 503, Code: "Internal", Message: "no power in the rack"}}
+	faults := []cloudapi.Fault{{Operation: cloudapi.OpCreate, Name: bad, Next: 1, Status: 503, Code: cloudapi.CodeUnavailable, Message: "no power in the rack"}}
 	_, err := e.cloud.Admin.Patch(e.ctx(), cloudapi.KnobsPatch{Faults: &faults})
 	e.must(err)
 	e.refuseNodes(bad)
@@ -51,10 +51,10 @@ func TestEvents(t *testing.T) {
 // that no more is said of those.
 func TestEventsThatAreSaidOnce(t *testing.T) {
 	e := newEnv(t)
-	manager, tap := e.startManager("", "--retry-medium=20ms", "--retry-short=1s")
+	manager, tap := e.startManager("", "--retry-short=20ms")
 	e.startDrivers(1, manager.NATSURL, tap)
 	e.createClass()
-	faults := []cloudapi.Fault{{Operation: cloudapi.OpCreate, Status: 503, Code: "Internal", Message: "no power in the rack"}}
+	faults := []cloudapi.Fault{{Operation: cloudapi.OpCreate, Status: 503, Code: cloudapi.CodeUnavailable, Message: "no power in the rack"}}
 	_, err := e.cloud.Admin.Patch(e.ctx(), cloudapi.KnobsPatch{Faults: &faults})
 	e.must(err)
 	name := e.createMachines(1, className)[0]

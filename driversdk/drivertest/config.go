@@ -21,6 +21,8 @@ type Config struct {
 	Provider string
 	// Cluster is the control plane to play; empty means "default".
 	Cluster string
+	// Key is the control plane's own; nil means one of this check's.
+	Key *bus.SealKey
 	// OtherCluster is a second control plane that the driver serves, to see that
 	// it keeps them apart; empty for none.
 	OtherCluster string

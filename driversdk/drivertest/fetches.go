@@ -57,9 +57,12 @@ const (
 )
 
 func newFetches(cfg Config, conn *nats.Conn) (*fetches, error) {
-	key, err := bus.NewSealKey()
-	if err != nil {
-		return nil, err
+	key := cfg.Key
+	if key == nil {
+		var err error
+		if key, err = bus.NewSealKey(); err != nil {
+			return nil, err
+		}
 	}
 	forged, err := bus.NewSealKey()
 	if err != nil {

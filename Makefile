@@ -181,7 +181,7 @@ test-images: ## Build one image and look into it
 	@go test -C .tools/images -v -count=1 ./...
 
 .PHONY: test-e2e
-test-e2e: c-compiler build devcluster nodejs unfenced ## End-to-end tests: real processes against the dev cluster
+test-e2e: c-compiler build devcluster nodejs ## End-to-end tests: real processes against the dev cluster
 	@echo '==> end-to-end tests'
 	@CGO_ENABLED=1 go test -race -count=1 -p=1 -timeout=30m ./cmd/e2e/...
 

@@ -31,7 +31,9 @@ type Request struct {
 	// their deadlines go (Outcome.Until). Zero says that this is not known: then about
 	// a Timeout from now on. PlainUntil is the same of those that a plain driver may
 	// have (Outcome.PlainUntil); zero, where Until is not, says that there were none.
+	// PlainUnsure says that nothing has told yet whether there were.
 	Until, PlainUntil time.Time
+	PlainUnsure       bool
 	// OnlyIfHeld, with Recover, begins nothing: when no replica holds the
 	// operation any more, Call fails with NotFound.
 	OnlyIfHeld bool
@@ -58,8 +60,9 @@ type Outcome struct {
 	// included.
 	Attempts uint32
 	// Until is by when the deadlines of all of them are over, PlainUntil of those that
-	// a plain driver did not answer.
+	// a plain driver did not answer. PlainUnsure: it is not known whether one was asked.
 	Until, PlainUntil time.Time
+	PlainUnsure       bool
 	// Replica answered last; empty for a plain one.
 	Replica string
 	// Plain: answered by a driver that keeps no session.
@@ -96,9 +99,9 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	k := &call{c: c, req: &req, op: OperationOf(req.Body), started: now, lastTry: now, again: req.Recover}
 	if req.Recover {
 		k.learns(max(1, req.Attempt))
-		k.atPlain = k.until
+		k.atPlain, k.unsure = k.until, true
 		if !req.Until.IsZero() {
-			k.until, k.atPlain = req.Until, req.PlainUntil
+			k.until, k.atPlain, k.unsure = req.Until, req.PlainUntil, req.PlainUnsure
 		}
 	}
 	k.number = k.ran + 1
@@ -111,7 +114,7 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	default:
 		err = k.read(ctx)
 	}
-	k.out.Attempts, k.out.Until, k.out.PlainUntil = k.ran, k.until, k.atPlain
+	k.out.Attempts, k.out.Until, k.out.PlainUntil, k.out.PlainUnsure = k.ran, k.until, k.atPlain, k.unsure
 	if k.taken.IsZero() {
 		k.out.Waited = time.Since(k.started)
 	} else {
@@ -133,6 +136,7 @@ type call struct {
 	ran     uint32          // of the last attempt that may have had an effect; 0 for none
 	until   time.Time       // by when the deadlines of all up to that are over, but of those that have ended
 	atPlain time.Time       // and of those that a plain driver may have
+	unsure  bool            // nothing has told whether a plain driver was asked
 	sent    uint32          // the last attempt that this call has begun
 	before  time.Time       // until, without that
 	doubted bool            // an earlier one's call may still run when the last try begins

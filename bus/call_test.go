@@ -137,6 +137,20 @@ func TestFaultyHandlersAreAnswered(t *testing.T) {
 	}
 }
 
+// What is not known must stay so, whatever the text: another operation would make
+// another instance.
+func TestUnknownInBadText(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.replica(t, func(context.Context, *bus.Task) *driverv1.Result {
+		return &driverv1.Result{
+			Status: &driverv1.Status{Code: driverv1.Code_CODE_UNAVAILABLE, Message: "bad \xff"}, OutcomeUnknown: true,
+		}
+	})
+	_, err := r.caller.Call(t.Context(), create("m"))
+	wantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_UNAVAILABLE)
+}
+
 func TestUnsendableRequest(t *testing.T) {
 	t.Parallel()
 	big := create("m")

@@ -58,6 +58,7 @@ type Caller struct {
 	waiting map[string]func(*nats.Msg) // by reply subject
 	burials map[string]*burial         // under way, by replica
 	marked  map[string]time.Time       // until when it is marked that a plain driver is asked, by provider
+	marking map[string]chan struct{}   // whose turn it is to do so
 
 	inquirer *inquirer
 	behind   chan struct{} // a replica's session told a lower epoch than ours
@@ -85,8 +86,8 @@ func newCaller(conn wire, cfg CallerConfig) (*Caller, error) {
 	}
 	c := &Caller{
 		conn: conn, cfg: cfg, log: cfg.Logger, id: nuid.Next(),
-		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){}, burials: map[string]*burial{}, marked: map[string]time.Time{},
-		behind: make(chan struct{}, 1),
+		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){}, burials: map[string]*burial{},
+		marked: map[string]time.Time{}, marking: map[string]chan struct{}{}, behind: make(chan struct{}, 1),
 	}
 	c.ctx, c.stop = context.WithCancel(context.Background()) //nolint:forbidigo // ended by Close
 	if cfg.Operations != nil {

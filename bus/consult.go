@@ -265,8 +265,8 @@ func (k *call) stored(c *driverv1.Claim) error {
 	k.learns(c.GetAttempt())
 	k.out.Replica, k.out.Partial, k.taken = c.GetReplica(), partial, time.Now()
 	k.doubted = false // its replica was told of that, and stores what counts
-	k.c.log.Info("outcome found in the operations stream", "operation_id", k.req.OperationID,
-		"attempt", c.GetAttempt(), "replica", c.GetReplica())
+	k.c.log.Info("outcome found in the operations stream", "machine", k.req.Namespace+"/"+k.req.Name,
+		"operation_id", k.req.OperationID, "attempt", c.GetAttempt(), "replica", c.GetReplica())
 
 	return k.settle(result)
 }
@@ -327,7 +327,7 @@ func (k *call) arrange(ctx context.Context) (done bool, err error) {
 		return false, nil
 	case err != nil:
 		return true, k.notStarted("waiting: %w", err)
-	case k.claimed && k.again && k.req.Until.IsZero():
+	case k.claimed && k.again && k.unsure:
 		return k.recallPlain(ctx)
 	default:
 		return false, nil

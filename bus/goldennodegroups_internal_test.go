@@ -57,7 +57,7 @@ func goldenGroupAnswers() map[string]*nodegroupv1.Envelope {
 			{
 				Id: goldenGroup, MinSize: 1, MaxSize: 10, TargetSize: 2, Description: "small machines on the moon",
 				Template: &nodegroupv1.NodeTemplate{
-					Capacity: map[string]string{"cpu": "2"}, Labels: map[string]string{"role": "worker"},
+					Capacity: map[string]string{"cpu": "2", "memory": "4Gi"}, Labels: map[string]string{"role": "worker"},
 					Taints: []*driverv1.Taint{{Key: "dedicated", Value: "db", Effect: "NoSchedule"}},
 				},
 				Options: &nodegroupv1.Options{

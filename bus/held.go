@@ -164,10 +164,7 @@ func (s *Server) handle(ctx context.Context, task *Task) (result *driverv1.Resul
 	}
 	if text := result.GetStatus().GetMessage(); !utf8.ValidString(text) {
 		// Clouds send such, and protobuf does not carry it.
-		mended := failure(result.GetStatus().GetCode(), strings.ToValidUTF8(text, "\uFFFD"))
-		mended.Status.RetryAfter, mended.Payload = result.GetStatus().GetRetryAfter(), result.GetPayload()
-
-		return mended
+		result.Status.Message = strings.ToValidUTF8(text, "\uFFFD")
 	}
 
 	return result

@@ -55,10 +55,10 @@ func (k *call) plain(ctx context.Context) error {
 // outwaitPlain waits until the deadlines of earlier attempts are over that a plain
 // driver may have: it does not say, and it or whoever has taken its place would begin
 // another one beside them. Who sent them may have been another manager. Where nothing
-// tells that a plain driver was ever asked, a replica with sessions that lives is taken
-// for proof that none was.
+// tells whether a plain driver was ever asked, a replica with sessions that lives is
+// taken for proof that none was.
 func (k *call) outwaitPlain(ctx context.Context) (waited bool, err error) {
-	for time.Now().Before(k.atPlain) && (k.claimed || len(k.c.replicas.live(k.req.Provider)) == 0) {
+	for time.Now().Before(k.atPlain) && (k.claimed && !k.unsure || len(k.c.replicas.live(k.req.Provider)) == 0) {
 		if !waited {
 			k.waits(k.notStarted("a driver of provider %s that keeps no session may be at an earlier attempt until %s",
 				k.req.Provider, k.atPlain.UTC().Format(time.RFC3339)))
@@ -108,7 +108,7 @@ func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
 			}
 		case <-limit.C:
 			k.hasRun()
-			k.atPlain = k.until
+			k.atPlain, k.unsure = k.until, false
 
 			return nil, timeoutErrorf("the plain driver of provider %s did not answer within %s", k.req.Provider, k.req.Timeout)
 		case <-ctx.Done():

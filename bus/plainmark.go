@@ -35,8 +35,26 @@ func (k *call) recallPlain(ctx context.Context) (done bool, err error) {
 		k.c.lost(provider, err)
 
 		return true, k.notStarted("cannot tell whether a driver that keeps no session has the operation: %w", err)
-	case found == nil:
-		k.atPlain = time.Time{}
+	case found != nil:
+		k.unsure = false
+
+		return false, nil
+	}
+	// A mark may have been lost along with its stream, or there was no stream to write
+	// it to: that nothing is there tells nothing until this one has outlived them.
+	age, err := k.c.streams.ageOf(ctx, provider)
+	takes := acceptBy + k.req.Timeout
+	switch {
+	case ctx.Err() != nil:
+		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	case err != nil:
+		k.c.lost(provider, err)
+
+		return true, k.notStarted("cannot tell whether the mark of a driver that keeps no session was lost: %w", err)
+	case age >= takes:
+		k.atPlain, k.unsure = time.Time{}, false
+	default:
+		k.atPlain = time.Now().Add(takes - age)
 	}
 
 	return false, nil
@@ -49,6 +67,16 @@ func (k *call) markPlain(ctx context.Context) error {
 	takes := acceptBy + k.req.Timeout
 	if !k.claimed || k.c.isMarked(k.req.Provider, time.Now().Add(takes)) {
 		return nil
+	}
+	turn := k.c.turnToMark(k.req.Provider)
+	select {
+	case turn <- struct{}{}:
+		defer func() { <-turn }()
+	case <-ctx.Done():
+		return ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+	if k.c.isMarked(k.req.Provider, time.Now().Add(takes)) {
+		return nil // by whoever had the turn before
 	}
 	there, err := k.plainListens(ctx)
 	switch {
@@ -111,6 +139,24 @@ func (c *Caller) isMarked(provider string, until time.Time) bool {
 	defer c.mu.Unlock()
 
 	return !until.After(c.marked[provider])
+}
+
+// turnToMark holds one at a time: those that begin together need one mark.
+func (c *Caller) turnToMark(provider string) chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.marking[provider] == nil {
+		c.marking[provider] = make(chan struct{}, 1)
+	}
+
+	return c.marking[provider]
+}
+
+// unmark forgets a mark that was lost along with its stream.
+func (c *Caller) unmark(provider string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.marked, provider)
 }
 
 // mark writes the record for twice as long as an operation takes, so that not each

@@ -90,3 +90,39 @@ func TestPlainNeverThere(t *testing.T) {
 	done := call(t.Context(), successor, req)
 	wantOK(t, bustest.Receive(t, "the outcome", done))
 }
+
+// Where no mark is found because there was no stream to write it to, or it was lost
+// along with one, nothing tells that no plain driver is at it.
+func TestPlainMarkMayBeLost(t *testing.T) {
+	t.Parallel()
+	r := newClaimRig(t)
+	plainDriver(t, r.srv.URL(), func(env *driverv1.Envelope) *driverv1.Envelope {
+		if env.GetCreate() != nil {
+			t.Error("a create, beside the one that may be under way")
+		}
+
+		return unimplemented()
+	})
+	req := create("m")
+	req.Timeout, req.Recover, req.Attempt = time.Hour, true, 1
+	waits := make(chan struct{}, 100)
+	req.OnWaiting = func(uint32, error) { waits <- struct{}{} }
+	ctx, end := context.WithCancel(t.Context())
+	done := call(ctx, r.caller, req)
+	bustest.Receive(t, "word that it waits", waits)
+	end()
+	bustest.Receive(t, "the call's end", done)
+}
+
+// That nobody could be asked for the mark, once, holds up nobody whose drivers keep
+// sessions.
+func TestPlainUnsure(t *testing.T) {
+	t.Parallel()
+	r, g := newClaimRig(t), newGate(t)
+	g.release()
+	r.claimant(t, g.handle)
+	req := create("m")
+	until := time.Now().Add(time.Hour) // that is how long it would wait
+	req.Timeout, req.Recover, req.Attempt, req.Until, req.PlainUntil, req.PlainUnsure = time.Hour, true, 1, until, until, true
+	wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, req)))
+}

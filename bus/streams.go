@@ -217,6 +217,8 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	}
 	err := s.api(ctx, "STREAM.INFO."+name, nil)
 	if errors.Is(err, errNoStream) {
+		s.c.unmark(provider)
+
 		return s.api(ctx, "STREAM.CREATE."+name, cfg)
 	}
 	if err != nil || st.ready {

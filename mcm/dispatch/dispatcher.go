@@ -348,7 +348,7 @@ func (d *Dispatcher) takeUp(e *entry, req *bus.Request) bool {
 		switch {
 		case d.ctx.Err() != nil:
 		case errors.Is(err, bus.ErrNotHeld):
-			req.Attempt, req.Until, req.PlainUntil = out.Attempts, out.Until, out.PlainUntil
+			req.Attempt, req.Until, req.PlainUntil, req.PlainUnsure = out.Attempts, out.Until, out.PlainUntil, out.PlainUnsure
 			d.queue.first(e.turn)
 
 			return true
@@ -380,7 +380,8 @@ func (d *Dispatcher) takeUp(e *entry, req *bus.Request) bool {
 // carry has the next call know of the attempts that may have had an effect.
 func carry(req *bus.Request, out *bus.Outcome, err error) {
 	if bus.OriginOf(err) == bus.OriginTimeout {
-		req.Recover, req.Attempt, req.Until, req.PlainUntil = true, out.Attempts, out.Until, out.PlainUntil
+		req.Recover, req.Attempt = true, out.Attempts
+		req.Until, req.PlainUntil, req.PlainUnsure = out.Until, out.PlainUntil, out.PlainUnsure
 	}
 }
 

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -116,11 +117,15 @@ func (d *Dispatcher) await(v *vacancy) {
 		if !ok {
 			return
 		}
-		switch reason := d.probe(op); {
+		switch answered, reason := d.probe(op, room); {
 		case d.ctx.Err() != nil:
 			return
-		case reason == "":
+		case answered:
 			d.fill(v, true)
+
+			return
+		case reason == "": // it cannot be asked, and the create will say why
+			d.fill(v, false)
 
 			return
 		default:
@@ -142,19 +147,32 @@ func (d *Dispatcher) anyOf(v *vacancy) (Operation, bool) {
 	return Operation{}, false
 }
 
-// probe asks for a machine's status, of which only matters whether anybody takes the
-// question; if not, it returns why.
-func (d *Dispatcher) probe(op Operation) (reason string) {
+// probe asks for a machine's status, of which only matters whether anybody answers; if
+// not, it returns why. Silence is no answer: somebody may merely listen in, as people do
+// who want to know why nothing happens. It ends when a replica has come.
+func (d *Dispatcher) probe(op Operation, room <-chan struct{}) (answered bool, reason string) {
+	ctx, end := context.WithCancel(d.ctx)
+	defer end()
+	go func() {
+		select {
+		case <-room:
+			end()
+		case <-ctx.Done():
+		}
+	}()
 	op.Kind = Status
-	_, err := d.caller.Call(d.ctx, bus.Request{
+	out, err := d.caller.Call(ctx, bus.Request{
 		Provider: op.Provider, Namespace: op.Machine.Namespace, Name: op.Machine.Name, Timeout: op.Timeout,
 		OperationID: fmt.Sprintf("%s.%s.%x", op.Machine.UID, Status, rand.Uint64()), Body: request(&op),
 	})
-	if bus.OriginOf(err) != bus.OriginBus {
-		return ""
+	switch {
+	case out.Result != nil:
+		return true, ""
+	case err == nil || bus.OriginOf(err) == bus.OriginBus && CodeOf(err) == InvalidArgument:
+		return false, ""
+	default:
+		return false, err.Error()
 	}
-
-	return err.Error()
 }
 
 // explain notes what a vacancy's machines wait for, and tells them if that is news.

@@ -3,6 +3,7 @@ package dispatch_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
@@ -130,4 +131,44 @@ func TestServesPlainly(t *testing.T) {
 	if n := len(asked); n != 0 {
 		t.Errorf("it was asked %d times more", n)
 	}
+}
+
+// Who listens in on everything keeps NATS from saying that nobody listens, and serves
+// nothing.
+func TestServesNobodyButAListener(t *testing.T) {
+	t.Parallel()
+	r, machine := newRig(t), newMachine("m1")
+	conn, err := nats.Connect(r.srv.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	heard, err := conn.SubscribeSync("mcm.>")
+	if err == nil {
+		err = conn.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	op := operation(dispatch.Create, machine, 0)
+	op.Timeout = time.Second
+	r.Serves(op)
+	asked := 0
+	bustest.Eventually(t, "it is asked again", func() bool {
+		m, err := heard.NextMsg(time.Second)
+		if err == nil && strings.Contains(m.Subject, ".plain."+provider+".status.") {
+			asked++
+		}
+
+		return asked > 1
+	})
+	if _, served := r.Serves(op); served {
+		t.Error("who does not answer serves")
+	}
+	r.replica(t, atOnce)
+	bustest.Eventually(t, "the replica is noticed", func() bool {
+		_, served := r.Serves(op)
+
+		return served
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -36,6 +37,16 @@ type Notifier interface {
 	Notify(f func(types.NamespacedName))
 }
 
+// The time between two passes that meet errors grows from one to the other.
+const firstRetry, lastRetry = 5 * time.Millisecond, time.Minute
+
+// backoff bounds that time by far more than controller-runtime does: such a pass looks
+// at no timeout of its machine, and a webhook that refused something is mended without
+// an event for it.
+func backoff() workqueue.TypedRateLimiter[reconcile.Request] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)
+}
+
 // SetupWithManager adds the controller to a manager. Nodes is the target
 // cluster's cache, nil when there is no target cluster.
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, nodes cache.Cache, notifier Notifier, workers int) error {
@@ -52,7 +63,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, nod
 		Watches(&v1alpha1.MachineClass{}, handler.EnqueueRequestsFromMapFunc(r.machinesOfClass)).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.machinesOfSecret)).
 		WatchesRawSource(notices(notifier)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers})
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers, RateLimiter: backoff()})
 	if r.Drainer != nil {
 		b = b.WatchesRawSource(notices(r.Drainer))
 	}

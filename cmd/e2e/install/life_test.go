@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -149,7 +150,8 @@ func (r *rig) guarded(class string) {
 func (r *rig) retried(class string) {
 	r.Helper()
 	m := r.newMachine("retried", class)
-	faults := []cloudapi.Fault{{Operation: cloudapi.OpCreate, Name: m.Name}}
+	// One that says that nothing was made: any other is not known to be a failure.
+	faults := []cloudapi.Fault{{Operation: cloudapi.OpCreate, Name: m.Name, Status: http.StatusServiceUnavailable, Code: cloudapi.CodeUnavailable}}
 	_, err := r.cloud.Admin.Patch(r.Context(), cloudapi.KnobsPatch{Faults: &faults})
 	r.must(err)
 	r.must(shared.kube.Create(r.Context(), m))

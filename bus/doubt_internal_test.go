@@ -42,9 +42,14 @@ func onBench(t *testing.T, story func(*bench)) {
 
 func (b *bench) manager(name string) *Caller {
 	b.Helper()
-	caller, err := newCaller(b.network.port(name, true), CallerConfig{
-		Cluster: "default", Operations: &StreamConfig{first: b.network.first}, Logger: b.log,
-	})
+
+	return b.managerWith(name, &StreamConfig{first: b.network.first})
+}
+
+// managerWith is manager with operations streams made so, or none.
+func (b *bench) managerWith(name string, operations *StreamConfig) *Caller {
+	b.Helper()
+	caller, err := newCaller(b.network.port(name, true), CallerConfig{Cluster: "default", Operations: operations, Logger: b.log})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -52,7 +57,15 @@ func (b *bench) manager(name string) *Caller {
 	return caller
 }
 
-// join starts a replica and returns when the manager knows that it may claim.
+// unclaimed has a manager that makes no operations stream in the place of the one there is.
+func (b *bench) unclaimed() {
+	b.Helper()
+	b.caller.Close()
+	b.caller = b.managerWith("mcm", nil)
+}
+
+// join starts a replica and returns when the manager knows that it may claim, if there
+// is anything to claim with.
 func (b *bench) join(name string, handle func(context.Context, *modelReplica, *Task) *driverv1.Result) *modelReplica {
 	b.Helper()
 	r := b.replicaWith(name, handle)
@@ -60,7 +73,7 @@ func (b *bench) join(name string, handle func(context.Context, *modelReplica, *T
 	b.until(name+" has a lease", func() bool {
 		for _, known := range b.caller.Replicas() {
 			if known.Session.GetReplica() == name {
-				return known.Session.GetLeased()
+				return known.Session.GetLeased() || b.caller.streams == nil
 			}
 		}
 

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -216,15 +218,21 @@ func TestOutdated_Refusal(t *testing.T) {
 		reason  string
 	}{
 		"an attempt in between may run": {&held{attempt: 3, earlierMayRun: true}, refused, true, "the refusal is older"},
-		"none does":                     {&held{attempt: 3}, refused, false, "the refusal is the outcome"},
+		"none does, by the claim":       {&held{attempt: 3, claimed: true}, refused, false, "the refusal is the outcome"},
+		"one may have run":              {&held{attempt: 3}, refused, true, "the refusal is older, and there may be an instance"},
 		"the same attempt":              {&held{attempt: 1, earlierMayRun: true}, refused, false, "it is asked about this very one"},
+		"the same, nothing in between":  {&held{attempt: 1}, refused, false, "it is asked about this very one"},
 		"it was made":                   {&held{attempt: 3, earlierMayRun: true}, &driverv1.Result{}, false, "there is the instance"},
 		"it runs":                       {&held{attempt: 3, earlierMayRun: true}, nil, false, "two of one machine never run here"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			tc.request.request = &driverv1.Envelope{}
-			if got := (&held{attempt: 1, result: tc.result}).outdated(tc.request); got != tc.want {
+			if tc.request.claimed {
+				tc.request.request.ClaimTerms = &driverv1.ClaimTerms{Sequence: proto.Uint64(7)}
+			}
+			has := &held{attempt: 1, claimed: tc.request.claimed, claim: 7, result: tc.result}
+			if got := has.outdated(tc.request); got != tc.want {
 				t.Errorf("outdated = %t, want %t: %s", got, tc.want, tc.reason)
 			}
 		})

@@ -39,7 +39,8 @@ const (
 
 // A Handler runs operations. Handle may be called from many goroutines, but runs
 // at most one mutation of a machine at a time. It must return when ctx ends; it may panic, which
-// is answered as an internal error.
+// is answered as an internal error. After [Task.BeginMutation] the outcome of that, of no
+// result, and of one that cannot be sent counts as unknown.
 type Handler interface {
 	Handle(ctx context.Context, t *Task) *driverv1.Result
 }

@@ -36,7 +36,8 @@
 // whose Result it keeps, MUST NOT run it again: the replica answers accepted, and
 // from then on sends that operation's frames to the new reply subject [RUN-2]. An
 // attempt that a later one's claim has taken the place of is none that it runs: such
-// a request is a new one.
+// a request is a new one. So is one of a later attempt without terms for a claim, where
+// the Result kept is a failure: attempts made elsewhere since may have had an effect.
 //
 // Sessions and claims are kept by a JetStream stream, MCM_OPS_<cluster>_<provider>,
 // that mcm makes and that holds one message of each subject. Where there is none,

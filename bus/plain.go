@@ -42,6 +42,10 @@ func (k *call) plain(ctx context.Context) error {
 
 			return nil
 		}
+		// The look may have taken for longer than the mark was to last beyond it.
+		if err := k.markPlain(ctx); err != nil {
+			return err
+		}
 	}
 	result, err := k.plainAsk(ctx)
 	if err != nil {

@@ -33,7 +33,7 @@ func (m *model) replicaWith(name string, handle func(context.Context, *modelRepl
 	}
 	server, err := newServer(r.port, ServerConfig{
 		Provider: "virtual", Replica: name, Slots: 4, Capabilities: ops, DrainTimeout: 3 * time.Second,
-		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, Logger: m.log.With("at", name),
+		CreateIdentity: m.identity, SettleTime: m.settle, Logger: m.log.With("at", name),
 	}, HandlerFunc(func(ctx context.Context, t *Task) *driverv1.Result { return handle(ctx, r, t) }))
 	if err != nil {
 		panic(err) //nolint:forbidigo // of a fixed configuration

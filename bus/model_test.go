@@ -14,6 +14,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 const (
@@ -171,6 +173,8 @@ type model struct {
 	journal  *journal
 	machines int
 	unfenced bool
+	identity driverv1.CreateIdentity
+	settle   time.Duration // of the cloud's lists
 
 	// Of the goroutine that runs the schedule.
 	manager  *modelManager
@@ -351,7 +355,7 @@ func playOut(t *testing.T, s schedule, unfenced bool) (o outcome) {
 	t.Helper()
 	log := &strings.Builder{}
 	synctest.Test(t, func(*testing.T) {
-		m := &model{unfenced: unfenced, log: modelLog(log)}
+		m := &model{unfenced: unfenced, log: modelLog(log), identity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN}
 		m.play(s)
 		o = outcome{violations: m.cloud.violations, begun: m.cloud.begun}
 	})

@@ -25,7 +25,7 @@ func onBench(t *testing.T, story func(*bench)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		b := &bench{T: t, model: &model{
-			ctx: ctx, log: slog.New(slog.DiscardHandler), network: newNetwork(1), cloud: newModelCloud(1),
+			ctx: ctx, log: slog.New(slog.DiscardHandler), network: newNetwork(1), cloud: newModelCloud(1, driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN),
 			identity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
 		}}
 		var network sync.WaitGroup

@@ -12,16 +12,19 @@ import (
 )
 
 // A modelCloud is the provider, and the judge: it sees every mutation that a
-// replica begins. Like a cloud with idempotency tokens it makes one instance of
-// one create's id, however often it is asked.
+// replica begins. With idempotency tokens it makes one instance of one create's id,
+// however often it is asked; with unique names one of a machine at a time; with neither
+// one each time.
 type modelCloud struct {
 	mu         sync.Mutex
 	rng        *rand.Rand
+	identity   driverv1.CreateIdentity
 	calls      map[string][]*cloudCall           // by machine
 	used       map[string]bool                   // operation ids of creates that have made an instance: they make no second one
 	instances  map[string]string                 // operation id of the create, by machine
 	answers    map[string]map[driverv1.Code]bool // what replicas came to, by operation id
 	settled    map[string]uint64                 // how many operations of a machine have an outcome
+	done       map[string]bool                   // operation ids of creates whose success is stored
 	violations []string
 	begun      int
 }
@@ -35,8 +38,9 @@ type cloudCall struct {
 	live    bool   // the replica that makes it has not returned
 }
 
-func newModelCloud(seed uint64) *modelCloud {
+func newModelCloud(seed uint64, identity driverv1.CreateIdentity) *modelCloud {
 	return &modelCloud{
+		identity: identity, done: map[string]bool{},
 		rng:   rand.New(rand.NewPCG(seed, 2)),
 		calls: map[string][]*cloudCall{}, instances: map[string]string{}, used: map[string]bool{},
 		answers: map[string]map[driverv1.Code]bool{}, settled: map[string]uint64{},
@@ -73,13 +77,17 @@ func (c *modelCloud) handle(ctx context.Context, r *modelReplica, t *Task) *driv
 	}
 	if env.GetRecover() && t.Operation == driverv1.Operation_OPERATION_CREATE {
 		c.mu.Lock()
-		there := c.instances[machine] == id
+		there := c.has(machine, id)
 		c.mu.Unlock()
 		if there {
 			return c.answer(id, driverv1.Code_CODE_OK)
 		}
 	}
-	for range 1 + c.some(2) { // some drivers make two calls
+	calls := 1 + c.some(2) // some drivers make two calls
+	if t.Operation == driverv1.Operation_OPERATION_CREATE && c.identity == driverv1.CreateIdentity_CREATE_IDENTITY_NONE {
+		calls = 1 // which would make two instances
+	}
+	for range calls {
 		call, err := c.begin(r, t, machine)
 		if err != nil {
 			return c.answer(id, CodeOf(err))
@@ -93,7 +101,7 @@ func (c *modelCloud) handle(ctx context.Context, r *modelReplica, t *Task) *driv
 		err = r.nap(ctx, took+time.Microsecond)
 		c.mu.Lock()
 		call.live = false
-		made := c.instances[machine] == id
+		made := t.Operation == driverv1.Operation_OPERATION_CREATE && c.has(machine, id)
 		c.mu.Unlock()
 		switch {
 		case err != nil:
@@ -145,14 +153,42 @@ func (c *modelCloud) effect(call *cloudCall, machine string, op driverv1.Operati
 	defer c.mu.Unlock()
 	switch {
 	case fails:
-	case op == driverv1.Operation_OPERATION_CREATE && !c.used[call.id]:
+	case op == driverv1.Operation_OPERATION_CREATE && c.makes(call, machine):
 		c.used[call.id] = true
-		if made, ok := c.instances[machine]; ok && made != call.id {
+		if made, ok := c.instances[machine]; ok {
 			c.violatef("%s makes a second instance beside that of %s", call.id, made)
 		}
 		c.instances[machine] = call.id
 	case op == driverv1.Operation_OPERATION_DELETE:
 		delete(c.instances, machine)
+	}
+}
+
+// has tells a driver that looks whether there is what a create of this id is to make:
+// a token's instance, or that of the machine. c.mu is held.
+func (c *modelCloud) has(machine, id string) bool {
+	made, ok := c.instances[machine]
+	if c.identity == driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN {
+		return made == id
+	}
+
+	return ok
+}
+
+// makes tells whether a create makes an instance. c.mu is held.
+func (c *modelCloud) makes(call *cloudCall, machine string) bool {
+	switch c.identity {
+	case driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN:
+		return !c.used[call.id]
+	case driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME:
+		_, there := c.instances[machine]
+		// A name is free again once the machine is gone. What a lost call makes then is
+		// collected as an orphan: nothing that comes over a bus can prevent it.
+		late := c.done[call.id] && (!call.live || call.by.port.crashed() || call.by.isFenced(call.id))
+
+		return !there && !late
+	default:
+		return true
 	}
 }
 
@@ -187,6 +223,9 @@ func (c *modelCloud) outcome(machine, id string, result *driverv1.Result) {
 	}
 	if made := result.GetCreate().GetInstance().GetProviderId(); code == driverv1.Code_CODE_OK && strings.Contains(id, ".create.") && made != "i-"+id {
 		c.violatef("outcome of %s is that of %s", id, made)
+	}
+	if code == driverv1.Code_CODE_OK && strings.Contains(id, ".create.") {
+		c.done[id] = true
 	}
 	if n, _ := operationNumber(id); n+1 > c.settled[machine] {
 		c.settled[machine] = n + 1

@@ -267,7 +267,8 @@ func (mgr *modelManager) dispatch(uid, id string, op driverv1.Operation, again b
 		room := mgr.caller.Room("virtual")
 		out, err := mgr.caller.Call(mgr.ctx, req)
 		if req.Look && errors.Is(err, ErrNotHeld) {
-			req.Look, req.Attempt, req.Until, req.PlainUntil = false, out.Attempts, out.Until, out.PlainUntil
+			req.Look = false
+			carryOutcome(&req, out)
 
 			continue
 		}
@@ -275,7 +276,8 @@ func (mgr *modelManager) dispatch(uid, id string, op driverv1.Operation, again b
 			return out, err
 		}
 		if OriginOf(err) == OriginTimeout {
-			req.Recover, req.Attempt, req.Until, req.PlainUntil = true, out.Attempts, out.Until, out.PlainUntil
+			req.Recover = true
+			carryOutcome(&req, out)
 		}
 		mgr.m.log.Info("waiting", "at", mgr.name, "operation_id", id, "attempts", out.Attempts, "err", err)
 		wait := 5 * time.Second
@@ -288,6 +290,10 @@ func (mgr *modelManager) dispatch(uid, id string, op driverv1.Operation, again b
 		case <-mgr.ctx.Done():
 		}
 	}
+}
+
+func carryOutcome(req *Request, out *Outcome) {
+	req.Attempt, req.Until, req.PlainUntil, req.FullUntil, req.PlainUnsure = out.Attempts, out.Until, out.PlainUntil, out.FullUntil, out.PlainUnsure
 }
 
 func msg(subject string, data []byte) *nats.Msg { return &nats.Msg{Subject: subject, Data: data} }

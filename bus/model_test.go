@@ -31,9 +31,10 @@ const (
 
 // A schedule is what goes wrong in one run.
 type schedule struct {
-	Seed    uint64
-	Weather weather
-	Faults  []fault
+	Seed     uint64
+	Identity driverv1.CreateIdentity // of the drivers' creates
+	Weather  weather
+	Faults   []fault
 }
 
 // A fault begins At some time and lasts For some.
@@ -45,7 +46,7 @@ type fault struct {
 
 func (s schedule) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d, weather %+v", s.Seed, s.Weather)
+	fmt.Fprintf(&b, "seed %d, %s, weather %+v", s.Seed, s.Identity, s.Weather)
 	for _, f := range s.Faults {
 		fmt.Fprintf(&b, "\n  at %-6s for %-6s %s %d", f.At, f.For, f.What, f.Replica)
 	}
@@ -113,13 +114,20 @@ var faults = map[string]func(m *model, f fault) (mend func()){
 	},
 }
 
+// modelIdentities are those that schedules have in turn.
+var modelIdentities = []driverv1.CreateIdentity{
+	driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+	driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME,
+	driverv1.CreateIdentity_CREATE_IDENTITY_NONE,
+}
+
 // scheduleOf makes a schedule of a seed.
 func scheduleOf(seed uint64, only *regexp.Regexp) schedule {
 	rng := rand.New(rand.NewPCG(seed, 3))
 	span := func(from, to time.Duration) time.Duration {
 		return (from + time.Duration(rng.Int64N(int64(to-from)))).Truncate(time.Millisecond)
 	}
-	s := schedule{Seed: seed}
+	s := schedule{Seed: seed, Identity: modelIdentities[seed%uint64(len(modelIdentities))]}
 	if rng.IntN(3) > 0 { // else every frame arrives, in order
 		s.Weather = weather{Loss: rng.IntN(40), Twice: rng.IntN(60), Late: rng.IntN(30), Overtake: rng.IntN(100)}
 	}
@@ -269,7 +277,8 @@ func (m *model) play(s schedule) {
 	defer cancel()
 	m.ctx = ctx
 	m.machines = modelMachines
-	m.network, m.cloud = newNetwork(s.Seed), newModelCloud(s.Seed)
+	m.identity = s.Identity
+	m.network, m.cloud = newNetwork(s.Seed), newModelCloud(s.Seed, s.Identity)
 	m.network.server.onPut = m.cloud.onPut
 	m.journal = &journal{}
 	for i := range m.machines {
@@ -355,7 +364,7 @@ func playOut(t *testing.T, s schedule, unfenced bool) (o outcome) {
 	t.Helper()
 	log := &strings.Builder{}
 	synctest.Test(t, func(*testing.T) {
-		m := &model{unfenced: unfenced, log: modelLog(log), identity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN}
+		m := &model{unfenced: unfenced, log: modelLog(log)}
 		m.play(s)
 		o = outcome{violations: m.cloud.violations, begun: m.cloud.begun}
 	})

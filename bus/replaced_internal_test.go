@@ -79,8 +79,8 @@ func (b *bench) replacedByPlain(timeout time.Duration, begins, failover bool, wa
 		got = <-answers
 	}
 	for tries := 0; OriginOf(got.err) == OriginTimeout && tries < 100; tries++ {
-		req.Recover, req.Attempt = true, got.out.Attempts
-		req.Until, req.PlainUntil, req.FullUntil, req.PlainUnsure = got.out.Until, got.out.PlainUntil, got.out.FullUntil, got.out.PlainUnsure
+		req.Recover = true
+		carryOutcome(&req, got.out)
 		got.out, got.err = b.caller.Call(b.ctx, req)
 		b.pass(time.Second)
 	}

@@ -31,11 +31,11 @@ type modelCloud struct {
 
 // A cloudCall is one mutation at the cloud.
 type cloudCall struct {
-	by      *modelReplica
+	by      string
 	id      string
-	attempt uint32
-	claim   uint64 // the place of the claim under which it was accepted, among all records
-	live    bool   // the replica that makes it has not returned
+	claim   uint64      // the place of the claim under which it was accepted, among all records
+	live    bool        // whoever makes it has not returned
+	stopped func() bool // whoever makes it can begin nothing more for it
 }
 
 func newModelCloud(seed uint64, identity driverv1.CreateIdentity) *modelCloud {
@@ -67,15 +67,21 @@ func (c *modelCloud) chance(perMille int) bool {
 
 // handle is the driver of a replica.
 func (c *modelCloud) handle(ctx context.Context, r *modelReplica, t *Task) *driverv1.Result {
-	env := t.Request
-	machine, id := MachineOf(env).GetUid(), env.GetOperationId()
-	if err := r.nap(ctx, c.some(200*time.Millisecond)); err != nil { // it fetches its class
+	return c.work(ctx, r.port, t.Request, func(machine string) (*cloudCall, error) { return c.begin(r, t, machine) })
+}
+
+// work is what a driver does at a port. It begins each call to the cloud by begin.
+func (c *modelCloud) work(
+	ctx context.Context, at *port, env *driverv1.Envelope, begin func(machine string) (*cloudCall, error),
+) *driverv1.Result {
+	machine, id, op := MachineOf(env).GetUid(), env.GetOperationId(), OperationOf(env)
+	if err := at.nap(ctx, c.some(200*time.Millisecond)); err != nil { // it fetches its class
 		return c.answer(id, CodeOf(err)) // nothing was begun
 	}
 	if c.chance(50) {
 		return c.answer(id, driverv1.Code_CODE_UNAVAILABLE) // there is no class, or the cloud does not answer its look
 	}
-	if env.GetRecover() && t.Operation == driverv1.Operation_OPERATION_CREATE {
+	if env.GetRecover() && op == driverv1.Operation_OPERATION_CREATE {
 		c.mu.Lock()
 		there := c.has(machine, id)
 		c.mu.Unlock()
@@ -84,11 +90,11 @@ func (c *modelCloud) handle(ctx context.Context, r *modelReplica, t *Task) *driv
 		}
 	}
 	calls := 1 + c.some(2) // some drivers make two calls
-	if t.Operation == driverv1.Operation_OPERATION_CREATE && c.identity == driverv1.CreateIdentity_CREATE_IDENTITY_NONE {
+	if op == driverv1.Operation_OPERATION_CREATE && c.identity == driverv1.CreateIdentity_CREATE_IDENTITY_NONE {
 		calls = 1 // which would make two instances
 	}
 	for range calls {
-		call, err := c.begin(r, t, machine)
+		call, err := begin(machine)
 		if err != nil {
 			return c.answer(id, CodeOf(err))
 		}
@@ -97,11 +103,11 @@ func (c *modelCloud) handle(ctx context.Context, r *modelReplica, t *Task) *driv
 		if c.chance(300) {
 			took += c.some(4 * time.Second)
 		}
-		time.AfterFunc(took, func() { c.effect(call, machine, t.Operation, fails) })
-		err = r.nap(ctx, took+time.Microsecond)
+		time.AfterFunc(took, func() { c.effect(call, machine, op, fails) })
+		err = at.nap(ctx, took+time.Microsecond)
 		c.mu.Lock()
 		call.live = false
-		made := t.Operation == driverv1.Operation_OPERATION_CREATE && c.has(machine, id)
+		made := op == driverv1.Operation_OPERATION_CREATE && c.has(machine, id)
 		c.mu.Unlock()
 		switch {
 		case err != nil:
@@ -126,25 +132,31 @@ func (c *modelCloud) begin(r *modelReplica, t *Task, machine string) (*cloudCall
 	if err := t.BeginMutation(); err != nil {
 		return nil, err
 	}
+	call := &cloudCall{by: r.name, id: id, claim: claim, live: true, stopped: func() bool { return r.port.crashed() || r.isFenced(id) }}
+	c.judge(call, machine)
+
+	return call, nil
+}
+
+// judge says what is wrong about a call that begins. c.mu is held.
+func (c *modelCloud) judge(call *cloudCall, machine string) {
 	c.begun++
-	call := &cloudCall{by: r, id: id, claim: claim, attempt: t.Request.GetAttempt(), live: true}
+	id := call.id
 	if n, _ := operationNumber(id); n < c.settled[machine] {
-		c.violatef("%s begins at %s after its outcome was stored", id, r.name)
+		c.violatef("%s begins at %s after its outcome was stored", id, call.by)
 	}
 	for _, other := range c.calls[machine] {
 		switch {
-		case other.by == r && other.id == id:
+		case other.by == call.by && other.id == id:
 		case other.claim > call.claim:
 			c.violatef("%s begins at %s (claim %d) after %s has begun at %s (claim %d)",
-				id, r.name, call.claim, other.id, other.by.name, other.claim)
-		case other.live && !other.by.port.crashed() && !other.by.isFenced(other.id):
+				id, call.by, call.claim, other.id, other.by, other.claim)
+		case other.live && !other.stopped():
 			c.violatef("%s begins at %s (claim %d) while %s is live at %s (claim %d), which is not fenced",
-				id, r.name, call.claim, other.id, other.by.name, other.claim)
+				id, call.by, call.claim, other.id, other.by, other.claim)
 		}
 	}
 	c.calls[machine] = append(c.calls[machine], call)
-
-	return call, nil
 }
 
 // effect is what a call comes to, whatever became of the replica that made it.
@@ -184,7 +196,7 @@ func (c *modelCloud) makes(call *cloudCall, machine string) bool {
 		_, there := c.instances[machine]
 		// A name is free again once the machine is gone. What a lost call makes then is
 		// collected as an orphan: nothing that comes over a bus can prevent it.
-		late := c.done[call.id] && (!call.live || call.by.port.crashed() || call.by.isFenced(call.id))
+		late := c.done[call.id] && (!call.live || call.stopped())
 
 		return !there && !late
 	default:
@@ -196,16 +208,21 @@ func (c *modelCloud) makes(call *cloudCall, machine string) bool {
 func (c *modelCloud) answer(id string, code driverv1.Code) *driverv1.Result {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.answers[id] == nil {
-		c.answers[id] = map[driverv1.Code]bool{}
-	}
-	c.answers[id][code] = true
+	c.came(id, code)
 	result := failure(code, "of "+id)
 	if code == driverv1.Code_CODE_OK && strings.Contains(id, ".create.") {
 		result.Payload = &driverv1.Result_Create{Create: &driverv1.CreateResponse{Instance: &driverv1.Instance{ProviderId: "i-" + id}}}
 	}
 
 	return result
+}
+
+// came notes what an operation has come to. c.mu is held.
+func (c *modelCloud) came(id string, code driverv1.Code) {
+	if c.answers[id] == nil {
+		c.answers[id] = map[driverv1.Code]bool{}
+	}
+	c.answers[id][code] = true
 }
 
 // outcome judges what the manager stores.

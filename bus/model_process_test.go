@@ -52,22 +52,7 @@ func (m *model) replicaWith(name string, handle func(context.Context, *modelRepl
 	return r
 }
 
-// nap sleeps as a driver does that waits for its cloud: a crash ends it, and a
-// freeze lasts.
-func (r *modelReplica) nap(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	case <-r.port.dead:
-	}
-	if err := r.port.pass(); err != nil {
-		return err
-	}
-
-	return ctx.Err()
-}
+func (r *modelReplica) nap(ctx context.Context, d time.Duration) error { return r.port.nap(ctx, d) }
 
 // claimOf returns the place of an operation's claim among all records.
 func (r *modelReplica) claimOf(id string) uint64 {
@@ -108,6 +93,14 @@ type machineJournal struct {
 
 var machineSteps = []driverv1.Operation{
 	driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_INITIALIZE, driverv1.Operation_OPERATION_DELETE,
+}
+
+// epoch is that of who leads.
+func (j *journal) epoch() uint64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+
+	return j.leader.epoch
 }
 
 func (j *journal) done() bool {

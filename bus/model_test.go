@@ -84,8 +84,24 @@ var faults = map[string]func(m *model, f fault) (mend func()){
 
 		return func() { set(0) }
 	},
-	"replica crashes":                 func(m *model, f fault) func() { return m.replace(f, true) },
-	"replica is replaced":             func(m *model, f fault) func() { return m.replace(f, false) },
+	"replica crashes":     func(m *model, f fault) func() { return m.replace(f, true) },
+	"replica is replaced": func(m *model, f fault) func() { return m.replace(f, false) },
+	"plain driver takes over": func(m *model, _ fault) func() {
+		for i := range m.replicas {
+			m.replicas[i].port.crash()
+			m.replicas[i].stop()
+		}
+
+		return func() {
+			for i, r := range m.replicas {
+				if r.port.crashed() {
+					m.startReplica(i)
+				}
+			}
+		}
+	},
+	"plain driver freezes":            func(m *model, _ fault) func() { p := m.plain.port; p.freeze(); return p.thaw },
+	"plain driver is cut off":         func(m *model, _ fault) func() { return m.cut(m.plain.port, true, true) },
 	"mcm freezes":                     func(m *model, _ fault) func() { p := m.manager.port; p.freeze(); return p.thaw },
 	"mcm is cut off":                  func(m *model, _ fault) func() { return m.cut(m.manager.port, true, true) },
 	"mcm does not hear":               func(m *model, _ fault) func() { return m.cut(m.manager.port, true, false) },
@@ -143,9 +159,16 @@ func scheduleOf(seed uint64, only *regexp.Regexp) schedule {
 		}
 		s.Faults = append(s.Faults, f)
 	}
+	if slices.ContainsFunc(s.Faults, func(f fault) bool { return strings.HasPrefix(f.What, "plain") }) {
+		s.Faults = slices.DeleteFunc(s.Faults, func(f fault) bool { return slices.Contains(markLosses, f.What) })
+	}
 
 	return s
 }
+
+// markLosses are the faults by which it is forgotten that a plain driver may be at work.
+// A full replica that comes at such a time is taken for proof that none is.
+var markLosses = []string{"the operations stream is lost", "NATS restarts without its store"}
 
 // shrink returns the smallest schedule it can find that is still bad.
 func shrink(s schedule, bad func(schedule) bool) schedule {
@@ -190,6 +213,7 @@ type model struct {
 	replicas []*modelReplica
 	all      []*modelReplica
 	epoch    uint64
+	plain    *modelPlain
 }
 
 func (m *model) replica(f fault) *modelReplica { return m.replicas[f.Replica] }
@@ -291,6 +315,7 @@ func (m *model) play(s schedule) {
 		m.replicas = append(m.replicas, nil)
 		m.startReplica(i)
 	}
+	m.plain = m.newPlain()
 	m.lead()
 	m.setWeather(s.Weather)
 	m.provoke(s.Faults, start)
@@ -320,6 +345,9 @@ func (m *model) play(s schedule) {
 		r.port.thaw()
 		r.stop()
 	}
+	m.plain.port.thaw()
+	cancel()
+	m.plain.close()
 	for _, r := range m.all {
 		<-r.ended
 		r.server.tasks.Wait()

@@ -31,9 +31,10 @@ type Request struct {
 	// their deadlines go (Outcome.Until). Zero says that this is not known: then about
 	// a Timeout from now on. PlainUntil is the same of those that a plain driver may
 	// have (Outcome.PlainUntil); zero, where Until is not, says that there were none.
-	// PlainUnsure says that nothing has told yet whether there were.
-	Until, PlainUntil time.Time
-	PlainUnsure       bool
+	// PlainUnsure says that nothing has told yet whether there were. FullUntil is the
+	// same of those that a replica with sessions may have (Outcome.FullUntil).
+	Until, PlainUntil, FullUntil time.Time
+	PlainUnsure                  bool
 	// OnlyIfHeld, with Recover, begins nothing: when no replica holds the
 	// operation any more, Call fails with NotFound.
 	OnlyIfHeld bool
@@ -61,8 +62,9 @@ type Outcome struct {
 	Attempts uint32
 	// Until is by when the deadlines of all of them are over, PlainUntil of those that
 	// a plain driver did not answer. PlainUnsure: it is not known whether one was asked.
-	Until, PlainUntil time.Time
-	PlainUnsure       bool
+	// FullUntil is that of those that a replica with sessions had or may have had.
+	Until, PlainUntil, FullUntil time.Time
+	PlainUnsure                  bool
 	// Replica answered last; empty for a plain one.
 	Replica string
 	// Plain: answered by a driver that keeps no session.
@@ -101,7 +103,7 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 		k.learns(max(1, req.Attempt))
 		k.atPlain, k.unsure = k.until, true
 		if !req.Until.IsZero() {
-			k.until, k.atPlain, k.unsure = req.Until, req.PlainUntil, req.PlainUnsure
+			k.until, k.atPlain, k.atFull, k.unsure = req.Until, req.PlainUntil, req.FullUntil, req.PlainUnsure
 		}
 	}
 	k.number = k.ran + 1
@@ -114,7 +116,7 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	default:
 		err = k.read(ctx)
 	}
-	k.out.Attempts, k.out.Until, k.out.PlainUntil, k.out.PlainUnsure = k.ran, k.until, k.atPlain, k.unsure
+	k.out.Attempts, k.out.Until, k.out.PlainUntil, k.out.FullUntil, k.out.PlainUnsure = k.ran, k.until, k.atPlain, k.atFull, k.unsure
 	if k.taken.IsZero() {
 		k.out.Waited = time.Since(k.started)
 	} else {
@@ -136,6 +138,7 @@ type call struct {
 	ran     uint32          // of the last attempt that may have had an effect; 0 for none
 	until   time.Time       // by when the deadlines of all up to that are over, but of those that have ended
 	atPlain time.Time       // and of those that a plain driver may have
+	atFull  time.Time       // and of those that a replica with sessions may have
 	unsure  bool            // nothing has told whether a plain driver was asked
 	sent    uint32          // the last attempt that this call has begun
 	before  time.Time       // until, without that
@@ -179,6 +182,12 @@ func (k *call) hasRun() {
 	}
 }
 
+// hasReplica notes that a replica with sessions has the try just made, or may have it.
+func (k *call) hasReplica() {
+	k.hasRun()
+	k.atFull = k.until
+}
+
 // begins notes that the try about to be made may begin a new attempt.
 func (k *call) begins() {
 	k.doubted = false
@@ -200,6 +209,9 @@ var longAgo = time.Unix(0, 0)
 func (k *call) ends() {
 	if k.number == k.sent {
 		k.until = later(k.before, longAgo)
+		if k.atFull.After(k.until) {
+			k.atFull = k.until
+		}
 	}
 }
 
@@ -208,6 +220,7 @@ func (k *call) ends() {
 func (k *call) learns(attempt uint32) {
 	if attempt > k.ran {
 		k.ran, k.until = attempt, later(k.until, time.Now().Add(acceptBy+k.req.Timeout))
+		k.atFull = k.until
 	}
 }
 

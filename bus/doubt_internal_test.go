@@ -26,7 +26,10 @@ func onBench(t *testing.T, story func(*bench)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		b := &bench{T: t, model: &model{ctx: ctx, log: slog.New(slog.DiscardHandler), network: newNetwork(1), cloud: newModelCloud(1)}}
+		b := &bench{T: t, model: &model{
+			ctx: ctx, log: slog.New(slog.DiscardHandler), network: newNetwork(1), cloud: newModelCloud(1, driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN),
+			identity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+		}}
 		var network sync.WaitGroup
 		network.Go(func() { b.network.run(ctx) })
 		b.caller = b.manager("mcm")

@@ -117,7 +117,7 @@ func (f *follow) answered() {
 func (f *follow) taken() {
 	k := f.k
 	k.taken = time.Now()
-	k.hasRun()
+	k.hasReplica()
 	if k.req.OnAccepted != nil {
 		k.req.OnAccepted(k.number, f.last.holder)
 	}

@@ -12,31 +12,35 @@ import (
 )
 
 // A modelCloud is the provider, and the judge: it sees every mutation that a
-// replica begins. Like a cloud with idempotency tokens it makes one instance of
-// one create's id, however often it is asked.
+// replica begins. With idempotency tokens it makes one instance of one create's id,
+// however often it is asked; with unique names one of a machine at a time; with neither
+// one each time.
 type modelCloud struct {
 	mu         sync.Mutex
 	rng        *rand.Rand
+	identity   driverv1.CreateIdentity
 	calls      map[string][]*cloudCall           // by machine
 	used       map[string]bool                   // operation ids of creates that have made an instance: they make no second one
 	instances  map[string]string                 // operation id of the create, by machine
 	answers    map[string]map[driverv1.Code]bool // what replicas came to, by operation id
 	settled    map[string]uint64                 // how many operations of a machine have an outcome
+	done       map[string]bool                   // operation ids of creates whose success is stored
 	violations []string
 	begun      int
 }
 
 // A cloudCall is one mutation at the cloud.
 type cloudCall struct {
-	by      *modelReplica
+	by      string
 	id      string
-	attempt uint32
-	claim   uint64 // the place of the claim under which it was accepted, among all records
-	live    bool   // the replica that makes it has not returned
+	claim   uint64      // the place of the claim under which it was accepted, among all records
+	live    bool        // whoever makes it has not returned
+	stopped func() bool // whoever makes it can begin nothing more for it
 }
 
-func newModelCloud(seed uint64) *modelCloud {
+func newModelCloud(seed uint64, identity driverv1.CreateIdentity) *modelCloud {
 	return &modelCloud{
+		identity: identity, done: map[string]bool{},
 		rng:   rand.New(rand.NewPCG(seed, 2)),
 		calls: map[string][]*cloudCall{}, instances: map[string]string{}, used: map[string]bool{},
 		answers: map[string]map[driverv1.Code]bool{}, settled: map[string]uint64{},
@@ -63,24 +67,34 @@ func (c *modelCloud) chance(perMille int) bool {
 
 // handle is the driver of a replica.
 func (c *modelCloud) handle(ctx context.Context, r *modelReplica, t *Task) *driverv1.Result {
-	env := t.Request
-	machine, id := MachineOf(env).GetUid(), env.GetOperationId()
-	if err := r.nap(ctx, c.some(200*time.Millisecond)); err != nil { // it fetches its class
+	return c.work(ctx, r.port, t.Request, func(machine string) (*cloudCall, error) { return c.begin(r, t, machine) })
+}
+
+// work is what a driver does at a port. It begins each call to the cloud by begin.
+func (c *modelCloud) work(
+	ctx context.Context, at *port, env *driverv1.Envelope, begin func(machine string) (*cloudCall, error),
+) *driverv1.Result {
+	machine, id, op := MachineOf(env).GetUid(), env.GetOperationId(), OperationOf(env)
+	if err := at.nap(ctx, c.some(200*time.Millisecond)); err != nil { // it fetches its class
 		return c.answer(id, CodeOf(err)) // nothing was begun
 	}
 	if c.chance(50) {
 		return c.answer(id, driverv1.Code_CODE_UNAVAILABLE) // there is no class, or the cloud does not answer its look
 	}
-	if env.GetRecover() && t.Operation == driverv1.Operation_OPERATION_CREATE {
+	if env.GetRecover() && op == driverv1.Operation_OPERATION_CREATE {
 		c.mu.Lock()
-		there := c.instances[machine] == id
+		there := c.has(machine, id)
 		c.mu.Unlock()
 		if there {
 			return c.answer(id, driverv1.Code_CODE_OK)
 		}
 	}
-	for range 1 + c.some(2) { // some drivers make two calls
-		call, err := c.begin(r, t, machine)
+	calls := 1 + c.some(2) // some drivers make two calls
+	if op == driverv1.Operation_OPERATION_CREATE && c.identity == driverv1.CreateIdentity_CREATE_IDENTITY_NONE {
+		calls = 1 // which would make two instances
+	}
+	for range calls {
+		call, err := begin(machine)
 		if err != nil {
 			return c.answer(id, CodeOf(err))
 		}
@@ -89,11 +103,11 @@ func (c *modelCloud) handle(ctx context.Context, r *modelReplica, t *Task) *driv
 		if c.chance(300) {
 			took += c.some(4 * time.Second)
 		}
-		time.AfterFunc(took, func() { c.effect(call, machine, t.Operation, fails) })
-		err = r.nap(ctx, took+time.Microsecond)
+		time.AfterFunc(took, func() { c.effect(call, machine, op, fails) })
+		err = at.nap(ctx, took+time.Microsecond)
 		c.mu.Lock()
 		call.live = false
-		made := c.instances[machine] == id
+		made := op == driverv1.Operation_OPERATION_CREATE && c.has(machine, id)
 		c.mu.Unlock()
 		switch {
 		case err != nil:
@@ -118,25 +132,31 @@ func (c *modelCloud) begin(r *modelReplica, t *Task, machine string) (*cloudCall
 	if err := t.BeginMutation(); err != nil {
 		return nil, err
 	}
+	call := &cloudCall{by: r.name, id: id, claim: claim, live: true, stopped: func() bool { return r.port.crashed() || r.isFenced(id) }}
+	c.judge(call, machine)
+
+	return call, nil
+}
+
+// judge says what is wrong about a call that begins. c.mu is held.
+func (c *modelCloud) judge(call *cloudCall, machine string) {
 	c.begun++
-	call := &cloudCall{by: r, id: id, claim: claim, attempt: t.Request.GetAttempt(), live: true}
+	id := call.id
 	if n, _ := operationNumber(id); n < c.settled[machine] {
-		c.violatef("%s begins at %s after its outcome was stored", id, r.name)
+		c.violatef("%s begins at %s after its outcome was stored", id, call.by)
 	}
 	for _, other := range c.calls[machine] {
 		switch {
-		case other.by == r && other.id == id:
+		case other.by == call.by && other.id == id:
 		case other.claim > call.claim:
 			c.violatef("%s begins at %s (claim %d) after %s has begun at %s (claim %d)",
-				id, r.name, call.claim, other.id, other.by.name, other.claim)
-		case other.live && !other.by.port.crashed() && !other.by.isFenced(other.id):
+				id, call.by, call.claim, other.id, other.by, other.claim)
+		case other.live && !other.stopped():
 			c.violatef("%s begins at %s (claim %d) while %s is live at %s (claim %d), which is not fenced",
-				id, r.name, call.claim, other.id, other.by.name, other.claim)
+				id, call.by, call.claim, other.id, other.by, other.claim)
 		}
 	}
 	c.calls[machine] = append(c.calls[machine], call)
-
-	return call, nil
 }
 
 // effect is what a call comes to, whatever became of the replica that made it.
@@ -145,9 +165,9 @@ func (c *modelCloud) effect(call *cloudCall, machine string, op driverv1.Operati
 	defer c.mu.Unlock()
 	switch {
 	case fails:
-	case op == driverv1.Operation_OPERATION_CREATE && !c.used[call.id]:
+	case op == driverv1.Operation_OPERATION_CREATE && c.makes(call, machine):
 		c.used[call.id] = true
-		if made, ok := c.instances[machine]; ok && made != call.id {
+		if made, ok := c.instances[machine]; ok {
 			c.violatef("%s makes a second instance beside that of %s", call.id, made)
 		}
 		c.instances[machine] = call.id
@@ -156,20 +176,53 @@ func (c *modelCloud) effect(call *cloudCall, machine string, op driverv1.Operati
 	}
 }
 
+// has tells a driver that looks whether there is what a create of this id is to make:
+// a token's instance, or that of the machine. c.mu is held.
+func (c *modelCloud) has(machine, id string) bool {
+	made, ok := c.instances[machine]
+	if c.identity == driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN {
+		return made == id
+	}
+
+	return ok
+}
+
+// makes tells whether a create makes an instance. c.mu is held.
+func (c *modelCloud) makes(call *cloudCall, machine string) bool {
+	switch c.identity {
+	case driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN:
+		return !c.used[call.id]
+	case driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME:
+		_, there := c.instances[machine]
+		// A name is free again once the machine is gone. What a lost call makes then is
+		// collected as an orphan: nothing that comes over a bus can prevent it.
+		late := c.done[call.id] && (!call.live || call.stopped())
+
+		return !there && !late
+	default:
+		return true
+	}
+}
+
 // answer notes what a replica says to an operation.
 func (c *modelCloud) answer(id string, code driverv1.Code) *driverv1.Result {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.answers[id] == nil {
-		c.answers[id] = map[driverv1.Code]bool{}
-	}
-	c.answers[id][code] = true
+	c.came(id, code)
 	result := failure(code, "of "+id)
 	if code == driverv1.Code_CODE_OK && strings.Contains(id, ".create.") {
 		result.Payload = &driverv1.Result_Create{Create: &driverv1.CreateResponse{Instance: &driverv1.Instance{ProviderId: "i-" + id}}}
 	}
 
 	return result
+}
+
+// came notes what an operation has come to. c.mu is held.
+func (c *modelCloud) came(id string, code driverv1.Code) {
+	if c.answers[id] == nil {
+		c.answers[id] = map[driverv1.Code]bool{}
+	}
+	c.answers[id][code] = true
 }
 
 // outcome judges what the manager stores.
@@ -187,6 +240,9 @@ func (c *modelCloud) outcome(machine, id string, result *driverv1.Result) {
 	}
 	if made := result.GetCreate().GetInstance().GetProviderId(); code == driverv1.Code_CODE_OK && strings.Contains(id, ".create.") && made != "i-"+id {
 		c.violatef("outcome of %s is that of %s", id, made)
+	}
+	if code == driverv1.Code_CODE_OK && strings.Contains(id, ".create.") {
+		c.done[id] = true
 	}
 	if n, _ := operationNumber(id); n+1 > c.settled[machine] {
 		c.settled[machine] = n + 1

@@ -120,6 +120,14 @@ func (n *network) orderOf(sequence uint64) uint64 {
 	return n.server.order[sequence]
 }
 
+// records is how many the operations stream has ever had.
+func (n *network) records() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+
+	return uint64(len(n.server.order))
+}
+
 func (n *network) chance(perMille int) bool { return n.rng.IntN(1000) < perMille }
 
 // travel has f called once for each copy of a frame that arrives, behind those
@@ -200,6 +208,23 @@ func (p *port) pass() error {
 		case <-p.dead:
 		}
 	}
+}
+
+// nap sleeps as a driver does that waits for its cloud: a crash ends it, and a
+// freeze lasts.
+func (p *port) nap(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	case <-p.dead:
+	}
+	if err := p.pass(); err != nil {
+		return err
+	}
+
+	return ctx.Err()
 }
 
 func (p *port) freeze() {

@@ -33,7 +33,7 @@ func (m *model) replicaWith(name string, handle func(context.Context, *modelRepl
 	}
 	server, err := newServer(r.port, ServerConfig{
 		Provider: "virtual", Replica: name, Slots: 4, Capabilities: ops, DrainTimeout: 3 * time.Second,
-		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, Logger: m.log.With("at", name),
+		CreateIdentity: m.identity, SettleTime: m.settle, Logger: m.log.With("at", name),
 	}, HandlerFunc(func(ctx context.Context, t *Task) *driverv1.Result { return handle(ctx, r, t) }))
 	if err != nil {
 		panic(err) //nolint:forbidigo // of a fixed configuration
@@ -52,22 +52,7 @@ func (m *model) replicaWith(name string, handle func(context.Context, *modelRepl
 	return r
 }
 
-// nap sleeps as a driver does that waits for its cloud: a crash ends it, and a
-// freeze lasts.
-func (r *modelReplica) nap(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	case <-r.port.dead:
-	}
-	if err := r.port.pass(); err != nil {
-		return err
-	}
-
-	return ctx.Err()
-}
+func (r *modelReplica) nap(ctx context.Context, d time.Duration) error { return r.port.nap(ctx, d) }
 
 // claimOf returns the place of an operation's claim among all records.
 func (r *modelReplica) claimOf(id string) uint64 {
@@ -108,6 +93,14 @@ type machineJournal struct {
 
 var machineSteps = []driverv1.Operation{
 	driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_INITIALIZE, driverv1.Operation_OPERATION_DELETE,
+}
+
+// epoch is that of who leads.
+func (j *journal) epoch() uint64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+
+	return j.leader.epoch
 }
 
 func (j *journal) done() bool {
@@ -267,7 +260,8 @@ func (mgr *modelManager) dispatch(uid, id string, op driverv1.Operation, again b
 		room := mgr.caller.Room("virtual")
 		out, err := mgr.caller.Call(mgr.ctx, req)
 		if req.Look && errors.Is(err, ErrNotHeld) {
-			req.Look, req.Attempt, req.Until, req.PlainUntil = false, out.Attempts, out.Until, out.PlainUntil
+			req.Look = false
+			carryOutcome(&req, out)
 
 			continue
 		}
@@ -275,7 +269,8 @@ func (mgr *modelManager) dispatch(uid, id string, op driverv1.Operation, again b
 			return out, err
 		}
 		if OriginOf(err) == OriginTimeout {
-			req.Recover, req.Attempt, req.Until, req.PlainUntil = true, out.Attempts, out.Until, out.PlainUntil
+			req.Recover = true
+			carryOutcome(&req, out)
 		}
 		mgr.m.log.Info("waiting", "at", mgr.name, "operation_id", id, "attempts", out.Attempts, "err", err)
 		wait := 5 * time.Second
@@ -288,6 +283,10 @@ func (mgr *modelManager) dispatch(uid, id string, op driverv1.Operation, again b
 		case <-mgr.ctx.Done():
 		}
 	}
+}
+
+func carryOutcome(req *Request, out *Outcome) {
+	req.Attempt, req.Until, req.PlainUntil, req.FullUntil, req.PlainUnsure = out.Attempts, out.Until, out.PlainUntil, out.FullUntil, out.PlainUnsure
 }
 
 func msg(subject string, data []byte) *nats.Msg { return &nats.Msg{Subject: subject, Data: data} }

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 const (
@@ -29,9 +31,10 @@ const (
 
 // A schedule is what goes wrong in one run.
 type schedule struct {
-	Seed    uint64
-	Weather weather
-	Faults  []fault
+	Seed     uint64
+	Identity driverv1.CreateIdentity // of the drivers' creates
+	Weather  weather
+	Faults   []fault
 }
 
 // A fault begins At some time and lasts For some.
@@ -43,7 +46,7 @@ type fault struct {
 
 func (s schedule) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d, weather %+v", s.Seed, s.Weather)
+	fmt.Fprintf(&b, "seed %d, %s, weather %+v", s.Seed, s.Identity, s.Weather)
 	for _, f := range s.Faults {
 		fmt.Fprintf(&b, "\n  at %-6s for %-6s %s %d", f.At, f.For, f.What, f.Replica)
 	}
@@ -81,8 +84,24 @@ var faults = map[string]func(m *model, f fault) (mend func()){
 
 		return func() { set(0) }
 	},
-	"replica crashes":                 func(m *model, f fault) func() { return m.replace(f, true) },
-	"replica is replaced":             func(m *model, f fault) func() { return m.replace(f, false) },
+	"replica crashes":     func(m *model, f fault) func() { return m.replace(f, true) },
+	"replica is replaced": func(m *model, f fault) func() { return m.replace(f, false) },
+	"plain driver takes over": func(m *model, _ fault) func() {
+		for i := range m.replicas {
+			m.replicas[i].port.crash()
+			m.replicas[i].stop()
+		}
+
+		return func() {
+			for i, r := range m.replicas {
+				if r.port.crashed() {
+					m.startReplica(i)
+				}
+			}
+		}
+	},
+	"plain driver freezes":            func(m *model, _ fault) func() { p := m.plain.port; p.freeze(); return p.thaw },
+	"plain driver is cut off":         func(m *model, _ fault) func() { return m.cut(m.plain.port, true, true) },
 	"mcm freezes":                     func(m *model, _ fault) func() { p := m.manager.port; p.freeze(); return p.thaw },
 	"mcm is cut off":                  func(m *model, _ fault) func() { return m.cut(m.manager.port, true, true) },
 	"mcm does not hear":               func(m *model, _ fault) func() { return m.cut(m.manager.port, true, false) },
@@ -111,13 +130,20 @@ var faults = map[string]func(m *model, f fault) (mend func()){
 	},
 }
 
+// modelIdentities are those that schedules have in turn.
+var modelIdentities = []driverv1.CreateIdentity{
+	driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+	driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME,
+	driverv1.CreateIdentity_CREATE_IDENTITY_NONE,
+}
+
 // scheduleOf makes a schedule of a seed.
 func scheduleOf(seed uint64, only *regexp.Regexp) schedule {
 	rng := rand.New(rand.NewPCG(seed, 3))
 	span := func(from, to time.Duration) time.Duration {
 		return (from + time.Duration(rng.Int64N(int64(to-from)))).Truncate(time.Millisecond)
 	}
-	s := schedule{Seed: seed}
+	s := schedule{Seed: seed, Identity: modelIdentities[seed%uint64(len(modelIdentities))]}
 	if rng.IntN(3) > 0 { // else every frame arrives, in order
 		s.Weather = weather{Loss: rng.IntN(40), Twice: rng.IntN(60), Late: rng.IntN(30), Overtake: rng.IntN(100)}
 	}
@@ -133,9 +159,16 @@ func scheduleOf(seed uint64, only *regexp.Regexp) schedule {
 		}
 		s.Faults = append(s.Faults, f)
 	}
+	if slices.ContainsFunc(s.Faults, func(f fault) bool { return strings.HasPrefix(f.What, "plain") }) {
+		s.Faults = slices.DeleteFunc(s.Faults, func(f fault) bool { return slices.Contains(markLosses, f.What) })
+	}
 
 	return s
 }
+
+// markLosses are the faults by which it is forgotten that a plain driver may be at work.
+// A full replica that comes at such a time is taken for proof that none is.
+var markLosses = []string{"the operations stream is lost", "NATS restarts without its store"}
 
 // shrink returns the smallest schedule it can find that is still bad.
 func shrink(s schedule, bad func(schedule) bool) schedule {
@@ -171,6 +204,8 @@ type model struct {
 	journal  *journal
 	machines int
 	unfenced bool
+	identity driverv1.CreateIdentity
+	settle   time.Duration // of the cloud's lists
 
 	// Of the goroutine that runs the schedule.
 	manager  *modelManager
@@ -178,6 +213,7 @@ type model struct {
 	replicas []*modelReplica
 	all      []*modelReplica
 	epoch    uint64
+	plain    *modelPlain
 }
 
 func (m *model) replica(f fault) *modelReplica { return m.replicas[f.Replica] }
@@ -265,7 +301,8 @@ func (m *model) play(s schedule) {
 	defer cancel()
 	m.ctx = ctx
 	m.machines = modelMachines
-	m.network, m.cloud = newNetwork(s.Seed), newModelCloud(s.Seed)
+	m.identity = s.Identity
+	m.network, m.cloud = newNetwork(s.Seed), newModelCloud(s.Seed, s.Identity)
 	m.network.server.onPut = m.cloud.onPut
 	m.journal = &journal{}
 	for i := range m.machines {
@@ -278,6 +315,7 @@ func (m *model) play(s schedule) {
 		m.replicas = append(m.replicas, nil)
 		m.startReplica(i)
 	}
+	m.plain = m.newPlain()
 	m.lead()
 	m.setWeather(s.Weather)
 	m.provoke(s.Faults, start)
@@ -307,6 +345,9 @@ func (m *model) play(s schedule) {
 		r.port.thaw()
 		r.stop()
 	}
+	m.plain.port.thaw()
+	cancel()
+	m.plain.close()
 	for _, r := range m.all {
 		<-r.ended
 		r.server.tasks.Wait()

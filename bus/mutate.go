@@ -78,7 +78,11 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 	case gotBusy:
 		return k.onBusy(ctx, busy)
 	case gotSilence:
-		k.hasRun()
+		if k.c.replicas.met(k.req.Provider) {
+			k.hasReplica()
+		} else {
+			k.hasRun() // nobody, mostly, behind a wiretap
+		}
 
 		return k.find(ctx)
 	case gotDeath:

@@ -18,6 +18,9 @@ func (k *call) plain(ctx context.Context) error {
 		if _, err := k.outwaitPlain(ctx); err != nil {
 			return err
 		}
+		if err := k.outwaitFull(ctx); err != nil {
+			return err
+		}
 	}
 	if len(k.c.replicas.live(k.req.Provider)) > 0 {
 		// Gone and not yet known to be dead, about to go, or only just come.
@@ -41,6 +44,10 @@ func (k *call) plain(ctx context.Context) error {
 			k.out.Result, k.out.Plain = found, true
 
 			return nil
+		}
+		// The look may have taken for longer than the mark was to last beyond it.
+		if err := k.markPlain(ctx); err != nil {
+			return err
 		}
 	}
 	result, err := k.plainAsk(ctx)
@@ -70,6 +77,28 @@ func (k *call) outwaitPlain(ctx context.Context) (waited bool, err error) {
 	}
 
 	return waited, nil
+}
+
+// outwaitFull waits, before a plain driver is asked for a create, until the calls that
+// lost replicas may have at the cloud are over and to be seen in its lists, or a replica
+// comes. Fencing does not end such calls, and a plain driver does not say what
+// identifies its creates.
+func (k *call) outwaitFull(ctx context.Context) error {
+	if k.op != driverv1.Operation_OPERATION_CREATE || k.unclaimed {
+		return nil
+	}
+	end := k.atFull.Add(k.c.replicas.settles(k.req.Provider))
+	for told := false; time.Now().Before(end) && len(k.c.replicas.live(k.req.Provider)) == 0; told = true {
+		if !told {
+			k.waits(k.notStarted("a replica of provider %s is lost with an attempt, and only a driver that keeps no session is there: "+
+				"that attempt's deadline and the settle time come first, at %s", k.req.Provider, end.UTC().Format(time.RFC3339)))
+		}
+		if err := sleep(ctx, askAgain); err != nil {
+			return err
+		}
+	}
+
+	return nil
 }
 
 func (k *call) noDriver() error {

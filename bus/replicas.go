@@ -32,11 +32,12 @@ type Replica struct {
 // replicas is the asking side's view of who lives. Its methods are safe for
 // concurrent use.
 type replicas struct {
-	mu     sync.Mutex
-	byKey  map[string]*replica
-	dead   map[string]glimpse       // of replicas that were taken for dead
-	buried map[string]struct{}      // session ids that can never live again
-	waiter map[string]chan struct{} // by provider; closed at the next sign of room
+	mu      sync.Mutex
+	byKey   map[string]*replica
+	dead    map[string]glimpse       // of replicas that were taken for dead
+	buried  map[string]struct{}      // session ids that can never live again
+	waiter  map[string]chan struct{} // by provider; closed at the next sign of room
+	longest map[string]time.Duration // settle time that its replicas ever told, by provider
 }
 
 type replica struct {
@@ -63,7 +64,7 @@ const (
 func newReplicas() *replicas {
 	return &replicas{
 		byKey: map[string]*replica{}, waiter: map[string]chan struct{}{},
-		dead: map[string]glimpse{}, buried: map[string]struct{}{},
+		dead: map[string]glimpse{}, buried: map[string]struct{}{}, longest: map[string]time.Duration{},
 	}
 }
 
@@ -82,6 +83,7 @@ func (r *replicas) onSession(s *driverv1.Session, now time.Time) {
 		return // overtaken on the way
 	}
 	rep.session, rep.seen, rep.sent = s, now, [2]int{}
+	r.longest[rep.provider] = max(r.longest[rep.provider], SettleTimeOf(s))
 	if s.GetStopped() {
 		r.remove(rep)
 		delete(r.dead, replicaKey(rep.provider, rep.id)) // it said so itself: nothing is to be waited for
@@ -434,6 +436,24 @@ func (r *replicas) identity(provider string) (known, identified bool, settle tim
 	}
 
 	return known, identified, settle
+}
+
+// met tells whether a replica of the provider was ever heard of.
+func (r *replicas) met(provider string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, ok := r.longest[provider]
+
+	return ok
+}
+
+// settles is the longest settle time that replicas of the provider have told, those
+// that are gone included.
+func (r *replicas) settles(provider string) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	return r.longest[provider]
 }
 
 // SettleTimeOf is how long the lists of a replica's provider may lag behind their

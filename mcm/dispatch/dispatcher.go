@@ -348,7 +348,8 @@ func (d *Dispatcher) takeUp(e *entry, req *bus.Request) bool {
 		switch {
 		case d.ctx.Err() != nil:
 		case errors.Is(err, bus.ErrNotHeld):
-			req.Attempt, req.Until, req.PlainUntil, req.PlainUnsure = out.Attempts, out.Until, out.PlainUntil, out.PlainUnsure
+			req.Attempt = out.Attempts
+			carryUntil(req, out)
 			d.queue.first(e.turn)
 
 			return true
@@ -381,8 +382,12 @@ func (d *Dispatcher) takeUp(e *entry, req *bus.Request) bool {
 func carry(req *bus.Request, out *bus.Outcome, err error) {
 	if bus.OriginOf(err) == bus.OriginTimeout {
 		req.Recover, req.Attempt = true, out.Attempts
-		req.Until, req.PlainUntil, req.PlainUnsure = out.Until, out.PlainUntil, out.PlainUnsure
+		carryUntil(req, out)
 	}
+}
+
+func carryUntil(req *bus.Request, out *bus.Outcome) {
+	req.Until, req.PlainUntil, req.FullUntil, req.PlainUnsure = out.Until, out.PlainUntil, out.FullUntil, out.PlainUnsure
 }
 
 // ended tells whether a call's error is the operation's outcome. Otherwise it

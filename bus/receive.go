@@ -261,13 +261,14 @@ func (s *Server) attach(h *held) (answer func()) {
 	}
 	known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
 	known.earlierMayRun = known.earlierMayRun || h.earlierMayRun
-	result, claiming := known.result, known.claiming
+	known.rivalled = known.rivalled || !known.stored && s.fenced(known, time.Now())
+	result, claiming, counts := known.result, known.claiming, known.counts()
 
 	return func() {
 		if !claiming { // else it is said in a moment
 			s.send(known, acceptedFrame())
 		}
-		if result != nil {
+		if result != nil && counts { // else it is sent once it is stored
 			s.send(known, resultFrame(result))
 		}
 	}
@@ -304,7 +305,7 @@ func (s *Server) onOps(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 		return
 	}
 	want, now := env.GetOps().GetOperationId(), time.Now()
-	answer := &driverv1.OpsResponse{}
+	answer, holds := &driverv1.OpsResponse{}, false
 	s.mu.Lock()
 	for key, h := range s.held {
 		if h.cluster != subject.Cluster || want != "" && want != h.id {
@@ -318,11 +319,13 @@ func (s *Server) onOps(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 		st := h.state(now)
 		st.Fenced = s.fenced(h, now)
 		answer.Operations = append(answer.Operations, st)
-		if want != "" {
+		holds = holds || !st.GetFenced()
+		if want != "" && h.counts() {
 			answer.Result = h.result
 		}
 	}
-	if want != "" && len(answer.GetOperations()) == 0 && env.GetAttempt() > 0 {
+	// mcm goes on from what is fenced as it does where there is nothing.
+	if want != "" && !holds && env.GetAttempt() > 0 {
 		s.denials.add(subject.Cluster+"/"+want, env.GetAttempt(), now)
 	}
 	s.mu.Unlock()

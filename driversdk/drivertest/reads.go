@@ -98,15 +98,18 @@ func checkStatusAbsent(ctx context.Context, s *suite) error {
 	removed := *m
 	byID := s.newMachine()
 	byID.Uid, byID.Name, byID.ProviderId = m.GetUid(), m.GetName(), providerID
-	for what, m := range map[string]*machine{
-		"that never was": s.newMachine(), "that was removed": &removed, "that was removed, by its provider id": byID,
+	for _, absent := range []struct {
+		what string
+		*machine
+	}{
+		{"that never was", s.newMachine()}, {"that was removed", &removed}, {"that was removed, by its provider id", byID},
 	} {
-		result, err := s.status(ctx, m)
+		result, err := s.status(ctx, absent.machine)
 		if err != nil {
 			return err
 		}
 		if result.GetStatus().GetCode() != driverv1.Code_CODE_NOT_FOUND {
-			return fmt.Errorf("status of an instance %s was answered %s, not NotFound", what, said(result))
+			return fmt.Errorf("status of an instance %s was answered %s, not NotFound", absent.what, said(result))
 		}
 	}
 

@@ -62,14 +62,17 @@ func (s *suite) newerThan(ctx context.Context, sequence uint64) error {
 // its result.
 func checkResults(ctx context.Context, s *suite) error {
 	m := s.newMachine()
-	for what, ask := range map[string]func() (request, error){
-		"list": func() (request, error) {
+	for _, late := range []struct {
+		what string
+		ask  func() (request, error)
+	}{
+		{"list", func() (request, error) {
 			return request{subject: s.subject("list", s.cfg.Class.Name), env: s.envelope("read-"+nuid.Next(), s.listBody())}, nil
-		},
-		"delete": func() (request, error) { return s.mutation(ctx, m, m.operation(remove), s.deleteBody(m)) },
+		}},
+		{"delete", func() (request, error) { return s.mutation(ctx, m, m.operation(remove), s.deleteBody(m)) }},
 	} {
-		if err := s.endsInTime(ctx, ask); err != nil {
-			return fmt.Errorf("%s, whose class cannot be had, after its deadline: %w", what, err)
+		if err := s.endsInTime(ctx, late.ask); err != nil {
+			return fmt.Errorf("%s, whose class cannot be had, after its deadline: %w", late.what, err)
 		}
 	}
 	var left []string

@@ -129,6 +129,7 @@ var fetchClauses = []Clause{
 	{ID: "CHANGED-1", Says: "forgets what has changed", who: full, check: checkChanged},
 	{ID: "FETCH-2", Says: "refuses a secret with another nonce", check: checkNonce},
 	{ID: "FETCH-3", Says: "opens seals with the key that it trusts", check: checkForged},
+	{ID: "FETCH-5", Says: "what a fetch was answered is not told of an instance", check: checkRefused},
 	{ID: "FETCH-4", Says: "unsealed answers need the operator's leave and TLS", Manager: true, who: nobody},
 }
 

@@ -47,6 +47,9 @@ func unboundf(format string, args ...any) error {
 	return skip{reason: fmt.Sprintf(format, args...), unbound: true}
 }
 
+// byProcess says what lets a driver be stopped and started.
+const byProcess = "(Config.Process, or its command line after -- of driver-conformance)"
+
 // Clauses returns every clause of the contract, by id.
 func Clauses() []Clause {
 	all := slices.Clone(clauses())

@@ -117,6 +117,9 @@ func checkStatusAbsent(ctx context.Context, s *suite) error {
 }
 
 func checkStatusSeveral(ctx context.Context, s *suite) error {
+	if _, err := s.status(ctx, s.newMachine()); err != nil { // it may not bind the driver
+		return err
+	}
 	if s.cfg.Cloud.Duplicate == nil {
 		return skipf("needs a second instance of a machine, which no driver makes (Config.Cloud.Duplicate)")
 	}
@@ -199,7 +202,7 @@ func checkListContains(ctx context.Context, s *suite) error {
 
 func checkListForeign(ctx context.Context, s *suite) error {
 	if s.cfg.OtherCluster == "" {
-		return skipf("needs a driver that serves a second control plane (Config.OtherCluster)")
+		return skipf("needs a driver that serves a second control plane (Config.OtherCluster, --other-cluster)")
 	}
 	_, _, providerID, err := s.first(ctx)
 	if err != nil {

@@ -143,7 +143,7 @@ func checkSessions(ctx context.Context, s *suite) error {
 		return err
 	}
 	if s.cfg.Process == nil {
-		return nil
+		return skipf("they come in time; whether they do while it drains takes a driver that may be stopped and started %s", byProcess)
 	}
 
 	return s.drained(ctx)
@@ -292,5 +292,9 @@ func checkReplicaIDs(ctx context.Context, s *suite) error {
 		}
 	}
 
-	return s.witnessed("SESSION-2")
+	if err := s.witnessed("SESSION-2"); err != nil || s.cfg.Process != nil {
+		return err
+	}
+
+	return skipf("they are unique; whether they are new takes a driver that may be stopped and started %s", byProcess)
 }

@@ -47,11 +47,11 @@ func (s *suite) askAgain(ctx context.Context, p *pending, change func(*driverv1.
 	}
 	change(r.env)
 	x, err := s.send(r)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = x.acceptedFrame(ctx)
 	}
 
-	return x, x.acceptedFrame(ctx)
+	return x, err
 }
 
 // attaches asks for a running operation by later attempts, whose frames they are from

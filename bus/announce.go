@@ -82,9 +82,13 @@ func WatchHello(conn *Conn, cluster string, f func(*driverv1.Hello)) (stop func(
 
 // WatchSessions passes on the sessions of a control plane's replicas; cluster
 // may be "*". A session that does not fit its subject is dropped: NATS's
-// permissions vouch for the subject only.
+// permissions vouch for the subject only. So is one of a replica "plain", as by mcm.
 func WatchSessions(conn *Conn, cluster string, f func(*driverv1.Session)) (stop func(), err error) {
-	return conn.watch(wildcard(cluster, TreeSession, "*", "*"), sessionsTo(f))
+	return conn.watch(wildcard(cluster, TreeSession, "*", "*"), sessionsTo(func(s *driverv1.Session) {
+		if s.GetReplica() != plainMark {
+			f(s)
+		}
+	}))
 }
 
 func sessionsTo(f func(*driverv1.Session)) nats.MsgHandler {

@@ -366,7 +366,11 @@ func (k *call) settle(result *driverv1.Result) error {
 	}
 	failure, ok := errors.AsType[*Error](err)
 	switch {
-	case !ok || !result.GetOutcomeUnknown() && !k.doubted:
+	case !ok:
+	case Mutates(k.op) && k.outdated(k.number) && !own:
+		failure.Origin = OriginTimeout
+		failure.err = fmt.Errorf("%w (tried again: attempt %d was made after this one, %d)", failure.err, k.ran, k.number)
+	case !result.GetOutcomeUnknown() && !k.doubted:
 	case own || !k.doubted:
 		failure.Origin = OriginTimeout // the replica itself does not know
 	default: // whether or not a plain driver has heard of that

@@ -51,6 +51,7 @@ type Caller struct {
 	since    atomic.Pointer[time.Time] // when the connection was last made
 	replicas *replicas
 	dropped  atomic.Uint64
+	reserved sync.Once // says that a replica has a name that none may have
 
 	timers timers
 
@@ -123,6 +124,14 @@ func (c *Caller) spawn(f func()) {
 }
 
 func (c *Caller) onSession(s *driverv1.Session) {
+	if s.GetReplica() == plainMark {
+		c.reserved.Do(func() {
+			c.log.Warn("sessions of a replica with a reserved name are ignored, and it gets no work: have it take another one",
+				"replica", s.GetReplica(), "provider", s.GetProvider())
+		})
+
+		return
+	}
 	c.replicas.onSession(s, time.Now())
 	if s.GetEpoch() < c.cfg.Epoch() {
 		signal(c.behind)

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -42,9 +44,14 @@ func onBench(t *testing.T, story func(*bench)) {
 
 func (b *bench) manager(name string) *Caller {
 	b.Helper()
-	caller, err := newCaller(b.network.port(name, true), CallerConfig{
-		Cluster: "default", Operations: &StreamConfig{first: b.network.first}, Logger: b.log,
-	})
+
+	return b.managerWith(name, &StreamConfig{first: b.network.first})
+}
+
+// managerWith is manager with operations streams made so, or none.
+func (b *bench) managerWith(name string, operations *StreamConfig) *Caller {
+	b.Helper()
+	caller, err := newCaller(b.network.port(name, true), CallerConfig{Cluster: "default", Operations: operations, Logger: b.log})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -52,7 +59,15 @@ func (b *bench) manager(name string) *Caller {
 	return caller
 }
 
-// join starts a replica and returns when the manager knows that it may claim.
+// unclaimed has a manager that makes no operations stream in the place of the one there is.
+func (b *bench) unclaimed() {
+	b.Helper()
+	b.caller.Close()
+	b.caller = b.managerWith("mcm", nil)
+}
+
+// join starts a replica and returns when the manager knows that it may claim, if there
+// is anything to claim with.
 func (b *bench) join(name string, handle func(context.Context, *modelReplica, *Task) *driverv1.Result) *modelReplica {
 	b.Helper()
 	r := b.replicaWith(name, handle)
@@ -60,7 +75,7 @@ func (b *bench) join(name string, handle func(context.Context, *modelReplica, *T
 	b.until(name+" has a lease", func() bool {
 		for _, known := range b.caller.Replicas() {
 			if known.Session.GetReplica() == name {
-				return known.Session.GetLeased()
+				return known.Session.GetLeased() || b.caller.streams == nil
 			}
 		}
 
@@ -203,15 +218,21 @@ func TestOutdated_Refusal(t *testing.T) {
 		reason  string
 	}{
 		"an attempt in between may run": {&held{attempt: 3, earlierMayRun: true}, refused, true, "the refusal is older"},
-		"none does":                     {&held{attempt: 3}, refused, false, "the refusal is the outcome"},
+		"none does, by the claim":       {&held{attempt: 3, claimed: true}, refused, false, "the refusal is the outcome"},
+		"one may have run":              {&held{attempt: 3}, refused, true, "the refusal is older, and there may be an instance"},
 		"the same attempt":              {&held{attempt: 1, earlierMayRun: true}, refused, false, "it is asked about this very one"},
+		"the same, nothing in between":  {&held{attempt: 1}, refused, false, "it is asked about this very one"},
 		"it was made":                   {&held{attempt: 3, earlierMayRun: true}, &driverv1.Result{}, false, "there is the instance"},
 		"it runs":                       {&held{attempt: 3, earlierMayRun: true}, nil, false, "two of one machine never run here"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			tc.request.request = &driverv1.Envelope{}
-			if got := (&held{attempt: 1, result: tc.result}).outdated(tc.request); got != tc.want {
+			if tc.request.claimed {
+				tc.request.request.ClaimTerms = &driverv1.ClaimTerms{Sequence: proto.Uint64(7)}
+			}
+			has := &held{attempt: 1, claimed: tc.request.claimed, claim: 7, result: tc.result}
+			if got := has.outdated(tc.request); got != tc.want {
 				t.Errorf("outdated = %t, want %t: %s", got, tc.want, tc.reason)
 			}
 		})

@@ -98,17 +98,22 @@ func (s *Server) run(ctx context.Context, h *held) {
 		Cluster: h.cluster, Operation: h.operation, Request: h.request, TraceParent: h.traceParent,
 		server: s, held: h, ctx: ctx,
 	}
-	result := s.handle(ctx, task)
+	result, told := s.handle(ctx, task)
+	if err := s.fits(h, result); err != nil {
+		// Found out ahead of all who are to hear of it, and of the stream.
+		result, told = unsendable(err), false
+	}
 	if result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
 		s.mu.Lock()
-		h.doubt(result, ctx.Err() != nil)
+		h.doubt(result, ctx.Err() != nil || !told)
 		s.mu.Unlock()
 	}
 	s.settle(h, result)
 }
 
-// doubt says of a failure, whatever the driver says of it, what is not known.
-// Server.mu is held.
+// doubt says of a failure, whatever the driver says of it, what is not known. CutOff
+// tells that the driver could not say what it has done: its call was cut off, or it
+// gave no answer that can be passed on. Server.mu is held.
 func (h *held) doubt(result *driverv1.Result, cutOff bool) {
 	// Its call was cut off halfway, or one of several was refused [RESULT-3].
 	own := result.GetOutcomeUnknown() || h.begun && (cutOff || h.refused)
@@ -146,28 +151,29 @@ func (s *Server) mayBegin(ctx context.Context, h *held) error {
 	return nil
 }
 
-// handle calls the handler and makes a result of whatever comes of it [RESULT-1].
-func (s *Server) handle(ctx context.Context, task *Task) (result *driverv1.Result) {
+// handle calls the handler and makes a result of whatever comes of it [RESULT-1]. Told
+// is false for one that is not the handler's.
+func (s *Server) handle(ctx context.Context, task *Task) (result *driverv1.Result, told bool) {
 	defer func() {
 		if r := recover(); r != nil {
 			// The value may hold anything, credentials included: it stays in the
 			// replica's own log.
 			s.log.Error("driver panicked", "operation", Verb(task.Operation),
 				"operation_id", task.Request.GetOperationId(), "panic", fmt.Sprint(r), "stack", string(debug.Stack()))
-			result = failure(driverv1.Code_CODE_INTERNAL,
-				"driver panicked in "+Verb(task.Operation)+"; the log of replica "+s.cfg.Replica+" has the stack")
+			result, told = failure(driverv1.Code_CODE_INTERNAL,
+				"driver panicked in "+Verb(task.Operation)+"; the log of replica "+s.cfg.Replica+" has the stack"), false
 		}
 	}()
 	result = s.handler.Handle(ctx, task)
 	if result == nil {
-		return failure(driverv1.Code_CODE_INTERNAL, "driver returned nothing from "+Verb(task.Operation))
+		return failure(driverv1.Code_CODE_INTERNAL, "driver returned nothing from "+Verb(task.Operation)), false
 	}
-	if text := result.GetStatus().GetMessage(); !utf8.ValidString(text) {
-		// Clouds send such, and protobuf does not carry it.
-		result.Status.Message = strings.ToValidUTF8(text, "\uFFFD")
+	if text := result.GetStatus().GetMessage(); len(text) > maxText || !utf8.ValidString(text) {
+		// Clouds send such. Protobuf does not carry it, or mcm would not take more of it.
+		result.Status.Message = short(strings.ToValidUTF8(text, "\uFFFD"))
 	}
 
-	return result
+	return result, true
 }
 
 func failure(code driverv1.Code, message string) *driverv1.Result {
@@ -263,11 +269,16 @@ func (s *Server) send(h *held, frame *driverv1.Envelope) {
 	if frame.GetResult() == nil || !errors.Is(err, errTooLarge) && !errors.Is(err, errEncode) {
 		return
 	}
-	// Nobody will ever get this result: mcm must not wait and ask for it in vain.
-	instead := failure(driverv1.Code_CODE_INTERNAL, "the driver's result cannot be sent: "+err.Error())
+	// Nobody will ever get this result: mcm must not wait and ask for it in vain. Of a
+	// mutation that is so only where the server takes less than it did before.
+	instead := unsendable(err)
 	s.mu.Lock()
+	h.doubt(instead, true)
 	if h.result != nil {
 		h.result = instead
+	}
+	if instead.GetOutcomeUnknown() && s.held[h.key()] == h {
+		delete(s.held, h.key()) // [RESULT-4]
 	}
 	s.mu.Unlock()
 	_ = s.sendTo(reply, contentType, h.id, attempt, resultFrame(instead)) // it is logged

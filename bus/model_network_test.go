@@ -1,9 +1,11 @@
 package bus
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -162,6 +164,7 @@ type port struct {
 	sent          time.Time // the last frame arrives at the server
 	inboxes       int
 	ahead         time.Duration // its wall clock
+	most          int64         // bytes of a message; 0 means a MiB
 }
 
 func (n *network) port(name string, leads bool) *port {
@@ -285,11 +288,19 @@ func (p *port) inbox() string {
 	return "_INBOX." + p.name + "." + strconv.Itoa(p.inboxes)
 }
 
-func (p *port) maxPayload() int64 { return 1 << 20 }
+func (p *port) maxPayload() int64 {
+	p.n.mu.Lock()
+	defer p.n.mu.Unlock()
+
+	return cmp.Or(p.most, 1<<20)
+}
 
 func (p *port) publish(m *nats.Msg) error {
 	if err := p.pass(); err != nil {
 		return err
+	}
+	if most := p.maxPayload(); int64(m.Size()) > most {
+		return fmt.Errorf("%w: the server takes %d", errTooLarge, most)
 	}
 	p.n.mu.Lock()
 	defer p.n.mu.Unlock()

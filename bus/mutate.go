@@ -309,13 +309,16 @@ func (k *call) waitForIdentity(ctx context.Context) (back bool, err error) {
 // holder has the next try go to who has an attempt.
 func (k *call) holder(replica string, attempt uint32) {
 	k.learns(attempt)
-	k.target, k.number, k.ran, k.terms = replica, attempt, attempt, nil
+	k.target, k.number, k.terms = replica, attempt, nil
 }
 
 // held makes the replica that lists the operation the next target.
 func (k *call) held() bool {
 	h, ok := k.c.replicas.holding(k.req.Provider, k.req.OperationID)
-	if !ok || k.claimed && h.fenced { // the claim knows better
+	switch {
+	case !ok, k.claimed && h.fenced: // the claim knows better
+		return false
+	case h.failed && k.outdated(h.attempt):
 		return false
 	}
 	k.holder(h.replica, max(1, h.attempt))
@@ -388,6 +391,10 @@ func (k *call) holds(answer *driverv1.OpsResponse) bool {
 
 	return false
 }
+
+// outdated tells that there was another attempt after this one: its failure says nothing
+// of that. Where there are claims, the attempt that has the claim is the last.
+func (k *call) outdated(attempt uint32) bool { return !k.claimed && attempt < k.ran }
 
 // resume looks, before an operation is tried again, for the replica that holds
 // it, once every live replica has had the time to say what it holds.

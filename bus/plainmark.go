@@ -19,6 +19,16 @@ import (
 // for longer than any operation's deadline that was sent under it.
 const plainMark = "plain"
 
+// validReplica checks a replica's id. One of the mark's name would write its sessions in
+// the mark's place [SESSION-2].
+func validReplica(id string) error {
+	if id == plainMark {
+		return fmt.Errorf("replica %q: the name is reserved, as it stands for drivers without sessions: choose another one, or none", id)
+	}
+
+	return ValidToken("replica", id)
+}
+
 func (c *Caller) markSubject(provider string) string {
 	return wildcard(c.cfg.Cluster, TreeSession, provider, plainMark)
 }

@@ -2,11 +2,13 @@ package bus_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/embedded"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -125,4 +127,51 @@ func TestPlainUnsure(t *testing.T) {
 	until := time.Now().Add(time.Hour) // that is how long it would wait
 	req.Timeout, req.Recover, req.Attempt, req.Until, req.PlainUntil, req.PlainUnsure = time.Hour, true, 1, until, until, true
 	wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, req)))
+}
+
+// A replica of the mark's name would write its sessions in the mark's place. Its sessions
+// count for nothing, and the log says why.
+func TestReplicaCalledPlain(t *testing.T) {
+	t.Parallel()
+	log := &violations{}
+	srv := bustest.Server(t, embedded.Options{})
+	conn := bustest.Connect(t, bus.Config{URLs: []string{srv.URL()}})
+	caller, err := bus.NewCaller(conn, bus.CallerConfig{Cluster: cluster, Logger: log.warnings()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(caller.Close)
+	heard := make(chan string, 9)
+	stop, err := bus.WatchSessions(conn, cluster, func(s *driverv1.Session) { heard <- s.GetReplica() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	raw := bustest.Raw(t, srv.URL())
+	defer raw.Close()
+	for range 3 {
+		for _, name := range []string{"plain", "other"} {
+			payload, err := bus.Encode(&driverv1.Envelope{Replica: name, Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
+				Cluster: cluster, Provider: provider, Replica: name, Slots: 1,
+			}}}, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := raw.Publish("mcm.v1."+cluster+".session."+provider+"."+name, payload); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for range 3 {
+		if name := bustest.Receive(t, "the other's session", heard); name != "other" {
+			t.Errorf("a session of replica %q is passed on", name)
+		}
+	}
+	bustest.Eventually(t, "the other replica is known", func() bool { return len(caller.Replicas()) > 0 })
+	if all := caller.Replicas(); len(all) != 1 || all[0].Session.GetReplica() != "other" {
+		t.Errorf("replicas = %v, want the other one alone", all)
+	}
+	if n := strings.Count(log.all(), "reserved"); n != 1 {
+		t.Errorf("%d lines say that the name is reserved, want 1: %s", n, log.all())
+	}
 }

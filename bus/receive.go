@@ -275,7 +275,9 @@ func (s *Server) attach(h *held) (answer func()) {
 
 // outdated tells that a request is for a later attempt, and either names another
 // claim than this operation has, as an attempt made elsewhere meanwhile has superseded
-// it, or asks about such an attempt, of which an earlier failure says nothing.
+// it, or asks about such an attempt, of which an earlier failure says nothing. Where
+// nothing is claimed, there may be one whatever the request says: it may have ended, and
+// its result be lost.
 func (h *held) outdated(request *held) bool {
 	if request.attempt <= h.attempt {
 		return false
@@ -283,8 +285,11 @@ func (h *held) outdated(request *held) bool {
 	terms := request.request.GetClaimTerms()
 
 	return h.claimed && !h.claiming && terms != nil && terms.Sequence != nil && terms.GetSequence() != h.claim ||
-		request.earlierMayRun && h.result.GetStatus().GetCode() != driverv1.Code_CODE_OK
+		h.failed() && (request.earlierMayRun || terms == nil)
 }
+
+// failed tells that the operation has ended so.
+func (h *held) failed() bool { return h.result.GetStatus().GetCode() != driverv1.Code_CODE_OK }
 
 func (s *Server) busyFrame(why driverv1.BusyReason) *driverv1.Envelope {
 	s.stats.busy.Add(1)
@@ -301,8 +306,13 @@ func (s *Server) onOps(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 	want, now := env.GetOps().GetOperationId(), time.Now()
 	answer := &driverv1.OpsResponse{}
 	s.mu.Lock()
-	for _, h := range s.held {
+	for key, h := range s.held {
 		if h.cluster != subject.Cluster || want != "" && want != h.id {
+			continue
+		}
+		if want != "" && !h.claimed && h.failed() && env.GetAttempt() > h.attempt {
+			delete(s.held, key) // outdated: to have it would be taken for having that attempt
+
 			continue
 		}
 		st := h.state(now)

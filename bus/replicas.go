@@ -377,6 +377,7 @@ type holding struct {
 	replica string
 	attempt uint32
 	fenced  bool // it may begin nothing more for it
+	failed  bool // it has ended so
 }
 
 // holding returns the replica that lists an operation in its session, or has
@@ -396,7 +397,10 @@ func (r *replicas) holding(provider, operationID string) (best holding, ok bool)
 		}
 		for _, st := range rep.session.GetOperations() {
 			if st.GetOperationId() == operationID {
-				consider(holding{replica: rep.id, attempt: st.GetAttempt(), fenced: st.GetFenced()})
+				consider(holding{
+					replica: rep.id, attempt: st.GetAttempt(), fenced: st.GetFenced(),
+					failed: st.GetSettled() && st.GetCode() != driverv1.Code_CODE_OK,
+				})
 			}
 		}
 		for a := range rep.attempts {

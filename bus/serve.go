@@ -39,7 +39,8 @@ const (
 
 // A Handler runs operations. Handle may be called from many goroutines, but runs
 // at most one mutation of a machine at a time. It must return when ctx ends; it may panic, which
-// is answered as an internal error.
+// is answered as an internal error. After [Task.BeginMutation] the outcome of that, of no
+// result, and of one that cannot be sent counts as unknown.
 type Handler interface {
 	Handle(ctx context.Context, t *Task) *driverv1.Result
 }
@@ -84,8 +85,8 @@ type ServerConfig struct {
 	Provider string
 	// Clusters are the control planes to serve; none means "default".
 	Clusters []string
-	// Replica is unique among all running replicas; empty picks one at random,
-	// which is right for everything but tests.
+	// Replica is unique among all running replicas, and not "plain", which is
+	// reserved; empty picks one at random, which is right for everything but tests.
 	Replica string
 	// Version is the driver's own, SemVer.
 	Version string
@@ -181,7 +182,7 @@ func newServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
 	if cfg.DrainTimeout == 0 {
 		cfg.DrainTimeout = defaultDrainTimeout
 	}
-	errs := []error{ValidToken("provider", cfg.Provider), ValidToken("replica", cfg.Replica)}
+	errs := []error{ValidToken("provider", cfg.Provider), validReplica(cfg.Replica)}
 	for _, cluster := range cfg.Clusters {
 		errs = append(errs, ValidToken("cluster", cluster))
 	}

@@ -502,6 +502,7 @@ func TestNewServerRefuses(t *testing.T) {
 		"provider": {Provider: "a.b", Capabilities: can},
 		"cluster":  {Provider: "a", Clusters: []string{"*"}, Capabilities: can},
 		"replica":  {Provider: "a", Replica: ">", Capabilities: can},
+		"reserved": {Provider: "a", Replica: "plain", Capabilities: can},
 		"slots":    {Provider: "a", Slots: -1, Capabilities: can},
 		"nothing":  {Provider: "a"},
 	} {

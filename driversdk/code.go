@@ -126,8 +126,9 @@ func WithRetryAfter(err error, wait time.Duration) error {
 //
 // The manager then does not take the operation as failed: it tries it again under
 // the same [Request.OperationID], with [Request.Recover]. The error keeps its code
-// and its text; a nil err stays nil. When the context ends after
-// [Request.BeginMutation] the SDK says it by itself.
+// and its text; a nil err stays nil. The SDK says it by itself when, after
+// [Request.BeginMutation], the context ends, the method panics, or it returns what the
+// contract does not allow, such as an instance without a provider id.
 func OutcomeUnknown(err error) error {
 	if err == nil {
 		return nil

@@ -24,7 +24,7 @@ func (h *handler[S]) create(ctx context.Context, c *call) (*driverv1.Result, err
 	req.UserData = data
 
 	made, err := h.createOrRecover(ctx, req)
-	instance, err := checked("Create", made, err)
+	instance, err := c.checked("Create", made, err)
 	c.providerID = instance.GetProviderId()
 
 	return &driverv1.Result{Payload: &driverv1.Result_Create{Create: &driverv1.CreateResponse{

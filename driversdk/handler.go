@@ -137,16 +137,22 @@ func (h *handler[S]) request(
 	}, nil
 }
 
-// checked holds a driver to the contract for what it returned.
-func checked(method string, i *Instance, err error) (*driverv1.Instance, error) {
+// checked holds a driver to the contract for what it returned. What a method that has
+// begun something returns against it tells nothing of what came of that.
+func (c *call) checked(method string, i *Instance, err error) (*driverv1.Instance, error) {
 	switch {
 	case err == nil && i == nil:
-		return nil, Errorf(Internal, "driver returned neither an instance nor an error from %s", method)
+		err = Errorf(Internal, "driver returned neither an instance nor an error from %s", method)
 	case err == nil && i.ProviderID == "":
-		return nil, Errorf(Internal, "driver returned an instance without a provider id from %s [INSTANCE-1]", method)
+		err = Errorf(Internal, "driver returned an instance without a provider id from %s [INSTANCE-1]", method)
 	default:
 		return i.proto(), err
 	}
+	if c.begun.Load() {
+		err = OutcomeUnknown(err)
+	}
+
+	return nil, err
 }
 
 func (c *call) progress(message string) { c.task.Progress(c.scrub.text(message)) }

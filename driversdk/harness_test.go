@@ -40,6 +40,9 @@ func (s testSpec) Validate() error {
 	if s.Size == "" {
 		return fmt.Errorf("size is missing")
 	}
+	if s.Size == "panic" {
+		panic("on purpose") //nolint:forbidigo // a driver that does
+	}
 
 	return nil
 }

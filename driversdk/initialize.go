@@ -27,7 +27,7 @@ func (h *handler[S]) initialize(ctx context.Context, c *call) (*driverv1.Result,
 		return nil, err
 	}
 	done, err := spanned(ctx, "Initialize", func(ctx context.Context) (*Instance, error) { return driver.Initialize(ctx, req) })
-	instance, err := checked("Initialize", done, err)
+	instance, err := c.checked("Initialize", done, err)
 
 	return &driverv1.Result{Payload: &driverv1.Result_Initialize{Initialize: &driverv1.InitializeResponse{
 		Instance: instance, LastKnownState: c.scrub.text(req.Machine.LastKnownState),

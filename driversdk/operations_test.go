@@ -73,6 +73,7 @@ func TestServe_Failures(t *testing.T) {
 		code     Code
 		message  string
 		state    string // last known state
+		unknown  bool   // so is its outcome
 	}{
 		"unknown field": {
 			reason: "a misspelt field is named, not ignored",
@@ -113,19 +114,22 @@ func TestServe_Failures(t *testing.T) {
 			onCreate: func(context.Context, *Request[testSpec]) (*Instance, error) {
 				panic("at the disco") //nolint:forbidigo // what the test is about
 			},
-			code: Internal,
+			code: Internal, unknown: true,
+		},
+		"panic before the cloud is asked": {
+			reason: "nothing was begun", spec: `{"size":"panic"}`, code: Internal,
 		},
 		"no provider id": {
 			reason:   "INSTANCE-1",
 			spec:     good,
 			onCreate: func(context.Context, *Request[testSpec]) (*Instance, error) { return &Instance{NodeName: "n"}, nil },
-			code:     Internal, message: "driver returned an instance without a provider id from Create [INSTANCE-1]",
+			code:     Internal, message: "driver returned an instance without a provider id from Create [INSTANCE-1]", unknown: true,
 		},
 		"nothing at all": {
 			reason:   "neither an instance nor an error",
 			spec:     good,
 			onCreate: func(context.Context, *Request[testSpec]) (*Instance, error) { return nil, nil },
-			code:     Internal, message: "driver returned neither an instance nor an error from Create",
+			code:     Internal, message: "driver returned neither an instance nor an error from Create", unknown: true,
 		},
 		"deadline": {
 			reason: "CREATE-4, also when the client library hides that its context ended",
@@ -139,7 +143,7 @@ func TestServe_Failures(t *testing.T) {
 				return nil, errors.New("i/o timeout")
 			},
 			timeout: 50 * time.Millisecond,
-			code:    DeadlineExceeded, message: "i/o timeout",
+			code:    DeadlineExceeded, message: "i/o timeout", unknown: true,
 		},
 		"secret in the text": {
 			reason: "a cloud that quotes the credentials must not publish them",
@@ -175,6 +179,9 @@ func TestServe_Failures(t *testing.T) {
 			}
 			if got := result.GetCreate().GetLastKnownState(); got != tc.state {
 				t.Errorf("%s: want last known state %q, have %q", tc.reason, tc.state, got)
+			}
+			if got := result.GetOutcomeUnknown(); got != tc.unknown {
+				t.Errorf("%s: want outcome unknown %t, have %t", tc.reason, tc.unknown, got)
 			}
 		})
 	}

@@ -22,7 +22,7 @@ func (h *handler[S]) status(ctx context.Context, c *call) (*driverv1.Result, err
 		return nil, err
 	}
 	found, err := h.find(ctx, req)
-	instance, err := checked("Get", found, err)
+	instance, err := c.checked("Get", found, err)
 	if instance == nil {
 		return nil, err
 	}

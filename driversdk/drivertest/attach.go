@@ -25,8 +25,14 @@ func checkAttach(ctx context.Context, s *suite) error {
 		return fmt.Errorf("a result that is kept: %w", err)
 	}
 	s.acknowledge(d.id)
-	if err := s.outdated(ctx); err != nil {
+	if err := s.outdated(ctx, doubting); err != nil {
 		return fmt.Errorf("a failure that is kept, asked for by a later attempt while the call of one in between may run: %w", err)
+	}
+	if err := s.outdated(ctx, func(env *driverv1.Envelope) {
+		recovering(env)
+		env.ClaimTerms = nil
+	}); err != nil {
+		return fmt.Errorf("a failure that is kept, asked for by a later attempt without terms for a claim: %w", err)
 	}
 	if !s.claims {
 		return nil
@@ -117,12 +123,12 @@ func (s *suite) alsoEarlier(ctx context.Context, p *pending) bool {
 }
 
 // outdated has a create fail, and asks for a later attempt at it.
-func (s *suite) outdated(ctx context.Context) error {
+func (s *suite) outdated(ctx context.Context, change func(*driverv1.Envelope)) error {
 	d, err := s.onceInVain(ctx, create)
 	if err != nil || d.result.GetStatus().GetCode() == driverv1.Code_CODE_OK { // it needs no class
 		return err
 	}
-	result, err := s.attempt(ctx, d.m, d.id, d.body(d.m), doubting)
+	result, err := s.attempt(ctx, d.m, d.id, d.body(d.m), change)
 	if err != nil || result.GetOutcomeUnknown() { // its lease may have lapsed
 		return err
 	}

@@ -22,7 +22,7 @@ var (
 		"CREATE-1", "CREATE-2", "CREATE-3", "CREATE-4", "IDENTITY-1", "IDENTITY-2", "MACHINE-1", "MACHINE-2", "INITIALIZE-1",
 		"STATUS-1", "STATUS-2", "STATUS-3", "STATUS-4", "LIST-1", "LIST-2", "LIST-3", "DELETE-1", "DELETE-2", "DELETE-3", "DELETE-3/unasked",
 		"INSTANCE-1", "INSTANCE-2", "VOLUMEIDS-1", "VALIDATE-1", "VALIDATE-2", "MIGRATECLASS-1",
-		"RUN-1", "RUN-2", "RUN-2/attempt", "RUN-2/kept", "RUN-2/superseded", "RUN-2/failed", "RUN-2/unset", "RESULT-1", "RESULT-1/late",
+		"RUN-1", "RUN-2", "RUN-2/attempt", "RUN-2/kept", "RUN-2/superseded", "RUN-2/failed", "RUN-2/unclaimed", "RUN-2/unset", "RESULT-1", "RESULT-1/late",
 		"RESULT-2", "RESULT-2/second", "RESULT-2/newest", "RESULT-2/failures", "RESULT-2/session", "RESULT-3", "RESULT-3/recover", "RESULT-3/fenced", "RESULT-4",
 		"RESULT-5", "RESULT-5/attached", "RESULT-6", "RESULT-6/fenced", "ACCEPT-1", "ACCEPT-2", "BUSY-1", "CANCEL-1",
 		"OPS-1", "OPS-1/forgets", "OPS-1/earlier",

@@ -197,7 +197,9 @@ func (r *replica) superseded(known, o *op) bool {
 // outdated tells that o asks about attempts of which a failure that is known says
 // nothing. r.mu is held.
 func (r *replica) outdated(known, o *op) bool {
-	return o.doubted && known.result.GetStatus().GetCode() != driverv1.Code_CODE_OK && r.fault != "RUN-2/failed"
+	between := o.doubted && r.fault != "RUN-2/failed" || o.env.GetClaimTerms() == nil && r.fault != "RUN-2/unclaimed"
+
+	return between && known.result.GetStatus().GetCode() != driverv1.Code_CODE_OK
 }
 
 // hasDenied tells whether the replica has said lately that it does not hold an attempt.

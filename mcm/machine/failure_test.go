@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -233,6 +234,39 @@ func TestNoDriver(t *testing.T) {
 	})
 	close(open)
 	r.phase(t, m, v1alpha1.MachinePending)
+}
+
+// A driver that panics at its cloud has not failed: the same create is tried again, with
+// longer and longer pauses, and its machine says what is wrong.
+func TestDriverThatPanics(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	requests := make(chan *driverv1.Envelope, 9)
+	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+		if task.Operation != create {
+			return nil
+		}
+		requests <- task.Request
+		if task.Request.GetAttempt() > 2 || task.BeginMutation() != nil {
+			return nil
+		}
+		panic("nobody has thought of this") //nolint:forbidigo // what is tested
+	})
+	r.startDriver(t)
+	r.startManager(t)
+	m := r.machine("a")
+	r.create(t, m)
+	r.until(t, "a description that says so", m, func(m *v1alpha1.Machine) bool {
+		return strings.HasPrefix(m.Status.LastOperation.Description, "Waiting: driver panicked in create; the log of replica ")
+	})
+	r.event(t, m, "WaitingForDriver", "create waits: driver panicked in create")
+	r.phase(t, m, v1alpha1.MachinePending)
+	for n := range uint32(3) {
+		req := bustest.Receive(t, "a request", requests)
+		if req.GetOperationId() != string(r.get(t, m).UID)+".create.0" || req.GetAttempt() != n+1 || req.GetRecover() != (n > 0) {
+			t.Errorf("request %d is attempt %d at %s, recover %t", n, req.GetAttempt(), req.GetOperationId(), req.GetRecover())
+		}
+	}
 }
 
 // A class that names a driver nobody runs can be corrected, whoever leads then.

@@ -146,7 +146,7 @@ export class Replica {
     const known = this.held.get(h.id), terms = env.claimTerms;
     const named = terms && Object.hasOwn(terms, "sequence"); // presence: 0 is a sequence
     const overtaken = known?.claimed && !known.claiming && named && !equal(terms.sequence, known.claim);
-    const failed = env.earlierMayRun && known?.result?.status?.code > 0; // which says nothing of an attempt made since
+    const failed = (env.earlierMayRun || !terms) && known?.result?.status?.code > 0; // which says nothing of an attempt made since
     if (known && !(h.attempt > known.attempt && (overtaken || failed))) {
       Object.assign(known, { reply: h.reply, attempt: h.attempt }); // [RUN-2]
       known.env.earlierMayRun ||= env.earlierMayRun;
@@ -210,15 +210,26 @@ export class Replica {
       },
     };
     try {
-      return { status: {}, ...(await Promise.race([this.operations[h.op](h.request, task), late])) };
+      const result = { status: {}, ...(await Promise.race([this.operations[h.op](h.request, task), late])) };
+      if (MUTATIONS.includes(h.op)) this.check(h, result);
+      return result;
     } catch (e) {
-      const code = deadline.aborted ? Code.CODE_DEADLINE_EXCEEDED : Number.isInteger(e.code) && e.code > 0 ? e.code : Code.CODE_UNKNOWN;
-      const own = !!e.outcomeUnknown || (!!h.begun && (deadline.aborted || !!e.fenced)); // what this attempt has done is not known [RESULT-3]
+      const meant = Number.isInteger(e.code) && e.code > 0; // else nobody has thrown it on purpose
+      const code = deadline.aborted ? Code.CODE_DEADLINE_EXCEEDED : meant ? e.code : Code.CODE_UNKNOWN;
+      const own = !!e.outcomeUnknown || (!!h.begun && (deadline.aborted || !!e.fenced || !meant)); // what this attempt has done is not known [RESULT-3]
       // What an earlier one has made is not, or may yet make [RESULT-5].
       const earlier = !!e.fenced || (h.op === "create" && h.env.recover && (!h.begun || h.env.earlierMayRun));
       const unknown = MUTATIONS.includes(h.op) && (own || earlier);
       return { status: { code, message: e.message, retryAfter: e.retryAfter }, outcomeUnknown: unknown, noEffect: unknown && !own }; // [RESULT-6]
     }
+  }
+
+  // check throws for an answer that mcm cannot use, or that cannot be sent, which tells nothing of what was begun.
+  check(h, result) {
+    const most = Math.min(this.wire.nc.info.max_payload, h.claimed ? 1 << 20 : Infinity), room = most - Math.min(4096, most / 4), { length } = encode({ result });
+    const why = length > room ? `the result cannot be sent: ${length} bytes, where there is room for ${room}`
+      : h.op === "create" && !result.create?.instance?.providerId && "there is no provider id in the result [INSTANCE-1]";
+    if (why) throw Object.assign(new Error(why), { code: Code.CODE_INTERNAL, outcomeUnknown: !!h.begun });
   }
 
   // ---- claims
@@ -266,7 +277,9 @@ export class Replica {
 
   onOps(m, env) {
     if (!m.reply) return;
-    const id = env.ops.operationId, found = [...this.held.values()].filter((h) => !id || h.id === id);
+    const id = env.ops.operationId, known = this.held.get(id);
+    if (known && !known.claimed && known.result?.status?.code > 0 && env.attempt > known.attempt) this.held.delete(id); // other attempts were made since
+    const found = [...this.held.values()].filter((h) => !id || h.id === id);
     if (id && !found.length && env.attempt > 0) this.denied.set(id, { attempt: env.attempt, at: now() }); // [OPS-1]
     for (const [key, d] of this.denied) if (now().monotonic - d.at.monotonic > 4000) this.denied.delete(key);
     const opsHeld = { operations: found.map((h) => this.stateOf(h)), result: id ? found[0]?.result : undefined };

@@ -77,8 +77,8 @@ async function resultOf(env) {
     const signal = AbortSignal.timeout(Number(env.timeout?.seconds ?? 60) * 1000 + (env.timeout?.nanos ?? 0) / 1e6);
     return await operations[env.body](env[env.body], await specOf(env[env.body].class.class, signal), signal, env.operationId);
   } catch (e) {
-    const unlooked = env.body === "create" && env.recover && !e.begun; // what an earlier attempt has made is not known [RESULT-3]
-    return { status: { code: Number.isInteger(e.code) && e.code > 0 ? e.code : Code.CODE_UNKNOWN, message: e.message, retryAfter: e.retryAfter }, outcomeUnknown: !!e.outcomeUnknown || unlooked };
+    const meant = Number.isInteger(e.code) && e.code > 0, unlooked = env.body === "create" && env.recover && !e.begun; // what is not known: what nobody has thrown on purpose, and what an earlier attempt has made [RESULT-3]
+    return { status: { code: meant ? e.code : Code.CODE_UNKNOWN, message: e.message, retryAfter: e.retryAfter }, outcomeUnknown: env.body !== "list" && (!!e.outcomeUnknown || unlooked || !meant) };
   }
 }
 
@@ -87,7 +87,7 @@ async function answer(m) {
   const body = stale ? { busy: { reason: "BUSY_REASON_STALE" } } : { result: await resultOf(env) }; // [ENV-8]
   console.log(m.subject, env.operationId, stale ? "stale" : body.result.status?.message ?? "OK");
   const say = (body) => up && respond(m, Envelope.fromObject({ operationId: env.operationId, attempt: env.attempt, ...body }));
-  try { say(body); } catch (e) { say({ result: { status: { code: Code.CODE_INTERNAL, message: `the result cannot be sent: ${e.message}` } } }); } // max_payload
+  try { say(body); } catch (e) { say({ result: { status: { code: Code.CODE_INTERNAL, message: `the result cannot be sent: ${e.message}` }, outcomeUnknown: env.body !== "list" } }); } // max_payload
 }
 const running = new Set(), subscription = nc.subscribe(`mcm.v1.${CLUSTER}.plain.${PROVIDER}.>`, { queue: "driver", callback: (error, m) => {
   if (error || !m.reply?.startsWith(`mcm.v1.${CLUSTER}.reply.${PROVIDER}.`)) return; // [SUBJECT-4]

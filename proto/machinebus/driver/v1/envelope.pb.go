@@ -37,9 +37,9 @@
 // from then on sends that operation's frames to the new reply subject [RUN-2]. Two
 // are new ones all the same, if their attempt is the higher one: a request whose terms
 // name another claim than the replica's, as an attempt made elsewhere has taken its
-// place, and one with earlier_may_run where the kept Result is a failure, which says
-// nothing of the attempts since. What is kept is forgotten then; what still runs keeps
-// the machine [RUN-1].
+// place, and one with earlier_may_run, or without terms, where the kept Result is a
+// failure, which says nothing of the attempts since. What is kept is forgotten then;
+// what still runs keeps the machine [RUN-1].
 //
 // Sessions and claims are kept by a JetStream stream, MCM_OPS_<cluster>_<provider>,
 // that mcm makes and that holds one message of each subject. Where there is none,

@@ -355,7 +355,8 @@ type Result struct {
 	Status *Status                `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
 	// outcome_unknown says of a failed mutation that it may have had, or may yet
 	// have, its effect: its deadline passed or its replica was stopped while the
-	// cloud was at it, or the cloud's answer was lost. mcm then tries the same
+	// cloud was at it, the cloud's answer was lost, or, once a call had begun, its
+	// driver panicked or what it answered cannot be sent. mcm then tries the same
 	// operation again, with the same operation_id and with recover, where a known
 	// failure would be followed by a new operation. A replica MUST set it whenever
 	// it does not know [RESULT-3], and MUST NOT keep such a Result [RESULT-4]. A create

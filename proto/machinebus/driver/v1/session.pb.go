@@ -153,7 +153,8 @@ type Session struct {
 	Cluster  string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	Provider string                 `protobuf:"bytes,2,opt,name=provider,proto3" json:"provider,omitempty"`
 	// replica is unique among the running replicas of the provider and new with
-	// each process [SESSION-2].
+	// each process. It MUST NOT be "plain": mcm notes there that drivers without
+	// sessions are at work, and ignores such a session [SESSION-2].
 	Replica string `protobuf:"bytes,3,opt,name=replica,proto3" json:"replica,omitempty"`
 	// sequence counts the sessions a replica sent, from 1.
 	Sequence  uint64                 `protobuf:"varint,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
@@ -746,7 +747,8 @@ func (x *OpsRequest) GetOperationId() string {
 // OpsResponse answers OpsRequest. A replica that does not list an operation it
 // is asked for does not hold it, MUST NOT take the attempt it was asked about
 // later, and will not report on it again [OPS-1]. It has to remember that for 4 s:
-// by then accept_by refuses the attempt.
+// by then accept_by refuses the attempt. A failure of an earlier attempt than the one
+// asked about, made without a claim, is none that it holds.
 type OpsResponse struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Operations []*OperationState      `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`

@@ -329,6 +329,9 @@ func checkRenewal(ctx context.Context, s *suite) (err error) {
 		if err = checkOneRenewal(ctx, s); err == nil || ctx.Err() != nil {
 			return err
 		}
+		if late := s.newerThan(ctx, s.session().GetSequence()); late != nil { // or it would be the same look
+			return late
+		}
 	}
 
 	return err

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -117,19 +118,22 @@ func (d *Dispatcher) await(v *vacancy) {
 		if !ok {
 			return
 		}
-		switch answered, reason := d.probe(op, room); {
+		out, err := d.probe(op, room)
+		switch {
 		case d.ctx.Err() != nil:
 			return
-		case answered:
+		case errors.Is(err, context.Canceled):
+			continue // a replica has come
+		case out.Result != nil:
 			d.fill(v, true)
 
 			return
-		case reason == "": // it cannot be asked, and the create will say why
-			d.fill(v, false)
+		case bus.OriginOf(err) == bus.OriginBus && CodeOf(err) == InvalidArgument:
+			d.fill(v, false) // nobody can be asked that: the create will say why
 
 			return
 		default:
-			d.explain(v, reason)
+			d.explain(v, err.Error())
 		}
 	}
 }
@@ -147,10 +151,10 @@ func (d *Dispatcher) anyOf(v *vacancy) (Operation, bool) {
 	return Operation{}, false
 }
 
-// probe asks for a machine's status, of which only matters whether anybody answers; if
-// not, it returns why. Silence is no answer: somebody may merely listen in, as people do
-// who want to know why nothing happens. It ends when a replica has come.
-func (d *Dispatcher) probe(op Operation, room <-chan struct{}) (answered bool, reason string) {
+// probe asks for a machine's status, of which only matters whether anybody answers.
+// Silence is no answer: somebody may merely listen in, as people do who want to know why
+// nothing happens. It is canceled when a replica has come.
+func (d *Dispatcher) probe(op Operation, room <-chan struct{}) (*bus.Outcome, error) {
 	ctx, end := context.WithCancel(d.ctx)
 	defer end()
 	go func() {
@@ -161,18 +165,11 @@ func (d *Dispatcher) probe(op Operation, room <-chan struct{}) (answered bool, r
 		}
 	}()
 	op.Kind = Status
-	out, err := d.caller.Call(ctx, bus.Request{
+
+	return d.caller.Call(ctx, bus.Request{
 		Provider: op.Provider, Namespace: op.Machine.Namespace, Name: op.Machine.Name, Timeout: op.Timeout,
 		OperationID: fmt.Sprintf("%s.%s.%x", op.Machine.UID, Status, rand.Uint64()), Body: request(&op),
 	})
-	switch {
-	case out.Result != nil:
-		return true, ""
-	case err == nil || bus.OriginOf(err) == bus.OriginBus && CodeOf(err) == InvalidArgument:
-		return false, ""
-	default:
-		return false, err.Error()
-	}
 }
 
 // explain notes what a vacancy's machines wait for, and tells them if that is news.

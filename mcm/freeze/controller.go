@@ -3,10 +3,8 @@ package freeze
 import (
 	"context"
 	"fmt"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -17,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/backoff"
 )
 
 // indexController finds machines and sets by the uid of the object that controls
@@ -51,7 +50,7 @@ func (r *SetReconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) 
 			builder.WithPredicates(made)).
 		Watches(&v1alpha1.MachineDeployment{}, handler.EnqueueRequestsFromMapFunc(r.frozenOf),
 			builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		WithOptions(controller.Options{RateLimiter: r.Settings.backoff()}).
+		WithOptions(controller.Options{RateLimiter: backoff.UpTo(r.Settings.Period)}).
 		Complete(r)
 }
 
@@ -96,15 +95,8 @@ func (r *DeploymentReconciler) SetupWithManager(ctx context.Context, mgr ctrl.Ma
 		For(&v1alpha1.MachineDeployment{}, builder.WithPredicates(changed())).
 		Watches(&v1alpha1.MachineSet{}, handler.EnqueueRequestsFromMapFunc(controllerRequest(v1alpha1.KindMachineDeployment)),
 			builder.WithPredicates(changed())).
-		WithOptions(controller.Options{RateLimiter: r.Settings.backoff()}).
+		WithOptions(controller.Options{RateLimiter: backoff.UpTo(r.Settings.Period)}).
 		Complete(r)
-}
-
-// backoff has what meets errors looked at as often as all else, once they last.
-func (s Settings) backoff() workqueue.TypedRateLimiter[reconcile.Request] {
-	const firstRetry = 5 * time.Millisecond
-
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, s.Period)
 }
 
 // changed passes what people and other writers do to a freeze, but for the

@@ -8,7 +8,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"pgregory.net/rapid"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
@@ -149,19 +148,5 @@ func TestValidate(t *testing.T) {
 		if s.Validate() == nil {
 			t.Errorf("%+v is valid", s)
 		}
-	}
-}
-
-// TestBackoff fails as often as in a long outage.
-func TestBackoff(t *testing.T) {
-	t.Parallel()
-	s := DefaultSettings()
-	limiter := s.backoff()
-	var last time.Duration
-	for range 100 {
-		last = limiter.When(reconcile.Request{})
-	}
-	if last != s.Period {
-		t.Errorf("in the end a set is looked at every %s, want %s", last, s.Period)
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/backoff"
 )
 
 // Fields by which the caches find objects.
@@ -35,16 +36,6 @@ const (
 // dispatch.Dispatcher and drain.Drainer are such.
 type Notifier interface {
 	Notify(f func(types.NamespacedName))
-}
-
-// The time between two passes that meet errors grows from one to the other.
-const firstRetry, lastRetry = 5 * time.Millisecond, time.Minute
-
-// backoff bounds that time by far more than controller-runtime does: such a pass looks
-// at no timeout of its machine, and a webhook that refused something is mended without
-// an event for it.
-func backoff() workqueue.TypedRateLimiter[reconcile.Request] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)
 }
 
 // SetupWithManager adds the controller to a manager. Nodes is the target
@@ -63,7 +54,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, nod
 		Watches(&v1alpha1.MachineClass{}, handler.EnqueueRequestsFromMapFunc(r.machinesOfClass)).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.machinesOfSecret)).
 		WatchesRawSource(notices(notifier)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers, RateLimiter: backoff()})
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers, RateLimiter: backoff.UpTo(time.Minute)})
 	if r.Drainer != nil {
 		b = b.WatchesRawSource(notices(r.Drainer))
 	}

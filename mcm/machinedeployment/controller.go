@@ -18,16 +18,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/backoff"
 )
 
 // gather is how long news of sets and machines is gathered before their
 // deployment is looked at: each look may be a write of its status.
 const gather = 100 * time.Millisecond
-
-const (
-	firstRetry = 5 * time.Millisecond
-	lastRetry  = time.Minute
-)
 
 // indexSet finds the Machines of a MachineSet by the set's uid.
 const indexSet = "machinedeployment.set"
@@ -54,15 +50,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, wor
 			deletionChanged()))).
 		Watches(&v1alpha1.MachineSet{}, r.setEvents()).
 		Watches(&v1alpha1.Machine{}, r.machineEvents(), builder.WithPredicates(machineChanged())).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers, RateLimiter: backoff()}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers, RateLimiter: backoff.UpTo(time.Minute)}).
 		Complete(r)
-}
-
-// backoff bounds the time between two passes that meet errors by far more than
-// controller-runtime does: the deadline of a rollout is not to be missed, and what
-// refused a write, or gave no answer, is put right at some time.
-func backoff() workqueue.TypedRateLimiter[reconcile.Request] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)
 }
 
 // deletionChanged passes what says that a deployment, or its dependents, are to go.

@@ -8,11 +8,13 @@ import (
 )
 
 const (
-	// nodeTries is how many Nodes that cannot be changed a pass tries: each may take as
-	// long as a webhook or an API server does not answer. The next pass tries others.
+	// nodeTries is how many Nodes that cannot be changed a pass tries, and how many of
+	// which that is known, again: each may take as long as a webhook or an API server
+	// does not answer. The next pass tries others.
 	nodeTries = 3
-	// nodeRetry is when a Node that could not be changed is tried again.
-	nodeRetry = time.Minute
+	// nodeRetry is when a Node that could not be changed is tried again, nodeForget when
+	// nothing is remembered of it: far longer than passes take that meet many of them.
+	nodeRetry, nodeForget = time.Minute, time.Hour
 )
 
 // errLater is for a Node whose turn it is not in this pass.
@@ -30,28 +32,33 @@ type nodeFault struct {
 	at  time.Time
 }
 
-// note remembers why a Node could not be changed, for as long as that is not tried
-// again.
+// note remembers why a Node could not be changed.
 func (f *nodeFaults) note(name string, err error, now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	maps.DeleteFunc(f.byName, func(_ string, fault nodeFault) bool { return fault.over(now) })
+	maps.DeleteFunc(f.byName, func(_ string, fault nodeFault) bool { return now.Sub(fault.at) >= nodeForget })
 	if f.byName == nil {
 		f.byName = map[string]nodeFault{}
 	}
 	f.byName[name] = nodeFault{err, now}
 }
 
-// recent returns why a Node could not be changed a short while ago; nil if it is to
-// be tried.
-func (f *nodeFaults) recent(name string, now time.Time) error {
+// of tells whether a Node is known as one that could not be changed, and why, if that
+// was so short a while ago that it is not to be tried again.
+func (f *nodeFaults) of(name string, now time.Time) (known bool, recent error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if fault, ok := f.byName[name]; ok && !fault.over(now) {
-		return fault.err
+	fault, known := f.byName[name]
+	if known && now.Sub(fault.at) < nodeRetry {
+		return true, fault.err
 	}
 
-	return nil
+	return known, nil
 }
 
-func (f nodeFault) over(now time.Time) bool { return now.Sub(f.at) >= nodeRetry }
+// forget is for a Node that was changed.
+func (f *nodeFaults) forget(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.byName, name)
+}

@@ -13,20 +13,25 @@ func TestNodeFaults(t *testing.T) {
 	first, second := errors.New("first"), errors.New("second")
 	f.note("a", first, now)
 	f.note("b", second, now.Add(nodeRetry/2))
-	if err := f.recent("a", now.Add(nodeRetry-1)); !errors.Is(err, first) {
-		t.Errorf("before it is tried again: %v", err)
+	if known, err := f.of("a", now.Add(nodeRetry-1)); !known || !errors.Is(err, first) {
+		t.Errorf("before it is tried again: %t, %v", known, err)
 	}
-	if err := f.recent("a", now.Add(nodeRetry)); err != nil {
-		t.Errorf("when it is to be tried again: %v", err)
+	if known, err := f.of("a", now.Add(nodeRetry)); !known || err != nil {
+		t.Errorf("when it is to be tried again: %t, %v", known, err)
 	}
-	if err := f.recent("c", now); err != nil {
-		t.Errorf("of one without faults: %v", err)
+	if known, err := f.of("c", now); known || err != nil {
+		t.Errorf("of one without faults: %t, %v", known, err)
 	}
 	f.note("b", first, now.Add(nodeRetry))
-	if _, ok := f.byName["a"]; ok || len(f.byName) != 1 {
-		t.Errorf("remembers what is over: %v", f.byName)
+	if known, err := f.of("b", now.Add(2*nodeRetry-1)); !known || !errors.Is(err, first) {
+		t.Errorf("after it was tried again: %t, %v", known, err)
 	}
-	if err := f.recent("b", now.Add(2*nodeRetry-1)); !errors.Is(err, first) {
-		t.Errorf("after it was tried again: %v", err)
+	f.forget("b")
+	if known, _ := f.of("b", now.Add(nodeRetry)); known {
+		t.Error("one that was changed is known to fail")
+	}
+	f.note("c", second, now.Add(nodeForget))
+	if _, ok := f.byName["a"]; ok {
+		t.Error("it never forgets")
 	}
 }

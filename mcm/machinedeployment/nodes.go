@@ -145,21 +145,32 @@ func (p *pass) changeNode(ctx context.Context, name string, wish nodeWish) error
 	if wish.granted(cached) {
 		return nil
 	}
-	switch err := p.nodeFaults.recent(name, p.now); {
+	// Those that are known to fail take no try from those that are not.
+	known, err := p.nodeFaults.of(name, p.now)
+	tries := &p.nodeTries
+	if known {
+		tries = &p.nodeRetries
+	}
+	switch {
 	case err != nil:
 		return err
-	case p.nodeTries >= nodeTries:
+	case *tries >= nodeTries:
 		return errLater
 	}
 	node := cached.DeepCopy()
 	wish.grant(node)
-	err := p.Target.Patch(ctx, node, client.MergeFromWithOptions(cached, client.MergeFromWithOptimisticLock{}))
-	if err = client.IgnoreNotFound(err); err == nil || apierrors.IsConflict(err) {
+	err = p.Target.Patch(ctx, node, client.MergeFromWithOptions(cached, client.MergeFromWithOptimisticLock{}))
+	if err = client.IgnoreNotFound(err); err == nil {
+		p.nodeFaults.forget(name)
+
+		return nil
+	}
+	if apierrors.IsConflict(err) {
 		return err
 	}
-	p.nodeTries++
+	*tries++
 	err = fmt.Errorf("store node %s: %w", name, err)
-	p.nodeFaults.note(name, err, p.now)
+	p.nodeFaults.note(name, err, p.clock()) // the pass may have begun long ago
 
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -131,11 +132,17 @@ func TestNodes_Refused(t *testing.T) {
 type choosy struct {
 	client.Client
 
-	bad atomic.Pointer[[]string]
+	bad    atomic.Pointer[[]string]
+	slow   time.Duration // to refuse one
+	passed atomic.Int64  // of it, altogether
 }
+
+func (c *choosy) now() time.Time { return time.Now().Add(time.Duration(c.passed.Load())) }
 
 func (c *choosy) Patch(ctx context.Context, o client.Object, patch client.Patch, opts ...client.PatchOption) error {
 	if bad := c.bad.Load(); bad != nil && slices.Contains(*bad, o.GetName()) {
+		c.passed.Add(int64(c.slow))
+
 		return apierrors.NewForbidden(corev1.Resource("nodes"), o.GetName(), errors.New("the policy says no"))
 	}
 
@@ -147,12 +154,22 @@ func (c *choosy) Patch(ctx context.Context, o client.Object, patch client.Patch,
 // stays the same, and they do not take the place of the rollout's own times.
 func TestNodes_SomeRefused(t *testing.T) {
 	t.Parallel()
+	for name, slow := range map[string]time.Duration{"at once": 0, "by a webhook that does not answer": 10 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			someRefused(t, slow)
+		})
+	}
+}
+
+func someRefused(t *testing.T, slow time.Duration) {
+	t.Helper()
 	r := newRig(t)
 	r.player = &player{broken: map[string]bool{}, held: map[string]int{"large": 0}}
-	target := &choosy{Client: r.Client}
-	r.target = target
+	target := &choosy{Client: r.Client, slow: slow}
+	r.target, r.now = target, target.now
 	r.start(t)
-	d := r.deployment(8, func(d *v1alpha1.MachineDeployment) { d.Spec.ProgressDeadlineSeconds = new(int32(3600)) })
+	d := r.deployment(8, func(d *v1alpha1.MachineDeployment) { d.Spec.ProgressDeadlineSeconds = new(int32(math.MaxInt32)) })
 	r.create(t, d)
 	r.complete(t, d)
 	var names []string

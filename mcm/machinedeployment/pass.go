@@ -57,12 +57,13 @@ type pass struct {
 	sorted   bool                   // whether the sets were sorted into these
 	machines map[types.UID][]*v1alpha1.Machine
 
-	turned    bool          // whether the rollout under way has turned to another set
-	created   string        // name of the set that this pass has made
-	fault     string        // why the set could not be made
-	nodeErrs  []error       // of Nodes, without which the pass goes on
-	nodeTries int           // how many of them this pass has tried
-	after     time.Duration // when to look again; 0 for no sooner than resync
+	turned   bool    // whether the rollout under way has turned to another set
+	created  string  // name of the set that this pass has made
+	fault    string  // why the set could not be made
+	nodeErrs []error // of Nodes, without which the pass goes on
+	// How many of them this pass has tried, for the first time and again.
+	nodeTries, nodeRetries int
+	after                  time.Duration // when to look again; 0 for no sooner than resync
 }
 
 // A step returns whether the pass goes on with the next one.
@@ -102,10 +103,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if !r.ledger.current(d) {
 		return reconcile.Result{RequeueAfter: conflictRetry}, nil
 	}
-	p := &pass{Reconciler: r, deployment: d.DeepCopy(), stored: d, now: time.Now(), log: logr.FromContextOrDiscard(ctx)}
-	if r.Now != nil {
-		p.now = r.Now()
-	}
+	p := &pass{Reconciler: r, deployment: d.DeepCopy(), stored: d, now: r.clock(), log: logr.FromContextOrDiscard(ctx)}
 	err := p.run(ctx)
 	if conflict(err) {
 		// Somebody wrote or removed an object since our cache saw it; its event
@@ -194,4 +192,12 @@ func (p *pass) notef(reason, format string, args ...any) {
 
 func (p *pass) warnf(reason, format string, args ...any) {
 	p.Events.Eventf(p.stored, corev1.EventTypeWarning, reason, format, args...)
+}
+
+func (r *Reconciler) clock() time.Time {
+	if r.Now != nil {
+		return r.Now()
+	}
+
+	return time.Now()
 }

@@ -55,7 +55,9 @@ type rig struct {
 	// proxy, if set, is the controller's way to the API server, and only its.
 	proxy *kubetest.Proxy
 	// target, if set, is the controller's way to the Nodes.
-	target     client.Client
+	target client.Client
+	// now, if set, is the controller's clock.
+	now        func() time.Time
 	reconciler *machinedeployment.Reconciler
 }
 
@@ -98,6 +100,7 @@ func (r *rig) start(t *testing.T) {
 	r.reconciler = &machinedeployment.Reconciler{
 		Control: deployments.GetClient(), Live: deployments.GetAPIReader(), Target: r.Client,
 		Settings: machinedeployment.Settings{Namespace: r.namespace, AnnotateNodes: true},
+		Now:      r.now,
 		Events:   deployments.GetEventRecorderFor("mcm"), //nolint:staticcheck // the newer API keeps only the first text of a reason
 	}
 	if r.target != nil {

@@ -19,17 +19,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/backoff"
 )
 
 // gather is how long news of machines is gathered before their set is looked at:
 // machines of one set come and go together, and each look may be a write of its
 // status.
 const gather = 100 * time.Millisecond
-
-const (
-	firstRetry = 5 * time.Millisecond
-	lastRetry  = time.Minute
-)
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
@@ -45,15 +41,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, wor
 		For(&v1alpha1.MachineSet{}, builder.WithPredicates(predicate.Or[client.Object](
 			predicate.GenerationChangedPredicate{}, metadataChanged()))).
 		Watches(&v1alpha1.Machine{}, r.machineEvents()).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers, RateLimiter: backoff()}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers, RateLimiter: backoff.UpTo(time.Minute)}).
 		Complete(r)
-}
-
-// backoff bounds the time between two passes that meet errors by far more than
-// controller-runtime does: a quota is raised, and a webhook that refused machines
-// mended, without an event for the set.
-func backoff() workqueue.TypedRateLimiter[reconcile.Request] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)
 }
 
 // metadataChanged passes what changes in labels, annotations and finalizers

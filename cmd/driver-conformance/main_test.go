@@ -331,6 +331,17 @@ func command(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
+// wantAtEnd looks for texts behind the line that counts.
+func wantAtEnd(t *testing.T, out string, texts ...string) {
+	t.Helper()
+	end := out[strings.LastIndex(out, "\n\n")+1:]
+	for _, text := range texts {
+		if !strings.Contains(end, text) {
+			t.Errorf("the report does not end with %q:\n%s", text, end)
+		}
+	}
+}
+
 func TestCommand(t *testing.T) {
 	t.Setenv(childVariable, "token")
 	url, _ := startCloud(t)
@@ -343,6 +354,8 @@ func TestCommand(t *testing.T) {
 	if err != nil || !strings.Contains(out, "3 clauses passed, 0 failed, 1 skipped, 1 bind mcm") {
 		t.Errorf("a driver that keeps the contract: %v\n%s", err, out)
 	}
+	wantAtEnd(t, out, "1 skipped clauses bind it", "  REMOVE-3: needs a second node group (Config.OtherNodeGroup, --other-node-group)",
+		fmt.Sprint(len(drivertest.Clauses())-5)+" more clauses were not asked for")
 	report, err := os.ReadFile(junit)
 	if err != nil || !strings.Contains(string(report), `tests="5" failures="0" skipped="2"`) {
 		t.Errorf("JUnit: %v\n%s", err, report)
@@ -357,6 +370,16 @@ func TestCommand(t *testing.T) {
 	if err != nil || !strings.Contains(out, "1 clauses passed, 0 failed, 2 skipped") {
 		t.Errorf("a clause that nobody could look at, and that may be skipped: %v\n%s", err, out)
 	}
+	wantAtEnd(t, out, "1 skipped clauses do not bind this driver", "  SUBJECT-3: binds plain drivers", "1 skipped clauses bind it", "  LIST-3: needs")
+
+	// Those of which the help says that no flag lends what they take.
+	inCloud := "RESULT-3,STATUS-3,FENCE-3,IDENTITY-1"
+	out, err = command(t, "--class", class, "--secret", secret, "--strict", "--only", inCloud, "--may-skip", inCloud, "--", os.Args[0])
+	if err != nil {
+		t.Errorf("clauses that take a look into the cloud, and may be skipped: %v\n%s", err, out)
+	}
+	wantAtEnd(t, out, "4 skipped clauses bind it", "FENCE-3 RESULT-3: needs a cloud that holds a create up (Config.Cloud.Hold)",
+		"(Config.Cloud.Duplicate)", "(Config.Cloud.Tokens)")
 
 	class, secret = writeFiles(t, url, "another-token")
 	out, err = command(t, "--class", class, "--secret", secret, "--junit", junit, "--only", "CREATE-1", "--", os.Args[0])

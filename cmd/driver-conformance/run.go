@@ -24,16 +24,17 @@ var errBroken = errors.New("the driver breaks the contract")
 
 const help = `Check a driver against the contract of machinebus, clause by clause.
 
-What comes after -- is the driver's command line. It is started with NATS_URL, CLUSTER,
-PROVIDER and CONTROL_PLANE_KEY in its environment, stopped and started again by the
-checks that are about that, and killed at the end:
+What comes after -- is the driver's command line. It is started with this program's
+environment, in which NATS_URL, CLUSTER, PROVIDER and CONTROL_PLANE_KEY (what seals are
+opened with) are set, stopped by SIGTERM, for which it has a minute, and started again
+by the checks that are about that, and killed at the end:
 
   driver-conformance --provider virtual --class class.yaml --secret secret.yaml \
       -- ./driver-virtual --drain-timeout 5s
 
 Without a command, start the driver yourself, one replica, within --wait. Without
---nats-url a NATS server with JetStream runs inside this program: on a free port
-when it starts the driver, else on 127.0.0.1:4222.
+--nats-url and NATS_URL in the environment a NATS server with JetStream runs inside this
+program: on a free port when it starts the driver, else on 127.0.0.1:4222.
 
 The suite plays the manager. It makes and removes instances, raises the epoch that
 the driver remembers, writes tombstones and deletes the operations stream: give it a
@@ -44,9 +45,19 @@ keep at least one instance, lets all clauses be checked.
 
 Class and secrets are files with a MachineClass and Secrets, as for kubectl apply.
 
-Exit code 0: no clause is broken; 1: some are, or instances were left; 2: the
-driver could not be checked. A clause that is skipped is not broken: the report says
-why it was not looked at, and with --strict it counts if it binds the driver.`
+Each clause has a line of the report: pass, FAIL, skip, or mcm if it binds the manager
+alone. A pass says that nothing wrong was seen. A clause is skipped when it does not bind
+the driver, or when it does and could not be looked at; the end of the report lists
+both, with the reasons. Those of the second kind count as broken with --strict. What they
+lack is often a flag: --other-cluster, --node-group, --other-node-group, the command
+line after --, a secret. RESULT-3, STATUS-3, FENCE-3 and IDENTITY-1 take a look into
+the driver's cloud. No flag lends that: a Go test does, by driversdk/drivertest
+(Config.Cloud), and here --may-skip has --strict let them pass.
+
+Exit code 0: no clause is broken; 1: some are, or instances were left; 2: the driver
+could not be checked, or not to the end. That is so when a flag or a file makes no sense,
+when no driver comes, when it ends by itself, after an interrupt, and when the report
+cannot be written.`
 
 // options are the flags.
 type options struct {
@@ -85,7 +96,7 @@ func newCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&o.config.Provider, "provider", "", "`name` that the driver serves (default: that of the class)")
 	f.StringVar(&o.class, "class", "", "YAML `file` with the MachineClass to make instances of")
-	f.StringArrayVar(&o.secrets, "secret", nil, "YAML `file` with Secrets that the class refers to; may be repeated")
+	f.StringArrayVar(&o.secrets, "secret", nil, "YAML `file` with Secrets that the class refers to; may be given several times")
 	f.StringToStringVar(&o.bootstrap, "bootstrap", nil,
 		"what replaces `placeholders` of user data, such as '<<BOOTSTRAP_TOKEN>>=abcdef.0123456789abcdef'")
 	f.StringVar(&o.config.Cluster, "cluster", "default", "`name` of the control plane to play")
@@ -94,7 +105,7 @@ func newCommand() *cobra.Command {
 		"`id` of a node group of the driver's cloud, for a driver that serves them: it is resized, and has its size again at the end")
 	f.StringVar(&o.config.OtherNodeGroup, "other-node-group", "",
 		"`id` of a second one, to see that the driver keeps them apart; resized only if it has no instance")
-	f.StringVar(&o.url, "nats-url", "", "`URLs` of the NATS servers, with commas; none means a server in this program (env NATS_URL)")
+	f.StringVar(&o.url, "nats-url", "", "`URLs` of the NATS servers, with commas; none means NATS_URL of the environment, and without that a server in this program")
 	natsflags.Add(f, &o.nats) // whose user needs the rights of mcm
 	f.DurationVar(&o.config.Timeout, "timeout", time.Minute, "how long one operation may take")
 	f.DurationVar(&o.config.Wait, "wait", 30*time.Second, "how long to wait for the driver to come to the bus")
@@ -102,9 +113,9 @@ func newCommand() *cobra.Command {
 	f.StringSliceVar(&o.config.Only, "only", nil, "`ids` of the clauses to check, with commas; none means all")
 	f.BoolVar(&o.config.Strict, "strict", false, "a clause that binds the driver, and could not be looked at, counts as broken")
 	f.StringSliceVar(&o.config.MaySkip, "may-skip", nil,
-		"`ids` of clauses, with commas, that --strict lets pass: those for which the driver's cloud would have to lend a look, such as FENCE-3")
+		"`ids` of clauses, with commas, that --strict lets pass although they bind the driver and could not be looked at")
 	f.StringVar(&o.junit, "junit", "", "`file` to write the report to in JUnit's format as well")
-	f.BoolVar(&o.list, "list", false, "list the clauses and end")
+	f.BoolVar(&o.list, "list", false, "list the clauses and end; needs no other flag")
 
 	return cmd
 }

@@ -52,8 +52,11 @@ func cloudErrors(ctx context.Context, w *world, _ *target, e event) error {
 		cloudapi.KnobsPatch{Faults: &rules}, cloudapi.KnobsPatch{Faults: &[]cloudapi.Fault{}})
 }
 
+// slowCall is how long the cloud takes for a call at most.
+const slowCall = 3 * time.Second
+
 func cloudLatency(ctx context.Context, w *world, _ *target, e event) error {
-	slow, usual, usualDelete := cloudapi.Duration(3*time.Second), cloudapi.Duration(createLatency), cloudapi.Duration(deleteLatency)
+	slow, usual, usualDelete := cloudapi.Duration(slowCall), cloudapi.Duration(createLatency), cloudapi.Duration(deleteLatency)
 	effect, end := cloudapi.EffectStart, cloudapi.EffectEnd
 	if e.way%2 == 0 {
 		effect = end

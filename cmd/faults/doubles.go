@@ -7,10 +7,15 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// oldestLook is how long before its instance came to be a create may have looked for
-// another one: its attempt may take operationTimeout, and what has reached the cloud
-// by then a few seconds more; lists lag behind by listLag.
-const oldestLook = operationTimeout + listLag + 10*time.Second
+// oldestLook is how long an instance may have been there when another one is made for
+// its machine, where nothing identifies a create.
+//
+// Each attempt looks for itself, not before it has begun, and sends its one create
+// before its deadline, operationTimeout after that; whatever earlier attempts have seen
+// does not count. The link may delay what it has sent, and the cloud makes the instance
+// at the end of a slow call. The look shows what was there listLag before it. The rest
+// is for a busy machine, on which a process is late to send what it was allowed to.
+const oldestLook = operationTimeout + mostDelay + slowCall + listLag + 5*time.Second
 
 // doubles returns what a cloud's log says of instances that were made for a machine
 // which had one, and must not have been.

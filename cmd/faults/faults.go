@@ -256,9 +256,12 @@ func oneWay(ctx context.Context, _ *world, t *target, e event) error {
 	return errors.Join(wait(ctx, e.length), t.hits())
 }
 
+// mostDelay is how much later what is sent over a link arrives, at most.
+const mostDelay = 1500 * time.Millisecond
+
 func delay(ctx context.Context, _ *world, t *target, e event) error {
-	const least, most = 50, 1500
-	late := time.Duration(least+e.way%(most-least)) * time.Millisecond
+	const least = 50 * time.Millisecond
+	late := least + time.Duration(e.way)*time.Millisecond%(mostDelay-least)
 	return t.broken(ctx, e, func(l *stack.Link) { l.Delay(late) })
 }
 

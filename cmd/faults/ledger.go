@@ -26,6 +26,9 @@ func foundf(damage string, n int, format string, args ...any) finding {
 	return finding{damage: damage, n: n, text: fmt.Sprintf(format, args...)}
 }
 
+// broken tells whether it is an instance that must not have been made.
+func (f finding) broken() bool { return f.damage == doubled || f.damage == leaked }
+
 // A ledger is what the cloud's log tells of one Machine's instances.
 type ledger struct {
 	uid      string

@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -148,6 +149,9 @@ func (w *world) live(ctx context.Context, out io.Writer) error {
 		if n, missing := w.witness.lives(), w.tally.missing(); n < w.tally.asked || len(missing) > 0 {
 			return fmt.Errorf("%d have, and these faults did not happen as often as they are to: %v", n, missing)
 		}
+		if w.damage {
+			return w.broken(within)
+		}
 		return nil
 	})
 	end(nil)
@@ -161,6 +165,19 @@ func (w *world) live(ctx context.Context, out io.Writer) error {
 		return nil
 	}
 	return err
+}
+
+// broken returns an error until the cloud's log tells of an instance that must not have
+// been made. What it tells of lost ones may only not have been seen yet.
+func (w *world) broken(ctx context.Context) error {
+	entries, err := w.cloud.Admin.Log(ctx, 0)
+	if err != nil {
+		return err
+	}
+	if found, _, _ := readLog(entries, w.witness); !slices.ContainsFunc(found, finding.broken) {
+		return errUnbroken
+	}
+	return nil
 }
 
 // kindsHere are the chosen kinds that this world has targets for.

@@ -8,8 +8,10 @@
 // of a seed make the same faults in the same order, and neither hit the same nor are
 // the same run.
 //
-// It exits with 1 when machines were lost, doubled, leaked or stuck, and with 2 when
-// the run itself went wrong: then nothing is known about machines.
+// It exits with 1 when machines were lost, doubled, leaked or stuck or a program has
+// crashed, and with 2 when the run itself went wrong: then nothing is known about
+// machines. With --until-damage it goes on until machines were doubled or leaked, which
+// is for programs that are broken on purpose: 2 means that it has not come to that.
 package main
 
 import (
@@ -43,6 +45,7 @@ type options struct {
 	buses      []string
 	kinds      []string // that are wanted, where they can happen
 	chosen     bool     // they were named, so each must happen somewhere
+	damage     bool     // is to be found
 	longest    time.Duration
 	limit      time.Duration
 	bin, dir   string
@@ -79,6 +82,7 @@ func parse(args []string) (*options, error) {
 	only := fs.String("kinds", "", "`kinds` of faults, with commas; none means all of: "+strings.Join(kindNames(), ", "))
 	fs.DurationVar(&o.longest, "longest", time.Minute, "how long a process is frozen, or a link cut, at most")
 	fs.DurationVar(&o.limit, "limit", 0, "how long to go on with faults on each bus; 0 means a minute and 10s for each lifecycle")
+	fs.BoolVar(&o.damage, "until-damage", false, "go on until machines were doubled or leaked; without, the run has proved nothing")
 	repository := fs.String("repository", ".", "`folder` of the repository, for CRDs and examples")
 	fs.StringVar(&o.bin, "bin", ".out/bin", "`folder` of the built programs")
 	fs.StringVar(&o.dir, "dir", ".out/run/faults", "`folder` for logs and data; it is emptied first")
@@ -162,7 +166,11 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if o.chosen {
 		wanted = o.kinds
 	}
-	return verdict(out, wanted, tallies)
+	err = verdict(out, wanted, tallies)
+	if o.damage {
+		return sought(tallies, err)
+	}
+	return err
 }
 
 // startCluster starts the API server with our CRDs.

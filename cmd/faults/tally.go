@@ -11,7 +11,10 @@ import (
 
 // errDamaged says that machines did not survive. Other errors leave open whether they
 // would.
-var errDamaged = errors.New("machines did not survive; what is wrong with which stands above")
+var errDamaged = errors.New("something did not survive; what is wrong with which stands above")
+
+// errUnbroken says that a run was to come to damage and has not.
+var errUnbroken = errors.New("no machine was doubled or leaked")
 
 // A tally is what the run on one bus has come to. It is safe for concurrent use.
 type tally struct {
@@ -58,6 +61,14 @@ func (t *tally) find(found ...finding) {
 	t.found = append(t.found, found...)
 }
 
+// broken tells whether instances were made that must not be, which is what fencing and
+// identities are to prevent.
+func (t *tally) broken() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.ContainsFunc(t.found, finding.broken)
+}
+
 // expect says which kinds of faults are to happen.
 func (t *tally) expect(kinds []string) {
 	t.mu.Lock()
@@ -90,7 +101,7 @@ func (t *tally) print(out io.Writer) {
 func (t *tally) problems() []error {
 	var errs []error
 	if len(t.crashes) > 0 {
-		errs = append(errs, fmt.Errorf("bus %s: %d processes have crashed; which stands above", t.bus, len(t.crashes)))
+		errs = append(errs, fmt.Errorf("bus %s: %d processes have crashed; which stands above: %w", t.bus, len(t.crashes), errDamaged))
 	}
 	if t.lifecycles < t.asked {
 		errs = append(errs, fmt.Errorf("bus %s: %d lifecycles of the %d asked for: try a higher --limit", t.bus, t.lifecycles, t.asked))
@@ -99,6 +110,18 @@ func (t *tally) problems() []error {
 		errs = append(errs, fmt.Errorf("bus %s: these faults hit something less than %d times: %v", t.bus, t.each, missing))
 	}
 	return errs
+}
+
+// sought is the verdict on a run that was to come to damage. Without any it does not say
+// that there is some, whatever else went wrong.
+func sought(tallies []*tally, verdict error) error {
+	if slices.ContainsFunc(tallies, (*tally).broken) {
+		return verdict
+	}
+	if verdict == nil {
+		return errUnbroken
+	}
+	return fmt.Errorf("%w; besides: %s", errUnbroken, verdict.Error())
 }
 
 // verdict prints the figures of all buses, and returns an error unless all is well,

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -38,7 +39,7 @@ func TestVerdict(t *testing.T) {
 		},
 		"crashed": {
 			reason: "it was started again, which hides it", spoil: func(c, _ *tally) { c.crash(errors.New("mcm-1 ended: panic")) },
-			want: "1 processes have crashed",
+			want: "1 processes have crashed", damaged: true,
 		},
 		"leaked": {
 			reason: "one is enough", spoil: func(c, _ *tally) { c.find(foundf(leaked, 1, "machine")) },
@@ -70,15 +71,42 @@ func TestVerdict(t *testing.T) {
 				t.Errorf("%s: the exit status tells of damage: %v", tc.reason, got)
 			}
 			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-			want := "lost 0 doubled 0 leaked 0 stuck 0"
-			if tc.damaged {
-				want = "lost 0 doubled 0 leaked 1 stuck 0"
-			}
+			want := fmt.Sprintf("lost 0 doubled 0 leaked %d stuck 0", len(tallies[0].found))
 			if last := lines[len(lines)-1]; last != want {
 				t.Errorf("%s: the last line is %q, want %q", tc.reason, last, want)
 			}
 			if !slices.Contains(lines, "cluster: fault cut              1, missed 0") {
 				t.Errorf("faults are not told by bus:\n%s", out.String())
+			}
+		})
+	}
+}
+
+// TestSought has runs that were to come to damage end with 1 only if instances were made
+// that must not be.
+func TestSought(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		spoil func(*tally)
+		want  int
+	}{
+		"nothing":      {func(*tally) {}, 2},
+		"crashed":      {func(one *tally) { one.crash(errors.New("mcm-1 ended: panic")) }, 2},
+		"lost":         {func(one *tally) { one.find(foundf(lost, 1, "machine")) }, 2},
+		"stuck":        {func(one *tally) { one.find(foundf(stuck, 1, "machine")) }, 2},
+		"doubled":      {func(one *tally) { one.find(foundf(doubled, 1, "machine")) }, 1},
+		"leaked":       {func(one *tally) { one.find(foundf(leaked, 1, "machine")) }, 1},
+		"and too few":  {func(one *tally) { one.find(foundf(leaked, 1, "machine")); one.asked++ }, 1},
+		"too few only": {func(one *tally) { one.asked++ }, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tallies := []*tally{newTally("cluster", 0, 1), newTally("embedded", 0, 1)}
+			tc.spoil(tallies[1])
+			var out bytes.Buffer
+			err := sought(tallies, verdict(&out, nil, tallies))
+			if err == nil || status(err) != tc.want {
+				t.Errorf("%v, want an error of status %d", err, tc.want)
 			}
 		})
 	}

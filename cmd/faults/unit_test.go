@@ -6,6 +6,7 @@ import (
 	"net"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,17 +71,58 @@ func TestUnit(t *testing.T) {
 // TestOrderly tells how mcm may end.
 func TestOrderly(t *testing.T) {
 	t.Parallel()
-	for log, want := range map[string]bool{
-		"mcm: run: leader election lost": true,
-		"mcm: ask the control cluster at https://127.0.0.1:1 for machine.sapcloud.io/v1alpha1: EOF": true,
-		"panic: runtime error: invalid memory address":                                              false,
-		"mcm: run: failed to wait for caches to sync":                                               false,
-		"fatal error: all goroutines are asleep - dead!":                                            false,
+	const lost = "mcm: run: leader election lost"
+	for name, tc := range map[string]struct {
+		says []string
+		ends string
+		want bool
+	}{
+		"lost lead":    {[]string{"E1 leases", lost}, "exit 1", true},
+		"several ills": {[]string{"mcm: run: listener closed", "leader election lost"}, "exit 1", true},
+		"no API server": {
+			[]string{"mcm: ask the control cluster at https://127.0.0.1:1 for machine.sapcloud.io/v1alpha1: EOF"}, "exit 1", true,
+		},
+		"no answer of it": {
+			[]string{`mcm: read the control plane key from Secret shop/key: Get "https://127.0.0.1:1/api": net/http: request canceled`}, "exit 1", true,
+		},
+		"another cause":       {[]string{"mcm: run: failed to wait for caches to sync"}, "exit 1", false},
+		"another cause, late": {[]string{"E1 leader election lost", "mcm: run: failed to wait for caches to sync"}, "exit 1", false},
+		"panic":               {[]string{"panic: assignment to entry in nil map", "", "goroutine 1 [running]:"}, "exit 2", false},
+		"panic then":          {[]string{"E1 leader election lost", "panic: assignment to entry in nil map", "", "goroutine 1 [running]:"}, "exit 2", false},
+		"panic of it":         {[]string{lost, "panic: leader election lost", "", "goroutine 1 [running]:", "main.main()"}, "exit 2", false},
+		"deadlock then":       {[]string{lost, "fatal error: all goroutines are asleep - deadlock!"}, "exit 2", false},
+		"out of memory then":  {[]string{lost}, "kill -KILL $$", false},
 	} {
-		if got := orderly.MatchString(log); got != want {
-			t.Errorf("%q is how an mcm may end: %v", log, got)
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			crashes := endOf(t, orderly, "printf '%s\\n' '"+strings.Join(tc.says, "' '")+"' >&2; "+tc.ends)
+			if got := len(crashes) == 0; got != tc.want {
+				t.Errorf("an mcm may end so: %v, want %v: %v", got, tc.want, crashes)
+			}
+		})
 	}
+}
+
+// endOf has a process end by itself, and returns what is told of it.
+func endOf(t *testing.T, mayEnd *regexp.Regexp, script string) (crashes []error) {
+	t.Helper()
+	site, err := stack.NewSite(stack.SiteOptions{Bin: t.TempDir(), Dir: filepath.Join(t.TempDir(), "run")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := site.Close(); err != nil {
+			t.Errorf("what was told of is told of again: %v", err)
+		}
+	})
+	p, err := site.Start("process", "/bin/sh", "-c", script)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := &unit{site: site, process: p, mayEnd: mayEnd, crashed: func(err error) { crashes = append(crashes, err) }}
+	<-p.Done()
+	u.ended(p)
+	return crashes
 }
 
 // TestAim chooses only links that something uses, as long as there are any.

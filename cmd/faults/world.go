@@ -217,8 +217,11 @@ func (w *world) startDrivers(ctx context.Context) error {
 }
 
 // orderly is how an mcm ends that has lost its Lease, as it does not know otherwise how
-// to let go of everything, and one that finds no API server when it starts.
-var orderly = regexp.MustCompile(`\bleader election lost\b|\bask the control cluster at \S+ for `)
+// to let go of everything, and one that finds no API server when it starts: with exit
+// status 1, and with that for its last words. One that has logged the same, and then
+// panics or is killed, has crashed.
+var orderly = regexp.MustCompile(`^\S+ ended: exit status 1\n(?s:.*)\n *mcm: ` +
+	`(?s:.*)(?:\bleader election lost\b|\bask the control cluster at \S+ for |\bGet "https://[^"]+": )`)
 
 func (w *world) unit(p *stack.Process) *unit {
 	return &unit{site: w.site, process: p, crashed: w.tally.crash}

@@ -11,7 +11,8 @@ import (
 )
 
 // checkAttach asks for operations that the replica has already: one that runs, one whose
-// result it keeps, and one that another attempt has superseded.
+// result it keeps, one that failed before another attempt, and one that another attempt
+// has superseded.
 func checkAttach(ctx context.Context, s *suite) error {
 	if err := s.attaches(ctx); err != nil {
 		return fmt.Errorf("asked for an operation that runs: %w", err)
@@ -24,6 +25,15 @@ func checkAttach(ctx context.Context, s *suite) error {
 		return fmt.Errorf("a result that is kept: %w", err)
 	}
 	s.acknowledge(d.id)
+	if err := s.outdated(ctx, doubting); err != nil {
+		return fmt.Errorf("a failure that is kept, asked for by a later attempt while the call of one in between may run: %w", err)
+	}
+	if err := s.outdated(ctx, func(env *driverv1.Envelope) {
+		recovering(env)
+		env.ClaimTerms = nil
+	}); err != nil {
+		return fmt.Errorf("a failure that is kept, asked for by a later attempt without terms for a claim: %w", err)
+	}
 	if !s.claims {
 		return nil
 	}
@@ -34,7 +44,23 @@ func checkAttach(ctx context.Context, s *suite) error {
 	return nil
 }
 
-// attaches asks for a running operation by a later attempt, whose frames they are from
+// askAgain asks for a create that runs, by a request that differs, and waits for the
+// word that the replica has it.
+func (s *suite) askAgain(ctx context.Context, p *pending, change func(*driverv1.Envelope)) (*exchange, error) {
+	r, err := s.mutation(ctx, p.m, p.id, s.createBody(p.m))
+	if err != nil {
+		return nil, err
+	}
+	change(r.env)
+	x, err := s.send(r)
+	if err == nil {
+		err = x.acceptedFrame(ctx)
+	}
+
+	return x, err
+}
+
+// attaches asks for a running operation by later attempts, whose frames they are from
 // then on.
 func (s *suite) attaches(ctx context.Context) error {
 	p, err := s.begin(ctx, create)
@@ -42,17 +68,16 @@ func (s *suite) attaches(ctx context.Context) error {
 		return err
 	}
 	defer p.release()
-	r, err := s.mutation(ctx, p.m, p.id, s.createBody(p.m))
+	x, err := s.askAgain(ctx, p, recovering)
 	if err != nil {
 		return err
 	}
-	recovering(r.env)
-	x, err := s.send(r)
-	if err != nil {
-		return err
-	}
-	if err := x.acceptedFrame(ctx); err != nil {
-		return err
+	if s.claims {
+		if x, err = s.askAgain(ctx, p, func(env *driverv1.Envelope) {
+			env.Recover, env.Attempt, env.ClaimTerms = true, x.attempt+1, &driverv1.ClaimTerms{}
+		}); err != nil {
+			return fmt.Errorf("by a request that leaves the sequence of its claim unset: %w", err)
+		}
 	}
 	p.release()
 	result, err := x.result(ctx, s.late())
@@ -95,6 +120,21 @@ func (s *suite) alsoEarlier(ctx context.Context, p *pending) bool {
 	}
 
 	return false
+}
+
+// outdated has a create fail, and asks for a later attempt at it.
+func (s *suite) outdated(ctx context.Context, change func(*driverv1.Envelope)) error {
+	d, err := s.onceInVain(ctx, create)
+	if err != nil || d.result.GetStatus().GetCode() == driverv1.Code_CODE_OK { // it needs no class
+		return err
+	}
+	result, err := s.attempt(ctx, d.m, d.id, d.body(d.m), change)
+	if err != nil || result.GetOutcomeUnknown() { // its lease may have lapsed
+		return err
+	}
+	_, err = createdOf(result)
+
+	return err
 }
 
 // superseded asks for a third attempt after a second one of another replica: the first is

@@ -28,7 +28,14 @@ var errNotReached = errors.New("the create did not reach the cloud in its time")
 // begin sends a mutation whose class is held back and returns when the replica has
 // accepted it and waits for the class. Release must be called.
 func (s *suite) begin(ctx context.Context, op driverv1.Operation) (*pending, error) {
-	p := &pending{m: s.newMachine(), release: s.fetches.hold()}
+	return s.beginFor(ctx, s.newMachine(), op, func(*driverv1.Envelope) {})
+}
+
+// beginFor is begin for a given machine and with a changed envelope.
+func (s *suite) beginFor(
+	ctx context.Context, m *machine, op driverv1.Operation, change func(*driverv1.Envelope),
+) (*pending, error) {
+	p := &pending{m: m, release: s.fetches.hold()}
 	id := p.m.operation(op)
 	err := s.eventually(ctx, "the replica takes an operation", func() (bool, error) {
 		body := s.deleteBody(p.m)
@@ -39,6 +46,7 @@ func (s *suite) begin(ctx context.Context, op driverv1.Operation) (*pending, err
 		if err != nil {
 			return false, err
 		}
+		change(r.env)
 		if p.exchange, err = s.send(r); err != nil {
 			return false, err
 		}
@@ -283,9 +291,8 @@ func checkUnlooked(ctx context.Context, s *suite) error {
 // still run, and hands on what comes of each: one that finds no class, and one whose
 // name is taken where the cloud minds.
 func (s *suite) doubted(ctx context.Context, judge func(*driverv1.Result) error) error {
-	change := func(env *driverv1.Envelope) { env.Recover, env.EarlierMayRun, env.Attempt = true, true, 2 }
 	try := func(m *machine) error {
-		result, err := s.attempt(ctx, m, m.operation(create), s.createBody(m), change)
+		result, err := s.attempt(ctx, m, m.operation(create), s.createBody(m), doubting)
 		if err != nil || result.GetStatus().GetCode() == driverv1.Code_CODE_OK {
 			return err
 		}
@@ -309,28 +316,96 @@ func (s *suite) doubted(ctx context.Context, judge func(*driverv1.Result) error)
 	return nil
 }
 
-func checkDoubted(ctx context.Context, s *suite) error {
-	return s.doubted(ctx, func(result *driverv1.Result) error {
-		if !result.GetOutcomeUnknown() {
-			return fmt.Errorf("it was answered %s, not that the outcome is unknown", said(result))
-		}
+// doubting makes a request one for another attempt, while the call of an earlier one
+// may still run.
+func doubting(env *driverv1.Envelope) { env.Recover, env.EarlierMayRun, env.Attempt = true, true, 2 }
 
-		return nil
+func checkDoubted(ctx context.Context, s *suite) error {
+	if err := s.doubted(ctx, mustDoubt); err != nil {
+		return err
+	}
+	if err := s.doubtedLater(ctx); err != nil {
+		return fmt.Errorf("create that ran already when it was asked for while an earlier attempt may run: %w", err)
+	}
+
+	return nil
+}
+
+// mustDoubt finds fault with a failure that is told as if it were known.
+func mustDoubt(result *driverv1.Result) error {
+	if !result.GetOutcomeUnknown() {
+		return fmt.Errorf("it was answered %s, not that the outcome is unknown", said(result))
+	}
+
+	return nil
+}
+
+// doubtedLater has a create fail, for its name is taken, that is asked for again while
+// it runs, and only then with the word that the call of an earlier attempt may run.
+func (s *suite) doubtedLater(ctx context.Context) error {
+	m, _, _, err := s.first(ctx)
+	if err != nil {
+		return err
+	}
+	p, err := s.beginFor(ctx, s.namesake(m), create, recovering)
+	if err != nil {
+		return err
+	}
+	defer p.release()
+	x, err := s.askAgain(ctx, p, func(env *driverv1.Envelope) {
+		doubting(env)
+		env.Attempt = p.attempt + 1
 	})
+	if err != nil {
+		return err
+	}
+	p.release()
+	result, err := x.result(ctx, s.late())
+	s.acknowledge(p.id)
+	if err != nil || result.GetStatus().GetCode() == driverv1.Code_CODE_OK { // the cloud does not mind
+		return err
+	}
+
+	return mustDoubt(result)
 }
 
 func checkNoEffect(ctx context.Context, s *suite) error {
-	return s.doubted(ctx, func(result *driverv1.Result) error {
+	judge := func(result *driverv1.Result) error {
 		if result.GetOutcomeUnknown() && !result.GetNoEffect() {
 			return fmt.Errorf("it was answered %s, without no_effect", said(result))
 		}
 
 		return nil
-	})
+	}
+	if err := s.doubted(ctx, judge); err != nil {
+		return err
+	}
+
+	return s.keptFromBeginning(ctx, judge)
+}
+
+// keptFromBeginning hands on what comes of a create that its replica may not begin any
+// more, as it was taken for dead meanwhile.
+func (s *suite) keptFromBeginning(ctx context.Context, judge func(*driverv1.Result) error) error {
+	if !s.claims { // nothing is fenced
+		return nil
+	}
+	_, result, err := s.buried(ctx, func() (*pending, error) { return s.begin(ctx, create) })
+	if err != nil || result.GetStatus().GetCode() == driverv1.Code_CODE_OK { // which breaks FENCE-1
+		return err
+	}
+	if err := judge(result); err != nil {
+		return fmt.Errorf("create that its replica was taken for dead with before it began: %w", err)
+	}
+
+	return nil
 }
 
 func checkOutcomeUnknown(ctx context.Context, s *suite) error {
 	if err := checkUnlooked(ctx, s); err != nil {
+		return err
+	}
+	if err := s.keptFromBeginning(ctx, mustDoubt); err != nil {
 		return err
 	}
 	p, err := s.atCloud(ctx, time.Second)

@@ -22,11 +22,12 @@ var (
 		"CREATE-1", "CREATE-2", "CREATE-3", "CREATE-4", "IDENTITY-1", "IDENTITY-2", "MACHINE-1", "MACHINE-2", "INITIALIZE-1",
 		"STATUS-1", "STATUS-2", "STATUS-3", "STATUS-4", "LIST-1", "LIST-2", "LIST-3", "DELETE-1", "DELETE-2", "DELETE-3", "DELETE-3/unasked",
 		"INSTANCE-1", "INSTANCE-2", "VOLUMEIDS-1", "VALIDATE-1", "VALIDATE-2", "MIGRATECLASS-1",
-		"RUN-1", "RUN-2", "RUN-2/attempt", "RUN-2/kept", "RUN-2/superseded", "RESULT-1", "RESULT-1/late",
-		"RESULT-2", "RESULT-2/second", "RESULT-2/newest", "RESULT-2/failures", "RESULT-2/session", "RESULT-3", "RESULT-3/recover", "RESULT-4", "RESULT-5", "RESULT-6", "ACCEPT-1", "ACCEPT-2", "BUSY-1", "CANCEL-1",
+		"RUN-1", "RUN-2", "RUN-2/attempt", "RUN-2/kept", "RUN-2/superseded", "RUN-2/failed", "RUN-2/unclaimed", "RUN-2/unset", "RESULT-1", "RESULT-1/late",
+		"RESULT-2", "RESULT-2/second", "RESULT-2/newest", "RESULT-2/failures", "RESULT-2/session", "RESULT-3", "RESULT-3/recover", "RESULT-3/fenced", "RESULT-4",
+		"RESULT-5", "RESULT-5/attached", "RESULT-6", "RESULT-6/fenced", "ACCEPT-1", "ACCEPT-2", "BUSY-1", "CANCEL-1",
 		"OPS-1", "OPS-1/forgets", "OPS-1/earlier",
-		"REF-1", "CHANGED-1", "FETCH-1", "FETCH-2", "FETCH-3", "STATUSTEXT-1", "PROGRESS-1",
-		"CLAIM-1", "CLAIM-1/session", "CLAIM-1/first-session", "CLAIM-1/epoch", "CLAIM-1/name", "CLAIM-2", "CLAIM-3", "CLAIM-4",
+		"REF-1", "CHANGED-1", "FETCH-1", "FETCH-2", "FETCH-3", "FETCH-5", "FETCH-5/secret", "STATUSTEXT-1", "PROGRESS-1",
+		"CLAIM-1", "CLAIM-1/session", "CLAIM-1/first-session", "CLAIM-1/epoch", "CLAIM-1/name", "CLAIM-2", "CLAIM-3", "CLAIM-3/unset", "CLAIM-4",
 		"CLAIM-5", "CLAIM-5/unknown", "CLAIM-5/code", "CLAIM-5/retry", "CLAIM-5/node", "CLAIM-5/sealed", "CLAIM-5/once", "CLAIM-5/acknowledged",
 		"FENCE-1", "FENCE-2", "FENCE-2/back", "FENCE-3",
 		"SESSION-1", "SESSION-2", "SESSION-3", "HELLO-1",
@@ -36,7 +37,7 @@ var (
 		"REMOVE-1", "REMOVE-1/part", "REMOVE-2", "REMOVE-3", "REMOVE-4",
 	}
 	brokenPlain = []fault{
-		"SUBJECT-3", "SUBJECT-4", "ENV-5", "ENV-8", "RESULT-1/late", "CREATE-1", "DELETE-1", "STATUSTEXT-1", "RESULT-3", "RESULT-3/recover", "STATUS-3", "LIST-3",
+		"SUBJECT-3", "SUBJECT-4", "ENV-5", "ENV-8", "RESULT-1/late", "CREATE-1", "DELETE-1", "STATUSTEXT-1", "RESULT-3", "RESULT-3/recover", "STATUS-3", "LIST-3", "FETCH-5",
 	}
 )
 

@@ -79,6 +79,9 @@ func (r *replica) fetchSecret(cluster string, ref *driverv1.ClassReference) (*dr
 	if err != nil {
 		return nil, err
 	}
+	if err := bus.ErrorOf(env.GetFetchedSecret().GetStatus()); err != nil {
+		return nil, err
+	}
 	sealed := env.GetFetchedSecret().GetSealed()
 	r.mu.Lock()
 	c := r.cacheOf(cluster)

@@ -129,13 +129,18 @@ func checkTerms(ctx context.Context, s *suite) error {
 	return nil
 }
 
-// refusedClaim sends a mutation whose terms do not fit what is in the stream.
-func (s *suite) refusedClaim(ctx context.Context, m *machine, id string, body *driverv1.Envelope) (frame, error) {
+// unfit are terms that no claim in the stream fits: streams begin far above it.
+func unfit() *driverv1.ClaimTerms { return &driverv1.ClaimTerms{Sequence: proto.Uint64(1)} }
+
+// refusedClaim sends a mutation with terms by which it cannot be claimed.
+func (s *suite) refusedClaim(
+	ctx context.Context, m *machine, id string, body *driverv1.Envelope, terms *driverv1.ClaimTerms,
+) (frame, error) {
 	r, err := s.mutation(ctx, m, id, body)
 	if err != nil {
 		return frame{}, err
 	}
-	r.env.ClaimTerms = &driverv1.ClaimTerms{Sequence: proto.Uint64(1)} // streams begin far above it
+	r.env.ClaimTerms = terms
 	x, err := s.send(r)
 	if err != nil {
 		return frame{}, err
@@ -145,18 +150,29 @@ func (s *suite) refusedClaim(ctx context.Context, m *machine, id string, body *d
 }
 
 func checkRefusedClaim(ctx context.Context, s *suite) error {
-	m := s.newMachine()
-	f, err := s.refusedClaim(ctx, m, m.operation(remove), s.deleteBody(m))
-	if err == nil && f.GetBusy().GetReason() != driverv1.BusyReason_BUSY_REASON_CLAIM {
-		err = fmt.Errorf("terms that do not hold were answered %s, not busy (BUSY_REASON_CLAIM)", describe(f))
+	for _, terms := range []struct {
+		what string
+		*driverv1.ClaimTerms
+	}{
+		{"terms that do not hold", unfit()},
+		{"terms without a sequence, for an operation that it does not have,", &driverv1.ClaimTerms{}},
+	} {
+		m := s.newMachine()
+		f, err := s.refusedClaim(ctx, m, m.operation(remove), s.deleteBody(m), terms.ClaimTerms)
+		if err != nil {
+			return err
+		}
+		if f.GetBusy().GetReason() != driverv1.BusyReason_BUSY_REASON_CLAIM {
+			return fmt.Errorf("%s were answered %s, not busy (BUSY_REASON_CLAIM)", terms.what, describe(f))
+		}
 	}
 
-	return err
+	return nil
 }
 
 func checkNoClaimNoCall(ctx context.Context, s *suite) error {
 	m := s.newMachine()
-	f, err := s.refusedClaim(ctx, m, m.operation(create), s.createBody(m))
+	f, err := s.refusedClaim(ctx, m, m.operation(create), s.createBody(m), unfit())
 	if err != nil {
 		return err
 	}
@@ -200,6 +216,21 @@ func (s *suite) bury(ctx context.Context) error {
 	return nil
 }
 
+// buried is the end of an operation whose replica is taken for dead while it is held up.
+func (s *suite) buried(ctx context.Context, begin func() (*pending, error)) (*pending, *driverv1.Result, error) {
+	p, err := begin()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer p.release()
+	if err := s.bury(ctx); err != nil {
+		return nil, nil, err
+	}
+	result, err := s.finish(ctx, p)
+
+	return p, result, err
+}
+
 // fenced is the end of an operation that must have started nothing.
 func (s *suite) fenced(ctx context.Context, p *pending, result *driverv1.Result) error {
 	if result.GetStatus().GetCode() == driverv1.Code_CODE_OK {
@@ -210,15 +241,7 @@ func (s *suite) fenced(ctx context.Context, p *pending, result *driverv1.Result)
 }
 
 func checkTombstone(ctx context.Context, s *suite) error {
-	p, err := s.begin(ctx, create)
-	if err != nil {
-		return err
-	}
-	defer p.release()
-	if err := s.bury(ctx); err != nil {
-		return err
-	}
-	result, err := s.finish(ctx, p)
+	p, result, err := s.buried(ctx, func() (*pending, error) { return s.begin(ctx, create) })
 	if err != nil {
 		return err
 	}
@@ -229,20 +252,23 @@ func checkTombstone(ctx context.Context, s *suite) error {
 // checkLapsed keeps sessions from being stored until the lease must have lapsed. What
 // was accepted before goes on without a lease, and then under the next one.
 func checkLapsed(ctx context.Context, s *suite) error {
-	for what, lapse := range map[string]func(context.Context, *pending) (*driverv1.Result, error){
-		"while it has no lease": s.finishUnleased, "once its lease is back": s.finishLeasedAgain,
+	for _, lapse := range []struct {
+		what   string
+		finish func(context.Context, *pending) (*driverv1.Result, error)
+	}{
+		{"while it has no lease", s.finishUnleased}, {"once its lease is back", s.finishLeasedAgain},
 	} {
 		p, err := s.begin(ctx, create)
 		if err != nil {
 			return err
 		}
-		result, err := lapse(ctx, p)
+		result, err := lapse.finish(ctx, p)
 		p.release()
 		if err == nil {
 			err = s.fenced(ctx, p, result)
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", what, err)
+			return fmt.Errorf("%s: %w", lapse.what, err)
 		}
 	}
 
@@ -280,15 +306,7 @@ func (s *suite) lapsed(ctx context.Context) error {
 }
 
 func checkFencedCall(ctx context.Context, s *suite) error {
-	p, err := s.atCloud(ctx, s.cfg.Timeout)
-	if err != nil {
-		return err
-	}
-	defer p.release()
-	if err := s.bury(ctx); err != nil {
-		return err
-	}
-	result, err := s.finish(ctx, p)
+	p, result, err := s.buried(ctx, func() (*pending, error) { return s.atCloud(ctx, s.cfg.Timeout) })
 	if err != nil {
 		return err
 	}
@@ -310,6 +328,9 @@ func checkRenewal(ctx context.Context, s *suite) (err error) {
 	for range looks {
 		if err = checkOneRenewal(ctx, s); err == nil || ctx.Err() != nil {
 			return err
+		}
+		if late := s.newerThan(ctx, s.session().GetSequence()); late != nil { // or it would be the same look
+			return late
 		}
 	}
 

@@ -47,6 +47,9 @@ func unboundf(format string, args ...any) error {
 	return skip{reason: fmt.Sprintf(format, args...), unbound: true}
 }
 
+// byProcess says what lets a driver be stopped and started.
+const byProcess = "(Config.Process, or its command line after -- of driver-conformance)"
+
 // Clauses returns every clause of the contract, by id.
 func Clauses() []Clause {
 	all := slices.Clone(clauses())
@@ -129,6 +132,7 @@ var fetchClauses = []Clause{
 	{ID: "CHANGED-1", Says: "forgets what has changed", who: full, check: checkChanged},
 	{ID: "FETCH-2", Says: "refuses a secret with another nonce", check: checkNonce},
 	{ID: "FETCH-3", Says: "opens seals with the key that it trusts", check: checkForged},
+	{ID: "FETCH-5", Says: "what a fetch was answered is not told of an instance", check: checkRefused},
 	{ID: "FETCH-4", Says: "unsealed answers need the operator's leave and TLS", Manager: true, who: nobody},
 }
 

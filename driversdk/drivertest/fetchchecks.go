@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -111,6 +112,63 @@ func checkForged(ctx context.Context, s *suite) error {
 	}
 
 	return err
+}
+
+// checkRefused answers fetches with codes by which an operation would say what there
+// is of an instance.
+func checkRefused(ctx context.Context, s *suite) error {
+	m, _, providerID, err := s.first(ctx)
+	if err != nil {
+		return err
+	}
+	m.ProviderId = providerID
+	if s.fetches.count(whatClass) == 0 {
+		return skipf("the driver does not ask for classes")
+	}
+	for _, what := range []string{whatClass, whatSecret} {
+		for _, code := range ofInstances {
+			undo := s.fetches.alter(func(f *fetches) { f.refused = refusal{what, code} })
+			err := s.passedOn(ctx, m)
+			undo()
+			if err != nil {
+				return fmt.Errorf("its fetch of a %s was answered %s: %w", what, bus.CodeName(code), err)
+			}
+		}
+	}
+
+	return nil
+}
+
+// ofInstances are the codes that say what there is of an instance.
+var ofInstances = []driverv1.Code{
+	driverv1.Code_CODE_NOT_FOUND, driverv1.Code_CODE_OUT_OF_RANGE, driverv1.Code_CODE_UNINITIALIZED,
+}
+
+// passedOn fails when an operation says of an instance what was said of the class or
+// the secret. The machine has one instance.
+func (s *suite) passedOn(ctx context.Context, m *machine) error {
+	absent := s.newMachine()
+	for _, ask := range []struct {
+		what string
+		do   func() (*driverv1.Result, error)
+	}{
+		{"create", func() (*driverv1.Result, error) { return s.run(ctx, m, m.operation(create), s.createBody(m)) }},
+		{"status", func() (*driverv1.Result, error) { return s.read(ctx, m.GetName(), s.statusBody(m)) }},
+		{"list", func() (*driverv1.Result, error) { return s.read(ctx, s.cfg.Class.Name, s.listBody()) }},
+		{"delete", func() (*driverv1.Result, error) {
+			return s.run(ctx, absent, absent.operation(remove), s.deleteBody(absent))
+		}},
+	} {
+		result, err := ask.do()
+		if err != nil {
+			return err
+		}
+		if result.GetInstanceStatus().GetInstance() == nil && slices.Contains(ofInstances, result.GetStatus().GetCode()) {
+			return fmt.Errorf("%s was answered %s, which speaks of an instance", ask.what, said(result))
+		}
+	}
+
+	return nil
 }
 
 // checkInbox looks at where the driver asked to be answered.

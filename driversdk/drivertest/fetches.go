@@ -42,9 +42,17 @@ type fetches struct {
 	spec    json.RawMessage // instead of the class's; nil for that
 	secret  map[string][]byte
 	wrong   forgery
-	away    bool     // there is no class to be had
+	away    bool // there is no class to be had
+	refused refusal
 	sealed  bool     // the driver can open seals
 	outside []string // reply subjects where they must not be
+}
+
+// A refusal is a kind of fetch, and the code that it is answered with; the zero value
+// refuses none.
+type refusal struct {
+	what string
+	code driverv1.Code
 }
 
 // A forgery is what is wrong with the secrets that are sent.
@@ -55,6 +63,10 @@ const (
 	otherNonce
 	otherKey
 )
+
+func (r refusal) status() *driverv1.Status {
+	return &driverv1.Status{Code: r.code, Message: "the suite refuses this " + r.what}
+}
 
 func newFetches(cfg Config, conn *nats.Conn) (*fetches, error) {
 	key := cfg.Key
@@ -115,7 +127,7 @@ func (f *fetches) alter(change func(*fetches)) (undo func()) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.version++
-		f.spec, f.secret, f.wrong, f.away = nil, nil, genuine, false
+		f.spec, f.secret, f.wrong, f.away, f.refused = nil, nil, genuine, false, refusal{}
 	}
 }
 
@@ -215,6 +227,9 @@ func (f *fetches) class(req *driverv1.FetchClassRequest) *driverv1.FetchClassRes
 			Code: driverv1.Code_CODE_UNAVAILABLE, Message: "no class at the moment", RetryAfter: durationpb.New(comeAgain),
 		}}
 	}
+	if f.refused.what == whatClass {
+		return &driverv1.FetchClassResponse{Status: f.refused.status()}
+	}
 	if req.GetClass().GetNamespace() != class.Namespace || req.GetClass().GetName() != class.Name {
 		return &driverv1.FetchClassResponse{Status: &driverv1.Status{Code: driverv1.Code_CODE_NOT_FOUND, Message: "no such class"}}
 	}
@@ -230,6 +245,9 @@ func (f *fetches) class(req *driverv1.FetchClassRequest) *driverv1.FetchClassRes
 }
 
 func (f *fetches) sealedSecret(req *driverv1.FetchSecretRequest) *driverv1.FetchSecretResponse {
+	if f.refused.what == whatSecret {
+		return &driverv1.FetchSecretResponse{Status: f.refused.status()}
+	}
 	ref := Reference{req.GetSecret().GetNamespace(), req.GetSecret().GetName()}
 	secret := f.cfg.secret(ref)
 	if secret == nil {

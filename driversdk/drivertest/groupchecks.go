@@ -71,7 +71,7 @@ func checkGroupReplyTree(ctx context.Context, s *suite) error {
 // checkGroupOutlives has another process of the driver go on where one has ended.
 func checkGroupOutlives(ctx context.Context, s *suite) error {
 	if s.cfg.Process == nil {
-		return skipf("needs a driver that may be stopped and started (Config.Process)")
+		return skipf("needs a driver that may be stopped and started %s", byProcess)
 	}
 	g, err := s.theGroup(ctx, 1)
 	if err != nil {

@@ -213,7 +213,7 @@ func checkRemoveAgain(ctx context.Context, s *suite) error {
 
 func checkRemoveForeign(ctx context.Context, s *suite) error {
 	if s.cfg.OtherNodeGroup == "" {
-		return skipf("needs a second node group (Config.OtherNodeGroup)")
+		return skipf("needs a second node group (Config.OtherNodeGroup, --other-node-group)")
 	}
 	g, err := s.theGroup(ctx, 0)
 	if err != nil {

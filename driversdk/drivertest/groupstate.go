@@ -43,7 +43,7 @@ func staying(instances []*nodegroupv1.Instance) []*nodegroupv1.Instance {
 // theGroup returns the group that may be resized, with room for more instances.
 func (s *suite) theGroup(ctx context.Context, room int32) (*groupState, error) {
 	if s.cfg.NodeGroup == "" {
-		return nil, skipf("needs a node group that may be resized (Config.NodeGroup)")
+		return nil, skipf("needs a node group that may be resized (Config.NodeGroup, --node-group)")
 	}
 
 	return s.atRest(ctx, s.cfg.NodeGroup, room)

@@ -136,18 +136,18 @@ func checkReplyTree(ctx context.Context, s *suite) error {
 
 // elsewhere asks for answers where the provider has no business.
 func (s *suite) elsewhere(ask func(reply string) error) error {
-	for what, reply := range map[string]string{
-		"another provider's reply tree": s.below("reply." + s.cfg.Provider + "-other.x." + nuid.Next()),
-		"an inbox":                      "_INBOX." + nuid.Next(),
+	for _, place := range []struct{ what, reply string }{
+		{"another provider's reply tree", s.below("reply." + s.cfg.Provider + "-other.x." + nuid.Next())},
+		{"an inbox", "_INBOX." + nuid.Next()},
 	} {
-		sub, err := s.nc.SubscribeSync(reply)
+		sub, err := s.nc.SubscribeSync(place.reply)
 		if err != nil {
-			return fmt.Errorf("subscribe to %s: %w", reply, err)
+			return fmt.Errorf("subscribe to %s: %w", place.reply, err)
 		}
-		if err = ask(reply); err == nil {
+		if err = ask(place.reply); err == nil {
 			_, err = sub.NextMsg(silence)
 			if err == nil {
-				err = fmt.Errorf("a request was answered to %s", what)
+				err = fmt.Errorf("a request was answered to %s", place.what)
 			} else if errors.Is(err, nats.ErrTimeout) {
 				err = nil
 			}
@@ -226,22 +226,25 @@ func checkJSON(ctx context.Context, s *suite) error {
 
 // checkEmpty sends what NATS itself sends when nobody listens, and nonsense.
 func checkEmpty(ctx context.Context, s *suite) error {
-	for what, payload := range map[string][]byte{"an empty request": {}, "a request that is no envelope": {0xff, 0xff, 0xff}} {
+	for _, bad := range []struct {
+		what    string
+		payload []byte
+	}{{"an empty request", []byte{}}, {"a request that is no envelope", []byte{0xff, 0xff, 0xff}}} {
 		reply := s.replies + nuid.Next()
 		sub, err := s.nc.SubscribeSync(reply)
 		if err != nil {
 			return fmt.Errorf("subscribe to %s: %w", reply, err)
 		}
-		if _, err := s.send(request{subject: s.subject("list", s.cfg.Class.Name), payload: payload, reply: reply}); err != nil {
+		if _, err := s.send(request{subject: s.subject("list", s.cfg.Class.Name), payload: bad.payload, reply: reply}); err != nil {
 			return err
 		}
 		if _, err := s.list(ctx); err != nil {
-			return fmt.Errorf("after %s: %w", what, err)
+			return fmt.Errorf("after %s: %w", bad.what, err)
 		}
 		m, err := sub.NextMsg(silence)
 		_ = sub.Unsubscribe() // fails only on a closed connection
 		if err == nil && len(m.Data) == 0 {
-			return fmt.Errorf("%s was answered with an empty frame", what)
+			return fmt.Errorf("%s was answered with an empty frame", bad.what)
 		}
 	}
 

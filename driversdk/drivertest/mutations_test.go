@@ -127,6 +127,7 @@ func (r *replica) take(o *op) (taken bool, answers []*driverv1.Envelope) {
 			o.attempt = known.attempt
 		}
 		known.attempt = o.attempt
+		known.doubted = known.doubted || o.doubted && r.fault != "RESULT-5/attached"
 		if known.result == nil {
 			return false, []*driverv1.Envelope{accepted()}
 		}
@@ -172,9 +173,7 @@ func (r *replica) known(id string, o *op) *op {
 
 		return nil
 	}
-	terms := o.env.GetClaimTerms()
-	between := o.attempt > known.attempt && terms != nil && terms.Sequence != nil && terms.GetSequence() != known.claimSeq
-	if known.claiming || !between || r.fault == "RUN-2/superseded" {
+	if o.attempt <= known.attempt || !r.superseded(known, o) && !r.outdated(known, o) {
 		return known
 	}
 	if known.result != nil {
@@ -182,6 +181,25 @@ func (r *replica) known(id string, o *op) *op {
 	}
 
 	return nil
+}
+
+// superseded tells that o's terms name another claim than that of what is known. r.mu
+// is held.
+func (r *replica) superseded(known, o *op) bool {
+	terms := o.env.GetClaimTerms()
+	if known.claiming || terms == nil || terms.Sequence == nil && r.fault != "RUN-2/unset" || r.fault == "RUN-2/superseded" {
+		return false
+	}
+
+	return terms.GetSequence() != known.claimSeq
+}
+
+// outdated tells that o asks about attempts of which a failure that is known says
+// nothing. r.mu is held.
+func (r *replica) outdated(known, o *op) bool {
+	between := o.doubted && r.fault != "RUN-2/failed" || o.env.GetClaimTerms() == nil && r.fault != "RUN-2/unclaimed"
+
+	return between && known.result.GetStatus().GetCode() != driverv1.Code_CODE_OK
 }
 
 // hasDenied tells whether the replica has said lately that it does not hold an attempt.
@@ -197,6 +215,9 @@ func (r *replica) hasDenied(o *op) bool {
 }
 
 func (r *replica) claim(o *op) driverv1.BusyReason {
+	if o.env.GetClaimTerms().Sequence == nil && r.fault != "CLAIM-3/unset" {
+		return driverv1.BusyReason_BUSY_REASON_CLAIM // it is for what we would have
+	}
 	r.mu.Lock()
 	o.claimSeq = o.env.GetClaimTerms().GetSequence()
 	if r.fault == "CLAIM-2" {
@@ -362,10 +383,12 @@ func (r *replica) limited(o *op) *driverv1.Result {
 // doubt says of a failed create with recover what is not known.
 func (r *replica) doubt(o *op, result *driverv1.Result) {
 	unlooked := !r.begun(o) && r.fault != "RESULT-3/recover"
-	own, others := result.GetOutcomeUnknown(), unlooked
-	if o.env.GetEarlierMayRun() {
+	own, others := result.GetOutcomeUnknown() && !result.GetNoEffect(), result.GetNoEffect() || unlooked
+	r.mu.Lock()
+	if o.doubted {
 		others = r.fault != "RESULT-5"
 	}
+	r.mu.Unlock()
 	result.OutcomeUnknown = own || others
 	result.NoEffect = result.GetOutcomeUnknown() && !own && r.fault != "RESULT-6"
 }

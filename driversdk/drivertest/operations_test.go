@@ -55,7 +55,7 @@ func (r *replica) checkClass(cluster string, ref *driverv1.ClassReference) *driv
 			return resultOf(driverv1.Code_CODE_OK, "")
 		}
 
-		return &driverv1.Result{Status: bus.StatusOf(err)}
+		return r.refusedFetch(bus.StatusOf(err))
 	}
 	if token := string(secret.GetData()["token"]); ref.GetSecret() != nil && token != testToken {
 		text := "the cloud does not take the token"
@@ -75,6 +75,20 @@ func (r *replica) checkClass(cluster string, ref *driverv1.ClassReference) *driv
 	return resultOf(driverv1.Code_CODE_INVALID_ARGUMENT, "size: want text")
 }
 
+// refusedFetch is the end of an operation whose class or secret was refused.
+func (r *replica) refusedFetch(st *driverv1.Status) *driverv1.Result {
+	secret := strings.HasSuffix(st.GetMessage(), whatSecret)
+	switch st.GetCode() {
+	case driverv1.Code_CODE_NOT_FOUND, driverv1.Code_CODE_OUT_OF_RANGE, driverv1.Code_CODE_UNINITIALIZED:
+		if r.fault != "FETCH-5" && (r.fault != "FETCH-5/secret" || !secret) {
+			st.Code = driverv1.Code_CODE_FAILED_PRECONDITION // it is no word on an instance
+		}
+	default:
+	}
+
+	return &driverv1.Result{Status: st}
+}
+
 func everything(*instance) bool { return true }
 
 func (r *replica) create(m *driverv1.Machine, o *op) *driverv1.Result {
@@ -87,6 +101,7 @@ func (r *replica) create(m *driverv1.Machine, o *op) *driverv1.Result {
 		return &driverv1.Result{Payload: &driverv1.Result_Create{Create: response}}
 	}
 	uniqueName := r.identity == driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME
+	refused := false
 	for _, i := range r.cloud.find(o.cluster, everything) {
 		taken := i.GetMachineName() == m.GetName() && uniqueName
 		switch {
@@ -94,12 +109,18 @@ func (r *replica) create(m *driverv1.Machine, o *op) *driverv1.Result {
 			taken && r.fault == "CREATE-2":
 			return created(i)
 		case taken && i.GetMachineUid() != m.GetUid() && r.fault != "IDENTITY-2":
-			return resultOf(driverv1.Code_CODE_ALREADY_EXISTS, "the name is taken")
+			refused = true
 		}
 	}
 	r.tell(o)
 	if !r.begin(o) {
-		return unknown(resultOf(driverv1.Code_CODE_ABORTED, "fenced"))
+		result := resultOf(driverv1.Code_CODE_ABORTED, "fenced")
+		result.OutcomeUnknown, result.NoEffect = r.fault != "RESULT-3/fenced", r.fault != "RESULT-3/fenced" && r.fault != "RESULT-6/fenced"
+
+		return result
+	}
+	if refused { // by the cloud, once it was asked
+		return resultOf(driverv1.Code_CODE_ALREADY_EXISTS, "the name is taken")
 	}
 	defer r.cloud.arrive(m.GetName())()
 	if r.fault == "FENCE-3" && !r.begin(o) {

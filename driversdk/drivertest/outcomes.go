@@ -13,15 +13,18 @@ import (
 // checkOutcomeStored ends attempts in every way there is, and looks at what is in the
 // place of their claims: whoever leads next knows no more of them.
 func checkOutcomeStored(ctx context.Context, s *suite) error {
-	for what, check := range map[string]func(context.Context) error{
-		"a create":                    s.storesSuccess,
-		"an operation that failed":    s.storesFailure,
-		"a create of unknown outcome": s.storesUnknown,
-		"an operation whose claim is another replica's by now": s.sparesOthers,
-		"an operation whose outcome was not stored at once":    s.storesLater,
+	for _, end := range []struct {
+		what  string
+		check func(context.Context) error
+	}{
+		{"a create", s.storesSuccess},
+		{"an operation that failed", s.storesFailure},
+		{"a create of unknown outcome", s.storesUnknown},
+		{"an operation whose claim is another replica's by now", s.sparesOthers},
+		{"an operation whose outcome was not stored at once", s.storesLater},
 	} {
-		if err := check(ctx); err != nil {
-			return fmt.Errorf("%s: %w", what, err)
+		if err := end.check(ctx); err != nil {
+			return fmt.Errorf("%s: %w", end.what, err)
 		}
 	}
 

@@ -98,15 +98,18 @@ func checkStatusAbsent(ctx context.Context, s *suite) error {
 	removed := *m
 	byID := s.newMachine()
 	byID.Uid, byID.Name, byID.ProviderId = m.GetUid(), m.GetName(), providerID
-	for what, m := range map[string]*machine{
-		"that never was": s.newMachine(), "that was removed": &removed, "that was removed, by its provider id": byID,
+	for _, absent := range []struct {
+		what string
+		*machine
+	}{
+		{"that never was", s.newMachine()}, {"that was removed", &removed}, {"that was removed, by its provider id", byID},
 	} {
-		result, err := s.status(ctx, m)
+		result, err := s.status(ctx, absent.machine)
 		if err != nil {
 			return err
 		}
 		if result.GetStatus().GetCode() != driverv1.Code_CODE_NOT_FOUND {
-			return fmt.Errorf("status of an instance %s was answered %s, not NotFound", what, said(result))
+			return fmt.Errorf("status of an instance %s was answered %s, not NotFound", absent.what, said(result))
 		}
 	}
 
@@ -114,6 +117,9 @@ func checkStatusAbsent(ctx context.Context, s *suite) error {
 }
 
 func checkStatusSeveral(ctx context.Context, s *suite) error {
+	if _, err := s.status(ctx, s.newMachine()); err != nil { // it may not bind the driver
+		return err
+	}
 	if s.cfg.Cloud.Duplicate == nil {
 		return skipf("needs a second instance of a machine, which no driver makes (Config.Cloud.Duplicate)")
 	}
@@ -196,7 +202,7 @@ func checkListContains(ctx context.Context, s *suite) error {
 
 func checkListForeign(ctx context.Context, s *suite) error {
 	if s.cfg.OtherCluster == "" {
-		return skipf("needs a driver that serves a second control plane (Config.OtherCluster)")
+		return skipf("needs a driver that serves a second control plane (Config.OtherCluster, --other-cluster)")
 	}
 	_, _, providerID, err := s.first(ctx)
 	if err != nil {

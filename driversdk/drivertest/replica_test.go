@@ -75,6 +75,7 @@ type op struct {
 	ended       time.Time
 	claiming    bool
 	claimSeq    uint64
+	doubted     bool // the call of an earlier attempt may still run
 	stored      bool // what came of it is where its claim was, or never will be
 	known       bool // the manager has its result
 	lease       string
@@ -235,7 +236,7 @@ func (r *replica) onRequest(m *nats.Msg) {
 	case bus.Mutates(bus.OperationOf(env)):
 		r.mutate(&op{
 			cluster: cluster, env: env, machine: bus.MachineOf(env).GetUid(), subject: tokens, reply: m.Reply,
-			attempt: env.GetAttempt(), contentType: contentType, cancel: make(chan struct{}, 1),
+			attempt: env.GetAttempt(), contentType: contentType, cancel: make(chan struct{}, 1), doubted: env.GetEarlierMayRun(),
 		})
 	default:
 		r.read(cluster, m.Reply, contentType, env)

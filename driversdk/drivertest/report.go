@@ -27,7 +27,10 @@ type Finding struct {
 	Verdict Verdict
 	// Detail says what is wrong, or why the clause was not checked.
 	Detail string
-	Took   time.Duration
+	// Unbound: it was skipped because it does not bind this driver; other skipped
+	// ones do, and could not be looked at.
+	Unbound bool
+	Took    time.Duration
 }
 
 // String is one line of a report, or more where a failure needs them.
@@ -70,7 +73,8 @@ func (r *Report) Of(v Verdict) []Finding {
 	return found
 }
 
-// WriteSummary writes what a reader of the findings still wants to know.
+// WriteSummary writes what a reader of the findings still wants to know: how many
+// clauses there are of each verdict, what is wrong, and what was not looked at and why.
 func (r *Report) WriteSummary(w io.Writer) error {
 	kind := "full replica " + r.Replica
 	if r.Plain {
@@ -79,6 +83,11 @@ func (r *Report) WriteSummary(w io.Writer) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "\n%s (%s): %d clauses passed, %d failed, %d skipped, %d bind mcm, in %s\n", r.Provider, kind,
 		len(r.Of(Passed)), len(r.Of(Failed)), len(r.Of(Skipped)), len(r.Of(Manager)), r.Took.Round(100*time.Millisecond))
+	r.writeSkipped(&text, "do not bind this driver", true)
+	r.writeSkipped(&text, "bind it and could not be looked at, which strict counts as broken unless they may be skipped", false)
+	if left := len(clauses()) - len(r.Findings); left > 0 {
+		fmt.Fprintf(&text, "%d more clauses were not asked for, or not reached\n", left)
+	}
 	for _, f := range r.Of(Failed) {
 		fmt.Fprintf(&text, "%s\n", f)
 	}
@@ -90,6 +99,30 @@ func (r *Report) WriteSummary(w io.Writer) error {
 	}
 
 	return nil
+}
+
+// writeSkipped writes which clauses were skipped, those with one reason on one line.
+func (r *Report) writeSkipped(text *strings.Builder, what string, unbound bool) {
+	var reasons []string
+	ids := map[string][]string{}
+	n := 0
+	for _, f := range r.Of(Skipped) {
+		if f.Unbound != unbound {
+			continue
+		}
+		n++
+		if ids[f.Detail] == nil {
+			reasons = append(reasons, f.Detail)
+		}
+		ids[f.Detail] = append(ids[f.Detail], f.ID)
+	}
+	if n == 0 {
+		return
+	}
+	fmt.Fprintf(text, "%d skipped clauses %s:\n", n, what)
+	for _, reason := range reasons {
+		fmt.Fprintf(text, "  %s: %s\n", strings.Join(ids[reason], " "), reason)
+	}
 }
 
 // The elements of JUnit's format, as CI systems read it.

@@ -111,11 +111,13 @@ func (s *suite) look(ctx context.Context, c Clause) Finding {
 	switch {
 	case c.Manager:
 		f.Verdict = Manager
+	case err != nil && ctx.Err() != nil: // it is the checking that has ended
+		f.Verdict, err = Skipped, context.Cause(ctx)
 	case errors.As(err, &why) && s.cfg.Strict && !why.unbound && !slices.Contains(s.cfg.MaySkip, c.ID):
 		f.Verdict = Failed
 		err = fmt.Errorf("skipped, which it may not be: %w", err)
 	case errors.As(err, &why):
-		f.Verdict = Skipped
+		f.Verdict, f.Unbound = Skipped, why.unbound
 	case err != nil:
 		f.Verdict = Failed
 	}

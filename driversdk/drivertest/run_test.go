@@ -1,9 +1,12 @@
 package drivertest
 
 import (
+	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -138,6 +141,35 @@ func TestCheck_NoNodeGroups(t *testing.T) {
 	cfg.NodeGroup = "pool-a"
 	if _, err := Check(t.Context(), cfg, nil); err == nil || !strings.Contains(err.Error(), "pool-a") {
 		t.Errorf("the driver serves no node groups, and no error names the one that was to be looked at: %v", err)
+	}
+}
+
+// A clause that was being looked at when checking was interrupted is not broken: the
+// driver has had no say.
+func TestCheck_Interrupted(t *testing.T) {
+	t.Parallel()
+	srv := bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})
+	p := startProcess(t, srv.URL(), traits{})
+	ctx, interrupt := context.WithCancelCause(t.Context())
+	cfg := lookInto(srv.URL(), p)
+	cfg.Strict, cfg.Only = true, []string{"LIST-2", "RESULT-3", "FENCE-3"}
+	hold := cfg.Cloud.Hold
+	cfg.Cloud.Hold = func(ctx context.Context, machine string) (func(), error) {
+		interrupt(errors.New("enough"))
+
+		return hold(ctx, machine)
+	}
+	report, err := Check(ctx, cfg, nil)
+	if err == nil || report == nil || err.Error() != "enough" {
+		t.Fatalf("%v, %+v; want a report, and why it ends early", err, report)
+	}
+	var end strings.Builder
+	if err := report.WriteSummary(&end); err != nil {
+		t.Fatal(err)
+	}
+	if passed, skipped := idsOf(report.Of(Passed)), idsOf(report.Of(Skipped)); !report.OK() ||
+		!slices.Equal(passed, []string{"LIST-2"}) || !slices.Equal(skipped, []string{"RESULT-3"}) || !strings.Contains(end.String(), "  RESULT-3: enough\n") {
+		t.Errorf("passed %q, skipped %q, want LIST-2 and RESULT-3:\n%s", passed, skipped, end.String())
 	}
 }
 

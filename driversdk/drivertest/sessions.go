@@ -62,14 +62,17 @@ func (s *suite) newerThan(ctx context.Context, sequence uint64) error {
 // its result.
 func checkResults(ctx context.Context, s *suite) error {
 	m := s.newMachine()
-	for what, ask := range map[string]func() (request, error){
-		"list": func() (request, error) {
+	for _, late := range []struct {
+		what string
+		ask  func() (request, error)
+	}{
+		{"list", func() (request, error) {
 			return request{subject: s.subject("list", s.cfg.Class.Name), env: s.envelope("read-"+nuid.Next(), s.listBody())}, nil
-		},
-		"delete": func() (request, error) { return s.mutation(ctx, m, m.operation(remove), s.deleteBody(m)) },
+		}},
+		{"delete", func() (request, error) { return s.mutation(ctx, m, m.operation(remove), s.deleteBody(m)) }},
 	} {
-		if err := s.endsInTime(ctx, ask); err != nil {
-			return fmt.Errorf("%s, whose class cannot be had, after its deadline: %w", what, err)
+		if err := s.endsInTime(ctx, late.ask); err != nil {
+			return fmt.Errorf("%s, whose class cannot be had, after its deadline: %w", late.what, err)
 		}
 	}
 	var left []string
@@ -140,7 +143,7 @@ func checkSessions(ctx context.Context, s *suite) error {
 		return err
 	}
 	if s.cfg.Process == nil {
-		return nil
+		return skipf("they come in time; whether they do while it drains takes a driver that may be stopped and started %s", byProcess)
 	}
 
 	return s.drained(ctx)
@@ -289,5 +292,9 @@ func checkReplicaIDs(ctx context.Context, s *suite) error {
 		}
 	}
 
-	return s.witnessed("SESSION-2")
+	if err := s.witnessed("SESSION-2"); err != nil || s.cfg.Process != nil {
+		return err
+	}
+
+	return skipf("they are unique; whether they are new takes a driver that may be stopped and started %s", byProcess)
 }

@@ -32,30 +32,41 @@ func TestProvidedGroupIsChangedFromBothSides(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := newFleet(t)
-			r := f.gateway(nil)
-			did, answer := make(chan struct{}), make(chan struct{})
-			tell := sync.OnceFunc(func() { close(did) })
-			f.change(func() {
-				f.leave = func(req *nodegroupv1.Envelope) {
-					if tc.late(req) {
-						tell()
-						<-answer
+			story := func() int32 {
+				f := newFleet(t)
+				r := f.gateway(nil)
+				did, answer := make(chan struct{}), make(chan struct{})
+				tell := sync.OnceFunc(func() { close(did) })
+				f.change(func() {
+					f.leave = func(req *nodegroupv1.Envelope) {
+						if tc.late(req) {
+							tell()
+							<-answer
+						}
 					}
+				})
+				done := make(chan error, 1)
+				go func() { done <- tc.first(r) }()
+				<-did
+				if err := tc.then(r); err != nil {
+					t.Error(err)
 				}
-			})
-			done := make(chan error, 1)
-			go func() { done <- tc.first(r) }()
-			<-did
-			if err := tc.then(r); err != nil {
-				t.Error(err)
+				close(answer)
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+
+				return r.sizeOf(poolID)
 			}
-			close(answer)
-			if err := <-done; err != nil {
-				t.Error(err)
+			// The change waits for the driver's word for a second at most, and a machine that
+			// stalls lets that pass. A size that is taken from the late answer is wrong each time.
+			const tries, want = 3, 2 // 2 + 1 - 1
+			got := story()
+			for n := 1; n < tries && got != want; n++ {
+				got = story()
 			}
-			if got := r.sizeOf(poolID); got != 2 { // 2 + 1 - 1
-				t.Errorf("size %d, want 2: %s", got, tc.reason)
+			if got != want {
+				t.Errorf("size %d, want %d: %s", got, want, tc.reason)
 			}
 		})
 	}

@@ -98,15 +98,7 @@ func newRig(t *testing.T) *rig {
 		Reader: objects, Operations: r.flying, Live: r.Client, Removed: r.removed,
 		Reserved: client.ObjectKey{Namespace: r.namespace, Name: "seal"}, UnderWay: machine.UnderWay,
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- objects.Start(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	ctx := startCache(t, objects)
 	if err := handler.AnnounceChanges(ctx, objects, announcer); err != nil {
 		t.Fatal(err)
 	}
@@ -126,6 +118,22 @@ func newRig(t *testing.T) *rig {
 	t.Cleanup(server.Stop)
 
 	return r
+}
+
+// startCache runs a cache until the test ends, and returns the context that ends then.
+func startCache(t *testing.T, c cache.Cache) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- c.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+
+	return ctx
 }
 
 // seen waits until the manager has seen an object.

@@ -2,7 +2,6 @@ package fetch_test
 
 import (
 	"bytes"
-	"context"
 	"testing"
 	"time"
 
@@ -30,15 +29,7 @@ func TestBehind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- objects.Start(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	ctx := startCache(t, objects)
 	for _, o := range []client.Object{&v1alpha1.Machine{}, &v1alpha1.MachineClass{}, &corev1.Secret{}} {
 		if _, err := objects.GetInformer(ctx, o); err != nil {
 			t.Fatal(err)

@@ -15,13 +15,17 @@ const key = createCurve();
 const recipient = key.getPublicKey();
 let pin = CONTROL_PLANE_KEY;
 
+// What mcm says of a class or a secret is no word on an instance [FETCH-5].
+const ofInstances = [Code.CODE_NOT_FOUND, Code.CODE_OUT_OF_RANGE, Code.CODE_UNINITIALIZED];
+const told = ({ code, message, retryAfter }) => Object.assign(new Error(message), { code: ofInstances.includes(code) ? Code.CODE_FAILED_PRECONDITION : code, retryAfter });
+
 async function ask(what, body) {
   for (let tries = 3; ; tries--) {
     try {
       if (!wire.up) throw new Error("not connected");
       const m = await wire.nc.request(`mcm.v1.${CLUSTER}.fetch.${PROVIDER}.${what}`, encode(body), { timeout: 2000 });
       const env = decode(m.data), answer = env[env.body];
-      if (answer.status?.code) throw Object.assign(new Error(answer.status.message), { code: answer.status.code, retryAfter: answer.status.retryAfter });
+      if (answer.status?.code) throw told(answer.status);
       return answer;
     } catch (e) {
       if (Number.isInteger(e.code)) throw e; // mcm's answer; those of NATS are text, such as "503"

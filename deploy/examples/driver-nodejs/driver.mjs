@@ -25,7 +25,7 @@ let up = true; // the client would keep what is sent meanwhile, and send it late
 (async () => { for await (const s of nc.status()) if (s.type === "disconnect" || s.type === "reconnect") up = s.type === "reconnect"; })();
 
 const failure = (code, message, outcomeUnknown = false) => Object.assign(new Error(message), { code: Code["CODE_" + code], outcomeUnknown });
-const codes = { 400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "RESOURCE_EXHAUSTED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS", 429: "UNAVAILABLE" };
+const ofInstances = [Code.CODE_NOT_FOUND, Code.CODE_OUT_OF_RANGE, Code.CODE_UNINITIALIZED], codes = { 400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "RESOURCE_EXHAUSTED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS", 429: "UNAVAILABLE" };
 
 // cloud makes one call. One that was not answered, or with a server error, may have had its effect.
 async function cloud(spec, signal, method, path, body) {
@@ -45,7 +45,7 @@ async function specOf(reference, signal) {
   const asked = up ? nc.request(`mcm.v1.${CLUSTER}.fetch.${PROVIDER}.class`, ask, { timeout: 2000 }) : Promise.reject(new Error("not connected"));
   const m = await Promise.race([asked, late]).catch((e) => { throw failure(signal.aborted ? "DEADLINE_EXCEEDED" : "UNAVAILABLE", `fetch class: ${e.message}`); });
   const answer = Envelope.decode(m.data), status = (answer.fetchedClass ?? answer.result).status;
-  if (status?.code) throw Object.assign(new Error(status.message), { code: status.code, retryAfter: status.retryAfter });
+  if (status?.code) throw Object.assign(new Error(status.message), { code: ofInstances.includes(status.code) ? Code.CODE_FAILED_PRECONDITION : status.code /* [FETCH-5] */, retryAfter: status.retryAfter });
   return JSON.parse(Buffer.from(answer.fetchedClass.class.providerSpec).toString());
 }
 

@@ -86,8 +86,8 @@ type ClaimTerms struct {
 	// sequence is the stream sequence of the claim to replace, 0 for none: the
 	// replica MUST claim with this expected last sequence and no other [CLAIM-2],
 	// and MUST answer busy with BUSY_REASON_CLAIM when the stream refuses it
-	// [CLAIM-3]. Unset, in a request for what the replica is known to have: it
-	// answers busy likewise if it does not.
+	// [CLAIM-3]. Unset is not 0, and comes in a request for what the replica is known
+	// to have: it answers busy likewise if it does not.
 	Sequence      *uint64 `protobuf:"varint,1,opt,name=sequence,proto3,oneof" json:"sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -34,10 +34,12 @@
 // A replica MUST NOT run two mutations of one machine at a time; it answers the
 // second one busy [RUN-1]. A request for an operation that it runs already, or
 // whose Result it keeps, MUST NOT run it again: the replica answers accepted, and
-// from then on sends that operation's frames to the new reply subject [RUN-2]. An
-// attempt that a later one's claim has taken the place of is none that it runs: such
-// a request is a new one. So is one of a later attempt without terms for a claim, where
-// the Result kept is a failure: attempts made elsewhere since may have had an effect.
+// from then on sends that operation's frames to the new reply subject [RUN-2]. Two
+// are new ones all the same, if their attempt is the higher one: a request whose terms
+// name another claim than the replica's, as an attempt made elsewhere has taken its
+// place, and one with earlier_may_run, or without terms, where the kept Result is a
+// failure, which says nothing of the attempts since. What is kept is forgotten then;
+// what still runs keeps the machine [RUN-1].
 //
 // Sessions and claims are kept by a JetStream stream, MCM_OPS_<cluster>_<provider>,
 // that mcm makes and that holds one message of each subject. Where there is none,

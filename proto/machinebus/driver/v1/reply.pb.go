@@ -364,7 +364,10 @@ type Result struct {
 	// made, because it could not get its class or the cloud's list, is such a case:
 	// it knows nothing of that attempt. A replica MUST set it for whatever failure of
 	// a create with earlier_may_run, too, such as a refusal for want of quota: the
-	// earlier call may have taken what was left, and make the instance [RESULT-5].
+	// earlier call may have taken what was left, and make the instance [RESULT-5]. That
+	// holds for one that ran already when it was asked for with earlier_may_run. An
+	// attempt that the fence has kept from beginning does not know either: the operation
+	// may be another replica's by now.
 	OutcomeUnknown bool `protobuf:"varint,2,opt,name=outcome_unknown,json=outcomeUnknown,proto3" json:"outcome_unknown,omitempty"`
 	// no_effect, with outcome_unknown, says that this attempt had no effect and will
 	// have none: what is not known is what came of an earlier one. A replica MUST set

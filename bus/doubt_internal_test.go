@@ -209,6 +209,36 @@ func TestRefusalAfterAFailover(t *testing.T) {
 	}
 }
 
+// What fails is known only if no other attempt of a create may be at work: also where
+// that is said of one which began as the first.
+func TestDoubt(t *testing.T) {
+	t.Parallel()
+	const create, remove = driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE
+	for name, tc := range map[string]struct {
+		operation driverv1.Operation
+		held
+		recover, unknown bool
+	}{
+		"the only attempt":                     {create, held{begun: true}, false, false},
+		"it was to recover, and looked":        {create, held{begun: true}, true, false},
+		"it was to recover, and did not look":  {create, held{}, true, true},
+		"another may run":                      {create, held{begun: true, earlierMayRun: true}, true, true},
+		"another may run, of which it hears":   {create, held{begun: true, earlierMayRun: true}, false, true},
+		"another may run, and it began no way": {create, held{earlierMayRun: true}, false, true},
+		"another delete may run":               {remove, held{begun: true, earlierMayRun: true}, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tc.held.operation, tc.request = tc.operation, &driverv1.Envelope{Recover: tc.recover}
+			got := failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota")
+			tc.doubt(got, false)
+			if got.GetOutcomeUnknown() != tc.unknown || got.GetNoEffect() != tc.unknown {
+				t.Errorf("outcome_unknown %t, no_effect %t; want both %t", got.GetOutcomeUnknown(), got.GetNoEffect(), tc.unknown)
+			}
+		})
+	}
+}
+
 // A replica that has kept the refusal of an earlier attempt does not answer with it
 // who asks about a later one: where nothing is claimed, it is not told apart otherwise.
 func TestOutdated_Refusal(t *testing.T) {

@@ -128,7 +128,7 @@ func (h *held) doubt(result *driverv1.Result, cutOff bool) {
 	// that one is not over yet [RESULT-5]; what was refused is to be tried again
 	// under this id, and not as another operation.
 	earlier := h.refused || cutOff && Mutates(h.operation) && h.request.GetRecover() ||
-		h.recovers() && (!h.begun || h.earlierMayRun)
+		h.recovers() && !h.begun || h.operation == driverv1.Operation_OPERATION_CREATE && h.earlierMayRun
 	result.OutcomeUnknown, result.NoEffect = own || earlier, earlier && !own
 }
 

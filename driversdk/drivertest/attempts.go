@@ -347,7 +347,7 @@ func (s *suite) doubtedLater(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p, err := s.beginFor(ctx, s.namesake(m), create, recovering)
+	p, err := s.beginFor(ctx, s.namesake(m), create, func(*driverv1.Envelope) {})
 	if err != nil {
 		return err
 	}

@@ -222,7 +222,7 @@ export class Replica {
       const code = deadline.aborted ? Code.CODE_DEADLINE_EXCEEDED : meant ? e.code : Code.CODE_UNKNOWN;
       const own = !!e.outcomeUnknown || (!!h.begun && (deadline.aborted || !!e.fenced || !meant)); // what this attempt has done is not known [RESULT-3]
       // What an earlier one has made is not, or may yet make [RESULT-5].
-      const earlier = !!e.fenced || (h.op === "create" && h.env.recover && (!h.begun || h.env.earlierMayRun));
+      const earlier = !!e.fenced || (h.op === "create" && ((h.env.recover && !h.begun) || h.env.earlierMayRun));
       const unknown = MUTATIONS.includes(h.op) && (own || earlier);
       return { status: { code, message: e.message, retryAfter: e.retryAfter }, outcomeUnknown: unknown, noEffect: unknown && !own }; // [RESULT-6]
     }

@@ -127,6 +127,14 @@ func (s *Server) storeOutcome(h *held, result *driverv1.Result) {
 func (s *Server) onOutcomeStored(h *held, replaced uint64, answer *nats.Msg) {
 	seq, err := ackOf(answer)
 	_, final := conflictOf(err) // what conflicts with a write under way may yet be stored
+	if awaited := s.noteOutcome(h, replaced, seq, final, err); awaited != nil {
+		s.send(h, resultFrame(awaited))
+	}
+}
+
+// noteOutcome notes how the stream has answered an outcome. It returns the result if
+// whoever asked for it waits for that.
+func (s *Server) noteOutcome(h *held, replaced, seq uint64, final bool, err error) (awaited *driverv1.Result) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer func() {
@@ -136,16 +144,24 @@ func (s *Server) onOutcomeStored(h *held, replaced uint64, answer *nats.Msg) {
 	}()
 	switch {
 	case err == nil:
+		if !h.counts() {
+			awaited = h.result
+		}
 		h.stored, h.claim = true, seq
 		signal(s.acked)
 	case final && !h.stored && h.claim == replaced:
 		// Another attempt has taken our claim's place, or an acknowledgement was
 		// lost. Either way there is nothing more to write.
 		h.stored, h.fenced = true, true
+		if h.rivalled && s.held[h.key()] == h {
+			delete(s.held, h.key()) // who waits for it asks, and finds what is stored
+		}
 		s.log.Info("outcome not stored: the claim is not this attempt's any more", "operation_id", h.id, "attempt", h.attempt)
 	default:
 		s.log.Debug("outcome not stored yet", "operation_id", h.id, "err", err)
 	}
+
+	return awaited
 }
 
 // storeOutcomes tries again what could not be stored.

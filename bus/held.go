@@ -55,7 +55,14 @@ type held struct {
 	stored     bool   // the outcome was, or never will be
 	storedAt   time.Time
 	known      bool // mcm has acknowledged the result
+	// It was asked for again when it was fenced: another attempt may have been sent, to
+	// take its claim's place. Its result counts once it is stored there.
+	rivalled bool
 }
+
+// counts tells that the result, once there is one, is what came of the operation, or
+// leaves that open. Server.mu is held.
+func (h *held) counts() bool { return !h.rivalled || h.stored || h.result.GetOutcomeUnknown() }
 
 func (h *held) key() string { return h.cluster + "/" + h.id }
 
@@ -186,6 +193,7 @@ func (s *Server) settle(h *held, result *driverv1.Result) {
 	now := time.Now()
 	s.mu.Lock()
 	h.result, h.ended = result, now
+	counts := h.counts()
 	if Mutates(h.operation) {
 		s.occupy(h.operation, -1)
 		delete(s.machines, h.machineKey())
@@ -207,7 +215,9 @@ func (s *Server) settle(h *held, result *driverv1.Result) {
 		// Ahead of the result: whoever has that finds the claim ended.
 		s.storeOutcome(h, result)
 	}
-	s.send(h, resultFrame(result))
+	if counts {
+		s.send(h, resultFrame(result))
+	}
 	if Mutates(h.operation) {
 		s.renewNow() // reads are in no session
 	}

@@ -60,6 +60,7 @@ type ledger struct {
 type record struct {
 	sequence uint64 // of the stream
 	envelope *driverv1.Envelope
+	ttl      time.Duration // that it was written with; 0 for the stream's own limit
 }
 
 // message makes the message that puts env in the place of the record with the
@@ -205,7 +206,12 @@ func recordOf(m *nats.Msg, subject string) (*record, error) {
 		env = &driverv1.Envelope{}
 	}
 
-	return &record{sequence: seq, envelope: env}, nil
+	ttl, err := time.ParseDuration(m.Header.Get(headerTTL))
+	if err != nil {
+		ttl = 0 // it was written without one
+	}
+
+	return &record{sequence: seq, envelope: env, ttl: ttl}, nil
 }
 
 // operationNumber returns how many operations of a machine were settled before

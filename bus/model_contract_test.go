@@ -100,6 +100,16 @@ func contractCalls() []contractCall {
 			return r.sequence, err
 		}
 	}
+	limit := func(subject string) func(context.Context, contractBus) (uint64, error) {
+		return func(ctx context.Context, b contractBus) (uint64, error) {
+			r, err := b.ledger.last(ctx, subject)
+			if r == nil {
+				return 0, err
+			}
+
+			return uint64(r.ttl.Seconds()), err
+		}
+	}
 	api := func(ask func(ctx context.Context, s *streams) error) func(context.Context, contractBus) (uint64, error) {
 		return func(ctx context.Context, b contractBus) (uint64, error) { return 0, ask(ctx, b.streams) }
 	}
@@ -142,6 +152,8 @@ func contractCalls() []contractCall {
 		{name: "read the first", ask: get(claim), seq: contractFirst, at: -1},
 		{name: "first again", ask: put(claim, 0, 0), err: errConflict, at: contractFirst},
 		{name: "another subject", ask: put(session, 0, 3*time.Second), seq: contractFirst + 1, at: -1},
+		{name: "read its limit", ask: limit(session), seq: 3, at: -1},
+		{name: "read that there is none", ask: limit(claim), at: -1},
 		{name: "replace", ask: put(claim, contractFirst, 0), seq: contractFirst + 2, at: -1},
 		{name: "replace what was replaced", ask: put(claim, contractFirst, 0), err: errConflict, at: contractFirst + 2},
 		{name: "read the second", ask: get(claim), seq: contractFirst + 2, at: -1},

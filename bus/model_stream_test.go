@@ -32,6 +32,7 @@ type simStore struct {
 type simRecord struct {
 	sequence uint64
 	data     []byte
+	ttl      []string  // as its header says
 	ends     time.Time // zero for never
 }
 
@@ -82,9 +83,14 @@ func (s *simStreams) get(m *nats.Msg, what string) (*nats.Msg, bool) {
 		}}, true
 	}
 
-	return &nats.Msg{Subject: m.Reply, Data: r.data, Header: nats.Header{
+	answer := &nats.Msg{Subject: m.Reply, Data: r.data, Header: nats.Header{
 		headerSubject: {subject}, headerSequence: {strconv.FormatUint(r.sequence, 10)}, "Nats-Stream": {name},
-	}}, true
+	}}
+	if r.ttl != nil {
+		answer.Header[headerTTL] = r.ttl
+	}
+
+	return answer, true
 }
 
 func (s *simStreams) api(m *nats.Msg, what string) (*nats.Msg, bool) {
@@ -120,7 +126,7 @@ func (s *simStreams) put(name string, store *simStore, m *nats.Msg) *nats.Msg {
 	}
 	store.last++
 	s.order[store.last] = uint64(len(s.order)) + 1
-	after := simRecord{sequence: store.last, data: m.Data}
+	after := simRecord{sequence: store.last, data: m.Data, ttl: m.Header[headerTTL]}
 	if ttl, err := time.ParseDuration(m.Header.Get(headerTTL)); err == nil {
 		after.ends = time.Now().Add(ttl)
 	}

@@ -98,3 +98,43 @@ func TestPlainMarkOutlastsASlowLook(t *testing.T) {
 		}
 	})
 }
+
+// A manager whose operation takes less time than one that the manager before has sent
+// does not cut that one's mark short.
+func TestPlainMarkIsNotCutShort(t *testing.T) {
+	t.Parallel()
+	onBench(t, func(b *bench) {
+		leave := b.plainDriver(func(env *driverv1.Envelope) *driverv1.Result {
+			if env.GetCreate() == nil {
+				return failure(driverv1.Code_CODE_UNIMPLEMENTED, "")
+			}
+
+			return &driverv1.Result{}
+		})
+		defer leave()
+		asks := func(id string, timeout time.Duration) (ends time.Time) {
+			req := benchCreate(timeout)
+			req.OperationID, req.Body.GetCreate().Machine.Uid = id+".create.0", id
+			if out, err := b.caller.Call(b.ctx, req); err != nil || !out.Plain {
+				b.Fatalf("create of %s: %+v, %v", id, out, err)
+			}
+
+			return b.markEnds()
+		}
+		long := asks("long", time.Hour)
+		b.caller.Close()
+		b.caller = b.manager("next")
+		b.pass(time.Minute)
+		kept := asks("short", time.Minute)
+		if kept.Before(long) {
+			b.Errorf("the next manager's mark ends %s before that of the first one's longer operation", long.Sub(kept))
+		}
+		if kept.After(long.Add(time.Minute)) {
+			b.Errorf("the next manager's mark ends %s after that of the first one's longer operation", kept.Sub(long))
+		}
+		b.pass(time.Until(long) - 2*time.Minute)
+		if end := asks("later", time.Minute); end.Before(time.Now().Add(time.Minute+acceptBy)) || end.After(long.Add(time.Hour)) {
+			b.Errorf("a mark that is renewed ends in %s", time.Until(end))
+		}
+	})
+}

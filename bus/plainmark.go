@@ -170,18 +170,20 @@ func (c *Caller) unmark(provider string) {
 }
 
 // mark writes the record for twice as long as an operation takes, so that not each
-// one needs a new one.
+// one needs a new one, and for no less than the record there is would have stayed: the
+// manager before may have sent an operation that takes longer.
 func (c *Caller) mark(ctx context.Context, provider string, takes time.Duration) error {
 	subject, book, now := c.markSubject(provider), c.ledger(provider), time.Now()
 	found, err := book.last(ctx, subject)
 	if err != nil {
 		return err
 	}
-	expected := uint64(0)
+	expected, life := uint64(0), 2*takes
 	if found != nil {
 		expected = found.sequence
+		life = max(life, found.remains(now))
 	}
-	life := (2 * takes).Truncate(time.Second) + time.Second // a TTL has whole seconds
+	life = life.Truncate(time.Second) + time.Second // a TTL has whole seconds
 	_, err = book.put(ctx, subject, &driverv1.Envelope{Body: &driverv1.Envelope_Tombstone{Tombstone: &driverv1.Tombstone{
 		Cluster: c.cfg.Cluster, Provider: provider, Replica: plainMark, Epoch: c.cfg.Epoch(), WrittenAt: timestamppb.New(now),
 	}}}, expected, life)
@@ -196,4 +198,11 @@ func (c *Caller) mark(ctx context.Context, provider string, takes time.Duration)
 	c.mu.Unlock()
 
 	return nil
+}
+
+// remains is how long a mark stays from now on, as far as its writer's clock tells.
+func (r *record) remains(now time.Time) time.Duration {
+	written := r.envelope.GetTombstone().GetWrittenAt().AsTime()
+
+	return min(r.ttl, written.Add(r.ttl).Sub(now))
 }

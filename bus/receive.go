@@ -261,13 +261,14 @@ func (s *Server) attach(h *held) (answer func()) {
 	}
 	known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
 	known.earlierMayRun = known.earlierMayRun || h.earlierMayRun
-	result, claiming := known.result, known.claiming
+	known.rivalled = known.rivalled || !known.stored && s.fenced(known, time.Now())
+	result, claiming, counts := known.result, known.claiming, known.counts()
 
 	return func() {
 		if !claiming { // else it is said in a moment
 			s.send(known, acceptedFrame())
 		}
-		if result != nil {
+		if result != nil && counts { // else it is sent once it is stored
 			s.send(known, resultFrame(result))
 		}
 	}
@@ -303,14 +304,22 @@ func (s *Server) onOps(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 	if m.Reply == "" {
 		return
 	}
-	want, now := env.GetOps().GetOperationId(), time.Now()
-	answer := &driverv1.OpsResponse{}
+	answer := s.holds(subject.Cluster, env.GetOps().GetOperationId(), env.GetAttempt(), time.Now())
+	_ = s.sendTo(m.Reply, contentTypeOf(m), env.GetOperationId(), env.GetAttempt(), // it is logged
+		&driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: answer}})
+}
+
+// holds tells what this replica has of a control plane's operations, or of the one
+// that it wants to know of. What it does not have then it will not take.
+func (s *Server) holds(cluster, want string, attempt uint32, now time.Time) *driverv1.OpsResponse {
+	answer, denied := &driverv1.OpsResponse{}, true
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	for key, h := range s.held {
-		if h.cluster != subject.Cluster || want != "" && want != h.id {
+		if h.cluster != cluster || want != "" && want != h.id {
 			continue
 		}
-		if want != "" && !h.claimed && h.failed() && env.GetAttempt() > h.attempt {
+		if want != "" && !h.claimed && h.failed() && attempt > h.attempt {
 			delete(s.held, key) // outdated: to have it would be taken for having that attempt
 
 			continue
@@ -318,16 +327,16 @@ func (s *Server) onOps(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 		st := h.state(now)
 		st.Fenced = s.fenced(h, now)
 		answer.Operations = append(answer.Operations, st)
-		if want != "" {
+		denied = denied && st.GetFenced() // mcm goes on from it as from what is not here
+		if want != "" && h.counts() {
 			answer.Result = h.result
 		}
 	}
-	if want != "" && len(answer.GetOperations()) == 0 && env.GetAttempt() > 0 {
-		s.denials.add(subject.Cluster+"/"+want, env.GetAttempt(), now)
+	if want != "" && denied && attempt > 0 {
+		s.denials.add(cluster+"/"+want, attempt, now)
 	}
-	s.mu.Unlock()
-	_ = s.sendTo(m.Reply, contentTypeOf(m), env.GetOperationId(), env.GetAttempt(), // it is logged
-		&driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: answer}})
+
+	return answer
 }
 
 func (s *Server) onCancel(subject Subject, env *driverv1.Envelope) {

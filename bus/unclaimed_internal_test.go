@@ -94,17 +94,19 @@ func TestOldFailureIsDenied(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		claimed bool
+		fenced  bool
 		result  *driverv1.Result
 		attempt uint32
 		held    bool
 		reason  string
 	}{
-		"later attempt": {false, failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota"), 2, false, "that one may be elsewhere"},
-		"same attempt":  {false, failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota"), 1, true, "it is its result"},
-		"people":        {false, failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota"), 0, true, "they ask for what there is"},
-		"success":       {false, &driverv1.Result{}, 2, true, "there is the instance"},
-		"it runs":       {false, nil, 2, true, "two of one machine never run here"},
-		"claimed":       {true, failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota"), 2, true, "the claim tells what counts"},
+		"later attempt": {false, false, failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota"), 2, false, "that one may be elsewhere"},
+		"same attempt":  {false, false, failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota"), 1, true, "it is its result"},
+		"people":        {false, false, failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota"), 0, true, "they ask for what there is"},
+		"success":       {false, false, &driverv1.Result{}, 2, true, "there is the instance"},
+		"it runs":       {false, false, nil, 2, true, "two of one machine never run here"},
+		"claimed":       {true, false, failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota"), 2, true, "the claim tells what counts"},
+		"fenced":        {true, true, failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota"), 2, true, "mcm goes on from it as if it were not there"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -118,6 +120,7 @@ func TestOldFailureIsDenied(t *testing.T) {
 				}
 				r.server.mu.Lock()
 				r.server.held[h.key()] = h
+				r.server.unfenced = !tc.fenced // there is no lease
 				r.server.mu.Unlock()
 				answer := b.caller.ask(b.ctx, "virtual", "replica", id, tc.attempt)
 				if got := len(answer.GetOperations()) == 1; answer == nil || got != tc.held || (answer.GetResult() != nil) != (tc.held && tc.result != nil) {
@@ -126,8 +129,8 @@ func TestOldFailureIsDenied(t *testing.T) {
 				r.server.mu.Lock()
 				denied := r.server.denials.covers(&held{cluster: "default", id: id, attempt: tc.attempt, started: time.Now()})
 				r.server.mu.Unlock()
-				if denied == tc.held {
-					b.Errorf("denied = %t, want %t: %s", denied, !tc.held, tc.reason)
+				if want := !tc.held || tc.fenced; denied != want {
+					b.Errorf("denied = %t, want %t: %s", denied, want, tc.reason)
 				}
 			})
 		})

@@ -101,6 +101,9 @@ export class Replica {
     return !!h.fenced;
   }
 
+  // counts tells that a result is what came of the operation, or leaves that open [FENCE-3].
+  counts(h) { return !h.rivalled || h.stored || h.result?.outcomeUnknown; }
+
   stateOf(h) {
     return {
       operationId: h.id, attempt: h.attempt, operation: numberOf(h.op), namespace: h.namespace, name: h.name, settled: !!h.result,
@@ -150,8 +153,9 @@ export class Replica {
     if (known && !(h.attempt > known.attempt && (overtaken || failed))) {
       Object.assign(known, { reply: h.reply, attempt: h.attempt }); // [RUN-2]
       known.env.earlierMayRun ||= env.earlierMayRun;
+      known.rivalled ||= !known.stored && this.fenced(known); // another attempt may be on its way to the claim's place
       if (!known.claiming) this.send(known, { accepted: {} });
-      if (known.result) this.send(known, { result: known.result });
+      if (known.result && this.counts(known)) this.send(known, { result: known.result });
       return;
     }
     if (known?.result) this.held.delete(h.id); // superseded
@@ -187,7 +191,7 @@ export class Replica {
     this.machines.delete(h.machine);
     if (h.result.outcomeUnknown) this.held.delete(h.id); // [RESULT-4]
     if (h.claimed) this.storeOutcome(h);
-    this.send(h, { result: h.result });
+    if (this.counts(h)) this.send(h, { result: h.result });
     this.renew();
   }
 
@@ -251,8 +255,11 @@ export class Replica {
     };
     const answer = await this.put(h, { state: outcomeUnknown ? 3 : 2, endedAt: timestamp(h.ended), outcome }, h.claim);
     if (answer.seq) h.claim = answer.seq;
+    const counted = this.counts(h);
     h.stored = !!answer.seq || (!!answer.conflict && answer.there !== null); // else the conflict is with a write that may yet be lost
     h.storing = false;
+    if (!counted && answer.seq) this.send(h, { result: h.result }); // it was waited for
+    if (h.rivalled && h.stored && !answer.seq && this.held.get(h.id) === h) this.held.delete(h.id); // the other attempt counts
     if (h.known) this.onAck(h);
   }
 
@@ -280,9 +287,9 @@ export class Replica {
     const id = env.ops.operationId, known = this.held.get(id);
     if (known && !known.claimed && known.result?.status?.code > 0 && env.attempt > known.attempt) this.held.delete(id); // other attempts were made since
     const found = [...this.held.values()].filter((h) => !id || h.id === id);
-    if (id && !found.length && env.attempt > 0) this.denied.set(id, { attempt: env.attempt, at: now() }); // [OPS-1]
+    if (id && found.every((h) => this.fenced(h)) && env.attempt > 0) this.denied.set(id, { attempt: env.attempt, at: now() }); // [OPS-1]
     for (const [key, d] of this.denied) if (now().monotonic - d.at.monotonic > 4000) this.denied.delete(key);
-    const opsHeld = { operations: found.map((h) => this.stateOf(h)), result: id ? found[0]?.result : undefined };
+    const opsHeld = { operations: found.map((h) => this.stateOf(h)), result: id && found[0] && this.counts(found[0]) ? found[0].result : undefined };
     this.send({ reply: m.reply, id: env.operationId, attempt: env.attempt }, { opsHeld });
   }
 

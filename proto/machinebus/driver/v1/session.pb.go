@@ -147,7 +147,8 @@ func (Changed_Kind) EnumDescriptor() ([]byte, []int) {
 // accepted before [FENCE-1]. The same holds for every attempt accepted before a
 // moment at which the send time of the last acknowledged session was older than
 // 1.2 s [FENCE-2]. A call that is at the cloud already is never cut off for it; its
-// Result is reported as any other [FENCE-3].
+// Result is reported as any other, but once the attempt is asked for again only when
+// its outcome is stored: another one may have been sent to its claim's place [FENCE-3].
 type Session struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Cluster  string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -745,7 +746,7 @@ func (x *OpsRequest) GetOperationId() string {
 }
 
 // OpsResponse answers OpsRequest. A replica that does not list an operation it
-// is asked for does not hold it, MUST NOT take the attempt it was asked about
+// is asked for, or lists it as fenced, does not hold it, MUST NOT take the attempt it was asked about
 // later, and will not report on it again [OPS-1]. It has to remember that for 4 s:
 // by then accept_by refuses the attempt. A failure of an earlier attempt than the one
 // asked about, made without a claim, is none that it holds.

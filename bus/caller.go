@@ -126,7 +126,7 @@ func (c *Caller) spawn(f func()) {
 func (c *Caller) onSession(s *driverv1.Session) {
 	if s.GetReplica() == plainMark {
 		c.reserved.Do(func() {
-			c.log.Warn("sessions of a replica with a reserved name are ignored, and it gets no work: have it take another one",
+			c.log.Warn("sessions of a replica with a reserved name are ignored, and nothing is sent to it by name: have it take another one",
 				"replica", s.GetReplica(), "provider", s.GetProvider())
 		})
 

@@ -55,8 +55,8 @@ type held struct {
 	stored     bool   // the outcome was, or never will be
 	storedAt   time.Time
 	known      bool // mcm has acknowledged the result
-	// It was asked for again when it was fenced: another attempt may have been sent, to
-	// take its claim's place. Its result counts once it is stored there.
+	// Who asked last did so when it was fenced, by a claim: another attempt may have been
+	// sent, to take its claim's place. Its result counts once it is stored there.
 	rivalled bool
 }
 
@@ -110,12 +110,7 @@ func (s *Server) run(ctx context.Context, h *held) {
 		// Found out ahead of all who are to hear of it, and of the stream.
 		result, told = unsendable(err), false
 	}
-	if result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
-		s.mu.Lock()
-		h.doubt(result, ctx.Err() != nil || !told)
-		s.mu.Unlock()
-	}
-	s.settle(h, result)
+	s.settle(h, result, ctx.Err() != nil || !told)
 }
 
 // doubt says of a failure, whatever the driver says of it, what is not known. CutOff
@@ -187,13 +182,15 @@ func failure(code driverv1.Code, message string) *driverv1.Result {
 	return &driverv1.Result{Status: &driverv1.Status{Code: code, Message: message}}
 }
 
-// settle records the result and sends it. A mutation's is kept until mcm has
-// stored it.
-func (s *Server) settle(h *held, result *driverv1.Result) {
+// settle records the result, of which doubt judges, and sends it. A mutation's is kept
+// until mcm has stored it.
+func (s *Server) settle(h *held, result *driverv1.Result, cutOff bool) {
 	now := time.Now()
 	s.mu.Lock()
+	if result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
+		h.doubt(result, cutOff)
+	}
 	h.result, h.ended = result, now
-	counts := h.counts()
 	if Mutates(h.operation) {
 		s.occupy(h.operation, -1)
 		delete(s.machines, h.machineKey())
@@ -215,9 +212,7 @@ func (s *Server) settle(h *held, result *driverv1.Result) {
 		// Ahead of the result: whoever has that finds the claim ended.
 		s.storeOutcome(h, result)
 	}
-	if counts {
-		s.send(h, resultFrame(result))
-	}
+	s.send(h, resultFrame(result))
 	if Mutates(h.operation) {
 		s.renewNow() // reads are in no session
 	}
@@ -268,13 +263,17 @@ func resultFrame(r *driverv1.Result) *driverv1.Envelope {
 	return &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: r}}
 }
 
-// send publishes a frame of a held operation to whoever asked last. A frame
-// that cannot be sent is not lost: mcm sees the operation in the next session
-// and asks.
+// send publishes a frame of a held operation to whoever asked last; a result that does
+// not count yet waits until it is stored. A frame that cannot be sent is not lost: mcm
+// sees the operation in the next session and asks.
 func (s *Server) send(h *held, frame *driverv1.Envelope) {
 	s.mu.Lock()
 	reply, contentType, attempt := h.reply, h.contentType, h.attempt
+	waits := frame.GetResult() != nil && !h.counts()
 	s.mu.Unlock()
+	if waits {
+		return
+	}
 	err := s.sendTo(reply, contentType, h.id, attempt, frame)
 	if frame.GetResult() == nil || !errors.Is(err, errTooLarge) && !errors.Is(err, errEncode) {
 		return

@@ -346,6 +346,10 @@ func (k *call) find(ctx context.Context) (done bool, err error) {
 				certain = false
 			case k.holds(answer):
 				k.target, k.terms = asked[i], nil // it attaches us to what it runs
+				if !k.claimed {
+					// Its failure is judged by the number that it has.
+					k.holder(asked[i], max(1, answer.GetOperations()[0].GetAttempt()))
+				}
 
 				return false, nil
 			default:

@@ -261,14 +261,15 @@ func (s *Server) attach(h *held) (answer func()) {
 	}
 	known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
 	known.earlierMayRun = known.earlierMayRun || h.earlierMayRun
-	known.rivalled = known.rivalled || !known.stored && s.fenced(known, time.Now())
-	result, claiming, counts := known.result, known.claiming, known.counts()
+	// Who names no claim knows of no stream, in which nothing would ever be stored.
+	known.rivalled = h.request.GetClaimTerms() != nil && (known.rivalled || !known.stored && s.fenced(known, time.Now()))
+	result, claiming := known.result, known.claiming
 
 	return func() {
 		if !claiming { // else it is said in a moment
 			s.send(known, acceptedFrame())
 		}
-		if result != nil && counts { // else it is sent once it is stored
+		if result != nil {
 			s.send(known, resultFrame(result))
 		}
 	}

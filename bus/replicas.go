@@ -382,14 +382,25 @@ type holding struct {
 	failed  bool // it has ended so
 }
 
+func (h holding) before(other holding) bool {
+	switch {
+	case h.fenced != other.fenced:
+		return other.fenced
+	case h.failed != other.failed:
+		return other.failed
+	default:
+		return h.attempt > other.attempt
+	}
+}
+
 // holding returns the replica that lists an operation in its session, or has
-// accepted it since: of several the one that is not fenced, or else that of the
-// latest attempt.
+// accepted it since: of several one that is not fenced, or else one that has not
+// failed, beside which no other attempt is to begin, or else that of the latest one.
 func (r *replicas) holding(provider, operationID string) (best holding, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	consider := func(h holding) {
-		if !ok || best.fenced && !h.fenced || best.fenced == h.fenced && h.attempt > best.attempt {
+		if !ok || h.before(best) {
 			best, ok = h, true
 		}
 	}

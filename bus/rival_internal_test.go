@@ -14,7 +14,7 @@ import (
 // first.
 func TestFencedResultCountsOnceStored(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct{ later, ended, overtaken bool }{
+	for name, tc := range map[string]fencedCase{
 		"for a later attempt":                                   {later: true},
 		"for a later attempt, and overtaken":                    {later: true, overtaken: true},
 		"for this attempt":                                      {},
@@ -25,15 +25,54 @@ func TestFencedResultCountsOnceStored(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			onBench(t, func(b *bench) { b.fencedResult(tc.later, tc.ended, tc.overtaken) })
+			onBench(t, func(b *bench) { b.fencedResult(tc) })
 		})
 	}
 }
 
-func (b *bench) fencedResult(later, ended, overtaken bool) {
-	end := make(chan struct{})
+// A manager that has lost its JetStream waits for no stream: nothing would ever be stored.
+func TestFencedResultWithoutClaims(t *testing.T) {
+	t.Parallel()
+	for name, ended := range map[string]bool{"while it runs": false, "when it has ended": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onBench(t, func(b *bench) {
+				r, end, _ := b.fences()
+				b.silence(true)
+				// Somebody has asked who knew of the stream.
+				terms := &driverv1.ClaimTerms{}
+				for _, named := range []*driverv1.ClaimTerms{terms, nil} {
+					if ended && named == nil {
+						close(end)
+						b.until("it has ended", func() bool { return r.server.Running() == 0 })
+					}
+					again := b.asks(1, named)
+					b.until("it is attached to", func() bool { return again.heard().holder != "" })
+					if !ended && named == nil {
+						close(end)
+					}
+					if named == nil {
+						b.until("there is a result", func() bool { return again.heard().result != nil })
+					}
+				}
+				if answer := b.caller.ask(b.ctx, "virtual", "replica", "uid.create.0", 1); answer.GetResult() == nil {
+					b.Errorf("asked what it has: %v, want the result", answer)
+				}
+			})
+		})
+	}
+}
+
+// A fencedCase tells by which attempt, and when, a fenced one is asked for again, and
+// whether another one takes its claim's place.
+type fencedCase struct{ later, ended, overtaken bool }
+
+// fences has a replica take a create and lose its lease while it runs, until end.
+func (b *bench) fences() (r *modelReplica, end chan struct{}, claim uint64) {
+	b.Helper()
+	end = make(chan struct{})
 	b.caller.streams.of("virtual")
-	r := b.join("replica", func(_ context.Context, _ *modelReplica, _ *Task) *driverv1.Result {
+	r = b.join("replica", func(_ context.Context, _ *modelReplica, _ *Task) *driverv1.Result {
 		<-end
 
 		return &driverv1.Result{}
@@ -45,19 +84,25 @@ func (b *bench) fencedResult(later, ended, overtaken bool) {
 	b.pass(2 * fenceBound)
 	b.silence(false)
 	b.pass(deathLimit) // it has a lease again
-	sequence := b.claim().sequence
+
+	return r, end, b.claim().sequence
+}
+
+func (b *bench) fencedResult(tc fencedCase) {
+	b.Helper()
+	r, end, sequence := b.fences()
 	attempt, terms := uint32(1), &driverv1.ClaimTerms{}
-	if later {
+	if tc.later {
 		attempt, terms = 2, &driverv1.ClaimTerms{Sequence: &sequence}
 	}
 	b.silence(true) // so the outcome waits to be stored
-	if ended {
+	if tc.ended {
 		close(end)
 		b.until("it has ended", func() bool { return r.server.Running() == 0 })
 	}
 	again := b.asks(attempt, terms)
 	b.until("it is attached to", func() bool { return again.heard().holder != "" })
-	if !ended {
+	if !tc.ended {
 		close(end)
 		b.until("it has ended", func() bool { return r.server.Running() == 0 })
 	}
@@ -67,7 +112,7 @@ func (b *bench) fencedResult(later, ended, overtaken bool) {
 		b.Errorf("while another attempt can take its claim's place: %v, and %v; want no result", again.heard(), answer)
 	}
 	b.silence(false)
-	if overtaken {
+	if tc.overtaken {
 		other := &driverv1.Envelope{Body: &driverv1.Envelope_Claim{Claim: &driverv1.Claim{
 			OperationId: "uid.create.0", Attempt: 3, Replica: "other", State: driverv1.Claim_STATE_RUNNING,
 		}}}
@@ -78,10 +123,10 @@ func (b *bench) fencedResult(later, ended, overtaken bool) {
 	b.pass(2 * storeAgain)
 	answer = b.caller.ask(b.ctx, "virtual", "replica", "uid.create.0", attempt)
 	state := b.claim().envelope.GetClaim().GetState()
-	if overtaken && (again.heard().result != nil || len(answer.GetOperations()) != 0 || state != driverv1.Claim_STATE_RUNNING) {
+	if tc.overtaken && (again.heard().result != nil || len(answer.GetOperations()) != 0 || state != driverv1.Claim_STATE_RUNNING) {
 		b.Errorf("after another attempt has taken its claim's place: %v, %v, and %v; want that it does not have it", again.heard(), answer, state)
 	}
-	if !overtaken && (again.heard().result == nil || answer.GetResult() == nil || state != driverv1.Claim_STATE_SETTLED) {
+	if !tc.overtaken && (again.heard().result == nil || answer.GetResult() == nil || state != driverv1.Claim_STATE_SETTLED) {
 		b.Errorf("when it is stored: %v, %v, and %v; want its result", again.heard(), answer, state)
 	}
 }
@@ -90,7 +135,7 @@ func (b *bench) fencedResult(later, ended, overtaken bool) {
 func (b *bench) asks(number uint32, terms *driverv1.ClaimTerms) *attempt {
 	b.Helper()
 	req := benchCreate(time.Minute)
-	k := &call{c: b.caller, req: &req, op: driverv1.Operation_OPERATION_CREATE, number: number, again: number > 1, claimed: true, terms: terms}
+	k := &call{c: b.caller, req: &req, op: driverv1.Operation_OPERATION_CREATE, number: number, again: number > 1, claimed: terms != nil, terms: terms}
 	a := newAttempt(req.OperationID, number, TreeReplica, "replica")
 	if _, err := k.send(a); err != nil {
 		b.Fatal(err)

@@ -136,3 +136,40 @@ func TestOldFailureIsDenied(t *testing.T) {
 		})
 	}
 }
+
+// Of several replicas that have an operation, one that runs it comes before one that
+// failed, whatever their attempts' numbers.
+func TestHolding_Before(t *testing.T) {
+	t.Parallel()
+	order := []holding{
+		{replica: "runs the second", attempt: 2},
+		{replica: "runs the first", attempt: 1},
+		{replica: "failed the third", attempt: 3, failed: true},
+		{replica: "fenced", attempt: 4, fenced: true},
+	}
+	for i, h := range order {
+		for j, other := range order {
+			if got := h.before(other); got != (i < j) {
+				t.Errorf("%q before %q: %t", h.replica, other.replica, got)
+			}
+		}
+	}
+}
+
+// Who looks for an attempt, and finds an earlier one that runs, knows its result by that
+// one's number: another may have run since.
+func TestFind_EarlierAttempt(t *testing.T) {
+	t.Parallel()
+	onBench(t, func(b *bench) {
+		b.unclaimed()
+		begun := make(chan struct{}, 1)
+		b.join("replica", hangs(begun))
+		b.asks(1, nil)
+		<-begun
+		req := benchCreate(operationTime)
+		k := &call{c: b.caller, req: &req, op: driverv1.Operation_OPERATION_CREATE, number: 3, ran: 3}
+		if done, err := k.find(b.ctx); done || err != nil || k.target != "replica" || k.number != 1 || !k.outdated(k.number) {
+			b.Errorf("found %q with attempt %d (%t, %v), want the replica with attempt 1, after which others ran", k.target, k.number, done, err)
+		}
+	})
+}

@@ -153,7 +153,7 @@ export class Replica {
     if (known && !(h.attempt > known.attempt && (overtaken || failed))) {
       Object.assign(known, { reply: h.reply, attempt: h.attempt }); // [RUN-2]
       known.env.earlierMayRun ||= env.earlierMayRun;
-      known.rivalled ||= !known.stored && this.fenced(known); // another attempt may be on its way to the claim's place
+      known.rivalled = !!terms && (known.rivalled || (!known.stored && this.fenced(known))); // another attempt may be on its way to the claim's place
       if (!known.claiming) this.send(known, { accepted: {} });
       if (known.result && this.counts(known)) this.send(known, { result: known.result });
       return;

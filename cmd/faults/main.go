@@ -159,7 +159,11 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		tallies = append(tallies, t)
 		if err := runWorld(ctx, o, out, cluster, t); err != nil {
 			t.print(out)
-			return fmt.Errorf("on the bus %s: %w", kind, err)
+			err = fmt.Errorf("on the bus %s: %w", kind, err)
+			if o.damage {
+				return sought(out, tallies, err)
+			}
+			return err
 		}
 	}
 	var wanted []string
@@ -168,7 +172,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	}
 	err = verdict(out, wanted, tallies)
 	if o.damage {
-		return sought(tallies, err)
+		return sought(out, tallies, err)
 	}
 	return err
 }

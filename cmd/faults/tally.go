@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// errDamaged says that machines did not survive. Other errors leave open whether they
-// would.
+// errDamaged says that machines, or a process, did not survive. Other errors leave open
+// whether they would.
 var errDamaged = errors.New("something did not survive; what is wrong with which stands above")
 
 // errUnbroken says that a run was to come to damage and has not.
@@ -112,12 +112,17 @@ func (t *tally) problems() []error {
 	return errs
 }
 
-// sought is the verdict on a run that was to come to damage. Without any it does not say
-// that there is some, whatever else went wrong.
-func sought(tallies []*tally, verdict error) error {
+// sought is the verdict on a run that was to come to damage, and prints it. Without any
+// it does not say that there is some, whatever else went wrong.
+func sought(out io.Writer, tallies []*tally, verdict error) error {
 	if slices.ContainsFunc(tallies, (*tally).broken) {
-		return verdict
+		fmt.Fprintln(out, "found: there are instances that must not be, as this run was to show")
+		if errors.Is(verdict, errDamaged) {
+			return verdict
+		}
+		return errors.Join(errDamaged, verdict)
 	}
+	fmt.Fprintln(out, "NOT found: there is no instance that must not be, and this run was to show one")
 	if verdict == nil {
 		return errUnbroken
 	}

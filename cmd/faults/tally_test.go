@@ -104,7 +104,7 @@ func TestSought(t *testing.T) {
 			tallies := []*tally{newTally("cluster", 0, 1), newTally("embedded", 0, 1)}
 			tc.spoil(tallies[1])
 			var out bytes.Buffer
-			err := sought(tallies, verdict(&out, nil, tallies))
+			err := sought(&out, tallies, verdict(&out, nil, tallies))
 			if err == nil || status(err) != tc.want {
 				t.Errorf("%v, want an error of status %d", err, tc.want)
 			}

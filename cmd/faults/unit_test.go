@@ -83,8 +83,9 @@ func TestOrderly(t *testing.T) {
 			[]string{"mcm: ask the control cluster at https://127.0.0.1:1 for machine.sapcloud.io/v1alpha1: EOF"}, "exit 1", true,
 		},
 		"no answer of it": {
-			[]string{`mcm: read the control plane key from Secret shop/key: Get "https://127.0.0.1:1/api": net/http: request canceled`}, "exit 1", true,
+			[]string{`mcm: read the control plane'"'"'s key from Secret shop/key: Get "https://127.0.0.1:1/api": net/http: request canceled`}, "exit 1", true,
 		},
+		"no answer later":     {[]string{`mcm: run: list machines: Get "https://127.0.0.1:1/api": net/http: request canceled`}, "exit 1", false},
 		"another cause":       {[]string{"mcm: run: failed to wait for caches to sync"}, "exit 1", false},
 		"another cause, late": {[]string{"E1 leader election lost", "mcm: run: failed to wait for caches to sync"}, "exit 1", false},
 		"panic":               {[]string{"panic: assignment to entry in nil map", "", "goroutine 1 [running]:"}, "exit 2", false},

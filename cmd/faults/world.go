@@ -221,7 +221,7 @@ func (w *world) startDrivers(ctx context.Context) error {
 // status 1, and with that for its last words. One that has logged the same, and then
 // panics or is killed, has crashed.
 var orderly = regexp.MustCompile(`^\S+ ended: exit status 1\n(?s:.*)\n *mcm: ` +
-	`(?s:.*)(?:\bleader election lost\b|\bask the control cluster at \S+ for |\bGet "https://[^"]+": )`)
+	`(?:run: (?s:.*)\bleader election lost\b|ask the control cluster at \S+ for |read (?:namespace|the control plane's key) [^\n]*\bGet "https://[^"]+": )`)
 
 func (w *world) unit(p *stack.Process) *unit {
 	return &unit{site: w.site, process: p, crashed: w.tally.crash}

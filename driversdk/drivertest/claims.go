@@ -314,8 +314,14 @@ func checkFencedCall(ctx context.Context, s *suite) error {
 	if err != nil {
 		return fmt.Errorf("a create that was at the cloud when its replica was taken for dead: %w", err)
 	}
+	if err := s.one(ctx, p.m, instance.GetProviderId()); err != nil {
+		return err
+	}
+	if err := s.overtaken(ctx); err != nil {
+		return fmt.Errorf("a create that was at the cloud when its replica was taken for dead, and that is asked for again: %w", err)
+	}
 
-	return s.one(ctx, p.m, instance.GetProviderId())
+	return nil
 }
 
 // sessionTTL is what a renewal must ask for.

@@ -121,7 +121,7 @@ var attemptClauses = []Clause{
 	{ID: "ACCEPT-2", Says: "says so of a read that takes its time", who: full, check: checkAcceptsSlowRead},
 	{ID: "BUSY-1", Says: "queues nothing that it has no slot for", who: full, check: checkSlots},
 	{ID: "CANCEL-1", Says: "a cancelled operation still gets its result", who: full, check: checkCancel},
-	{ID: "OPS-1", Says: "does not take an attempt later that it said it does not hold", who: full, check: checkDenial},
+	{ID: "OPS-1", Says: "does not take an attempt later that it said it does not hold, or that it is fenced", who: full, check: checkDenial},
 	{ID: "RESULT-3", Says: "says when it does not know the outcome", check: checkOutcomeUnknown},
 	{ID: "RESULT-5", Says: "does not know it while an earlier create may run", who: full, check: checkDoubted},
 	{ID: "RESULT-6", Says: "says when that is all that it does not know", who: full, check: checkNoEffect},
@@ -144,7 +144,7 @@ var claimClauses = []Clause{
 	{ID: "CLAIM-5", Says: "puts the outcome in the place of its own claim only", who: claims, check: checkOutcomeStored},
 	{ID: "FENCE-1", Says: "starts nothing for what it accepted before it was taken for dead", who: claims, check: checkTombstone},
 	{ID: "FENCE-2", Says: "starts nothing once its lease has lapsed", who: claims, check: checkLapsed},
-	{ID: "FENCE-3", Says: "cuts off no call at the cloud for it", who: claims, check: checkFencedCall},
+	{ID: "FENCE-3", Says: "cuts off no call at the cloud for it; asked for again, its result counts once it is stored", who: claims, check: checkFencedCall},
 	{ID: "RESULT-4", Says: "does not keep a result that it does not know", who: claims, check: checkUnknownNotKept},
 	{ID: "SESSION-3", Says: "a session replaces the one before, with a TTL of 3 s", who: claims, check: checkRenewal},
 }

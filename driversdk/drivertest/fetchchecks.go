@@ -125,7 +125,7 @@ func checkRefused(ctx context.Context, s *suite) error {
 	if s.fetches.count(whatClass) == 0 {
 		return skipf("the driver does not ask for classes")
 	}
-	for _, what := range []string{whatClass, whatSecret} {
+	for _, what := range []string{whatClass, whatSecret, whatBootstrap} {
 		for _, code := range ofInstances {
 			undo := s.fetches.alter(func(f *fetches) { f.refused = refusal{what, code} })
 			err := s.passedOn(ctx, m)
@@ -144,8 +144,8 @@ var ofInstances = []driverv1.Code{
 	driverv1.Code_CODE_NOT_FOUND, driverv1.Code_CODE_OUT_OF_RANGE, driverv1.Code_CODE_UNINITIALIZED,
 }
 
-// passedOn fails when an operation says of an instance what was said of the class or
-// the secret. The machine has one instance.
+// passedOn fails when an operation says of an instance what was said of the class, the
+// secret, or the values for its user data. The machine has one instance.
 func (s *suite) passedOn(ctx context.Context, m *machine) error {
 	absent := s.newMachine()
 	for _, ask := range []struct {

@@ -275,6 +275,9 @@ func (f *fetches) sealedSecret(req *driverv1.FetchSecretRequest) *driverv1.Fetch
 }
 
 func (f *fetches) bootstrap(req *driverv1.FetchBootstrapRequest) *driverv1.FetchBootstrapResponse {
+	if f.refused.what == whatBootstrap {
+		return &driverv1.FetchBootstrapResponse{Status: f.refused.status()}
+	}
 	values := maps.Clone(f.cfg.Bootstrap)
 	if values == nil {
 		values = map[string]string{}

@@ -182,6 +182,9 @@ func checkDenial(ctx context.Context, s *suite) error {
 		if err == nil && !unclear {
 			unclear, err = s.takes(ctx, m, id, 1, asked) // an earlier attempt is denied along with it
 		}
+		if err == nil && !unclear && s.claims {
+			return s.deniesFenced(ctx)
+		}
 		if err != nil || !unclear {
 			return err
 		}

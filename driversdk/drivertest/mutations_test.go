@@ -50,11 +50,30 @@ func (r *replica) mutate(o *op) {
 	r.mu.Lock()
 	o.result, o.ended = result, time.Now()
 	r.keep(o)
+	counts := r.counts(o)
 	r.mu.Unlock()
-	r.answer(o, resultFrame(result))
-	if o.env.GetClaimTerms() != nil {
-		r.storeEnd(o)
+	if counts {
+		r.answer(o, resultFrame(result))
 	}
+	if o.env.GetClaimTerms() == nil {
+		return
+	}
+	overtaken := r.storeEnd(o)
+	switch {
+	case counts:
+	case overtaken:
+		r.mu.Lock()
+		delete(r.ops, o.env.GetOperationId())
+		r.mu.Unlock()
+	default:
+		r.answer(o, resultFrame(result))
+	}
+}
+
+// counts tells that a result may be told: another attempt that takes its claim's place
+// would come to its own. r.mu is held.
+func (r *replica) counts(o *op) bool {
+	return !o.rivalled || o.stored || o.result.GetOutcomeUnknown() || r.fault == "FENCE-3/rivalled"
 }
 
 // answer sends a frame of an operation to who asked for it last.
@@ -128,7 +147,8 @@ func (r *replica) take(o *op) (taken bool, answers []*driverv1.Envelope) {
 		}
 		known.attempt = o.attempt
 		known.doubted = known.doubted || o.doubted && r.fault != "RESULT-5/attached"
-		if known.result == nil {
+		known.rivalled = o.env.GetClaimTerms() != nil && (known.rivalled || known.fenced && !known.stored)
+		if known.result == nil || !r.counts(known) {
 			return false, []*driverv1.Envelope{accepted()}
 		}
 
@@ -238,8 +258,9 @@ func (r *replica) claim(o *op) driverv1.BusyReason {
 // storeTries bounds how often the end of an operation is written.
 const storeTries = 60
 
-// storeEnd puts what came of an operation in the place of its claim.
-func (r *replica) storeEnd(o *op) {
+// storeEnd puts what came of an operation in the place of its claim, unless another
+// attempt has that.
+func (r *replica) storeEnd(o *op) (overtaken bool) {
 	state := driverv1.Claim_STATE_SETTLED
 	if o.result.GetOutcomeUnknown() && r.fault != "CLAIM-5/unknown" {
 		state = driverv1.Claim_STATE_RELEASED
@@ -248,6 +269,7 @@ func (r *replica) storeEnd(o *op) {
 	defer again.Stop()
 	for range storeTries {
 		stored, conflict := r.store(o, state)
+		overtaken = conflict
 		if stored || conflict {
 			break
 		}
@@ -255,7 +277,7 @@ func (r *replica) storeEnd(o *op) {
 		forgotten := r.ops[o.env.GetOperationId()] != o && !o.result.GetOutcomeUnknown()
 		r.mu.Unlock()
 		if forgotten || r.fault == "CLAIM-5/once" || r.nc.IsClosed() {
-			return
+			return false
 		}
 		<-again.C
 	}
@@ -263,6 +285,8 @@ func (r *replica) storeEnd(o *op) {
 	o.stored = true
 	r.forget(o)
 	r.mu.Unlock()
+
+	return overtaken
 }
 
 // record is the claim of an operation.
@@ -360,7 +384,7 @@ func (r *replica) limited(o *op) *driverv1.Result {
 	go func() { done <- r.do(o.cluster, o.env, o) }()
 	select {
 	case result := <-done:
-		if o.env.GetCreate() != nil && o.env.GetRecover() && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
+		if o.env.GetCreate() != nil && result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
 			r.doubt(o, result)
 		}
 
@@ -380,9 +404,9 @@ func (r *replica) limited(o *op) *driverv1.Result {
 	}
 }
 
-// doubt says of a failed create with recover what is not known.
+// doubt says of a failed create what is not known.
 func (r *replica) doubt(o *op, result *driverv1.Result) {
-	unlooked := !r.begun(o) && r.fault != "RESULT-3/recover"
+	unlooked := o.env.GetRecover() && !r.begun(o) && r.fault != "RESULT-3/recover"
 	own, others := result.GetOutcomeUnknown() && !result.GetNoEffect(), result.GetNoEffect() || unlooked
 	r.mu.Lock()
 	if o.doubted {

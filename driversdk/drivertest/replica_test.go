@@ -80,6 +80,7 @@ type op struct {
 	known       bool // the manager has its result
 	lease       string
 	fenced      bool // it may begin nothing any more
+	rivalled    bool // it was asked for again since: another attempt may be on its way
 	atCloud     bool // it has begun
 	cancel      chan struct{}
 }
@@ -288,9 +289,12 @@ func (r *replica) control(verb string, m *nats.Msg, env *driverv1.Envelope) bool
 		id := env.GetOps().GetOperationId()
 		answer := &driverv1.OpsResponse{}
 		if o := r.ops[id]; o != nil {
-			answer.Operations = []*driverv1.OperationState{{OperationId: id, Settled: o.result != nil}}
-			answer.Result = o.result
-		} else if r.fault != "OPS-1" {
+			answer.Operations = []*driverv1.OperationState{{OperationId: id, Settled: o.result != nil, Fenced: o.fenced}}
+			if r.counts(o) {
+				answer.Result = o.result
+			}
+		}
+		if o := r.ops[id]; o == nil && r.fault != "OPS-1" || o != nil && o.fenced && r.fault != "OPS-1/fenced" {
 			r.denied[id] = denial{env.GetAttempt(), time.Now()}
 		}
 		r.send(m.Reply, "", env, &driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: answer}})

@@ -160,16 +160,23 @@ func endOf(result *driverv1.Result) driverv1.Claim_State {
 	return driverv1.Claim_STATE_SETTLED
 }
 
-// endStored waits until the claim of an operation tells how it ended, and holds that
-// against its result.
-func (s *suite) endStored(ctx context.Context, m *machine, id string, result *driverv1.Result) error {
-	var claim *driverv1.Claim
-	if err := s.eventually(ctx, "the end of operation "+id+" is stored", func() (bool, error) {
+// endOfClaim waits until an operation's claim tells that it has ended.
+func (s *suite) endOfClaim(ctx context.Context, m *machine, id string) (claim *driverv1.Claim, err error) {
+	err = s.eventually(ctx, "the end of operation "+id+" is stored", func() (bool, error) {
 		_, env, err := s.record(ctx, s.claimSubject(m))
 		claim = env.GetClaim()
 
 		return claim.GetOperationId() == id && claim.GetState() != driverv1.Claim_STATE_RUNNING, err
-	}); err != nil {
+	})
+
+	return claim, err
+}
+
+// endStored waits until the claim of an operation tells how it ended, and holds that
+// against its result.
+func (s *suite) endStored(ctx context.Context, m *machine, id string, result *driverv1.Result) error {
+	claim, err := s.endOfClaim(ctx, m, id)
+	if err != nil {
 		return err
 	}
 	if want := endOf(result); claim.GetState() != want {

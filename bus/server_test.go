@@ -466,9 +466,14 @@ func TestAnnouncements(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hellos := make(chan *driverv1.Hello, 9)
+	hellos := make(chan *driverv1.Hello, 1)
 	watcher := bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}})
-	stop, err := bus.WatchHello(watcher, "*", func(h *driverv1.Hello) { hellos <- h })
+	stop, err := bus.WatchHello(watcher, "*", func(h *driverv1.Hello) {
+		select {
+		case hellos <- h:
+		default: // one is enough, and many more may come
+		}
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,21 +33,9 @@ func TestUnit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			site, err := stack.NewSite(stack.SiteOptions{Bin: t.TempDir(), Dir: filepath.Join(t.TempDir(), "run")})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				if err := site.Close(); err != nil {
-					t.Errorf("what was told of is told of again: %v", err)
-				}
-			})
-			p, err := site.Start("process", "/bin/sh", "-c", tc.script)
-			if err != nil {
-				t.Fatal(err)
-			}
 			var crashes []error
-			u := &unit{site: site, process: p, mayEnd: tc.mayEnd, crashed: func(err error) { crashes = append(crashes, err) }}
+			u := unitOf(t, tc.mayEnd, tc.script, &crashes)
+			p := u.process
 			if tc.kill {
 				if err := u.kill(time.Minute); err != nil {
 					t.Fatal(err)
@@ -107,6 +95,15 @@ func TestOrderly(t *testing.T) {
 // endOf has a process end by itself, and returns what is told of it.
 func endOf(t *testing.T, mayEnd *regexp.Regexp, script string) (crashes []error) {
 	t.Helper()
+	u := unitOf(t, mayEnd, script, &crashes)
+	<-u.process.Done()
+	u.ended(u.process)
+	return crashes
+}
+
+// unitOf starts a script, of whose crashes it is told.
+func unitOf(t *testing.T, mayEnd *regexp.Regexp, script string, crashes *[]error) *unit {
+	t.Helper()
 	site, err := stack.NewSite(stack.SiteOptions{Bin: t.TempDir(), Dir: filepath.Join(t.TempDir(), "run")})
 	if err != nil {
 		t.Fatal(err)
@@ -120,10 +117,7 @@ func endOf(t *testing.T, mayEnd *regexp.Regexp, script string) (crashes []error)
 	if err != nil {
 		t.Fatal(err)
 	}
-	u := &unit{site: site, process: p, mayEnd: mayEnd, crashed: func(err error) { crashes = append(crashes, err) }}
-	<-p.Done()
-	u.ended(p)
-	return crashes
+	return &unit{site: site, process: p, mayEnd: mayEnd, crashed: func(err error) { *crashes = append(*crashes, err) }}
 }
 
 // TestAim chooses only links that something uses, as long as there are any.

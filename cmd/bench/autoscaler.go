@@ -33,7 +33,8 @@ const (
 )
 
 // benchAutoscaler has the gateway answer all calls of a loop, one after the other
-// as the cluster-autoscaler makes them, on one connection with mutual TLS.
+// as the cluster-autoscaler makes them, on one connection with mutual TLS, and a
+// server that answers the same out of constants beside it.
 func benchAutoscaler(ctx context.Context, b *bench) (err error) {
 	if missing := stack.Missing(b.bin, "devcluster", "mcm-autoscaler"); len(missing) > 0 {
 		return fmt.Errorf("not built in %s: %v; run: make bench", b.bin, missing)
@@ -66,41 +67,72 @@ func benchAutoscaler(ctx context.Context, b *bench) (err error) {
 	if err != nil {
 		return err
 	}
-	secured, err := pki.client()
+	bare, err := startBareGateway(site, pki)
 	if err != nil {
 		return err
 	}
-	conn, err := grpc.NewClient(gateway.Listen, grpc.WithTransportCredentials(credentials.NewTLS(secured)))
+	ours, err := dialLoop(pki, gateway.Listen)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	l := &autoscalerLoop{CloudProviderClient: externalgrpc.NewCloudProviderClient(conn)}
-	var took []float64
-	table := [][]string{{"round", "calls", "total", "each", "in the gateway, without gRPC"}}
+	defer ours.close()
+	peer, err := dialLoop(pki, bare)
+	if err != nil {
+		return err
+	}
+	defer peer.close()
+	return b.compareLoops(ctx, gateway, ours, peer, nodes)
+}
+
+// compareLoops has both answer a loop in each round.
+func (b *bench) compareLoops(
+	ctx context.Context, gateway *stack.Gateway, ours, peer *autoscalerLoop, nodes []*externalgrpc.ExternalGrpcNode,
+) error {
+	if _, err := peer.Refresh(ctx, &externalgrpc.RefreshRequest{}, grpc.WaitForReady(true)); err != nil {
+		return fmt.Errorf("the peer: %w", err)
+	}
+	var took, times []float64
+	table := [][]string{{"round", "calls", "total", "each", "in the gateway, without gRPC", "CPU of the gateway", "gRPC with constants"}}
 	for round := range b.rounds {
-		l.calls = 0
-		before, err := answering(ctx, gateway)
+		before, err := gatewaySpent(ctx, gateway)
 		if err != nil {
 			return err
 		}
-		begun := time.Now()
-		if err := l.run(ctx, nodes); err != nil {
-			return err
-		}
-		total := time.Since(begun)
-		after, err := answering(ctx, gateway)
+		total, err := ours.time(ctx, nodes)
 		if err != nil {
 			return err
+		}
+		after, err := gatewaySpent(ctx, gateway)
+		if err != nil {
+			return err
+		}
+		bare, err := peer.time(ctx, nodes)
+		if err != nil {
+			return fmt.Errorf("the peer: %w", err)
 		}
 		took = append(took, total.Seconds())
+		times = append(times, total.Seconds()/bare.Seconds())
 		table = append(table, []string{
-			strconv.Itoa(round + 1), strconv.Itoa(l.calls), seconds(total), micros(total / time.Duration(l.calls)), seconds(after - before),
+			strconv.Itoa(round + 1), strconv.Itoa(ours.calls), seconds(total), micros(total / time.Duration(ours.calls)),
+			seconds(after.answering - before.answering), seconds(after.cpu - before.cpu), seconds(bare),
 		})
 	}
 	b.table(table...)
 	b.atMost("autoscaler-loop-seconds", median(took), 1)
+	const asMuch = 1.25
+	b.atMost("autoscaler-loop-times-bare-grpc", median(times), asMuch)
 	return nil
+}
+
+// spent is what the gateway has used so far.
+type spent struct{ answering, cpu time.Duration }
+
+func gatewaySpent(ctx context.Context, gateway *stack.Gateway) (s spent, err error) {
+	if s.answering, err = answering(ctx, gateway); err != nil {
+		return s, err
+	}
+	s.cpu, err = cpuTime(gateway.PID())
+	return s, err
 }
 
 // answering is how long the gateway's answers have taken so far, from a call as gRPC
@@ -133,7 +165,31 @@ func answering(ctx context.Context, gateway *stack.Gateway) (time.Duration, erro
 type autoscalerLoop struct {
 	externalgrpc.CloudProviderClient
 
+	conn  *grpc.ClientConn
 	calls int
+}
+
+// dialLoop connects as the cluster-autoscaler does: once, with a certificate.
+func dialLoop(p *pki, address string) (*autoscalerLoop, error) {
+	secured, err := p.client()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(secured)))
+	if err != nil {
+		return nil, err
+	}
+	return &autoscalerLoop{CloudProviderClient: externalgrpc.NewCloudProviderClient(conn), conn: conn}, nil
+}
+
+func (l *autoscalerLoop) close() { _ = l.conn.Close() } // nothing is under way
+
+// time makes the calls of one loop.
+func (l *autoscalerLoop) time(ctx context.Context, nodes []*externalgrpc.ExternalGrpcNode) (time.Duration, error) {
+	l.calls = 0
+	begun := time.Now()
+	err := l.run(ctx, nodes)
+	return time.Since(begun), err
 }
 
 func (l *autoscalerLoop) run(ctx context.Context, nodes []*externalgrpc.ExternalGrpcNode) error {
@@ -202,7 +258,7 @@ func createNodes(ctx context.Context, kube client.Client) ([]*externalgrpc.Exter
 	var sets []*v1alpha1.MachineSet
 	for i := range nodeGroups {
 		d := &v1alpha1.MachineDeployment{ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: fmt.Sprintf("group-%d", i),
+			Namespace: namespace, Name: groupName(i),
 			Annotations: map[string]string{"cluster.x-k8s.io/cluster-api-autoscaler-node-group-max-size": strconv.Itoa(managedNodes)},
 		}}
 		d.Spec.Replicas = managedNodes / nodeGroups
@@ -223,7 +279,7 @@ func createNodes(ctx context.Context, kube client.Client) ([]*externalgrpc.Exter
 	const parallel = 16
 	group.SetLimit(parallel)
 	for i := range nodes {
-		name := fmt.Sprintf("node-%d", i)
+		name := nodeName(i)
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{ProviderID: "virtual:///here/" + name}}
 		nodes[i] = &externalgrpc.ExternalGrpcNode{Name: name, ProviderID: node.Spec.ProviderID}
 		group.Go(func() error {

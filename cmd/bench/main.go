@@ -54,12 +54,21 @@ type bench struct {
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], os.Stdout)
+	err := mainOf(ctx, os.Args[1:])
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
+}
+
+// mainOf is what the program is: the benchmarks, or a peer of theirs that has to be
+// a process of its own.
+func mainOf(ctx context.Context, args []string) error {
+	if len(args) > 0 && args[0] == bareGatewayCommand {
+		return runBareGateway(ctx, args[1:])
+	}
+	return run(ctx, args, os.Stdout)
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {

@@ -29,6 +29,15 @@ func (p *pki) client() (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	roots, err := rootsOf(pair)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, RootCAs: roots}, nil
+}
+
+// rootsOf is who trusts a certificate that signs itself.
+func rootsOf(pair tls.Certificate) (*x509.CertPool, error) {
 	roots := x509.NewCertPool()
 	for _, der := range pair.Certificate {
 		cert, err := x509.ParseCertificate(der)
@@ -37,7 +46,7 @@ func (p *pki) client() (*tls.Config, error) {
 		}
 		roots.AddCert(cert)
 	}
-	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, RootCAs: roots}, nil
+	return roots, nil
 }
 
 // writePKI makes one that is good for an hour, and signs itself.

@@ -24,8 +24,17 @@ func TestDoubles(t *testing.T) {
 		want   int
 		reason string
 	}{
-		"one each":             {[]cloudapi.LogEntry{made(token, "m", "1", 0), made(none, "n", "2", 0)}, 0, "as it should be"},
-		"token":                {[]cloudapi.LogEntry{made(token, "m", "1", 0), deleted("m", "1", 1), made(token, "m", "2", 2)}, 1, "a token is for one instance, for ever"},
+		"one each": {[]cloudapi.LogEntry{made(token, "m", "1", 0), made(none, "n", "2", 0)}, 0, "as it should be"},
+		"token":    {[]cloudapi.LogEntry{made(token, "m", "1", 0), deleted("m", "1", 1), made(token, "m", "2", 2)}, 1, "a token is for one instance, for ever"},
+		"token, again": {
+			[]cloudapi.LogEntry{made(token, "m", "1", 0), made(token, "m", "2", 1), made(token, "m", "3", 2), made(token, "n", "4", 0), made(token, "n", "5", 1)},
+			3, "two of one machine and one of another",
+		},
+		"none, beside two": {
+			[]cloudapi.LogEntry{made(none, "m", "1", 0), made(none, "m", "2", 1), made(none, "m", "3", oldestLook+2)},
+			1,
+			"one instance is too many, beside however many",
+		},
 		"none, at once":        {[]cloudapi.LogEntry{made(none, "m", "1", 0), made(none, "m", "2", time.Second)}, 0, "no list may have shown the first"},
 		"none, much later":     {[]cloudapi.LogEntry{made(none, "m", "1", 0), made(none, "m", "2", oldestLook+1)}, 1, "whoever looks sees the first"},
 		"none, one after one":  {[]cloudapi.LogEntry{made(none, "m", "1", 0), deleted("m", "1", 1), made(none, "m", "2", time.Hour)}, 0, "the first is gone"},
@@ -33,8 +42,8 @@ func TestDoubles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := doubles(tc.log); len(got) != tc.want {
-				t.Errorf("doubles = %q, want %d: %s", got, tc.want, tc.reason)
+			if got := doubles(tc.log); total(got)[doubled] != tc.want {
+				t.Errorf("doubles = %v, want %d: %s", got, tc.want, tc.reason)
 			}
 		})
 	}

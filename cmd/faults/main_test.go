@@ -21,18 +21,18 @@ func TestRunBuses(t *testing.T) {
 	}{
 		"well": {reason: "nothing has gone wrong", wantLine: "lost 0 doubled 0 leaked 0 stuck 0"},
 		"on the second": {
-			reason: "the first bus has told of damage", find: map[string][]finding{busCluster: {foundf(lost, 1, "machine a")}},
+			reason: "the first bus has told of damage", find: map[string][]finding{busCluster: {foundf(lost, "uid", 1, "machine a")}},
 			fail: busEmbedded, want: 1, wantLine: "lost 1 doubled 0 leaked 0 stuck 0",
 		},
 		"of the judge": {
-			reason: "damage was found before it could not go on", find: map[string][]finding{busCluster: {foundf(stuck, 1, "machine a")}},
+			reason: "damage was found before it could not go on", find: map[string][]finding{busCluster: {foundf(stuck, "uid", 1, "machine a")}},
 			fail: busCluster, want: 1, wantLine: "lost 0 doubled 0 leaked 0 stuck 1",
 		},
 		"without damage": {
 			reason: "nothing is known about machines", fail: busEmbedded, want: 2, wantLine: "lost 0 doubled 0 leaked 0 stuck 0",
 		},
 		"without what was sought": {
-			reason: "a machine that is lost is not what was to be found", find: map[string][]finding{busCluster: {foundf(lost, 1, "machine a")}},
+			reason: "a machine that is lost is not what was to be found", find: map[string][]finding{busCluster: {foundf(lost, "uid", 1, "machine a")}},
 			fail: busEmbedded, damage: true, want: 2, wantLine: "lost 1 doubled 0 leaked 0 stuck 0",
 		},
 	} {

@@ -60,39 +60,44 @@ func (w *world) look(ctx context.Context) (*state, error) {
 // Node go by, and there is no other instance.
 func (s *state) flaws() []finding {
 	var found []finding
-	have := map[string]int{}
+	have, going := map[string]int{}, map[string]int{}
 	for _, uid := range slices.Sorted(maps.Keys(s.machines)) {
 		m := s.machines[uid]
 		have[m.Spec.Class.Name]++
+		if m.DeletionTimestamp != nil {
+			going[m.Spec.Class.Name]++
+		}
 		found = append(found, s.flawsOf(m)...)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.pools)) {
 		want := int(s.pools[name].Spec.Replicas)
-		if short := want - have[name]; short != 0 {
-			found = append(found, foundf(stuck, max(short, -short), "pool %s has %d Machines, want %d", name, have[name], want))
+		// Those that do not go are told of by themselves.
+		if off := max(want-have[name], have[name]-going[name]-want); off > 0 {
+			found = append(found, foundf(stuck, "pool "+name, off, "pool %s has %d Machines, want %d", name, have[name], want))
 		}
 	}
 	return append(found, s.orphans()...)
 }
 
 func (s *state) flawsOf(m *v1alpha1.Machine) []finding {
-	what := m.Name + " (" + string(m.UID) + ")"
+	uid := string(m.UID)
+	what := m.Name + " (" + uid + ")"
 	instances, node := s.instances[m.UID], s.nodes[m.Labels[v1alpha1.LabelKeyNode]]
 	pool := s.pools[m.Spec.Class.Name]
 	switch {
 	case m.Status.CurrentStatus.Phase != v1alpha1.MachineRunning || m.DeletionTimestamp != nil:
-		return []finding{foundf(stuck, 1, "machine %s is %q with %d instances, deleted: %t: %s", what,
+		return []finding{foundf(stuck, uid, 1, "machine %s is %q with %d instances, deleted: %t: %s", what,
 			m.Status.CurrentStatus.Phase, len(instances), m.DeletionTimestamp != nil, m.Status.LastOperation.Description)}
 	case len(instances) == 0:
-		return []finding{foundf(lost, 1, "machine %s is Running and has no instance", what)}
+		return []finding{foundf(lost, uid, 1, "machine %s is Running and has no instance", what)}
 	case len(instances) > 1:
-		return []finding{foundf(doubled, len(instances)-1, "machine %s has %d instances", what, len(instances))}
+		return []finding{foundf(doubled, uid, len(instances)-1, "machine %s has %d instances", what, len(instances))}
 	case instances[0].ProviderID != m.Spec.ProviderID:
-		return []finding{foundf(lost, 1, "machine %s goes by %q, its instance is %q", what, m.Spec.ProviderID, instances[0].ProviderID)}
+		return []finding{foundf(lost, uid, 1, "machine %s goes by %q, its instance is %q", what, m.Spec.ProviderID, instances[0].ProviderID)}
 	case node == nil || node.Spec.ProviderID != m.Spec.ProviderID || !isReady(node):
-		return []finding{foundf(stuck, 1, "machine %s is Running without a Node of its own that is Ready", what)}
+		return []finding{foundf(stuck, uid, 1, "machine %s is Running without a Node of its own that is Ready", what)}
 	case pool != nil && pool.Spec.Template.Labels[revisionLabel] != m.Labels[revisionLabel]:
-		return []finding{foundf(stuck, 1, "machine %s is of revision %q, want %q", what,
+		return []finding{foundf(stuck, uid, 1, "machine %s is of revision %q, want %q", what,
 			m.Labels[revisionLabel], pool.Spec.Template.Labels[revisionLabel])}
 	default:
 		return nil
@@ -110,9 +115,19 @@ func (s *state) orphans() []finding {
 	var found []finding
 	for _, uid := range slices.Sorted(maps.Keys(s.instances)) {
 		if instances := s.instances[uid]; s.machines[uid] == nil {
-			found = append(found, foundf(leaked, len(instances), "%d instances of machine %s (%s), which is gone",
+			found = append(found, foundf(leaked, string(uid), len(instances), "%d instances of machine %s (%s), which is gone",
 				len(instances), instances[0].Name, uid))
 		}
 	}
 	return found
+}
+
+// remains returns what is left of pools that are gone.
+func (s *state) remains() []finding {
+	var found []finding
+	for _, uid := range slices.Sorted(maps.Keys(s.machines)) {
+		m := s.machines[uid]
+		found = append(found, foundf(stuck, string(uid), 1, "machine %s (%s) does not go: %s", m.Name, uid, m.Status.LastOperation.Description))
+	}
+	return append(found, s.orphans()...)
 }

@@ -55,10 +55,15 @@ func (t *tally) crash(err error) {
 	t.crashes = append(t.crashes, err.Error())
 }
 
+// find notes what is wrong, unless it has heard the very same.
 func (t *tally) find(found ...finding) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.found = append(t.found, found...)
+	for _, f := range found {
+		if !slices.Contains(t.found, f) {
+			t.found = append(t.found, f)
+		}
+	}
 }
 
 // broken tells whether instances were made that must not be, which is what fencing and
@@ -139,8 +144,8 @@ func verdict(out io.Writer, wanted []string, tallies []*tally) error {
 		t.print(out)
 		errs = append(errs, t.problems()...)
 		everywhere = append(everywhere, t.kinds...)
-		for _, f := range t.found {
-			sum[f.damage] += f.n
+		for damage, n := range total(t.found) {
+			sum[damage] += n
 		}
 	}
 	nowhere := slices.DeleteFunc(slices.Clone(wanted), func(k string) bool { return slices.Contains(everywhere, k) })

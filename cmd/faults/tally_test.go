@@ -42,7 +42,7 @@ func TestVerdict(t *testing.T) {
 			want: "1 processes have crashed", damaged: true,
 		},
 		"leaked": {
-			reason: "one is enough", spoil: func(c, _ *tally) { c.find(foundf(leaked, 1, "machine")) },
+			reason: "one is enough", spoil: func(c, _ *tally) { c.find(foundf(leaked, "uid", 1, "machine")) },
 			want: errDamaged.Error(), damaged: true,
 		},
 	} {
@@ -92,11 +92,11 @@ func TestSought(t *testing.T) {
 	}{
 		"nothing":      {func(*tally) {}, 2},
 		"crashed":      {func(one *tally) { one.crash(errors.New("mcm-1 ended: panic")) }, 2},
-		"lost":         {func(one *tally) { one.find(foundf(lost, 1, "machine")) }, 2},
-		"stuck":        {func(one *tally) { one.find(foundf(stuck, 1, "machine")) }, 2},
-		"doubled":      {func(one *tally) { one.find(foundf(doubled, 1, "machine")) }, 1},
-		"leaked":       {func(one *tally) { one.find(foundf(leaked, 1, "machine")) }, 1},
-		"and too few":  {func(one *tally) { one.find(foundf(leaked, 1, "machine")); one.asked++ }, 1},
+		"lost":         {func(one *tally) { one.find(foundf(lost, "uid", 1, "machine")) }, 2},
+		"stuck":        {func(one *tally) { one.find(foundf(stuck, "uid", 1, "machine")) }, 2},
+		"doubled":      {func(one *tally) { one.find(foundf(doubled, "uid", 1, "machine")) }, 1},
+		"leaked":       {func(one *tally) { one.find(foundf(leaked, "uid", 1, "machine")) }, 1},
+		"and too few":  {func(one *tally) { one.find(foundf(leaked, "uid", 1, "machine")); one.asked++ }, 1},
 		"too few only": {func(one *tally) { one.asked++ }, 2},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -45,6 +45,8 @@ type world struct {
 	tap     *stack.Tap
 	tally   *tally
 	witness *witness
+	// patience is how long a wait of the judge may take.
+	patience time.Duration
 
 	api        *target
 	lead       *target            // the manager that leads, whichever it is
@@ -64,7 +66,7 @@ type world struct {
 func runWorld(ctx context.Context, o *options, out io.Writer, cluster *stack.DevCluster, tally *tally) (err error) {
 	kind := tally.bus
 	w := &world{
-		options: o, kind: kind, name: "faults-" + kind, cluster: cluster, tally: tally,
+		options: o, kind: kind, name: "faults-" + kind, cluster: cluster, tally: tally, patience: healLimit,
 		api: &target{name: "the API server"}, lead: &target{name: "the mcm that leads"}, knobs: map[string]*target{},
 		cloudLinks: map[string]*target{}, links: map[string][]*target{},
 	}

@@ -23,11 +23,12 @@ const oldestLook = operationTimeout + mostDelay + slowCall + listLag + 5*time.Se
 // With a token or a unique name that is every one, whatever was collected later.
 // Where nothing identifies a create, what is promised is that it looks first: a second
 // instance beside one that no look can have missed is wrong. Others are collected, and
-// in the end there must be none.
-func doubles(log []cloudapi.LogEntry) (found []finding) {
+// in the end there must be none; surplus is how many were and had to be, so that a run
+// shows whether it has come to that at all.
+func doubles(log []cloudapi.LogEntry) (found []finding, surplus int) {
 	type machine struct {
-		made, wrong int
-		live        map[string]time.Time // when they came to be, by id
+		made, wrong, beside int
+		live                map[string]time.Time // when they came to be, by id
 	}
 	machines := map[string]*machine{}
 	for _, e := range log {
@@ -42,13 +43,18 @@ func doubles(log []cloudapi.LogEntry) (found []finding) {
 			if text := wrong(e, m.made, m.live); text != "" {
 				m.wrong++
 				found = append(found, foundf(doubled, e.MachineUID, m.wrong, "instance %s of machine %s (%s) %s", e.ID, e.Name, e.MachineUID, text))
+			} else if len(m.live) > 0 {
+				m.beside++
 			}
 			m.live[e.ID] = e.Time
 		case e.Event == cloudapi.EventDeleted:
 			delete(m.live, e.ID)
 		}
 	}
-	return found
+	for _, m := range machines {
+		surplus += max(0, m.beside-max(0, len(m.live)-1)) // the rest is still there
+	}
+	return found, surplus
 }
 
 // wrong tells why the instance of an entry must not have been made, which is the nth

@@ -146,8 +146,8 @@ func (w *world) readLog(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	found, lifecycles, unseen := readLog(entries, w.witness)
+	found, sums := readLog(entries, w.witness)
 	w.tally.find(found...)
-	w.tally.lifecycles, w.tally.unseen = lifecycles, unseen
+	w.tally.figures = sums
 	return nil
 }

@@ -56,11 +56,18 @@ type ledger struct {
 	late     []string // instances that were made or still there when the Machine was gone
 }
 
+// figures are how much there was to judge.
+type figures struct {
+	machines   int // that had instances
+	unseen     int // of these, by the witness
+	lifecycles int // machines that have come and gone
+	surplus    int // instances beside another one of their machine, as may be, and collected
+}
+
 // readLog returns what the cloud's log tells that nobody sees in the end, because it
-// was replaced or collected, and the machines that have come and gone. Of these some
-// were not seen by the witness.
-func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, lifecycles, unseen int) {
-	found = doubles(entries)
+// was replaced or collected.
+func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, sums figures) {
+	found, sums.surplus = doubles(entries)
 	ledgers := map[string]*ledger{}
 	var order []*ledger
 	for _, e := range entries {
@@ -88,13 +95,14 @@ func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, lifecycl
 		found = append(found, l.leftBehind()...)
 		ran, seen := w.lived(l.uid)
 		if !seen {
-			unseen++
+			sums.unseen++
 		}
 		if l.live == 0 && ran {
-			lifecycles++
+			sums.lifecycles++
 		}
 	}
-	return found, lifecycles, unseen
+	sums.machines = len(order)
+	return found, sums
 }
 
 // remove finds an instance that was deleted although its machine was not to go: it is

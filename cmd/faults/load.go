@@ -174,7 +174,7 @@ func (w *world) broken(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if found, _, _ := readLog(entries, w.witness); !slices.ContainsFunc(found, finding.broken) {
+	if found, _ := readLog(entries, w.witness); !slices.ContainsFunc(found, finding.broken) {
 		return errUnbroken
 	}
 	return nil

@@ -29,8 +29,7 @@ type tally struct {
 	found   []finding
 	crashes []string
 
-	lifecycles int
-	unseen     int // machines of which the cloud's log tells alone
+	figures
 }
 
 func newTally(bus string, asked, each int) *tally {
@@ -97,6 +96,7 @@ func (t *tally) print(out io.Writer) {
 		fmt.Fprintf(out, "%s: crashed: %s\n", t.bus, strings.ReplaceAll(c, "\n", "\n  "))
 	}
 	fmt.Fprintf(out, "%s: lifecycles %d, of machines that only the cloud saw: %d\n", t.bus, t.lifecycles, t.unseen)
+	fmt.Fprintf(out, "%s: surplus of none, collected: %d\n", t.bus, t.surplus)
 	for _, kind := range t.kinds {
 		fmt.Fprintf(out, "%s: fault %-16s %d, missed %d\n", t.bus, kind, t.hit[kind], t.missed[kind])
 	}

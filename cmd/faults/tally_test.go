@@ -57,6 +57,7 @@ func TestVerdict(t *testing.T) {
 					one.count(k, true)
 				}
 			}
+			tallies[0].surplus = 3
 			tc.spoil(tallies[0], tallies[1])
 			var out bytes.Buffer
 			wanted := kinds
@@ -77,6 +78,9 @@ func TestVerdict(t *testing.T) {
 			}
 			if !slices.Contains(lines, "cluster: fault cut              1, missed 0") {
 				t.Errorf("faults are not told by bus:\n%s", out.String())
+			}
+			if !slices.Contains(lines, "cluster: surplus of none, collected: 3") {
+				t.Errorf("what none is allowed is not told:\n%s", out.String())
 			}
 		})
 	}

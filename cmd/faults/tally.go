@@ -102,6 +102,12 @@ func (t *tally) print(out io.Writer) {
 	}
 }
 
+// mostUnseen is how many machines, of so many, may have been seen by the cloud alone.
+// The witness misses one that comes and goes while the API server has just come back, in
+// a tenth of a second, so that one may always be. More than one of 20 means that it was
+// blind for longer: whatever was lost or left behind then would not be found.
+func mostUnseen(machines int) int { return max(1, machines/20) }
+
 // problems are what is wrong with the run itself.
 func (t *tally) problems() []error {
 	var errs []error
@@ -110,6 +116,10 @@ func (t *tally) problems() []error {
 	}
 	if t.lifecycles < t.asked {
 		errs = append(errs, fmt.Errorf("bus %s: %d lifecycles of the %d asked for: try a higher --limit", t.bus, t.lifecycles, t.asked))
+	}
+	if most := mostUnseen(t.machines); t.unseen > most {
+		errs = append(errs, fmt.Errorf("bus %s: only the cloud saw %d of %d machines, so nothing is known of them, and at most %d may be: "+
+			"the watch of Machines was away for too long; run it again when the machine has less to do", t.bus, t.unseen, t.machines, most))
 	}
 	if missing := t.missing(); len(missing) > 0 {
 		errs = append(errs, fmt.Errorf("bus %s: these faults hit something less than %d times: %v", t.bus, t.each, missing))

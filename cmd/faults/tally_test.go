@@ -37,6 +37,12 @@ func TestVerdict(t *testing.T) {
 			reason: "the other bus has enough for both", spoil: func(c, e *tally) { c.lifecycles, e.lifecycles = 20, 4 },
 			want: "bus embedded: 4 lifecycles of the 5 asked for",
 		},
+		"unseen": {
+			reason: "nobody knows whether they were lost or left behind", spoil: func(c, _ *tally) { c.machines, c.unseen = 40, 3 },
+			want: "bus cluster: only the cloud saw 3 of 40 machines",
+		},
+		"hardly unseen": {reason: "one of 20 is let pass", spoil: func(c, _ *tally) { c.machines, c.unseen = 40, 2 }},
+		"one unseen":    {reason: "one may always be missed", spoil: func(c, _ *tally) { c.machines, c.unseen = 5, 1 }},
 		"crashed": {
 			reason: "it was started again, which hides it", spoil: func(c, _ *tally) { c.crash(errors.New("mcm-1 ended: panic")) },
 			want: "1 processes have crashed", damaged: true,

@@ -24,6 +24,7 @@ type tally struct {
 
 	mu      sync.Mutex
 	kinds   []string // that can happen on this bus
+	absent  []string // that cannot, and were chosen
 	hit     map[string]int
 	missed  map[string]int
 	found   []finding
@@ -73,11 +74,11 @@ func (t *tally) broken() bool {
 	return slices.ContainsFunc(t.found, finding.broken)
 }
 
-// expect says which kinds of faults are to happen.
-func (t *tally) expect(kinds []string) {
+// expect says which kinds of faults are to happen, and which cannot on this bus.
+func (t *tally) expect(kinds, absent []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.kinds = kinds
+	t.kinds, t.absent = kinds, absent
 }
 
 // missing returns those kinds that have not happened as often as they are to.
@@ -99,6 +100,9 @@ func (t *tally) print(out io.Writer) {
 	fmt.Fprintf(out, "%s: surplus of none, collected: %d\n", t.bus, t.surplus)
 	for _, kind := range t.kinds {
 		fmt.Fprintf(out, "%s: fault %-16s %d, missed %d\n", t.bus, kind, t.hit[kind], t.missed[kind])
+	}
+	if len(t.absent) > 0 {
+		fmt.Fprintf(out, "%s: not on this bus: %s\n", t.bus, strings.Join(t.absent, ", "))
 	}
 }
 

@@ -55,8 +55,8 @@ func TestVerdict(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			tallies := []*tally{newTally("cluster", 5, 1), newTally("embedded", 5, 1)}
-			tallies[0].expect(kinds)
-			tallies[1].expect(kinds[:1])
+			tallies[0].expect(kinds, nil)
+			tallies[1].expect(kinds[:1], kinds[1:])
 			for _, one := range tallies {
 				one.lifecycles = 5
 				for _, k := range one.kinds {
@@ -84,6 +84,9 @@ func TestVerdict(t *testing.T) {
 			}
 			if !slices.Contains(lines, "cluster: fault cut              1, missed 0") {
 				t.Errorf("faults are not told by bus:\n%s", out.String())
+			}
+			if !slices.Contains(lines, "embedded: not on this bus: cut") || strings.Contains(out.String(), "cluster: not on this bus") {
+				t.Errorf("it is not told which faults a bus cannot have:\n%s", out.String())
 			}
 			if !slices.Contains(lines, "cluster: surplus of none, collected: 3") {
 				t.Errorf("what none is allowed is not told:\n%s", out.String())

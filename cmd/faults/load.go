@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -63,10 +64,7 @@ func (w *world) createPools(ctx context.Context) error {
 
 // objectName is an identity as Kubernetes writes names.
 func objectName(identity string) string {
-	if identity == "unique_name" {
-		return "unique-name"
-	}
-	return identity
+	return strings.ReplaceAll(identity, "_", "-")
 }
 
 // class returns the class of deploy/examples for one provider.

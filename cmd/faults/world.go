@@ -53,7 +53,7 @@ type world struct {
 	knobs      map[string]*target // of the cloud
 	managers   []*stack.Manager
 	managerSet []*target
-	driverSet  []*target          // as identities, so many of each
+	driverSet  []*target
 	cloudLinks map[string]*target // by identity
 	serverSet  []*target
 	links      map[string][]*target // by what they are between
@@ -196,7 +196,7 @@ func (w *world) startDrivers(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		t := &target{name: "the link of the drivers of " + identity + " to the cloud", link: link, lossless: true}
+		t := &target{name: "the link of the drivers of " + identity + " to the cloud", link: link, noLateArrivals: true}
 		w.cloudLinks[identity] = t
 		w.add("driver-cloud", t)
 		for i := range replicas {
@@ -212,7 +212,7 @@ func (w *world) startDrivers(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			w.driverSet = append(w.driverSet, &target{name: name, unit: w.unit(d.Process)})
+			w.driverSet = append(w.driverSet, &target{name: name, identity: identity, unit: w.unit(d.Process)})
 		}
 	}
 	return nil

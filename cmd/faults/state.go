@@ -13,8 +13,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// state is what Kubernetes and the cloud have. Machines and instances are by uid of
-// the Machine, pools and Nodes by name.
+// state is what Kubernetes and the cloud have of a world. Machines and instances are by
+// uid of the Machine, pools and Nodes by name.
 type state struct {
 	pools     map[string]*v1alpha1.MachineDeployment
 	machines  map[types.UID]*v1alpha1.Machine
@@ -45,7 +45,9 @@ func (w *world) look(ctx context.Context) (*state, error) {
 		s.machines[machines.Items[i].UID] = &machines.Items[i]
 	}
 	for i := range nodes.Items {
-		s.nodes[nodes.Items[i].Name] = &nodes.Items[i]
+		if !w.foreign[nodes.Items[i].UID] {
+			s.nodes[nodes.Items[i].Name] = &nodes.Items[i]
+		}
 	}
 	live, err := w.cloud.Instances(ctx)
 	for i := range live {
@@ -122,12 +124,37 @@ func (s *state) orphans() []finding {
 	return found
 }
 
-// remains returns what is left of pools that are gone.
+// noteForeign notes the Nodes that an earlier world has left in the cluster.
+func (w *world) noteForeign(ctx context.Context) error {
+	var nodes corev1.NodeList
+	if err := w.kube.List(ctx, &nodes); err != nil {
+		return err
+	}
+	w.foreign = map[types.UID]bool{}
+	for i := range nodes.Items {
+		w.foreign[nodes.Items[i].UID] = true
+	}
+	return nil
+}
+
+// remains returns what is left of pools that are gone. A Node counts while it has the
+// finalizer of mcm, which keeps anybody else from removing it, and no Machine that is left
+// tells why.
 func (s *state) remains() []finding {
 	var found []finding
+	left := map[string]bool{}
 	for _, uid := range slices.Sorted(maps.Keys(s.machines)) {
 		m := s.machines[uid]
+		left[m.Name] = true
 		found = append(found, foundf(stuck, string(uid), 1, "machine %s (%s) does not go: %s", m.Name, uid, m.Status.LastOperation.Description))
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
+		node := s.nodes[name]
+		machine := node.Labels[v1alpha1.LabelKeyMachineName]
+		if slices.Contains(node.Finalizers, v1alpha1.FinalizerNameNode) && !left[machine] {
+			found = append(found, foundf(stuck, "node "+name, 1, "Node %s of machine %s, which is gone, is kept by mcm's finalizer, deleted: %t",
+				name, machine, node.DeletionTimestamp != nil))
+		}
 	}
 	return append(found, s.orphans()...)
 }

@@ -73,6 +73,51 @@ func TestFlaws(t *testing.T) {
 	}
 }
 
+// TestRemains leaves one thing of a world whose pools are gone.
+func TestRemains(t *testing.T) {
+	t.Parallel()
+	const uid = types.UID("uid")
+	for name, tc := range map[string]struct {
+		reason string
+		left   func(was *state) *state
+		want   map[string]int
+	}{
+		"nothing":   {"all is as it should be", func(*state) *state { return &state{} }, nil},
+		"a machine": {"it was deleted", func(was *state) *state { return &state{machines: was.machines} }, map[string]int{stuck: 1}},
+		"an instance": {
+			"nobody goes by it", func(was *state) *state { return &state{instances: was.instances} },
+			map[string]int{leaked: 1},
+		},
+		"a Node": {
+			"nobody but mcm can let it go", func(was *state) *state { return &state{nodes: was.nodes} },
+			map[string]int{stuck: 1},
+		},
+		"a Node that mcm has let go": {
+			"it is the cloud's controller's to remove", func(was *state) *state {
+				was.nodes["node"].Finalizers = nil
+				return &state{nodes: was.nodes}
+			}, nil,
+		},
+		"all": {"the Node stays with its Machine", func(was *state) *state { return was }, map[string]int{stuck: 1}},
+		"several Nodes": {
+			"each counts", func(was *state) *state {
+				return &state{nodes: map[string]*corev1.Node{"node": was.nodes["node"], "other": was.nodes["node"]}}
+			}, map[string]int{stuck: 2},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			was := wholeWorld(uid)
+			was.machines[uid].Name = "machine"
+			was.nodes["node"].Labels = map[string]string{v1alpha1.LabelKeyMachineName: "machine"}
+			was.nodes["node"].Finalizers = []string{v1alpha1.FinalizerNameNode}
+			if diff := cmp.Diff(tc.want, total(tc.left(was).remains()), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", tc.reason, diff)
+			}
+		})
+	}
+}
+
 func wholeWorld(uid types.UID) *state {
 	m := seenMachine(string(uid), time.Time{})
 	m.Labels = map[string]string{v1alpha1.LabelKeyNode: "node", revisionLabel: "1"}

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -45,6 +46,7 @@ type world struct {
 	tap     *stack.Tap
 	tally   *tally
 	witness *witness
+	foreign map[types.UID]bool // Nodes that are none of this world's
 	// patience is how long a wait of the judge may take.
 	patience time.Duration
 
@@ -111,6 +113,9 @@ func (w *world) start(ctx context.Context) (err error) {
 		return err
 	}
 	if err := w.kube.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.name}}); err != nil {
+		return err
+	}
+	if err := w.noteForeign(ctx); err != nil {
 		return err
 	}
 	if w.cloud, err = w.site.StartCloud(ctx, "virtual-cloud", w.cluster.Kubeconfig,

@@ -20,6 +20,8 @@ import (
 const (
 	defaultURL = "nats://127.0.0.1:4222"
 	anyCluster = "*"
+	// defaultCluster is mcm's --cluster-name where nothing is said.
+	defaultCluster = "default"
 	// defaultTimeout lets a replica miss one sign of life and still be heard.
 	defaultTimeout = 2*bus.SessionInterval + bus.SessionInterval*2/5
 )
@@ -105,6 +107,11 @@ func (c *connection) show(cmd *cobra.Command, watch bool, draw view) error {
 		return err
 	}
 	defer stop()
+	stopHellos, err := bus.WatchHello(conn, c.cluster, heard.onHello)
+	if err != nil {
+		return err
+	}
+	defer stopHellos()
 	ask, stopAsking, err := asker(conn, heard)
 	if err != nil {
 		return err
@@ -127,7 +134,8 @@ func (c *connection) show(cmd *cobra.Command, watch bool, draw view) error {
 	seen := heard.picture(now)
 	if len(seen.replicas)+len(seen.outcomes)+len(seen.queues) == 0 {
 		return fmt.Errorf("no driver replica of %s was heard within %s on %s: start a driver, "+
-			"check --nats-url and --cluster, or listen longer with --timeout", c.clusterText(), c.timeout, conn.URL())
+			"check --nats-url and --cluster (with its name mcm is asked although no driver lives), or listen longer with --timeout",
+			c.clusterText(), c.timeout, conn.URL())
 	}
 
 	return draw(cmd.OutOrStdout(), seen, now)

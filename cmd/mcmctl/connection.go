@@ -26,6 +26,16 @@ const (
 	defaultTimeout = 2*bus.SessionInterval + bus.SessionInterval*2/5
 )
 
+// environment is what speaks where a flag does not; the names are those of the nats
+// CLI and of drivers.
+var environment = []struct{ flag, variable string }{
+	{"nats-url", "NATS_URL"},
+	{"nats-creds", "NATS_CREDS"},
+	{"nats-ca", "NATS_CA"},
+	{"nats-cert", "NATS_CERT"},
+	{"nats-key", "NATS_KEY"},
+}
+
 // connection holds the flags that say where to listen.
 type connection struct {
 	config  bus.Config
@@ -36,9 +46,11 @@ type connection struct {
 
 func (c *connection) addFlags(root *cobra.Command) {
 	f := root.PersistentFlags()
-	f.StringVar(&c.url, "nats-url", defaultURL, "NATS servers, separated by commas (env NATS_URL)")
+	f.StringVar(&c.url, "nats-url", defaultURL, "NATS servers, separated by commas")
 	natsflags.Add(f, &c.config)
-	f.Lookup("nats-creds").Usage += " (env NATS_CREDS)"
+	for _, env := range environment {
+		f.Lookup(env.flag).Usage += " (env " + env.variable + ")"
+	}
 	f.StringVar(&c.cluster, "cluster", anyCluster, "control plane to look at; * for all on this bus")
 	f.DurationVar(&c.timeout, "timeout", defaultTimeout, "how long to listen for signs of life before printing")
 	for _, name := range []string{"nats-url", "cluster", "timeout"} {
@@ -49,11 +61,12 @@ func (c *connection) addFlags(root *cobra.Command) {
 // connect reads the environment where flags are silent, checks the flags, and
 // connects.
 func (c *connection) connect(cmd *cobra.Command) (*bus.Conn, error) {
-	if v := os.Getenv("NATS_URL"); v != "" && !cmd.Flags().Changed("nats-url") {
-		c.url = v
-	}
-	if v := os.Getenv("NATS_CREDS"); v != "" && !cmd.Flags().Changed("nats-creds") {
-		c.config.Creds = v
+	for _, env := range environment {
+		if v := os.Getenv(env.variable); v != "" && !cmd.Flags().Changed(env.flag) {
+			if err := cmd.Flags().Set(env.flag, v); err != nil {
+				return nil, fmt.Errorf("%s: %w", env.variable, err)
+			}
+		}
 	}
 	if c.cluster != anyCluster {
 		if err := bus.ValidToken("cluster", c.cluster); err != nil {

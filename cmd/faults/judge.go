@@ -87,13 +87,13 @@ func (w *world) settle(ctx context.Context, what string, wrong func(context.Cont
 		return context.Cause(ctx)
 	}
 	found, failed := wrong(ctx)
+	w.tally.find(found...)
 	if failed != nil {
 		return errors.Join(err, failed)
 	}
 	if len(found) == 0 { // only the wait itself can be told of
-		found = []finding{foundf(stuck, "wait until "+what, 1, "%v", err)}
+		w.tally.find(foundf(stuck, "wait until "+what, 1, "%v", err))
 	}
-	w.tally.find(found...)
 	return nil
 }
 
@@ -112,7 +112,7 @@ func (w *world) flaws(ctx context.Context) ([]finding, error) {
 	return s.flaws(), nil
 }
 
-// remains returns what is left of pools that are gone.
+// remains returns what is left of pools that are gone, with an error as much as it has seen.
 func (w *world) remains(ctx context.Context) ([]finding, error) {
 	s, err := w.look(ctx)
 	if err != nil {
@@ -122,7 +122,7 @@ func (w *world) remains(ctx context.Context) ([]finding, error) {
 	var tokens corev1.SecretList
 	err = w.kube.List(ctx, &tokens, client.InNamespace(metav1.NamespaceSystem), client.HasLabels{bootstrap.LabelKeyMachineUID})
 	if err != nil {
-		return nil, err
+		return found, err
 	}
 	for i := range tokens.Items {
 		uid := tokens.Items[i].Labels[bootstrap.LabelKeyMachineUID]
@@ -130,7 +130,7 @@ func (w *world) remains(ctx context.Context) ([]finding, error) {
 	}
 	claims, err := stack.HeldClaims(ctx, w.busURL, w.name, identities...)
 	if err != nil {
-		return nil, err
+		return found, err
 	}
 	for _, c := range claims {
 		uid, _, _ := strings.Cut(c.GetOperationId(), ".")

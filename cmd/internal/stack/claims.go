@@ -17,8 +17,8 @@ import (
 // does not answer at all.
 const claimsLimit = 5 * time.Second
 
-// HeldClaims returns the claims to machines of these providers. What has ended leaves its outcome in the claim's place, which goes by its
-// age and is not told.
+// HeldClaims returns the claims to machines of these providers. What has ended leaves
+// its outcome in the claim's place, which goes by its age and is not told.
 func HeldClaims(ctx context.Context, natsURL, cluster string, providers ...string) ([]*driverv1.Claim, error) {
 	ctx, cancel := context.WithTimeout(ctx, claimsLimit)
 	defer cancel()

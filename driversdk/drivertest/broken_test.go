@@ -20,7 +20,7 @@ var (
 		"SUBJECT-1", "SUBJECT-2", "SUBJECT-4", "ENV-1", "ENV-2", "ENV-2/failed", "ENV-3", "ENV-4", "ENV-5", "ENV-6", "ENV-6/known", "ENV-6/hello", "ENV-7", "ENV-7/claim", "ENV-8", "ENV-8/failed",
 		"ENV-9",
 		"CREATE-1", "CREATE-2", "CREATE-3", "CREATE-4", "IDENTITY-1", "IDENTITY-2", "MACHINE-1", "MACHINE-2", "INITIALIZE-1",
-		"STATUS-1", "STATUS-2", "STATUS-3", "STATUS-4", "LIST-1", "LIST-2", "LIST-3", "DELETE-1", "DELETE-2", "DELETE-3", "DELETE-3/unasked",
+		"STATUS-1", "STATUS-2", "STATUS-3", "STATUS-4", "LIST-1", "LIST-2", "LIST-3", "DELETE-1", "DELETE-2", "DELETE-2/id", "DELETE-3", "DELETE-3/unasked",
 		"INSTANCE-1", "INSTANCE-2", "VOLUMEIDS-1", "VALIDATE-1", "VALIDATE-2", "MIGRATECLASS-1",
 		"RUN-1", "RUN-2", "RUN-2/attempt", "RUN-2/kept", "RUN-2/superseded", "RUN-2/failed", "RUN-2/unclaimed", "RUN-2/unset", "RESULT-1", "RESULT-1/late",
 		"RESULT-2", "RESULT-2/second", "RESULT-2/newest", "RESULT-2/failures", "RESULT-2/session", "RESULT-3", "RESULT-3/recover", "RESULT-3/fenced", "RESULT-4",

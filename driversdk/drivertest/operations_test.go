@@ -158,7 +158,8 @@ func (r *replica) initialize(m *driverv1.Machine, o *op) *driverv1.Result {
 
 func (r *replica) remove(m *driverv1.Machine, o *op) *driverv1.Result {
 	found := r.cloud.find(o.cluster, func(i *instance) bool {
-		return i.GetMachineUid() == m.GetUid() && r.fault != "DELETE-2" || i.GetProviderId() == m.GetProviderId()
+		return i.GetMachineUid() == m.GetUid() && r.fault != "DELETE-2" ||
+			i.GetProviderId() == m.GetProviderId() && r.fault != "DELETE-2/id"
 	})
 	for _, i := range found {
 		if r.fault != "DELETE-3" {

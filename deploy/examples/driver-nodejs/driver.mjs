@@ -1,5 +1,4 @@
-// A plain driver: one request, one answer. It follows PROTOCOL.md and drives the virtual cloud.
-// What it does not have, see there, section 1; driver-nodejs-full has it.
+// A plain driver: one request, one answer, after PROTOCOL.md. What it lacks (section 1) driver-nodejs-full has.
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import { connect } from "nats";
@@ -52,6 +51,7 @@ async function specOf(reference, signal) {
 const tag = (key, value) => "tag=" + encodeURIComponent(`machinebus.io/${key}=${value}`);
 const instanceOf = (i) => ({ providerId: i.providerID, nodeName: i.nodeName, addresses: i.addresses, machineName: i.name, machineUid: i.tags["machinebus.io/machine-uid"] });
 const ours = async (spec, signal, ...tags) => (await cloud(spec, signal, "GET", "/v1/instances?" + [tag("cluster", CLUSTER), ...tags].join("&"))).instances ?? [];
+const named = (spec, signal, id) => cloud(spec, signal, "GET", "/v1/instances/" + id).then((i) => (i.tags["machinebus.io/cluster"] === CLUSTER ? [i] : []), (e) => { if (e.code !== Code.CODE_NOT_FOUND) throw e; return []; });
 
 const operations = {
   async create(request, spec, signal, operationId) {
@@ -64,7 +64,8 @@ const operations = {
     return { create: { instance: instanceOf(made) } };
   },
   async delete(request, spec, signal) {
-    for (const { id } of await ours(spec, signal, tag("machine-uid", request.machine.uid)))
+    const { uid, providerId } = request.machine; // [DELETE-2]
+    for (const { id } of await (providerId ? named(spec, signal, providerId.split("/").pop()) : ours(spec, signal, tag("machine-uid", uid))))
       await cloud(spec, signal, "DELETE", "/v1/instances/" + id).catch((e) => { if (e.code !== Code.CODE_NOT_FOUND) throw e; });
     return { delete: {} };
   },
@@ -94,6 +95,5 @@ const running = new Set(), subscription = nc.subscribe(`mcm.v1.${CLUSTER}.plain.
   const task = answer(m).catch((e) => console.error("not answered:", e.message)).finally(() => running.delete(task));
   running.add(task);
 } });
-await nc.flush();
-console.log("serving");
+await nc.flush().then(() => console.log("serving"));
 process.once("SIGTERM", () => subscription.drain().then(() => Promise.all(running)).then(() => nc.drain()).then(() => process.exit(0)));

@@ -145,5 +145,6 @@ const seal = (content) => (pin ? { sender: recipient, box: key.seal(bytes("Seale
 
 const replica = new Replica(wire, { cluster: CLUSTER, provider: PROVIDER, createIdentity: 1, operations, seal });
 replica.start();
+await wire.nc.flush();
 console.log("serving as", replica.id);
 process.once("SIGTERM", () => replica.stop().then(() => process.exit(0)));

@@ -61,6 +61,14 @@ func (s *said) String() string {
 // startNodeJS starts an example until the test ends.
 func startNodeJS(t *testing.T, example, natsURL string) *said {
 	t.Helper()
+	_, output := runNodeJS(t, example, natsURL)
+
+	return output
+}
+
+// runNodeJS is startNodeJS for a test that ends it.
+func runNodeJS(t *testing.T, example, natsURL string) (*driver, *said) {
+	t.Helper()
 	output := &said{}
 	d := newDriver(nodeCommand(t, example), []string{"NATS_URL=" + natsURL}, output)
 	d.env = append(d.env, tokenFile(t))
@@ -74,7 +82,7 @@ func startNodeJS(t *testing.T, example, natsURL string) *said {
 		}
 	})
 
-	return output
+	return d, output
 }
 
 // A result that NATS does not take is a failure that it takes, not silence.

@@ -89,7 +89,8 @@ function call(c, task, method, path, body) {
     async (response) => {
       const answer = await response.json().catch(() => ({}));
       const seconds = parseInt(response.headers.get("retry-after")), retryAfter = seconds > 0 ? { seconds } : undefined;
-      if (!response.ok) throw Object.assign(failure(codes[response.status] ?? "INTERNAL", answer.error?.message ?? `HTTP ${response.status}`, method !== "GET" && response.status >= 500), { retryAfter });
+      const code = (answer.error && codes[response.status]) ?? "INTERNAL"; // a proxy's 404 says nothing of instances
+      if (!response.ok) throw Object.assign(failure(code, answer.error?.message ?? `HTTP ${response.status}`, method !== "GET" && response.status >= 500), { retryAfter });
       return answer;
     },
     (e) => { throw failure("UNAVAILABLE", `${method} ${path}: ${e.message}`, method !== "GET"); },
@@ -97,7 +98,7 @@ function call(c, task, method, path, body) {
 }
 
 const tag = (name, value) => "tag=" + encodeURIComponent(`machinebus.io/${name}=${value}`);
-const instanceOf = (i) => ({ providerId: i.providerID, nodeName: i.nodeName, addresses: i.addresses, machineName: i.name, machineUid: i.tags["machinebus.io/machine-uid"] });
+const instanceOf = (i) => ({ providerId: i.providerID, nodeName: i.nodeName, addresses: i.addresses, machineName: i.name, machineUid: i.tags?.["machinebus.io/machine-uid"] });
 const ours = async (c, task, ...tags) => (await call(c, task, "GET", "/v1/instances?" + [tag("cluster", CLUSTER), ...tags].join("&"))).instances ?? [];
 
 // instancesOf finds the one that the machine says it has, else those that carry its uid [DELETE-2].
@@ -106,7 +107,7 @@ async function instancesOf(c, task, { uid, providerId }) {
   const [, id] = /^virtual:\/\/\/[^/]+\/([^/]+)$/.exec(providerId) ?? [];
   if (!id) throw failure("INVALID_ARGUMENT", `provider id ${providerId} is none of this cloud's`);
   const found = await call(c, task, "GET", "/v1/instances/" + id).catch((e) => { if (e.code !== Code.CODE_NOT_FOUND) throw e; });
-  return found?.tags["machinebus.io/cluster"] === CLUSTER ? [found] : [];
+  return found?.tags?.["machinebus.io/cluster"] === CLUSTER ? [found] : [];
 }
 
 const operations = {

@@ -29,7 +29,8 @@ async function call({ spec, signal }, method, path, body) {
   const answer = await response.json().catch(() => ({}));
   if (response.ok) return answer;
   const message = answer.error?.message ?? `HTTP ${response.status}`;
-  throw new Failure(codes[response.status] ?? "INTERNAL", message, {
+  const code = (answer.error && codes[response.status]) ?? "INTERNAL"; // a proxy's 404 says nothing of instances
+  throw new Failure(code, message, {
     begun, outcomeUnknown: begun && response.status >= 500,
   });
 }
@@ -40,7 +41,7 @@ const absent = (e) => {
 };
 
 const instanceOf = ({ providerID, nodeName, addresses, name, tags }) => ({
-  providerId: providerID, nodeName, addresses, machineName: name, machineUid: tags["machinebus.io/machine-uid"],
+  providerId: providerID, nodeName, addresses, machineName: name, machineUid: tags?.["machinebus.io/machine-uid"],
 });
 
 async function tagged(c, tags) {
@@ -62,7 +63,7 @@ export const list = (c) => tagged(c, { class: c.className });
 export async function find(c, { uid, providerId }) {
   if (!providerId) return tagged(c, { "machine-uid": uid });
   const found = await call(c, "GET", "/v1/instances/" + idOf(providerId)).catch(absent);
-  return found?.tags["machinebus.io/cluster"] === c.cluster ? [instanceOf(found)] : [];
+  return found?.tags?.["machinebus.io/cluster"] === c.cluster ? [instanceOf(found)] : [];
 }
 
 // make makes the machine's instance. The cloud takes the operation id as its token: a second call makes no second one.

@@ -77,32 +77,38 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	defer closeBus()
-	ctx, letGo := context.WithCancel(ctx)
+	running, letGo := context.WithCancel(ctx) // not ctx, which says whether mcm was told to end
 	defer letGo()
 
 	m := &mcm{
 		options: o, manager: mgr, lock: lock, conn: conn, events: events,
 		log: slog.New(logr.ToSlogHandler(klog.Background().WithName("bus"))),
 	}
-	if err := m.addTarget(ctx, target); err != nil {
+	if err := m.addTarget(running, target); err != nil {
 		return err
 	}
-	if err := m.setUp(ctx, client.Options{Scheme: scheme}); err != nil {
+	if err := m.setUp(running, client.Options{Scheme: scheme}); err != nil {
 		return err
 	}
 	defer m.caller.Close()
-	if err := m.addControllers(ctx); err != nil {
+	if err := m.addControllers(running); err != nil {
 		return err
 	}
 	klog.Background().Info("starting", "version", version(), "cluster", o.clusterName, "bus", conn.URL())
-	err = mgr.Start(ctx)
+
+	return m.live(ctx, letGo)
+}
+
+// live runs until ctx or the manager ends, then has the parts let go and waits for them.
+func (m *mcm) live(ctx context.Context, letGo context.CancelFunc) error {
+	err := m.manager.Start(ctx)
 	letGo() // who has lost the lead must not go on for as long as an operation takes
 	m.wait()
 
 	return ended(ctx, err)
 }
 
-// ended makes of how a manager has ended how mcm does.
+// ended makes of how a manager has ended how mcm does; ctx is what told it to, if anything.
 func ended(ctx context.Context, err error) error {
 	switch {
 	case err == nil:

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"syscall"
 	"time"
 
@@ -18,7 +17,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -192,7 +190,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	if _, err := bus.ServeOutcomes(m.conn, m.options.clusterName, m.dispatcher.Newest, m.dispatcher.Waiting); err != nil {
 		return err
 	}
-	namesake := dispatch.NewNamesake(string(uid), m.options.scope())
+	namesake := dispatch.NewNamesake(string(uid), m.options.scope(), klog.Background().WithName("namesake"))
 	if _, err := bus.WatchHello(m.conn, m.options.clusterName, namesake.OnHello); err != nil {
 		return err
 	}
@@ -292,30 +290,3 @@ type everywhere func(context.Context) error
 func (f everywhere) Start(ctx context.Context) error { return f(ctx) }
 
 func (everywhere) NeedLeaderElection() bool { return false }
-
-// addChecks serves /healthz and /readyz beside /metrics.
-func (m *mcm) addChecks(namesake *dispatch.Namesake) error {
-	ready := &healthz.Handler{Checks: map[string]healthz.Checker{
-		"namesake": namesake.Check,
-		"bus": func(*http.Request) error {
-			if !m.conn.Up() {
-				return errors.New("NATS cannot be reached")
-			}
-
-			return nil
-		},
-		"caches": func(r *http.Request) error {
-			if !m.manager.GetCache().WaitForCacheSync(r.Context()) {
-				return errors.New("the control cluster's objects are not read yet")
-			}
-
-			return nil
-		},
-	}}
-	live := &healthz.Handler{Checks: map[string]healthz.Checker{"ping": healthz.Ping}}
-
-	return errors.Join(
-		m.manager.AddMetricsServerExtraHandler("/healthz", http.StripPrefix("/healthz", live)),
-		m.manager.AddMetricsServerExtraHandler("/readyz", http.StripPrefix("/readyz", ready)),
-	)
-}

@@ -274,7 +274,7 @@ func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 			return err
 		}
 		if err := register([]prometheus.Collector{dropped("mcm_fetch_dropped_total",
-			"Fetches not answered because they were unreadable or their reply subject is not their provider's.", server.Dropped)}); err != nil {
+			"Fetches not answered because they were unreadable, their reply subject is not their provider's, or too many of it waited.", server.Dropped)}); err != nil {
 			return err
 		}
 		<-ctx.Done()

@@ -280,7 +280,7 @@ func classMessage(class *v1alpha1.MachineClass, provider string) (*driverv1.Clas
 	}
 	m := &driverv1.Class{
 		Reference: reference(class), Provider: provider, ProviderSpec: spec,
-		Labels: class.Labels, Annotations: driverAnnotations(class.Annotations),
+		Labels: class.Labels, Annotations: classAnnotations(class.Annotations),
 	}
 	if t := class.NodeTemplate; t != nil {
 		m.NodeTemplate = &driverv1.ClassNodeTemplate{
@@ -295,9 +295,9 @@ func classMessage(class *v1alpha1.MachineClass, provider string) (*driverv1.Clas
 	return m, nil
 }
 
-// driverAnnotations leaves out those that hold the class itself, as it was: it may
+// classAnnotations leaves out of a class's those that hold itself, as it was: it may
 // have been another provider's.
-func driverAnnotations(all map[string]string) map[string]string {
+func classAnnotations(all map[string]string) map[string]string {
 	some := maps.Clone(all)
 	delete(some, corev1.LastAppliedConfigAnnotation)
 	delete(some, v1alpha1.AnnotationKeyAccepted)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,22 +17,33 @@ import (
 type slowLibrary struct {
 	*library
 
-	slow           string
-	release        chan struct{}
-	answered       atomic.Int64
-	running, worst atomic.Int64
+	slow    string
+	release chan struct{}
+
+	mu                       sync.Mutex
+	running, worst, answered int
+}
+
+func (l *slowLibrary) count() (answered, worst int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	return l.answered, l.worst
 }
 
 func (l *slowLibrary) Class(ctx context.Context, who string, req *driverv1.FetchClassRequest) (*driverv1.Class, error) {
 	if who != l.slow {
 		return l.library.Class(ctx, who, req)
 	}
-	now := l.running.Add(1)
-	defer l.running.Add(-1)
-	for worst := l.worst.Load(); now > worst && !l.worst.CompareAndSwap(worst, now); worst = l.worst.Load() {
-	}
+	l.mu.Lock()
+	l.running++
+	l.worst = max(l.worst, l.running)
+	l.mu.Unlock()
 	<-l.release
-	l.answered.Add(1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.running--
+	l.answered++
 
 	return l.class, nil
 }
@@ -80,8 +90,12 @@ func TestFloodOfFetches(t *testing.T) {
 	}
 	bustest.Eventually(t, "what is too much is dropped", func() bool { return server.Dropped() == sent-kept })
 	release()
-	bustest.Eventually(t, "those that wait are answered", func() bool { return lib.answered.Load() == kept })
-	if got := lib.worst.Load(); got > atOnce {
+	bustest.Eventually(t, "those that wait are answered", func() bool {
+		answered, _ := lib.count()
+
+		return answered == kept
+	})
+	if _, got := lib.count(); got > atOnce {
 		t.Errorf("%d of one provider were answered at once, want %d at most", got, atOnce)
 	}
 	if _, err := r.client(t, lib.slow, nil).Class(t.Context(), cluster, &driverv1.ObjectReference{Name: "c"}); err != nil {

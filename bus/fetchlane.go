@@ -55,7 +55,8 @@ func (s *FetchServer) next(provider string, lane *fetchLane) func() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped || len(lane.waiting) == 0 {
-		if lane.running--; lane.running == 0 {
+		lane.running--
+		if lane.running == 0 {
 			delete(s.lanes, provider)
 		}
 

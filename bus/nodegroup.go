@@ -76,7 +76,7 @@ type NodeGroupClient struct {
 	stops   []func()
 
 	mu        sync.Mutex
-	providers map[string]time.Time        // when a session of each was last heard
+	providers map[string]time.Time      // when a session of each was last heard
 	waiting   map[string]chan *nats.Msg // by reply subject
 }
 

@@ -48,9 +48,11 @@ func resized(_ context.Context, _ string, req *nodegroupv1.Envelope) *nodegroupv
 	}}
 }
 
-// answers answers everything with copies of one envelope.
+// answers handles all requests with copies of one envelope.
 func answers(answer *nodegroupv1.Envelope) bus.NodeGroupHandler {
-	return func(context.Context, string, *nodegroupv1.Envelope) *nodegroupv1.Envelope { return proto.CloneOf(answer) }
+	return func(context.Context, string, *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+		return proto.CloneOf(answer)
+	}
 }
 
 func TestNodeGroupRequestIsAnswered(t *testing.T) {

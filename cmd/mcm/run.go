@@ -97,15 +97,6 @@ func run(ctx context.Context, o *options) error {
 	return m.live(ctx, letGo)
 }
 
-// live runs until ctx or the manager ends, then has the parts let go and waits for them.
-func (m *mcm) live(ctx context.Context, letGo context.CancelFunc) error {
-	err := m.manager.Start(ctx)
-	letGo() // who has lost the lead must not go on for as long as an operation takes
-	m.wait()
-
-	return ended(ctx, err)
-}
-
 // ended makes of how a manager has ended how mcm does; ctx is what told it to, if anything.
 func ended(ctx context.Context, err error) error {
 	switch {
@@ -139,6 +130,15 @@ type mcm struct {
 	target     cluster.Cluster         // nil when there is none
 	tokens     *bootstrap.Tokens       // nil when there is none
 	drainer    *drain.Drainer          // nil when there is none
+}
+
+// live runs until ctx or the manager ends, then has the parts let go and waits for them.
+func (m *mcm) live(ctx context.Context, letGo context.CancelFunc) error {
+	err := m.manager.Start(ctx)
+	letGo() // who has lost the lead must not go on for as long as an operation takes
+	m.wait()
+
+	return ended(ctx, err)
 }
 
 // wait returns when all that the parts have begun has ended.

@@ -23,7 +23,7 @@ const (
 	// OriginBus: the request reached no driver. Nothing ran.
 	OriginBus
 	// OriginTimeout: a driver may have had the request and was not heard of
-	// again. The outcome is unknown.
+	// again, or said nothing that can be believed. The outcome is unknown.
 	OriginTimeout
 )
 

@@ -25,7 +25,11 @@ type FetchHandler interface {
 }
 
 const (
-	fetchesAtOnce = 64
+	// fetchesAtOnce are answered at the same time, fetchesOfOne of them for one provider,
+	// of which fetchesWaiting more may wait: as many as its drivers have slots for.
+	fetchesAtOnce, fetchesOfOne, fetchesWaiting = 64, 16, 240
+	// maxFetch is more than any fetch has bytes.
+	maxFetch      = 64 << 10
 	answerTimeout = 5 * time.Second
 )
 
@@ -43,7 +47,8 @@ type FetchServer struct {
 
 	mu      sync.Mutex
 	stopped bool
-	running sync.WaitGroup // added to under mu while not stopped
+	lanes   map[string]*fetchLane // by provider
+	running sync.WaitGroup        // added to under mu while not stopped
 }
 
 // ServeFetches answers the fetches of one control plane, together with its
@@ -61,7 +66,7 @@ func ServeFetches(
 	}
 	s := &FetchServer{
 		conn: conn, key: key, handler: handler, unsealed: unsealed, log: log,
-		slots: make(chan struct{}, fetchesAtOnce), halt: make(chan struct{}),
+		slots: make(chan struct{}, fetchesAtOnce), halt: make(chan struct{}), lanes: map[string]*fetchLane{},
 	}
 	var err error
 	if s.sub, err = conn.subscribe(wildcard(cluster, TreeFetch, "*", "*"), fetchQueue, s.onFetch); err != nil {
@@ -83,7 +88,8 @@ func (s *FetchServer) Stop() {
 }
 
 // Dropped counts the fetches that were not answered because they could not be
-// read, or because their answer would have gone where the asker has no business.
+// read, because their answer would have gone where the asker has no business, or
+// because hundreds of their provider waited already.
 func (s *FetchServer) Dropped() uint64 { return s.dropped.Load() }
 
 func (s *FetchServer) onFetch(m *nats.Msg) {
@@ -100,6 +106,12 @@ func (s *FetchServer) onFetch(m *nats.Msg) {
 
 		return
 	}
+	if len(m.Data) > maxFetch {
+		s.dropped.Add(1)
+		s.log.Warn("fetch dropped: it is too large for one", "subject", m.Subject, "bytes", len(m.Data))
+
+		return
+	}
 	env, err := decodeMsg(m)
 	if err != nil {
 		s.dropped.Add(1)
@@ -107,18 +119,7 @@ func (s *FetchServer) onFetch(m *nats.Msg) {
 
 		return
 	}
-	select {
-	case s.slots <- struct{}{}: // blocks only when 64 are being answered
-	case <-s.halt:
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stopped {
-		return
-	}
-	s.running.Go(func() {
-		defer func() { <-s.slots }()
+	s.admit(subject.Provider, func() {
 		ctx, cancel := context.WithTimeout(context.Background(), answerTimeout) //nolint:forbidigo // Stop waits for it
 		defer cancel()
 		s.reply(m, s.fetch(ctx, subject, env))

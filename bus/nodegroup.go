@@ -30,6 +30,8 @@ const (
 	// request; it doubles up to nodeGroupPauseMax.
 	nodeGroupPause    = 150 * time.Millisecond
 	nodeGroupPauseMax = 1200 * time.Millisecond
+	// providerKept is how long a provider counts that is not heard of.
+	providerKept = time.Hour
 )
 
 // Verbs of TreeNodeGroup.
@@ -70,10 +72,11 @@ type NodeGroupClient struct {
 	conn    *Conn
 	cluster string
 	log     *slog.Logger
+	up      func() bool
 	stops   []func()
 
 	mu        sync.Mutex
-	providers map[string]bool
+	providers map[string]time.Time      // when a session of each was last heard
 	waiting   map[string]chan *nats.Msg // by reply subject
 }
 
@@ -87,7 +90,8 @@ func NewNodeGroupClient(conn *Conn, cluster string, log *slog.Logger) (*NodeGrou
 		log = slog.Default()
 	}
 	c := &NodeGroupClient{
-		conn: conn, cluster: cluster, log: log, providers: map[string]bool{}, waiting: map[string]chan *nats.Msg{},
+		conn: conn, cluster: cluster, log: log, up: conn.Up,
+		providers: map[string]time.Time{}, waiting: map[string]chan *nats.Msg{},
 	}
 	stop, err := conn.watch(wildcard(cluster, TreeReply, "*", nodeGroupCaller, "*"), c.onReply)
 	if err != nil {
@@ -111,11 +115,21 @@ func (c *NodeGroupClient) Close() {
 	}
 }
 
-// Providers returns those of which a replica that serves node groups was ever
-// heard of, sorted. Whether one lives now, asking tells.
+// Providers returns those of which a replica that serves node groups was heard of in
+// the last hour, sorted. Whether one lives now, asking tells. While the bus cannot be
+// reached nobody is heard, and nobody forgotten.
 func (c *NodeGroupClient) Providers() []string {
+	up := c.up()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	maps.DeleteFunc(c.providers, func(provider string, heard time.Time) bool {
+		gone := up && time.Since(heard) > providerKept
+		if gone {
+			c.log.Info("a provider that served node groups is not heard of any more: it is forgotten", "provider", provider)
+		}
+
+		return gone
+	})
 
 	return slices.Sorted(maps.Keys(c.providers))
 }
@@ -125,8 +139,8 @@ func (c *NodeGroupClient) onSession(s *driverv1.Session) {
 		return
 	}
 	c.mu.Lock()
-	known := c.providers[s.GetProvider()]
-	c.providers[s.GetProvider()] = true
+	_, known := c.providers[s.GetProvider()]
+	c.providers[s.GetProvider()] = time.Now()
 	c.mu.Unlock()
 	if !known {
 		c.log.Info("a provider serves node groups", "provider", s.GetProvider())

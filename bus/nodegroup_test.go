@@ -1,6 +1,7 @@
 package bus_test
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"path/filepath"
@@ -47,6 +48,13 @@ func resized(_ context.Context, _ string, req *nodegroupv1.Envelope) *nodegroupv
 	}}
 }
 
+// answers handles all requests with copies of one envelope.
+func answers(answer *nodegroupv1.Envelope) bus.NodeGroupHandler {
+	return func(context.Context, string, *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+		return proto.CloneOf(answer)
+	}
+}
+
 func TestNodeGroupRequestIsAnswered(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -86,6 +94,7 @@ func TestNodeGroupErrorsSayWhatRan(t *testing.T) {
 	for name, tc := range map[string]struct {
 		reason string
 		offer  bus.NodeGroupHandler
+		ask    *nodegroupv1.Envelope // nil is a resize
 		origin bus.Origin
 		code   driverv1.Code
 	}{
@@ -107,6 +116,43 @@ func TestNodeGroupErrorsSayWhatRan(t *testing.T) {
 			},
 			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
 		},
+		"no answer": {
+			reason: "as with a panic",
+			offer:  func(context.Context, string, *nodegroupv1.Envelope) *nodegroupv1.Envelope { return nil },
+			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
+		},
+		"no size": {
+			reason: "it claims to be done, and nobody can tell what",
+			offer:  answers(&nodegroupv1.Envelope{}),
+			origin: bus.OriginTimeout, code: driverv1.Code_CODE_INTERNAL,
+		},
+		"impossible size": {
+			reason: "as no size",
+			offer: answers(&nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resized{
+				Resized: &nodegroupv1.ResizeResponse{TargetSize: -1},
+			}}),
+			origin: bus.OriginTimeout, code: driverv1.Code_CODE_INTERNAL,
+		},
+		"no size after a delete": {
+			reason: "a size of 0 would be believed",
+			offer:  answers(&nodegroupv1.Envelope{}),
+			ask:    &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Delete{Delete: &nodegroupv1.DeleteRequest{Group: "a"}}},
+			origin: bus.OriginTimeout, code: driverv1.Code_CODE_INTERNAL,
+		},
+		"no groups": {
+			reason: "none would be believed",
+			offer:  answers(&nodegroupv1.Envelope{}),
+			ask:    &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Groups{Groups: &nodegroupv1.GroupsRequest{}}},
+			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
+		},
+		"groups for instances": {
+			reason: "what was not asked for is no answer",
+			offer: answers(&nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_GroupsFound{
+				GroupsFound: &nodegroupv1.GroupsResponse{},
+			}}),
+			ask:    &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Instances{Instances: &nodegroupv1.InstancesRequest{Group: "a"}}},
+			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
+		},
 		"too large": {
 			reason: "what does not fit a message is said to be so",
 			offer: func(context.Context, string, *nodegroupv1.Envelope) *nodegroupv1.Envelope {
@@ -122,7 +168,7 @@ func TestNodeGroupErrorsSayWhatRan(t *testing.T) {
 			r := newRig(t)
 			c := newNodeGroupClient(t, r.conn)
 			r.replica(t, nil, offers(tc.offer))
-			_, err := c.Ask(t.Context(), provider, resize(3))
+			_, err := c.Ask(t.Context(), provider, cmp.Or(tc.ask, resize(3)))
 			if err == nil || bus.OriginOf(err) != tc.origin || bus.CodeOf(err) != tc.code {
 				t.Errorf("%v (%v, %v), want %v, %v: %s", err, bus.OriginOf(err), bus.CodeOf(err), tc.origin, tc.code, tc.reason)
 			}

@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -149,7 +150,9 @@ func (w *nodeGroupWish) hear(m *nats.Msg) (answer *nodegroupv1.Envelope, err err
 
 		return nil, nil
 	}
-	err = ErrorOf(answer.GetStatus())
+	if err = ErrorOf(answer.GetStatus()); err == nil {
+		err = w.check(answer)
+	}
 	switch {
 	case err == nil:
 		return answer, nil
@@ -163,6 +166,37 @@ func (w *nodeGroupWish) hear(m *nats.Msg) (answer *nodegroupv1.Envelope, err err
 	default:
 		return nil, err
 	}
+}
+
+// check tells what is wrong with an answer that says that all went well. What of a
+// change it was that did, nobody knows then.
+func (w *nodeGroupWish) check(answer *nodegroupv1.Envelope) error {
+	var given bool
+	var size int32
+	switch w.verb {
+	case nodeGroupGroups:
+		given = answer.GetGroupsFound() != nil
+	case nodeGroupInstances:
+		given = answer.GetInstancesFound() != nil
+	case nodeGroupResize:
+		given, size = answer.GetResized() != nil, answer.GetResized().GetTargetSize()
+	case nodeGroupDelete:
+		given, size = answer.GetDeleted() != nil, answer.GetDeleted().GetTargetSize()
+	}
+	fault := &Error{Code: driverv1.Code_CODE_INTERNAL, Origin: OriginDriver}
+	if w.changes {
+		fault.Origin = OriginTimeout
+	}
+	switch {
+	case !given:
+		fault.err = fmt.Errorf("the driver of provider %s answered %s without what it was asked for", w.provider, w.verb)
+	case size < 0:
+		fault.err = fmt.Errorf("the driver of provider %s answered %s with a size of %d", w.provider, w.verb, size)
+	default:
+		return nil
+	}
+
+	return fault
 }
 
 // close notes that there is an answer on a reply subject.

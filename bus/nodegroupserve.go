@@ -125,7 +125,11 @@ func (s *Server) callNodeGroups(ctx context.Context, cluster string, req *nodegr
 		}
 	}()
 
-	return s.cfg.NodeGroups(ctx, cluster, req)
+	if answer = s.cfg.NodeGroups(ctx, cluster, req); answer == nil {
+		answer = &nodegroupv1.Envelope{Status: &driverv1.Status{Code: driverv1.Code_CODE_INTERNAL, Message: "the driver gave no answer"}}
+	}
+
+	return answer
 }
 
 // answerNodeGroup sends the one answer to a request.

@@ -14,16 +14,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/nats-io/nats-server/v2/conf"
 	"github.com/nats-io/nats-server/v2/server"
 )
 
 const (
-	readyTimeout = 10 * time.Second
-	pollInterval = 5 * time.Millisecond
-
 	// A class with a Secret of Kubernetes' limit of 1 MiB must fit a reply.
 	maxPayload = 4 << 20
 	// A backlog older than this many bytes means a client that no longer reads.
@@ -46,6 +42,9 @@ type Options struct {
 	AllowInsecure bool
 	// Logger receives the server's log; nil means the default.
 	Logger *slog.Logger
+	// Quit ends the wait for a server that is not ready yet when it is closed, as a
+	// context's Done is; nil is never.
+	Quit <-chan struct{}
 }
 
 // A Server is one embedded nats-server. Its methods are safe for concurrent
@@ -60,7 +59,8 @@ type Server struct {
 }
 
 // Start runs a server and returns when it takes clients and, where JetStream is
-// on, its store is open. The error names the port or directory at fault.
+// on, its store is open: that may take two minutes. The error names the port or
+// directory at fault.
 func Start(opts Options) (*Server, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
@@ -87,9 +87,16 @@ func (s *Server) start(listen string) error {
 	if err != nil {
 		return fmt.Errorf("configure the embedded nats-server: %w", err)
 	}
-	srv.SetLoggerV2(slogger{s.opts.Logger}, false, false, false)
+	broken := make(chan string, 1)
+	srv.SetLoggerV2(slogger{s.opts.Logger, broken}, false, false, false)
 	go srv.Start()
-	if err := waitReady(srv); err != nil {
+	wait := &readying{
+		ready: func() error { return readyError(srv) }, limit: readyTimeout, broken: broken, quit: s.opts.Quit, log: s.opts.Logger,
+	}
+	if o.JetStream {
+		wait.limit = recoverTimeout
+	}
+	if err := wait.wait(); err != nil {
 		srv.Shutdown()
 		srv.WaitForShutdown()
 
@@ -231,26 +238,6 @@ func checkListen(o *server.Options) error {
 	}
 
 	return l.Close()
-}
-
-func waitReady(srv *server.Server) error {
-	if !srv.ReadyForConnections(readyTimeout) {
-		return errors.New("the embedded nats-server did not get ready within 10 s; its log tells why")
-	}
-	if !srv.JetStreamEnabled() {
-		return nil
-	}
-	// Listening says nothing about the store, which may still recover.
-	var last string
-	for deadline := time.Now().Add(readyTimeout); time.Now().Before(deadline); time.Sleep(pollInterval) { //nolint:forbidigo // the server offers no signal to wait for
-		h := srv.Healthz(&server.HealthzOptions{JSServerOnly: true})
-		if h.Error == "" {
-			return nil
-		}
-		last = h.Error
-	}
-
-	return fmt.Errorf("the embedded nats-server's JetStream did not get ready within 10 s: %s", last)
 }
 
 // URL is where clients connect.

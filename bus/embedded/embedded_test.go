@@ -86,6 +86,7 @@ func TestStartRefuses(t *testing.T) {
 		"bad file":          {"the error names it", embedded.Options{ConfigFile: write(t, dir, "bad", "port: {")}, "bad"},
 		"unknown setting":   {"the error names it", embedded.Options{ConfigFile: write(t, dir, "odd", "colour: red")}, "colour"},
 		"store is a file":   {"the error names it", embedded.Options{StoreDir: file}, file},
+		"store is broken":   {"the error says why, at once", embedded.Options{StoreDir: filepath.Dir(write(t, t.TempDir(), "jetstream", ""))}, "cannot run: Can't start JetStream"},
 		"insecure by file":  {"the file's own address counts", embedded.Options{ConfigFile: write(t, dir, "open", `listen: "0.0.0.0:0"`)}, "0.0.0.0"},
 		"plain with a user": {"credentials alone are readable", embedded.Options{Listen: "0.0.0.0:0", ConfigFile: write(t, dir, "user", "authorization { user: a, password: b }")}, "TLS"},
 	}

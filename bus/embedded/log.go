@@ -7,7 +7,10 @@ import (
 
 // slogger passes the server's log on. Its debug and trace output is never
 // switched on, because it prints payloads.
-type slogger struct{ log *slog.Logger }
+type slogger struct {
+	log    *slog.Logger
+	broken chan<- string // has room for one text
+}
 
 func (l slogger) Noticef(format string, v ...any) {
 	l.log.Debug("nats-server: " + fmt.Sprintf(format, v...))
@@ -21,9 +24,15 @@ func (l slogger) Errorf(format string, v ...any) {
 	l.log.Error("nats-server: " + fmt.Sprintf(format, v...))
 }
 
-// Fatalf only logs: the server then is not ready, and Start says so.
+// Fatalf does not end the process: the server then is not ready, and Start says so.
 func (l slogger) Fatalf(format string, v ...any) {
-	l.log.Error("nats-server cannot run: " + fmt.Sprintf(format, v...))
+	text := fmt.Sprintf(format, v...)
+	l.log.Error("nats-server cannot run: " + text)
+	select {
+	case l.broken <- text:
+	default:
+	}
 }
+
 func (l slogger) Debugf(string, ...any) {}
 func (l slogger) Tracef(string, ...any) {}

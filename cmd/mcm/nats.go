@@ -21,7 +21,7 @@ func (n *natsOptions) connect(ctx context.Context) (conn *bus.Conn, stop func(),
 	if len(n.config.URLs) == 0 {
 		server, err := embedded.Start(embedded.Options{
 			Listen: n.listen, StoreDir: n.storeDir, ConfigFile: n.configFile, MonitorPort: n.monitorPort,
-			AllowInsecure: n.config.AllowInsecure, Logger: log,
+			AllowInsecure: n.config.AllowInsecure, Logger: log, Quit: ctx.Done(),
 		})
 		if err != nil {
 			return nil, nil, err

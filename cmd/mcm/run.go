@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"syscall"
 	"time"
 
@@ -18,7 +17,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -77,32 +75,29 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	defer closeBus()
-	ctx, letGo := context.WithCancel(ctx)
+	running, letGo := context.WithCancel(ctx) // not ctx, which says whether mcm was told to end
 	defer letGo()
 
 	m := &mcm{
 		options: o, manager: mgr, lock: lock, conn: conn, events: events,
 		log: slog.New(logr.ToSlogHandler(klog.Background().WithName("bus"))),
 	}
-	if err := m.addTarget(ctx, target); err != nil {
+	if err := m.addTarget(running, target); err != nil {
 		return err
 	}
-	if err := m.setUp(ctx, client.Options{Scheme: scheme}); err != nil {
+	if err := m.setUp(running, client.Options{Scheme: scheme}); err != nil {
 		return err
 	}
 	defer m.caller.Close()
-	if err := m.addControllers(ctx); err != nil {
+	if err := m.addControllers(running); err != nil {
 		return err
 	}
 	klog.Background().Info("starting", "version", version(), "cluster", o.clusterName, "bus", conn.URL())
-	err = mgr.Start(ctx)
-	letGo() // who has lost the lead must not go on for as long as an operation takes
-	m.wait()
 
-	return ended(ctx, err)
+	return m.live(ctx, letGo)
 }
 
-// ended makes of how a manager has ended how mcm does.
+// ended makes of how a manager has ended how mcm does; ctx is what told it to, if anything.
 func ended(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
@@ -135,6 +130,15 @@ type mcm struct {
 	target     cluster.Cluster         // nil when there is none
 	tokens     *bootstrap.Tokens       // nil when there is none
 	drainer    *drain.Drainer          // nil when there is none
+}
+
+// live runs until ctx or the manager ends, then has the parts let go and waits for them.
+func (m *mcm) live(ctx context.Context, letGo context.CancelFunc) error {
+	err := m.manager.Start(ctx)
+	letGo() // who has lost the lead must not go on for as long as an operation takes
+	m.wait()
+
+	return ended(ctx, err)
 }
 
 // wait returns when all that the parts have begun has ended.
@@ -186,7 +190,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	if _, err := bus.ServeOutcomes(m.conn, m.options.clusterName, m.dispatcher.Newest, m.dispatcher.Waiting); err != nil {
 		return err
 	}
-	namesake := dispatch.NewNamesake(string(uid), m.options.scope())
+	namesake := dispatch.NewNamesake(string(uid), m.options.scope(), klog.Background().WithName("namesake"))
 	if _, err := bus.WatchHello(m.conn, m.options.clusterName, namesake.OnHello); err != nil {
 		return err
 	}
@@ -270,7 +274,7 @@ func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 			return err
 		}
 		if err := register([]prometheus.Collector{dropped("mcm_fetch_dropped_total",
-			"Fetches not answered because they were unreadable or their reply subject is not their provider's.", server.Dropped)}); err != nil {
+			"Fetches not answered because they were unreadable, their reply subject is not their provider's, or too many of it waited.", server.Dropped)}); err != nil {
 			return err
 		}
 		<-ctx.Done()
@@ -286,30 +290,3 @@ type everywhere func(context.Context) error
 func (f everywhere) Start(ctx context.Context) error { return f(ctx) }
 
 func (everywhere) NeedLeaderElection() bool { return false }
-
-// addChecks serves /healthz and /readyz beside /metrics.
-func (m *mcm) addChecks(namesake *dispatch.Namesake) error {
-	ready := &healthz.Handler{Checks: map[string]healthz.Checker{
-		"namesake": namesake.Check,
-		"bus": func(*http.Request) error {
-			if !m.conn.Up() {
-				return errors.New("NATS cannot be reached")
-			}
-
-			return nil
-		},
-		"caches": func(r *http.Request) error {
-			if !m.manager.GetCache().WaitForCacheSync(r.Context()) {
-				return errors.New("the control cluster's objects are not read yet")
-			}
-
-			return nil
-		},
-	}}
-	live := &healthz.Handler{Checks: map[string]healthz.Checker{"ping": healthz.Ping}}
-
-	return errors.Join(
-		m.manager.AddMetricsServerExtraHandler("/healthz", http.StripPrefix("/healthz", live)),
-		m.manager.AddMetricsServerExtraHandler("/readyz", http.StripPrefix("/readyz", ready)),
-	)
-}

@@ -3,6 +3,7 @@ package autoscaler
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -98,7 +99,9 @@ func (p *Provided) Start(ctx context.Context) error {
 	defer asking.Wait()
 	busy := map[string]chan struct{}{} // one closed channel per provider that is not being asked
 	for ctx.Err() == nil {
-		for _, provider := range p.source.Providers() {
+		providers := p.source.Providers()
+		p.keep(providers)
+		for _, provider := range providers {
 			select {
 			case <-busy[provider]:
 			default:
@@ -146,12 +149,31 @@ func (p *Provided) kick() {
 	}
 }
 
+// keep forgets all other providers.
+func (p *Provided) keep(providers []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.DeleteFunc(p.providers, func(provider string, _ *providerState) bool { return !slices.Contains(providers, provider) })
+}
+
+// of returns what is known of a provider, which may be nothing yet, or any more. p.mu
+// is held.
+func (p *Provided) of(provider string) *providerState {
+	state := p.providers[provider]
+	if state == nil {
+		state = &providerState{groups: map[string]*providedGroup{}, asking: map[string]bool{}, turns: make(chan struct{}, askAtOnce)}
+		p.providers[provider] = state
+	}
+
+	return state
+}
+
 // group returns a group as it is known by now; nil when it is not any more.
 func (p *Provided) group(g *providedGroup) *providedGroup {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	return p.providers[g.provider].groups[g.id]
+	return p.of(g.provider).groups[g.id]
 }
 
 // wrote takes up a change that was made to a group as it was known before, and has it
@@ -161,7 +183,7 @@ func (p *Provided) group(g *providedGroup) *providedGroup {
 func (p *Provided) wrote(before *providedGroup, target int32, deleting []string) (after *providedGroup, sure bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	state := p.providers[before.provider]
+	state := p.of(before.provider)
 	last := cmp.Or(state.groups[before.id], before)
 	now := *last
 	now.writes++

@@ -20,7 +20,7 @@ func (p *Provided) poll(ctx context.Context, provider string, asking *sync.WaitG
 	groups := p.askGroups(ctx, provider)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	state := p.providers[provider]
+	state := p.of(provider)
 	for _, id := range groups {
 		if state.asking[id] {
 			continue
@@ -42,11 +42,7 @@ func (p *Provided) askGroups(ctx context.Context, provider string) (ids []string
 	defer cancel()
 	for ctx.Err() == nil {
 		p.mu.Lock()
-		state := p.providers[provider]
-		if state == nil {
-			state = &providerState{groups: map[string]*providedGroup{}, asking: map[string]bool{}, turns: make(chan struct{}, askAtOnce)}
-			p.providers[provider] = state
-		}
+		state := p.of(provider)
 		before := state.writes
 		p.mu.Unlock()
 		asked := p.now()

@@ -1,8 +1,10 @@
 package autoscaler_test
 
 import (
+	"context"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -10,6 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/mcm/autoscaler"
+	"github.com/machinebus/machinebus/mcm/dispatch"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
@@ -75,4 +79,57 @@ func TestProvidedMetrics(t *testing.T) {
 	show("the age of what is old", 90)
 	f.change(func() { f.wrong = nil })
 	show("what is new again", 0)
+}
+
+// A leaving source has one group of each of its providers.
+type leaving struct {
+	autoscaler.GroupSource
+
+	mu        sync.Mutex
+	providers []string
+}
+
+func (l *leaving) Providers() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	return l.providers
+}
+
+func (*leaving) Groups(context.Context, string) ([]dispatch.NodeGroup, error) {
+	return []dispatch.NodeGroup{{ID: "pool", Max: 1}}, nil
+}
+
+func (*leaving) Instances(context.Context, string, string) ([]dispatch.NodeGroupInstance, error) {
+	return nil, nil
+}
+
+// What is shown of a provider that has left would grow older for ever.
+func TestProvidedMetrics_Left(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		source := &leaving{providers: []string{"acme", "zoo"}}
+		provided := autoscaler.NewProvided(source, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- provided.Start(ctx) }()
+		for _, tc := range []struct {
+			providers []string
+			want      int
+		}{{source.providers, 6}, {[]string{"zoo"}, 3}, {nil, 0}, {source.providers, 6}} {
+			source.mu.Lock()
+			source.providers = tc.providers
+			source.mu.Unlock()
+			<-time.After(20 * time.Second) // of the bubble's clock
+			metrics := make(chan prometheus.Metric, 100)
+			provided.Collect(metrics)
+			if got := len(metrics); got != tc.want {
+				t.Errorf("%d metrics of providers %v, want %d", got, tc.providers, tc.want)
+			}
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }

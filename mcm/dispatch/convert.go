@@ -79,13 +79,13 @@ func machineMessage(m *v1alpha1.Machine) *driverv1.Machine {
 
 	return &driverv1.Machine{
 		Namespace: m.Namespace, Name: m.Name, Uid: string(m.UID),
-		Labels: m.Labels, Annotations: driverAnnotations(m.Annotations), NodeTemplate: template,
+		Labels: m.Labels, Annotations: machineAnnotations(m.Annotations), NodeTemplate: template,
 		ProviderId: m.Spec.ProviderID, NodeName: m.Labels[v1alpha1.LabelKeyNode], LastKnownState: m.Status.LastKnownState,
 	}
 }
 
-// driverAnnotations leaves out what can be large and is no driver's business.
-func driverAnnotations(all map[string]string) map[string]string {
+// machineAnnotations leaves out of a machine's what can be large and is no driver's business.
+func machineAnnotations(all map[string]string) map[string]string {
 	some := make(map[string]string, len(all))
 	for k, v := range all {
 		if k != corev1.LastAppliedConfigAnnotation && k != v1alpha1.AnnotationKeyOperation {

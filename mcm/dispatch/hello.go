@@ -1,12 +1,14 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/machinebus/machinebus/bus"
@@ -19,6 +21,8 @@ const (
 	// helloSoon is the least of it: by then replicas have said what they heard of the
 	// last one.
 	helloSoon = bus.SessionInterval
+	// namesakeGone is how long a namesake must not be heard to be gone.
+	namesakeGone = 3 * helloEvery
 )
 
 // A Greeter says who leads; bus.Announcer is one.
@@ -75,15 +79,20 @@ func (h *Hello) NeedLeaderElection() bool { return true }
 // fetches.
 type Namesake struct {
 	uid, scope string
+	log        logr.Logger
 
 	mu    sync.Mutex
-	other string
+	other string // "" for none
 	seen  time.Time
+	over  *time.Timer
 }
 
 // NewNamesake returns a Namesake for the control plane whose kube-system
 // namespace has this uid and whose managers serve this namespace, or all with "".
-func NewNamesake(clusterUID, scope string) *Namesake { return &Namesake{uid: clusterUID, scope: scope} }
+// What it finds, and the end of that, it logs too.
+func NewNamesake(clusterUID, scope string, log logr.Logger) *Namesake {
+	return &Namesake{uid: clusterUID, scope: scope, log: log}
+}
 
 // OnHello takes what any manager of this name says.
 func (n *Namesake) OnHello(h *driverv1.Hello) {
@@ -92,17 +101,43 @@ func (n *Namesake) OnHello(h *driverv1.Hello) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.other, n.seen = h.GetMcm(), time.Now()
+	first := n.other == ""
+	n.other, n.seen = cmp.Or(h.GetMcm(), "without a name"), time.Now()
+	if n.over != nil {
+		n.over.Reset(namesakeGone)
+	} else {
+		n.over = time.AfterFunc(namesakeGone, n.gone)
+	}
+	if first {
+		n.log.Error(n.fault(), "not ready while this lasts")
+	}
+}
+
+// gone forgets a namesake that was not heard any more.
+func (n *Namesake) gone() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.other == "" || time.Since(n.seen) < namesakeGone {
+		return // heard at this moment
+	}
+	n.log.Info("the manager that served another cluster or namespace under the same name is not heard any more", "manager", n.other)
+	n.other = ""
 }
 
 // Check is a readiness check: it fails for as long as a namesake is heard.
 func (n *Namesake) Check(_ *http.Request) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.other != "" && time.Since(n.seen) < 3*helloEvery {
-		return fmt.Errorf("manager %s serves another cluster or namespace under the same name on this bus: "+
-			"give each its own --cluster-name", n.other)
+
+	return n.fault()
+}
+
+// fault says who the namesake is, and nil for none.
+func (n *Namesake) fault() error {
+	if n.other == "" {
+		return nil
 	}
 
-	return nil
+	return fmt.Errorf("manager %s serves another cluster or namespace under the same name on this bus: "+
+		"give each its own --cluster-name", n.other)
 }

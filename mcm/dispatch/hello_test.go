@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/machinebus/machinebus/bus"
@@ -49,7 +51,7 @@ func TestNamesake(t *testing.T) {
 	t.Parallel()
 	srv := bustest.Server(t, embedded.Options{})
 	conn := bustest.Connect(t, bus.Config{URLs: []string{srv.URL()}, Name: "mcm"})
-	namesake := dispatch.NewNamesake("uid-1", "")
+	namesake := dispatch.NewNamesake("uid-1", "", logr.Discard())
 	heard := make(chan string, 10)
 	stop, err := bus.WatchHello(conn, cluster, func(h *driverv1.Hello) {
 		namesake.OnHello(h)
@@ -87,4 +89,44 @@ func TestNamesake(t *testing.T) {
 	if err := namesake.Check(nil); err == nil || !strings.Contains(err.Error(), "manager two") {
 		t.Errorf("check is %v, want an error that names manager two", err)
 	}
+}
+
+// Nobody asks a namesake's check where no prober is, and the answer to one withholds
+// what is to be done.
+func TestNamesake_Log(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lines := make(chan string, 10)
+		namesake := dispatch.NewNamesake("uid-1", "", funcr.New(func(_, args string) { lines <- args }, funcr.Options{}))
+		logged := func(want string) {
+			t.Helper()
+			synctest.Wait()
+			select {
+			case got := <-lines:
+				if want == "" || !strings.Contains(got, want) {
+					t.Errorf("log has %q, want %q", got, want)
+				}
+			default:
+				if want != "" {
+					t.Errorf("log has nothing, want %q", want)
+				}
+			}
+		}
+		for range 2 {
+			for range 5 { // for longer than it takes to be forgotten
+				namesake.OnHello(&driverv1.Hello{Mcm: "two", ClusterUid: "uid-2"})
+				<-time.After(5 * time.Second) // of the bubble's clock
+			}
+			logged("--cluster-name")
+			logged("")
+			if namesake.Check(nil) == nil {
+				t.Error("the check passes while a namesake is heard")
+			}
+			<-time.After(10 * time.Second) // of the bubble's clock
+			logged("two")
+			if err := namesake.Check(nil); err != nil {
+				t.Errorf("the namesake is gone, and the check says %v", err)
+			}
+		}
+	})
 }

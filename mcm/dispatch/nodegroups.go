@@ -63,7 +63,7 @@ const (
 	InstanceDeleting = NodeGroupInstanceState(nodegroupv1.InstanceState_INSTANCE_STATE_DELETING)
 )
 
-// Providers returns those that serve node groups, or did.
+// Providers returns those that serve node groups, or did in the last hour.
 func (n *NodeGroups) Providers() []string { return n.caller.Providers() }
 
 // Groups returns a provider's groups. Whoever has written the driver, none that

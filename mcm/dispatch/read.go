@@ -66,7 +66,7 @@ func (d *Dispatcher) read(ctx context.Context, r *reading, req bus.Request) {
 			return
 		}
 		state := State{Phase: Waiting, ID: req.OperationID, Kind: Status, Waited: true}
-		if bus.OriginOf(err) == bus.OriginBus && CodeOf(err) != InvalidArgument {
+		if bus.NothingRan(err) && CodeOf(err) != InvalidArgument {
 			state.Reason = err.Error()
 		} else {
 			state = State{

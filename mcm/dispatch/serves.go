@@ -128,7 +128,7 @@ func (d *Dispatcher) await(v *vacancy) {
 			d.fill(v, true)
 
 			return
-		case bus.OriginOf(err) == bus.OriginBus && CodeOf(err) == InvalidArgument:
+		case bus.NothingRan(err) && CodeOf(err) == InvalidArgument:
 			d.fill(v, false) // nobody can be asked that: the create will say why
 
 			return

@@ -387,6 +387,89 @@ func TestBootstrapToken(t *testing.T) {
 	}
 }
 
+// A stop is what ends an operation while a token is made for it.
+type stop struct{ flying, ended bool }
+
+func (s *stop) InFlight(string, string, types.UID) bool { return s.flying && !s.ended }
+
+// slowTarget is a target cluster where a token's Create is stored late.
+type slowTarget struct {
+	client.Client
+
+	meanwhile func()
+	err       error // of the Create, which was stored all the same
+}
+
+func (s slowTarget) Create(ctx context.Context, o client.Object, opts ...client.CreateOption) error {
+	s.meanwhile()
+
+	return errors.Join(s.Client.Create(ctx, o, opts...), s.err)
+}
+
+// Who removes a machine looks for its token once, when no operation is under way any
+// more: one that is stored only after that would be valid for as long as it lasts.
+func TestBootstrapTokenOutlivesNoMachine(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for name, tc := range map[string]struct {
+		reason                string
+		flying, ends, deletes bool
+		finalizer             string
+		created               error
+		kept                  bool
+	}{
+		"gone":          {reason: "nobody looks for it any more", flying: true, ends: true, deletes: true},
+		"elsewhere":     {reason: "the leading manager has withdrawn it", deletes: true},
+		"going":         {reason: "it may have been looked for", flying: true, ends: true, deletes: true, finalizer: "test/stays"},
+		"not told":      {reason: "an error does not say that it was not stored", flying: true, ends: true, deletes: true, created: errors.New("slow")},
+		"still flying":  {reason: "it will be withdrawn after the operation", flying: true, deletes: true, finalizer: "test/stays", kept: true},
+		"next attempt":  {reason: "the next create boots from the same", flying: true, ends: true, kept: true},
+		"led elsewhere": {reason: "the machine is there", kept: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := &v1alpha1.Machine{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: r.namespace, GenerateName: "outlived-",
+					Annotations: map[string]string{v1alpha1.AnnotationKeyOperation: `{"settled":3,"operation":"create"}`},
+				},
+				Spec: v1alpha1.MachineSpec{Class: v1alpha1.ClassSpec{Kind: "MachineClass", Name: "small"}},
+			}
+			if tc.finalizer != "" {
+				m.Finalizers = []string{tc.finalizer}
+			}
+			if err := r.Create(t.Context(), m); err != nil {
+				t.Fatal(err)
+			}
+			s := &stop{flying: tc.flying}
+			meanwhile := func() {
+				s.ended = tc.ends
+				if tc.deletes {
+					if err := r.Delete(t.Context(), m); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			h := &fetch.Handler{
+				Reader: r.Client, Live: r.Client, Operations: s, UnderWay: machine.UnderWay,
+				Tokens:          &bootstrap.Tokens{Target: slowTarget{r.Client, meanwhile, tc.created}},
+				CreationTimeout: func(*v1alpha1.Machine) time.Duration { return time.Hour },
+			}
+			_, err := h.Bootstrap(t.Context(), "virtual", &driverv1.FetchBootstrapRequest{
+				OperationId: string(m.UID) + ".create.3", Namespace: m.Namespace, Machine: m.Name, MachineUid: string(m.UID),
+			})
+			tokens := &corev1.SecretList{}
+			of := client.MatchingLabels{bootstrap.LabelKeyMachineUID: string(m.UID)}
+			if err := r.List(t.Context(), tokens, client.InNamespace(metav1.NamespaceSystem), of); err != nil {
+				t.Fatal(err)
+			}
+			if (len(tokens.Items) != 0) != tc.kept || (err == nil) != tc.kept {
+				t.Errorf("%d tokens, error %v; want one and none: %t: %s", len(tokens.Items), err, tc.kept, tc.reason)
+			}
+		})
+	}
+}
+
 // Where no tokens are made, user data that asks for one must not reach an instance.
 func TestBootstrapWithoutTokens(t *testing.T) {
 	t.Parallel()

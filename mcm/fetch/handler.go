@@ -23,6 +23,9 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
+// takeBackTimeout is for looking whether a token is still wanted, and for deleting it.
+const takeBackTimeout = 5 * time.Second
+
 // An InFlight tells whether an operation of a machine is under way at a
 // provider; dispatch.Dispatcher is one.
 type InFlight interface {
@@ -66,9 +69,10 @@ type Removed interface {
 	Secret(key client.ObjectKey) *corev1.Secret
 }
 
-// A TokenIssuer makes bootstrap tokens; bootstrap.Tokens is one.
+// A TokenIssuer makes and deletes bootstrap tokens; bootstrap.Tokens is one.
 type TokenIssuer interface {
 	Ensure(ctx context.Context, m *v1alpha1.Machine, validFor time.Duration) (token string, err error)
+	Delete(ctx context.Context, m *v1alpha1.Machine) error
 }
 
 // Class returns a class of the asking driver's provider.
@@ -145,12 +149,44 @@ func (h *Handler) Bootstrap(
 			m.Namespace, m.Name)
 	}
 	token, err := h.Tokens.Ensure(ctx, m, h.CreationTimeout(m))
+	if late := h.takeBack(ctx, provider, req, m); late != nil {
+		return nil, late
+	}
 	if err != nil {
 		return nil, err
 	}
 	values[bootstrap.Placeholder] = token
 
 	return &driverv1.BootstrapContent{Values: values}, nil
+}
+
+// takeBack deletes the token of a machine that went while it was made, and fails then:
+// whoever removes a machine looks for its token when no operation is under way any
+// more, and perhaps before this one was stored. That of a machine that stays is not
+// touched, for the next create boots from the same.
+func (h *Handler) takeBack(ctx context.Context, provider string, req *driverv1.FetchBootstrapRequest, m *v1alpha1.Machine) error {
+	if h.Operations.InFlight(provider, req.GetOperationId(), m.UID) {
+		return nil
+	}
+	// What has made a token late may have taken all the time that there was.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeBackTimeout)
+	defer cancel()
+	live, now := h.Live, &v1alpha1.Machine{}
+	if live == nil {
+		live = h.Reader
+	}
+	err := live.Get(ctx, client.ObjectKeyFromObject(m), now)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("read machine: %w", err)
+	}
+	if err == nil && now.UID == m.UID && now.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	if err := h.Tokens.Delete(ctx, m); err != nil {
+		return err
+	}
+
+	return dispatch.Errorf(dispatch.FailedPrecondition, "machine %s/%s went while its token was made", m.Namespace, m.Name)
 }
 
 // wantsNoToken fails when user data of the machine's class has a token's placeholder
@@ -244,7 +280,7 @@ func classMessage(class *v1alpha1.MachineClass, provider string) (*driverv1.Clas
 	}
 	m := &driverv1.Class{
 		Reference: reference(class), Provider: provider, ProviderSpec: spec,
-		Labels: class.Labels, Annotations: driverAnnotations(class.Annotations),
+		Labels: class.Labels, Annotations: classAnnotations(class.Annotations),
 	}
 	if t := class.NodeTemplate; t != nil {
 		m.NodeTemplate = &driverv1.ClassNodeTemplate{
@@ -259,9 +295,9 @@ func classMessage(class *v1alpha1.MachineClass, provider string) (*driverv1.Clas
 	return m, nil
 }
 
-// driverAnnotations leaves out those that hold the class itself, as it was: it may
+// classAnnotations leaves out of a class's those that hold itself, as it was: it may
 // have been another provider's.
-func driverAnnotations(all map[string]string) map[string]string {
+func classAnnotations(all map[string]string) map[string]string {
 	some := maps.Clone(all)
 	delete(some, corev1.LastAppliedConfigAnnotation)
 	delete(some, v1alpha1.AnnotationKeyAccepted)

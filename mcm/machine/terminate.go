@@ -298,7 +298,8 @@ func (p *pass) release(ctx context.Context) (next, error) {
 }
 
 // withdrawToken deletes the token of a machine that goes without having joined.
-// Nothing can ask for another one any more: no operation of it is under way.
+// Nothing can ask for another one any more: no operation of it is under way. One that
+// is being made at this moment is deleted by whoever makes it.
 func (p *pass) withdrawToken(ctx context.Context) error {
 	spent := isReady(p.machine.Status.Conditions)
 	if p.Tokens == nil || spent && !p.journal.Token {

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+
+	"github.com/machinebus/machinebus/mcm/dispatch"
+)
+
+// cachesPatience is how long a check waits for caches: probers wait longer.
+const cachesPatience = time.Second
+
+// addChecks serves /healthz and /readyz beside /metrics.
+func (m *mcm) addChecks(namesake *dispatch.Namesake) error {
+	caches := map[string]synced{"control": m.manager.GetCache()}
+	if m.target != nil {
+		caches["target"] = m.target.GetCache()
+	}
+	ready := &healthz.Handler{Checks: told(klog.Background().WithName("ready"), map[string]healthz.Checker{
+		"namesake": namesake.Check,
+		"bus": func(*http.Request) error {
+			if !m.conn.Up() {
+				return errors.New("NATS cannot be reached")
+			}
+
+			return nil
+		},
+		"caches": cachesRead(caches),
+	})}
+	live := &healthz.Handler{Checks: map[string]healthz.Checker{"ping": healthz.Ping}}
+
+	return errors.Join(
+		m.manager.AddMetricsServerExtraHandler("/healthz", http.StripPrefix("/healthz", live)),
+		m.manager.AddMetricsServerExtraHandler("/readyz", http.StripPrefix("/readyz", ready)),
+	)
+}
+
+// A synced is a cache.Cache as its check needs it.
+type synced interface {
+	WaitForCacheSync(ctx context.Context) bool
+}
+
+// cachesRead fails until all objects of all clusters have been read once.
+func cachesRead(clusters map[string]synced) healthz.Checker {
+	return func(r *http.Request) error {
+		ctx, cancel := context.WithTimeout(r.Context(), cachesPatience)
+		defer cancel()
+		for name, c := range clusters {
+			if !c.WaitForCacheSync(ctx) {
+				return fmt.Errorf("the %s cluster's objects are not read yet", name)
+			}
+		}
+
+		return nil
+	}
+}
+
+// told makes checks say in the log when they begin to fail and why, and when they
+// pass again: the answer to a prober withholds it.
+func told(log logr.Logger, checks map[string]healthz.Checker) map[string]healthz.Checker {
+	out := make(map[string]healthz.Checker, len(checks))
+	for name, check := range checks {
+		var mu sync.Mutex
+		failing := false
+		out[name] = func(r *http.Request) error {
+			err := check(r)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err != nil && !failing:
+				log.Info("not ready", "check", name, "reason", err.Error())
+			case err == nil && failing:
+				log.Info("ready again", "check", name)
+			}
+			failing = err != nil
+
+			return err
+		}
+	}
+
+	return out
+}

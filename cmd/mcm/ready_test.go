@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+)
+
+// A filling cache has read its objects when it is closed.
+type filling chan struct{}
+
+func (f filling) WaitForCacheSync(ctx context.Context) bool {
+	select {
+	case <-f:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// A prober is told that a cluster is not read yet before it has hung up.
+func TestCachesRead(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		control, target := filling(make(chan struct{})), filling(make(chan struct{}))
+		check := cachesRead(map[string]synced{"control": control, "target": target})
+		begun := time.Now()
+		if err := check(httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)); err == nil || time.Since(begun) != cachesPatience {
+			t.Errorf("%v after %s, want an error after %s", err, time.Since(begun), cachesPatience)
+		}
+		close(control)
+		err := check(httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
+		if err == nil || !strings.Contains(err.Error(), "target") {
+			t.Errorf("%v, want an error about the target cluster", err)
+		}
+		close(target)
+		if err := check(httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)); err != nil {
+			t.Errorf("both are read: %v", err)
+		}
+	})
+}
+
+// The answer withholds why, so the log must tell: once, for probers ask all the time.
+func TestChecksAreTold(t *testing.T) {
+	t.Parallel()
+	var lines []string
+	var fault error
+	checks := told(funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{}), map[string]healthz.Checker{
+		"bus": func(*http.Request) error { return fault },
+	})
+	for _, err := range []error{nil, errors.New("cut"), errors.New("cut"), nil, nil} {
+		fault = err
+		if got := checks["bus"](nil); !errors.Is(got, err) {
+			t.Errorf("check says %v, want %v", got, err)
+		}
+	}
+	want := []string{
+		`"level"=0 "msg"="not ready" "check"="bus" "reason"="cut"`,
+		`"level"=0 "msg"="ready again" "check"="bus"`,
+	}
+	if diff := cmp.Diff(want, lines); diff != "" {
+		t.Errorf("log (-want +got):\n%s", diff)
+	}
+}

@@ -58,6 +58,8 @@ func (w *world) judge(ctx context.Context) error {
 			return err
 		}
 	}
+	// A Node whose Machine went without it is freed once no Machine can come for it any more.
+	w.patience += creationTimeout
 	if err := w.settle(ctx, "nothing is left", w.remains); err != nil {
 		return err
 	}

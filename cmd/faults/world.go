@@ -149,12 +149,15 @@ func (w *world) start(ctx context.Context) (err error) {
 // operationTimeout is how long one attempt may take.
 const operationTimeout = 20 * time.Second
 
+// creationTimeout is how long a machine may take to come.
+const creationTimeout = 5 * time.Minute
+
 // managerArgs make mcm as quick as faults are: what is done only after minutes
 // would not be seen.
 func managerArgs() []string {
 	return []string{
 		"-v=2", "--machine-operation-timeout=" + operationTimeout.String(), "--retry-short=1s", "--retry-medium=2s", "--retry-long=3s",
-		"--resource-exhausted-retry=2s", "--machine-creation-timeout=5m", "--machine-drain-timeout=20s",
+		"--resource-exhausted-retry=2s", "--machine-creation-timeout=" + creationTimeout.String(), "--machine-drain-timeout=20s",
 		"--machine-safety-orphan-vms-period=3s", "--machine-safety-orphan-vms-grace=9s",
 	}
 }

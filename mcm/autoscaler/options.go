@@ -108,12 +108,14 @@ func sound[T any](v *T, name string, check func(T) error, errs *[]error) *T {
 
 // joined is one error in one line, nil for none.
 func joined(errs []error) error {
-	if len(errs) == 0 {
-		return nil
+	var texts []string
+	for _, err := range errs {
+		if err != nil {
+			texts = append(texts, err.Error())
+		}
 	}
-	texts := make([]string, len(errs))
-	for i, err := range errs {
-		texts[i] = err.Error()
+	if len(texts) == 0 {
+		return nil
 	}
 
 	return errors.New(strings.Join(texts, "; "))

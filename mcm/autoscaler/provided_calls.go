@@ -54,13 +54,10 @@ func (g *providedGroup) nodes() *externalgrpc.NodeGroupNodesResponse {
 }
 
 func (g *providedGroup) template(ctx context.Context) (*externalgrpc.NodeGroupTemplateNodeInfoResponse, error) {
-	switch {
-	case g.TemplateErr != nil:
-		return nil, status.Errorf(codes.FailedPrecondition, "node group %s: %v", g.id, g.TemplateErr)
-	case g.Template == nil:
+	if g.Template == nil { // learn has logged what is wrong with one
 		klog.FromContext(ctx).V(1).Info("node group cannot grow from zero: its driver does not tell what a node has", "nodeGroup", g.id)
 
-		return nil, status.Errorf(codes.Unimplemented, "node group %s: its driver does not tell what a node has", g.id)
+		return templateResponse(g.id, unknownNode(g.ID))
 	}
 	node := g.Template.DeepCopy()
 	node.Name = "template-of-" + g.ID

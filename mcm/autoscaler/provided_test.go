@@ -60,6 +60,21 @@ func TestProvidedGroupIsAnsweredFor(t *testing.T) {
 	if err != nil || node.Unmarshal(template.GetNodeInfo()) != nil || node.Labels["size"] != "small" || node.Status.Allocatable.Cpu().Value() != 4 {
 		t.Errorf("template %v, %v", node, err)
 	}
+	for name, faulty := range map[string]*nodegroupv1.NodeTemplate{
+		"none": nil, "not enough": {Capacity: map[string]string{"cpu": "1"}}, "no quantity": {Capacity: map[string]string{"cpu": "lots"}},
+	} {
+		f.change(func() { f.group.Template = faulty })
+		bustest.Eventually(t, name+": nothing fits", func() bool {
+			r.sees(func(ids []string) bool { return len(ids) == 1 })
+			template, err := r.NodeGroupTemplateNodeInfo(t.Context(), &externalgrpc.NodeGroupTemplateNodeInfoRequest{Id: poolID})
+			node := &corev1.Node{}
+			if err != nil || node.Unmarshal(template.GetNodeInfo()) != nil {
+				t.Fatalf("%s: %v, %v: a group that is listed and has no template ends all scaling up", name, template, err)
+			}
+
+			return node.Status.Allocatable.Pods().IsZero() && len(node.Spec.Taints) == 1
+		})
+	}
 	_, err = r.NodeGroupGetOptions(t.Context(), &externalgrpc.NodeGroupAutoscalingOptionsRequest{Id: poolID})
 	if status.Code(err) != codes.Unimplemented {
 		t.Errorf("options of a group without any: %v", err)

@@ -52,7 +52,7 @@ type Server struct {
 	mu      sync.Mutex
 	locks   map[string]*turn                                 // by group; one write at a time
 	written map[client.ObjectKey]*v1alpha1.MachineDeployment // what the caches may not have seen yet
-	told    map[client.ObjectKey]string                      // faulty annotations of which an Event tells
+	told    map[client.ObjectKey]map[string]string           // faults that Events tell of, by their reasons
 }
 
 // New returns a Server.
@@ -62,7 +62,7 @@ func New(cfg Config) *Server {
 	}
 
 	return &Server{
-		cfg: cfg, locks: map[string]*turn{}, told: map[client.ObjectKey]string{},
+		cfg: cfg, locks: map[string]*turn{}, told: map[client.ObjectKey]map[string]string{},
 		written: map[client.ObjectKey]*v1alpha1.MachineDeployment{},
 	}
 }

@@ -258,23 +258,30 @@ func TestWire_Template(t *testing.T) {
 	}
 	r.deployment("faulty", 0, map[string]string{autoscaler.AnnotationKeyMax: "5", capacity + "cpu": "lots"})
 	r.refresh(5, 0)
-	ask := func(name string) ([]byte, error) {
-		return r.raw("NodeGroupTemplateNodeInfo", field(nil, 1, []byte(r.id(name))))
+	ask := func(name string) *corev1.Node {
+		t.Helper()
+		reply, err := r.raw("NodeGroupTemplateNodeInfo", field(nil, 1, []byte(r.id(name))))
+		if err != nil {
+			t.Fatalf("%s: %v: a group that is listed and has no template ends all scaling up", name, err)
+		}
+
+		return template(t, reply)
 	}
 	r.eventually("the class and the changed deployments are seen", func() bool {
 		r.refresh(5, 0)
-		_, err1 := ask("by-class")
-		_, err2 := ask("unknown")
-		reply, err3 := ask("by-annotations")
-		labelled, err4 := ask("by-labels")
+		byClass, unknown, byAnnotations, byLabels := ask("by-class"), ask("unknown"), ask("by-annotations"), ask("by-labels")
 
-		return err1 == nil && err2 != nil && err3 == nil && len(template(t, reply).Spec.Taints) == 2 &&
-			err4 == nil && template(t, labelled).Labels["kubernetes.io/os"] == "windows"
+		return len(byClass.Spec.Taints) == 0 && len(unknown.Spec.Taints) == 1 && len(byAnnotations.Spec.Taints) == 2 &&
+			byLabels.Labels["kubernetes.io/os"] == "windows"
 	})
 	type want struct {
 		Labels   map[string]string
 		Capacity map[corev1.ResourceName]string
 		Taints   []corev1.Taint
+	}
+	none := want{
+		Capacity: map[corev1.ResourceName]string{"cpu": "0", "memory": "0", "pods": "0"},
+		Taints:   []corev1.Taint{{Key: "machinebus.io/no-template", Effect: "NoSchedule"}},
 	}
 	for name, w := range map[string]want{
 		"by-class": {
@@ -291,6 +298,9 @@ func TestWire_Template(t *testing.T) {
 			},
 			Capacity: map[corev1.ResourceName]string{"cpu": "2", "memory": "8Gi", "pods": "110", "nvidia.com/gpu": "1", "example.org/licenses": "4"},
 		},
+		// Nothing is known of these, so nothing fits.
+		"unknown": none,
+		"faulty":  none,
 		"by-annotations": {
 			Labels: map[string]string{"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", "pool": "b", "team": "demo", "kept": "yes"},
 			Capacity: map[corev1.ResourceName]string{
@@ -299,11 +309,7 @@ func TestWire_Template(t *testing.T) {
 			Taints: []corev1.Taint{{Key: "kept", Effect: "NoExecute"}, {Key: "dedicated", Value: "batch", Effect: "NoSchedule"}},
 		},
 	} {
-		reply, err := ask(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		node := template(t, reply)
+		node := ask(name)
 		got := want{Labels: node.Labels, Capacity: map[corev1.ResourceName]string{}, Taints: node.Spec.Taints}
 		for resource, q := range node.Status.Capacity {
 			got.Capacity[resource] = q.String()
@@ -318,8 +324,6 @@ func TestWire_Template(t *testing.T) {
 			t.Errorf("%s: it must be ready: %v", name, node.Status.Conditions)
 		}
 	}
-	_, err := ask("unknown")
-	r.wantCode(err, codes.Unimplemented)
-	_, err = ask("faulty")
-	r.wantCode(err, codes.FailedPrecondition)
+	_, err := r.raw("NodeGroupTemplateNodeInfo", field(nil, 1, []byte(r.id("gone"))))
+	r.wantCode(err, codes.NotFound)
 }

@@ -84,14 +84,31 @@ func (s *Server) Cleanup(context.Context, *externalgrpc.CleanupRequest) (*extern
 	return &externalgrpc.CleanupResponse{}, nil
 }
 
-// current returns the last snapshot; the cluster-autoscaler asks before its first
-// Refresh.
+// maxAge is how long a snapshot counts without a Refresh: one comes with each loop,
+// every ten seconds or so, but to one replica only, and a connection that is made anew
+// within a loop may be to another.
+const maxAge = 30 * time.Second
+
+// current returns the last snapshot, or a new one if that is too old, or none: the
+// cluster-autoscaler asks before its first Refresh.
 func (s *Server) current(ctx context.Context) (*snapshot, error) {
-	if last := s.last.Load(); last != nil {
+	recent := func() *snapshot {
+		if last := s.last.Load(); last != nil && s.cfg.Now().Sub(last.taken) <= maxAge {
+			return last
+		}
+
+		return nil
+	}
+	if last := recent(); last != nil {
+		return last, nil
+	}
+	s.taking.Lock()
+	defer s.taking.Unlock()
+	if last := recent(); last != nil { // another call has taken it meanwhile
 		return last, nil
 	}
 
-	return s.take(ctx)
+	return s.takeAlone(ctx)
 }
 
 // group finds a group by its id.

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -32,6 +33,7 @@ const (
 // A snapshot is what the answers of one loop of the cluster-autoscaler are taken
 // from, so that they agree. It is never changed.
 type snapshot struct {
+	taken  time.Time
 	groups []*group // MachineDeployments, by id
 	byID   map[string]*group
 	// The machines of all groups, by the names that the cluster-autoscaler has for
@@ -83,12 +85,19 @@ func (g *group) going(m *v1alpha1.Machine) bool {
 // take makes a snapshot and keeps it. The caches hold everything: it costs no
 // request.
 func (s *Server) take(ctx context.Context) (*snapshot, error) {
+	s.taking.Lock() // or of two the older one might be kept
+	defer s.taking.Unlock()
+
+	return s.takeAlone(ctx)
+}
+
+// takeAlone is take with s.taking held.
+func (s *Server) takeAlone(ctx context.Context) (*snapshot, error) {
+	taken := s.cfg.Now()
 	var deployments v1alpha1.MachineDeploymentList
 	var sets v1alpha1.MachineSetList
 	var machines v1alpha1.MachineList
 	var nodes corev1.NodeList
-	s.taking.Lock() // or of two the older one might be kept
-	defer s.taking.Unlock()
 	for _, read := range []struct {
 		client.Reader
 
@@ -107,8 +116,8 @@ func (s *Server) take(ctx context.Context) (*snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := &snapshot{
-		provided: s.cfg.Provided.snapshot(),
-		byID:     map[string]*group{}, byPlaceholder: map[string]*machine{}, byProviderID: map[string]*machine{}, byNodeName: map[string]*machine{},
+		taken: taken, provided: s.cfg.Provided.snapshot(),
+		byID: map[string]*group{}, byPlaceholder: map[string]*machine{}, byProviderID: map[string]*machine{}, byNodeName: map[string]*machine{},
 	}
 	byUID := map[types.UID]*group{} // of deployments, and of their sets
 	stored := map[client.ObjectKey]bool{}

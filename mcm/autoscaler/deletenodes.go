@@ -2,6 +2,7 @@ package autoscaler
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -22,6 +23,9 @@ const annotationKeyFakeNode = "k8s.io/cluster-autoscaler/fake-node-reason"
 // not go. Of a node that is going or gone already nothing is left to do, and that is
 // a success: the cluster-autoscaler asks again and again. What never joined and is
 // preserved is left out, so that it does not keep what is asked for together with it.
+// Of nodes that all never joined as many go as the minimum lets: the
+// cluster-autoscaler asks for those that failed without a look at it, and would wait
+// for them as for nodes to come.
 func (s *Server) NodeGroupDeleteNodes(
 	ctx context.Context, req *externalgrpc.NodeGroupDeleteNodesRequest,
 ) (*externalgrpc.NodeGroupDeleteNodesResponse, error) {
@@ -37,6 +41,9 @@ func (s *Server) NodeGroupDeleteNodes(
 			return false, preservedStatus(spared)
 		case len(victims) == 0:
 			return false, nil
+		}
+		if room := int(d.Spec.Replicas - g.min); 0 < room && room < len(victims) && areFake(req.GetNodes()) {
+			victims = victims[:room]
 		}
 		if left := int64(d.Spec.Replicas) - int64(len(victims)); left < int64(g.min) {
 			return false, status.Errorf(codes.FailedPrecondition, "node group %s has %d nodes: %d fewer would be less than its minimum of %d",
@@ -167,6 +174,10 @@ func isFake(node *externalgrpc.ExternalGrpcNode) bool {
 	_, ok := node.GetAnnotations()[annotationKeyFakeNode]
 
 	return ok || strings.HasPrefix(node.GetProviderID(), placeholderPrefix) || strings.HasPrefix(node.GetName(), placeholderPrefix)
+}
+
+func areFake(nodes []*externalgrpc.ExternalGrpcNode) bool {
+	return !slices.ContainsFunc(nodes, func(n *externalgrpc.ExternalGrpcNode) bool { return !isFake(n) })
 }
 
 // mustNotHaveJoined keeps a running node from going as one that never came: the

@@ -114,6 +114,41 @@ func TestProvidedGroupIsResizedOnce(t *testing.T) {
 	})
 }
 
+// What never came goes as far as the minimum lets it, and a node that is named twice
+// once.
+func TestProvidedGroupGivesUpWhatNeverCame(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.group.TargetSize = 4
+	f.list = nil
+	var fakes []*externalgrpc.ExternalGrpcNode
+	for _, id := range []string{"slot-1", "slot-2", "slot-3", "slot-4"} {
+		f.list = append(f.list, &nodegroupv1.Instance{Id: id, State: nodegroupv1.InstanceState_INSTANCE_STATE_CREATING})
+		one := &externalgrpc.ExternalGrpcNode{
+			Name: id, ProviderID: id, Annotations: map[string]string{"k8s.io/cluster-autoscaler/fake-node-reason": "create-error"},
+		}
+		fakes = append(fakes, one, one)
+	}
+	r := f.gateway(nil)
+	remove := func(nodes []*externalgrpc.ExternalGrpcNode, want ...string) {
+		t.Helper()
+		f.change(func() { f.asked = nil })
+		if _, err := r.NodeGroupDeleteNodes(t.Context(), &externalgrpc.NodeGroupDeleteNodesRequest{Id: poolID, Nodes: nodes}); err != nil {
+			t.Fatal(err)
+		}
+		f.change(func() {
+			if len(f.asked) != 1 || !slices.Equal(f.asked[0].GetDelete().GetInstances(), want) {
+				t.Errorf("the driver was asked %v, want once, to delete %v", f.asked, want)
+			}
+		})
+	}
+	remove(fakes, "slot-1", "slot-2", "slot-3")
+	if got := r.sizeOf(poolID); got != 1 {
+		t.Errorf("size %d, want the minimum", got)
+	}
+	remove(fakes[6:], "slot-4") // whether it may is the driver's to say
+}
+
 // A driver that takes no step, whatever size it is from, is asked a few times and then
 // quoted: its clock may be wrong, so that each request is too old for it.
 func TestProvidedGroupTakesNoStep(t *testing.T) {

@@ -142,12 +142,18 @@ func (s *Server) mustBeGone(ctx context.Context, group string, node *externalgrp
 }
 
 // mayGo tells why a machine that has joined must not go now, or one that somebody
-// wants to look at.
+// wants to look at. One that has not stays during an update as long as there are more
+// than the replicas: those are what runs, and to lower them would end one of it.
 func (s *Server) mayGo(ctx context.Context, g *group, m *machine, node *externalgrpc.ExternalGrpcNode) error {
 	if s.spared(g, m.Machine, m.node) {
 		return preservedStatus(m.Name)
 	}
 	if isFake(node) {
+		if staying := g.staying(); rolling(g.deployment) && staying > int(g.deployment.Spec.Replicas) {
+			return status.Errorf(codes.FailedPrecondition, "node group %s is being updated, and has %d machines for %d nodes: "+
+				"to give up machine %s would cost one that runs", g.id, staying, g.deployment.Spec.Replicas, m.Name)
+		}
+
 		return s.mustNotHaveJoined(ctx, m)
 	}
 	if m.node == nil {
@@ -195,6 +201,18 @@ func (s *Server) mustNotHaveJoined(ctx context.Context, m *machine) error {
 	}
 
 	return nil
+}
+
+// staying counts the machines that are not going.
+func (g *group) staying() int {
+	n := 0
+	for _, m := range g.machines {
+		if !g.going(m.Machine) {
+			n++
+		}
+	}
+
+	return n
 }
 
 // rolling tells that machines of an old template are being replaced: what to

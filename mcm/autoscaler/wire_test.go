@@ -187,6 +187,9 @@ func TestWire_Options(t *testing.T) {
 	}
 	_, err := r.raw("NodeGroupGetOptions", field(nil, 1, []byte(r.id("own"))))
 	r.wantCode(err, codes.Unimplemented) // without defaults an answer would have holes
+	before129 := field(field(shared(0.5, 0.5), 3, oldDuration(10*minute)), 4, oldDuration(20*minute))
+	_, err = r.raw("NodeGroupGetOptions", request("own", before129))
+	r.wantCode(err, codes.Unimplemented) // nodes would have no time to come: it cannot read field 5
 }
 
 // template takes a reply apart, which must say the same in both dialects.

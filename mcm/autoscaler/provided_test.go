@@ -60,20 +60,22 @@ func TestProvidedGroupIsAnsweredFor(t *testing.T) {
 	if err != nil || node.Unmarshal(template.GetNodeInfo()) != nil || node.Labels["size"] != "small" || node.Status.Allocatable.Cpu().Value() != 4 {
 		t.Errorf("template %v, %v", node, err)
 	}
-	for name, faulty := range map[string]*nodegroupv1.NodeTemplate{
-		"none": nil, "not enough": {Capacity: map[string]string{"cpu": "1"}}, "no quantity": {Capacity: map[string]string{"cpu": "lots"}},
-	} {
-		f.change(func() { f.group.Template = faulty })
-		bustest.Eventually(t, name+": nothing fits", func() bool {
-			r.sees(func(ids []string) bool { return len(ids) == 1 })
-			template, err := r.NodeGroupTemplateNodeInfo(t.Context(), &externalgrpc.NodeGroupTemplateNodeInfoRequest{Id: poolID})
-			node := &corev1.Node{}
-			if err != nil || node.Unmarshal(template.GetNodeInfo()) != nil {
-				t.Fatalf("%s: %v, %v: a group that is listed and has no template ends all scaling up", name, template, err)
-			}
+	good := f.group.GetTemplate()
+	for _, faulty := range []*nodegroupv1.NodeTemplate{nil, {Capacity: map[string]string{"cpu": "lots", "memory": "16Gi"}}} {
+		for _, template := range []*nodegroupv1.NodeTemplate{faulty, good} {
+			f.change(func() { f.group.Template = template })
+			bustest.Eventually(t, "the template is known", func() bool {
+				r.sees(func(ids []string) bool { return len(ids) == 1 })
+				answer, err := r.NodeGroupTemplateNodeInfo(t.Context(), &externalgrpc.NodeGroupTemplateNodeInfoRequest{Id: poolID})
+				node := &corev1.Node{}
+				if err != nil || node.Unmarshal(answer.GetNodeInfo()) != nil {
+					t.Fatalf("%v, %v: a group that is listed and has no template ends all scaling up", answer, err)
+				}
+				closed := node.Status.Allocatable.Cpu().IsZero() && len(node.Spec.Taints) == 1
 
-			return node.Status.Allocatable.Pods().IsZero() && len(node.Spec.Taints) == 1
-		})
+				return closed == (template != good)
+			})
+		}
 	}
 	_, err = r.NodeGroupGetOptions(t.Context(), &externalgrpc.NodeGroupAutoscalingOptionsRequest{Id: poolID})
 	if status.Code(err) != codes.Unimplemented {
@@ -87,11 +89,27 @@ func TestProvidedGroupIsResizedOnce(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	r := f.gateway(nil)
-	f.change(func() { f.group.TargetSize = 3 }) // the gateway may know 2
+	f.change(func() {
+		f.enter = func(req *nodegroupv1.Envelope) {
+			if req.GetResize() == nil {
+				return
+			}
+			f.change(func() { // the gateway knows 2 and 5
+				if f.group.GetMaxSize() == 5 {
+					f.group.TargetSize, f.group.MaxSize = 3, 6
+				}
+			})
+		}
+	})
 	if err := r.grow(poolID, 1); err != nil || r.sizeOf(poolID) != 4 {
 		t.Fatalf("%v, size %d; want 4", err, r.sizeOf(poolID))
 	}
-	if err := r.grow(poolID, 2); status.Code(err) != codes.OutOfRange {
+	groups, err1 := r.NodeGroups(t.Context(), &externalgrpc.NodeGroupsRequest{})
+	node, err2 := r.NodeGroupForNode(t.Context(), &externalgrpc.NodeGroupForNodeRequest{Node: &externalgrpc.ExternalGrpcNode{ProviderID: "acme:///1"}})
+	if diff := cmp.Diff(groups.GetNodeGroups(), []*externalgrpc.NodeGroup{node.GetNodeGroup()}, protocmp.Transform()); diff != "" || err1 != nil || err2 != nil {
+		t.Errorf("%v, %v; the list has the group otherwise than its node:\n%s", err1, err2, diff)
+	}
+	if err := r.grow(poolID, 3); status.Code(err) != codes.OutOfRange {
 		t.Errorf("above the maximum: %v", err)
 	}
 	f.change(func() {

@@ -98,8 +98,17 @@ func newTemplate(group string, meta metav1.ObjectMeta, capacity corev1.ResourceL
 	}
 }
 
-// templateResponse has the node in both dialects' fields.
+// templateResponse has the node in both dialects' fields, with what every node has
+// where nobody says otherwise: else no pod would fit.
 func templateResponse(group string, node *corev1.Node) (*externalgrpc.NodeGroupTemplateNodeInfoResponse, error) {
+	for _, resources := range []corev1.ResourceList{node.Status.Capacity, node.Status.Allocatable} {
+		if _, ok := resources[corev1.ResourcePods]; !ok {
+			resources[corev1.ResourcePods] = resource.MustParse(defaultPods)
+		}
+	}
+	labels := map[string]string{corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64"}
+	maps.Copy(labels, node.Labels)
+	node.Labels = labels
 	content, err := node.Marshal()
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "node group %s: write its node: %v", group, err)
@@ -129,7 +138,6 @@ func templateNode(d *v1alpha1.MachineDeployment, class *v1alpha1.NodeTemplate) (
 // wellKnownLabels are what a node has by its kind, as far as that is known.
 func wellKnownLabels(annotations map[string]string, class *v1alpha1.NodeTemplate) map[string]string {
 	labels := map[string]string{
-		corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64",
 		corev1.LabelTopologyRegion: annotations[plainPrefix+"region"], corev1.LabelTopologyZone: annotations[plainPrefix+"zone"],
 	}
 	if class != nil {
@@ -150,7 +158,7 @@ func wellKnownLabels(annotations map[string]string, class *v1alpha1.NodeTemplate
 // capacityOf adds up what is known of a node's resources, the most specific last;
 // nil when that is not enough.
 func capacityOf(annotations map[string]string, class *v1alpha1.NodeTemplate) (corev1.ResourceList, error) {
-	all := corev1.ResourceList{corev1.ResourcePods: resource.MustParse(defaultPods)}
+	all := corev1.ResourceList{}
 	set := func(name corev1.ResourceName, key string) error {
 		text, ok := annotations[key]
 		if !ok {

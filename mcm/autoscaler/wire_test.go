@@ -283,6 +283,7 @@ func TestWire_Template(t *testing.T) {
 		Taints   []corev1.Taint
 	}
 	none := want{
+		Labels:   map[string]string{"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"},
 		Capacity: map[corev1.ResourceName]string{"cpu": "0", "memory": "0", "pods": "0"},
 		Taints:   []corev1.Taint{{Key: "machinebus.io/no-template", Effect: "NoSchedule"}},
 	}

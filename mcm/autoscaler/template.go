@@ -191,6 +191,11 @@ func capacityOf(annotations map[string]string, class *v1alpha1.NodeTemplate) (co
 	gpu := corev1.ResourceName(annotations[capacityPrefix+"gpu-type"])
 	if gpu == "" {
 		gpu = defaultGPU
+	} else if gpu != defaultGPU {
+		if q, ok := all[defaultGPU]; ok { // the class's "gpu" is of that kind
+			all[gpu] = q
+			delete(all, defaultGPU)
+		}
 	}
 	for _, r := range []struct {
 		name corev1.ResourceName

@@ -247,6 +247,7 @@ func TestWire_Template(t *testing.T) {
 	if err := r.Update(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
+	r.deployment("other-gpu", 0, map[string]string{autoscaler.AnnotationKeyMax: "5", capacity + "gpu-type": "amd.com/gpu"})
 	odd := r.deployment("by-labels", 0, map[string]string{autoscaler.AnnotationKeyMax: "5", "cluster-autoscaler.kubernetes.io/node-zone": "moon-z"})
 	odd.Spec.Template.Spec.NodeTemplateSpec.Labels = map[string]string{
 		"kubernetes.io/os": "windows", "kubernetes.io/arch": "s390x", "topology.kubernetes.io/zone": "moon-b", "node.kubernetes.io/instance-type": "own",
@@ -260,7 +261,7 @@ func TestWire_Template(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.deployment("faulty", 0, map[string]string{autoscaler.AnnotationKeyMax: "5", capacity + "cpu": "lots"})
-	r.refresh(5, 0)
+	r.refresh(6, 0)
 	ask := func(name string) *corev1.Node {
 		t.Helper()
 		reply, err := r.raw("NodeGroupTemplateNodeInfo", field(nil, 1, []byte(r.id(name))))
@@ -271,7 +272,7 @@ func TestWire_Template(t *testing.T) {
 		return template(t, reply)
 	}
 	r.eventually("the class and the changed deployments are seen", func() bool {
-		r.refresh(5, 0)
+		r.refresh(6, 0)
 		byClass, unknown, byAnnotations, byLabels := ask("by-class"), ask("unknown"), ask("by-annotations"), ask("by-labels")
 
 		return len(byClass.Spec.Taints) == 0 && len(unknown.Spec.Taints) == 1 && len(byAnnotations.Spec.Taints) == 2 &&
@@ -301,6 +302,13 @@ func TestWire_Template(t *testing.T) {
 				"topology.kubernetes.io/region": "moon", "topology.kubernetes.io/zone": "moon-b",
 			},
 			Capacity: map[corev1.ResourceName]string{"cpu": "2", "memory": "8Gi", "pods": "110", "nvidia.com/gpu": "1", "example.org/licenses": "4"},
+		},
+		"other-gpu": {
+			Labels: map[string]string{
+				"kubernetes.io/os": "linux", "kubernetes.io/arch": "arm64", "node.kubernetes.io/instance-type": "m5.large",
+				"topology.kubernetes.io/region": "moon", "topology.kubernetes.io/zone": "moon-a",
+			},
+			Capacity: map[corev1.ResourceName]string{"cpu": "2", "memory": "8Gi", "pods": "110", "amd.com/gpu": "1", "example.org/licenses": "4"},
 		},
 		// Nothing is known of these, so nothing fits.
 		"unknown": none,

@@ -1,11 +1,15 @@
 package autoscaler_test
 
 import (
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"google.golang.org/grpc/codes"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/autoscaler"
 	"github.com/machinebus/machinebus/proto/externalgrpc"
@@ -75,4 +79,42 @@ func TestReplica_JoinedMeanwhile(t *testing.T) {
 	if got := r.stored("a").Spec.Replicas; got != 2 {
 		t.Errorf("%d replicas, want 2: both run", got)
 	}
+}
+
+// A group of --nodes whose deployment is not there is told of once, and again after it
+// was there.
+func TestConfiguredGroupIsMissing(t *testing.T) {
+	t.Parallel()
+	var cfg autoscaler.Config
+	r := newRig(t, func(r *rig, c *autoscaler.Config) {
+		c.Groups = []autoscaler.Group{{Deployment: client.ObjectKey{Namespace: r.namespace, Name: "a"}, Max: 5}}
+		cfg = *c
+	})
+	server := autoscaler.New(cfg)
+	refresh := func() int {
+		t.Helper()
+		told := 0
+		log := funcr.New(func(_, args string) { told += strings.Count(args, "is not there") }, funcr.Options{})
+		if _, err := server.Refresh(klog.NewContext(t.Context(), log), &externalgrpc.RefreshRequest{}); err != nil {
+			t.Fatal(err)
+		}
+
+		return told
+	}
+	want := func(when string, n int) {
+		t.Helper()
+		if got := refresh(); got != n {
+			t.Errorf("%s: told %d times, want %d", when, got, n)
+		}
+	}
+	want("at first", 1)
+	want("then", 0)
+	d := r.deployment("a", 1, nil)
+	r.refresh(1, 0)
+	want("while it is there", 0)
+	if err := r.Delete(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	r.refresh(0, 0)
+	want("when it is gone", 1)
 }

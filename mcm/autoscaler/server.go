@@ -53,6 +53,7 @@ type Server struct {
 	locks   map[string]*turn                                 // by group; one write at a time
 	written map[client.ObjectKey]*v1alpha1.MachineDeployment // what the caches may not have seen yet
 	told    map[client.ObjectKey]map[string]string           // faults that Events tell of, by their reasons
+	missing map[client.ObjectKey]bool                        // deployments of configured groups
 }
 
 // New returns a Server.
@@ -62,7 +63,7 @@ func New(cfg Config) *Server {
 	}
 
 	return &Server{
-		cfg: cfg, locks: map[string]*turn{}, told: map[client.ObjectKey]map[string]string{},
+		cfg: cfg, locks: map[string]*turn{}, told: map[client.ObjectKey]map[string]string{}, missing: map[client.ObjectKey]bool{},
 		written: map[client.ObjectKey]*v1alpha1.MachineDeployment{},
 	}
 }

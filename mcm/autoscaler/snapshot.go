@@ -128,6 +128,12 @@ func (s *Server) takeAlone(ctx context.Context) (*snapshot, error) {
 			now.groups, now.byID[g.id], byUID[d.UID] = append(now.groups, g), g, g
 		}
 	}
+	for _, g := range s.cfg.Groups {
+		if !stored[g.Deployment] && !s.missing[g.Deployment] {
+			klog.FromContext(ctx).Info("a node group of the configuration is not there", "machineDeployment", g.Deployment)
+		}
+		s.missing[g.Deployment] = !stored[g.Deployment]
+	}
 	maps.DeleteFunc(s.written, func(key client.ObjectKey, _ *v1alpha1.MachineDeployment) bool { return !stored[key] })
 	maps.DeleteFunc(s.told, func(key client.ObjectKey, _ map[string]string) bool { return !stored[key] })
 	for i := range sets.Items {

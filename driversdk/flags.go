@@ -18,11 +18,11 @@ import (
 func (c *Config) RegisterFlags(fs *flag.FlagSet) {
 	c.flags = fs
 	fs.Var(&listFlag{&c.NATS.URLs}, "nats-url",
-		"`URLs` of the NATS servers, with commas; none means nats://127.0.0.1:4222 [NATS_URL]")
+		"`URLs` of the NATS servers, with commas; empty means nats://127.0.0.1:4222 [NATS_URL]")
 	fs.StringVar(&c.NATS.Creds, "nats-creds", c.NATS.Creds,
 		"credentials `file` for NATS (user JWT and nkey seed) [NATS_CREDS]")
 	fs.StringVar(&c.NATS.CA, "nats-ca", c.NATS.CA,
-		"PEM `file` of the authority that signed the server's certificate; none means the system's [NATS_CA]")
+		"PEM `file` of the authority that signed the server's certificate; empty means the system's [NATS_CA]")
 	fs.StringVar(&c.NATS.Cert, "nats-cert", c.NATS.Cert,
 		"PEM `file` of the client certificate; needs --nats-key [NATS_CERT]")
 	fs.StringVar(&c.NATS.Key, "nats-key", c.NATS.Key,
@@ -30,7 +30,7 @@ func (c *Config) RegisterFlags(fs *flag.FlagSet) {
 	fs.BoolVar(&c.NATS.AllowInsecure, "nats-allow-insecure", c.NATS.AllowInsecure,
 		"connect beyond loopback without TLS or without credentials [MACHINEBUS_NATS_ALLOW_INSECURE]")
 	fs.Var(&listFlag{&c.Clusters}, "clusters",
-		"`names` of the control planes to serve, with commas; none means default [MACHINEBUS_CLUSTERS]")
+		"`names` of the control planes to serve, with commas; empty means default [MACHINEBUS_CLUSTERS]")
 	fs.Var(&pinsFlag{&c.ControlPlaneKeys}, "control-plane-key",
 		"public curve key of a control plane, as `cluster=key`, with commas; a control plane without one is trusted "+
 			"at its first answer [MACHINEBUS_CONTROL_PLANE_KEYS]")
@@ -40,9 +40,9 @@ func (c *Config) RegisterFlags(fs *flag.FlagSet) {
 		"how long running operations may take to finish when told to stop, before they are cancelled; "+
 			"0 means 10m [MACHINEBUS_DRAIN_TIMEOUT]")
 	fs.StringVar(&c.Listen, "listen", c.Listen,
-		"`address` of /healthz, /readyz and /metrics, such as :8081; none means no endpoint [MACHINEBUS_LISTEN]")
+		"`address` of /healthz, /readyz and /metrics, such as :8081; empty means no endpoint [MACHINEBUS_LISTEN]")
 	fs.StringVar(&c.LogFormat, "log-format", c.LogFormat,
-		"`format`: text or json; none means text [MACHINEBUS_LOG_FORMAT]")
+		"`format`: text or json; empty means text [MACHINEBUS_LOG_FORMAT]")
 	fs.TextVar(&c.LogLevel, "log-level", c.LogLevel,
 		"least `level` that is logged: debug, info, warn or error [MACHINEBUS_LOG_LEVEL]")
 

@@ -1,13 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
@@ -46,7 +43,7 @@ func (b *bench) measureFleet(ctx context.Context, w *world) error {
 		table = append(table, []string{
 			name, seconds(after.at.Sub(before.at)), seconds(after.cpu.mcm - before.cpu.mcm),
 			seconds(after.cpu.apiServer - before.cpu.apiServer), strconv.Itoa(after.requests - before.requests),
-			fmt.Sprintf("%.0f MiB", float64(after.memory)/(1<<20)),
+			mebibytes(after.memory),
 		})
 		return nil
 	}
@@ -117,7 +114,7 @@ type reading struct {
 	at       time.Time
 	cpu      usage
 	requests int
-	memory   int64 // bytes that mcm has in memory at this moment
+	memory   int64 // kibibytes that mcm has in memory at this moment
 }
 
 func (w *world) reading(ctx context.Context) (r reading, err error) {
@@ -125,25 +122,8 @@ func (w *world) reading(ctx context.Context) (r reading, err error) {
 	var errs [3]error
 	r.cpu, errs[0] = w.usage()
 	r.requests, errs[1] = w.counted(ctx)
-	r.memory, errs[2] = resident(w.manager.PID())
+	var use memoryUse
+	use, errs[2] = memoryOf(w.manager.PID())
+	r.memory = use.now
 	return r, errors.Join(errs[:]...)
-}
-
-// resident is VmRSS of proc_pid_status(5).
-func resident(pid int) (int64, error) {
-	path := fmt.Sprintf("/proc/%d/status", pid)
-	file, err := os.Open(path)
-	if err != nil {
-		return 0, err
-	}
-	defer file.Close()
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		if value, ok := strings.CutPrefix(lines.Text(), "VmRSS:"); ok {
-			var kB int64
-			_, err := fmt.Sscan(value, &kB)
-			return kB << 10, err
-		}
-	}
-	return 0, errors.Join(fmt.Errorf("no VmRSS in %s", path), lines.Err())
 }

@@ -42,7 +42,7 @@ func benchGRPC(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	table := [][]string{{"peer", "load", "peer p50", "bus p50", "peer p99", "bus p99", "peer /s", "bus /s"}}
+	table := [][]string{{"peer", "load", "peer p50", "bus p50", "peer p99", "bus p99", "peer /s", "bus /s", "p50 ratios", "/s ratios"}}
 	table = append(table, append([]string{"unary", "64"}, unary.row()...), append([]string{"stream", "1"}, stream.row()...),
 		append([]string{"stream", "64"}, busy.row()...))
 	for i, r := range scaled {

@@ -32,7 +32,7 @@ func benchMutate(ctx context.Context, b *bench) error {
 		return errors.Join(err, rig.close())
 	}
 	rig.closing(claimer.Close)
-	table := [][]string{{"in flight", "peer p50", "bus p50", "peer p99", "bus p99", "peer /s", "bus /s"}}
+	table := [][]string{{"in flight", "peer p50", "bus p50", "peer p99", "bus p99", "peer /s", "bus /s", "p50 ratios", "/s ratios"}}
 	var ratios []float64
 	for _, inFlight := range []int{1, 16} {
 		result, err := compare(ctx, b.rounds, closed(inFlight), rig.withClaim(claimer), rig.callCreate)

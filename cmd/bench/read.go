@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -39,7 +40,7 @@ var pacedPattern = pattern{"1000/s", func(ctx context.Context, call func(context
 // encoded and decoded by the same code, and as many requests in flight.
 func benchRead(ctx context.Context, b *bench) error {
 	table := [][]string{{
-		"manager", "load", "NATS p50", "bus p50", "NATS p99", "bus p99", "NATS /s", "bus /s",
+		"manager", "load", "NATS p50", "bus p50", "NATS p99", "bus p99", "NATS /s", "bus /s", "p50 ratios", "/s ratios",
 	}}
 	type row struct {
 		readResult
@@ -132,7 +133,14 @@ func (r *readResult) row() []string {
 	for _, what := range []func(measure) float64{p50, p99} {
 		row = append(row, micros(time.Duration(middle(r.peer, what))), micros(time.Duration(middle(r.bus, what))))
 	}
-	return append(row, fmt.Sprintf("%.0f", middle(r.peer, rate)), fmt.Sprintf("%.0f", middle(r.bus, rate)))
+	row = append(row, fmt.Sprintf("%.0f", middle(r.peer, rate)), fmt.Sprintf("%.0f", middle(r.bus, rate)))
+	return append(row, spread(r.p50), spread(r.throughput))
+}
+
+// spread is the least and the most of what the rounds came to: how much a median
+// of them says.
+func spread(ratios []float64) string {
+	return fmt.Sprintf("%.2f-%.2f", slices.Min(ratios), slices.Max(ratios))
 }
 
 // reads numbers the requests, as each has an id of its own.

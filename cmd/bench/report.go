@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -21,8 +22,40 @@ func (r report) machine() {
 	if err != nil {
 		load = []byte("unknown")
 	}
-	fmt.Fprintf(r.out, "%s, %s/%s, %d CPUs, %s of memory, load before the start: %s\n",
-		runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), memory(), strings.TrimSpace(string(load)))
+	fmt.Fprintf(r.out, "commit %s, %s, %s/%s, %d CPUs (%s), %s of memory, load before the start: %s\n", commit(),
+		runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), cpuModel(), memory(), strings.TrimSpace(string(load)))
+}
+
+// commit is what this program was built of; changes on top of it are told.
+func commit() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	revision, changed := "unknown", ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			revision = s.Value[:min(len(s.Value), 12)]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			changed = " with changes"
+		}
+	}
+	return revision + changed
+}
+
+// cpuModel is the CPU's name in proc_cpuinfo(5).
+func cpuModel() string {
+	content, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return "unknown model"
+	}
+	for line := range strings.Lines(string(content)) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return "unknown model"
 }
 
 // memory is the first line of proc_meminfo(5), "MemTotal: 1234 kB".

@@ -131,7 +131,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.controlKubeconfig, "control-kubeconfig", "",
 		"kubeconfig of the cluster that holds the Machines; empty means the target cluster, inClusterConfig the one mcm runs in")
 	fs.StringVar(&o.targetKubeconfig, "target-kubeconfig", "",
-		"kubeconfig of the cluster that the nodes join; empty means the one mcm runs in, none that there is none")
+		"kubeconfig of the cluster that the nodes join; empty means the cluster mcm runs in, the word none that there is no such cluster")
 	fs.StringVar(&o.namespace, "namespace", "default", "namespace of the Machines, and of the leader election lease")
 	fs.BoolVar(&o.allNamespaces, "all-namespaces", false, "serve the Machines of all namespaces; --namespace then only holds the lease")
 	fs.StringVar(&o.clusterName, "cluster-name", "default", "name of this control plane on the bus; several on one bus need different ones")
@@ -168,7 +168,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.settings.DrainPolicy.MaxEvictRetries, "machine-max-evict-retries", o.settings.DrainPolicy.MaxEvictRetries,
 		"tries to evict a pod before it is deleted")
 	fs.DurationVar(&o.settings.OperationTimeout, "machine-operation-timeout", o.settings.OperationTimeout,
-		"time one attempt at a create or delete may take, unless its class says otherwise in the annotation "+
+		"time one attempt at a create, initialize or delete may take, unless its class says otherwise in the annotation "+
 			v1alpha1.AnnotationKeyOperationTimeout)
 	fs.StringSliceVar(&o.settings.NodeConditions, "node-conditions", o.settings.NodeConditions,
 		"node conditions that make a machine unhealthy when they are not False")
@@ -176,7 +176,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 		"time before a create that found no capacity is tried again")
 	fs.DurationVar(&o.settings.Retry.Short, "retry-short", o.settings.Retry.Short, "time before an operation is tried again after a passing error")
 	fs.DurationVar(&o.settings.Retry.Medium, "retry-medium", o.settings.Retry.Medium, "the same after other errors of a create")
-	fs.DurationVar(&o.settings.Retry.Long, "retry-long", o.settings.Retry.Long, "the same after other errors of a delete, and for invalid objects")
+	fs.DurationVar(&o.settings.Retry.Long, "retry-long", o.settings.Retry.Long, "time before a delete that failed otherwise, or an object that is invalid, is tried again")
 
 	addLimitFlags(fs, &o.limits)
 	addSafetyFlags(fs, &o.safety)

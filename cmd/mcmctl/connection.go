@@ -20,9 +20,21 @@ import (
 const (
 	defaultURL = "nats://127.0.0.1:4222"
 	anyCluster = "*"
+	// defaultCluster is mcm's --cluster-name where nothing is said.
+	defaultCluster = "default"
 	// defaultTimeout lets a replica miss one sign of life and still be heard.
 	defaultTimeout = 2*bus.SessionInterval + bus.SessionInterval*2/5
 )
+
+// environment is what speaks where a flag does not; the names are those of the nats
+// CLI and of drivers.
+var environment = []struct{ flag, variable string }{
+	{"nats-url", "NATS_URL"},
+	{"nats-creds", "NATS_CREDS"},
+	{"nats-ca", "NATS_CA"},
+	{"nats-cert", "NATS_CERT"},
+	{"nats-key", "NATS_KEY"},
+}
 
 // connection holds the flags that say where to listen.
 type connection struct {
@@ -34,9 +46,11 @@ type connection struct {
 
 func (c *connection) addFlags(root *cobra.Command) {
 	f := root.PersistentFlags()
-	f.StringVar(&c.url, "nats-url", defaultURL, "NATS servers, separated by commas (env NATS_URL)")
+	f.StringVar(&c.url, "nats-url", defaultURL, "NATS servers, separated by commas")
 	natsflags.Add(f, &c.config)
-	f.Lookup("nats-creds").Usage += " (env NATS_CREDS)"
+	for _, env := range environment {
+		f.Lookup(env.flag).Usage += " (env " + env.variable + ")"
+	}
 	f.StringVar(&c.cluster, "cluster", anyCluster, "control plane to look at; * for all on this bus")
 	f.DurationVar(&c.timeout, "timeout", defaultTimeout, "how long to listen for signs of life before printing")
 	for _, name := range []string{"nats-url", "cluster", "timeout"} {
@@ -47,11 +61,12 @@ func (c *connection) addFlags(root *cobra.Command) {
 // connect reads the environment where flags are silent, checks the flags, and
 // connects.
 func (c *connection) connect(cmd *cobra.Command) (*bus.Conn, error) {
-	if v := os.Getenv("NATS_URL"); v != "" && !cmd.Flags().Changed("nats-url") {
-		c.url = v
-	}
-	if v := os.Getenv("NATS_CREDS"); v != "" && !cmd.Flags().Changed("nats-creds") {
-		c.config.Creds = v
+	for _, env := range environment {
+		if v := os.Getenv(env.variable); v != "" && !cmd.Flags().Changed(env.flag) {
+			if err := cmd.Flags().Set(env.flag, v); err != nil {
+				return nil, fmt.Errorf("%s: %w", env.variable, err)
+			}
+		}
 	}
 	if c.cluster != anyCluster {
 		if err := bus.ValidToken("cluster", c.cluster); err != nil {
@@ -105,6 +120,11 @@ func (c *connection) show(cmd *cobra.Command, watch bool, draw view) error {
 		return err
 	}
 	defer stop()
+	stopHellos, err := bus.WatchHello(conn, c.cluster, heard.onHello)
+	if err != nil {
+		return err
+	}
+	defer stopHellos()
 	ask, stopAsking, err := asker(conn, heard)
 	if err != nil {
 		return err
@@ -127,7 +147,8 @@ func (c *connection) show(cmd *cobra.Command, watch bool, draw view) error {
 	seen := heard.picture(now)
 	if len(seen.replicas)+len(seen.outcomes)+len(seen.queues) == 0 {
 		return fmt.Errorf("no driver replica of %s was heard within %s on %s: start a driver, "+
-			"check --nats-url and --cluster, or listen longer with --timeout", c.clusterText(), c.timeout, conn.URL())
+			"check --nats-url and --cluster (with its name mcm is asked although no driver lives), or listen longer with --timeout",
+			c.clusterText(), c.timeout, conn.URL())
 	}
 
 	return draw(cmd.OutOrStdout(), seen, now)

@@ -264,3 +264,27 @@ func TestFleetForgets(t *testing.T) {
 		t.Errorf("want a replica that went without a word to be forgotten, got %v", got)
 	}
 }
+
+// Where a flag is silent, the environment speaks, under the names that the nats CLI
+// knows.
+func TestEnvironment(t *testing.T) {
+	url := startBus(t)
+	for _, variable := range []string{"NATS_CREDS", "NATS_CA", "NATS_CERT"} {
+		t.Run(variable, func(t *testing.T) {
+			t.Setenv("NATS_URL", url)
+			t.Setenv(variable, "testdata/none.file")
+			if variable == "NATS_CERT" {
+				t.Setenv("NATS_KEY", "testdata/none.key")
+			}
+			_, _, err := mcmctl(t, "drivers", "--timeout", "100ms")
+			if err == nil || !strings.Contains(err.Error(), "testdata/none.file") {
+				t.Errorf("want an error that names the file, got: %v", err)
+			}
+			flag := "--nats-" + strings.ToLower(strings.TrimPrefix(variable, "NATS_"))
+			_, _, err = mcmctl(t, "drivers", "--timeout", "100ms", flag, "testdata/other.file")
+			if err == nil || !strings.Contains(err.Error(), "testdata/other.file") {
+				t.Errorf("want the flag to win, got: %v", err)
+			}
+		})
+	}
+}

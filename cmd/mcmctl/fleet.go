@@ -49,6 +49,7 @@ type fleet struct {
 	services map[[2]string]service      // by provider, replica
 	outcomes map[string]*driverv1.Audit // by operation id
 	queues   map[string]queue           // by cluster
+	led      map[string]struct{}        // clusters whose leading manager was heard of
 }
 
 // A queue is what a manager says that waits.
@@ -75,7 +76,7 @@ type service struct {
 func newFleet(cluster string) *fleet {
 	return &fleet{
 		cluster: cluster, heard: map[[3]string]replica{}, services: map[[2]string]service{},
-		outcomes: map[string]*driverv1.Audit{}, queues: map[string]queue{},
+		outcomes: map[string]*driverv1.Audit{}, queues: map[string]queue{}, led: map[string]struct{}{},
 	}
 }
 
@@ -93,14 +94,22 @@ func (f *fleet) onWaiting(cluster string, w *driverv1.OpsResponse) {
 	f.queues[cluster] = queue{w, time.Now()}
 }
 
-// known returns the control planes that are of interest.
+func (f *fleet) onHello(h *driverv1.Hello) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.led[h.GetCluster()] = struct{}{}
+}
+
+// known returns the control planes that are of interest: those that were heard of,
+// and the one that mcm is without a name of its own, which says a word every five
+// seconds only.
 func (f *fleet) known() []string {
 	if f.cluster != anyCluster {
 		return []string{f.cluster}
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var clusters []string
+	clusters := slices.AppendSeq([]string{defaultCluster}, maps.Keys(f.led))
 	for key := range f.heard {
 		clusters = append(clusters, key[0])
 	}

@@ -34,8 +34,8 @@ the outcome; ended, with the code; or lost while the replica is silent: mcm is a
 send the operation to another one. TRY is the number of operations that were settled for the machine
 before, so a failed one is followed by one with a higher TRY; ATTEMPT counts how
 often this one was sent. ELAPSED is the time it took a driver, or that it
-waits. Of what waits the oldest 1000 are listed. Who has only just heard of no replica
-names the control plane with --cluster.`,
+waits. Of what waits the oldest 1000 are listed. While no driver lives, name a control
+plane that is not called "default" with --cluster: mcm is asked then, heard of or not.`,
 		Example: `  mcmctl ops
   mcmctl ops default/worker-1 --watch
   mcmctl ops -o wide --provider virtual   # the operation ids, too`,

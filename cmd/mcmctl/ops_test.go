@@ -167,6 +167,59 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
+// When no driver lives, what waits for one is what an operator looks for.
+func TestOpsWithoutDrivers(t *testing.T) {
+	t.Parallel()
+	url := startBus(t)
+	conn := connectTo(t, url)
+	for _, cluster := range []string{"default", "west"} {
+		stop, err := bus.ServeOutcomes(conn, cluster, func() []*driverv1.Audit { return nil }, func() *driverv1.OpsResponse {
+			return &driverv1.OpsResponse{Operations: []*driverv1.OperationState{{
+				OperationId: "uid-m1.create.0", Operation: driverv1.Operation_OPERATION_CREATE, Provider: "virtual",
+				Namespace: "default", Name: "m1", LastProgress: "no driver serves virtual",
+			}}}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(stop)
+	}
+	lead, err := bus.NewAnnouncer(conn, "west")
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan struct{})
+	defer func() { <-told }()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { // as mcm does every five seconds
+		defer close(told)
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			if err := lead.Hello(&driverv1.Hello{}); err != nil {
+				t.Error(err)
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	out, _, err := mcmctl(t, "ops", "--nats-url", url)
+	if err != nil {
+		t.Fatalf("mcmctl ops: %v", err)
+	}
+	var clusters []string
+	for _, row := range table(t, out) {
+		clusters = append(clusters, row["CLUSTER"])
+	}
+	if diff := cmp.Diff([]string{"default", "west"}, clusters); diff != "" {
+		t.Errorf("what waits at all control planes is listed; -want, +got:\n%s\n%s", diff, out)
+	}
+}
+
 func TestOpRowOf(t *testing.T) {
 	t.Parallel()
 	now := time.Now()

@@ -16,9 +16,9 @@ func newRoot() *cobra.Command {
 		Short: "See what happens on the bus, and steer rollouts",
 		Long: `See the driver replicas, operations and messages on the bus, and steer rollouts.
 
-mcmctl talks to NATS and works while mcm is down, too. But for migrate, which asks
-a driver a question, it listens and never sends, so that it is safe to run against
-production. Rollout reads and changes machine deployments in the control cluster.`,
+mcmctl talks to NATS and works while mcm is down, too. It listens, asks drivers for
+their figures and mcm for outcomes, and changes nothing on the bus, so that it is safe
+to run against production; migrate asks a driver to convert a class. Rollout reads and changes machine deployments in the control cluster.`,
 		Example: `  mcmctl drivers                                    # which driver replicas live
   mcmctl ops --watch                                # what they are doing
   mcmctl sub 'driver.*.create.>'                    # every create that mcm asks for

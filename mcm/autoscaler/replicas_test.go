@@ -1,6 +1,7 @@
 package autoscaler_test
 
 import (
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -73,7 +74,13 @@ func TestReplica_JoinedMeanwhile(t *testing.T) {
 	}
 	r.joined("a", "m1")
 	r.joined("a", "m2")
-	r.refresh(1, 2)
+	r.eventually("the caches have both and their Nodes", func() bool {
+		r.refresh(1, 2)
+
+		return !slices.ContainsFunc(r.instances(r.id("a")), func(i *externalgrpc.Instance) bool {
+			return i.GetStatus().GetInstanceState() != externalgrpc.InstanceStatus_instanceRunning
+		})
+	})
 	_, err := other.NodeGroupDecreaseTargetSize(t.Context(), &externalgrpc.NodeGroupDecreaseTargetSizeRequest{Id: r.id("a"), Delta: -1})
 	r.wantCode(err, codes.FailedPrecondition)
 	if got := r.stored("a").Spec.Replicas; got != 2 {

@@ -188,14 +188,10 @@ func capacityOf(annotations map[string]string, class *v1alpha1.NodeTemplate) (co
 		}
 		maps.Copy(all, class.VirtualCapacity)
 	}
-	gpu := corev1.ResourceName(annotations[capacityPrefix+"gpu-type"])
-	if gpu == "" {
-		gpu = defaultGPU
-	} else if gpu != defaultGPU {
-		if q, ok := all[defaultGPU]; ok { // the class's "gpu" is of that kind
-			all[gpu] = q
-			delete(all, defaultGPU)
-		}
+	gpu := corev1.ResourceName(cmp.Or(annotations[capacityPrefix+"gpu-type"], defaultGPU))
+	if q, ok := all[defaultGPU]; ok { // the class's "gpu" is of that kind
+		delete(all, defaultGPU)
+		all[gpu] = q
 	}
 	for _, r := range []struct {
 		name corev1.ResourceName

@@ -290,6 +290,11 @@ func TestDeleteNodes_BeyondAnUpdate(t *testing.T) {
 	}
 	last := r.joined("a", "m3")
 	r.machine("a", "surge")
+	r.eventually("the update is seen", func() bool {
+		seen := &v1alpha1.MachineDeployment{}
+
+		return r.cache.Get(t.Context(), client.ObjectKeyFromObject(d), seen) == nil && seen.Status.Replicas == 4
+	})
 	r.refresh(1, 4)
 	r.wantCode(r.deleteNodes("a", r.fake("surge")), codes.FailedPrecondition)
 	if d := r.stored("a"); d.Spec.Replicas != 3 || d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion] != "" {

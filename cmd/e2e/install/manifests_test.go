@@ -75,7 +75,7 @@ func TestPodsAreRestricted(t *testing.T) {
 		},
 		"gateway": {
 			"kustomize/autoscaler", "Deployment", "mcm-autoscaler", "machinebus", 12 * time.Second,
-			"what runs is waited for for 10 s",
+			"it lets what runs end, within 10 s",
 		},
 		"gateway with external NATS": {
 			"kustomize/autoscaler-bus", "Deployment", "mcm-autoscaler", "machinebus", 12 * time.Second,

@@ -7,6 +7,9 @@ import (
 	"log/slog"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -310,29 +313,43 @@ func (k *call) unsent(err error) verdict {
 // may come before publish returns.
 func (k *call) send(a *attempt) (unregister func(), err error) {
 	k.lastTry = time.Now()
-	subject, err := Subject{
-		Cluster: k.c.cfg.Cluster, Tree: a.tree, Provider: k.req.Provider, Replica: a.target,
-		Verb: Verb(k.op), Namespace: k.req.Namespace, Name: k.req.Name,
-	}.Build()
+	subject, err := k.subject(a.tree, a.target)
 	if err != nil {
 		return func() {}, err
 	}
 	reply, unregister := k.c.register(k.req.Provider, k.listener(a))
 	k.begins()
-	env := k.c.stamp(k.req.Body, k.req, k.number, k.again)
-	env.EarlierMayRun = k.doubted
-	if k.claimed && a.tree != TreePlain {
-		env.ClaimTerms = k.terms
-		if k.terms == nil {
-			env.ClaimTerms = &driverv1.ClaimTerms{}
-		}
-	}
-	err = k.c.publishTraced(subject, reply, k.req.TraceParent, env)
+	err = k.c.publishTraced(subject, reply, k.req.TraceParent, k.envelope(a.tree, time.Now()))
 	if err != nil {
 		k.log().Debug("request not sent", "err", err)
 	}
 
 	return unregister, err
+}
+
+// subject is where the request goes; replica is empty for any.
+func (k *call) subject(tree Tree, replica string) (string, error) {
+	return Subject{
+		Cluster: k.c.cfg.Cluster, Tree: tree, Provider: k.req.Provider, Replica: replica,
+		Verb: Verb(k.op), Namespace: k.req.Namespace, Name: k.req.Name,
+	}.Build()
+}
+
+// envelope is what the request says at this try.
+func (k *call) envelope(tree Tree, now time.Time) *driverv1.Envelope {
+	env := &driverv1.Envelope{
+		OperationId: k.req.OperationID, Attempt: k.number, Epoch: k.c.cfg.Epoch(), Recover: k.again, EarlierMayRun: k.doubted,
+		AcceptBy: timestamppb.New(now.Add(acceptBy)), Timeout: durationpb.New(k.req.Timeout),
+		Body: k.req.Body.GetBody(),
+	}
+	if k.claimed && tree != TreePlain {
+		env.ClaimTerms = k.terms
+		if k.terms == nil {
+			env.ClaimTerms = &driverv1.ClaimTerms{}
+		}
+	}
+
+	return env
 }
 
 // read has an operation done that may be asked any number of times.

@@ -9,8 +9,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
-	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -363,13 +361,4 @@ func (c *Caller) ask(ctx context.Context, provider, replica, operationID string,
 	}
 
 	return nil
-}
-
-// stamp fills in an envelope for one attempt.
-func (c *Caller) stamp(env *driverv1.Envelope, req *Request, number uint32, again bool) *driverv1.Envelope {
-	return &driverv1.Envelope{
-		OperationId: req.OperationID, Attempt: number, Epoch: c.cfg.Epoch(), Recover: again,
-		AcceptBy: timestamppb.New(time.Now().Add(acceptBy)), Timeout: durationpb.New(req.Timeout),
-		Body: env.GetBody(),
-	}
 }

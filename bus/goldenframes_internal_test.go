@@ -48,75 +48,97 @@ func goldenInstance() *driverv1.Instance {
 	}
 }
 
-// goldenRequests are what mcm sends to replicas.
+// goldenRequests are what mcm sends to replicas, as Caller does.
 func goldenRequests(t *testing.T) map[string]*nats.Msg {
 	t.Helper()
-	machine, class := goldenMachine(), goldenClass()
-	made := goldenMachine()
-	made.ProviderId, made.NodeName, made.LastKnownState = "virtual:///moon/i-1", "m1.example", "state"
-	none, replaced := uint64(0), uint64(43)
-	request := func(s Subject, env *driverv1.Envelope, traceparent ...string) *nats.Msg {
-		s.Cluster, s.Provider, s.Namespace = goldenCluster, goldenProvider, "ns"
-		s.Verb = Verb(OperationOf(env))
-		if s.Tree == TreeReplica {
-			s.Replica = goldenReplica
+	w := &sentWire{}
+	c := &Caller{conn: w, cfg: CallerConfig{Cluster: goldenCluster, Epoch: func() uint64 { return 3 }}}
+	frames := map[string]*nats.Msg{}
+	for name, k := range goldenCalls() {
+		k.c, k.op, k.number = c, OperationOf(k.req.Body), max(k.number, 1)
+		k.req.Provider, k.req.Namespace, k.req.Timeout = goldenProvider, "ns", time.Minute
+		if k.req.OperationID == "" {
+			k.req.OperationID = "READ"
 		}
-		subject, err := s.Build()
+		replica := ""
+		if k.tree == TreeReplica {
+			replica = goldenReplica
+		}
+		subject, err := k.subject(k.tree, replica)
+		if err == nil {
+			err = c.publishTraced(subject, goldenReply, k.req.TraceParent, k.envelope(k.tree, goldenTime(0)))
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if env.OperationId == "" {
-			env.OperationId = "READ"
-		}
-		if env.Attempt == 0 {
-			env.Attempt = 1
-		}
-		env.Epoch, env.AcceptBy, env.Timeout = 3, timestamppb.New(goldenTime(acceptBy)), durationpb.New(time.Minute)
-		m := goldenMessage(t, subject, goldenReply, env)
-		for _, parent := range traceparent {
-			m.Header = nats.Header{headerTraceParent: {parent}}
-		}
-
-		return m
+		frames[name] = w.take()
 	}
-	one, cls := Subject{Tree: TreeDriver, Name: "m1.example"}, Subject{Tree: TreeDriver, Name: "small"}
-	create := &driverv1.Envelope_Create{Create: &driverv1.CreateRequest{Machine: machine, Class: class}}
+	if err := c.Acknowledge(goldenProvider, goldenReplica, goldenOperation); err != nil {
+		t.Fatal(err)
+	}
+	frames["control-ack"] = w.take()
+	if err := c.control(goldenProvider, goldenReplica, verbCancel, &driverv1.Envelope{
+		OperationId: goldenOperation, Body: &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: goldenOperation}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	frames["control-cancel"] = w.take()
+	frames["control-ops"] = goldenMessage(t, "mcm.v1.default.replica.nodejs.r1.ops", goldenReply, &driverv1.Envelope{
+		OperationId: goldenOperation, Attempt: 1, Epoch: 3, Body: &driverv1.Envelope_Ops{Ops: &driverv1.OpsRequest{OperationId: goldenOperation}},
+	})
 
-	return map[string]*nats.Msg{
-		"request-create": request(one, &driverv1.Envelope{
-			OperationId: goldenOperation, ClaimTerms: &driverv1.ClaimTerms{Sequence: &none}, Body: create,
-		}, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
-		"request-create-plain": request(Subject{Tree: TreePlain, Name: "m1.example"}, &driverv1.Envelope{OperationId: goldenOperation, Body: create}),
-		"request-create-recover": request(Subject{Tree: TreeReplica, Name: "m1.example"}, &driverv1.Envelope{
-			OperationId: goldenOperation, Attempt: 2, Recover: true, ClaimTerms: &driverv1.ClaimTerms{Sequence: &replaced}, Body: create,
-		}),
-		"request-create-attach": request(Subject{Tree: TreeReplica, Name: "m1.example"}, &driverv1.Envelope{
-			OperationId: goldenOperation, Recover: true, ClaimTerms: &driverv1.ClaimTerms{}, Body: create,
-		}),
-		"request-initialize": request(one, &driverv1.Envelope{OperationId: goldenUID + ".initialize.1", Body: &driverv1.Envelope_Initialize{
+	return frames
+}
+
+// A goldenCall is a call about to be sent to a tree.
+type goldenCall struct {
+	call
+
+	tree Tree
+}
+
+func goldenCalls() map[string]*goldenCall {
+	machine, class := goldenMachine(), goldenClass()
+	made := goldenMachine()
+	made.ProviderId, made.NodeName, made.LastKnownState = "virtual:///moon/i-1", "m1.example", "state"
+	of := func(tree Tree, name, id string, body *driverv1.Envelope) *goldenCall {
+		return &goldenCall{tree: tree, call: call{req: &Request{Name: name, OperationID: id, Body: body}}}
+	}
+	one := func(id string, body *driverv1.Envelope) *goldenCall { return of(TreeDriver, "m1.example", id, body) }
+	cls := func(body *driverv1.Envelope) *goldenCall { return of(TreeDriver, "small", "", body) }
+	create := func(tree Tree, terms *driverv1.ClaimTerms) *goldenCall {
+		k := of(tree, "m1.example", goldenOperation, &driverv1.Envelope{
+			Body: &driverv1.Envelope_Create{Create: &driverv1.CreateRequest{Machine: machine, Class: class}},
+		})
+		k.claimed, k.terms = true, terms
+
+		return k
+	}
+	after := func(sequence uint64) *driverv1.ClaimTerms { return &driverv1.ClaimTerms{Sequence: &sequence} }
+	traced, recovering, attached, doubted := create(TreeDriver, after(0)), create(TreeReplica, after(43)), create(TreeReplica, nil), create(TreeReplica, after(45))
+	traced.req.TraceParent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	recovering.number, recovering.again = 2, true
+	attached.again = true
+	doubted.number, doubted.again, doubted.doubted = 3, true, true
+
+	return map[string]*goldenCall{
+		"request-create": traced, "request-create-plain": create(TreePlain, after(0)),
+		"request-create-recover": recovering, "request-create-attach": attached, "request-create-earlier-may-run": doubted,
+		"request-initialize": one(goldenUID+".initialize.1", &driverv1.Envelope{Body: &driverv1.Envelope_Initialize{
 			Initialize: &driverv1.InitializeRequest{Machine: made, Class: class},
 		}}),
-		"request-delete": request(one, &driverv1.Envelope{OperationId: goldenUID + ".delete.2", Body: &driverv1.Envelope_Delete{
+		"request-delete": one(goldenUID+".delete.2", &driverv1.Envelope{Body: &driverv1.Envelope_Delete{
 			Delete: &driverv1.DeleteRequest{Machine: made, Class: class},
 		}}),
-		"request-status":   request(one, &driverv1.Envelope{Body: &driverv1.Envelope_Status{Status: &driverv1.StatusRequest{Machine: made, Class: class}}}),
-		"request-list":     request(cls, &driverv1.Envelope{Body: &driverv1.Envelope_List{List: &driverv1.ListRequest{Class: class}}}),
-		"request-validate": request(cls, &driverv1.Envelope{Body: &driverv1.Envelope_Validate{Validate: &driverv1.ValidateRequest{Class: class}}}),
-		"request-volumeids": request(one, &driverv1.Envelope{Body: &driverv1.Envelope_VolumeIds{VolumeIds: &driverv1.VolumeIDsRequest{
+		"request-status":   one("", &driverv1.Envelope{Body: &driverv1.Envelope_Status{Status: &driverv1.StatusRequest{Machine: made, Class: class}}}),
+		"request-list":     cls(&driverv1.Envelope{Body: &driverv1.Envelope_List{List: &driverv1.ListRequest{Class: class}}}),
+		"request-validate": cls(&driverv1.Envelope{Body: &driverv1.Envelope_Validate{Validate: &driverv1.ValidateRequest{Class: class}}}),
+		"request-volumeids": one("", &driverv1.Envelope{Body: &driverv1.Envelope_VolumeIds{VolumeIds: &driverv1.VolumeIDsRequest{
 			Volumes: []*driverv1.PersistentVolume{{Name: "pv1", Spec: []byte(`{"csi":{"driver":"d","volumeHandle":"v1"}}`)}},
 		}}}),
-		"request-migrateclass": request(cls, &driverv1.Envelope{Body: &driverv1.Envelope_MigrateClass{MigrateClass: &driverv1.MigrateClassRequest{
+		"request-migrateclass": cls(&driverv1.Envelope{Body: &driverv1.Envelope_MigrateClass{MigrateClass: &driverv1.MigrateClassRequest{
 			Kind: "OldMachineClass", ApiVersion: "machine.sapcloud.io/v1alpha1", Object: []byte(`{"spec":{}}`),
 		}}}),
-		"control-ops": goldenMessage(t, "mcm.v1.default.replica.nodejs.r1.ops", goldenReply, &driverv1.Envelope{
-			OperationId: goldenOperation, Attempt: 1, Epoch: 3, Body: &driverv1.Envelope_Ops{Ops: &driverv1.OpsRequest{OperationId: goldenOperation}},
-		}),
-		"control-cancel": goldenMessage(t, "mcm.v1.default.replica.nodejs.r1.cancel", "", &driverv1.Envelope{
-			OperationId: goldenOperation, Epoch: 3, Body: &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: goldenOperation}},
-		}),
-		"control-ack": goldenMessage(t, "mcm.v1.default.replica.nodejs.r1.ack", "", &driverv1.Envelope{
-			OperationId: goldenOperation, Epoch: 3, Body: &driverv1.Envelope_Acknowledge{Acknowledge: &driverv1.Acknowledge{OperationId: goldenOperation}},
-		}),
 	}
 }
 
@@ -125,21 +147,25 @@ func goldenAnswers(t *testing.T) map[string]*nats.Msg {
 	t.Helper()
 	w := &sentWire{}
 	s := &Server{conn: w, cfg: ServerConfig{Replica: goldenReplica}, log: quietLog()}
-	answer := func(env *driverv1.Envelope, contentType ...string) *nats.Msg {
-		encoding := ""
-		for _, c := range contentType {
-			encoding = c
-		}
-		if err := s.sendTo(goldenReply, encoding, goldenOperation, 1, env); err != nil {
+	in := func(contentType string, env *driverv1.Envelope) *nats.Msg {
+		if err := s.sendTo(goldenReply, contentType, goldenOperation, 1, env); err != nil {
 			t.Fatal(err)
 		}
 
 		return w.take()
 	}
+	answer := func(env *driverv1.Envelope) *nats.Msg { return in("", env) }
 	result := func(r *driverv1.Result) *nats.Msg { return answer(resultFrame(r)) }
 	unknown := failure(driverv1.Code_CODE_UNAVAILABLE, "the cloud's answer was lost")
 	unknown.OutcomeUnknown, unknown.Status.RetryAfter = true, durationpb.New(2500*time.Millisecond)
+	earlier := failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota, and an earlier call may still run")
+	earlier.OutcomeUnknown, earlier.NoEffect = true, true
 	ok, instance := &driverv1.Status{}, goldenInstance()
+	list := func() *driverv1.Result {
+		return &driverv1.Result{Status: ok, Payload: &driverv1.Result_List{List: &driverv1.ListResponse{Instances: []*driverv1.Instance{instance, instance}}}}
+	}
+	ended, fenced := goldenState(true), goldenState(false)
+	ended.Code, fenced.Fenced, fenced.LastProgress = driverv1.Code_CODE_RESOURCE_EXHAUSTED, true, "creating instance m1"
 	uninitialized := failure(driverv1.Code_CODE_UNINITIALIZED, "not initialised")
 	uninitialized.Payload = &driverv1.Result_InstanceStatus{InstanceStatus: &driverv1.StatusResponse{Instance: instance}}
 
@@ -148,21 +174,29 @@ func goldenAnswers(t *testing.T) map[string]*nats.Msg {
 		"answer-progress":         answer(&driverv1.Envelope{Body: &driverv1.Envelope_Progress{Progress: &driverv1.Progress{Message: "creating instance m1"}}}),
 		"answer-busy":             answer(&driverv1.Envelope{Body: &driverv1.Envelope_Busy{Busy: &driverv1.Busy{Reason: driverv1.BusyReason_BUSY_REASON_CLAIM}}}),
 		"answer-failed":           result(failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota\nfor small")),
+		"answer-failed-json":      in(contentTypeJSON, resultFrame(failure(driverv1.Code_CODE_UNAUTHENTICATED, "the token is refused"))),
 		"answer-outcome-unknown":  result(unknown),
+		"answer-no-effect":        result(earlier),
 		"answer-status-not-ready": result(uninitialized),
 		"answer-create": result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_Create{
 			Create: &driverv1.CreateResponse{Instance: instance, LastKnownState: "state"},
 		}}),
-		"answer-initialize": result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_Initialize{Initialize: &driverv1.InitializeResponse{Instance: instance}}}),
-		"answer-delete":     result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_Delete{Delete: &driverv1.DeleteResponse{}}}),
-		"answer-list": result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_List{
-			List: &driverv1.ListResponse{Instances: []*driverv1.Instance{instance, instance}},
+		"answer-initialize": result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_Initialize{Initialize: &driverv1.InitializeResponse{
+			Instance: instance, LastKnownState: "state",
+		}}}),
+		"answer-delete": result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_Delete{
+			Delete: &driverv1.DeleteResponse{LastKnownState: "state"},
 		}}),
+		"answer-list":         result(list()),
+		"answer-list-json":    in(contentTypeJSON, resultFrame(list())),
 		"answer-volumeids":    result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_VolumeIds{VolumeIds: &driverv1.VolumeIDsResponse{VolumeIds: []string{"v1"}}}}),
 		"answer-validate":     result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_Validate{Validate: &driverv1.ValidateResponse{Warnings: []string{"zone is deprecated"}}}}),
 		"answer-migrateclass": result(&driverv1.Result{Status: ok, Payload: &driverv1.Result_MigrateClass{MigrateClass: &driverv1.MigrateClassResponse{MachineClass: []byte(`{}`)}}}),
 		"answer-ops": answer(&driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: &driverv1.OpsResponse{
 			Operations: []*driverv1.OperationState{goldenState(true)}, Result: &driverv1.Result{Status: ok},
+		}}}),
+		"answer-ops-all": answer(&driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: &driverv1.OpsResponse{
+			Operations: []*driverv1.OperationState{fenced, ended}, Omitted: 4,
 		}}}),
 		"answer-ops-nothing": answer(&driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: &driverv1.OpsResponse{}}}),
 	}
@@ -211,6 +245,7 @@ func goldenRecords(t *testing.T) map[string]*nats.Msg {
 			SettleTime: durationpb.New(5 * time.Second), Kind: "Small", ApiVersions: []string{"example.com/v1"},
 			Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_LIST},
 			Operations:   []*driverv1.OperationState{goldenState(false)}, Hostname: "h1", SessionId: "S1", Leased: true, Epoch: 3,
+			Deleting: 1, Omitted: 2,
 		}}}, 41, sessionTTL),
 		"record-session-last": record(session, &driverv1.Envelope{Replica: goldenReplica, Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
 			Cluster: goldenCluster, Provider: goldenProvider, Replica: goldenReplica, Sequence: 99, Protocol: protocolVersion, Slots: 8, Draining: true, Stopped: true, SessionId: "S1",
@@ -221,6 +256,10 @@ func goldenRecords(t *testing.T) map[string]*nats.Msg {
 		"record-claim": record(claimed, claim(driverv1.Claim_STATE_RUNNING, nil), 0, 0),
 		"record-claim-settled": record(claimed, claim(driverv1.Claim_STATE_SETTLED, &driverv1.Outcome{
 			ProviderId: "virtual:///moon/i-1", NodeName: "m1.example", Addresses: goldenInstance().GetAddresses(),
+			Sealed: &driverv1.Sealed{Sender: "XSENDER", Box: []byte("xkv1…")},
+		}), 43, 0),
+		"record-claim-failed": record(claimed, claim(driverv1.Claim_STATE_SETTLED, &driverv1.Outcome{
+			Code: driverv1.Code_CODE_RESOURCE_EXHAUSTED, RetryAfter: durationpb.New(2500 * time.Millisecond),
 			Sealed: &driverv1.Sealed{Sender: "XSENDER", Box: []byte("xkv1…")},
 		}), 43, 0),
 		"record-claim-released": record(claimed, claim(driverv1.Claim_STATE_RELEASED, nil), 43, 0),
@@ -248,7 +287,10 @@ func goldenNotices(t *testing.T) map[string]*nats.Msg {
 		"fetched-class": answer(&driverv1.Envelope{Body: &driverv1.Envelope_FetchedClass{FetchedClass: &driverv1.FetchClassResponse{
 			Status: &driverv1.Status{}, Class: &driverv1.Class{
 				Reference: class.GetClass(), Provider: goldenProvider, ProviderSpec: []byte(`{"region":"moon"}`), Labels: map[string]string{"a": "b"},
-				NodeTemplate: &driverv1.ClassNodeTemplate{InstanceType: "small", Region: "moon", Zone: "moon-a", Architecture: "amd64", Capacity: map[string]string{"cpu": "2"}},
+				Annotations: map[string]string{"k": "v"}, NodeTemplate: &driverv1.ClassNodeTemplate{
+					InstanceType: "small", Region: "moon", Zone: "moon-a", Architecture: "amd64",
+					Capacity: map[string]string{"cpu": "2"}, VirtualCapacity: map[string]string{"example.com/gpu": "1"},
+				},
 			},
 		}}}),
 		"fetched-secret":    answer(&driverv1.Envelope{Body: &driverv1.Envelope_FetchedSecret{FetchedSecret: &driverv1.FetchSecretResponse{Status: &driverv1.Status{}, Sealed: box}}}),

@@ -9,7 +9,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -59,6 +61,14 @@ func (s *said) String() string {
 // startNodeJS starts an example until the test ends.
 func startNodeJS(t *testing.T, example, natsURL string) *said {
 	t.Helper()
+	_, output := runNodeJS(t, example, natsURL)
+
+	return output
+}
+
+// runNodeJS is startNodeJS for a test that ends it.
+func runNodeJS(t *testing.T, example, natsURL string) (*driver, *said) {
+	t.Helper()
 	output := &said{}
 	d := newDriver(nodeCommand(t, example), []string{"NATS_URL=" + natsURL}, output)
 	d.env = append(d.env, tokenFile(t))
@@ -72,7 +82,7 @@ func startNodeJS(t *testing.T, example, natsURL string) *said {
 		}
 	})
 
-	return output
+	return d, output
 }
 
 // A result that NATS does not take is a failure that it takes, not silence.
@@ -270,14 +280,59 @@ func TestNodeJS_CutOff(t *testing.T) {
 	}
 }
 
-// PROTOCOL.md promises a plain driver of under a hundred lines.
+// Answers in JSON say so, and repeat none of the request's other headers.
+func TestNodeJS_Headers(t *testing.T) {
+	t.Parallel()
+	for example, tree := range map[string]string{"driver-nodejs": "plain", "driver-nodejs-full": "driver"} {
+		t.Run(example, func(t *testing.T) {
+			t.Parallel()
+			srv := bustest.Server(t, embedded.Options{})
+			nc := bustest.Raw(t, srv.URL())
+			output := startNodeJS(t, example, srv.URL())
+			bustest.Eventually(t, "the driver serves", func() bool { return strings.Contains(output.String(), "serving") })
+			const reply = "mcm.v1.default.reply.nodejs.test.headers"
+			sub, err := nc.SubscribeSync(reply)
+			if err != nil {
+				t.Fatal(err)
+			}
+			json := []string{"application/json"}
+			if err := nc.PublishMsg(&nats.Msg{
+				Subject: "mcm.v1.default." + tree + ".nodejs.validate.ns.small", Reply: reply,
+				Header: nats.Header{"Content-Type": json, "traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}},
+				Data:   []byte(`{"operationId":"READ","attempt":1,"timeout":"60s","validate":{"class":{"class":{"namespace":"ns","name":"small"}}}}`),
+			}); err != nil {
+				t.Fatal(err)
+			}
+			m, err := sub.NextMsg(time.Minute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(nats.Header{"Content-Type": json}, m.Header); diff != "" {
+				t.Errorf("headers of %s (-want +got):\n%s", m.Data, diff)
+			}
+		})
+	}
+}
+
+// PROTOCOL.md promises a plain driver of under a hundred lines that can be read, and
+// the calls of its cloud beside it.
 func TestNodeJS_Lines(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../deploy/examples/driver-nodejs/driver.mjs")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if lines := bytes.Count(text, []byte("\n")); lines >= 100 {
-		t.Errorf("the plain driver has %d lines", lines)
+	const most = 120
+	for _, file := range []string{"driver.mjs", "cloud.mjs"} {
+		text, err := os.ReadFile("../../deploy/examples/driver-nodejs/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := 0
+		for line := range strings.Lines(string(text)) {
+			lines++
+			if utf8.RuneCountInString(line) > most+len("\n") {
+				t.Errorf("%s:%d is longer than %d columns", file, lines, most)
+			}
+		}
+		if lines >= 100 {
+			t.Errorf("%s has %d lines", file, lines)
+		}
 	}
 }

@@ -44,7 +44,7 @@ func TestNATSCluster(t *testing.T) {
 			e.eventually("no claim is held", func(ctx context.Context) error {
 				held, err := stack.HeldClaims(ctx, e.nats.URL(), e.name, identities...)
 				if err == nil && len(held) > 0 {
-					err = fmt.Errorf("claims %q", held)
+					err = fmt.Errorf("claims %v", held)
 				}
 				return err
 			})

@@ -66,7 +66,7 @@ func drivers(w *world) []*target { return w.driverSet }
 // lookers are the drivers that look for an instance and then make it: for others the
 // cloud tells a repeated create apart, or nobody can.
 func lookers(w *world) []*target {
-	return slices.DeleteFunc(slices.Clone(w.driverSet), func(t *target) bool { return identityOf(w, t) != uniqueName })
+	return slices.DeleteFunc(slices.Clone(w.driverSet), func(t *target) bool { return t.identity != uniqueName })
 }
 
 func managers(w *world) []*target    { return w.managerSet }
@@ -96,12 +96,12 @@ func freeze(ctx context.Context, _ *world, t *target, e event) error {
 // cloud for anything: the answer to its first look is held up until it is frozen.
 // When it wakes up others have done its work, and the machine has come and gone.
 func freezeCreate(ctx context.Context, w *world, t *target, e event) error {
-	link := w.cloudLinks[identityOf(w, t)]
-	link.one.Lock()
-	defer link.one.Unlock()
+	link := w.cloudLinks[t.identity]
+	link.busy.Lock()
+	defer link.busy.Unlock()
 	defer link.link.Mend()
 	link.link.Hold(stack.ToClient)
-	if err := w.rollout(ctx, identityOf(w, t), e, mostReplicas); err != nil {
+	if err := w.rollout(ctx, t.identity, e, mostReplicas); err != nil {
 		return err
 	}
 	const patience = 15 * time.Second
@@ -168,16 +168,6 @@ func (w *world) comeAndGo(ctx context.Context, createID string) error {
 	return nil
 }
 
-// identityOf returns what tells the creates of a driver apart.
-func identityOf(w *world, t *target) string {
-	for i, d := range w.driverSet {
-		if d == t {
-			return identities[i/replicas]
-		}
-	}
-	return ""
-}
-
 func loseServer(ctx context.Context, _ *world, t *target, e event) error {
 	if err := t.unit.kill(e.length); err != nil {
 		return err
@@ -204,14 +194,14 @@ func failOver(ctx context.Context, w *world, _ *target, e event) error {
 func (w *world) killLeader(ctx context.Context, away time.Duration) error {
 	for i, m := range w.managers {
 		t := w.managerSet[i]
-		if !t.one.TryLock() {
+		if !t.busy.TryLock() {
 			continue
 		}
 		err := errMissed
 		if w.inCharge(ctx, m) {
 			err = t.unit.kill(away)
 		}
-		t.one.Unlock()
+		t.busy.Unlock()
 		if !errors.Is(err, errMissed) {
 			return err
 		}
@@ -248,7 +238,7 @@ func cut(ctx context.Context, _ *world, t *target, e event) error {
 
 func oneWay(ctx context.Context, _ *world, t *target, e event) error {
 	d := stack.ToClient
-	if !t.lossless && e.way%2 == 0 {
+	if !t.noLateArrivals && e.way%2 == 0 {
 		d = stack.ToServer
 	}
 	defer t.each((*stack.Link).Mend)
@@ -294,10 +284,10 @@ func (w *world) inject(ctx context.Context, plan *plan, sayf func(string, ...any
 		f := byName[e.kind]
 		all := f.targets(w)
 		t := aim(all, e.pick)
-		t.one.Lock()
+		t.busy.Lock()
 		sayf("%s at %s for %s", e.kind, t.name, e.length.Round(time.Millisecond))
 		err := f.do(ctx, w, t, e)
-		t.one.Unlock()
+		t.busy.Unlock()
 		switch missed := errors.Is(err, errMissed); {
 		case ctx.Err() != nil: // it is over, whatever that did to the fault
 		case err != nil && !missed:

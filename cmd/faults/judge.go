@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -37,7 +38,7 @@ func (w *world) judge(ctx context.Context) error {
 	if w.damage && w.broken(ctx) == nil {
 		return w.readLog(ctx) // it may well never settle, and need not
 	}
-	if err := w.settle(ctx, "all is as the last change wants it"); err != nil {
+	if err := w.settle(ctx, "all is as the last change wants it", w.flaws); err != nil {
 		return err
 	}
 	for _, identity := range identities {
@@ -48,7 +49,7 @@ func (w *world) judge(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := w.settle(ctx, "all is as it should be in the end"); err != nil {
+	if err := w.settle(ctx, "all is as it should be in the end", w.flaws); err != nil {
 		return err
 	}
 	for _, identity := range identities {
@@ -57,8 +58,8 @@ func (w *world) judge(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := w.patiently(ctx, "nothing is left", w.gone); err != nil {
-		w.tally.find(foundf(stuck, 1, "%v", err))
+	if err := w.settle(ctx, "nothing is left", w.remains); err != nil {
+		return err
 	}
 	err := w.patiently(ctx, "all that happened to Machines is known", func(ctx context.Context) error {
 		s, err := w.look(ctx)
@@ -70,95 +71,73 @@ func (w *world) judge(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return w.remains(ctx)
+	return w.readLog(ctx)
 }
 
-// settle waits until there is no flaw. What is waited for in vain counts, and so does
-// each flaw that is still there.
-func (w *world) settle(ctx context.Context, what string) error {
+// settle waits until nothing is wrong. Otherwise what is still wrong counts.
+func (w *world) settle(ctx context.Context, what string, wrong func(context.Context) ([]finding, error)) error {
 	err := w.patiently(ctx, what, func(ctx context.Context) error {
-		s, err := w.look(ctx)
-		if err != nil {
-			return err
+		found, err := wrong(ctx)
+		if err == nil && len(found) > 0 {
+			err = fmt.Errorf("%s: %s", found[0].damage, found[0].text)
 		}
-		if found := s.flaws(); len(found) > 0 {
-			return fmt.Errorf("%s: %s", found[0].damage, found[0].text)
-		}
-		return nil
+		return err
 	})
 	if err == nil || ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	w.tally.find(foundf(stuck, 1, "%v", err))
-	s, err := w.look(ctx)
-	if err != nil {
-		return err
+	found, failed := wrong(ctx)
+	w.tally.find(found...)
+	if failed != nil {
+		return errors.Join(err, failed)
 	}
-	w.tally.find(s.flaws()...)
+	if len(found) == 0 { // only the wait itself can be told of
+		w.tally.find(foundf(stuck, "wait until "+what, 1, "%v", err))
+	}
 	return nil
 }
 
 func (w *world) patiently(ctx context.Context, what string, check func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, healLimit, fmt.Errorf("not within %s", healLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, w.patience, fmt.Errorf("not within %s", w.patience))
 	defer cancel()
 	return stack.Poll(ctx, what, check)
 }
 
-// gone returns an error until nothing of any pool is left.
-func (w *world) gone(ctx context.Context) error {
+// flaws returns what is not as the pools want it.
+func (w *world) flaws(ctx context.Context) ([]finding, error) {
 	s, err := w.look(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if len(s.machines)+len(s.instances) > 0 {
-		return fmt.Errorf("%d Machines and instances of %d are left", len(s.machines), len(s.instances))
-	}
-	tokens, err := w.tokens(ctx)
-	if err == nil && tokens > 0 {
-		err = fmt.Errorf("%d bootstrap tokens are left", tokens)
-	}
-	if err != nil {
-		return err
-	}
-	claims, err := w.claims(ctx)
-	if err == nil && len(claims) > 0 {
-		err = fmt.Errorf("claims are left: %v", claims)
-	}
-	return err
+	return s.flaws(), nil
 }
 
-func (w *world) tokens(ctx context.Context) (int, error) {
-	var secrets corev1.SecretList
-	err := w.kube.List(ctx, &secrets, client.InNamespace(metav1.NamespaceSystem), client.HasLabels{bootstrap.LabelKeyMachineUID})
-	return len(secrets.Items), err
-}
-
-func (w *world) claims(ctx context.Context) ([]string, error) {
-	return stack.HeldClaims(ctx, w.busURL, w.name, identities...)
-}
-
-// remains counts what is left at the very end, and reads the cloud's log.
-func (w *world) remains(ctx context.Context) error {
+// remains returns what is left of pools that are gone, with an error as much as it has seen.
+func (w *world) remains(ctx context.Context) ([]finding, error) {
 	s, err := w.look(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	for uid, m := range s.machines {
-		w.tally.find(foundf(stuck, 1, "machine %s (%s) does not go: %s", m.Name, uid, m.Status.LastOperation.Description))
-	}
-	w.tally.find(s.orphans()...)
-	tokens, err := w.tokens(ctx)
+	found := s.remains()
+	var tokens corev1.SecretList
+	err = w.kube.List(ctx, &tokens, client.InNamespace(metav1.NamespaceSystem), client.HasLabels{bootstrap.LabelKeyMachineUID})
 	if err != nil {
-		return err
+		return found, err
 	}
-	claims, err := w.claims(ctx)
+	for i := range tokens.Items {
+		uid := tokens.Items[i].Labels[bootstrap.LabelKeyMachineUID]
+		found = append(found, foundf(leaked, uid, 1, "the bootstrap token of machine %s is left", uid))
+	}
+	claims, err := stack.HeldClaims(ctx, w.busURL, w.name, identities...)
 	if err != nil {
-		return err
+		return found, err
 	}
-	if left := tokens + len(claims); left > 0 {
-		w.tally.find(foundf(leaked, left, "%d bootstrap tokens; claims: %s", tokens, strings.Join(claims, "; ")))
+	for _, c := range claims {
+		uid, _, _ := strings.Cut(c.GetOperationId(), ".")
+		found = append(found, foundf(leaked, uid, 1, "the claim to machine %s for %s, %s by %s, is left",
+			c.GetName(), c.GetOperationId(), c.GetState(), c.GetReplica()))
 	}
-	return w.readLog(ctx)
+	return found, nil
 }
 
 // readLog counts what the cloud's log tells.
@@ -167,8 +146,8 @@ func (w *world) readLog(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	found, lifecycles, unseen := readLog(entries, w.witness)
+	found, sums := readLog(entries, w.witness)
 	w.tally.find(found...)
-	w.tally.lifecycles, w.tally.unseen = lifecycles, unseen
+	w.tally.figures = sums
 	return nil
 }

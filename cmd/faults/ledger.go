@@ -18,12 +18,29 @@ const (
 // A finding is something that is wrong.
 type finding struct {
 	damage string
+	of     string // the uid of a machine, or what else it is about: it counts once for that
 	n      int
 	text   string
 }
 
-func foundf(damage string, n int, format string, args ...any) finding {
-	return finding{damage: damage, n: n, text: fmt.Sprintf(format, args...)}
+func foundf(damage, of string, n int, format string, args ...any) finding {
+	return finding{damage: damage, of: of, n: n, text: fmt.Sprintf(format, args...)}
+}
+
+// total is how much of each damage there is. What was found of a machine again, or by
+// another way, is the same damage; where it is a number, the largest counts.
+func total(found []finding) map[string]int {
+	type once struct{ damage, of string }
+	most := map[once]int{}
+	for _, f := range found {
+		key := once{f.damage, f.of}
+		most[key] = max(most[key], f.n)
+	}
+	sum := map[string]int{}
+	for key, n := range most {
+		sum[key.damage] += n
+	}
+	return sum
 }
 
 // broken tells whether it is an instance that must not have been made.
@@ -39,13 +56,18 @@ type ledger struct {
 	late     []string // instances that were made or still there when the Machine was gone
 }
 
+// figures are how much there was to judge.
+type figures struct {
+	machines   int // that had instances
+	unseen     int // of these, by the witness
+	lifecycles int // machines that have come and gone
+	surplus    int // instances beside another one of their machine, as may be, and collected
+}
+
 // readLog returns what the cloud's log tells that nobody sees in the end, because it
-// was replaced or collected, and the machines that have come and gone. Of these some
-// were not seen by the witness.
-func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, lifecycles, unseen int) {
-	for _, text := range doubles(entries) {
-		found = append(found, foundf(doubled, 1, "%s", text))
-	}
+// was replaced or collected.
+func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, sums figures) {
+	found, sums.surplus = doubles(entries)
 	ledgers := map[string]*ledger{}
 	var order []*ledger
 	for _, e := range entries {
@@ -73,13 +95,14 @@ func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, lifecycl
 		found = append(found, l.leftBehind()...)
 		ran, seen := w.lived(l.uid)
 		if !seen {
-			unseen++
+			sums.unseen++
 		}
 		if l.live == 0 && ran {
-			lifecycles++
+			sums.lifecycles++
 		}
 	}
-	return found, lifecycles, unseen
+	sums.machines = len(order)
+	return found, sums
 }
 
 // remove finds an instance that was deleted although its machine was not to go: it is
@@ -89,7 +112,7 @@ func (l *ledger) remove(e cloudapi.LogEntry, w *witness) []finding {
 	if l.live > 0 || w.allows(l.uid, e.Time) {
 		return nil
 	}
-	return []finding{foundf(lost, 1, "the instance of machine %s (%s) was deleted at %s, before the Machine was to go", l.name, l.uid, e.Time)}
+	return []finding{foundf(lost, l.uid, 1, "the instance of machine %s (%s) was deleted at %s, before the Machine was to go", l.name, l.uid, e.Time)}
 }
 
 // leftBehind finds instances that a Machine has left behind, although they were
@@ -103,5 +126,5 @@ func (l *ledger) leftBehind() []finding {
 	if n <= 0 {
 		return nil
 	}
-	return []finding{foundf(leaked, n, "machine %s (%s) was gone and had instances: %v", l.name, l.uid, l.late)}
+	return []finding{foundf(leaked, l.uid, n, "machine %s (%s) was gone and had instances: %v", l.name, l.uid, l.late)}
 }

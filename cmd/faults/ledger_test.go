@@ -6,6 +6,7 @@ import (
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -31,6 +32,7 @@ func TestReadLog(t *testing.T) {
 		entries  []cloudapi.LogEntry
 		want     map[string]int
 		lives    int
+		surplus  int
 	}{
 		"whole life": {
 			reason:  "an instance that goes between the wish for it and the end of its machine is as it should be",
@@ -64,17 +66,17 @@ func TestReadLog(t *testing.T) {
 		"twice for none": {
 			reason: "nothing told the creates apart, and the surplus went", identity: none,
 			entries: []cloudapi.LogEntry{created(1, "a"), created(2, "b"), deleted(3, "b"), deleted(15, "a")},
-			lives:   1,
+			lives:   1, surplus: 1,
 		},
 		"surplus of none collected": {
 			reason: "the surplus alone may outlive the machine", identity: none,
 			entries: []cloudapi.LogEntry{created(1, "a"), created(2, "b"), deleted(15, "a"), deleted(29, "b")},
-			lives:   1,
+			lives:   1, surplus: 1,
 		},
 		"both of none collected": {
 			reason: "one of them was the machine's own", identity: none,
 			entries: []cloudapi.LogEntry{created(1, "a"), created(2, "b"), deleted(28, "a"), deleted(29, "b")},
-			want:    map[string]int{leaked: 1}, lives: 1,
+			want:    map[string]int{leaked: 1}, lives: 1, surplus: 1,
 		},
 		"late for none": {
 			reason: "it is the only one, and nobody's", identity: none,
@@ -92,25 +94,14 @@ func TestReadLog(t *testing.T) {
 			for i := range tc.entries {
 				tc.entries[i].Identity = cmp.Or(tc.identity, cloudapi.IdentityToken)
 			}
-			found, lives, unseen := readLog(tc.entries, w)
-			if diff := gocmp.Diff(tc.want, sums(found)); diff != "" || lives != tc.lives || unseen != 0 {
-				t.Errorf("%s: %d lives, %d unseen, found (-want +got):\n%s", tc.reason, lives, unseen, diff)
+			found, sums := readLog(tc.entries, w)
+			if diff := gocmp.Diff(tc.want, total(found), cmpopts.EquateEmpty()); diff != "" || sums != (figures{machines: 1, lifecycles: tc.lives, surplus: tc.surplus}) {
+				t.Errorf("%s: %+v, found (-want +got):\n%s", tc.reason, sums, diff)
 			}
 		})
 	}
-	if found, lives, unseen := readLog([]cloudapi.LogEntry{created(1, "a"), deleted(2, "a")}, newWitness()); len(found) != 0 || lives != 0 || unseen != 1 {
-		t.Errorf("of a machine that nobody saw: %v, %d lives, %d unseen; want it told of, and nothing made of it", found, lives, unseen)
+	found, sums := readLog([]cloudapi.LogEntry{created(1, "a"), deleted(2, "a")}, newWitness())
+	if len(found) != 0 || sums != (figures{machines: 1, unseen: 1}) {
+		t.Errorf("of a machine that nobody saw: %v, %+v; want it told of, and nothing made of it", found, sums)
 	}
-}
-
-// sums adds up findings by damage.
-func sums(found []finding) map[string]int {
-	var sum map[string]int
-	for _, f := range found {
-		if sum == nil {
-			sum = map[string]int{}
-		}
-		sum[f.damage] += f.n
-	}
-	return sum
 }

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -63,10 +64,7 @@ func (w *world) createPools(ctx context.Context) error {
 
 // objectName is an identity as Kubernetes writes names.
 func objectName(identity string) string {
-	if identity == "unique_name" {
-		return "unique-name"
-	}
-	return identity
+	return strings.ReplaceAll(identity, "_", "-")
 }
 
 // class returns the class of deploy/examples for one provider.
@@ -126,11 +124,11 @@ func (w *world) live(ctx context.Context, out io.Writer) error {
 	defer log.close()
 	var group sync.WaitGroup
 	errs := make(chan error, lanes)
-	kinds := w.kindsHere()
+	kinds, absent := w.kindsHere()
+	w.tally.expect(kinds, absent)
 	if len(kinds) == 0 {
 		return fmt.Errorf("none of the kinds %v can happen here", w.kinds)
 	}
-	w.tally.expect(kinds)
 	plan := newPlan(w.seed, kinds, w.longest)
 	for range lanes {
 		group.Go(func() {
@@ -174,23 +172,24 @@ func (w *world) broken(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if found, _, _ := readLog(entries, w.witness); !slices.ContainsFunc(found, finding.broken) {
+	if found, _ := readLog(entries, w.witness); !slices.ContainsFunc(found, finding.broken) {
 		return errUnbroken
 	}
 	return nil
 }
 
-// kindsHere are the chosen kinds that this world has targets for.
-func (w *world) kindsHere() []string {
-	var kinds []string
+// kindsHere are the chosen kinds, those that this world has targets for and the others.
+func (w *world) kindsHere() (here, absent []string) {
 	for _, f := range faults {
-		for _, name := range w.kinds {
-			if name == f.name && len(f.targets(w)) > 0 {
-				kinds = append(kinds, name)
-			}
+		switch {
+		case !slices.Contains(w.kinds, f.name):
+		case len(f.targets(w)) > 0:
+			here = append(here, f.name)
+		default:
+			absent = append(absent, f.name)
 		}
 	}
-	return kinds
+	return here, absent
 }
 
 // change scales, rolls and shrinks one pool until ctx ends.

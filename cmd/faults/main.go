@@ -118,7 +118,7 @@ func parse(args []string) (*options, error) {
 	return o, nil
 }
 
-// run runs one world after the other, and adds up what they came to.
+// run starts what all worlds share, and runs them.
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	o, err := parse(args)
 	if err != nil {
@@ -149,6 +149,12 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
+	return runBuses(o, out, func(t *tally) error { return runWorld(ctx, o, out, cluster, t) })
+}
+
+// runBuses runs one world after the other, and tells what they came to. An error ends
+// that, and does not hide what was found before.
+func runBuses(o *options, out io.Writer, runWorld func(*tally) error) (err error) {
 	var tallies []*tally
 	for i, kind := range o.buses {
 		share := o.lifecycles / len(o.buses)
@@ -157,20 +163,16 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		}
 		t := newTally(kind, share, o.each)
 		tallies = append(tallies, t)
-		if err := runWorld(ctx, o, out, cluster, t); err != nil {
-			t.print(out)
+		if err = runWorld(t); err != nil {
 			err = fmt.Errorf("on the bus %s: %w", kind, err)
-			if o.damage {
-				return sought(out, tallies, err)
-			}
-			return err
+			break
 		}
 	}
 	var wanted []string
-	if o.chosen {
+	if o.chosen && err == nil { // otherwise it may be for a bus that it has not come to
 		wanted = o.kinds
 	}
-	err = verdict(out, wanted, tallies)
+	err = errors.Join(err, verdict(out, wanted, tallies))
 	if o.damage {
 		return sought(out, tallies, err)
 	}

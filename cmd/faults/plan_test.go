@@ -49,3 +49,24 @@ func TestPlan(t *testing.T) {
 		t.Errorf("%d of %d are short", short, len(one))
 	}
 }
+
+// TestKindsHere has a bus without NATS servers of its own, as the embedded one is.
+func TestKindsHere(t *testing.T) {
+	t.Parallel()
+	one := []*target{{name: "one"}}
+	w := &world{
+		options: &options{kinds: []string{"delay", "kill-driver", "freeze-nats", "lose-nats", "cut-nats-nats"}},
+		links:   map[string][]*target{"driver-nats": one}, driverSet: one,
+	}
+	here, absent := w.kindsHere()
+	if diff := cmp.Diff([]string{"kill-driver", "delay"}, here); diff != "" {
+		t.Errorf("kinds with something to hit:\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"freeze-nats", "lose-nats", "cut-nats-nats"}, absent); diff != "" {
+		t.Errorf("chosen kinds with nothing to hit:\n%s", diff)
+	}
+	w.serverSet = one
+	if _, absent = w.kindsHere(); len(absent) != 1 {
+		t.Errorf("with servers, there is nothing to hit for %v", absent)
+	}
+}

@@ -13,8 +13,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// state is what Kubernetes and the cloud have. Machines and instances are by uid of
-// the Machine, pools and Nodes by name.
+// state is what Kubernetes and the cloud have of a world. Machines and instances are by
+// uid of the Machine, pools and Nodes by name.
 type state struct {
 	pools     map[string]*v1alpha1.MachineDeployment
 	machines  map[types.UID]*v1alpha1.Machine
@@ -45,7 +45,9 @@ func (w *world) look(ctx context.Context) (*state, error) {
 		s.machines[machines.Items[i].UID] = &machines.Items[i]
 	}
 	for i := range nodes.Items {
-		s.nodes[nodes.Items[i].Name] = &nodes.Items[i]
+		if !w.foreign[nodes.Items[i].UID] {
+			s.nodes[nodes.Items[i].Name] = &nodes.Items[i]
+		}
 	}
 	live, err := w.cloud.Instances(ctx)
 	for i := range live {
@@ -60,39 +62,44 @@ func (w *world) look(ctx context.Context) (*state, error) {
 // Node go by, and there is no other instance.
 func (s *state) flaws() []finding {
 	var found []finding
-	have := map[string]int{}
+	have, going := map[string]int{}, map[string]int{}
 	for _, uid := range slices.Sorted(maps.Keys(s.machines)) {
 		m := s.machines[uid]
 		have[m.Spec.Class.Name]++
+		if m.DeletionTimestamp != nil {
+			going[m.Spec.Class.Name]++
+		}
 		found = append(found, s.flawsOf(m)...)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.pools)) {
 		want := int(s.pools[name].Spec.Replicas)
-		if short := want - have[name]; short != 0 {
-			found = append(found, foundf(stuck, max(short, -short), "pool %s has %d Machines, want %d", name, have[name], want))
+		// Those that do not go are told of by themselves.
+		if off := max(want-have[name], have[name]-going[name]-want); off > 0 {
+			found = append(found, foundf(stuck, "pool "+name, off, "pool %s has %d Machines, want %d", name, have[name], want))
 		}
 	}
 	return append(found, s.orphans()...)
 }
 
 func (s *state) flawsOf(m *v1alpha1.Machine) []finding {
-	what := m.Name + " (" + string(m.UID) + ")"
+	uid := string(m.UID)
+	what := m.Name + " (" + uid + ")"
 	instances, node := s.instances[m.UID], s.nodes[m.Labels[v1alpha1.LabelKeyNode]]
 	pool := s.pools[m.Spec.Class.Name]
 	switch {
 	case m.Status.CurrentStatus.Phase != v1alpha1.MachineRunning || m.DeletionTimestamp != nil:
-		return []finding{foundf(stuck, 1, "machine %s is %q with %d instances, deleted: %t: %s", what,
+		return []finding{foundf(stuck, uid, 1, "machine %s is %q with %d instances, deleted: %t: %s", what,
 			m.Status.CurrentStatus.Phase, len(instances), m.DeletionTimestamp != nil, m.Status.LastOperation.Description)}
 	case len(instances) == 0:
-		return []finding{foundf(lost, 1, "machine %s is Running and has no instance", what)}
+		return []finding{foundf(lost, uid, 1, "machine %s is Running and has no instance", what)}
 	case len(instances) > 1:
-		return []finding{foundf(doubled, len(instances)-1, "machine %s has %d instances", what, len(instances))}
+		return []finding{foundf(doubled, uid, len(instances)-1, "machine %s has %d instances", what, len(instances))}
 	case instances[0].ProviderID != m.Spec.ProviderID:
-		return []finding{foundf(lost, 1, "machine %s goes by %q, its instance is %q", what, m.Spec.ProviderID, instances[0].ProviderID)}
+		return []finding{foundf(lost, uid, 1, "machine %s goes by %q, its instance is %q", what, m.Spec.ProviderID, instances[0].ProviderID)}
 	case node == nil || node.Spec.ProviderID != m.Spec.ProviderID || !isReady(node):
-		return []finding{foundf(stuck, 1, "machine %s is Running without a Node of its own that is Ready", what)}
+		return []finding{foundf(stuck, uid, 1, "machine %s is Running without a Node of its own that is Ready", what)}
 	case pool != nil && pool.Spec.Template.Labels[revisionLabel] != m.Labels[revisionLabel]:
-		return []finding{foundf(stuck, 1, "machine %s is of revision %q, want %q", what,
+		return []finding{foundf(stuck, uid, 1, "machine %s is of revision %q, want %q", what,
 			m.Labels[revisionLabel], pool.Spec.Template.Labels[revisionLabel])}
 	default:
 		return nil
@@ -110,9 +117,44 @@ func (s *state) orphans() []finding {
 	var found []finding
 	for _, uid := range slices.Sorted(maps.Keys(s.instances)) {
 		if instances := s.instances[uid]; s.machines[uid] == nil {
-			found = append(found, foundf(leaked, len(instances), "%d instances of machine %s (%s), which is gone",
+			found = append(found, foundf(leaked, string(uid), len(instances), "%d instances of machine %s (%s), which is gone",
 				len(instances), instances[0].Name, uid))
 		}
 	}
 	return found
+}
+
+// noteForeign notes the Nodes that an earlier world has left in the cluster.
+func (w *world) noteForeign(ctx context.Context) error {
+	var nodes corev1.NodeList
+	if err := w.kube.List(ctx, &nodes); err != nil {
+		return err
+	}
+	w.foreign = map[types.UID]bool{}
+	for i := range nodes.Items {
+		w.foreign[nodes.Items[i].UID] = true
+	}
+	return nil
+}
+
+// remains returns what is left of pools that are gone. A Node counts while it has the
+// finalizer of mcm, which keeps anybody else from removing it, and no Machine that is left
+// tells why.
+func (s *state) remains() []finding {
+	var found []finding
+	left := map[string]bool{}
+	for _, uid := range slices.Sorted(maps.Keys(s.machines)) {
+		m := s.machines[uid]
+		left[m.Name] = true
+		found = append(found, foundf(stuck, string(uid), 1, "machine %s (%s) does not go: %s", m.Name, uid, m.Status.LastOperation.Description))
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
+		node := s.nodes[name]
+		machine := node.Labels[v1alpha1.LabelKeyMachineName]
+		if slices.Contains(node.Finalizers, v1alpha1.FinalizerNameNode) && !left[machine] {
+			found = append(found, foundf(stuck, "node "+name, 1, "Node %s of machine %s, which is gone, is kept by mcm's finalizer, deleted: %t",
+				name, machine, node.DeletionTimestamp != nil))
+		}
+	}
+	return append(found, s.orphans()...)
 }

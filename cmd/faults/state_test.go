@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -49,6 +50,13 @@ func TestFlaws(t *testing.T) {
 		},
 		"too few":  {"they never come", func(s *state) { s.pools["pool"].Spec.Replicas = 3 }, map[string]int{stuck: 2}},
 		"too many": {"they never go", func(s *state) { s.pools["pool"].Spec.Replicas = 0 }, map[string]int{stuck: 1}},
+		"one too many that does not go": {
+			"it is one machine, however one looks at it", func(s *state) {
+				s.machines[uid].DeletionTimestamp = &metav1.Time{Time: testTime}
+				s.pools["pool"].Spec.Replicas = 0
+			},
+			map[string]int{stuck: 1},
+		},
 		"orphans": {
 			"nobody goes by them", func(s *state) { s.instances["gone"] = make([]cloudapi.Instance, 2) },
 			map[string]int{leaked: 2},
@@ -58,7 +66,52 @@ func TestFlaws(t *testing.T) {
 			t.Parallel()
 			s := wholeWorld(uid)
 			tc.spoil(s)
-			if diff := cmp.Diff(tc.want, sums(s.flaws())); diff != "" {
+			if diff := cmp.Diff(tc.want, total(s.flaws()), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", tc.reason, diff)
+			}
+		})
+	}
+}
+
+// TestRemains leaves one thing of a world whose pools are gone.
+func TestRemains(t *testing.T) {
+	t.Parallel()
+	const uid = types.UID("uid")
+	for name, tc := range map[string]struct {
+		reason string
+		left   func(was *state) *state
+		want   map[string]int
+	}{
+		"nothing":   {"all is as it should be", func(*state) *state { return &state{} }, nil},
+		"a machine": {"it was deleted", func(was *state) *state { return &state{machines: was.machines} }, map[string]int{stuck: 1}},
+		"an instance": {
+			"nobody goes by it", func(was *state) *state { return &state{instances: was.instances} },
+			map[string]int{leaked: 1},
+		},
+		"a Node": {
+			"nobody but mcm can let it go", func(was *state) *state { return &state{nodes: was.nodes} },
+			map[string]int{stuck: 1},
+		},
+		"a Node that mcm has let go": {
+			"it is the cloud's controller's to remove", func(was *state) *state {
+				was.nodes["node"].Finalizers = nil
+				return &state{nodes: was.nodes}
+			}, nil,
+		},
+		"all": {"the Node stays with its Machine", func(was *state) *state { return was }, map[string]int{stuck: 1}},
+		"several Nodes": {
+			"each counts", func(was *state) *state {
+				return &state{nodes: map[string]*corev1.Node{"node": was.nodes["node"], "other": was.nodes["node"]}}
+			}, map[string]int{stuck: 2},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			was := wholeWorld(uid)
+			was.machines[uid].Name = "machine"
+			was.nodes["node"].Labels = map[string]string{v1alpha1.LabelKeyMachineName: "machine"}
+			was.nodes["node"].Finalizers = []string{v1alpha1.FinalizerNameNode}
+			if diff := cmp.Diff(tc.want, total(tc.left(was).remains()), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", tc.reason, diff)
 			}
 		})

@@ -37,26 +37,33 @@ func TestVerdict(t *testing.T) {
 			reason: "the other bus has enough for both", spoil: func(c, e *tally) { c.lifecycles, e.lifecycles = 20, 4 },
 			want: "bus embedded: 4 lifecycles of the 5 asked for",
 		},
+		"unseen": {
+			reason: "nobody knows whether they were lost or left behind", spoil: func(c, _ *tally) { c.machines, c.unseen = 40, 3 },
+			want: "bus cluster: only the cloud saw 3 of 40 machines",
+		},
+		"hardly unseen": {reason: "one of 20 is let pass", spoil: func(c, _ *tally) { c.machines, c.unseen = 40, 2 }},
+		"one unseen":    {reason: "one may always be missed", spoil: func(c, _ *tally) { c.machines, c.unseen = 5, 1 }},
 		"crashed": {
 			reason: "it was started again, which hides it", spoil: func(c, _ *tally) { c.crash(errors.New("mcm-1 ended: panic")) },
 			want: "1 processes have crashed", damaged: true,
 		},
 		"leaked": {
-			reason: "one is enough", spoil: func(c, _ *tally) { c.find(foundf(leaked, 1, "machine")) },
+			reason: "one is enough", spoil: func(c, _ *tally) { c.find(foundf(leaked, "uid", 1, "machine")) },
 			want: errDamaged.Error(), damaged: true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			tallies := []*tally{newTally("cluster", 5, 1), newTally("embedded", 5, 1)}
-			tallies[0].expect(kinds)
-			tallies[1].expect(kinds[:1])
+			tallies[0].expect(kinds, nil)
+			tallies[1].expect(kinds[:1], kinds[1:])
 			for _, one := range tallies {
 				one.lifecycles = 5
 				for _, k := range one.kinds {
 					one.count(k, true)
 				}
 			}
+			tallies[0].surplus = 3
 			tc.spoil(tallies[0], tallies[1])
 			var out bytes.Buffer
 			wanted := kinds
@@ -78,6 +85,12 @@ func TestVerdict(t *testing.T) {
 			if !slices.Contains(lines, "cluster: fault cut              1, missed 0") {
 				t.Errorf("faults are not told by bus:\n%s", out.String())
 			}
+			if !slices.Contains(lines, "embedded: not on this bus: cut") || strings.Contains(out.String(), "cluster: not on this bus") {
+				t.Errorf("it is not told which faults a bus cannot have:\n%s", out.String())
+			}
+			if !slices.Contains(lines, "cluster: surplus of none, collected: 3") {
+				t.Errorf("what none is allowed is not told:\n%s", out.String())
+			}
 		})
 	}
 }
@@ -92,11 +105,11 @@ func TestSought(t *testing.T) {
 	}{
 		"nothing":      {func(*tally) {}, 2},
 		"crashed":      {func(one *tally) { one.crash(errors.New("mcm-1 ended: panic")) }, 2},
-		"lost":         {func(one *tally) { one.find(foundf(lost, 1, "machine")) }, 2},
-		"stuck":        {func(one *tally) { one.find(foundf(stuck, 1, "machine")) }, 2},
-		"doubled":      {func(one *tally) { one.find(foundf(doubled, 1, "machine")) }, 1},
-		"leaked":       {func(one *tally) { one.find(foundf(leaked, 1, "machine")) }, 1},
-		"and too few":  {func(one *tally) { one.find(foundf(leaked, 1, "machine")); one.asked++ }, 1},
+		"lost":         {func(one *tally) { one.find(foundf(lost, "uid", 1, "machine")) }, 2},
+		"stuck":        {func(one *tally) { one.find(foundf(stuck, "uid", 1, "machine")) }, 2},
+		"doubled":      {func(one *tally) { one.find(foundf(doubled, "uid", 1, "machine")) }, 1},
+		"leaked":       {func(one *tally) { one.find(foundf(leaked, "uid", 1, "machine")) }, 1},
+		"and too few":  {func(one *tally) { one.find(foundf(leaked, "uid", 1, "machine")); one.asked++ }, 1},
 		"too few only": {func(one *tally) { one.asked++ }, 2},
 	} {
 		t.Run(name, func(t *testing.T) {

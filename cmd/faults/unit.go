@@ -22,13 +22,15 @@ const restartDelay = 500 * time.Millisecond
 // A target is what one fault at a time can hit.
 type target struct {
 	name string
-	one  sync.Mutex // held by the fault at work
-	unit *unit
-	link *stack.Link
-	back *stack.Link // the same from the other side, where either may connect
-	// lossless: what was sent must not arrive long after its sender gave it up. No
+	// identity is what tells the creates of a driver apart; empty for what is no driver.
+	identity string
+	busy     sync.Mutex // held by the fault at work
+	unit     *unit
+	link     *stack.Link
+	back     *stack.Link // the same from the other side, where either may connect
+	// noLateArrivals: what was sent must not arrive long after its sender gave it up. No
 	// driver contract could make up for that.
-	lossless bool
+	noLateArrivals bool
 }
 
 // each does something to the target's links.

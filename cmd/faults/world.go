@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -45,13 +46,16 @@ type world struct {
 	tap     *stack.Tap
 	tally   *tally
 	witness *witness
+	foreign map[types.UID]bool // Nodes that are none of this world's
+	// patience is how long a wait of the judge may take.
+	patience time.Duration
 
 	api        *target
 	lead       *target            // the manager that leads, whichever it is
 	knobs      map[string]*target // of the cloud
 	managers   []*stack.Manager
 	managerSet []*target
-	driverSet  []*target          // as identities, so many of each
+	driverSet  []*target
 	cloudLinks map[string]*target // by identity
 	serverSet  []*target
 	links      map[string][]*target // by what they are between
@@ -64,7 +68,7 @@ type world struct {
 func runWorld(ctx context.Context, o *options, out io.Writer, cluster *stack.DevCluster, tally *tally) (err error) {
 	kind := tally.bus
 	w := &world{
-		options: o, kind: kind, name: "faults-" + kind, cluster: cluster, tally: tally,
+		options: o, kind: kind, name: "faults-" + kind, cluster: cluster, tally: tally, patience: healLimit,
 		api: &target{name: "the API server"}, lead: &target{name: "the mcm that leads"}, knobs: map[string]*target{},
 		cloudLinks: map[string]*target{}, links: map[string][]*target{},
 	}
@@ -109,6 +113,9 @@ func (w *world) start(ctx context.Context) (err error) {
 		return err
 	}
 	if err := w.kube.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.name}}); err != nil {
+		return err
+	}
+	if err := w.noteForeign(ctx); err != nil {
 		return err
 	}
 	if w.cloud, err = w.site.StartCloud(ctx, "virtual-cloud", w.cluster.Kubeconfig,
@@ -194,7 +201,7 @@ func (w *world) startDrivers(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		t := &target{name: "the link of the drivers of " + identity + " to the cloud", link: link, lossless: true}
+		t := &target{name: "the link of the drivers of " + identity + " to the cloud", link: link, noLateArrivals: true}
 		w.cloudLinks[identity] = t
 		w.add("driver-cloud", t)
 		for i := range replicas {
@@ -210,7 +217,7 @@ func (w *world) startDrivers(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			w.driverSet = append(w.driverSet, &target{name: name, unit: w.unit(d.Process)})
+			w.driverSet = append(w.driverSet, &target{name: name, identity: identity, unit: w.unit(d.Process)})
 		}
 	}
 	return nil

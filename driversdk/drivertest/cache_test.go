@@ -31,11 +31,21 @@ func (r *replica) cacheOf(cluster string) *cache {
 }
 
 func (r *replica) onChanged(m *nats.Msg) {
+	env, err := bus.Decode(m.Data, "")
+	if err != nil {
+		r.t.Error(err)
+
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.fault != "CHANGED-1" {
-		c := r.cacheOf(clusterOf(m))
-		c.class, c.secrets = nil, map[string]*driverv1.SecretContent{}
+	c := r.cacheOf(clusterOf(m))
+	switch kind := env.GetChanged().GetKind(); {
+	case r.fault == "CHANGED-1", r.fault == "CHANGED-1/secret" && kind == driverv1.Changed_KIND_SECRET:
+	case kind == driverv1.Changed_KIND_SECRET:
+		delete(c.secrets, env.GetChanged().GetReference().GetName())
+	default:
+		c.class = nil
 	}
 }
 
@@ -58,7 +68,7 @@ func (r *replica) fetch(cluster string, ref *driverv1.ClassReference) (*driverv1
 		}
 		class = env.GetFetchedClass().GetClass()
 	}
-	if ref.GetSecret() != nil && (secret == nil || !same(secret.GetReference(), ref.GetSecret())) {
+	if ref.GetSecret() != nil && (secret == nil || r.fault != "REF-1/secret" && !same(secret.GetReference(), ref.GetSecret())) {
 		var err error
 		if secret, err = r.fetchSecret(cluster, ref); err != nil {
 			return nil, nil, err
@@ -99,6 +109,21 @@ func (r *replica) fetchSecret(cluster string, ref *driverv1.ClassReference) (*dr
 	}
 
 	return secret, nil
+}
+
+// fetchBootstrap asks the manager for the values that go into user data.
+func (r *replica) fetchBootstrap(o *op, m *driverv1.Machine) error {
+	env, err := r.ask(o.cluster, "bootstrap", &driverv1.Envelope{Body: &driverv1.Envelope_FetchBootstrap{
+		FetchBootstrap: &driverv1.FetchBootstrapRequest{
+			OperationId: o.env.GetOperationId(), Namespace: m.GetNamespace(), Machine: m.GetName(), MachineUid: m.GetUid(),
+			Recipient: r.key.Public(), Nonce: []byte(nuid.Next()),
+		},
+	}})
+	if err != nil {
+		return err
+	}
+
+	return bus.ErrorOf(env.GetFetchedBootstrap().GetStatus())
 }
 
 func (r *replica) ask(cluster, what string, env *driverv1.Envelope) (*driverv1.Envelope, error) {

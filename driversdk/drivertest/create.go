@@ -325,17 +325,21 @@ func checkDeleteAbsent(ctx context.Context, s *suite) error {
 	return nil
 }
 
+// checkDeleteFinds deletes an instance by its machine's name and uid, and one by its
+// provider id alone: a machine that was made anew has another uid than its instance
+// says, and an instance that belongs to no machine may say none.
 func checkDeleteFinds(ctx context.Context, s *suite) error {
 	for _, named := range []bool{false, true} {
 		m, _, providerID, err := s.first(ctx)
 		if err != nil {
 			return err
 		}
-		how := "by name and uid"
+		by, how := m, "by name and uid"
 		if named {
-			m.ProviderId, how = providerID, "by provider id"
+			by, how = s.newMachine(), "by provider id, for a machine of another name and uid"
+			by.ProviderId = providerID
 		}
-		if err := s.remove(ctx, m); err != nil {
+		if err := s.remove(ctx, by); err != nil {
 			return fmt.Errorf("%s: %w", how, err)
 		}
 		if err := s.gone(ctx, m); err != nil {

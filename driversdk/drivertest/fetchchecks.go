@@ -11,52 +11,124 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// checkVersions names another version of the class than the driver has.
+// kept is of what the driver may hold a version that has become old.
+type kept struct {
+	what string
+	kind driverv1.Changed_Kind
+	// use takes the newest version; it may be called again and again.
+	use func(context.Context) error
+}
+
+// keeps returns what the driver asks for, of class and secret.
+func (s *suite) keeps(ctx context.Context) ([]kept, error) {
+	m, id, _, err := s.first(ctx)
+	if err != nil {
+		return nil, err
+	}
+	list := func(ctx context.Context) error {
+		_, err := s.list(ctx)
+
+		return err
+	}
+	if err := list(ctx); err != nil {
+		return nil, err
+	}
+	// Not every driver needs the secret to list.
+	both := func(ctx context.Context) error {
+		if err := list(ctx); err != nil {
+			return err
+		}
+		result, err := s.run(ctx, m, id, s.createBody(m))
+		if err == nil {
+			_, err = createdOf(result)
+		}
+		id = m.operation(create)
+
+		return err
+	}
+	var found []kept
+	for _, k := range []kept{{whatClass, driverv1.Changed_KIND_CLASS, list}, {whatSecret, driverv1.Changed_KIND_SECRET, both}} {
+		if s.fetches.count(k.what) > 0 {
+			found = append(found, k)
+		}
+	}
+	if len(found) == 0 {
+		err = skipf("the driver asks for no class")
+	}
+
+	return found, err
+}
+
+// asksAgain tells whether the driver has asked for something since, or does so to make
+// another instance, for which it needs all there is.
+func (s *suite) asksAgain(ctx context.Context, what string, before int) (bool, error) {
+	if s.fetches.count(what) > before || what == whatClass {
+		return s.fetches.count(what) > before, nil
+	}
+	_, _, _, err := s.first(ctx)
+
+	return s.fetches.count(what) > before, err
+}
+
+// checkVersions names other versions of class and secret than the driver has.
 func checkVersions(ctx context.Context, s *suite) error {
+	found, err := s.keeps(ctx)
+	if err != nil {
+		return err
+	}
 	for range s.cfg.Repeat {
-		if _, err := s.list(ctx); err != nil {
-			return err
-		}
-		before := s.fetches.count(whatClass)
-		if before == 0 {
-			return skipf("the driver does not ask for classes")
-		}
-		s.fetches.touch()
-		if _, err := s.list(ctx); err != nil {
-			return err
-		}
-		if s.fetches.count(whatClass) == before {
-			return errors.New("a request named another version of the class than the driver has, and it did not ask for it")
+		for _, k := range found {
+			before := s.fetches.count(k.what)
+			s.fetches.touch()
+			if err := k.use(ctx); err != nil {
+				return err
+			}
+			asked, err := s.asksAgain(ctx, k.what, before)
+			if err != nil {
+				return err
+			}
+			if !asked {
+				return fmt.Errorf("a request named another version of the %s than the driver has, and it did not ask for it", k.what)
+			}
 		}
 	}
 
 	return nil
 }
 
+// checkChanged gives word that class and secret have changed, under the versions that
+// the driver has.
 func checkChanged(ctx context.Context, s *suite) error {
-	if _, err := s.list(ctx); err != nil {
+	found, err := s.keeps(ctx)
+	if err != nil {
 		return err
-	}
-	before := s.fetches.count(whatClass)
-	if before == 0 {
-		return skipf("the driver does not ask for classes")
 	}
 	announcer, err := bus.NewAnnouncer(s.conn, s.cfg.Cluster)
 	if err != nil {
 		return err
 	}
-	if err := announcer.Changed(s.cfg.Provider, &driverv1.Changed{
-		Kind: driverv1.Changed_KIND_CLASS, Reference: s.fetches.refs().GetClass(),
-	}); err != nil {
-		return err
-	}
-	// Notices and requests come on different subjects, in any order.
-	if s.eventually(ctx, "the class is asked for", func() (bool, error) {
-		_, err := s.list(ctx)
+	for _, k := range found {
+		before := s.fetches.count(k.what)
+		for _, ref := range s.fetches.named(k.what) {
+			if err := announcer.Changed(s.cfg.Provider, &driverv1.Changed{Kind: k.kind, Reference: ref}); err != nil {
+				return err
+			}
+		}
+		// Notices and requests come on different subjects, in any order.
+		if s.eventually(ctx, "it is asked for", func() (bool, error) {
+			err := k.use(ctx)
 
-		return s.fetches.count(whatClass) > before, err
-	}) != nil {
-		return errors.New("after word that a class has changed, the driver still uses the one that it had")
+			return s.fetches.count(k.what) > before, err
+		}) == nil {
+			continue
+		}
+		asked, err := s.asksAgain(ctx, k.what, before)
+		if err != nil {
+			return err
+		}
+		if !asked {
+			return fmt.Errorf("after word that a %s has changed, the driver still uses the one that it had", k.what)
+		}
 	}
 
 	return nil
@@ -148,10 +220,14 @@ var ofInstances = []driverv1.Code{
 // secret, or the values for its user data. The machine has one instance.
 func (s *suite) passedOn(ctx context.Context, m *machine) error {
 	absent := s.newMachine()
+	fresh := s.newMachine() // its user data needs values
 	for _, ask := range []struct {
 		what string
 		do   func() (*driverv1.Result, error)
 	}{
+		{"create of a new machine", func() (*driverv1.Result, error) {
+			return s.run(ctx, fresh, fresh.operation(create), s.createBody(fresh))
+		}},
 		{"create", func() (*driverv1.Result, error) { return s.run(ctx, m, m.operation(create), s.createBody(m)) }},
 		{"status", func() (*driverv1.Result, error) { return s.read(ctx, m.GetName(), s.statusBody(m)) }},
 		{"list", func() (*driverv1.Result, error) { return s.read(ctx, s.cfg.Class.Name, s.listBody()) }},

@@ -109,6 +109,22 @@ func (f *fetches) ref(r Reference, kind string) *driverv1.ObjectReference {
 	}
 }
 
+// named are the references of a kind that requests name.
+func (f *fetches) named(what string) []*driverv1.ObjectReference {
+	refs := f.refs()
+	if what == whatClass {
+		return []*driverv1.ObjectReference{refs.GetClass()}
+	}
+	var named []*driverv1.ObjectReference
+	for _, ref := range []*driverv1.ObjectReference{refs.GetSecret(), refs.GetCredentialsSecret()} {
+		if ref != nil {
+			named = append(named, ref)
+		}
+	}
+
+	return named
+}
+
 // touch gives class and secrets a new version, so that a driver has to fetch them.
 func (f *fetches) touch() {
 	f.mu.Lock()

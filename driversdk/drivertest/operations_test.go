@@ -75,12 +75,13 @@ func (r *replica) checkClass(cluster string, ref *driverv1.ClassReference) *driv
 	return resultOf(driverv1.Code_CODE_INVALID_ARGUMENT, "size: want text")
 }
 
-// refusedFetch is the end of an operation whose class or secret was refused.
+// refusedFetch is the end of an operation for which something was refused.
 func (r *replica) refusedFetch(st *driverv1.Status) *driverv1.Result {
-	secret := strings.HasSuffix(st.GetMessage(), whatSecret)
+	what, some := strings.CutPrefix(string(r.fault), "FETCH-5/")
+	told := r.fault == "FETCH-5" || some && strings.HasSuffix(st.GetMessage(), what)
 	switch st.GetCode() {
 	case driverv1.Code_CODE_NOT_FOUND, driverv1.Code_CODE_OUT_OF_RANGE, driverv1.Code_CODE_UNINITIALIZED:
-		if r.fault != "FETCH-5" && (r.fault != "FETCH-5/secret" || !secret) {
+		if !told {
 			st.Code = driverv1.Code_CODE_FAILED_PRECONDITION // it is no word on an instance
 		}
 	default:
@@ -111,6 +112,9 @@ func (r *replica) create(m *driverv1.Machine, o *op) *driverv1.Result {
 		case taken && i.GetMachineUid() != m.GetUid() && r.fault != "IDENTITY-2":
 			refused = true
 		}
+	}
+	if err := r.fetchBootstrap(o, m); err != nil {
+		return r.refusedFetch(bus.StatusOf(err))
 	}
 	r.tell(o)
 	if !r.begin(o) {
@@ -158,7 +162,8 @@ func (r *replica) initialize(m *driverv1.Machine, o *op) *driverv1.Result {
 
 func (r *replica) remove(m *driverv1.Machine, o *op) *driverv1.Result {
 	found := r.cloud.find(o.cluster, func(i *instance) bool {
-		return i.GetMachineUid() == m.GetUid() && r.fault != "DELETE-2" || i.GetProviderId() == m.GetProviderId()
+		return i.GetMachineUid() == m.GetUid() && r.fault != "DELETE-2" ||
+			i.GetProviderId() == m.GetProviderId() && r.fault != "DELETE-2/id"
 	})
 	for _, i := range found {
 		if r.fault != "DELETE-3" {

@@ -160,10 +160,19 @@ func TestDriver_DeleteByProviderID(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	orphan := w.request("m1", "delete.0")
-	orphan.Machine.UID, orphan.Machine.ProviderID = "", made.ProviderID // as orphan collection asks
-	if err := d.Delete(t.Context(), orphan); err != nil || w.live() != 0 {
+	anew := w.request("m1", "delete.0")
+	anew.Machine.UID, anew.Machine.ProviderID = "uid-of-m1-made-anew", made.ProviderID
+	if found, err := d.Get(t.Context(), anew); found == nil || found.ProviderID != made.ProviderID {
+		t.Errorf("get by provider id: %v, %v", found, err)
+	}
+	if err := d.Delete(t.Context(), anew); err != nil || w.live() != 0 {
 		t.Errorf("delete by provider id: %v, %d left", err, w.live())
+	}
+	untagged := w.plant("m2", map[string]string{tagCluster: "east", tagClass: "ns/small"})
+	orphan := w.request("m2", "delete.0")
+	orphan.Machine.UID, orphan.Machine.ProviderID = "orphan-2", untagged.ProviderID // as orphan collection asks
+	if err := d.Delete(t.Context(), orphan); err != nil || w.live() != 0 {
+		t.Errorf("delete an instance that says no uid: %v, %d left", err, w.live())
 	}
 	orphan.Machine.ProviderID = "aws:///eu/i-1"
 	if err := d.Delete(t.Context(), orphan); driversdk.CodeOf(err) != driversdk.InvalidArgument {

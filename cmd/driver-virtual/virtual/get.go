@@ -44,6 +44,9 @@ func find(ctx context.Context, cloud *cloudapi.Client, req *driversdk.Request[Sp
 	}
 }
 
+// byProviderID finds the instance that the machine says it has, whatever uid that
+// says: a machine that was made anew has another one, and somebody may have removed
+// the tag.
 func byProviderID(ctx context.Context, cloud *cloudapi.Client, req *driversdk.Request[Spec]) (*cloudapi.Instance, error) {
 	id, err := idOf(req.Machine.ProviderID)
 	if err != nil {
@@ -53,8 +56,8 @@ func byProviderID(ctx context.Context, cloud *cloudapi.Client, req *driversdk.Re
 	switch {
 	case err != nil:
 		return nil, coded(err)
-	case !mine(req, found):
-		return nil, driversdk.Errorf(driversdk.NotFound, "instance %s belongs to another machine", id)
+	case !here(req, found):
+		return nil, driversdk.Errorf(driversdk.NotFound, "instance %s belongs to another control plane", id)
 	default:
 		return found, nil
 	}

@@ -36,11 +36,14 @@ func tags(req *driversdk.Request[Spec]) map[string]string {
 
 func classTag(class *driversdk.Class[Spec]) string { return class.Namespace + "/" + class.Name }
 
-// mine tells whether an instance belongs to the request's machine. A machine
-// without a uid is one that the manager knows by its provider id only: then the
-// control plane must be the same.
+// here tells whether an instance belongs to the request's control plane.
+func here(req *driversdk.Request[Spec], i *cloudapi.Instance) bool {
+	return i.Tags[tagCluster] == req.Cluster
+}
+
+// mine tells whether an instance was made for the request's machine.
 func mine(req *driversdk.Request[Spec], i *cloudapi.Instance) bool {
-	return i.Tags[tagCluster] == req.Cluster && (req.Machine.UID == "" || i.Tags[tagUID] == req.Machine.UID)
+	return here(req, i) && req.Machine.UID != "" && i.Tags[tagUID] == req.Machine.UID
 }
 
 // owned returns all instances of the request's machine, oldest first.

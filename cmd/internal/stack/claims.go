@@ -17,10 +17,9 @@ import (
 // does not answer at all.
 const claimsLimit = 5 * time.Second
 
-// HeldClaims returns which machines of these providers are claimed, by whom and for
-// what. What has ended leaves its outcome in the claim's place, which goes by its
-// age and is not told.
-func HeldClaims(ctx context.Context, natsURL, cluster string, providers ...string) ([]string, error) {
+// HeldClaims returns the claims to machines of these providers. What has ended leaves
+// its outcome in the claim's place, which goes by its age and is not told.
+func HeldClaims(ctx context.Context, natsURL, cluster string, providers ...string) ([]*driverv1.Claim, error) {
 	ctx, cancel := context.WithTimeout(ctx, claimsLimit)
 	defer cancel()
 	nc, err := nats.Connect(natsURL, nats.Name("machinebus claims"))
@@ -32,7 +31,7 @@ func HeldClaims(ctx context.Context, natsURL, cluster string, providers ...strin
 	if err != nil {
 		return nil, err
 	}
-	var held []string
+	var held []*driverv1.Claim
 	for _, provider := range providers {
 		stream, err := js.Stream(ctx, bus.StreamName(cluster, provider))
 		if err != nil {
@@ -48,7 +47,7 @@ func HeldClaims(ctx context.Context, natsURL, cluster string, providers ...strin
 				return nil, err
 			}
 			if c != nil && c.GetState() != driverv1.Claim_STATE_SETTLED {
-				held = append(held, fmt.Sprintf("%s %s %s by %s", c.GetName(), c.GetOperationId(), c.GetState(), c.GetReplica()))
+				held = append(held, c)
 			}
 		}
 	}

@@ -12,7 +12,7 @@ import (
 type NodeOptions struct {
 	// Name of the process.
 	Name string
-	// Dir is the folder with its driver.mjs and installed packages.
+	// Dir is the folder with its driver.mjs, the files beside it and installed packages.
 	Dir string
 	// NATSURL is where the bus is, Cluster the control plane to serve.
 	NATSURL, Cluster string

@@ -89,7 +89,8 @@ function call(c, task, method, path, body) {
     async (response) => {
       const answer = await response.json().catch(() => ({}));
       const seconds = parseInt(response.headers.get("retry-after")), retryAfter = seconds > 0 ? { seconds } : undefined;
-      if (!response.ok) throw Object.assign(failure(codes[response.status] ?? "INTERNAL", answer.error?.message ?? `HTTP ${response.status}`, method !== "GET" && response.status >= 500), { retryAfter });
+      const code = (answer.error && codes[response.status]) ?? "INTERNAL"; // a proxy's 404 says nothing of instances
+      if (!response.ok) throw Object.assign(failure(code, answer.error?.message ?? `HTTP ${response.status}`, method !== "GET" && response.status >= 500), { retryAfter });
       return answer;
     },
     (e) => { throw failure("UNAVAILABLE", `${method} ${path}: ${e.message}`, method !== "GET"); },
@@ -97,8 +98,17 @@ function call(c, task, method, path, body) {
 }
 
 const tag = (name, value) => "tag=" + encodeURIComponent(`machinebus.io/${name}=${value}`);
-const instanceOf = (i) => ({ providerId: i.providerID, nodeName: i.nodeName, addresses: i.addresses, machineName: i.name, machineUid: i.tags["machinebus.io/machine-uid"] });
+const instanceOf = (i) => ({ providerId: i.providerID, nodeName: i.nodeName, addresses: i.addresses, machineName: i.name, machineUid: i.tags?.["machinebus.io/machine-uid"] });
 const ours = async (c, task, ...tags) => (await call(c, task, "GET", "/v1/instances?" + [tag("cluster", CLUSTER), ...tags].join("&"))).instances ?? [];
+
+// instancesOf finds the one that the machine says it has, else those that carry its uid [DELETE-2].
+async function instancesOf(c, task, { uid, providerId }) {
+  if (!providerId) return ours(c, task, tag("machine-uid", uid));
+  const [, id] = /^virtual:\/\/\/[^/]+\/([^/]+)$/.exec(providerId) ?? [];
+  if (!id) throw failure("INVALID_ARGUMENT", `provider id ${providerId} is none of this cloud's`);
+  const found = await call(c, task, "GET", "/v1/instances/" + id).catch((e) => { if (e.code !== Code.CODE_NOT_FOUND) throw e; });
+  return found?.tags?.["machinebus.io/cluster"] === CLUSTER ? [found] : [];
+}
 
 const operations = {
   async create({ machine, class: reference }, task) {
@@ -116,12 +126,12 @@ const operations = {
   },
   async delete({ machine, class: reference }, task) {
     const c = await classOf(reference);
-    for (const { id } of await ours(c, task, tag("machine-uid", machine.uid)))
+    for (const { id } of await instancesOf(c, task, machine))
       await call(c, task, "DELETE", "/v1/instances/" + id).catch((e) => { if (e.code !== Code.CODE_NOT_FOUND) throw e; });
     return { delete: {} };
   },
   async status({ machine, class: reference }, task) {
-    const list = await ours(await classOf(reference), task, tag("machine-uid", machine.uid));
+    const list = await instancesOf(await classOf(reference), task, machine);
     if (list.length !== 1) throw failure(list.length ? "OUT_OF_RANGE" : "NOT_FOUND", `${list.length} instances`);
     return { instanceStatus: { instance: instanceOf(list[0]) } };
   },
@@ -136,5 +146,6 @@ const seal = (content) => (pin ? { sender: recipient, box: key.seal(bytes("Seale
 
 const replica = new Replica(wire, { cluster: CLUSTER, provider: PROVIDER, createIdentity: 1, operations, seal });
 replica.start();
+await wire.nc.flush();
 console.log("serving as", replica.id);
 process.once("SIGTERM", () => replica.stop().then(() => process.exit(0)));

@@ -1,10 +1,10 @@
-// A replica: the protocol of PROTOCOL.md, section 6, with nothing of any cloud in it. Left out: requests in JSON, which mcm
-// does not send, and discovery.
+// A replica: the protocol of PROTOCOL.md, section 6, with nothing of any cloud in it. Left out: discovery.
 import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
 import { Lease, now } from "./lease.mjs";
 import { Code, OperationNumbers, decode, decodeJSON, encode, encodeJSON, headersOfJSON, inJSON, millis, timestamp } from "./wire.mjs";
 
+const LAST_WORDS = 2000; // for what is not stored or acknowledged when the replica stops
 const MUTATIONS = ["create", "initialize", "delete"];
 const numberOf = (op) => OperationNumbers["OPERATION_" + op.toUpperCase()];
 const failure = (code, message, outcomeUnknown = false) => ({ status: { code: Code["CODE_" + code], message }, outcomeUnknown, noEffect: outcomeUnknown });
@@ -19,6 +19,7 @@ export class Replica {
   leader = null;
   held = new Map(); // mutations that run or whose result is kept, by operation id
   machines = new Map(); // running mutations by machine uid
+  unstored = new Set(); // mutations that have ended, and whose claims do not say so yet
   reads = 0;
   denied = new Map();
   draining = false;
@@ -43,17 +44,24 @@ export class Replica {
     this.renew();
   }
 
-  // stop drains: what runs may finish. [6.7]
+  // stop drains: what runs may finish, and what came of it be stored or acknowledged. [6.7]
   async stop() {
     this.draining = true;
     this.renew();
     await this.requests.drain();
     await Promise.all([...this.held.values()].map((h) => h.done));
+    const until = performance.now() + LAST_WORDS;
+    while (this.owes() && performance.now() < until) await new Promise((resolve) => setTimeout(resolve, 20));
     clearInterval(this.beat);
     clearInterval(this.store);
     this.lease.end();
     this.renew(true);
     await this.wire.nc.drain();
+  }
+
+  // owes tells that what came of an operation is neither in the stream nor, where nothing claims, known to mcm.
+  owes() {
+    return this.unstored.size > 0 || [...this.held.values()].some((h) => h.result && !h.claimed);
   }
 
   // ---- sessions and the lease
@@ -248,6 +256,7 @@ export class Replica {
 
   async storeOutcome(h) { // [CLAIM-5]
     h.storing = true;
+    this.unstored.add(h);
     const { status, outcomeUnknown } = h.result, payload = h.result[h.op], instance = payload?.instance;
     const outcome = outcomeUnknown ? undefined : {
       code: status.code, retryAfter: status.retryAfter, providerId: instance?.providerId, nodeName: instance?.nodeName, addresses: instance?.addresses,
@@ -258,6 +267,7 @@ export class Replica {
     const counted = this.counts(h);
     h.stored = !!answer.seq || (!!answer.conflict && answer.there !== null); // else the conflict is with a write that may yet be lost
     h.storing = false;
+    if (h.stored) this.unstored.delete(h);
     if (!counted && answer.seq) this.send(h, { result: h.result }); // it was waited for
     if (h.rivalled && h.stored && !answer.seq && this.held.get(h.id) === h) this.held.delete(h.id); // the other attempt counts
     if (h.known) this.onAck(h);
@@ -273,11 +283,13 @@ export class Replica {
   // forget bounds what is kept for an mcm that never acknowledges [RESULT-2].
   forget() {
     const settled = [...this.held.values()].filter((h) => h.result).sort((a, b) => a.ended - b.ended);
-    for (const [n, h] of settled.entries()) if (settled.length - n > 2048 || Date.now() - h.ended > 24 * 3600e3) this.held.delete(h.id);
+    const old = (h) => Date.now() - h.ended > 24 * 3600e3;
+    for (const [n, h] of settled.entries()) if (settled.length - n > 2048 || old(h)) this.held.delete(h.id);
+    for (const h of this.unstored) if (old(h)) this.unstored.delete(h);
   }
 
   storeAgain() {
-    for (const h of this.held.values()) if (h.claimed && h.result && !h.stored && !h.storing) this.storeOutcome(h);
+    for (const h of this.unstored) if (!h.storing) this.storeOutcome(h);
   }
 
   // ---- control

@@ -100,10 +100,10 @@ func (s *scaler) start(ctx context.Context) error {
 	return err
 }
 
-// template asks for a group's template, which need not have one.
+// template asks for a group's template: one that is listed has one, or nobody scales up.
 func (s *scaler) template(ctx context.Context, group string) error {
 	template, err := s.NodeGroupTemplateNodeInfo(ctx, &externalgrpc.NodeGroupTemplateNodeInfoRequest{Id: group})
-	if status.Code(err) != codes.Unimplemented && (err != nil || !sameNode(template)) {
+	if err != nil || !sameNode(template) {
 		return fmt.Errorf("template of %s: %v, %w", group, template, err)
 	}
 	return nil

@@ -2,6 +2,7 @@ package autoscaler
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -22,6 +23,9 @@ const annotationKeyFakeNode = "k8s.io/cluster-autoscaler/fake-node-reason"
 // not go. Of a node that is going or gone already nothing is left to do, and that is
 // a success: the cluster-autoscaler asks again and again. What never joined and is
 // preserved is left out, so that it does not keep what is asked for together with it.
+// Of nodes that all never joined as many go as the minimum lets: the
+// cluster-autoscaler asks for those that failed without a look at it, and would wait
+// for them as for nodes to come.
 func (s *Server) NodeGroupDeleteNodes(
 	ctx context.Context, req *externalgrpc.NodeGroupDeleteNodesRequest,
 ) (*externalgrpc.NodeGroupDeleteNodesResponse, error) {
@@ -37,6 +41,9 @@ func (s *Server) NodeGroupDeleteNodes(
 			return false, preservedStatus(spared)
 		case len(victims) == 0:
 			return false, nil
+		}
+		if room := int(d.Spec.Replicas - g.min); 0 < room && room < len(victims) && areFake(req.GetNodes()) {
+			victims = victims[:room]
 		}
 		if left := int64(d.Spec.Replicas) - int64(len(victims)); left < int64(g.min) {
 			return false, status.Errorf(codes.FailedPrecondition, "node group %s has %d nodes: %d fewer would be less than its minimum of %d",
@@ -135,12 +142,18 @@ func (s *Server) mustBeGone(ctx context.Context, group string, node *externalgrp
 }
 
 // mayGo tells why a machine that has joined must not go now, or one that somebody
-// wants to look at.
+// wants to look at. One that has not stays during an update as long as there are more
+// than the replicas: those are what runs, and to lower them would end one of it.
 func (s *Server) mayGo(ctx context.Context, g *group, m *machine, node *externalgrpc.ExternalGrpcNode) error {
 	if s.spared(g, m.Machine, m.node) {
 		return preservedStatus(m.Name)
 	}
 	if isFake(node) {
+		if staying := g.staying(); rolling(g.deployment) && staying > int(g.deployment.Spec.Replicas) {
+			return status.Errorf(codes.FailedPrecondition, "node group %s is being updated, and has %d machines for %d nodes: "+
+				"to give up machine %s would cost one that runs", g.id, staying, g.deployment.Spec.Replicas, m.Name)
+		}
+
 		return s.mustNotHaveJoined(ctx, m)
 	}
 	if m.node == nil {
@@ -169,6 +182,10 @@ func isFake(node *externalgrpc.ExternalGrpcNode) bool {
 	return ok || strings.HasPrefix(node.GetProviderID(), placeholderPrefix) || strings.HasPrefix(node.GetName(), placeholderPrefix)
 }
 
+func areFake(nodes []*externalgrpc.ExternalGrpcNode) bool {
+	return !slices.ContainsFunc(nodes, func(n *externalgrpc.ExternalGrpcNode) bool { return !isFake(n) })
+}
+
 // mustNotHaveJoined keeps a running node from going as one that never came: the
 // cluster-autoscaler's list of instances may be two minutes old.
 func (s *Server) mustNotHaveJoined(ctx context.Context, m *machine) error {
@@ -184,6 +201,18 @@ func (s *Server) mustNotHaveJoined(ctx context.Context, m *machine) error {
 	}
 
 	return nil
+}
+
+// staying counts the machines that are not going.
+func (g *group) staying() int {
+	n := 0
+	for _, m := range g.machines {
+		if !g.going(m.Machine) {
+			n++
+		}
+	}
+
+	return n
 }
 
 // rolling tells that machines of an old template are being replaced: what to

@@ -27,7 +27,8 @@ const (
 
 // NodeGroupGetOptions returns the settings of a group that has some. Without, it is
 // Unimplemented: any answer, also one that only repeats the defaults, sets to zero
-// what the contract has no field for.
+// what the contract has no field for. Before 1.29 that was the time that nodes have to
+// come, and those that were on their way would be deleted.
 func (s *Server) NodeGroupGetOptions(
 	ctx context.Context, req *externalgrpc.NodeGroupAutoscalingOptionsRequest,
 ) (*externalgrpc.NodeGroupAutoscalingOptionsResponse, error) {
@@ -45,17 +46,18 @@ func (s *Server) NodeGroupGetOptions(
 		}
 		own = g.options
 	}
-	if own == (dispatch.NodeGroupOptions{}) || req.GetDefaults() == nil {
-		return nil, status.Errorf(codes.Unimplemented, "node group %s has no options of its own", req.GetId())
+	defaults := req.GetDefaults()
+	if own == (dispatch.NodeGroupOptions{}) || defaults.GetMaxNodeProvisionTime() == nil && defaults.GetMaxNodeProvisionDuration() == nil {
+		return nil, status.Errorf(codes.Unimplemented, "node group %s has no options of its own, or none that this cluster-autoscaler can take", req.GetId())
 	}
-	o := optionsOf(req.GetDefaults())
+	o := optionsOf(defaults)
 	set(&o.utilization, own.Utilization)
 	set(&o.gpuUtilization, own.GPUUtilization)
 	set(&o.unneeded, own.Unneeded)
 	set(&o.unready, own.Unready)
 	set(&o.provision, own.Provision)
 
-	return &externalgrpc.NodeGroupAutoscalingOptionsResponse{NodeGroupAutoscalingOptions: o.message(req.GetDefaults())}, nil
+	return &externalgrpc.NodeGroupAutoscalingOptionsResponse{NodeGroupAutoscalingOptions: o.message(defaults)}, nil
 }
 
 func set[T any](to, from *T) {
@@ -108,12 +110,14 @@ func sound[T any](v *T, name string, check func(T) error, errs *[]error) *T {
 
 // joined is one error in one line, nil for none.
 func joined(errs []error) error {
-	if len(errs) == 0 {
-		return nil
+	var texts []string
+	for _, err := range errs {
+		if err != nil {
+			texts = append(texts, err.Error())
+		}
 	}
-	texts := make([]string, len(errs))
-	for i, err := range errs {
-		texts[i] = err.Error()
+	if len(texts) == 0 {
+		return nil
 	}
 
 	return errors.New(strings.Join(texts, "; "))

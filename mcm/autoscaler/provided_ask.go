@@ -88,9 +88,9 @@ func (p *Provided) learn(
 	told := map[string]string{}
 	for _, g := range groups {
 		one := &providedGroup{NodeGroup: g, id: providerPrefix + provider + "/" + g.ID, provider: provider}
-		var faulty error
-		one.Options, faulty = soundOptions(g.Options)
-		if err := cmp.Or(g.Err, faulty); err != nil {
+		var options error
+		one.Options, options = soundOptions(g.Options)
+		if err := cmp.Or(g.Err, joined([]error{options, g.TemplateErr})); err != nil {
 			told[one.id] = err.Error()
 			if state.told[one.id] != err.Error() {
 				log.Info("a driver's node group breaks the contract", "nodeGroup", one.id, "left out", g.Err != nil, "err", err.Error())

@@ -54,13 +54,10 @@ func (g *providedGroup) nodes() *externalgrpc.NodeGroupNodesResponse {
 }
 
 func (g *providedGroup) template(ctx context.Context) (*externalgrpc.NodeGroupTemplateNodeInfoResponse, error) {
-	switch {
-	case g.TemplateErr != nil:
-		return nil, status.Errorf(codes.FailedPrecondition, "node group %s: %v", g.id, g.TemplateErr)
-	case g.Template == nil:
+	if g.Template == nil { // learn has logged what is wrong with one
 		klog.FromContext(ctx).V(1).Info("node group cannot grow from zero: its driver does not tell what a node has", "nodeGroup", g.id)
 
-		return nil, status.Errorf(codes.Unimplemented, "node group %s: its driver does not tell what a node has", g.id)
+		return templateResponse(g.id, unknownNode(g.ID))
 	}
 	node := g.Template.DeepCopy()
 	node.Name = "template-of-" + g.ID
@@ -119,6 +116,9 @@ func (s *Server) deleteProvided(ctx context.Context, id string, nodes []*externa
 	if err != nil || len(victims) == 0 {
 		return err
 	}
+	if areFake(nodes) {
+		victims = g.aboveMinimum(victims)
+	}
 	target, err := s.cfg.Provided.source.Delete(ctx, g.provider, g.ID, victims)
 	if err != nil {
 		s.cfg.Provided.kick()
@@ -156,10 +156,28 @@ func (s *Server) providedVictims(ctx context.Context, g *providedGroup, nodes []
 		if node.GetAnnotations()[v1alpha1.AnnotationKeyScaleDownDisabled] == "true" {
 			return nil, status.Errorf(codes.FailedPrecondition, "node %s has the annotation %s", node.GetName(), v1alpha1.AnnotationKeyScaleDownDisabled)
 		}
-		victims = append(victims, id)
+		if !slices.Contains(victims, id) {
+			victims = append(victims, id)
+		}
 	}
 
 	return victims, nil
+}
+
+// aboveMinimum are as many of instances as may go; all, if none may: to say so is the
+// driver's. Those that are going already count for nothing.
+func (g *providedGroup) aboveMinimum(instances []string) []string {
+	room := int(g.Target - g.Min)
+	staying := slices.DeleteFunc(slices.Clone(instances), func(id string) bool {
+		return slices.ContainsFunc(g.instances, func(i dispatch.NodeGroupInstance) bool {
+			return i.ID == id && i.State == dispatch.InstanceDeleting
+		})
+	})
+	if room <= 0 || len(staying) <= room {
+		return instances
+	}
+
+	return staying[:room]
 }
 
 // has tells whether an instance is listed as the group's.

@@ -1,6 +1,7 @@
 package autoscaler
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -11,7 +12,7 @@ import (
 type providedSnapshot struct {
 	groups     []*providedGroup // by id
 	byID       map[string]*providedGroup
-	byInstance map[string]*providedGroup // by the ids of their instances
+	byInstance map[string]string // their ids, by those of their instances
 }
 
 // with returns a snapshot with one group replaced.
@@ -27,16 +28,12 @@ func (sn *providedSnapshot) with(g *providedGroup) *providedSnapshot {
 // find returns the group of a node; one that has not joined goes by its instance's
 // id, in both fields. Whose a node is not stands in here as well: nobody is asked.
 func (sn *providedSnapshot) find(providerID, name string) *providedGroup {
-	if providerID != "" {
-		return sn.byInstance[providerID]
-	}
-
-	return sn.byInstance[name]
+	return sn.byID[sn.byInstance[cmp.Or(providerID, name)]]
 }
 
 // snapshot returns what the answers of one loop are taken from.
 func (p *Provided) snapshot() *providedSnapshot {
-	sn := &providedSnapshot{byID: map[string]*providedGroup{}, byInstance: map[string]*providedGroup{}}
+	sn := &providedSnapshot{byID: map[string]*providedGroup{}, byInstance: map[string]string{}}
 	if p == nil {
 		return sn
 	}
@@ -54,8 +51,8 @@ func (p *Provided) snapshot() *providedSnapshot {
 		g := sn.byID[id]
 		sn.groups = append(sn.groups, g)
 		for _, i := range g.instances {
-			other := sn.byInstance[i.ID]
-			sn.byInstance[i.ID] = g
+			other := sn.byID[sn.byInstance[i.ID]]
+			sn.byInstance[i.ID] = g.id
 			if other == nil || other.provider == g.provider {
 				continue
 			}

@@ -60,6 +60,29 @@ func TestProvidedGroupIsAnsweredFor(t *testing.T) {
 	if err != nil || node.Unmarshal(template.GetNodeInfo()) != nil || node.Labels["size"] != "small" || node.Status.Allocatable.Cpu().Value() != 4 {
 		t.Errorf("template %v, %v", node, err)
 	}
+	if labels := node.Labels; labels["kubernetes.io/os"] != "linux" || labels["kubernetes.io/arch"] != "amd64" ||
+		node.Status.Capacity.Pods().Value() != 110 || node.Status.Allocatable.Pods().Value() != 110 {
+		t.Errorf("template %v: without what each node has nothing fits", node)
+	}
+	good := &nodegroupv1.NodeTemplate{
+		Capacity: map[string]string{"cpu": "4", "memory": "16Gi", "pods": "30"}, Labels: map[string]string{"kubernetes.io/arch": "arm64"},
+	}
+	for _, faulty := range []*nodegroupv1.NodeTemplate{nil, {Capacity: map[string]string{"cpu": "lots", "memory": "16Gi"}}} {
+		for _, template := range []*nodegroupv1.NodeTemplate{faulty, good} {
+			f.change(func() { f.group.Template = template })
+			bustest.Eventually(t, "the template is known", func() bool {
+				r.sees(func(ids []string) bool { return len(ids) == 1 })
+				answer, err := r.NodeGroupTemplateNodeInfo(t.Context(), &externalgrpc.NodeGroupTemplateNodeInfoRequest{Id: poolID})
+				node := &corev1.Node{}
+				if err != nil || node.Unmarshal(answer.GetNodeInfo()) != nil {
+					t.Fatalf("%v, %v: a group that is listed and has no template ends all scaling up", answer, err)
+				}
+				closed := node.Status.Allocatable.Cpu().IsZero() && len(node.Spec.Taints) == 1
+
+				return closed == (template != good) && (closed || node.Labels["kubernetes.io/arch"] == "arm64" && node.Status.Allocatable.Pods().Value() == 30)
+			})
+		}
+	}
 	_, err = r.NodeGroupGetOptions(t.Context(), &externalgrpc.NodeGroupAutoscalingOptionsRequest{Id: poolID})
 	if status.Code(err) != codes.Unimplemented {
 		t.Errorf("options of a group without any: %v", err)
@@ -72,11 +95,27 @@ func TestProvidedGroupIsResizedOnce(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	r := f.gateway(nil)
-	f.change(func() { f.group.TargetSize = 3 }) // the gateway may know 2
+	f.change(func() {
+		f.enter = func(req *nodegroupv1.Envelope) {
+			if req.GetResize() == nil {
+				return
+			}
+			f.change(func() { // the gateway knows 2 and 5
+				if f.group.GetMaxSize() == 5 {
+					f.group.TargetSize, f.group.MaxSize = 3, 6
+				}
+			})
+		}
+	})
 	if err := r.grow(poolID, 1); err != nil || r.sizeOf(poolID) != 4 {
 		t.Fatalf("%v, size %d; want 4", err, r.sizeOf(poolID))
 	}
-	if err := r.grow(poolID, 2); status.Code(err) != codes.OutOfRange {
+	groups, err1 := r.NodeGroups(t.Context(), &externalgrpc.NodeGroupsRequest{})
+	node, err2 := r.NodeGroupForNode(t.Context(), &externalgrpc.NodeGroupForNodeRequest{Node: &externalgrpc.ExternalGrpcNode{ProviderID: "acme:///1"}})
+	if diff := cmp.Diff(groups.GetNodeGroups(), []*externalgrpc.NodeGroup{node.GetNodeGroup()}, protocmp.Transform()); diff != "" || err1 != nil || err2 != nil {
+		t.Errorf("%v, %v; the list has the group otherwise than its node:\n%s", err1, err2, diff)
+	}
+	if err := r.grow(poolID, 3); status.Code(err) != codes.OutOfRange {
 		t.Errorf("above the maximum: %v", err)
 	}
 	f.change(func() {
@@ -97,6 +136,41 @@ func TestProvidedGroupIsResizedOnce(t *testing.T) {
 			t.Errorf("%d requests, want one: nobody knows what it did", len(f.asked))
 		}
 	})
+}
+
+// What never came goes as far as the minimum lets it, and a node that is named twice
+// once.
+func TestProvidedGroupGivesUpWhatNeverCame(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.group.TargetSize = 4
+	f.list = nil
+	var fakes []*externalgrpc.ExternalGrpcNode
+	for _, id := range []string{"slot-1", "slot-2", "slot-3", "slot-4"} {
+		f.list = append(f.list, &nodegroupv1.Instance{Id: id, State: nodegroupv1.InstanceState_INSTANCE_STATE_CREATING})
+		one := &externalgrpc.ExternalGrpcNode{
+			Name: id, ProviderID: id, Annotations: map[string]string{"k8s.io/cluster-autoscaler/fake-node-reason": "create-error"},
+		}
+		fakes = append(fakes, one, one)
+	}
+	r := f.gateway(nil)
+	remove := func(nodes []*externalgrpc.ExternalGrpcNode, want ...string) {
+		t.Helper()
+		f.change(func() { f.asked = nil })
+		if _, err := r.NodeGroupDeleteNodes(t.Context(), &externalgrpc.NodeGroupDeleteNodesRequest{Id: poolID, Nodes: nodes}); err != nil {
+			t.Fatal(err)
+		}
+		f.change(func() {
+			if len(f.asked) != 1 || !slices.Equal(f.asked[0].GetDelete().GetInstances(), want) {
+				t.Errorf("the driver was asked %v, want once, to delete %v", f.asked, want)
+			}
+		})
+	}
+	remove(fakes, "slot-1", "slot-2", "slot-3")
+	if got := r.sizeOf(poolID); got != 1 {
+		t.Errorf("size %d, want the minimum", got)
+	}
+	remove(fakes[6:], "slot-4") // whether it may is the driver's to say
 }
 
 // A driver that takes no step, whatever size it is from, is asked a few times and then

@@ -2,6 +2,7 @@ package autoscaler_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -243,6 +244,62 @@ func TestOptions_Faulty(t *testing.T) {
 	for key, name := range names {
 		if list := r.warnings(name, key); len(list) != 1 || list[0].Count > 1 {
 			t.Errorf("%s: told %v, want once", key, list)
+		}
+	}
+}
+
+// A group without a template can only grow by hand from nothing: its deployment says
+// why, once, and again after it was well.
+func TestTemplate_None(t *testing.T) {
+	t.Parallel()
+	const capacity = "capacity.cluster-autoscaler.kubernetes.io/"
+	r := newRig(t)
+	good := map[string]string{autoscaler.AnnotationKeyMax: "5", capacity + "cpu": "4", capacity + "memory": "16Gi"}
+	with := func(key, value string) map[string]string {
+		all := maps.Clone(good)
+		all[key] = value
+
+		return all
+	}
+	texts := map[string]string{}
+	for name, of := range map[string]struct {
+		annotations map[string]string
+		text        string
+	}{
+		"good":    {good, ""},
+		"unknown": {size("0", "5"), "nodeTemplate of MachineClass small"},
+		"cpu":     {with(capacity+"cpu", "lots"), capacity + "cpu"},
+		"labels":  {with(capacity+"labels", "=a"), capacity + "labels"},
+		"taints":  {with(capacity+"taints", "a=b"), capacity + "taints"},
+	} {
+		r.deployment(name, 0, of.annotations)
+		texts[name] = of.text
+	}
+	r.refresh(len(texts), 0)
+	ask := func(name string) *corev1.Node {
+		t.Helper()
+		answer, err := r.NodeGroupTemplateNodeInfo(t.Context(), &externalgrpc.NodeGroupTemplateNodeInfoRequest{Id: r.id(name)})
+		node := &corev1.Node{}
+		if err != nil || node.Unmarshal(answer.GetNodeInfo()) != nil {
+			t.Fatalf("%s: %v, %v", name, answer, err)
+		}
+
+		return node
+	}
+	for name, text := range texts {
+		for range 3 {
+			r.refresh(len(texts), 0)
+			if node := ask(name); node.Status.Allocatable.Pods().IsZero() == (text == "") {
+				t.Errorf("%s takes %s pods", name, node.Status.Allocatable.Pods())
+			}
+		}
+		if text != "" {
+			r.eventually("an Event on "+name, func() bool { return len(r.warnings(name, text)) > 0 })
+		}
+	}
+	for name, text := range texts {
+		if list := r.warnings(name, text); text == "" && len(list) != 0 || text != "" && (len(list) != 1 || list[0].Count > 1) {
+			t.Errorf("%s: told %v, want %q once", name, list, text)
 		}
 	}
 }

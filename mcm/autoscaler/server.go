@@ -52,7 +52,8 @@ type Server struct {
 	mu      sync.Mutex
 	locks   map[string]*turn                                 // by group; one write at a time
 	written map[client.ObjectKey]*v1alpha1.MachineDeployment // what the caches may not have seen yet
-	told    map[client.ObjectKey]string                      // faulty annotations of which an Event tells
+	told    map[client.ObjectKey]map[string]string           // faults that Events tell of, by their reasons
+	missing map[client.ObjectKey]bool                        // deployments of configured groups
 }
 
 // New returns a Server.
@@ -62,7 +63,7 @@ func New(cfg Config) *Server {
 	}
 
 	return &Server{
-		cfg: cfg, locks: map[string]*turn{}, told: map[client.ObjectKey]string{},
+		cfg: cfg, locks: map[string]*turn{}, told: map[client.ObjectKey]map[string]string{}, missing: map[client.ObjectKey]bool{},
 		written: map[client.ObjectKey]*v1alpha1.MachineDeployment{},
 	}
 }
@@ -84,14 +85,31 @@ func (s *Server) Cleanup(context.Context, *externalgrpc.CleanupRequest) (*extern
 	return &externalgrpc.CleanupResponse{}, nil
 }
 
-// current returns the last snapshot; the cluster-autoscaler asks before its first
-// Refresh.
+// maxAge is how long a snapshot counts without a Refresh: one comes with each loop,
+// every ten seconds or so, but to one replica only, and a connection that is made anew
+// within a loop may be to another.
+const maxAge = 30 * time.Second
+
+// current returns the last snapshot, or a new one if that is too old, or none: the
+// cluster-autoscaler asks before its first Refresh.
 func (s *Server) current(ctx context.Context) (*snapshot, error) {
-	if last := s.last.Load(); last != nil {
+	recent := func() *snapshot {
+		if last := s.last.Load(); last != nil && s.cfg.Now().Sub(last.taken) <= maxAge {
+			return last
+		}
+
+		return nil
+	}
+	if last := recent(); last != nil {
+		return last, nil
+	}
+	s.taking.Lock()
+	defer s.taking.Unlock()
+	if last := recent(); last != nil { // another call has taken it meanwhile
 		return last, nil
 	}
 
-	return s.take(ctx)
+	return s.takeAlone(ctx)
 }
 
 // group finds a group by its id.

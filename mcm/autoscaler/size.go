@@ -76,6 +76,13 @@ func (s *Server) NodeGroupDecreaseTargetSize(
 	}
 	err := s.write(ctx, req.GetId(), func(g *group, d *v1alpha1.MachineDeployment) (bool, error) {
 		less := -int64(req.GetDelta())
+		now, err := s.take(ctx) // or one that has joined since the last would not be counted
+		if err != nil {
+			return false, err
+		}
+		if g = now.byID[g.id]; g == nil {
+			return false, status.Errorf(codes.FailedPrecondition, "MachineDeployment %s is no node group any more", req.GetId())
+		}
 		pending, joined, err := s.pending(ctx, g)
 		if err != nil {
 			return false, err

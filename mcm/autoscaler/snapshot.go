@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -20,15 +21,19 @@ import (
 )
 
 // Reasons of Events on a MachineDeployment whose mark as a node group cannot be
-// read, or whose options as one make no sense.
+// read, whose options as one make no sense, whose annotations on what its nodes have
+// cannot be read, or of which nothing says what they have.
 const (
-	EventInvalidNodeGroup = "InvalidNodeGroup"
-	EventInvalidOption    = "InvalidNodeGroupOption"
+	EventInvalidNodeGroup    = "InvalidNodeGroup"
+	EventInvalidOption       = "InvalidNodeGroupOption"
+	EventInvalidNodeTemplate = "InvalidNodeTemplate"
+	EventNoNodeTemplate      = "NoNodeTemplate"
 )
 
 // A snapshot is what the answers of one loop of the cluster-autoscaler are taken
 // from, so that they agree. It is never changed.
 type snapshot struct {
+	taken  time.Time
 	groups []*group // MachineDeployments, by id
 	byID   map[string]*group
 	// The machines of all groups, by the names that the cluster-autoscaler has for
@@ -80,12 +85,19 @@ func (g *group) going(m *v1alpha1.Machine) bool {
 // take makes a snapshot and keeps it. The caches hold everything: it costs no
 // request.
 func (s *Server) take(ctx context.Context) (*snapshot, error) {
+	s.taking.Lock() // or of two the older one might be kept
+	defer s.taking.Unlock()
+
+	return s.takeAlone(ctx)
+}
+
+// takeAlone is take with s.taking held.
+func (s *Server) takeAlone(ctx context.Context) (*snapshot, error) {
+	taken := s.cfg.Now()
 	var deployments v1alpha1.MachineDeploymentList
 	var sets v1alpha1.MachineSetList
 	var machines v1alpha1.MachineList
 	var nodes corev1.NodeList
-	s.taking.Lock() // or of two the older one might be kept
-	defer s.taking.Unlock()
 	for _, read := range []struct {
 		client.Reader
 
@@ -104,8 +116,8 @@ func (s *Server) take(ctx context.Context) (*snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := &snapshot{
-		provided: s.cfg.Provided.snapshot(),
-		byID:     map[string]*group{}, byPlaceholder: map[string]*machine{}, byProviderID: map[string]*machine{}, byNodeName: map[string]*machine{},
+		taken: taken, provided: s.cfg.Provided.snapshot(),
+		byID: map[string]*group{}, byPlaceholder: map[string]*machine{}, byProviderID: map[string]*machine{}, byNodeName: map[string]*machine{},
 	}
 	byUID := map[types.UID]*group{} // of deployments, and of their sets
 	stored := map[client.ObjectKey]bool{}
@@ -116,8 +128,14 @@ func (s *Server) take(ctx context.Context) (*snapshot, error) {
 			now.groups, now.byID[g.id], byUID[d.UID] = append(now.groups, g), g, g
 		}
 	}
+	for _, g := range s.cfg.Groups {
+		if !stored[g.Deployment] && !s.missing[g.Deployment] {
+			klog.FromContext(ctx).Info("a node group of the configuration is not there", "machineDeployment", g.Deployment)
+		}
+		s.missing[g.Deployment] = !stored[g.Deployment]
+	}
 	maps.DeleteFunc(s.written, func(key client.ObjectKey, _ *v1alpha1.MachineDeployment) bool { return !stored[key] })
-	maps.DeleteFunc(s.told, func(key client.ObjectKey, _ string) bool { return !stored[key] })
+	maps.DeleteFunc(s.told, func(key client.ObjectKey, _ map[string]string) bool { return !stored[key] })
 	for i := range sets.Items {
 		if owner := metav1.GetControllerOfNoCopy(&sets.Items[i]); owner != nil && byUID[owner.UID] != nil {
 			byUID[sets.Items[i].UID] = byUID[owner.UID]
@@ -204,25 +222,16 @@ func (s *Server) groupOf(ctx context.Context, d *v1alpha1.MachineDeployment) *gr
 	if !d.DeletionTimestamp.IsZero() {
 		return nil
 	}
-	key := client.ObjectKeyFromObject(d)
 	lower, upper, ok, err := s.sizes(d)
-	if err != nil {
-		s.tell(ctx, d, EventInvalidNodeGroup, "The cluster-autoscaler does not see it: %v", err)
-
-		return nil
-	}
+	s.tell(ctx, d, EventInvalidNodeGroup, "The cluster-autoscaler does not see it: %v", err)
 	if !ok {
-		delete(s.told, key)
-
 		return nil
 	}
 	own, err := ownOptions(d.Annotations)
-	if err != nil {
-		s.tell(ctx, d, EventInvalidOption, "The cluster-autoscaler's own settings hold: %v", err)
-	} else {
-		delete(s.told, key)
-	}
-	g := &group{id: groupID(key), min: lower, max: upper, options: own, deployment: d, marked: map[string]bool{}}
+	s.tell(ctx, d, EventInvalidOption, "The cluster-autoscaler's own settings hold: %v", err)
+	_, err = templateNode(d, nil)
+	s.tell(ctx, d, EventInvalidNodeTemplate, "The cluster-autoscaler cannot add its first node: %v", err)
+	g := &group{id: groupID(client.ObjectKeyFromObject(d)), min: lower, max: upper, options: own, deployment: d, marked: map[string]bool{}}
 	for _, name := range markedMachines(d) {
 		g.marked[name] = true
 	}
@@ -230,14 +239,23 @@ func (s *Server) groupOf(ctx context.Context, d *v1alpha1.MachineDeployment) *gr
 	return g
 }
 
-// tell says what is wrong with a deployment's annotations, once. s.mu is held.
+// tell says what is wrong with a deployment as a node group, once for each reason;
+// with no error, that nothing is any more. s.mu is held.
 func (s *Server) tell(ctx context.Context, d *v1alpha1.MachineDeployment, reason, format string, err error) {
 	key := client.ObjectKeyFromObject(d)
-	if s.told[key] == err.Error() {
+	if err == nil {
+		delete(s.told[key], reason)
+
 		return
 	}
-	s.told[key] = err.Error()
-	klog.FromContext(ctx).Info("annotations of a machine deployment are faulty", "machineDeployment", key, "reason", reason, "err", err.Error())
+	if s.told[key][reason] == err.Error() {
+		return
+	}
+	if s.told[key] == nil {
+		s.told[key] = map[string]string{}
+	}
+	s.told[key][reason] = err.Error()
+	klog.FromContext(ctx).Info("a machine deployment is faulty as a node group", "machineDeployment", key, "reason", reason, "err", err.Error())
 	s.cfg.Events.Eventf(d, corev1.EventTypeWarning, reason, format, err)
 }
 

@@ -13,12 +13,15 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 )
+
+// TaintNoTemplate is on the template of a group of which nobody says what its nodes
+// have; the cluster-autoscaler names it among its reasons not to choose the group.
+const TaintNoTemplate = "machinebus.io/no-template"
 
 const (
 	// capacityPrefix begins the annotations that describe a node before there is
@@ -34,7 +37,8 @@ const (
 
 // NodeGroupTemplateNodeInfo describes a node of the group before there is one, so
 // that the group can grow from zero. The answer is never empty, which would make
-// the cluster-autoscaler crash, and is in both dialects' fields.
+// the cluster-autoscaler crash, nor an error for a group that is listed (see
+// unknownNode), and is in both dialects' fields.
 func (s *Server) NodeGroupTemplateNodeInfo(
 	ctx context.Context, req *externalgrpc.NodeGroupTemplateNodeInfoRequest,
 ) (*externalgrpc.NodeGroupTemplateNodeInfoResponse, error) {
@@ -56,21 +60,55 @@ func (s *Server) NodeGroupTemplateNodeInfo(
 		return nil, statusOf(err, "read MachineClass "+key.String())
 	}
 	node, err := templateNode(g.deployment, class.NodeTemplate)
-	if err != nil {
-		return nil, status.Errorf(codes.FailedPrecondition, "node group %s: %v", g.id, err)
+	if err != nil { // of which groupOf has told
+		return templateResponse(g.id, unknownNode(g.deployment.Name))
 	}
+	var lacking error
 	if node == nil {
-		klog.FromContext(ctx).V(1).Info("node group cannot grow from zero: neither annotations nor class tell what a node has", "nodeGroup", g.id)
-
-		return nil, status.Errorf(codes.Unimplemented, "node group %s: set nodeTemplate of MachineClass %s, or the annotations %scpu and %smemory",
-			g.id, key.Name, capacityPrefix, capacityPrefix)
+		node = unknownNode(g.deployment.Name)
+		lacking = fmt.Errorf("set nodeTemplate of MachineClass %s, or the annotations %scpu and %smemory", key.Name, capacityPrefix, capacityPrefix)
 	}
+	s.mu.Lock()
+	s.tell(ctx, g.deployment, EventNoNodeTemplate, "The cluster-autoscaler cannot add its first node: %v", lacking)
+	s.mu.Unlock()
 
 	return templateResponse(g.id, node)
 }
 
-// templateResponse has the node in both dialects' fields.
+// unknownNode stands in for a template that nobody has: no pod fits it, so that the
+// group is never chosen. An error, or none at all, for one group would have the
+// cluster-autoscaler add nodes to no group.
+func unknownNode(group string) *corev1.Node {
+	nothing := corev1.ResourceList{
+		corev1.ResourceCPU: resource.Quantity{}, corev1.ResourceMemory: resource.Quantity{}, corev1.ResourcePods: resource.Quantity{},
+	}
+
+	return newTemplate(group, metav1.ObjectMeta{}, nothing, []corev1.Taint{{Key: TaintNoTemplate, Effect: corev1.TaintEffectNoSchedule}})
+}
+
+func newTemplate(group string, meta metav1.ObjectMeta, capacity corev1.ResourceList, taints []corev1.Taint) *corev1.Node {
+	meta.Name = "template-of-" + group
+
+	return &corev1.Node{
+		ObjectMeta: meta, Spec: corev1.NodeSpec{Taints: taints},
+		Status: corev1.NodeStatus{
+			Capacity: capacity, Allocatable: capacity.DeepCopy(),
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Template"}},
+		},
+	}
+}
+
+// templateResponse has the node in both dialects' fields, with what every node has
+// where nobody says otherwise: else no pod would fit.
 func templateResponse(group string, node *corev1.Node) (*externalgrpc.NodeGroupTemplateNodeInfoResponse, error) {
+	for _, resources := range []corev1.ResourceList{node.Status.Capacity, node.Status.Allocatable} {
+		if _, ok := resources[corev1.ResourcePods]; !ok {
+			resources[corev1.ResourcePods] = resource.MustParse(defaultPods)
+		}
+	}
+	labels := map[string]string{corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64"}
+	maps.Copy(labels, node.Labels)
+	node.Labels = labels
 	content, err := node.Marshal()
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "node group %s: write its node: %v", group, err)
@@ -82,37 +120,24 @@ func templateResponse(group string, node *corev1.Node) (*externalgrpc.NodeGroupT
 // templateNode puts a node together; nil when its processors or memory are not
 // known.
 func templateNode(d *v1alpha1.MachineDeployment, class *v1alpha1.NodeTemplate) (*corev1.Node, error) {
-	capacity, err := capacityOf(d.Annotations, class)
-	if err != nil || capacity == nil {
+	capacity, err1 := capacityOf(d.Annotations, class)
+	extra, err2 := parseLabels(d.Annotations[capacityPrefix+"labels"])
+	taints, err3 := parseTaints(d.Annotations[capacityPrefix+"taints"])
+	if err := cmp.Or(err1, err2, err3); err != nil || capacity == nil {
 		return nil, err
 	}
 	template := d.Spec.Template.Spec.NodeTemplateSpec
 	labels := wellKnownLabels(d.Annotations, class)
 	maps.Copy(labels, template.Labels) // the deployment's own word on its nodes
-	extra, err := parseLabels(d.Annotations[capacityPrefix+"labels"])
-	if err != nil {
-		return nil, err
-	}
 	maps.Copy(labels, extra)
-	taints, err := parseTaints(d.Annotations[capacityPrefix+"taints"])
-	if err != nil {
-		return nil, err
-	}
 
-	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: "template-of-" + d.Name, Labels: labels, Annotations: template.Annotations},
-		Spec:       corev1.NodeSpec{Taints: mergeTaints(template.Spec.Taints, taints)},
-		Status: corev1.NodeStatus{
-			Capacity: capacity, Allocatable: capacity.DeepCopy(),
-			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Template"}},
-		},
-	}, nil
+	return newTemplate(d.Name, metav1.ObjectMeta{Labels: labels, Annotations: template.Annotations}, capacity,
+		mergeTaints(template.Spec.Taints, taints)), nil
 }
 
 // wellKnownLabels are what a node has by its kind, as far as that is known.
 func wellKnownLabels(annotations map[string]string, class *v1alpha1.NodeTemplate) map[string]string {
 	labels := map[string]string{
-		corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64",
 		corev1.LabelTopologyRegion: annotations[plainPrefix+"region"], corev1.LabelTopologyZone: annotations[plainPrefix+"zone"],
 	}
 	if class != nil {
@@ -133,7 +158,7 @@ func wellKnownLabels(annotations map[string]string, class *v1alpha1.NodeTemplate
 // capacityOf adds up what is known of a node's resources, the most specific last;
 // nil when that is not enough.
 func capacityOf(annotations map[string]string, class *v1alpha1.NodeTemplate) (corev1.ResourceList, error) {
-	all := corev1.ResourceList{corev1.ResourcePods: resource.MustParse(defaultPods)}
+	all := corev1.ResourceList{}
 	set := func(name corev1.ResourceName, key string) error {
 		text, ok := annotations[key]
 		if !ok {
@@ -147,8 +172,8 @@ func capacityOf(annotations map[string]string, class *v1alpha1.NodeTemplate) (co
 
 		return nil
 	}
-	for name, key := range map[corev1.ResourceName]string{corev1.ResourceCPU: "cpu", corev1.ResourceMemory: "memory"} {
-		if err := set(name, plainPrefix+key); err != nil {
+	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} { // in order: the first error is told once
+		if err := set(name, plainPrefix+string(name)); err != nil {
 			return nil, err
 		}
 	}
@@ -163,9 +188,10 @@ func capacityOf(annotations map[string]string, class *v1alpha1.NodeTemplate) (co
 		}
 		maps.Copy(all, class.VirtualCapacity)
 	}
-	gpu := corev1.ResourceName(annotations[capacityPrefix+"gpu-type"])
-	if gpu == "" {
-		gpu = defaultGPU
+	gpu := corev1.ResourceName(cmp.Or(annotations[capacityPrefix+"gpu-type"], defaultGPU))
+	if q, ok := all[defaultGPU]; ok { // the class's "gpu" is of that kind
+		delete(all, defaultGPU)
+		all[gpu] = q
 	}
 	for _, r := range []struct {
 		name corev1.ResourceName

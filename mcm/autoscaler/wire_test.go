@@ -187,6 +187,9 @@ func TestWire_Options(t *testing.T) {
 	}
 	_, err := r.raw("NodeGroupGetOptions", field(nil, 1, []byte(r.id("own"))))
 	r.wantCode(err, codes.Unimplemented) // without defaults an answer would have holes
+	before129 := field(field(shared(0.5, 0.5), 3, oldDuration(10*minute)), 4, oldDuration(20*minute))
+	_, err = r.raw("NodeGroupGetOptions", request("own", before129))
+	r.wantCode(err, codes.Unimplemented) // nodes would have no time to come: it cannot read field 5
 }
 
 // template takes a reply apart, which must say the same in both dialects.
@@ -244,6 +247,7 @@ func TestWire_Template(t *testing.T) {
 	if err := r.Update(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
+	r.deployment("other-gpu", 0, map[string]string{autoscaler.AnnotationKeyMax: "5", capacity + "gpu-type": "amd.com/gpu"})
 	odd := r.deployment("by-labels", 0, map[string]string{autoscaler.AnnotationKeyMax: "5", "cluster-autoscaler.kubernetes.io/node-zone": "moon-z"})
 	odd.Spec.Template.Spec.NodeTemplateSpec.Labels = map[string]string{
 		"kubernetes.io/os": "windows", "kubernetes.io/arch": "s390x", "topology.kubernetes.io/zone": "moon-b", "node.kubernetes.io/instance-type": "own",
@@ -257,24 +261,32 @@ func TestWire_Template(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.deployment("faulty", 0, map[string]string{autoscaler.AnnotationKeyMax: "5", capacity + "cpu": "lots"})
-	r.refresh(5, 0)
-	ask := func(name string) ([]byte, error) {
-		return r.raw("NodeGroupTemplateNodeInfo", field(nil, 1, []byte(r.id(name))))
+	r.refresh(6, 0)
+	ask := func(name string) *corev1.Node {
+		t.Helper()
+		reply, err := r.raw("NodeGroupTemplateNodeInfo", field(nil, 1, []byte(r.id(name))))
+		if err != nil {
+			t.Fatalf("%s: %v: a group that is listed and has no template ends all scaling up", name, err)
+		}
+
+		return template(t, reply)
 	}
 	r.eventually("the class and the changed deployments are seen", func() bool {
-		r.refresh(5, 0)
-		_, err1 := ask("by-class")
-		_, err2 := ask("unknown")
-		reply, err3 := ask("by-annotations")
-		labelled, err4 := ask("by-labels")
+		r.refresh(6, 0)
+		byClass, unknown, byAnnotations, byLabels := ask("by-class"), ask("unknown"), ask("by-annotations"), ask("by-labels")
 
-		return err1 == nil && err2 != nil && err3 == nil && len(template(t, reply).Spec.Taints) == 2 &&
-			err4 == nil && template(t, labelled).Labels["kubernetes.io/os"] == "windows"
+		return len(byClass.Spec.Taints) == 0 && len(unknown.Spec.Taints) == 1 && len(byAnnotations.Spec.Taints) == 2 &&
+			byLabels.Labels["kubernetes.io/os"] == "windows"
 	})
 	type want struct {
 		Labels   map[string]string
 		Capacity map[corev1.ResourceName]string
 		Taints   []corev1.Taint
+	}
+	none := want{
+		Labels:   map[string]string{"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"},
+		Capacity: map[corev1.ResourceName]string{"cpu": "0", "memory": "0", "pods": "0"},
+		Taints:   []corev1.Taint{{Key: "machinebus.io/no-template", Effect: "NoSchedule"}},
 	}
 	for name, w := range map[string]want{
 		"by-class": {
@@ -291,6 +303,16 @@ func TestWire_Template(t *testing.T) {
 			},
 			Capacity: map[corev1.ResourceName]string{"cpu": "2", "memory": "8Gi", "pods": "110", "nvidia.com/gpu": "1", "example.org/licenses": "4"},
 		},
+		"other-gpu": {
+			Labels: map[string]string{
+				"kubernetes.io/os": "linux", "kubernetes.io/arch": "arm64", "node.kubernetes.io/instance-type": "m5.large",
+				"topology.kubernetes.io/region": "moon", "topology.kubernetes.io/zone": "moon-a",
+			},
+			Capacity: map[corev1.ResourceName]string{"cpu": "2", "memory": "8Gi", "pods": "110", "amd.com/gpu": "1", "example.org/licenses": "4"},
+		},
+		// Nothing is known of these, so nothing fits.
+		"unknown": none,
+		"faulty":  none,
 		"by-annotations": {
 			Labels: map[string]string{"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", "pool": "b", "team": "demo", "kept": "yes"},
 			Capacity: map[corev1.ResourceName]string{
@@ -299,11 +321,7 @@ func TestWire_Template(t *testing.T) {
 			Taints: []corev1.Taint{{Key: "kept", Effect: "NoExecute"}, {Key: "dedicated", Value: "batch", Effect: "NoSchedule"}},
 		},
 	} {
-		reply, err := ask(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		node := template(t, reply)
+		node := ask(name)
 		got := want{Labels: node.Labels, Capacity: map[corev1.ResourceName]string{}, Taints: node.Spec.Taints}
 		for resource, q := range node.Status.Capacity {
 			got.Capacity[resource] = q.String()
@@ -318,8 +336,6 @@ func TestWire_Template(t *testing.T) {
 			t.Errorf("%s: it must be ready: %v", name, node.Status.Conditions)
 		}
 	}
-	_, err := ask("unknown")
-	r.wantCode(err, codes.Unimplemented)
-	_, err = ask("faulty")
-	r.wantCode(err, codes.FailedPrecondition)
+	_, err := r.raw("NodeGroupTemplateNodeInfo", field(nil, 1, []byte(r.id("gone"))))
+	r.wantCode(err, codes.NotFound)
 }

@@ -151,6 +151,33 @@ func TestDeleteNodes_Minimum(t *testing.T) {
 	}
 }
 
+// What never came goes as far as the minimum lets it: the cluster-autoscaler asks for
+// all of a group at once, and would have them counted as nodes to come otherwise.
+func TestDeleteNodes_MinimumOfWhatNeverCame(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.deployment("a", 5, size("1", "9"))
+	var fakes []*externalgrpc.ExternalGrpcNode
+	for _, name := range []string{"m1", "m2", "m3", "m4", "m5"} {
+		r.machine("a", name)
+		fakes = append(fakes, r.fake(name))
+	}
+	r.refresh(1, 5)
+	if err := r.deleteNodes("a", fakes...); err != nil {
+		t.Fatal(err)
+	}
+	d := r.stored("a")
+	want := "m1~" + stamp + ",m2~" + stamp + ",m3~" + stamp + ",m4~" + stamp
+	if got := d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion]; d.Spec.Replicas != 1 || got != want {
+		t.Errorf("%d replicas, marked %q; want 1 and %q", d.Spec.Replicas, got, want)
+	}
+	r.wantCode(r.deleteNodes("a", fakes...), codes.FailedPrecondition) // or the autoscaler would take it for gone, each loop anew
+	r.wantCode(r.deleteNodes("a", fakes[4]), codes.FailedPrecondition)
+	if got := r.stored("a").Spec.Replicas; got != 1 {
+		t.Errorf("%d replicas, want the minimum", got)
+	}
+}
+
 func TestDeleteNodes_Foreign(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -244,6 +271,47 @@ func TestDeleteNodes_DuringAnUpdate(t *testing.T) {
 	r.eventually("the update is seen to be over", func() bool { r.refresh(1, 2); return r.deleteNodes("a", node) == nil })
 	if got := r.stored("a").Spec.Replicas; got != 1 {
 		t.Errorf("%d replicas, want 1", got)
+	}
+}
+
+// An update has machines beyond the replicas. When one of those does not come, the
+// replicas stay: they are those of running machines.
+func TestDeleteNodes_BeyondAnUpdate(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	d := r.deployment("a", 3, size("0", "9"))
+	d.Status.Replicas, d.Status.UpdatedReplicas = 4, 1
+	d.Status.Conditions = []v1alpha1.MachineDeploymentCondition{{Type: v1alpha1.MachineDeploymentProgressing, Status: "True", Reason: "MachineSetUpdated"}}
+	if err := r.Status().Update(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"m1", "m2"} {
+		r.joined("a", name)
+	}
+	last := r.joined("a", "m3")
+	r.machine("a", "surge")
+	r.eventually("the update is seen", func() bool {
+		seen := &v1alpha1.MachineDeployment{}
+
+		return r.cache.Get(t.Context(), client.ObjectKeyFromObject(d), seen) == nil && seen.Status.Replicas == 4
+	})
+	r.refresh(1, 4)
+	r.wantCode(r.deleteNodes("a", r.fake("surge")), codes.FailedPrecondition)
+	if d := r.stored("a"); d.Spec.Replicas != 3 || d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion] != "" {
+		t.Errorf("%d replicas, marked %q; want 3 and none", d.Spec.Replicas, d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion])
+	}
+
+	// Once the update has removed an old one for it, it is one of the three.
+	m := &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "m3"}}
+	if err := r.Delete(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: last.GetName()}}); err != nil {
+		t.Fatal(err)
+	}
+	r.refresh(1, 3)
+	if err := r.deleteNodes("a", r.fake("surge")); err != nil {
+		t.Error("it is one of the replicas:", err)
 	}
 }
 

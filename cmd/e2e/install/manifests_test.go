@@ -2,6 +2,9 @@ package install
 
 import (
 	"context"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -70,6 +73,22 @@ func TestPodsAreRestricted(t *testing.T) {
 			"kustomize/install-external-nats", "Deployment", "driver-virtual", "machinebus", 11 * time.Minute,
 			"the same",
 		},
+		"gateway": {
+			"kustomize/autoscaler", "Deployment", "mcm-autoscaler", "machinebus", 12 * time.Second,
+			"it lets what runs end, within 10 s",
+		},
+		"gateway with external NATS": {
+			"kustomize/autoscaler-bus", "Deployment", "mcm-autoscaler", "machinebus", 12 * time.Second,
+			"the same",
+		},
+		"gateway with embedded NATS": {
+			"kustomize/autoscaler-embedded-bus", "Deployment", "mcm-autoscaler", "machinebus", 12 * time.Second,
+			"the same",
+		},
+		"cluster-autoscaler": {
+			"examples/cluster-autoscaler", "Deployment", "cluster-autoscaler", "machinebus", 12 * time.Second,
+			"a loop may be under way",
+		},
 		"NATS": {"nats", "StatefulSet", "nats", "machinebus-nats", 40 * time.Second, "lame duck mode takes 10 s and 30 s"},
 	}
 	for name, test := range tests {
@@ -92,7 +111,7 @@ func TestPodsAreRestricted(t *testing.T) {
 			if err := shared.kube.Create(t.Context(), pod, client.DryRunAll); err != nil {
 				t.Errorf("the namespace would not let it in: %v", err)
 			}
-			if got := time.Duration(*template.Spec.TerminationGracePeriodSeconds) * time.Second; got < test.grace {
+			if got := time.Duration(*pod.Spec.TerminationGracePeriodSeconds) * time.Second; got < test.grace {
 				t.Errorf("it has %s to end, want at least %s: %s", got, test.grace, test.reason)
 			}
 			for _, c := range template.Spec.Containers {
@@ -104,6 +123,58 @@ func TestPodsAreRestricted(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestFlagsAreKnown has our programs read the arguments that the folders give them.
+func TestFlagsAreKnown(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for _, dir := range kustomizations(t) {
+		dir = strings.TrimPrefix(dir, deployDir+"/")
+		list := objects(t, dir)
+		for _, o := range list {
+			if o.GetKind() != "Deployment" {
+				continue
+			}
+			for _, c := range typed[appsv1.Deployment](t, list, o.GetKind(), o.GetName()).Spec.Template.Spec.Containers {
+				image, ours := strings.CutPrefix(c.Image, "machinebus/")
+				if !ours {
+					continue
+				}
+				program, _, _ := strings.Cut(image, ":")
+				seen[dir+" "+program] = true
+				args := append(slices.Clone(c.Args), "--help") // which is read last, and has the program end
+				if out, err := exec.CommandContext(t.Context(), filepath.Join(shared.bin, program), args...).CombinedOutput(); err != nil {
+					t.Errorf("%s: %s %v: %v\n%s", dir, program, args, err, out)
+				}
+			}
+		}
+	}
+	for _, want := range []string{
+		"kustomize/install mcm", "kustomize/install driver-virtual", "kustomize/autoscaler mcm-autoscaler", "kustomize/autoscaler-bus mcm-autoscaler",
+	} {
+		if !seen[want] {
+			t.Errorf("%s was not seen", want)
+		}
+	}
+}
+
+// TestExampleAutoscalerRoles asks for what the priority expander does: it lists the
+// ConfigMaps of its namespace, and needs the one of its own.
+func TestExampleAutoscalerRoles(t *testing.T) {
+	t.Parallel()
+	rights := granted(t, objects(t, "examples/cluster-autoscaler"))
+	for _, asked := range []right{
+		{Resource: "core/configmaps", Verb: "list"},
+		{Resource: "core/configmaps", Verb: "watch"},
+		{Resource: "core/configmaps", Verb: "create"},
+		{Resource: "core/configmaps", Name: "cluster-autoscaler-status", Verb: "update"},
+	} {
+		asked.Namespace = namespace
+		if !slices.ContainsFunc(rights, func(g right) bool { return g.covers(asked) }) {
+			t.Errorf("nothing grants %+v", asked)
+		}
 	}
 }
 

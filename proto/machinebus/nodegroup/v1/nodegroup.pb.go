@@ -952,7 +952,7 @@ func (x *ResizeResponse) GetTargetSize() int32 {
 type DeleteRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	// instances are ids as listed.
+	// instances are ids as listed, each once.
 	Instances     []string `protobuf:"bytes,2,rep,name=instances,proto3" json:"instances,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

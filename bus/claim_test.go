@@ -238,6 +238,19 @@ func TestCutOffReplicaIsFenced(t *testing.T) {
 // and nobody takes it for dead.
 func TestFencedByLostAcknowledgements(t *testing.T) {
 	t.Parallel()
+	const tries = 5 // a busy machine may have renewals arrive too late
+	for range tries {
+		if fencedByLostAcknowledgements(t) {
+			return
+		}
+	}
+	t.Errorf("the replica was taken for dead in each of %d tries", tries)
+}
+
+// fencedByLostAcknowledgements returns false when the replica was taken for dead
+// although it sent its renewals, which proves nothing.
+func fencedByLostAcknowledgements(t *testing.T) bool {
+	t.Helper()
 	r := newClaimRig(t)
 	entered, resume := make(chan *bus.Task, 9), make(chan struct{})
 	verdicts := make(chan error, 9)
@@ -268,6 +281,9 @@ func TestFencedByLostAcknowledgements(t *testing.T) {
 		t.Errorf("BeginMutation without a lease: %v, want it refused", err)
 	}
 	got := bustest.Receive(t, "the outcome", done)
+	if bus.CodeOf(got.err) == driverv1.Code_CODE_UNAVAILABLE {
+		return false
+	}
 	wantError(t, got.err, bus.OriginTimeout, driverv1.Code_CODE_ABORTED)
 	rep.proxy.Mend()
 	r.leased(t, rep)
@@ -276,4 +292,6 @@ func TestFencedByLostAcknowledgements(t *testing.T) {
 	if want := got.out.Attempts + 1; out.Attempts != want {
 		t.Errorf("attempts = %d, want %d", out.Attempts, want)
 	}
+
+	return true
 }

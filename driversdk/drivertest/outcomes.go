@@ -86,18 +86,32 @@ func (s *suite) sparesOthers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.finish(ctx, p); err != nil {
+	result, err := s.finish(ctx, p)
+	if err != nil {
 		return err
 	}
-	if _, err := s.list(ctx); err != nil { // behind whatever else it sends
+	if err := s.triesToStore(ctx, p.id, result); err != nil {
 		return err
 	}
-	now, _, err := s.record(ctx, s.claimSubject(p.m))
-	if err == nil && now != sequence {
+	// The stream takes this after what the replica has sent.
+	_, env, err := s.record(ctx, s.claimSubject(p.m))
+	if err != nil {
+		return err
+	}
+	untouched, err := s.replace(ctx, s.claimSubject(p.m), env, sequence)
+	if err == nil && !untouched {
 		err = errors.New("the outcome was put in the place of another replica's claim")
 	}
 
 	return err
+}
+
+// triesToStore waits until the replica has sent the outcome of an operation to the
+// stream.
+func (s *suite) triesToStore(ctx context.Context, id string, result *driverv1.Result) error {
+	return s.eventually(ctx, "the replica tries to store the outcome of operation "+id, func() (bool, error) {
+		return len(s.claimsOf(id, endOf(result))) > 0, nil
+	})
 }
 
 // usurp puts a claim of another replica in the place of the one on a machine and
@@ -130,9 +144,7 @@ func (s *suite) storesLater(ctx context.Context) error {
 	}
 	result, err := s.finish(ctx, p)
 	if err == nil {
-		err = s.eventually(ctx, "the replica tries to store the outcome of operation "+p.id, func() (bool, error) {
-			return len(s.claimsOf(p.id, endOf(result))) > 0, nil
-		})
+		err = s.triesToStore(ctx, p.id, result)
 	}
 	if err == nil {
 		_, err = s.ops(ctx, "", 0) // behind the acknowledgement

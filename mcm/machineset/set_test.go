@@ -423,7 +423,7 @@ func TestRequests(t *testing.T) {
 			m.Status.Conditions = []corev1.NodeCondition{{Type: "Ready", Status: "True", Message: fmt.Sprint(i)}}
 		})
 	}
-	change(t, r, set, func(set *v1alpha1.MachineSet) { set.Spec.MinReadySeconds = 1 })
+	change(t, r, set, func(set *v1alpha1.MachineSet) { set.Spec.AutoPreserveFailedMachineMax = new(int32(1)) })
 	r.settled(t, set, replicas)
 	if n, what := r.proxy.All(); n != 1 {
 		t.Errorf("%d requests of a set at rest, want one for the new generation: %v", n, what)

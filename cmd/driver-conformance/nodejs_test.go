@@ -181,6 +181,24 @@ func resultOf(t *testing.T, sub *nats.Subscription) *driverv1.Result {
 	}
 }
 
+// serveClass answers fetches of the class, as mcm would, for a cloud.
+func serveClass(t *testing.T, nc *nats.Conn, url string) {
+	t.Helper()
+	if _, err := nc.Subscribe("mcm.v1.default.fetch.nodejs.class", func(m *nats.Msg) {
+		payload, err := bus.Encode(&driverv1.Envelope{Body: &driverv1.Envelope_FetchedClass{FetchedClass: &driverv1.FetchClassResponse{
+			Class: &driverv1.Class{Reference: small.GetClass(), ProviderSpec: fmt.Appendf(nil, specFormat, url)},
+		}}}, "")
+		if err == nil {
+			err = m.Respond(payload)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 var small = &driverv1.ClassReference{Class: &driverv1.ObjectReference{Namespace: "ns", Name: "small", Uid: "small", ResourceVersion: "1"}}
 
 // A replica that keeps more results than a session has room for goes on sending
@@ -233,19 +251,7 @@ func TestNodeJS_CutOff(t *testing.T) {
 	proxy := bustest.NewProxy(t, srv.URL())
 	url, admin := startCloud(t)
 	nc := bustest.Raw(t, srv.URL())
-	if _, err := nc.Subscribe("mcm.v1.default.fetch.nodejs.class", func(m *nats.Msg) {
-		payload, err := bus.Encode(&driverv1.Envelope{Body: &driverv1.Envelope_FetchedClass{FetchedClass: &driverv1.FetchClassResponse{
-			Class: &driverv1.Class{Reference: small.GetClass(), ProviderSpec: fmt.Appendf(nil, specFormat, url)},
-		}}}, "")
-		if err == nil {
-			err = m.Respond(payload)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	}); err != nil {
-		t.Fatal(err)
-	}
+	serveClass(t, nc, url)
 	output := startNodeJS(t, "driver-nodejs", proxy.URL())
 	bustest.Eventually(t, "the driver serves", func() bool { return strings.Contains(output.String(), "serving") })
 	cloud := lookInto(url, admin)

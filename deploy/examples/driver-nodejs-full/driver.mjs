@@ -85,16 +85,15 @@ function call(c, task, method, path, body) {
     method, signal: task.signal, body: JSON.stringify(body),
     headers: { authorization: `Bearer ${Buffer.from(c.data.apiToken ?? "").toString()}`, "content-type": "application/json" },
   });
-  return request.then(
-    async (response) => {
-      const answer = await response.json().catch(() => ({}));
-      const seconds = parseInt(response.headers.get("retry-after")), retryAfter = seconds > 0 ? { seconds } : undefined;
-      const code = (answer.error && codes[response.status]) ?? "INTERNAL"; // a proxy's 404 says nothing of instances
-      if (!response.ok) throw Object.assign(failure(code, answer.error?.message ?? `HTTP ${response.status}`, method !== "GET" && response.status >= 500), { retryAfter });
-      return answer;
-    },
-    (e) => { throw failure("UNAVAILABLE", `${method} ${path}: ${e.message}`, method !== "GET"); },
-  );
+  const lost = (e) => { throw failure("UNAVAILABLE", `${method} ${path}: ${e.message}`, method !== "GET"); };
+  return request.then(async (response) => {
+    const telling = response.ok && method !== "DELETE"; // half an answer is no empty list
+    const answer = await response.json().catch((e) => (telling ? lost(e) : {}));
+    const seconds = parseInt(response.headers.get("retry-after")), retryAfter = seconds > 0 ? { seconds } : undefined;
+    const code = (answer.error && codes[response.status]) ?? "INTERNAL"; // a proxy's 404 says nothing of instances
+    if (!response.ok) throw Object.assign(failure(code, answer.error?.message ?? `HTTP ${response.status}`, method !== "GET" && response.status >= 500), { retryAfter });
+    return answer;
+  }, lost);
 }
 
 const tag = (name, value) => "tag=" + encodeURIComponent(`machinebus.io/${name}=${value}`);
@@ -106,7 +105,7 @@ async function instancesOf(c, task, { uid, providerId }) {
   if (!providerId) return ours(c, task, tag("machine-uid", uid));
   const [, id] = /^virtual:\/\/\/[^/]+\/([^/]+)$/.exec(providerId) ?? [];
   if (!id) throw failure("INVALID_ARGUMENT", `provider id ${providerId} is none of this cloud's`);
-  const found = await call(c, task, "GET", "/v1/instances/" + id).catch((e) => { if (e.code !== Code.CODE_NOT_FOUND) throw e; });
+  const found = await call(c, task, "GET", "/v1/instances/" + encodeURIComponent(id)).catch((e) => { if (e.code !== Code.CODE_NOT_FOUND) throw e; });
   return found?.tags?.["machinebus.io/cluster"] === CLUSTER ? [found] : [];
 }
 
@@ -127,7 +126,7 @@ const operations = {
   async delete({ machine, class: reference }, task) {
     const c = await classOf(reference);
     for (const { id } of await instancesOf(c, task, machine))
-      await call(c, task, "DELETE", "/v1/instances/" + id).catch((e) => { if (e.code !== Code.CODE_NOT_FOUND) throw e; });
+      await call(c, task, "DELETE", "/v1/instances/" + encodeURIComponent(id)).catch((e) => { if (e.code !== Code.CODE_NOT_FOUND) throw e; });
     return { delete: {} };
   },
   async status({ machine, class: reference }, task) {

@@ -17,16 +17,18 @@ const codes = {
 const { CLOUD_TOKEN_FILE } = process.env;
 const token = CLOUD_TOKEN_FILE ? readFileSync(CLOUD_TOKEN_FILE, "utf8").trim() : "";
 
-// call makes one call. One that was not answered, or with a server error, may have had its effect.
+// call makes one call. One that was not answered to its end, or with a server error, may have had its effect.
 async function call({ spec, signal }, method, path, body) {
   const begun = method !== "GET";
-  const headers = { authorization: `Bearer ${token}`, "content-type": "application/json" };
-  const request = fetch(spec.endpoint + path, { method, signal, headers, body: JSON.stringify(body) });
-  const response = await request.catch((e) => {
+  const lost = (e) => {
     const code = signal.aborted ? "DEADLINE_EXCEEDED" : "UNAVAILABLE";
     throw new Failure(code, `${method} ${path}: ${e.message}`, { begun, outcomeUnknown: begun });
-  });
-  const answer = await response.json().catch(() => ({}));
+  };
+  const headers = { authorization: `Bearer ${token}`, "content-type": "application/json" };
+  const request = fetch(spec.endpoint + path, { method, signal, headers, body: JSON.stringify(body) });
+  const response = await request.catch(lost);
+  const telling = response.ok && method !== "DELETE"; // half an answer is no empty list
+  const answer = await response.json().catch((e) => (telling ? lost(e) : {}));
   if (response.ok) return answer;
   const message = answer.error?.message ?? `HTTP ${response.status}`;
   const code = (answer.error && codes[response.status]) ?? "INTERNAL"; // a proxy's 404 says nothing of instances
@@ -53,7 +55,7 @@ async function tagged(c, tags) {
 function idOf(providerId) {
   const [, id] = /^virtual:\/\/\/[^/]+\/([^/]+)$/.exec(providerId) ?? [];
   if (!id) throw new Failure("INVALID_ARGUMENT", `provider id ${providerId} is none of this cloud's`);
-  return id;
+  return encodeURIComponent(id);
 }
 
 // list returns the instances of the class, of this control plane alone.

@@ -12,7 +12,7 @@ import (
 
 // do does any operation.
 func (r *replica) do(cluster string, env *driverv1.Envelope, o *op) *driverv1.Result {
-	if ref := bus.ClassOf(env); ref != nil {
+	if ref := bus.ClassOf(env); ref != nil && (!r.sees || env.GetList() == nil) {
 		if refusal := r.checkClass(cluster, ref); refusal != nil {
 			return refusal
 		}

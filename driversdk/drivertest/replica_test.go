@@ -28,6 +28,7 @@ type traits struct {
 	fault    fault
 	plain    bool
 	identity driverv1.CreateIdentity // unspecified means unique_name
+	sees     bool                    // it lists without asking for class or secret
 }
 
 // A replica is a driver written without the SDK and without bus.Server: it knows

@@ -112,6 +112,32 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// A driver that needs neither class nor secret to list has to keep up with them all the
+// same, and is judged by what it makes next.
+func TestCheck_ListsWithoutClass(t *testing.T) {
+	t.Parallel()
+	srv := bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})
+	p := startProcess(t, srv.URL(), traits{sees: true})
+	report, err := Check(t.Context(), lookInto(srv.URL(), p), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !report.OK() {
+		t.Errorf("a good driver: %v, left: %q", report.Of(Failed), report.Left)
+	}
+	for _, id := range []string{"REF-1", "CHANGED-1"} {
+		if !slices.Contains(idsOf(report.Of(Passed)), id) {
+			t.Errorf("%s was not proved", id)
+		}
+		for _, f := range []fault{fault(id), fault(id + "/secret")} {
+			t.Run(string(f), func(t *testing.T) {
+				t.Parallel()
+				wantBroken(t, traits{fault: f, sees: true})
+			})
+		}
+	}
+}
+
 // wantPools wants node groups as they were before the suite came.
 func wantPools(t *testing.T, p *process) {
 	t.Helper()

@@ -30,6 +30,16 @@ func (d *door) validate() error {
 	}
 }
 
+// listen is where to listen unless somebody says so: without TLS no other machine
+// gets in.
+func (d *door) listen() string {
+	if d.plaintext {
+		return "127.0.0.1:8086"
+	}
+
+	return ":8086"
+}
+
 // credentials fail when the files cannot be used; later on the last good ones stay
 // in use.
 func (d *door) credentials() (credentials.TransportCredentials, error) {

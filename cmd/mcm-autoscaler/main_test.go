@@ -339,6 +339,25 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
+// Without TLS nobody on another machine gets in unless somebody says so.
+func TestListensByDefault(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		door   door
+		listen string
+		want   string
+	}{
+		"TLS":             {door{cert: "a", key: "b", clientCA: "c"}, "", ":8086"},
+		"plaintext":       {door{plaintext: true}, "", "127.0.0.1:8086"},
+		"plaintext, told": {door{plaintext: true}, ":1", ":1"},
+	} {
+		o := options{door: tc.door, listen: tc.listen, nats: natsOptions{cluster: "default"}, namespace: "default", address: "127.0.0.1", port: 1}
+		if err := o.complete(); err != nil || o.listen != tc.want {
+			t.Errorf("%s: listens on %q, want %q; %v", name, o.listen, tc.want, err)
+		}
+	}
+}
+
 // A URL with a password comes by the environment, and the flag wins over it.
 func TestNATSFromTheEnvironment(t *testing.T) {
 	t.Setenv("NATS_URL", "tls://a:1,tls://b:2")

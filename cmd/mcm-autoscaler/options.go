@@ -51,7 +51,7 @@ absent), or if --nodes names it. With --nats-url the node groups that drivers se
 over the bus are there as well, as provider:<provider>/<id>. Who may connect has to
 show a certificate of --client-ca. Certificates are read again for each connection.`,
 		Example: `  mcm-autoscaler --namespace=shop --tls-cert=tls.crt --tls-key=tls.key --client-ca=ca.crt
-  mcm-autoscaler --nodes=1:10:shop.workers --kubeconfig=$HOME/.kube/config --listen=127.0.0.1:8086 --allow-plaintext`,
+  mcm-autoscaler --nodes=1:10:shop.workers --kubeconfig=$HOME/.kube/config --allow-plaintext`,
 		Version:       version(),
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
@@ -88,7 +88,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 		"for machine controller managers from v0.56 to v0.61.2; older ones cannot be served")
 	fs.StringVar(&o.gpuLabel, "gpu-label", "", "label of nodes with GPUs")
 
-	fs.StringVar(&o.listen, "listen", ":8086", "address for the cluster-autoscaler")
+	fs.StringVar(&o.listen, "listen", "", "address for the cluster-autoscaler; empty means :8086, and 127.0.0.1:8086 with --allow-plaintext")
 	fs.StringVar(&o.door.cert, "tls-cert", "", "PEM file with the certificate; its names must include the host of the cluster-autoscaler's cloud-config")
 	fs.StringVar(&o.door.key, "tls-key", "", "PEM file with the certificate's key")
 	fs.StringVar(&o.door.clientCA, "client-ca", "", "PEM file with the authority of the certificates that clients must have; who has one can delete every node of a group, down to its minimum")
@@ -120,6 +120,9 @@ func (o *options) complete() error {
 		}
 		seen[g.Deployment.String()] = true
 		o.groups = append(o.groups, g)
+	}
+	if o.listen == "" {
+		o.listen = o.door.listen()
 	}
 	if _, _, err := net.SplitHostPort(o.listen); err != nil {
 		errs = append(errs, fmt.Errorf("--listen: %w", err))

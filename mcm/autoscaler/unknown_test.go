@@ -3,6 +3,7 @@ package autoscaler_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -62,9 +63,10 @@ func TestWriteOfUnknownOutcome(t *testing.T) {
 func TestWriteHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	stuck, free := make(chan struct{}), make(chan struct{})
+	reached := sync.OnceFunc(func() { close(stuck) })
 	r := newRig(t, withTrouble(func(o client.Object, err error) error {
 		if o.GetName() == "slow" {
-			close(stuck)
+			reached()
 			<-free
 		}
 

@@ -224,6 +224,7 @@ faults-unfenced: ## Show that the judge of make faults sees a missing fence: pas
 
 .PHONY: faults-damage
 faults-damage: unfenced
+	@$(if $(filter off,$(FENCING)),,$(call remedy,with the fence in place damage proves nothing; run: make faults-unfenced))
 	@.tools/damage.sh $(RUN_FAULTS)
 
 .PHONY: bench

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -54,7 +55,10 @@ func (w *world) judge(ctx context.Context) error {
 	}
 	for _, identity := range identities {
 		d := &v1alpha1.MachineDeployment{ObjectMeta: metav1.ObjectMeta{Name: objectName(identity), Namespace: w.name}}
-		if err := w.kube.Delete(ctx, d); err != nil {
+		err := w.patiently(ctx, "the pool is to go", func(ctx context.Context) error {
+			return client.IgnoreNotFound(w.kube.Delete(ctx, d))
+		})
+		if err != nil {
 			return err
 		}
 	}
@@ -140,6 +144,25 @@ func (w *world) remains(ctx context.Context) ([]finding, error) {
 			c.GetName(), c.GetOperationId(), c.GetState(), c.GetReplica()))
 	}
 	return found, nil
+}
+
+// salvage counts, of a run that has gone wrong itself, what the cloud's log proves all
+// the same: instances that must not have been made. What it tells besides may only not
+// have come to its end.
+func (w *world) salvage(ctx context.Context) error {
+	if w.cloud == nil || w.cloud.Admin == nil {
+		return nil // there is no log yet
+	}
+	const patience = 10 * time.Second
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	entries, err := w.cloud.Admin.Log(ctx, 0)
+	if err != nil {
+		return fmt.Errorf("read the cloud's log, for what is known already: %w", err)
+	}
+	found, _ := readLog(entries, w.witness)
+	w.tally.find(slices.DeleteFunc(found, func(f finding) bool { return !f.broken() })...)
+	return nil
 }
 
 // readLog counts what the cloud's log tells.

@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/machinebus/machinebus/cmd/internal/stack"
+	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloud"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
@@ -86,6 +89,56 @@ func TestSettle_Unexplained(t *testing.T) {
 			}
 			wantLastLine(t, tc.reason, w.tally, tc.want)
 		})
+	}
+}
+
+// TestSalvage has a run go wrong. What its log proves counts: a machine that is gone had
+// an instance. What may only not have come to its end does not, as an instance that was
+// deleted before anybody has heard that its machine is to go.
+func TestSalvage(t *testing.T) {
+	t.Parallel()
+	c, err := cloud.New(t.Context(), cloud.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const token = "token"
+	server := httptest.NewServer(cloud.NewHandler(c, token))
+	defer server.Close()
+	api, err := cloudapi.NewClient(server.URL, token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin, err := cloudapi.NewAdmin(server.URL, token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{tally: newTally(busCluster, 0, 0), witness: witnessAt(testTime), cloud: &stack.Cloud{Admin: admin}}
+	for _, uid := range []string{"gone", "unheard"} {
+		w.witness.saw(seenMachine(uid, time.Time{}), false)
+		i, err := api.Create(t.Context(), cloudapi.CreateRequest{
+			Name: uid, MachineType: "small", Region: "moon", Identity: cloudapi.IdentityNone, Tags: map[string]string{cloudapi.TagMachineUID: uid},
+		})
+		if err == nil {
+			err = api.Delete(t.Context(), i.ID)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.witness.saw(seenMachine("gone", testTime), true) // long before the cloud has made an instance
+	interrupted, interrupt := context.WithCancel(t.Context())
+	interrupt()
+	if err := w.salvage(interrupted); err != nil {
+		t.Fatal(err)
+	}
+	wantLastLine(t, "one was made for a machine that was gone", w.tally, "lost 0 doubled 0 leaked 1 stuck 0")
+	server.Close()
+	if err := w.salvage(t.Context()); err == nil {
+		t.Error("the cloud is away, and nothing was said of it")
+	}
+	w.cloud = nil
+	if err := w.salvage(t.Context()); err != nil {
+		t.Errorf("there was no cloud yet: %v", err)
 	}
 }
 

@@ -60,6 +60,7 @@ type ledger struct {
 type figures struct {
 	machines   int // that had instances
 	unseen     int // of these, by the witness
+	halfSeen   int // of these: it saw them, and not that they went
 	lifecycles int // machines that have come and gone
 	surplus    int // instances beside another one of their machine, as may be, and collected
 }
@@ -93,11 +94,14 @@ func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, sums fig
 	}
 	for _, l := range order {
 		found = append(found, l.leftBehind()...)
-		ran, seen := w.lived(l.uid)
+		of, seen := w.lived(l.uid)
 		if !seen {
 			sums.unseen++
 		}
-		if l.live == 0 && ran {
+		if of.missed {
+			sums.halfSeen++
+		}
+		if l.live == 0 && of.ran {
 			sums.lifecycles++
 		}
 	}

@@ -39,7 +39,11 @@ func TestVerdict(t *testing.T) {
 		},
 		"unseen": {
 			reason: "nobody knows whether they were lost or left behind", spoil: func(c, _ *tally) { c.machines, c.unseen = 40, 3 },
-			want: "bus cluster: only the cloud saw 3 of 40 machines",
+			want: "bus cluster: of 40 machines only the cloud saw 3, and nobody saw 0 go",
+		},
+		"half seen": {
+			reason: "nobody knows whether they were lost", spoil: func(c, _ *tally) { c.machines, c.unseen, c.halfSeen = 40, 1, 2 },
+			want: "bus cluster: of 40 machines only the cloud saw 1, and nobody saw 2 go",
 		},
 		"hardly unseen": {reason: "one of 20 is let pass", spoil: func(c, _ *tally) { c.machines, c.unseen = 40, 2 }},
 		"one unseen":    {reason: "one may always be missed", spoil: func(c, _ *tally) { c.machines, c.unseen = 5, 1 }},

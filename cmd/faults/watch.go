@@ -17,7 +17,6 @@ import (
 // machines would come and go unseen.
 func (w *world) watchMachines(ctx context.Context) error {
 	const retry = 50 * time.Millisecond
-	w.witness = newWitness()
 	stream, err := w.listMachines(ctx)
 	if err != nil {
 		return fmt.Errorf("watch machines: %w", err)

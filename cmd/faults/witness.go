@@ -106,12 +106,12 @@ func (w *witness) tooLate(uid string, at time.Time) bool {
 	return !l.gone.IsZero() && at.After(l.gone)
 }
 
-// lived tells whether a Machine was seen Running, and whether it was seen at all.
-func (w *witness) lived(uid string) (ran, seen bool) {
+// lived returns what was seen of a Machine, and whether it was seen at all.
+func (w *witness) lived(uid string) (l life, seen bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	l, seen := w.seen[uid]
-	return l.ran, seen
+	l, seen = w.seen[uid]
+	return l, seen
 }
 
 // lives is how many Machines were seen Running and then to be gone.

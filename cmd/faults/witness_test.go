@@ -90,8 +90,8 @@ func TestLives(t *testing.T) {
 		t.Errorf("%d machines have lived, want one", got)
 	}
 	for uid, want := range map[string][2]bool{"whole": {true, true}, "never ran": {false, true}, "unknown": {false, false}} {
-		if ran, seen := w.lived(uid); ran != want[0] || seen != want[1] {
-			t.Errorf("%s: ran: %v, seen: %v, want %v", uid, ran, seen, want)
+		if l, seen := w.lived(uid); l.ran != want[0] || seen != want[1] {
+			t.Errorf("%s: ran: %v, seen: %v, want %v", uid, l.ran, seen, want)
 		}
 	}
 }

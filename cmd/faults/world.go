@@ -68,7 +68,7 @@ type world struct {
 func runWorld(ctx context.Context, o *options, out io.Writer, cluster *stack.DevCluster, tally *tally) (err error) {
 	kind := tally.bus
 	w := &world{
-		options: o, kind: kind, name: "faults-" + kind, cluster: cluster, tally: tally, patience: healLimit,
+		options: o, kind: kind, name: "faults-" + kind, cluster: cluster, tally: tally, witness: newWitness(), patience: healLimit,
 		api: &target{name: "the API server"}, lead: &target{name: "the mcm that leads"}, knobs: map[string]*target{},
 		cloudLinks: map[string]*target{}, links: map[string][]*target{},
 	}
@@ -81,6 +81,9 @@ func runWorld(ctx context.Context, o *options, out io.Writer, cluster *stack.Dev
 	}
 	keep, letEnd := context.WithCancel(ctx)
 	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.salvage(ctx))
+		}
 		letEnd()
 		w.keepers.Wait()
 		err = errors.Join(err, w.site.Close())

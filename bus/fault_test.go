@@ -386,7 +386,7 @@ func TestFramesOfStrangersAreDropped(t *testing.T) {
 		t.Fatal("publish")
 	}
 	want := uint64(len(forged) + 2)
-	bustest.Eventually(t, "forged frames are counted", func() bool { return r.caller.Dropped() == want })
+	bustest.Eventually(t, "forged frames are counted", func() bool { return r.caller.Dropped() >= want })
 	g.release()
 	out := wantOK(t, bustest.Receive(t, "the outcome", done))
 	if out.Result.GetCreate().GetInstance() == nil {

@@ -157,7 +157,7 @@ func TestNodeGroupErrorsSayWhatRan(t *testing.T) {
 			reason: "what does not fit a message is said to be so",
 			offer: func(context.Context, string, *nodegroupv1.Envelope) *nodegroupv1.Envelope {
 				return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_GroupsFound{GroupsFound: &nodegroupv1.GroupsResponse{
-					Groups: []*nodegroupv1.Group{{Description: string(make([]byte, 9<<20))}},
+					Groups: []*nodegroupv1.Group{{Description: string(make([]byte, 5<<20))}},
 				}}}
 			},
 			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,

@@ -63,13 +63,26 @@ func TestServerRestart(t *testing.T) {
 			bustest.Receive(t, "the handler", g.entered)
 			r.restart(t, dir, tc.keep)
 			g.release()
-			out := wantOK(t, bustest.Receive(t, "the outcome", done))
+			var out *bus.Outcome
+			bustest.Eventually(t, "the outcome is known", func() bool {
+				got := bustest.Receive(t, "an answer", done)
+				if bus.OriginOf(got.err) == bus.OriginTimeout { // the server was away for longer; mcm asks again
+					req.Recover, req.Attempt = true, got.out.Attempts
+					done = call(t.Context(), r.caller, req)
+
+					return false
+				}
+				out = wantOK(t, got)
+
+				return true
+			})
 			// What was at the cloud already has its outcome reported. Without its claim
 			// nobody can tell that it still counts: then one more attempt looks for it.
-			if runs := g.runs.Load(); uint32(runs) != out.Attempts || runs > tc.most {
+			runs := g.runs.Load()
+			if uint32(runs) > out.Attempts || runs > tc.most {
 				t.Errorf("outcome = %+v after %d runs, want at most %d: %s", out, runs, tc.most, tc.reason)
 			}
-			if out.Attempts > 1 {
+			if runs > 1 {
 				if again := bustest.Receive(t, "the second attempt", g.entered); !again.Request.GetRecover() || again.Request.GetOperationId() != req.OperationID {
 					t.Errorf("second attempt = %+v, want the same operation, told to look first", again.Request)
 				}

@@ -26,9 +26,12 @@ const (
 	// JetStream before it is believed: one that starts says so, too.
 	absentTries = 3
 
-	// maxStreamBytes is for some hundred thousand machines.
-	maxStreamBytes = 64 << 20
-	maxRecordBytes = 1 << 20
+	// leastStreamBytes is for some hundred thousand machines a day, and what JetStream
+	// reserves for each provider. A stream that is half full is allowed twice as much, up
+	// to mostStreamBytes, which is what a replica that misbehaves can fill.
+	leastStreamBytes = 64 << 20
+	mostStreamBytes  = 1 << 30
+	maxRecordBytes   = 1 << 20
 )
 
 // errNoJetStream: the server says that it has none.
@@ -55,7 +58,13 @@ type StreamState struct {
 	Problem string
 	// Absent: NATS has no JetStream. Operations are dispatched without claims.
 	Absent bool
+	// Bytes is how much it held at the last look, and MaxBytes how much it could; 0
+	// before the first. What does not fit is refused, and its operation waits.
+	Bytes, MaxBytes int64
 }
+
+// full tells that a stream is about to refuse claims.
+func (s StreamState) full() bool { return s.MaxBytes > 0 && s.Bytes > s.MaxBytes/10*9 }
 
 // streams keeps the operations streams of all providers that are met.
 type streams struct {
@@ -69,6 +78,8 @@ type streams struct {
 type stream struct {
 	state  StreamState
 	ready  bool          // was, once, in this process: then it is never taken for absent; written by its keeper alone
+	room   room          // its keeper's, as is narrow
+	narrow bool          // JetStream has no more room for it, which is logged
 	absent int           // times in a row that the server said so
 	known  chan struct{} // closed at the first word on it
 	check  chan struct{}
@@ -154,6 +165,7 @@ func (s *streams) note(st *stream, err error) (settled bool) {
 	st.state.Ready, st.state.Problem = err == nil, ""
 	st.state.Absent = !st.ready && st.absent >= absentTries
 	st.ready = st.ready || err == nil
+	st.state.Bytes, st.state.MaxBytes = st.room.State.Bytes, st.room.Config.MaxBytes
 	if err != nil {
 		st.state.Problem = err.Error()
 	}
@@ -189,9 +201,35 @@ func (s *streams) tell(before, now StreamState) {
 	case !now.Ready && !now.Absent && before.Problem != now.Problem:
 		log.Error("the operations stream is not there: creates and deletes wait", "err", now.Problem)
 	}
+	if now.full() && !before.full() {
+		log.Error("the operations stream is nearly full: once it is, creates and deletes wait until its records are a day old. "+
+			"Give JetStream more room, and have the driver keep less last known state", "bytes", now.Bytes, "limit", now.MaxBytes)
+	}
 }
 
-// make creates the stream, or brings an existing one to this configuration.
+// A room is how much a stream holds, and may hold, in bytes, as JetStream tells it.
+type room struct {
+	Config struct {
+		MaxBytes int64 `json:"max_bytes"`
+	} `json:"config"`
+	State struct {
+		Bytes int64 `json:"bytes"`
+	} `json:"state"`
+}
+
+// wanted is how much the stream should be allowed to hold. It is never less than
+// before: other managers may have seen more in it.
+func (r room) wanted() int64 {
+	most := max(r.Config.MaxBytes, leastStreamBytes)
+	if r.State.Bytes > most/2 && most < mostStreamBytes {
+		return min(2*most, mostStreamBytes)
+	}
+
+	return most
+}
+
+// make creates the stream, or brings an existing one to this configuration, or makes
+// one larger that fills up.
 func (s *streams) make(ctx context.Context, st *stream) error {
 	cluster, provider, name := s.c.cfg.Cluster, st.state.Provider, st.state.Name
 	first := s.config.first
@@ -203,7 +241,7 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 		Description: "machinebus: sessions of driver replicas and claims on machines",
 		Subjects:    []string{wildcard(cluster, TreeSession, provider, "*"), wildcard(cluster, TreeClaim, provider, "*")},
 		Storage:     jetstream.FileStorage, Replicas: max(1, s.config.Replicas),
-		MaxMsgsPerSubject: 1, MaxBytes: maxStreamBytes, MaxMsgSize: maxRecordBytes, MaxMsgs: -1, MaxConsumers: -1,
+		MaxMsgsPerSubject: 1, MaxBytes: leastStreamBytes, MaxMsgSize: maxRecordBytes, MaxMsgs: -1, MaxConsumers: -1,
 		// Old records must never make room for new ones: a claim that went without
 		// its owner's knowing would let two replicas at one machine.
 		Discard: jetstream.DiscardNew, MaxAge: keptFor,
@@ -215,21 +253,46 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	if s.config.Memory {
 		cfg.Storage = jetstream.MemoryStorage
 	}
-	err := s.api(ctx, "STREAM.INFO."+name, nil)
+	st.room = room{}
+	err := s.request(ctx, "STREAM.INFO."+name, nil, &st.room)
 	if errors.Is(err, errNoStream) {
 		s.c.unmark(provider)
 
 		return s.api(ctx, "STREAM.CREATE."+name, cfg)
 	}
-	if err != nil || st.ready {
+	if err != nil {
 		return err
 	}
-	cfg.FirstSeq = 0
+	cfg.FirstSeq, cfg.MaxBytes = 0, max(st.room.Config.MaxBytes, leastStreamBytes)
+	if st.ready {
+		s.widen(ctx, st, cfg)
+
+		return nil
+	}
 	if err := s.api(ctx, "STREAM.UPDATE."+name, cfg); err != nil {
 		return fmt.Errorf("%w (it exists with settings that cannot be changed: adapt --nats-stream-storage, or delete it when nothing runs)", err)
 	}
 
 	return nil
+}
+
+// widen lets a stream that fills up hold more. Where JetStream has no room for that it
+// is as good as before, until it is full.
+func (s *streams) widen(ctx context.Context, st *stream, cfg jetstream.StreamConfig) {
+	before := st.room.Config.MaxBytes
+	cfg.MaxBytes = st.room.wanted()
+	if before <= 0 || cfg.MaxBytes <= before {
+		return
+	}
+	log := s.c.log.With("stream", cfg.Name, "provider", st.state.Provider, "bytes", st.room.State.Bytes, "limit", before)
+	err := s.api(ctx, "STREAM.UPDATE."+cfg.Name, cfg)
+	if err == nil {
+		st.room.Config.MaxBytes = cfg.MaxBytes
+		log.Info("the operations stream fills up, and may hold more from now on", "new_limit", cfg.MaxBytes)
+	} else if !st.narrow {
+		log.Warn("the operations stream fills up and cannot be made larger", "err", err)
+	}
+	st.narrow = err != nil
 }
 
 // sequenceAtRandom is where the sequences of a new stream begin: anywhere in a range

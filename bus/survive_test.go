@@ -2,6 +2,7 @@ package bus_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -161,6 +162,63 @@ func TestStreamIsMadeSafe(t *testing.T) {
 	m.Header.Set("Nats-Rollup", "all")
 	if _, err := js.PublishMsg(t.Context(), m); err == nil {
 		t.Error("one message can wipe the stream")
+	}
+}
+
+// A stream that fills up may hold more before it is full, where JetStream has the
+// room; otherwise people hear of it while it still works.
+func TestStreamFillsUp(t *testing.T) {
+	t.Parallel()
+	const record, half = 1<<20 - 1024, 32 << 20 // of what a stream may hold at first
+	for name, tc := range map[string]struct {
+		store string // JetStream's own limit
+		fill  int
+		limit int64
+		says  string
+	}{
+		"more room": {store: "1G", fill: half/record + 1, limit: 4 * half},
+		"no room":   {store: "100M", fill: 2*half/record - 2, limit: 2 * half, says: "nearly full"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(t.TempDir(), "nats.conf")
+			settings := fmt.Appendf(nil, "jetstream { store_dir: %q, max_file_store: %s }\n", t.TempDir(), tc.store)
+			if err := os.WriteFile(file, settings, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			r, g := &rig{srv: bustest.Server(t, embedded.Options{ConfigFile: file})}, newGate(t)
+			g.release()
+			proxy := bustest.NewProxy(t, r.srv.URL())
+			r.conn = bustest.Connect(t, bus.Config{URLs: []string{proxy.URL()}})
+			log := &violations{}
+			caller, err := bus.NewCaller(r.conn, bus.CallerConfig{Cluster: cluster, Operations: &bus.StreamConfig{}, Logger: log.logger()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(caller.Close)
+			r.caller = caller
+			rep := r.claimant(t, g.handle)
+			js, err := jetstream.New(bustest.Raw(t, r.srv.URL()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for n := range tc.fill {
+				if _, err := js.Publish(t.Context(), fmt.Sprintf("mcm.v1.default.claim.virtual.fill-%d", n), make([]byte, record)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			proxy.Drop() // it looks at all streams when it is back
+			bustest.Eventually(t, "what it holds is seen", func() bool {
+				s := r.caller.Streams()[0]
+
+				return s.Ready && s.MaxBytes == tc.limit && s.Bytes >= int64(tc.fill*record) && strings.Contains(log.all(), tc.says)
+			})
+			if text := log.all(); tc.says == "" && text != "" {
+				t.Errorf("log = %q, and nothing is wrong", text)
+			}
+			r.leased(t, rep)
+			wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m"))))
+		})
 	}
 }
 

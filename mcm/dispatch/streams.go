@@ -6,9 +6,15 @@ import (
 	"github.com/machinebus/machinebus/bus"
 )
 
-var streamReady = prometheus.NewDesc("mcm_dispatch_operations_stream_ready",
-	"1 if operations of the provider are claimed and dead replicas fenced; 0 if JetStream or the stream is missing.",
-	[]string{"provider"}, nil)
+var (
+	streamReady = prometheus.NewDesc("mcm_dispatch_operations_stream_ready",
+		"1 if operations of the provider are claimed and dead replicas fenced; 0 if JetStream or the stream is missing.",
+		[]string{"provider"}, nil)
+	streamBytes = prometheus.NewDesc("mcm_dispatch_operations_stream_bytes",
+		"What the operations stream of the provider held at the last look; 0 before it.", []string{"provider"}, nil)
+	streamMaxBytes = prometheus.NewDesc("mcm_dispatch_operations_stream_max_bytes",
+		"What it may hold. Claims that do not fit are refused, and their operations wait.", []string{"provider"}, nil)
+)
 
 // streamCollector shows the operations streams as metrics.
 type streamCollector func() []bus.StreamState
@@ -20,7 +26,11 @@ func StreamCollector(states func() []bus.StreamState) prometheus.Collector {
 }
 
 // Describe implements [prometheus.Collector].
-func (c streamCollector) Describe(ch chan<- *prometheus.Desc) { ch <- streamReady }
+func (c streamCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- streamReady
+	ch <- streamBytes
+	ch <- streamMaxBytes
+}
 
 // Collect implements [prometheus.Collector].
 func (c streamCollector) Collect(ch chan<- prometheus.Metric) {
@@ -30,5 +40,7 @@ func (c streamCollector) Collect(ch chan<- prometheus.Metric) {
 			ready = 1
 		}
 		ch <- prometheus.MustNewConstMetric(streamReady, prometheus.GaugeValue, ready, s.Provider)
+		ch <- prometheus.MustNewConstMetric(streamBytes, prometheus.GaugeValue, float64(s.Bytes), s.Provider)
+		ch <- prometheus.MustNewConstMetric(streamMaxBytes, prometheus.GaugeValue, float64(s.MaxBytes), s.Provider)
 	}
 }

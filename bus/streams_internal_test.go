@@ -1,0 +1,27 @@
+package bus
+
+import "testing"
+
+func TestRoomWanted(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		reason      string
+		has, before int64
+		want        int64
+	}{
+		"new":        {"it reserves no more than it needs", 0, leastStreamBytes, leastStreamBytes},
+		"half full":  {"half is left until the next look", leastStreamBytes / 2, leastStreamBytes, leastStreamBytes},
+		"fills up":   {"it is not to be full at the next look", leastStreamBytes/2 + 1, leastStreamBytes, 2 * leastStreamBytes},
+		"grown":      {"another manager has seen more in it", 0, 4 * leastStreamBytes, 4 * leastStreamBytes},
+		"cut down":   {"somebody has taken its room away", 0, 1, leastStreamBytes},
+		"at its end": {"a bad replica fills so much and no more", mostStreamBytes, mostStreamBytes, mostStreamBytes},
+		"by hand":    {"somebody wanted more than we ask for", 3 * mostStreamBytes, 4 * mostStreamBytes, 4 * mostStreamBytes},
+		"nearly":     {"the last step ends at the bound", mostStreamBytes - 2, mostStreamBytes - 1, mostStreamBytes},
+	} {
+		var r room
+		r.State.Bytes, r.Config.MaxBytes = tc.has, tc.before
+		if got := r.wanted(); got != tc.want {
+			t.Errorf("%s: with %d of %d it wants %d, not %d: %s", name, tc.has, tc.before, got, tc.want, tc.reason)
+		}
+	}
+}

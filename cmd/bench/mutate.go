@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strconv"
 
@@ -23,6 +24,9 @@ import (
 func benchMutate(ctx context.Context, b *bench) error {
 	store, err := filepath.Abs(filepath.Join(b.dir, "mutate"))
 	if err != nil {
+		return err
+	}
+	if err := os.RemoveAll(store); err != nil { // its machines would not be new
 		return err
 	}
 	rig, err := newReadRig(ctx, rigOptions{inProcess: true, store: store})

@@ -26,12 +26,7 @@ const (
 	// JetStream before it is believed: one that starts says so, too.
 	absentTries = 3
 
-	// leastStreamBytes is for some hundred thousand machines a day, and what JetStream
-	// reserves for each provider. A stream that is half full is allowed twice as much, up
-	// to mostStreamBytes, which is what a replica that misbehaves can fill.
-	leastStreamBytes = 64 << 20
-	mostStreamBytes  = 1 << 30
-	maxRecordBytes   = 1 << 20
+	maxRecordBytes = 1 << 20
 )
 
 // errNoJetStream: the server says that it has none.
@@ -58,13 +53,11 @@ type StreamState struct {
 	Problem string
 	// Absent: NATS has no JetStream. Operations are dispatched without claims.
 	Absent bool
-	// Bytes is how much it held at the last look, and MaxBytes how much it could; 0
-	// before the first. What does not fit is refused, and its operation waits.
+	// Bytes is how much it held when it was last looked at, and MaxBytes how much it
+	// could; 0 before that, and a negative MaxBytes means no limit. A full stream takes
+	// nothing: neither claims nor outcomes, nor sessions, so that leases lapse.
 	Bytes, MaxBytes int64
 }
-
-// full tells that a stream is about to refuse claims.
-func (s StreamState) full() bool { return s.MaxBytes > 0 && s.Bytes > s.MaxBytes/10*9 }
 
 // streams keeps the operations streams of all providers that are met.
 type streams struct {
@@ -78,8 +71,9 @@ type streams struct {
 type stream struct {
 	state  StreamState
 	ready  bool          // was, once, in this process: then it is never taken for absent; written by its keeper alone
-	room   room          // its keeper's, as is narrow
-	narrow bool          // JetStream has no more room for it, which is logged
+	room   room          // its keeper's, as are the next two
+	full   bool          // it is about to refuse everything, which is logged
+	narrow time.Time     // when JetStream had no more room for it; zero if it had
 	absent int           // times in a row that the server said so
 	known  chan struct{} // closed at the first word on it
 	check  chan struct{}
@@ -145,8 +139,15 @@ func (s *streams) keep(ctx context.Context, st *stream) {
 		case <-st.check:
 		}
 		next := streamRetry
-		if s.c.conn.Up() && s.note(st, s.make(ctx, st)) {
-			next = streamCheck
+		if s.c.conn.Up() {
+			known := st.ready
+			err := s.make(ctx, st)
+			if s.note(st, err) && (known || err != nil) { // what it holds is seen once it is as it should be
+				next = streamCheck
+			}
+			if known && err == nil {
+				s.weigh(ctx, st)
+			}
 		}
 		timer.Reset(next)
 	}
@@ -165,7 +166,7 @@ func (s *streams) note(st *stream, err error) (settled bool) {
 	st.state.Ready, st.state.Problem = err == nil, ""
 	st.state.Absent = !st.ready && st.absent >= absentTries
 	st.ready = st.ready || err == nil
-	st.state.Bytes, st.state.MaxBytes = st.room.State.Bytes, st.room.Config.MaxBytes
+	st.state.Bytes, st.state.MaxBytes = st.room.bytes, st.room.limit
 	if err != nil {
 		st.state.Problem = err.Error()
 	}
@@ -201,35 +202,10 @@ func (s *streams) tell(before, now StreamState) {
 	case !now.Ready && !now.Absent && before.Problem != now.Problem:
 		log.Error("the operations stream is not there: creates and deletes wait", "err", now.Problem)
 	}
-	if now.full() && !before.full() {
-		log.Error("the operations stream is nearly full: once it is, creates and deletes wait until its records are a day old. "+
-			"Give JetStream more room, and have the driver keep less last known state", "bytes", now.Bytes, "limit", now.MaxBytes)
-	}
 }
 
-// A room is how much a stream holds, and may hold, in bytes, as JetStream tells it.
-type room struct {
-	Config struct {
-		MaxBytes int64 `json:"max_bytes"`
-	} `json:"config"`
-	State struct {
-		Bytes int64 `json:"bytes"`
-	} `json:"state"`
-}
-
-// wanted is how much the stream should be allowed to hold. It is never less than
-// before: other managers may have seen more in it.
-func (r room) wanted() int64 {
-	most := max(r.Config.MaxBytes, leastStreamBytes)
-	if r.State.Bytes > most/2 && most < mostStreamBytes {
-		return min(2*most, mostStreamBytes)
-	}
-
-	return most
-}
-
-// make creates the stream, or brings an existing one to this configuration, or makes
-// one larger that fills up.
+// make creates the stream, or brings an existing one to this configuration when it is
+// first met.
 func (s *streams) make(ctx context.Context, st *stream) error {
 	cluster, provider, name := s.c.cfg.Cluster, st.state.Provider, st.state.Name
 	first := s.config.first
@@ -253,46 +229,30 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	if s.config.Memory {
 		cfg.Storage = jetstream.MemoryStorage
 	}
-	st.room = room{}
-	err := s.request(ctx, "STREAM.INFO."+name, nil, &st.room)
+	there, err := s.look(ctx, name)
 	if errors.Is(err, errNoStream) {
 		s.c.unmark(provider)
+		st.room = room{}
 
 		return s.api(ctx, "STREAM.CREATE."+name, cfg)
 	}
 	if err != nil {
 		return err
 	}
-	cfg.FirstSeq, cfg.MaxBytes = 0, max(st.room.Config.MaxBytes, leastStreamBytes)
+	st.room = there
 	if st.ready {
-		s.widen(ctx, st, cfg)
-
 		return nil
+	}
+	cfg.FirstSeq = 0
+	if cfg.MaxBytes = there.limit; there.limit >= 0 {
+		cfg.MaxBytes = max(there.limit, leastStreamBytes)
 	}
 	if err := s.api(ctx, "STREAM.UPDATE."+name, cfg); err != nil {
 		return fmt.Errorf("%w (it exists with settings that cannot be changed: adapt --nats-stream-storage, or delete it when nothing runs)", err)
 	}
+	st.room.limit = cfg.MaxBytes
 
 	return nil
-}
-
-// widen lets a stream that fills up hold more. Where JetStream has no room for that it
-// is as good as before, until it is full.
-func (s *streams) widen(ctx context.Context, st *stream, cfg jetstream.StreamConfig) {
-	before := st.room.Config.MaxBytes
-	cfg.MaxBytes = st.room.wanted()
-	if before <= 0 || cfg.MaxBytes <= before {
-		return
-	}
-	log := s.c.log.With("stream", cfg.Name, "provider", st.state.Provider, "bytes", st.room.State.Bytes, "limit", before)
-	err := s.api(ctx, "STREAM.UPDATE."+cfg.Name, cfg)
-	if err == nil {
-		st.room.Config.MaxBytes = cfg.MaxBytes
-		log.Info("the operations stream fills up, and may hold more from now on", "new_limit", cfg.MaxBytes)
-	} else if !st.narrow {
-		log.Warn("the operations stream fills up and cannot be made larger", "err", err)
-	}
-	st.narrow = err != nil
 }
 
 // sequenceAtRandom is where the sequences of a new stream begin: anywhere in a range

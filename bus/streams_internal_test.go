@@ -15,12 +15,12 @@ func TestRoomWanted(t *testing.T) {
 		"grown":      {"another manager has seen more in it", 0, 4 * leastStreamBytes, 4 * leastStreamBytes},
 		"cut down":   {"somebody has taken its room away", 0, 1, leastStreamBytes},
 		"at its end": {"a bad replica fills so much and no more", mostStreamBytes, mostStreamBytes, mostStreamBytes},
+		"far behind": {"it is seen for the first time, and takes nothing any more", 200 << 20, leastStreamBytes, 512 << 20},
+		"no limit":   {"somebody wanted none", 1 << 40, -1, -1},
 		"by hand":    {"somebody wanted more than we ask for", 3 * mostStreamBytes, 4 * mostStreamBytes, 4 * mostStreamBytes},
 		"nearly":     {"the last step ends at the bound", mostStreamBytes - 2, mostStreamBytes - 1, mostStreamBytes},
 	} {
-		var r room
-		r.State.Bytes, r.Config.MaxBytes = tc.has, tc.before
-		if got := r.wanted(); got != tc.want {
+		if got := (room{bytes: tc.has, limit: tc.before}).wanted(); got != tc.want {
 			t.Errorf("%s: with %d of %d it wants %d, not %d: %s", name, tc.has, tc.before, got, tc.want, tc.reason)
 		}
 	}

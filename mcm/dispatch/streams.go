@@ -1,6 +1,8 @@
 package dispatch
 
 import (
+	"math"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/machinebus/machinebus/bus"
@@ -13,7 +15,7 @@ var (
 	streamBytes = prometheus.NewDesc("mcm_dispatch_operations_stream_bytes",
 		"What the operations stream of the provider held at the last look; 0 before it.", []string{"provider"}, nil)
 	streamMaxBytes = prometheus.NewDesc("mcm_dispatch_operations_stream_max_bytes",
-		"What it may hold. Claims that do not fit are refused, and their operations wait.", []string{"provider"}, nil)
+		"What it may hold, +Inf for no limit. A full one takes nothing: operations wait, and replicas are fenced.", []string{"provider"}, nil)
 )
 
 // streamCollector shows the operations streams as metrics.
@@ -41,6 +43,10 @@ func (c streamCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		ch <- prometheus.MustNewConstMetric(streamReady, prometheus.GaugeValue, ready, s.Provider)
 		ch <- prometheus.MustNewConstMetric(streamBytes, prometheus.GaugeValue, float64(s.Bytes), s.Provider)
-		ch <- prometheus.MustNewConstMetric(streamMaxBytes, prometheus.GaugeValue, float64(s.MaxBytes), s.Provider)
+		limit := float64(s.MaxBytes)
+		if s.MaxBytes < 0 {
+			limit = math.Inf(1)
+		}
+		ch <- prometheus.MustNewConstMetric(streamMaxBytes, prometheus.GaugeValue, limit, s.Provider)
 	}
 }

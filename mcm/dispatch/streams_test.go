@@ -1,0 +1,40 @@
+package dispatch_test
+
+import (
+	"math"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/mcm/dispatch"
+)
+
+// A stream without a limit is never nearly full, by the arithmetic of an alert.
+func TestStreamCollector(t *testing.T) {
+	t.Parallel()
+	registry := prometheus.NewPedanticRegistry()
+	if err := registry.Register(dispatch.StreamCollector(func() []bus.StreamState {
+		return []bus.StreamState{{Provider: "acme", Ready: true, Bytes: 5, MaxBytes: 10}, {Provider: "other", Bytes: 7, MaxBytes: -1}}
+	})); err != nil {
+		t.Fatal(err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			got[f.GetName()+" "+m.GetLabel()[0].GetValue()] = m.GetGauge().GetValue()
+		}
+	}
+	if diff := cmp.Diff(map[string]float64{
+		"mcm_dispatch_operations_stream_ready acme": 1, "mcm_dispatch_operations_stream_ready other": 0,
+		"mcm_dispatch_operations_stream_bytes acme": 5, "mcm_dispatch_operations_stream_bytes other": 7,
+		"mcm_dispatch_operations_stream_max_bytes acme": 10, "mcm_dispatch_operations_stream_max_bytes other": math.Inf(1),
+	}, got); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}

@@ -98,7 +98,12 @@ function call(c, task, method, path, body) {
 
 const tag = (name, value) => "tag=" + encodeURIComponent(`machinebus.io/${name}=${value}`);
 const instanceOf = (i) => ({ providerId: i.providerID, nodeName: i.nodeName, addresses: i.addresses, machineName: i.name, machineUid: i.tags?.["machinebus.io/machine-uid"] });
-const ours = async (c, task, ...tags) => (await call(c, task, "GET", "/v1/instances?" + [tag("cluster", CLUSTER), ...tags].join("&"))).instances ?? [];
+
+async function ours(c, task, ...tags) {
+  const { instances } = await call(c, task, "GET", "/v1/instances?" + [tag("cluster", CLUSTER), ...tags].join("&"));
+  if (!Array.isArray(instances)) throw failure("INTERNAL", "no list of instances came");
+  return instances;
+}
 
 // instancesOf finds the one that the machine says it has, else those that carry its uid [DELETE-2].
 async function instancesOf(c, task, { uid, providerId }) {

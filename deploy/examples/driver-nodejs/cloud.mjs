@@ -49,7 +49,9 @@ const instanceOf = ({ providerID, nodeName, addresses, name, tags }) => ({
 async function tagged(c, tags) {
   const query = Object.entries({ cluster: c.cluster, ...tags }).map(([key, value]) => `machinebus.io/${key}=${value}`);
   const path = "/v1/instances?" + query.map((tag) => "tag=" + encodeURIComponent(tag)).join("&");
-  return ((await call(c, "GET", path)).instances ?? []).map(instanceOf);
+  const { instances } = await call(c, "GET", path);
+  if (!Array.isArray(instances)) throw new Failure("INTERNAL", `GET ${path}: no list of instances came`);
+  return instances.map(instanceOf);
 }
 
 function idOf(providerId) {
@@ -71,12 +73,14 @@ export async function find(c, { uid, providerId }) {
 // make makes the machine's instance. The cloud takes the operation id as its token: a second call makes no second one.
 export async function make(c, { name, uid }) {
   const { machineType, region, zone, tags } = c.spec;
-  return instanceOf(await call(c, "POST", "/v1/instances", {
+  const made = await call(c, "POST", "/v1/instances", {
     name, machineType, region, zone, identity: "token", idempotencyToken: c.operationId,
     tags: {
       ...tags, "machinebus.io/cluster": c.cluster, "machinebus.io/machine-uid": uid, "machinebus.io/class": c.className,
     },
-  }));
+  });
+  if (made.providerID) return instanceOf(made);
+  throw new Failure("INTERNAL", "POST /v1/instances: no instance came", { begun: true, outcomeUnknown: true });
 }
 
 // remove removes an instance; an absent one is fine.

@@ -26,7 +26,7 @@ var (
 		"RESULT-2", "RESULT-2/second", "RESULT-2/newest", "RESULT-2/failures", "RESULT-2/session", "RESULT-3", "RESULT-3/recover", "RESULT-3/fenced", "RESULT-4",
 		"RESULT-5", "RESULT-5/attached", "RESULT-6", "RESULT-6/fenced", "ACCEPT-1", "ACCEPT-2", "BUSY-1", "CANCEL-1",
 		"OPS-1", "OPS-1/forgets", "OPS-1/earlier", "OPS-1/fenced",
-		"REF-1", "REF-1/secret", "CHANGED-1", "CHANGED-1/secret", "FETCH-1", "FETCH-2", "FETCH-3", "FETCH-5", "FETCH-5/secret", "FETCH-5/bootstrap", "STATUSTEXT-1", "PROGRESS-1",
+		"REF-1", "REF-1/list", "REF-1/secret", "CHANGED-1", "CHANGED-1/secret", "FETCH-1", "FETCH-2", "FETCH-3", "FETCH-5", "FETCH-5/secret", "FETCH-5/bootstrap", "STATUSTEXT-1", "PROGRESS-1",
 		"CLAIM-1", "CLAIM-1/session", "CLAIM-1/first-session", "CLAIM-1/epoch", "CLAIM-1/name", "CLAIM-2", "CLAIM-3", "CLAIM-3/unset", "CLAIM-4",
 		"CLAIM-5", "CLAIM-5/unknown", "CLAIM-5/code", "CLAIM-5/retry", "CLAIM-5/node", "CLAIM-5/sealed", "CLAIM-5/once", "CLAIM-5/acknowledged",
 		"FENCE-1", "FENCE-2", "FENCE-2/back", "FENCE-3", "FENCE-3/rivalled",

@@ -12,7 +12,7 @@ import (
 
 // do does any operation.
 func (r *replica) do(cluster string, env *driverv1.Envelope, o *op) *driverv1.Result {
-	if ref := bus.ClassOf(env); ref != nil && (!r.sees || env.GetList() == nil) {
+	if ref := bus.ClassOf(env); ref != nil && (env.GetList() == nil || !r.listsWithout(cluster)) {
 		if refusal := r.checkClass(cluster, ref); refusal != nil {
 			return refusal
 		}
@@ -45,6 +45,14 @@ func (r *replica) do(cluster string, env *driverv1.Envelope, o *op) *driverv1.Re
 
 		return resultOf(driverv1.Code_CODE_UNIMPLEMENTED, "not here")
 	}
+}
+
+// listsWithout tells whether it lists by no class, or by one that may be old.
+func (r *replica) listsWithout(cluster string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	return r.sees || r.fault == "REF-1/list" && r.cacheOf(cluster).class != nil
 }
 
 // checkClass fetches a class and its secret, and finds fault with them.

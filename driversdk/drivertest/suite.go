@@ -35,6 +35,8 @@ type suite struct {
 	target string // the replica that is looked at; empty for a plain driver
 	epoch  uint64
 
+	listsByClass bool // the driver asks for the class to list
+
 	groupReplies string                 // prefix of reply subjects about node groups
 	groupsWere   map[string]*groupState // before the suite came, by id
 
@@ -103,6 +105,8 @@ func open(ctx context.Context, cfg Config) (*suite, error) {
 
 		return nil, err
 	}
+
+	s.learn(ctx)
 
 	return s, nil
 }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -31,6 +32,34 @@ const (
 	sizesPerGroup, optionsPerNode          = 3, 6
 	ownersPerManaged, ownersPerForeign     = 1, 7 // what is nobody's it does not remember
 )
+
+// defaults are the cluster-autoscaler's own settings, all of which it sends along.
+var defaults = &externalgrpc.NodeGroupAutoscalingOptions{
+	ScaleDownUtilizationThreshold: 0.5, ScaleDownGpuUtilizationThreshold: 0.5,
+	ScaleDownUnneededDuration: durationpb.New(10 * time.Minute), ScaleDownUnreadyDuration: durationpb.New(20 * time.Minute),
+	MaxNodeProvisionDuration: durationpb.New(15 * time.Minute),
+}
+
+// nodeLabels and nodeAnnotations are what a Node has in a plain cluster; the
+// cluster-autoscaler sends them with each question about it.
+func nodeLabels(name string) map[string]string {
+	return map[string]string{
+		corev1.LabelArchStable: "amd64", corev1.LabelOSStable: "linux", "beta.kubernetes.io/arch": "amd64", "beta.kubernetes.io/os": "linux",
+		corev1.LabelHostname: name, corev1.LabelInstanceTypeStable: "small", "beta.kubernetes.io/instance-type": "small",
+		corev1.LabelTopologyRegion: "moon", corev1.LabelTopologyZone: "moon-1", "failure-domain.beta.kubernetes.io/region": "moon",
+		"failure-domain.beta.kubernetes.io/zone": "moon-1", "node.kubernetes.io/role": "node", "worker.example.org/pool": "workers",
+	}
+}
+
+func nodeAnnotations(name string) map[string]string {
+	return map[string]string{
+		"csi.volume.kubernetes.io/nodeid":                        `{"disk.csi.example.org":"` + name + `"}`,
+		"node.alpha.kubernetes.io/ttl":                           "0",
+		"volumes.kubernetes.io/controller-managed-attach-detach": "true",
+		"projectcni.example.org/IPv4Address":                     "10.250.0.17/19",
+		"projectcni.example.org/IPv4IPIPTunnelAddr":              "100.64.3.1",
+	}
+}
 
 // benchAutoscaler has the gateway answer all calls of a loop, one after the other
 // as the cluster-autoscaler makes them, on one connection with mutual TLS, and a
@@ -243,7 +272,7 @@ func (l *autoscalerLoop) node(ctx context.Context, node *externalgrpc.ExternalGr
 				break
 			}
 			l.calls++
-			_, err := l.NodeGroupGetOptions(ctx, &externalgrpc.NodeGroupAutoscalingOptionsRequest{Id: id})
+			_, err := l.NodeGroupGetOptions(ctx, &externalgrpc.NodeGroupAutoscalingOptionsRequest{Id: id, Defaults: defaults})
 			if status.Code(err) != codes.Unimplemented {
 				return false, fmt.Errorf("options of a group without any: %w", err)
 			}
@@ -280,8 +309,13 @@ func createNodes(ctx context.Context, kube client.Client) ([]*externalgrpc.Exter
 	group.SetLimit(parallel)
 	for i := range nodes {
 		name := nodeName(i)
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{ProviderID: "virtual:///here/" + name}}
-		nodes[i] = &externalgrpc.ExternalGrpcNode{Name: name, ProviderID: node.Spec.ProviderID}
+		node := &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: nodeLabels(name), Annotations: nodeAnnotations(name)},
+			Spec:       corev1.NodeSpec{ProviderID: "virtual:///here/" + name},
+		}
+		nodes[i] = &externalgrpc.ExternalGrpcNode{
+			Name: name, ProviderID: node.Spec.ProviderID, Labels: node.Labels, Annotations: node.Annotations,
+		}
 		group.Go(func() error {
 			if err := kube.Create(ctx, node); err != nil || i >= managedNodes {
 				return err

@@ -65,7 +65,7 @@ func makeRoom(ctx context.Context, nc *nats.Conn) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, readySoon)
+	ctx, cancel := context.WithTimeoutCause(ctx, readySoon, fmt.Errorf("not within %s", readySoon))
 	defer cancel()
 	return stack.Poll(ctx, "the operations stream is there", func(ctx context.Context) error {
 		s, err := js.Stream(ctx, bus.StreamName(readCluster, readProvider))

@@ -95,6 +95,8 @@ func TestNodeGroupForNode(t *testing.T) {
 	r.machine("a", "coming")
 	others := r.joined("unmarked", "others")
 	r.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: r.namespace + "-foreign"}})
+	poser := &externalgrpc.ExternalGrpcNode{Name: r.namespace + "-poser", ProviderID: registered.GetProviderID()}
+	r.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: poser.GetName()}, Spec: corev1.NodeSpec{ProviderID: poser.GetProviderID()}})
 	r.refresh(1, 2)
 	node := func(name, id string) *externalgrpc.ExternalGrpcNode {
 		return &externalgrpc.ExternalGrpcNode{Name: name, ProviderID: id}
@@ -106,7 +108,10 @@ func TestNodeGroupForNode(t *testing.T) {
 	}{
 		"registered":     {"it is the machine's Node", registered, true},
 		"by name":        {"a cloud controller sets the provider id later", node(registered.GetName(), ""), true},
-		"provider id":    {"the machine's own spelling is as good", node("any", "virtual:///elsewhere/"+r.namespace+"/registered"), true},
+		"provider id":    {"the machine's own spelling is as good", node(registered.GetName(), "virtual:///elsewhere/"+r.namespace+"/registered"), true},
+		"not seen yet":   {"the cluster-autoscaler makes up a node for the instance", node(registered.GetProviderID(), registered.GetProviderID()), true},
+		"a copy":         {"it stands for a machine to come", node("template-node-for-"+r.id("a")+"-123-upcoming-0", registered.GetProviderID()), true},
+		"poser":          {"it has chosen another machine's provider id, which would go for it", poser, false},
 		"unregistered":   {"it goes by its placeholder", r.fake("coming"), true},
 		"gone":           {"nothing has that placeholder any more", r.fake("gone"), false},
 		"other machine":  {"its deployment is no group", others, false},

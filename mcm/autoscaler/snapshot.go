@@ -60,6 +60,10 @@ type machine struct {
 	node  *corev1.Node // nil as long as it has not joined
 }
 
+// upcomingPrefix begins the names of nodes that the cluster-autoscaler makes up for
+// machines to come, some of them as copies of Nodes that are there, with their ids.
+const upcomingPrefix = "template-node-for-"
+
 // placeholderPrefix begins the id of an instance that has not joined: the
 // cluster-autoscaler needs one at once.
 const placeholderPrefix = "requested://"
@@ -74,6 +78,14 @@ func (m *machine) instanceID() string {
 	}
 
 	return m.placeholder()
+}
+
+// posedAs tells that a node with the machine's provider id is none of its own: kubelets
+// choose what they say there, and to remove such a node, idle perhaps, would remove the
+// machine, in use perhaps. What the cluster-autoscaler makes up has no Node: it goes by
+// the id in both fields, or is a copy.
+func (m *machine) posedAs(providerID, name string) bool {
+	return m.node != nil && name != m.node.Name && name != "" && name != providerID && !strings.HasPrefix(name, upcomingPrefix)
 }
 
 // going tells that the machine is being deleted, or will be.
@@ -292,10 +304,15 @@ func mayBeOf(m *v1alpha1.Machine, node *corev1.Node) bool {
 // find returns the machine behind a node of the cluster-autoscaler's; nil if it is
 // of none of the groups. One that has not joined goes by its placeholder.
 func (sn *snapshot) find(providerID, name string) *machine {
-	for _, index := range []map[string]*machine{sn.byPlaceholder, sn.byProviderID} {
-		if m := index[providerID]; providerID != "" && m != nil {
-			return m
+	if m := sn.byPlaceholder[providerID]; m != nil {
+		return m
+	}
+	if m := sn.byProviderID[providerID]; m != nil {
+		if m.posedAs(providerID, name) {
+			return nil
 		}
+
+		return m
 	}
 	if m := sn.byPlaceholder[name]; m != nil {
 		return m

@@ -223,7 +223,7 @@ faults-unfenced: ## Show that the judge of make faults sees a missing fence: pas
 	@$(MAKE) FENCING=off faults-damage
 
 .PHONY: faults-damage
-faults-damage: unfenced
+faults-damage: $(if $(filter off,$(FENCING)),unfenced)
 	@$(if $(filter off,$(FENCING)),,$(call remedy,with the fence in place damage proves nothing; run: make faults-unfenced))
 	@.tools/damage.sh $(RUN_FAULTS)
 

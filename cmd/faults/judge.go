@@ -160,7 +160,8 @@ func (w *world) salvage(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the cloud's log, for what is known already: %w", err)
 	}
-	found, _ := readLog(entries, w.witness)
+	found, sums := readLog(entries, w.witness)
+	w.tally.figures = sums
 	w.tally.find(slices.DeleteFunc(found, func(f finding) bool { return !f.broken() })...)
 	return nil
 }

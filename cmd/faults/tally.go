@@ -96,7 +96,7 @@ func (t *tally) print(out io.Writer) {
 	for _, c := range t.crashes {
 		fmt.Fprintf(out, "%s: crashed: %s\n", t.bus, strings.ReplaceAll(c, "\n", "\n  "))
 	}
-	fmt.Fprintf(out, "%s: lifecycles %d, of machines that only the cloud saw: %d, of such that were not seen to go: %d\n",
+	fmt.Fprintf(out, "%s: lifecycles %d, of machines that only the cloud saw: %d, that were not seen to go: %d\n",
 		t.bus, t.lifecycles, t.unseen, t.halfSeen)
 	fmt.Fprintf(out, "%s: surplus of none, collected: %d\n", t.bus, t.surplus)
 	for _, kind := range t.kinds {

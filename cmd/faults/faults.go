@@ -27,6 +27,10 @@ type fault struct {
 	do      func(context.Context, *world, *target, event) error
 }
 
+// alone is the fault that is made while no other is at work: it needs a create, and
+// then a machine that comes and goes within seconds, which others mostly prevent.
+const alone = "freeze-create"
+
 // listLag is how long the cloud's lists may lag behind, which drivers know.
 const listLag = time.Second
 
@@ -34,7 +38,7 @@ const listLag = time.Second
 var faults = []fault{
 	{"kill-driver", drivers, func(_ context.Context, _ *world, t *target, e event) error { return t.unit.kill(e.length / 2) }},
 	{"freeze-driver", drivers, freeze},
-	{"freeze-create", lookers, freezeCreate},
+	{alone, lookers, freezeCreate},
 	{"freeze-mcm", managers, freeze},
 	{"freeze-nats", natsServers, freeze},
 	{"lose-nats", natsServers, loseServer},
@@ -265,6 +269,17 @@ func (t *target) broken(ctx context.Context, e event, how func(*stack.Link)) err
 // lanes is how many faults are at work at once.
 const lanes = 3
 
+// enter waits until a fault may be made: beside any others, or alone. Nobody has a
+// target yet, so that all who have one come to their end.
+func (w *world) enter(f fault) (leave func()) {
+	if f.name == alone {
+		w.atWork.Lock()
+		return w.atWork.Unlock
+	}
+	w.atWork.RLock()
+	return w.atWork.RUnlock
+}
+
 // inject makes one fault of the plan after the other until ctx ends.
 func (w *world) inject(ctx context.Context, plan *plan, sayf func(string, ...any)) error {
 	byName := map[string]fault{}
@@ -284,10 +299,12 @@ func (w *world) inject(ctx context.Context, plan *plan, sayf func(string, ...any
 		f := byName[e.kind]
 		all := f.targets(w)
 		t := aim(all, e.pick)
+		leave := w.enter(f)
 		t.busy.Lock()
 		sayf("%s at %s for %s", e.kind, t.name, e.length.Round(time.Millisecond))
 		err := f.do(ctx, w, t, e)
 		t.busy.Unlock()
+		leave()
 		switch missed := errors.Is(err, errMissed); {
 		case ctx.Err() != nil: // it is over, whatever that did to the fault
 		case err != nil && !missed:

@@ -61,6 +61,7 @@ type world struct {
 	links      map[string][]*target // by what they are between
 	all        []*target            // with links
 	keepers    sync.WaitGroup
+	atWork     sync.RWMutex // held by faults while they are made
 }
 
 // runWorld has machines live on one bus, with faults, until as many as asked have

@@ -322,6 +322,7 @@ func TestDriverAway(t *testing.T) {
 	r.create(t, first)
 	r.phase(t, first, v1alpha1.MachinePending)
 	stop()
+	bustest.Eventually(t, "the manager has heard that the driver left", func() bool { return len(r.caller.Replicas()) == 0 })
 	m := r.machine("a")
 	r.create(t, m)
 	r.event(t, m, "WaitingForDriver", "no driver for provider virtual")

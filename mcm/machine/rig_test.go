@@ -86,6 +86,7 @@ type rig struct {
 	lines     lines         // of the manager's log
 	stop      func()        // stops the manager
 	seen      client.Reader // what the manager has heard of, from its cache
+	caller    *bus.Caller   // the manager's
 }
 
 // newRig prepares everything but driver and manager.
@@ -206,6 +207,7 @@ func (r *rig) startManager(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.caller = caller
 	announcer, err := bus.NewAnnouncer(conn, clusterName)
 	if err != nil {
 		t.Fatal(err)

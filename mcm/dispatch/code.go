@@ -46,10 +46,15 @@ func Errorf(code Code, format string, args ...any) error {
 	return bus.Errorf(driverv1.Code(code), format, args...)
 }
 
-// RetryAfter returns the provider's own word on when to come again, or 0.
+// maxRetryAfter is the longest time for which a provider's word is taken: one that is
+// wrong by a unit must not keep a machine from its next try, or from its end, for years.
+const maxRetryAfter = time.Hour
+
+// RetryAfter returns the provider's own word on when to come again, an hour at most,
+// or 0.
 func RetryAfter(err error) time.Duration {
 	if e, ok := errors.AsType[*bus.Error](err); ok {
-		return e.RetryAfter
+		return min(e.RetryAfter, maxRetryAfter)
 	}
 
 	return 0

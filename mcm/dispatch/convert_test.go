@@ -1,7 +1,10 @@
 package dispatch
 
 import (
+	"errors"
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -130,6 +133,23 @@ func TestPayload(t *testing.T) {
 				t.Errorf("payload is %q, %v: %s\n%s", state, stated, c.reason, diff)
 			}
 		})
+	}
+}
+
+func TestRetryAfter(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		reason string
+		err    error
+		want   time.Duration
+	}{
+		"none":     {"not a driver's", errors.New("no luck"), 0},
+		"its word": {"it knows best", fmt.Errorf("create: %w", &bus.Error{RetryAfter: time.Minute}), time.Minute},
+		"years":    {"a slip in the unit", &bus.Error{RetryAfter: 10000 * time.Hour}, time.Hour},
+	} {
+		if got := RetryAfter(tc.err); got != tc.want {
+			t.Errorf("%s: %s, want %s: %s", name, got, tc.want, tc.reason)
+		}
 	}
 }
 

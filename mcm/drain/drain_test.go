@@ -1,6 +1,8 @@
 package drain
 
 import (
+	"errors"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
@@ -81,6 +84,38 @@ func TestWhatADrainRemoves(t *testing.T) {
 		})
 	}
 }
+
+// What one pod is, nobody can tell; that keeps no other from its end.
+func TestForceWithoutADaemonSet(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Settings{}, func(cfg *rest.Config) {
+		cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return roundTripper(func(req *http.Request) (*http.Response, error) {
+				if strings.Contains(req.URL.Path, "/daemonsets/") {
+					return nil, errors.New("the API server takes too long")
+				}
+
+				return next.RoundTrip(req)
+			})
+		})
+	})
+	r.pod(t, "daemon", r.daemonSet(t))
+	r.pod(t, "replicated", replicated)
+	req := r.request()
+	req.Force = true
+	r.drainer.Start(req)
+	if s := r.done(t); s.Err == nil || !strings.Contains(s.Err.Error(), "the API server takes too long") {
+		t.Errorf("the drain ended with %v", s.Err)
+	}
+	all, _ := r.pods(t)
+	if diff := cmp.Diff([]string{"daemon"}, all); diff != "" {
+		t.Errorf("pods that are left, -want +got:\n%s", diff)
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
 func TestWhatTheNodeTells(t *testing.T) {
 	t.Parallel()

@@ -87,10 +87,7 @@ func (r *run) evictAll(ctx context.Context) error {
 // deletePods ends the Node's pods at once and without waiting for them.
 func (r *run) deletePods(ctx context.Context) error {
 	pods, err := r.evictable(ctx)
-	if err != nil {
-		return err
-	}
-	var errs []error
+	errs := []error{err} // of one pod, say, whose DaemonSet could not be read: the others go
 	for i := range pods {
 		errs = append(errs, r.delete(ctx, &pods[i]))
 	}
@@ -152,7 +149,8 @@ func (r *run) helper(ctx context.Context) *kubectldrain.Helper {
 	}
 }
 
-// evictable returns the Node's pods that a drain removes.
+// evictable returns the Node's pods that a drain removes. With an error, these are the
+// ones that it could tell.
 func (r *run) evictable(ctx context.Context) ([]corev1.Pod, error) {
 	giveBack, err := r.take(ctx)
 	if err != nil {
@@ -160,11 +158,15 @@ func (r *run) evictable(ctx context.Context) ([]corev1.Pod, error) {
 	}
 	defer giveBack()
 	list, errs := r.helper(ctx).GetPodsForDeletion(r.req.Node.Name)
+	var pods []corev1.Pod
+	if list != nil {
+		pods = list.Pods()
+	}
 	if err := join(errs...); err != nil {
-		return nil, fmt.Errorf("list pods of node %s: %w", r.req.Node.Name, err)
+		return pods, fmt.Errorf("list pods of node %s: %w", r.req.Node.Name, err)
 	}
 
-	return list.Pods(), nil
+	return pods, nil
 }
 
 // present returns the uids of all of the Node's pods, or errNodeGone.

@@ -315,16 +315,28 @@ func TestBootstrapAtAnotherManager(t *testing.T) {
 	}
 	idle := m.DeepCopy()
 	idle.Name, idle.Annotations[v1alpha1.AnnotationKeyOperation] = "m2", `{"settled":3}`
-	for _, o := range []client.Object{m, idle} {
+	fresh := m.DeepCopy()
+	fresh.Name, fresh.Annotations[v1alpha1.AnnotationKeyOperation] = "m4", `{"settled":1,"operation":"initialize"}`
+	running := fresh.DeepCopy()
+	running.Name = "m5"
+	for _, o := range []client.Object{m, idle, fresh, running} {
 		if err := r.Create(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
+	}
+	running.Status.CurrentStatus.Phase = v1alpha1.MachineRunning
+	if err := r.Status().Update(t.Context(), running); err != nil {
+		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
 		reason, provider, id, machine string
 		uid                           types.UID
 		code                          dispatch.Code
 	}{
+		"initialize": {"it is begun", "virtual", string(fresh.UID) + ".initialize.1", "m4", fresh.UID, dispatch.OK},
+		"initialized": {
+			"the phase says that it has ended", "virtual", string(running.UID) + ".initialize.1", "m5", running.UID, dispatch.PermissionDenied,
+		},
 		"under way":       {"the journal says so", "virtual", string(m.UID) + ".create.3", "m1", m.UID, dispatch.OK},
 		"other provider":  {"the class is not its own", "aws", string(m.UID) + ".create.3", "m1", m.UID, dispatch.PermissionDenied},
 		"other operation": {"that one was settled", "virtual", string(m.UID) + ".create.2", "m1", m.UID, dispatch.PermissionDenied},

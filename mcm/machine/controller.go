@@ -115,7 +115,7 @@ func notices(notifier Notifier) source.Source {
 	})
 }
 
-// outside passes changes outside of the spec that make a difference: of the
+// outside passes resyncs, and changes outside of the spec that make a difference: of the
 // machine's Node, whose own event may have come before, of the wish to delete it,
 // by force perhaps, or to preserve it, and of a journal that could not be read.
 func outside() predicate.Predicate {
@@ -127,7 +127,9 @@ func outside() predicate.Predicate {
 
 			changed := func(label string) bool { return e.ObjectOld.GetLabels()[label] != e.ObjectNew.GetLabels()[label] }
 
-			return err != nil || changed(v1alpha1.LabelKeyNode) || changed(v1alpha1.LabelKeyForceDeletion) ||
+			// A resync is an update to the same version.
+			return e.ObjectOld.GetResourceVersion() == e.ObjectNew.GetResourceVersion() || err != nil ||
+				changed(v1alpha1.LabelKeyNode) || changed(v1alpha1.LabelKeyForceDeletion) ||
 				changed(v1alpha1.LabelKeyForceDrain) || preservationChanged(e.ObjectOld, e.ObjectNew) ||
 				e.ObjectOld.GetDeletionTimestamp().IsZero() != e.ObjectNew.GetDeletionTimestamp().IsZero()
 		},

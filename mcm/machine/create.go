@@ -68,6 +68,7 @@ func (p *pass) created(ctx context.Context, state dispatch.State) error {
 	if p.machine.Status.CurrentStatus.Phase == v1alpha1.MachineFailed {
 		p.setPhase(v1alpha1.MachineCrashLoopBackOff) // there is hope again, and more to be done
 	}
+	p.machine.Status.Conditions = nil // of no Node of this instance: see endCreation
 	// Mostly nothing. It cannot be left to a later step: that may have to wait.
 	if err := p.patchStatus(ctx); err != nil {
 		return err

@@ -283,6 +283,32 @@ func TestRestartDuringDrain(t *testing.T) {
 	}
 }
 
+// Which operation a machine that joined long ago began last is nothing to a manager
+// that has not seen it, and no reason to wait for anybody.
+func TestDrainAfterRestart(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	stop := r.stoppableDriver(t)
+	r.startManager(t)
+	m := r.running(t, r.machine("a"))
+	pod := r.pod(t, m)
+	r.stop()
+	stop()
+	r.startManager(t)
+	r.delete(t, m)
+	r.evicted(t, pod)
+	forced := r.get(t, m)
+	r.change(t, forced, func() { metav1.SetMetaDataLabel(&forced.ObjectMeta, v1alpha1.LabelKeyForceDeletion, "True") })
+	r.event(t, m, "Drained", "")
+	r.startDriver(t)
+	r.gone(t, m)
+	for _, text := range r.events(t, m) {
+		if strings.HasPrefix(text, "EndingCreation: ") {
+			t.Errorf("the machine was running, and is said to be still in the making: %s", text)
+		}
+	}
+}
+
 // What was begun is not begun again: a Node whose instance may be gone cannot end
 // anything in order.
 func TestNoDrainAfterDelete(t *testing.T) {

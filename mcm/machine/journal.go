@@ -69,10 +69,11 @@ func readJournal(m client.Object) (journal, error) {
 }
 
 // UnderWay returns the id of the operation that the machine's journal says was
-// begun and not settled; empty for none.
+// begun and not settled; empty for none. That an initialization is settled stands in
+// the phase alone, see markCreated.
 func UnderWay(m *v1alpha1.Machine) (operationID string) {
 	j, err := readJournal(m)
-	if err != nil || j.Operation == "" {
+	if err != nil || j.Operation == "" || j.Operation == dispatch.Initialize && !creating(m) {
 		return ""
 	}
 

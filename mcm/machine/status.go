@@ -82,6 +82,10 @@ func (p *pass) adopt(ctx context.Context, i *dispatch.Instance) (next, error) {
 	}
 	p.journal.Provider = p.provider
 	if !p.initialized {
+		m.Status.Conditions = nil // as in created
+		if err := p.patchStatus(ctx); err != nil {
+			return wait, err
+		}
 		p.begin(dispatch.Initialize)
 	}
 	p.notef("Adopted", "Takes over the instance %s", m.Spec.ProviderID)

@@ -55,8 +55,13 @@ func (p *pass) endCreation(ctx context.Context) (next, error) {
 	if kind == "" || kind == dispatch.Delete {
 		return proceed, nil
 	}
-	classErr := p.lookupClass(ctx)
 	state, known := p.begun()
+	if !known && kind == dispatch.Initialize && len(p.machine.Status.Conditions) > 0 {
+		p.journal = p.journal.settle() // a Node was followed since, which comes after it
+
+		return proceed, nil
+	}
+	classErr := p.lookupClass(ctx)
 	if !known && p.provider == "" {
 		return p.cannotDelete(ctx, classErr) // nobody can be asked what became of it
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
@@ -77,6 +78,20 @@ func TestJournal(t *testing.T) {
 		if _, err := readJournal(m); err == nil || !strings.Contains(err.Error(), v1alpha1.AnnotationKeyOperation) {
 			t.Errorf("journal %q is read with error %v, want one that names the annotation", text, err)
 		}
+	}
+}
+
+// Mostly nothing else looks at a machine that runs.
+func TestResync(t *testing.T) {
+	t.Parallel()
+	m := &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1"}}
+	newer := m.DeepCopy()
+	newer.ResourceVersion = "2"
+	if !outside().Update(event.UpdateEvent{ObjectOld: m, ObjectNew: m}) {
+		t.Error("a resync is passed over")
+	}
+	if outside().Update(event.UpdateEvent{ObjectOld: m, ObjectNew: newer}) {
+		t.Error("a change of nothing that matters is passed on")
 	}
 }
 

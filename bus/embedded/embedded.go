@@ -4,6 +4,7 @@
 package embedded
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -52,10 +53,14 @@ type Options struct {
 type Server struct {
 	opts Options
 
-	mu  sync.Mutex
-	srv *server.Server
-	url string
-	tls bool // required of clients
+	reloading sync.Mutex // one at a time; locked before mu
+
+	mu        sync.Mutex
+	srv       *server.Server
+	url       string
+	tlsConfig *tls.Config // as the server has it; nil for none
+	tls       bool        // required of clients
+	stopped   func()      // ends what looks for renewed certificates
 }
 
 // Start runs a server and returns when it takes clients and, where JetStream is
@@ -83,6 +88,7 @@ func (s *Server) start(listen string) error {
 	if err := checkListen(o); err != nil {
 		return err
 	}
+	certificates := o.TLSConfig.Clone() // the server adds to its own; Clone takes nil
 	srv, err := server.NewServer(o)
 	if err != nil {
 		return fmt.Errorf("configure the embedded nats-server: %w", err)
@@ -103,7 +109,8 @@ func (s *Server) start(listen string) error {
 		return err
 	}
 	s.mu.Lock()
-	s.srv, s.url, s.tls = srv, srv.ClientURL(), o.TLSConfig != nil && !o.AllowNonTLS
+	s.srv, s.url, s.tlsConfig, s.tls = srv, srv.ClientURL(), certificates, requiresTLS(o)
+	s.stopped = s.lookAfterCertificates()
 	s.mu.Unlock()
 
 	return nil
@@ -212,11 +219,17 @@ func orNone(file string) string {
 }
 
 func (s *Server) checkInsecure(o *server.Options) error {
-	ip := net.ParseIP(o.Host)
-	if s.opts.AllowInsecure || o.Host == "localhost" || ip != nil && ip.IsLoopback() {
+	if s.opts.AllowInsecure {
 		return nil
 	}
-	secured := o.TLSConfig != nil
+	if web := &o.Websocket; web.Port != 0 && web.NoTLS && !loopback(web.Host) {
+		return fmt.Errorf("NATS would listen for websockets on %q beyond loopback without TLS: configure it "+
+			"in the --nats-config file, or allow it explicitly with --nats-allow-insecure", web.Host)
+	}
+	if loopback(o.Host) {
+		return nil
+	}
+	secured := requiresTLS(o)
 	known := len(o.Users) > 0 || len(o.Nkeys) > 0 || len(o.TrustedOperators) > 0 || o.Username != "" ||
 		o.Authorization != "" || o.TLSMap || o.AuthCallout != nil
 	if secured && known {
@@ -225,6 +238,12 @@ func (s *Server) checkInsecure(o *server.Options) error {
 
 	return fmt.Errorf("NATS would listen on %s beyond loopback without TLS or without authentication: "+
 		"configure both in a --nats-config file, or allow it explicitly with --nats-allow-insecure", o.Host)
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+
+	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 func checkListen(o *server.Options) error {
@@ -276,12 +295,13 @@ func (s *Server) RequiresTLS() bool {
 // Stop ends the server and waits until it is gone.
 func (s *Server) Stop() {
 	s.mu.Lock()
-	srv := s.srv
+	srv, stopped := s.srv, s.stopped
 	s.srv = nil
 	s.mu.Unlock()
 	if srv == nil {
 		return
 	}
+	stopped()
 	srv.Shutdown()
 	srv.WaitForShutdown()
 }

@@ -73,6 +73,9 @@ func TestStartRefuses(t *testing.T) {
 	t.Cleanup(func() { _ = taken.Close() })
 	dir := t.TempDir()
 	file := write(t, dir, "file", "")
+	issue(t, dir)
+	secured := fmt.Sprintf("tls { cert_file: %q, key_file: %q }\nauthorization { user: a, password: b }\n",
+		filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
 	cases := map[string]struct {
 		reason string
 		opts   embedded.Options
@@ -89,6 +92,12 @@ func TestStartRefuses(t *testing.T) {
 		"store is broken":   {"the error says why, at once", embedded.Options{StoreDir: filepath.Dir(write(t, t.TempDir(), "jetstream", ""))}, "cannot run: Can't start JetStream"},
 		"insecure by file":  {"the file's own address counts", embedded.Options{ConfigFile: write(t, dir, "open", `listen: "0.0.0.0:0"`)}, "0.0.0.0"},
 		"plain with a user": {"credentials alone are readable", embedded.Options{Listen: "0.0.0.0:0", ConfigFile: write(t, dir, "user", "authorization { user: a, password: b }")}, "TLS"},
+		"plain if they like": {
+			"some would", embedded.Options{Listen: "0.0.0.0:0", ConfigFile: write(t, dir, "mixed", secured+"allow_non_tls: true")}, "without TLS",
+		},
+		"plain websockets": {
+			"another way to the same", embedded.Options{ConfigFile: write(t, dir, "web", secured+`websocket { listen: "0.0.0.0:-1", no_tls: true }`)}, "websockets",
+		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

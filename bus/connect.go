@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/url"
 	"os"
 	"strings"
 	"sync"
@@ -78,7 +77,7 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	servers, where := strings.Join(cfg.URLs, ","), redacted(cfg.URLs)
+	servers, where := strings.Join(cfg.URLs, ","), allShown(cfg.URLs)
 	if cfg.InProcess != nil {
 		// A URL would make the client speak TLS over the pipe and hang.
 		servers, where = "", "the server in this process"
@@ -99,20 +98,6 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	}
 
 	return c, nil
-}
-
-// redacted writes server URLs without the passwords some carry.
-func redacted(lists []string) string {
-	var urls []string
-	for _, list := range lists {
-		for raw := range strings.SplitSeq(list, ",") {
-			if u, err := url.Parse(strings.TrimSpace(raw)); err == nil {
-				urls = append(urls, u.Redacted())
-			}
-		}
-	}
-
-	return strings.Join(urls, ",")
 }
 
 func remedy(err error) string {
@@ -161,7 +146,7 @@ func (cfg Config) options(c *Conn) ([]nats.Option, error) {
 		opts = append(opts, tlsOpt)
 	}
 
-	return opts, cfg.checkInsecure()
+	return opts, cfg.checkURLs()
 }
 
 // tls returns callbacks rather than certificates, which nats.go calls at each
@@ -209,29 +194,27 @@ func (cfg Config) tls() (nats.Option, error) {
 	return nats.ClientTLSConfig(cert, roots), nil
 }
 
-// checkInsecure refuses, unless told otherwise, to send anything readable or
+// checkURLs refuses URLs that are none and, unless told otherwise, to send anything readable or
 // anonymous beyond this host.
-func (cfg Config) checkInsecure() error {
-	if cfg.AllowInsecure || cfg.InProcess != nil {
+func (cfg Config) checkURLs() error {
+	if cfg.InProcess != nil {
 		return nil
 	}
-	for _, list := range cfg.URLs {
-		for raw := range strings.SplitSeq(list, ",") {
-			u, err := url.Parse(strings.TrimSpace(raw))
-			if err != nil || u.Host == "" {
-				return fmt.Errorf("NATS URL %q: want something like nats://host:4222", raw)
-			}
-			if isLoopback(u.Hostname()) {
-				continue
-			}
-			if u.Scheme != "tls" && u.Scheme != "wss" && cfg.CA == "" && cfg.Cert == "" {
-				return fmt.Errorf("NATS URL %q is beyond loopback and without TLS: "+
-					"give a CA file or a tls:// URL, or allow it explicitly with --nats-allow-insecure", u.Redacted())
-			}
-			if cfg.Creds == "" && cfg.Cert == "" && u.User == nil {
-				return fmt.Errorf("NATS URL %q is beyond loopback and without credentials: "+
-					"give a credentials file or a client certificate, or allow it explicitly with --nats-allow-insecure", u.Redacted())
-			}
+	for _, raw := range serverURLs(cfg.URLs) {
+		u, err := parseURL(raw)
+		if err != nil {
+			return err
+		}
+		if cfg.AllowInsecure || isLoopback(u.Hostname()) {
+			continue
+		}
+		if u.Scheme != "tls" && u.Scheme != "wss" && cfg.CA == "" && cfg.Cert == "" {
+			return fmt.Errorf("NATS URL %s is beyond loopback and without TLS: "+
+				"give a CA file or a tls:// URL, or allow it explicitly with --nats-allow-insecure", shown(raw))
+		}
+		if cfg.Creds == "" && cfg.Cert == "" && u.User == nil {
+			return fmt.Errorf("NATS URL %s is beyond loopback and without credentials: "+
+				"give a credentials file or a client certificate, or allow it explicitly with --nats-allow-insecure", shown(raw))
 		}
 	}
 
@@ -276,7 +259,7 @@ func (c *Conn) where(nc *nats.Conn) string {
 		return "in process" // the client would name NATS's default URL
 	}
 
-	return nc.ConnectedUrlRedacted()
+	return shown(nc.ConnectedUrl())
 }
 
 // Encrypted tells whether NATS requires TLS of everybody who is not in its own

@@ -1,7 +1,9 @@
 package bus_test
 
 import (
+	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -34,10 +36,25 @@ func TestConnectRefuses(t *testing.T) {
 		"anonymous beyond":   {"anybody could take its place", bus.Config{URLs: []string{"tls://nats.example:4222"}}, "without credentials"},
 		"one of several":     {"each counts", bus.Config{URLs: []string{"nats://127.0.0.1:4222,nats://nats.example:4222"}}, "nats.example"},
 		"beyond by address":  {"only loopback is this host alone", bus.Config{URLs: []string{"nats://10.0.0.1:4222"}}, "10.0.0.1"},
-		"no URL":             {"the error shows what one looks like", bus.Config{URLs: []string{"nats"}}, "nats://host:4222"},
+		"no URL":             {"the error shows what one looks like", bus.Config{URLs: []string{"nats://"}}, "nats://host:4222"},
 		"missing creds":      {"the error names the file", bus.Config{URLs: []string{"nats://" + addr}, Creds: missing}, missing},
 		"missing CA":         {"the error names the file", bus.Config{URLs: []string{"nats://" + addr}, CA: missing}, missing},
 		"half a certificate": {"the error says what is missing", bus.Config{URLs: []string{"nats://" + addr}, Cert: missing}, "both"},
+	}
+	for name, secret := range map[string]string{
+		"a password that is no URL":     "nats://u:hidden#x@10.0.0.1:4222",
+		"one with a percent sign":       "nats://u:hidden%zz@10.0.0.1:4222",
+		"one with a comma":              "nats://u:hidden,x@10.0.0.1:4222",
+		"one without a scheme":          "u:hidden@10.0.0.1:4222",
+		"a token":                       "nats://hidden@10.0.0.1:4222",
+		"a token without a scheme":      "hidden@10.0.0.1:4222",
+		"a password in several":         "nats://127.0.0.1:1,nats://u:hidden@10.0.0.1:4222",
+		"a password before a bad port":  "nats://u:hidden@10.0.0.1:port",
+		"a password with a bad address": "nats://u:hidden@[10.0.0.1:4222",
+	} {
+		c := cases["plain beyond"]
+		c.cfg.URLs, c.want = []string{secret}, "NATS URL "
+		cases[name] = c
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -52,6 +69,42 @@ func TestConnectRefuses(t *testing.T) {
 				t.Errorf("error = %q, want one with %q and without a password: %s", err, tc.want, tc.reason)
 			}
 		})
+	}
+}
+
+// Being told to be careless with the network is no reason to be so with logs.
+func TestConnectHidesWhatIsSecret(t *testing.T) {
+	t.Parallel()
+	for name, url := range map[string]string{
+		"no URL":     "nats://u:hidden#x@127.0.0.1:1",
+		"no scheme":  "u:hidden@127.0.0.1:1",
+		"token":      "nats://hidden@127.0.0.1:1",
+		"percentage": "nats://u:hidden%zz@127.0.0.1:1",
+	} {
+		_, err := bus.Connect(t.Context(), bus.Config{URLs: []string{url}, AllowInsecure: true, FailFast: true, Logger: bustest.Quiet()})
+		if err == nil || strings.Contains(err.Error(), "hidden") {
+			t.Errorf("%s: error = %v", name, err)
+		}
+	}
+
+	dir := t.TempDir()
+	config := filepath.Join(dir, "nats.conf")
+	if err := os.WriteFile(config, []byte("authorization { token: hidden }"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	srv := bustest.Server(t, embedded.Options{ConfigFile: config})
+	var log violations
+	conn, err := bus.Connect(t.Context(), bus.Config{
+		URLs: []string{strings.Replace(srv.URL(), "nats://", "hidden@", 1)}, FailFast: true,
+		Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := conn.URL()
+	conn.Close()
+	if text := log.all(); strings.Contains(text+url, "hidden") || !strings.Contains(text, "***@127.0.0.1") {
+		t.Errorf("the URL is %s, and the log is\n%s", url, text)
 	}
 }
 

@@ -368,6 +368,7 @@ func (k *call) read(ctx context.Context) error {
 			if k.target == "" {
 				return k.plain(ctx)
 			}
+			k.shun(k.target) // left since its last session
 			k.target = ""
 		case gotBusy:
 			if done, err := k.elsewhere(); done {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -241,6 +242,58 @@ func TestBusyGoesElsewhere(t *testing.T) {
 			t.Errorf("outcome = %+v, want one attempt at the replica with room", out)
 		}
 	}
+}
+
+// A replica that was killed a moment ago still seems to have room.
+func TestReadIsNotSentToNobodyAgain(t *testing.T) {
+	t.Parallel()
+	r, full := newRig(t), newGate(t)
+	r.replica(t, full.handle, func(cfg *bus.ServerConfig) { cfg.Slots = 1 })
+	first := call(t.Context(), r.caller, status("filler"))
+	bustest.Receive(t, "a filled slot", full.entered)
+	raw := bustest.Raw(t, r.srv.URL())
+	ghost, err := bus.Encode(&driverv1.Envelope{Replica: "ghost", Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
+		Cluster: cluster, Provider: provider, Replica: "ghost", SessionId: "s", Slots: 8,
+		Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_STATUS},
+	}}}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	haunt(t, func() error { return raw.Publish("mcm.v1."+cluster+".session."+provider+".ghost", ghost) })
+	bustest.Eventually(t, "the ghost is believed to live", func() bool { return len(r.caller.Replicas()) == 2 })
+	seen, err := raw.SubscribeSync("mcm.v1." + cluster + ".driver." + provider + ".status.*.late")
+	if err != nil || raw.Flush() != nil {
+		t.Fatal(err)
+	}
+
+	late := bustest.Receive(t, "the end of a read that nobody has room for", call(t.Context(), r.caller, status("late")))
+	wantError(t, late.err, bus.OriginBus, driverv1.Code_CODE_UNAVAILABLE)
+	if err := raw.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if n, _, _ := seen.Pending(); n == 0 || n > 3 {
+		t.Errorf("the drivers were asked %d times", n)
+	}
+	full.release()
+	wantOK(t, bustest.Receive(t, "the first read", first))
+}
+
+// haunt calls f as often as sessions come, until the test ends.
+func haunt(t *testing.T, f func() error) {
+	t.Helper()
+	often := time.NewTicker(bus.SessionInterval)
+	ended := t.Context().Done()
+	var running sync.WaitGroup
+	t.Cleanup(func() { often.Stop(); running.Wait() })
+	running.Go(func() {
+		for f() == nil {
+			select {
+			case <-often.C:
+			case <-ended:
+				return
+			}
+		}
+	})
 }
 
 func TestSecondMutationOfAMachineIsRefused(t *testing.T) {

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"errors"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -15,7 +16,8 @@ const OperatorInbox = "_INBOX_op"
 // ServeOutcomes answers whoever asks a control plane what has come of its newest
 // operations, and what waits: newest and waiting return that and must not block.
 // There is one message for each outcome, as it was published for audit, and one for
-// all that waits, if anything does.
+// what waits, if anything does: the first of it if all does not fit, each with the
+// first 256 characters of what it waits for. It changes what waiting returns.
 func ServeOutcomes(
 	conn *Conn, cluster string, newest func() []*driverv1.Audit, waiting func() *driverv1.OpsResponse,
 ) (stop func(), err error) {
@@ -28,25 +30,42 @@ func ServeOutcomes(
 		if !strings.HasPrefix(m.Reply, OperatorInbox+".") && !strings.HasPrefix(m.Reply, nats.InboxPrefix) {
 			return
 		}
-		var answers []*driverv1.Envelope
+		// What cannot be sent is left out: the asker gets fewer.
 		if w := waiting(); len(w.GetOperations()) > 0 {
-			answers = append(answers, &driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: w}})
+			answerWaiting(conn, m.Reply, w)
 		}
 		for _, audit := range newest() {
-			answers = append(answers, &driverv1.Envelope{
+			_ = answer(conn, m.Reply, &driverv1.Envelope{
 				OperationId: audit.GetOperationId(), Body: &driverv1.Envelope_Audit{Audit: audit},
 			})
 		}
-		for _, env := range answers {
-			payload, err := Encode(env, "")
-			if err == nil {
-				err = conn.publish(&nats.Msg{Subject: m.Reply, Data: payload})
-			}
-			if err != nil {
-				return // the asker gets fewer
-			}
-		}
 	})
+}
+
+// answerWaiting answers with as many of the first of w's operations as fit a message. It
+// changes w.
+func answerWaiting(conn *Conn, reply string, w *driverv1.OpsResponse) {
+	for _, op := range w.GetOperations() {
+		op.LastProgress = headerText(op.GetLastProgress())
+	}
+	for {
+		err := answer(conn, reply, &driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: w}})
+		all := len(w.GetOperations())
+		if !errors.Is(err, errTooLarge) || all <= 1 {
+			return
+		}
+		w.Operations = w.GetOperations()[:all/2]
+		w.Omitted += uint32(all - all/2)
+	}
+}
+
+func answer(conn *Conn, reply string, env *driverv1.Envelope) error {
+	payload, err := Encode(env, "")
+	if err != nil {
+		return err
+	}
+
+	return conn.publish(&nats.Msg{Subject: reply, Data: payload})
 }
 
 // AskOutcomes returns a function that asks a control plane what has come of its

@@ -79,9 +79,12 @@ func TestInsight(t *testing.T) {
 	e.wantOperationLines(drivers[survivor].Log, uid, 2)
 }
 
-// inherited are gauges whose names the machine controller manager has chosen, and
-// dashboards know.
-var inherited = []string{"mcm_machine_set_items_total", "mcm_machine_deployment_items_total"}
+// inherited are metrics whose names and labels the machine controller manager has
+// chosen, and dashboards know.
+var inherited = []string{
+	"mcm_machine_set_items_total", "mcm_machine_deployment_items_total", "mcm_machine_items_total", "mcm_machine_info",
+	"mcm_machine_num_failed_join",
+}
 
 // wantTidyMetrics expects metrics of these names, and no metric of ours whose
 // name or help is against Prometheus's rules.

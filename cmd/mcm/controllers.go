@@ -77,6 +77,9 @@ func validateControllers(list []string) error {
 
 // addControllers adds the controllers that are switched on.
 func (m *mcm) addControllers(ctx context.Context) error {
+	if err := register([]prometheus.Collector{scrapeFailures}); err != nil {
+		return err
+	}
 	for _, c := range controllers {
 		if !selected(m.options.controllers, c.name) {
 			continue
@@ -105,6 +108,9 @@ func (m *mcm) addMachine(ctx context.Context) error {
 		return err
 	}
 	if err := register(append(r.Collectors(), r.Freezer.Collectors()...)); err != nil {
+		return err
+	}
+	if err := m.registerInventory(machine.NewInventory(ctx, counted(m.manager.GetClient(), "Machine-count"))); err != nil {
 		return err
 	}
 
@@ -162,7 +168,10 @@ func (m *mcm) addMachineClass(ctx context.Context) error {
 }
 
 func (m *mcm) addMachineSet(ctx context.Context) error {
-	if err := register(append(machineset.Collectors(), machineset.NewInventory(ctx, m.manager.GetClient()))); err != nil {
+	if err := register(machineset.Collectors()); err != nil {
+		return err
+	}
+	if err := m.registerInventory(machineset.NewInventory(ctx, counted(m.manager.GetClient(), "Machineset-count"))); err != nil {
 		return err
 	}
 	sets := &machineset.Reconciler{Client: m.manager.GetClient(), Live: m.manager.GetAPIReader(), Events: m.events}
@@ -179,7 +188,7 @@ func (m *mcm) addMachineDeployment(ctx context.Context) error {
 	if m.target != nil {
 		deployments.Target = m.target.GetClient()
 	}
-	if err := register([]prometheus.Collector{deployments.Collector()}); err != nil {
+	if err := m.registerInventory(machinedeployment.NewInventory(ctx, counted(m.manager.GetClient(), "Machinedeployment-count"))); err != nil {
 		return err
 	}
 

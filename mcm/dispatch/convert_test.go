@@ -183,7 +183,7 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	d := New(t.Context(), nil, nil)
 	d.metrics.started("virtual", Create)()
-	d.metrics.finished("virtual", Create, OK, &bus.Outcome{Attempts: 2})
+	d.metrics.finished("virtual", Create, nil, &bus.Outcome{Attempts: 2})
 	registry := prometheus.NewRegistry()
 	for _, c := range d.Collectors() {
 		if err := registry.Register(c); err != nil {
@@ -209,6 +209,7 @@ func TestMetrics(t *testing.T) {
 	want := map[string]float64{
 		"mcm_dispatch_operations_in_flight": 0, "mcm_dispatch_operation_wait_seconds": 1,
 		"mcm_dispatch_operation_duration_seconds": 1, "mcm_dispatch_attempts_total": 2,
+		"mcm_cloud_api_driver_request_duration_seconds": 1,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("metrics (-want +got):\n%s", diff)

@@ -18,6 +18,9 @@ import (
 // listTimeout is how long a driver may take to list a class.
 const listTimeout = time.Minute
 
+// listKind is of a read, which is counted and not journaled.
+const listKind Kind = "list"
+
 // A Listed is an instance as a driver lists it.
 type Listed struct {
 	ProviderID string
@@ -37,6 +40,9 @@ func (d *Dispatcher) List(ctx context.Context, provider string, class Class) ([]
 			List: &driverv1.ListRequest{Class: classMessage(class)},
 		}},
 	})
+	if ctx.Err() == nil {
+		d.metrics.asked(provider, listKind, err, out)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +123,7 @@ func (d *Dispatcher) Remove(
 			d.log(e, state).V(1).Info("result not acknowledged; its replica keeps it for a day", "err", err.Error())
 		}
 	}
-	d.metrics.finished(e.provider, e.kind, CodeOf(err), out)
+	d.metrics.finished(e.provider, e.kind, err, out)
 	d.audit(e, state, out)
 
 	return err

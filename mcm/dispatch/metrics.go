@@ -1,12 +1,15 @@
 package dispatch
 
 import (
+	"strconv"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/machinebus/machinebus/bus"
 )
 
-// metrics count operations by provider, operation and code.
+// metrics count operations by provider, operation and code. They are safe for
+// concurrent use.
 type metrics struct {
 	inFlight *prometheus.GaugeVec
 	waiting  *prometheus.GaugeVec
@@ -14,6 +17,16 @@ type metrics struct {
 	waited   *prometheus.HistogramVec
 	took     *prometheus.HistogramVec
 	attempts *prometheus.CounterVec
+
+	// What drivers of the machine controller manager count themselves.
+	answered *prometheus.HistogramVec
+	failed   *prometheus.CounterVec
+}
+
+// driverMethods are the operations as those drivers call them in metrics.
+var driverMethods = map[Kind]string{
+	Create: "create_machine", Initialize: "initialize_machine", Delete: "delete_machine",
+	Status: "get_machine_status", listKind: "list_machine",
 }
 
 func newMetrics() *metrics {
@@ -45,6 +58,14 @@ func newMetrics() *metrics {
 			Name: "mcm_dispatch_attempts_total",
 			Help: "Attempts at operations that ended, by the code they ended with; more than operations ended means lost replicas.",
 		}, []string{"provider", "operation", "code"}),
+		answered: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "mcm_cloud_api_driver_request_duration_seconds", Buckets: buckets,
+			Help: "Time that drivers took for requests that succeeded.",
+		}, []string{"provider", "operation"}),
+		failed: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "mcm_cloud_api_driver_requests_failed_total",
+			Help: "Requests to drivers that failed, by the number of the code.",
+		}, []string{"provider", "operation", "error_code"}),
 	}
 }
 
@@ -52,7 +73,7 @@ func newMetrics() *metrics {
 func (d *Dispatcher) Collectors() []prometheus.Collector {
 	m := d.metrics
 
-	return []prometheus.Collector{m.inFlight, m.waiting, m.turns, m.waited, m.took, m.attempts}
+	return []prometheus.Collector{m.inFlight, m.waiting, m.turns, m.waited, m.took, m.attempts, m.answered, m.failed}
 }
 
 func (m *metrics) started(provider string, kind Kind) (ended func()) {
@@ -69,8 +90,25 @@ func (m *metrics) queued(provider string, kind Kind) (granted func()) {
 	return g.Dec
 }
 
-func (m *metrics) finished(provider string, kind Kind, code Code, out *bus.Outcome) {
+func (m *metrics) finished(provider string, kind Kind, err error, out *bus.Outcome) {
+	code := CodeOf(err)
 	m.waited.WithLabelValues(provider, string(kind)).Observe(out.Waited.Seconds())
 	m.took.WithLabelValues(provider, string(kind), code.String()).Observe(out.Took.Seconds())
 	m.attempts.WithLabelValues(provider, string(kind), code.String()).Add(float64(out.Attempts))
+	m.asked(provider, kind, err, out)
+}
+
+// asked counts a request that a driver has answered, or that no answer came to. One
+// that reached none is none.
+func (m *metrics) asked(provider string, kind Kind, err error, out *bus.Outcome) {
+	if bus.NothingRan(err) || out.Attempts == 0 && out.Result == nil {
+		return
+	}
+	method := driverMethods[kind]
+	if err != nil {
+		m.failed.WithLabelValues(provider, method, strconv.Itoa(int(CodeOf(err)))).Inc()
+
+		return
+	}
+	m.answered.WithLabelValues(provider, method).Observe(out.Took.Seconds())
 }

@@ -73,7 +73,7 @@ func (d *Dispatcher) read(ctx context.Context, r *reading, req bus.Request) {
 				Phase: Done, ID: req.OperationID, Kind: Status, Replica: out.Replica, Attempt: out.Attempts, Err: err, Took: out.Took,
 			}
 			state.Instance, _, _ = payload(out.Result)
-			d.metrics.finished(req.Provider, Status, CodeOf(err), out)
+			d.metrics.finished(req.Provider, Status, err, out)
 		}
 		d.mu.Lock()
 		news := r.state.Phase != state.Phase || r.state.Reason != state.Reason

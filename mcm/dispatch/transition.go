@@ -78,7 +78,7 @@ func (d *Dispatcher) finish(e *entry, out *bus.Outcome, err error) {
 		delete(d.machines, e.uid)
 	}
 	d.mu.Unlock()
-	d.metrics.finished(e.provider, e.kind, CodeOf(err), out)
+	d.metrics.finished(e.provider, e.kind, err, out)
 	traceEnd(e.span, &state)
 	d.log(e, &state).Info("operation ended", "code", CodeOf(err).String(),
 		"waited", out.Waited.String(), "took", out.Took.String())

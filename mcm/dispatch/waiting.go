@@ -9,8 +9,8 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// toldWaiting is how many waiting operations people are told of. That many fit one
-// message.
+// toldWaiting is how many waiting operations people are told of at most; the bus leaves
+// out what does not fit one message.
 const toldWaiting = 1000
 
 // Waiting returns the operations that no driver has, those included that have not

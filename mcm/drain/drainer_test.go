@@ -297,14 +297,16 @@ func TestMetrics(t *testing.T) {
 	}
 	for _, f := range families {
 		switch f.GetName() {
-		case "mcm_machine_drain_duration_seconds":
+		case "mcm_machine_drain_duration_seconds", "mcm_drain_duration_seconds":
 			m := f.GetMetric()[0]
 			labels := map[string]string{}
 			for _, l := range m.GetLabel() {
 				labels[l.GetName()] = l.GetValue()
 			}
-			if m.GetHistogram().GetSampleCount() != 1 || labels["namespace"] != r.namespace || labels["machine_deployment"] != "workers" {
-				t.Errorf("duration: %d samples with labels %v", m.GetHistogram().GetSampleCount(), labels)
+			// Dashboards ask for the former by its bare name.
+			if last := f.GetName() == "mcm_machine_drain_duration_seconds"; last && m.GetGauge().GetValue() == 0 ||
+				!last && m.GetHistogram().GetSampleCount() != 1 || labels["namespace"] != r.namespace || labels["machine_deployment"] != "workers" {
+				t.Errorf("%s is %v", f.GetName(), m)
 			}
 		case "mcm_machine_drains_in_flight":
 			if v := f.GetMetric()[0].GetGauge().GetValue(); v != 0 {

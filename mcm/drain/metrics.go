@@ -9,6 +9,7 @@ import (
 // metrics tell how long drains take and how evictions go.
 type metrics struct {
 	inFlight  prometheus.Gauge
+	last      *prometheus.GaugeVec
 	took      *prometheus.HistogramVec
 	evictions *prometheus.CounterVec
 }
@@ -27,9 +28,13 @@ func newMetrics() *metrics {
 			Name: "mcm_machine_drains_in_flight",
 			Help: "Drains begun and not ended.",
 		}),
-		// MCM has a gauge of this name, with the last drain's time.
-		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		// What reads it for the machine controller manager wants a gauge.
+		last: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "mcm_machine_drain_duration_seconds",
+			Help: "Time that the latest drain took, a failed one too.",
+		}, []string{"namespace", "machine_deployment"}),
+		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "mcm_drain_duration_seconds",
 			Help: "Time that drains took, failed ones included.",
 			// From an empty Node to the two hours that a drain may take by default.
 			Buckets: []float64{.1, 1, 5, 15, 30, 60, 180, 600, 1800, 3600, 7200},
@@ -43,7 +48,7 @@ func newMetrics() *metrics {
 
 // Collectors returns the drainer's metrics for registration.
 func (d *Drainer) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{d.metrics.inFlight, d.metrics.took, d.metrics.evictions}
+	return []prometheus.Collector{d.metrics.inFlight, d.metrics.last, d.metrics.took, d.metrics.evictions}
 }
 
 func (m *metrics) started() (ended func()) {
@@ -53,5 +58,6 @@ func (m *metrics) started() (ended func()) {
 }
 
 func (m *metrics) finished(req *Request, took time.Duration) {
+	m.last.WithLabelValues(req.Machine.Namespace, req.Deployment).Set(took.Seconds())
 	m.took.WithLabelValues(req.Machine.Namespace, req.Deployment).Observe(took.Seconds())
 }

@@ -85,6 +85,7 @@ func (p *pass) created(ctx context.Context, state dispatch.State) error {
 		return err
 	}
 	p.Dispatcher.Settle(p.machine.UID, state.ID)
+	p.timings.observe(p.kind(ctx), stageCreate, p.age())
 	p.accept(ctx, state)
 	p.sayf("Created", "Created instance %s in %s (driver replica %s, attempt %d)",
 		state.Instance.ProviderID, state.Took.Round(time.Millisecond), orPlain(state.Replica), state.Attempt)

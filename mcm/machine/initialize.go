@@ -25,6 +25,9 @@ func (p *pass) initializeInstance(ctx context.Context) (next, error) {
 	if state.LastKnownState != "" {
 		p.remember(state)
 	}
+	if state.Err == nil { // and not only because the driver knows of no such thing
+		p.initTook = &state.Took
+	}
 
 	return proceed, p.described(ctx, state.Instance)
 }
@@ -67,6 +70,9 @@ func (p *pass) markCreated(ctx context.Context) (next, error) {
 	}
 	if err := p.patchStatus(ctx); err != nil {
 		return wait, err
+	}
+	if p.initTook != nil {
+		p.timings.observe(p.kind(ctx), stageInitialize, *p.initTook)
 	}
 	if p.journal.Operation == dispatch.Initialize {
 		p.Dispatcher.Settle(p.machine.UID, dispatch.OperationID(p.machine.UID, dispatch.Initialize, p.journal.Settled))

@@ -100,7 +100,7 @@ func (p *pass) followHealth(ctx context.Context, healthy bool, text string) (nex
 	case phase == v1alpha1.MachinePending && (!healthy || p.lacksComponents()):
 		return p.awaitJoin(ctx)
 	case healthy && phase != v1alpha1.MachineRunning:
-		return p.join(), nil
+		return p.join(ctx), nil
 	case phase == v1alpha1.MachineRunning && !healthy:
 		return p.suspect(text), nil
 	case phase == v1alpha1.MachineUnknown:
@@ -226,13 +226,14 @@ func (p *pass) lacksComponents() bool {
 }
 
 // join makes a machine with a healthy Node Running.
-func (p *pass) join() next {
+func (p *pass) join(ctx context.Context) next {
 	name, last := p.machine.Name, p.machine.Status.LastOperation
 	p.setPhase(v1alpha1.MachineRunning)
 	if last.Type == v1alpha1.MachineOperationCreate && last.State != v1alpha1.MachineStateSuccessful {
 		text := fmt.Sprintf(v1alpha1.TextFormatJoined, name, p.age().Round(time.Second))
 		p.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateSuccessful, "", text)
 		p.notef("Joined", "%s as node %s", text, p.node.Name)
+		p.notes = append(p.notes, func() { p.timings.observe(p.kind(ctx), stageJoin, p.age()) })
 	} else {
 		text := fmt.Sprintf(v1alpha1.TextFormatRejoined, name)
 		p.setLastOperation(v1alpha1.MachineOperationHealthCheck, v1alpha1.MachineStateSuccessful, "", text)
@@ -254,6 +255,7 @@ func (p *pass) awaitJoin(ctx context.Context) (next, error) {
 	p.setPhase(v1alpha1.MachineFailed)
 	p.setLastOperation(p.machine.Status.LastOperation.Type, v1alpha1.MachineStateFailed, "", text)
 	p.cautionf("FailedToJoin", "%s", text)
+	p.notes = append(p.notes, func() { p.timings.failedToJoin(p.kind(ctx)) })
 
 	return wait, nil
 }

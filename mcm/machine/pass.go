@@ -77,6 +77,7 @@ type Reconciler struct {
 	unfound  sync.Map // a failedStatus by its machine's uid
 
 	replacements replacements
+	timings      timings
 }
 
 // A pass is one look at one machine.
@@ -98,15 +99,16 @@ type pass struct {
 	untouched bool // no operation of the machine ever reached a driver
 	unhealthy bool // the machine was Failed before this pass made it Terminating
 
-	initialized bool  // the driver has said so
-	lacking     error // why the class's secret is not known
+	initialized bool           // the driver has said so
+	initTook    *time.Duration // what the driver took to initialize it, if it did so just now
+	lacking     error          // why the class's secret is not known
 
 	held bool // it would be Failed if not for others of its pool
 
 	wish  string        // whether the machine is to be preserved
 	after time.Duration // when to look again whatever the steps say; 0 for no need
 
-	notes []func() // Events about what the next write stores
+	notes []func() // Events and figures about what the next write stores
 }
 
 // A next says what follows a step.
@@ -155,7 +157,7 @@ var deletionSteps = []step{
 	(*pass).drainNode,
 	(*pass).deleteInstance,
 	(*pass).deleteNode,
-	(*pass).release,
+	(*pass).timedRelease,
 }
 
 // Reconcile takes one machine as far as it can go at this moment.

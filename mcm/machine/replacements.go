@@ -166,7 +166,7 @@ func (r *replacements) waitingIn(own pool) []types.NamespacedName {
 
 // Collectors are the controller's metrics.
 func (r *Reconciler) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{&r.replacements}
+	return append(r.timings.collectors(), &r.replacements)
 }
 
 var waitingDesc = prometheus.NewDesc("mcm_machine_replacements_waiting",

@@ -2,17 +2,19 @@ package machinedeployment
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// collectTimeout bounds a scrape while the cache is still being filled.
-const collectTimeout = 2 * time.Second
+// inventoryLimit is how long a scrape may wait for the cache.
+const inventoryLimit = 5 * time.Second
 
 // Names and labels are those that dashboards made for the machine controller
 // manager look for.
@@ -20,7 +22,7 @@ const subsystem = "mcm_machine_deployment"
 
 var (
 	itemsDesc = prometheus.NewDesc(subsystem+"_items_total", "Machine deployments there are.", nil, nil)
-	infoDesc  = prometheus.NewDesc(subsystem+"_info", "Facts about a machine deployment; the value is its creation time.",
+	infoDesc  = prometheus.NewDesc(subsystem+"_info", "The creation of a machine deployment, in seconds since 1970, and its strategy; the value is 1.",
 		[]string{"name", "namespace", "createdAt", "spec_strategy_type"}, nil)
 	conditionDesc = prometheus.NewDesc(subsystem+"_status_condition",
 		"Condition of a machine deployment: 1 for True, 0 for False, 2 for Unknown.", []string{"name", "namespace", "condition"}, nil)
@@ -53,6 +55,17 @@ var gauges = []numbered{
 	optional("info_spec_progress_deadline_seconds", "Time that a rollout may stand still.", func(d *v1alpha1.MachineDeployment) *int32 {
 		return d.Spec.ProgressDeadlineSeconds
 	}),
+	{
+		prometheus.NewDesc(subsystem+"_info_spec_rollback_to_revision", "Revision to go back to; 0 for the one before.", []string{"name", "namespace"}, nil),
+		func(d *v1alpha1.MachineDeployment) (float64, bool) {
+			to := d.Spec.RollbackTo
+			if to == nil {
+				return 0, false
+			}
+
+			return float64(to.Revision), true
+		},
+	},
 	gauge("status_replicas", "Machines there are.", func(d *v1alpha1.MachineDeployment) float64 { return float64(d.Status.Replicas) }),
 	gauge("status_updated_replicas", "Machines of the latest template.",
 		func(d *v1alpha1.MachineDeployment) float64 { return float64(d.Status.UpdatedReplicas) }),
@@ -98,29 +111,44 @@ func optional(name, help string, value func(*v1alpha1.MachineDeployment) *int32)
 	}
 }
 
-// Collector returns metrics of the deployments in the cache: what is deleted is
-// gone from them, too.
-func (r *Reconciler) Collector() prometheus.Collector { return collector{r.Control} }
+// An inventory collects metrics of all deployments at each scrape.
+type inventory struct {
+	ctx         context.Context
+	deployments client.Reader
+}
 
-type collector struct{ reader client.Reader }
+// NewInventory returns the metrics of all deployments that a manager's cache
+// holds, until ctx ends: what is deleted is gone from them, too. It is safe for
+// concurrent use.
+func NewInventory(ctx context.Context, deployments client.Reader) prometheus.Collector {
+	return &inventory{ctx, deployments}
+}
 
-// Describe sends nothing: which metrics there are depends on the deployments.
-func (collector) Describe(chan<- *prometheus.Desc) {}
+// Describe implements prometheus.Collector.
+func (i *inventory) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{itemsDesc, infoDesc, conditionDesc, failedDesc} {
+		ch <- d
+	}
+	for _, g := range gauges {
+		ch <- g.desc
+	}
+}
 
-// Collect sends one set of metrics for each deployment.
-func (c collector) Collect(ch chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout) //nolint:forbidigo // a scrape has no context
+// Collect implements prometheus.Collector. What cannot be read is left out: an
+// invalid metric would make the whole scrape fail, all others included.
+func (i *inventory) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(i.ctx, inventoryLimit)
 	defer cancel()
 	list := &v1alpha1.MachineDeploymentList{}
-	if err := c.reader.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-		ch <- prometheus.NewInvalidMetric(itemsDesc, err)
+	if err := i.deployments.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		ctrl.LoggerFrom(i.ctx).V(1).Info("no metrics of machine deployments", "err", err.Error())
 
 		return
 	}
 	//nolint:promlinter // the name is what dashboards look for
 	ch <- prometheus.MustNewConstMetric(itemsDesc, prometheus.GaugeValue, float64(len(list.Items)))
-	for i := range list.Items {
-		collect(ch, &list.Items[i])
+	for n := range list.Items {
+		collect(ch, &list.Items[n])
 	}
 }
 
@@ -128,7 +156,7 @@ func collect(ch chan<- prometheus.Metric, d *v1alpha1.MachineDeployment) {
 	send := func(desc *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, append([]string{d.Name, d.Namespace}, labels...)...)
 	}
-	send(infoDesc, float64(d.CreationTimestamp.Unix()), d.CreationTimestamp.UTC().Format(time.RFC3339), string(d.Spec.Strategy.Type))
+	send(infoDesc, 1, strconv.FormatInt(d.CreationTimestamp.Unix(), 10), string(d.Spec.Strategy.Type))
 	for _, g := range gauges {
 		if value, ok := g.value(d); ok {
 			send(g.desc, value)

@@ -39,8 +39,6 @@ const (
 	// AnnotationKeyEffectiveCreationTimeout holds a Go duration that wins over creationTimeout. It is handed down from
 	// a MachineDeployment to its MachineSets and Machines.
 	AnnotationKeyEffectiveCreationTimeout = "node.machine.sapcloud.io/effective-creation-timeout"
-	// AnnotationKeyMachineJoinDuration on a Machine is how long it took to join the cluster, as a Go duration.
-	AnnotationKeyMachineJoinDuration = "node.machine.sapcloud.io/machine-join-duration"
 	// AnnotationKeyLastAppliedNodePreserveValue on a Machine is the value of AnnotationKeyPreserve that was last taken
 	// from its Node.
 	AnnotationKeyLastAppliedNodePreserveValue = "node.machine.sapcloud.io/last-applied-node-preserve-value"
@@ -79,7 +77,8 @@ const (
 
 // Annotations of Nodes.
 const (
-	// AnnotationKeyUpdateFailedReason is the updating agent's explanation of LabelValueUpdateFailed.
+	// AnnotationKeyUpdateFailedReason is the updating agent's explanation of LabelValueUpdateFailed. Nothing here reads
+	// it, as updates in place are not carried out.
 	AnnotationKeyUpdateFailedReason = "node.machine.sapcloud.io/update-failed-reason"
 	// AnnotationKeyLastAppliedNodeTemplate holds the nodeTemplate that was last applied to the Node, as JSON.
 	AnnotationKeyLastAppliedNodeTemplate = "node.machine.sapcloud.io/last-applied-anno-labels-taints"

@@ -39,7 +39,7 @@ const (
 	ReasonDeploymentResumed        = "DeploymentResumed"        // Unknown
 )
 
-// Conditions that the controllers write on Nodes.
+// Conditions that controllers write on Nodes; NodeInPlaceUpdate is another manager's, see its reasons.
 const (
 	NodeTerminating   corev1.NodeConditionType = "Terminating"
 	NodeInPlaceUpdate corev1.NodeConditionType = "InPlaceUpdate"
@@ -54,7 +54,7 @@ const (
 	MessageScaleDown = "Machine Controller is scaling down machine"
 )
 
-// Reasons of NodeInPlaceUpdate, in the order of an update.
+// Reasons of NodeInPlaceUpdate, in the order of an update. They are not used, as updates in place are not carried out.
 const (
 	ReasonCandidateForUpdate = "CandidateForUpdate"
 	ReasonSelectedForUpdate  = "SelectedForUpdate"

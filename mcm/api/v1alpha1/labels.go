@@ -26,7 +26,8 @@ const (
 // LabelValueTrue is the value of LabelKeyFreeze and LabelKeyForceDrain. No other spelling counts.
 const LabelValueTrue = "True"
 
-// Labels of Nodes.
+// Labels of Nodes. Those of an update in place are neither written nor read on Nodes, as such updates are not carried
+// out.
 const (
 	// LabelKeyMachineName on a Node holds the name of its Machine.
 	LabelKeyMachineName = "node.gardener.cloud/machine-name"

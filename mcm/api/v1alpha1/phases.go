@@ -3,7 +3,8 @@ package v1alpha1
 // MachinePhase is where a machine is in its life.
 type MachinePhase string
 
-// Phases. MachinePhaseNew is what a Machine has before any controller saw it.
+// Phases. MachinePhaseNew is what a Machine has before any controller saw it. Those of an update in place are another
+// manager's: such updates are not carried out here.
 const (
 	MachinePhaseNew                MachinePhase = ""
 	MachinePending                 MachinePhase = "Pending"                 // the instance exists, its Node has not joined
@@ -34,9 +35,7 @@ type MachineOperationType string
 // Types of operations.
 const (
 	MachineOperationCreate        MachineOperationType = "Create"
-	MachineOperationUpdate        MachineOperationType = "Update"
-	MachineOperationInPlaceUpdate MachineOperationType = "InPlaceUpdate"
-	MachineOperationDrainNode     MachineOperationType = "DrainNode"
+	MachineOperationInPlaceUpdate MachineOperationType = "InPlaceUpdate" // another manager's: updates in place are not carried out here
 	MachineOperationHealthCheck   MachineOperationType = "HealthCheck"
 	MachineOperationDelete        MachineOperationType = "Delete"
 )

@@ -14,7 +14,6 @@ const (
 	DeletionTextDeleteVolumeAttachments = "Delete Volume Attachments"
 	DeletionTextDeleteVM                = "Initiate VM deletion"
 	DeletionTextDeleteNode              = "Initiate node object deletion"
-	DeletionTextRemoveFinalizer         = "Initiate machine object finalizer removal"
 )
 
 // Descriptions of a last operation. Those whose names contain Format take, in this order, what their comment says.
@@ -29,10 +28,9 @@ const (
 	TextFormatUnhealthy    = "Machine %s is unhealthy - changing MachinePhase to Unknown. Node conditions: %v" // name, conditions
 	TextHealthFailing      = "health checks failing since last"                                                // part of the description
 	TextHealthTimeoutReset = "Machine Health Timeout was reset due to APIServer being unreachable"
-	TextDeleting           = "Deleting machine from cloud provider" // written by a MachineSet right after its DELETE call
-	TextAborting           = "Aborting operation."                  // part of the description of a failed deletion that is not tried again soon
+	TextAborting           = "Aborting operation." // part of the description of a failed deletion that is not tried again soon
 	TextVMDeleted          = "VM deletion was successful. " + DeletionTextDeleteNode
-	TextReadyForUpdate     = "Node drain successful. Node is ready for update"
+	TextReadyForUpdate     = "Node drain successful. Node is ready for update" // another manager's: updates in place are not carried out here
 )
 
 // TextFormatMisconfiguredPDB tells why a pod cannot be evicted; it takes the namespace and name of the budget.

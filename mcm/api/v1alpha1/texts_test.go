@@ -79,14 +79,12 @@ func TestTexts(t *testing.T) {
 		"Delete Volume Attachments":                                           DeletionTextDeleteVolumeAttachments,
 		"Initiate VM deletion":                                                DeletionTextDeleteVM,
 		"Initiate node object deletion":                                       DeletionTextDeleteNode,
-		"Initiate machine object finalizer removal":                           DeletionTextRemoveFinalizer,
 		"VM deletion was successful. Initiate node object deletion":           TextVMDeleted,
 		"Aborting operation.":                                                 TextAborting,
 		"Initialize VM Instance":                                              TextInitialize,
 		"Node drain successful. Node is ready for update":                     TextReadyForUpdate,
 		"Creating machine on cloud provider":                                  TextCreating,
 		"Created machine on cloud provider":                                   TextCreated,
-		"Deleting machine from cloud provider":                                TextDeleting,
 		"VM using old node obj":                                               TextOldNode,
 		"Machine Health Timeout was reset due to APIServer being unreachable": TextHealthTimeoutReset,
 	} {
@@ -103,7 +101,7 @@ func TestDeletionTexts(t *testing.T) {
 
 	texts := []string{
 		DeletionTextGetVMStatus, DeletionTextDrain, DeletionTextDeleteVolumeAttachments,
-		DeletionTextDeleteVM, DeletionTextDeleteNode, DeletionTextRemoveFinalizer,
+		DeletionTextDeleteVM, DeletionTextDeleteNode,
 	}
 	for i, a := range texts {
 		for j, b := range texts {

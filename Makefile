@@ -1,4 +1,5 @@
-# Everything made here goes to .out/, which git ignores. Needed beforehand: Go, git, make; everything else is built
+# Everything made here goes to .out/, which git ignores. Needed beforehand: Go, git, make, and for make test a C compiler
+# and Node.js 18 with npm, which it installs through apt if it runs as root and they are missing. Everything else is built
 # at the versions that go.mod, .tools/go.mod and deploy/devcluster/go.mod pin.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -9,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 OUT := $(CURDIR)/.out
 BIN := $(OUT)/bin
-DIRS := $(wildcard bus cmd deploy driversdk mcm proto)
+DIRS := $(wildcard .tools/images bus cmd deploy driversdk mcm proto)
 
 # One setting for build, vet and lint, so that they share compiled packages. Tests switch cgo on: -race needs it.
 export CGO_ENABLED := 0
@@ -115,17 +116,19 @@ fmt-check: $(BIN)/golangci-lint
 	@$(BIN)/golangci-lint fmt --diff $(DIRS) || $(call remedy,the code is not formatted; run: make fmt)
 
 .PHONY: vet
-vet: ## Run go vet on both modules
+vet: ## Run go vet on all modules
 	@echo '==> vet (about 5 minutes the first time)'
 	@go vet ./...
 	@go vet -C deploy/devcluster -trimpath ./...
+	@go vet -C .tools/images ./...
 
 .PHONY: lint
-lint: $(BIN)/golangci-lint ## Run golangci-lint on both modules
+lint: $(BIN)/golangci-lint ## Run golangci-lint on all modules
 	@echo '==> lint (about 4 minutes the first time)'
 	@$(BIN)/golangci-lint config verify
 	@$(LINT) ./... || $(call remedy,$(LINT_REMEDY))
 	@cd deploy/devcluster && GOFLAGS="$${GOFLAGS:-} -trimpath" $(LINT) ./... || $(call remedy,$(LINT_REMEDY))
+	@cd .tools/images && $(LINT) ./... || $(call remedy,$(LINT_REMEDY))
 
 LINT = $(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml
 LINT_REMEDY := mend the above; where a linter is wrong about a line write //nolint:<name> // <reason>

@@ -28,11 +28,12 @@ import (
 const user = "65532:65532"
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, os.Args[1:]); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM) //nolint:forbidigo // the first context
+	err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "images:", err)
-		os.Exit(1)
+		os.Exit(1) //nolint:forbidigo // this is main
 	}
 }
 
@@ -129,22 +130,22 @@ func buildImage(ctx context.Context, dir, out, program, platforms string, base v
 	if err != nil {
 		return fmt.Errorf("digest: %w", err)
 	}
-	fmt.Printf("%s@%s\n", folder, digest)
+	fmt.Fprintf(os.Stdout, "%s@%s\n", folder, digest)
 
 	return nil
 }
 
 // write makes an OCI image layout. ko's own writer takes the folder for the name of a repository, and fails on capitals.
 func write(folder string, result build.Result) error {
-	path, err := layout.Write(folder, empty.Index)
+	to, err := layout.Write(folder, empty.Index)
 	if err != nil {
 		return err
 	}
 	switch result := result.(type) {
 	case v1.ImageIndex:
-		return path.AppendIndex(result)
+		return to.AppendIndex(result)
 	case v1.Image:
-		return path.AppendImage(result)
+		return to.AppendImage(result)
 	default:
 		return fmt.Errorf("ko made a %T, which is no image", result)
 	}

@@ -72,29 +72,7 @@ func checkFiles(t *testing.T, image v1.Image, entrypoint string) {
 			t.Fatal(err)
 		}
 		total += size
-		content, err := layer.Uncompressed()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer content.Close()
-		for r := tar.NewReader(content); ; {
-			header, err := r.Next()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if header.Typeflag == tar.TypeDir {
-				continue
-			}
-			if files[header.Name], err = io.ReadAll(r); err != nil {
-				t.Fatal(err)
-			}
-			if header.FileInfo().Mode().Perm()&0o005 != 0o005 {
-				t.Errorf("%s has mode %s: user %s cannot run it", header.Name, header.FileInfo().Mode(), user)
-			}
-		}
+		readFiles(t, layer, files)
 	}
 	if total > largest {
 		t.Errorf("the image has %d bytes, want %d at most", total, largest)
@@ -108,6 +86,34 @@ func checkFiles(t *testing.T, image v1.Image, entrypoint string) {
 	}
 	if slices.ContainsFunc(program.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 		t.Errorf("%s needs a dynamic linker, and the image has none", entrypoint)
+	}
+}
+
+// readFiles adds the files of a layer, which anybody must be able to run.
+func readFiles(t *testing.T, layer v1.Layer, files map[string][]byte) {
+	t.Helper()
+	content, err := layer.Uncompressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer content.Close()
+	for r := tar.NewReader(content); ; {
+		header, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if header.Typeflag == tar.TypeDir {
+			continue
+		}
+		if files[header.Name], err = io.ReadAll(r); err != nil {
+			t.Fatal(err)
+		}
+		if header.FileInfo().Mode().Perm()&0o005 != 0o005 {
+			t.Errorf("%s has mode %s: user %s cannot run it", header.Name, header.FileInfo().Mode(), user)
+		}
 	}
 }
 

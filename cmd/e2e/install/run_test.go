@@ -18,6 +18,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -29,6 +31,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -82,7 +85,8 @@ func TestRunWithoutBootstrapTokens(t *testing.T) {
 }
 
 // TestRunWithExternalNATS does the same with the folder install-external-nats and
-// the three servers of deploy/nats; the second replica of mcm has to take over.
+// the three servers of deploy/nats, all of which hold the operations stream; the
+// second replica of mcm has to take over.
 func TestRunWithExternalNATS(t *testing.T) {
 	r := newRig(t, "kustomize/install-external-nats")
 	ca := newAuthority(t)
@@ -112,6 +116,9 @@ func TestRunWithExternalNATS(t *testing.T) {
 	r.createClass("external", tokenUserData)
 	m := r.newMachine("external", "external")
 	r.run(m)
+	mcm := ca.issue(filepath.Join(t.TempDir(), "mcm"), "mcm")
+	r.onThreeServers(server, nats.RootCAs(filepath.Join(mcm, "ca.crt")),
+		nats.ClientCert(filepath.Join(mcm, "tls.crt"), filepath.Join(mcm, "tls.key")))
 	if err := leader.Stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -253,10 +260,10 @@ func (r *rig) startEmbedded(more ...string) (operator []string) {
 	r.Helper()
 	ca := newAuthority(r.T)
 	conf := embeddedConf(r.T, ca, map[string]string{"VIRTUAL_PASSWORD": driverHash, "OPERATOR_PASSWORD": driverHash})
-	nats := r.startEmbeddedManager(ca, conf, more...)
-	r.startDriverAt(nats)
+	server := r.startEmbeddedManager(ca, conf, more...)
+	r.startDriverAt(server)
 
-	return nats.login("operator")
+	return server.login("operator")
 }
 
 // An embeddedNATS is the one in mcm, as it is reached from outside.
@@ -285,12 +292,12 @@ func (r *rig) startEmbeddedManager(ca *authority, conf string, more ...string) *
 }
 
 // startDriverAt starts a driver that logs in there.
-func (r *rig) startDriverAt(nats *embeddedNATS, more ...string) {
+func (r *rig) startDriverAt(server *embeddedNATS, more ...string) {
 	r.Helper()
 	args := r.args("driver-virtual", map[string]string{
 		"--nats-ca=/etc/machinebus/nats-client/ca.crt": "", "--listen=:8081": "--listen=" + stack.Loopback(0),
 	})
-	r.startDriver(args, append(nats.login("virtual"), more...)...)
+	r.startDriver(args, append(server.login("virtual"), more...)...)
 }
 
 // migrates has mcmctl, logged in as people are, get a driver's word on an old class.
@@ -308,6 +315,21 @@ func (r *rig) migrates(operator ...string) {
 
 		return err
 	})
+}
+
+// onThreeServers checks where the operations stream is, as mcm's user may.
+func (r *rig) onThreeServers(server string, login ...nats.Option) {
+	r.Helper()
+	nc, err := nats.Connect(server, append(login, nats.CustomInboxPrefix(bus.ManagerInboxPrefix))...)
+	r.must(err)
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	r.must(err)
+	stream, err := js.Stream(r.Context(), bus.StreamName("default", "virtual"))
+	r.must(err)
+	if replicas := stream.CachedInfo().Config.Replicas; replicas != 3 {
+		r.Errorf("the operations stream is on %d servers, want 3: if one of them dies, so do the replicas' leases", replicas)
+	}
 }
 
 func (r *rig) startDriver(args []string, more ...string) {

@@ -25,6 +25,17 @@ const (
 	nonceBytes   = 16
 )
 
+// ErrUntrusted is wrapped by the error of a fetch whose answer was refused here: its
+// seal, nonce or key is not what it has to be [FETCH-2] [FETCH-3]. The code is
+// Unauthenticated.
+var ErrUntrusted = errors.New("the answer cannot be trusted")
+
+var errOtherQuestion = untrustedf("it belongs to another question")
+
+func untrustedf(format string, args ...any) error {
+	return Errorf(driverv1.Code_CODE_UNAUTHENTICATED, "%w: %w", ErrUntrusted, fmt.Errorf(format, args...))
+}
+
 // A FetchClient is how a driver asks a control plane for classes, secrets and
 // bootstrap values. It is safe for concurrent use.
 type FetchClient struct {
@@ -105,7 +116,7 @@ func (f *FetchClient) Secret(ctx context.Context, cluster string, class, secret 
 	}
 	if !bytes.Equal(content.GetNonce(), nonce) || content.GetReference().GetName() != secret.GetName() ||
 		content.GetReference().GetNamespace() != secret.GetNamespace() {
-		return nil, fmt.Errorf("fetch secret %s/%s: the answer belongs to another question", secret.GetNamespace(), secret.GetName())
+		return nil, fmt.Errorf("fetch secret %s/%s: %w", secret.GetNamespace(), secret.GetName(), errOtherQuestion)
 	}
 
 	return content, nil
@@ -136,8 +147,7 @@ func (f *FetchClient) Bootstrap(ctx context.Context, cluster, operationID string
 		return nil, fmt.Errorf("fetch bootstrap values of machine %s/%s: %w", m.GetNamespace(), m.GetName(), err)
 	}
 	if !bytes.Equal(content.GetNonce(), nonce) {
-		return nil, fmt.Errorf("fetch bootstrap values of machine %s/%s: the answer belongs to another question",
-			m.GetNamespace(), m.GetName())
+		return nil, fmt.Errorf("fetch bootstrap values of machine %s/%s: %w", m.GetNamespace(), m.GetName(), errOtherQuestion)
 	}
 
 	return content.GetValues(), nil
@@ -161,11 +171,11 @@ func (f *FetchClient) open(cluster string, box *driverv1.Sealed, m proto.Message
 		pin = box.GetSender()
 	}
 	if sender := box.GetSender(); sender != pin {
-		return fmt.Errorf("control plane %q sealed with key %s, but is known by key %s: "+
-			"if its key was renewed, give drivers the new one and restart them", cluster, sender, pin)
+		return untrustedf("control plane %q sealed with key %s, but is known by key %s: "+
+			"if the former is its key now, give that to drivers (driversdk: --control-plane-key) and restart them", cluster, sender, pin)
 	}
 	if err := f.key.Open(box, pin, m); err != nil {
-		return err
+		return untrustedf("%w", err)
 	}
 	if known {
 		return nil
@@ -179,7 +189,7 @@ func (f *FetchClient) open(cluster string, box *driverv1.Sealed, m proto.Message
 	f.mu.Unlock()
 	switch {
 	case known && first != pin:
-		return fmt.Errorf("control plane %q answered with two keys at once, %s and %s", cluster, first, pin)
+		return untrustedf("control plane %q answered with two keys at once, %s and %s", cluster, first, pin)
 	case !known:
 		f.log.Warn("no key of this control plane was given; trusting the one it used first", "cluster", cluster, "key", pin)
 	}

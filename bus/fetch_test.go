@@ -3,6 +3,7 @@ package bus_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"testing"
@@ -166,7 +167,8 @@ func TestFetchTrust(t *testing.T) {
 		r, other := newFetchRig(t), newKey(t)
 		client := r.client(t, provider, map[string]string{cluster: other.Public()})
 		_, err := client.Secret(t.Context(), cluster, ref, ref)
-		if err == nil || !strings.Contains(err.Error(), other.Public()) || !strings.Contains(err.Error(), r.key.Public()) {
+		wantUntrusted(t, err)
+		if !strings.Contains(err.Error(), other.Public()) || !strings.Contains(err.Error(), r.key.Public()) {
 			t.Errorf("error = %v, want one that names both keys", err)
 		}
 	})
@@ -180,9 +182,18 @@ func TestFetchTrust(t *testing.T) {
 		}
 		stop()
 		r.serve(t, newKey(t))
-		if _, err := client.Secret(t.Context(), cluster, ref, ref); err == nil || !strings.Contains(err.Error(), "is known by key") {
+		_, err := client.Secret(t.Context(), cluster, ref, ref)
+		wantUntrusted(t, err)
+		if !strings.Contains(err.Error(), "is known by key") {
 			t.Errorf("error = %v, want the second key refused", err)
 		}
+	})
+	t.Run("a seal for somebody else", func(t *testing.T) {
+		t.Parallel()
+		r := &fetchRig{srv: bustest.Server(t, embedded.Options{}), key: newKey(t), lib: newLibrary()}
+		r.answerSecrets(t, func(*driverv1.FetchSecretRequest) (string, []byte) { return newKey(t).Public(), nil })
+		_, err := r.client(t, provider, nil).Secret(t.Context(), cluster, ref, ref)
+		wantUntrusted(t, err)
 	})
 	t.Run("refusal travels", func(t *testing.T) {
 		t.Parallel()
@@ -228,6 +239,21 @@ func TestSealForAKnownControlPlane(t *testing.T) {
 func TestFetchWithAnOldAnswer(t *testing.T) {
 	t.Parallel()
 	r := &fetchRig{srv: bustest.Server(t, embedded.Options{}), key: newKey(t), lib: newLibrary()}
+	r.answerSecrets(t, func(req *driverv1.FetchSecretRequest) (string, []byte) {
+		return req.GetRecipient(), []byte("of another fetch")
+	})
+	client := r.client(t, provider, map[string]string{cluster: r.key.Public()})
+	ref := r.lib.secret.GetReference()
+	_, err := client.Secret(t.Context(), cluster, ref, ref)
+	wantUntrusted(t, err)
+	if !strings.Contains(err.Error(), "another question") {
+		t.Errorf("error = %v, want the answer refused for its nonce", err)
+	}
+}
+
+// answerSecrets seals the library's secret as seal says: for whom, and with which nonce.
+func (r *fetchRig) answerSecrets(t *testing.T, seal func(*driverv1.FetchSecretRequest) (recipient string, nonce []byte)) {
+	t.Helper()
 	nc := bustest.Raw(t, r.srv.URL())
 	_, err := nc.Subscribe("mcm.v1."+cluster+".fetch.>", func(m *nats.Msg) {
 		env, err := bus.Decode(m.Data, "")
@@ -236,9 +262,10 @@ func TestFetchWithAnOldAnswer(t *testing.T) {
 
 			return
 		}
-		content := proto.Clone(r.lib.secret).(*driverv1.SecretContent) //nolint:forcetypeassert // its own type
-		content.Nonce = []byte("of another fetch")
-		box, err := r.key.Seal(content, env.GetFetchSecret().GetRecipient())
+		content := proto.CloneOf(r.lib.secret)
+		var recipient string
+		recipient, content.Nonce = seal(env.GetFetchSecret())
+		box, err := r.key.Seal(content, recipient)
 		if err != nil {
 			t.Error(err)
 
@@ -254,10 +281,14 @@ func TestFetchWithAnOldAnswer(t *testing.T) {
 	if err != nil || nc.Flush() != nil {
 		t.Fatal(err)
 	}
-	client := r.client(t, provider, map[string]string{cluster: r.key.Public()})
-	ref := r.lib.secret.GetReference()
-	if _, err := client.Secret(t.Context(), cluster, ref, ref); err == nil || !strings.Contains(err.Error(), "another question") {
-		t.Errorf("error = %v, want the answer refused for its nonce", err)
+}
+
+// wantUntrusted fails unless an answer was refused for its seal, nonce or key.
+func wantUntrusted(tb testing.TB, err error) {
+	tb.Helper()
+	wantError(tb, err, bus.OriginDriver, driverv1.Code_CODE_UNAUTHENTICATED)
+	if !errors.Is(err, bus.ErrUntrusted) {
+		tb.Errorf("error is %v, want %v", err, bus.ErrUntrusted)
 	}
 }
 
@@ -320,6 +351,14 @@ func TestSealKey(t *testing.T) {
 	}
 	if _, err := bus.ParseSealKey([]byte("SUAPASSWORD")); err == nil || strings.Contains(err.Error(), "SUAPASSWORD") {
 		t.Errorf("error = %v, want one without the seed", err)
+	}
+	for name, text := range map[string]string{"nothing": "", "the seed": string(seed), "another kind": "UA" + a.Public()[2:]} {
+		if err := bus.ValidPublicKey(text); err == nil || text != "" && strings.Contains(err.Error(), text) {
+			t.Errorf("ValidPublicKey of %s = %v, want an error without it", name, err)
+		}
+	}
+	if err := bus.ValidPublicKey(a.Public()); err != nil {
+		t.Error(err)
 	}
 	if _, err := a.Seal(&driverv1.Machine{}, "nobody"); bus.CodeOf(err) != driverv1.Code_CODE_INVALID_ARGUMENT {
 		t.Errorf("error = %v, want InvalidArgument: the asker named no key", err)

@@ -48,8 +48,7 @@ func (l *lease) send(sequence uint64, now time.Time) (expected uint64) {
 	return l.last
 }
 
-// stored notes that one of our sessions is in the stream, by its acknowledgement
-// or because it was found there.
+// stored notes that one of our sessions is in the stream, as its acknowledgement says.
 func (l *lease) stored(sequence, at uint64) {
 	sent, known := l.sends[sequence]
 	if at < l.last || !known {

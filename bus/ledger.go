@@ -124,7 +124,6 @@ type apiError struct {
 const (
 	codeNotEnabled           = 10076
 	codeNotEnabledForAccount = 10039
-	codeStreamExists         = 10058
 	codeStreamNotFound       = 10059
 	codeWrongLast            = 10071
 	codeWrongLastConstant    = 10164

@@ -11,6 +11,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
+// codeStreamExists is JetStream's refusal to make a stream anew with other settings.
+const codeStreamExists = 10058
+
 // simStreams is as much of JetStream as the protocol uses: streams that keep the
 // last message of each subject, written by compare-and-set, read by direct get.
 // TestModelStreamIsLikeJetStream holds it against the real one.

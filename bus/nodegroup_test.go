@@ -3,6 +3,7 @@ package bus_test
 import (
 	"cmp"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -162,6 +163,13 @@ func TestNodeGroupErrorsSayWhatRan(t *testing.T) {
 			},
 			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
 		},
+		"not UTF-8": {
+			reason: "what cannot be encoded is said to be so at once, and not waited for",
+			offer: answers(&nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_GroupsFound{GroupsFound: &nodegroupv1.GroupsResponse{
+				Groups: []*nodegroupv1.Group{{Description: "\xff"}},
+			}}}),
+			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -173,6 +181,36 @@ func TestNodeGroupErrorsSayWhatRan(t *testing.T) {
 				t.Errorf("%v (%v, %v), want %v, %v: %s", err, bus.OriginOf(err), bus.CodeOf(err), tc.origin, tc.code, tc.reason)
 			}
 		})
+	}
+}
+
+// A replica that stops does not wait for a cloud that does not answer.
+func TestNodeGroupDrainTimeoutCancels(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := newNodeGroupClient(t, r.conn)
+	entered, ended := make(chan struct{}, 3), make(chan error, 3) // as often as it is sent
+	rep := r.replica(t, nil, func(cfg *bus.ServerConfig) { cfg.DrainTimeout = 10 * time.Millisecond },
+		offers(func(ctx context.Context, _ string, _ *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+			entered <- struct{}{}
+			<-ctx.Done()
+			ended <- ctx.Err()
+
+			return &nodegroupv1.Envelope{Status: bus.StatusOf(ctx.Err())}
+		}))
+	asked := make(chan error, 1)
+	go func() {
+		_, err := c.Ask(t.Context(), provider, resize(3))
+		asked <- err
+	}()
+	bustest.Receive(t, "the handler", entered)
+	rep.stop()
+	if err := bustest.Receive(t, "the end of the handler's context", ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("context ended by %v, want it cancelled", err)
+	}
+	wantError(t, bustest.Receive(t, "the answer", asked), bus.OriginDriver, driverv1.Code_CODE_CANCELED)
+	if err := bustest.Receive(t, "Run returns", rep.done); err != nil {
+		t.Errorf("Run: %v", err)
 	}
 }
 

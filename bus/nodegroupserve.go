@@ -102,7 +102,7 @@ func (s *Server) runNodeGroup(cluster, reply string, req *nodegroupv1.Envelope, 
 	if timeout <= 0 || timeout > defaultTimeout {
 		timeout = defaultTimeout
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout) //nolint:forbidigo // draining waits for what runs
+	ctx, cancel := context.WithTimeout(s.groups, timeout)
 	defer cancel()
 	begun := time.Now()
 	answer := s.callNodeGroups(ctx, cluster, req)
@@ -136,10 +136,11 @@ func (s *Server) callNodeGroups(ctx context.Context, cluster string, req *nodegr
 func (s *Server) answerNodeGroup(reply string, req, answer *nodegroupv1.Envelope) {
 	answer.RequestId, answer.Replica = req.GetRequestId(), s.cfg.Replica
 	err := s.sendNodeGroup(reply, answer)
-	if errors.Is(err, errTooLarge) {
+	if errors.Is(err, errTooLarge) || errors.Is(err, errEncode) {
+		// Nobody will ever get this answer: who asks must not wait for it in vain.
 		err = s.sendNodeGroup(reply, &nodegroupv1.Envelope{
 			RequestId: answer.GetRequestId(), Replica: answer.GetReplica(),
-			Status: &driverv1.Status{Code: driverv1.Code_CODE_INTERNAL, Message: err.Error()},
+			Status: &driverv1.Status{Code: driverv1.Code_CODE_INTERNAL, Message: "the driver's answer cannot be sent: " + err.Error()},
 		})
 	}
 	if err != nil {

@@ -3,6 +3,7 @@ package bus
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/nats-io/nkeys"
 	"google.golang.org/protobuf/proto"
@@ -47,6 +48,20 @@ func sealKey(pair nkeys.KeyPair) (*SealKey, error) {
 	return &SealKey{pair: pair, public: public}, nil
 }
 
+// ValidPublicKey says whether a text is the public half of a [SealKey], and if not, what
+// is wanted. The error does not hold the text, which may be what nobody is to see.
+func ValidPublicKey(text string) error {
+	const want = "want a public curve key: 56 characters that begin with X"
+	switch {
+	case nkeys.IsValidPublicCurveKey(text):
+		return nil
+	case strings.HasPrefix(text, "SX"):
+		return errors.New("it is a seed, which is secret; " + want)
+	default:
+		return errors.New(want)
+	}
+}
+
 // Public returns the half that may be told to everybody.
 func (k *SealKey) Public() string { return k.public }
 
@@ -82,7 +97,7 @@ func (k *SealKey) Seal(m proto.Message, recipient string) (*driverv1.Sealed, err
 func (k *SealKey) Open(box *driverv1.Sealed, sender string, m proto.Message) error {
 	text, err := k.pair.Open(box.GetBox(), sender)
 	if err != nil {
-		return fmt.Errorf("open what control plane key %s is said to have sealed: %w", sender, err)
+		return fmt.Errorf("open what key %s is said to have sealed: %w", sender, err)
 	}
 	if err := proto.Unmarshal(text, m); err != nil {
 		return fmt.Errorf("decode what was sealed: %w", err)

@@ -23,19 +23,22 @@ const (
 	// deferredAccept is how long a read may run before its replica says that it
 	// has it, so that mcm can tell a slow answer from a dead replica.
 	deferredAccept = 100 * time.Millisecond
-	// hardStop is how long operations get to return once their context is
-	// cancelled, and ackWait how long a stopping replica waits for mcm to have
-	// stored its results.
-	hardStop = 5 * time.Second
-	ackWait  = 2 * time.Second
+	// ackWait is how long a stopping replica waits for mcm to have stored its
+	// results.
+	ackWait = 2 * time.Second
 	// keptResults and keptFor bound the results kept for an mcm that is away.
 	keptResults = 2048
 	keptFor     = 24 * time.Hour
 
 	defaultSlots        = 32
 	defaultDrainTimeout = 10 * time.Minute
+	defaultHardStop     = 5 * time.Second
 	defaultTimeout      = time.Minute
 )
+
+// ErrLeft is wrapped by the error of a Run at whose end operations still ran, although
+// their contexts were cancelled: what comes of them is unknown.
+var ErrLeft = errors.New("operations were left behind")
 
 // A Handler runs operations. Handle may be called from many goroutines, but runs
 // at most one mutation of a machine at a time. It must return when ctx ends; it may panic, which
@@ -110,6 +113,9 @@ type ServerConfig struct {
 	// DrainTimeout is how long running operations get to finish once Run's
 	// context ends, before their own contexts are cancelled; 0 means 10 minutes.
 	DrainTimeout time.Duration
+	// HardStop is how long operations get to return once their contexts are
+	// cancelled, before they are left behind; 0 means 5 seconds.
+	HardStop time.Duration
 	// Seal seals for a control plane what only it may read of an outcome; nil, or
 	// a nil box, leaves that out of what is stored. [FetchClient.Seal] is one.
 	Seal func(cluster string, m proto.Message) *driverv1.Sealed
@@ -149,6 +155,9 @@ type Server struct {
 	leases     map[string]*lease // by cluster
 	unfenced   bool              // for tests that want to see what fencing is good for
 
+	groups    context.Context // of requests about node groups
+	endGroups context.CancelFunc
+
 	inquirer *inquirer
 	renew    map[string]chan struct{} // asks for a session at once, by cluster
 
@@ -181,6 +190,9 @@ func newServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
 	cfg.Capabilities = withNodeGroups(cfg.Capabilities, cfg.NodeGroups)
 	if cfg.DrainTimeout == 0 {
 		cfg.DrainTimeout = defaultDrainTimeout
+	}
+	if cfg.HardStop == 0 {
+		cfg.HardStop = defaultHardStop
 	}
 	errs := []error{ValidToken("provider", cfg.Provider), validReplica(cfg.Replica)}
 	for _, cluster := range cfg.Clusters {
@@ -216,6 +228,7 @@ func newServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
 		s.renew[cluster] = make(chan struct{}, 1)
 	}
 	s.stats = newServiceStats(s.endpoints())
+	s.groups, s.endGroups = context.WithCancel(context.Background()) //nolint:forbidigo // they outlive Run's context: drain decides
 
 	return s, nil
 }
@@ -233,7 +246,8 @@ func (s *Server) Running() int {
 
 // Run may be called once. It answers until ctx ends and then drains: it takes no more work, lets
 // running operations finish for DrainTimeout, cancels what is left, and returns
-// when all have returned and their results are sent.
+// when all have returned and their results are sent. Those that have not within HardStop
+// are left behind: then the error wraps [ErrLeft].
 func (s *Server) Run(ctx context.Context) error {
 	requests, rest, err := s.subscribe()
 	if err != nil {
@@ -257,7 +271,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.conn.OnUp(func() { announce(); s.renewNow() })
 
 	<-ctx.Done()
-	s.drain(requests)
+	err = s.drain(requests)
 	stopBeat()
 	loops.Wait()
 	s.stop()
@@ -265,7 +279,7 @@ func (s *Server) Run(ctx context.Context) error {
 		_ = sub.Unsubscribe() // the connection closes next
 	}
 
-	return nil
+	return err
 }
 
 // subscribe returns the subscriptions that bring work, which go first when
@@ -299,10 +313,12 @@ func (s *Server) subscribe() (requests, rest []subscription, err error) {
 	return requests, rest, err
 }
 
-func (s *Server) drain(requests []subscription) {
+// drain takes no more work and waits for what runs; it fails when some of it was left
+// behind.
+func (s *Server) drain(requests []subscription) error {
 	s.mu.Lock()
 	s.draining = true
-	running := s.running + len(s.reads)
+	running := s.running + len(s.reads) + s.groupReads + s.groupEdits
 	s.mu.Unlock()
 	s.log.Info("draining: no new operations", "running", running, "timeout", s.cfg.DrainTimeout)
 	s.renewNow()
@@ -318,21 +334,24 @@ func (s *Server) drain(requests []subscription) {
 		s.tasks.Wait()
 		close(done)
 	}()
+	var left error
 	soft := time.NewTimer(s.cfg.DrainTimeout)
 	defer soft.Stop()
 	select {
 	case <-done:
 	case <-soft.C:
 		s.log.Warn("drain timeout: cancelling what still runs", "operations", s.cancelAll())
-		hard := time.NewTimer(hardStop)
+		hard := time.NewTimer(s.cfg.HardStop)
 		defer hard.Stop()
 		select {
 		case <-done:
 		case <-hard.C:
-			s.log.Error("operations ignore their cancelled context; leaving them behind")
+			left = fmt.Errorf("%w: they ignored their cancelled contexts for %s", ErrLeft, s.cfg.HardStop)
 		}
 	}
 	s.awaitAcks()
+
+	return left
 }
 
 // awaitAcks gives mcm a moment to store the last results that are gone with this
@@ -344,7 +363,7 @@ func (s *Server) awaitAcks() {
 		left := 0
 		s.mu.Lock()
 		for _, h := range s.held {
-			if !h.stored {
+			if h.result != nil && !h.stored {
 				left++
 			}
 		}
@@ -362,7 +381,9 @@ func (s *Server) awaitAcks() {
 	}
 }
 
+// cancelAll cancels what runs, and names the mutations among it.
 func (s *Server) cancelAll() []string {
+	s.endGroups()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var ids []string

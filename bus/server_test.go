@@ -2,6 +2,7 @@ package bus_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -390,6 +391,23 @@ func TestDrainTimeoutCancels(t *testing.T) {
 	if err := bustest.Receive(t, "Run returns", rep.done); err != nil {
 		t.Errorf("Run: %v", err)
 	}
+}
+
+// What ignores its cancelled context is left behind, and Run says so.
+func TestDrainLeavesBehind(t *testing.T) {
+	t.Parallel()
+	r, g := newRig(t), newGate(t)
+	rep := r.replica(t, func(ctx context.Context, task *bus.Task) *driverv1.Result {
+		return g.handle(context.WithoutCancel(ctx), task)
+	}, func(cfg *bus.ServerConfig) { cfg.DrainTimeout, cfg.HardStop = 10*time.Millisecond, 10*time.Millisecond })
+	done := call(t.Context(), r.caller, create("b"))
+	bustest.Receive(t, "the handler", g.entered)
+	rep.stop()
+	if err := bustest.Receive(t, "Run returns", rep.done); !errors.Is(err, bus.ErrLeft) {
+		t.Errorf("Run: %v, want %v", err, bus.ErrLeft)
+	}
+	g.release()
+	bustest.Receive(t, "the end of the call", done)
 }
 
 // A replica that stops while its provider is at it does not know what comes of

@@ -145,7 +145,7 @@ func fetchError(what string, ref *driverv1.ObjectReference, err error) error {
 		code = Unavailable // the manager did not answer, and the cloud was not called
 	}
 	switch code {
-	case Unavailable, Canceled, DeadlineExceeded, Internal, PermissionDenied, FailedPrecondition:
+	case Unavailable, Canceled, DeadlineExceeded, Internal, PermissionDenied, Unauthenticated, FailedPrecondition:
 	case NotFound, OutOfRange, InvalidArgument:
 		code = FailedPrecondition
 	default:
@@ -153,7 +153,7 @@ func fetchError(what string, ref *driverv1.ObjectReference, err error) error {
 	}
 	name := ref.GetNamespace() + "/" + ref.GetName()
 	var coded *bus.Error
-	if errors.As(err, &coded) && coded.Origin == bus.OriginDriver {
+	if errors.As(err, &coded) && coded.Origin == bus.OriginDriver && !errors.Is(err, bus.ErrUntrusted) {
 		return Errorf(code, "the manager refused %s %s: %w", what, name, err)
 	}
 

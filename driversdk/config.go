@@ -6,12 +6,16 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/machinebus/machinebus/bus"
 )
 
 // A Config says what a driver is and where its replica runs. What the author
@@ -35,7 +39,7 @@ type Config struct { //nolint:recvcheck // flags write into it, everything else 
 
 	// NATS says where the bus is.
 	NATS NATSConfig
-	// Clusters are the control planes to serve; none means "default".
+	// Clusters are the control planes to serve, each once; none means "default".
 	Clusters []string
 	// Slots is how many creates and initializes run at once; 0 means 32. Deletes have
 	// as many of their own, and so have reads.
@@ -44,8 +48,8 @@ type Config struct { //nolint:recvcheck // flags write into it, everything else 
 	// program is told to stop, before they are cancelled; 0 means 10 minutes.
 	DrainTimeout time.Duration
 	// ControlPlaneKeys are the public curve keys that secrets are sealed with,
-	// by cluster. A cluster without one is trusted at its first answer and held
-	// to that key from then on.
+	// by cluster, of those in Clusters. A cluster without one is trusted at its first
+	// answer and held to that key from then on.
 	ControlPlaneKeys map[string]string
 	// Listen is the address of /healthz, /readyz and /metrics, such as ":8081";
 	// empty means none, so that replicas on one host do not clash.
@@ -67,7 +71,8 @@ type Config struct { //nolint:recvcheck // flags write into it, everything else 
 	Traces trace.TracerProvider
 
 	flags    *flag.FlagSet
-	flagErrs []error // of environment variables
+	flagErrs []error       // of environment variables
+	hardStop time.Duration // before operations are left behind, for tests; 0 means some seconds
 }
 
 // A NATSConfig says how to reach the bus.
@@ -118,6 +123,7 @@ func (c Config) complete() (Config, error) {
 	if len(c.Clusters) == 0 {
 		c.Clusters = []string{"default"}
 	}
+	errs = append(errs, c.checkClusters()...)
 	if c.Slots == 0 {
 		c.Slots = 32
 	}
@@ -131,6 +137,30 @@ func (c Config) complete() (Config, error) {
 	}
 
 	return c, errors.Join(errs...)
+}
+
+// checkClusters wants each cluster once, and of none but those a key that can be one.
+func (c Config) checkClusters() []error {
+	var errs []error
+	served := map[string]int{}
+	for _, cluster := range c.Clusters {
+		served[cluster]++
+		if served[cluster] == 2 { // it would renew its lease twice at a time
+			errs = append(errs, fmt.Errorf("cluster %q is there twice: name it once in --clusters (Config.Clusters)", cluster))
+		}
+	}
+	for _, cluster := range slices.Sorted(maps.Keys(c.ControlPlaneKeys)) {
+		const where = "--control-plane-key (Config.ControlPlaneKeys)"
+		if served[cluster] == 0 {
+			errs = append(errs, fmt.Errorf("%s: a key for cluster %q, which is not served: "+
+				"correct the name, or add it to --clusters (Config.Clusters)", where, cluster))
+		}
+		if err := bus.ValidPublicKey(c.ControlPlaneKeys[cluster]); err != nil {
+			errs = append(errs, fmt.Errorf("%s: the key for cluster %q: %w", where, cluster, err))
+		}
+	}
+
+	return errs
 }
 
 func newLogger(w io.Writer, format string, level slog.Level) (*slog.Logger, error) {

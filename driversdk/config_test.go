@@ -25,6 +25,11 @@ func TestConfig_RegisterFlags(t *testing.T) { // not parallel: the environment i
 
 		return c
 	}
+	east, west := newSealKey(t), newSealKey(t)
+	seed, err := east.Seed()
+	if err != nil {
+		t.Fatal(err)
+	}
 	cases := map[string]struct {
 		reason string
 		env    map[string]string
@@ -49,8 +54,11 @@ func TestConfig_RegisterFlags(t *testing.T) { // not parallel: the environment i
 		},
 		"keys": {
 			"one for each cluster", nil,
-			[]string{"--control-plane-key=east=XA,west=XB"},
-			with(func(c *Config) { c.ControlPlaneKeys = map[string]string{"east": "XA", "west": "XB"} }), "",
+			[]string{"--clusters=east,west", "--control-plane-key=east=" + east.Public() + ",west=" + west.Public()},
+			with(func(c *Config) {
+				c.Clusters = []string{"east", "west"}
+				c.ControlPlaneKeys = map[string]string{"east": east.Public(), "west": west.Public()}
+			}), "",
 		},
 		"the rest": {
 			"every other flag", nil,
@@ -69,6 +77,30 @@ func TestConfig_RegisterFlags(t *testing.T) { // not parallel: the environment i
 		"negative slots": {"make no sense", nil, []string{"--slots=-1"}, Config{}, "slots: -1 is negative"},
 		"log format":     {"says what there is", nil, []string{"--log-format=xml"}, Config{}, `log format "xml": want text or json`},
 		"key":            {"says how it looks", nil, []string{"--control-plane-key=XA"}, Config{}, "want cluster=key"},
+		"key of no cluster": {
+			"would be used for nothing", nil,
+			[]string{"--control-plane-key=old=" + east.Public()},
+			Config{},
+			`--control-plane-key (Config.ControlPlaneKeys): a key for cluster "old", which is not served: correct the name, or add it to --clusters`,
+		},
+		"no key": {
+			"would refuse every secret", nil,
+			[]string{"--control-plane-key=default=XA"},
+			Config{},
+			`--control-plane-key (Config.ControlPlaneKeys): the key for cluster "default": want a public curve key`,
+		},
+		"seed": {
+			"is the other half", nil,
+			[]string{"--control-plane-key=default=" + string(seed)},
+			Config{},
+			`the key for cluster "default": it is a seed, which is secret; want a public curve key`,
+		},
+		"cluster twice": {
+			"would have two heartbeats", nil,
+			[]string{"--clusters=east,west,east,east"},
+			Config{},
+			`cluster "east" is there twice: name it once in --clusters (Config.Clusters)`,
+		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

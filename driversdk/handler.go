@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -130,7 +131,8 @@ func (h *handler[S]) request(
 	c.scrub = newScrubber(class.Secret)
 
 	return &Request[S]{
-		Machine: machineOf(m), Class: class, UserData: class.Secret[userDataKey],
+		// The secret's bytes are those of the cache.
+		Machine: machineOf(m), Class: class, UserData: slices.Clone(class.Secret[userDataKey]),
 		OperationID: c.task.Request.GetOperationId(), Attempt: c.task.Request.GetAttempt(),
 		Recover: c.task.Request.GetRecover(), Cluster: c.task.Cluster,
 		call: c,

@@ -215,11 +215,7 @@ func newBus(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(conn.Close)
-	key, err := bus.NewSealKey()
-	if err != nil {
-		t.Fatal(err)
-	}
-	fetches, err := bus.ServeFetches(conn, testCluster, key, w.store, quiet)
+	fetches, err := bus.ServeFetches(conn, testCluster, newSealKey(t), w.store, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -439,6 +435,16 @@ func status(m *driverv1.Machine, class *driverv1.ClassReference) *driverv1.Envel
 
 func deletion(m *driverv1.Machine, class *driverv1.ClassReference) *driverv1.Envelope {
 	return &driverv1.Envelope{Body: &driverv1.Envelope_Delete{Delete: &driverv1.DeleteRequest{Machine: m, Class: class}}}
+}
+
+func newSealKey(t *testing.T) *bus.SealKey {
+	t.Helper()
+	key, err := bus.NewSealKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return key
 }
 
 // eventually polls until ok, or fails the test.

@@ -3,10 +3,12 @@ package driversdk
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -18,17 +20,15 @@ import (
 type groupDriver struct {
 	testDriver
 
-	groups []*NodeGroup
-	resize *GroupResize
+	groups    []*NodeGroup
+	instances []*GroupInstance
+	resize    *GroupResize
 }
 
 func (d *groupDriver) NodeGroups(context.Context, string) ([]*NodeGroup, error) { return d.groups, nil }
 
 func (d *groupDriver) GroupInstances(context.Context, string, string) ([]*GroupInstance, error) {
-	return []*GroupInstance{
-		{ID: "acme:///1", State: GroupInstanceRunning},
-		{ID: "slot-2", State: GroupInstanceCreating, Err: Errorf(ResourceExhausted, "sold out")},
-	}, nil
+	return d.instances, nil
 }
 
 func (d *groupDriver) ResizeGroup(_ context.Context, req *GroupResize) (int32, error) {
@@ -49,7 +49,12 @@ func TestNodeGroups(t *testing.T) {
 		Template: &GroupTemplate{Capacity: map[string]string{"cpu": "4", "memory": "16Gi"}, Taints: []Taint{{"k", "v", "NoSchedule"}}},
 		Options:  &GroupOptions{UnneededTime: &unneeded},
 	}
-	d := &groupDriver{groups: []*NodeGroup{
+	d := &groupDriver{instances: []*GroupInstance{
+		{ID: "acme:///1", State: GroupInstanceRunning},
+		{ID: "slot-2", State: GroupInstanceCreating, Err: Errorf(ResourceExhausted, "sold out")},
+	}, groups: []*NodeGroup{
+		nil,
+		{ID: "not-utf-8", Max: 1, Description: "\xff"},
 		good, good,
 		{ID: "with space", Max: 1},
 		{ID: "upside-down", Min: 2, Max: 1},
@@ -110,5 +115,30 @@ func TestNodeGroups(t *testing.T) {
 	}
 	if nodeGroups(&testDriver{}, t.Context(), slog.New(slog.DiscardHandler)) != nil {
 		t.Error("a driver without node groups must not offer them")
+	}
+}
+
+// An instance that was left out would have a Node of nobody's: the whole answer fails.
+func TestNodeGroups_FaultyInstance(t *testing.T) {
+	t.Parallel()
+	good := &GroupInstance{ID: "acme:///1", State: GroupInstanceRunning}
+	for name, tc := range map[string]struct {
+		faulty *GroupInstance
+		says   string
+	}{
+		"nil":       {nil, "driver returned nil"},
+		"not UTF-8": {&GroupInstance{ID: "\xff", State: GroupInstanceRunning}, "invalid UTF-8"},
+	} {
+		d := &groupDriver{instances: []*GroupInstance{good, tc.faulty}}
+		answer := nodeGroups(d, t.Context(), slog.New(slog.DiscardHandler))(t.Context(), testCluster, &nodegroupv1.Envelope{
+			RequestId: "r1",
+			Body:      &nodegroupv1.Envelope_Instances{Instances: &nodegroupv1.InstancesRequest{Group: "pool/a"}},
+		})
+		if st := answer.GetStatus(); st.GetCode() != Internal || !strings.Contains(st.GetMessage(), tc.says) || answer.GetBody() != nil {
+			t.Errorf("%s: have %v, want %v that says %q", name, answer, Internal, tc.says)
+		}
+		if _, err := proto.Marshal(answer); err != nil {
+			t.Errorf("%s: the answer cannot be sent: %v", name, err)
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/machinebus/machinebus/bus"
@@ -51,10 +52,14 @@ func (s *groupServer) do(ctx context.Context, cluster string, req *nodegroupv1.E
 			GroupsFound: &nodegroupv1.GroupsResponse{Groups: s.groups(groups)},
 		}}, err
 	case *nodegroupv1.Envelope_Instances:
-		instances, err := s.driver.GroupInstances(ctx, cluster, body.Instances.GetGroup())
+		list, err := s.driver.GroupInstances(ctx, cluster, body.Instances.GetGroup())
+		if err != nil {
+			return nil, err
+		}
+		instances, err := groupInstances(list)
 
 		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_InstancesFound{
-			InstancesFound: &nodegroupv1.InstancesResponse{Instances: groupInstances(instances)},
+			InstancesFound: &nodegroupv1.InstancesResponse{Instances: instances},
 		}}, err
 	case *nodegroupv1.Envelope_Resize:
 		target, err := s.driver.ResizeGroup(ctx, &GroupResize{
@@ -78,16 +83,24 @@ func (s *groupServer) do(ctx context.Context, cluster string, req *nodegroupv1.E
 	}
 }
 
-// groups leaves out what breaks the contract: one faulty group must not take the
-// others away from the autoscaler.
+// groups leaves out what breaks the contract or cannot be sent: one faulty group must
+// not take the others away from the autoscaler.
 func (s *groupServer) groups(list []*NodeGroup) []*nodegroupv1.Group {
 	out := make([]*nodegroupv1.Group, 0, len(list))
 	seen := map[string]bool{}
 	for _, g := range list {
+		if g == nil {
+			s.log.Error("node group left out", "err", "the driver returned nil in its place")
+
+			continue
+		}
 		message := g.proto()
 		err := bus.CheckNodeGroup(message)
 		if err == nil && seen[g.ID] {
 			err = fmt.Errorf("group %s is there twice", g.ID)
+		}
+		if err == nil {
+			_, err = proto.Marshal(message)
 		}
 		if err != nil {
 			s.log.Error("node group left out", "group", g.ID, "err", err)
@@ -129,17 +142,25 @@ func (g *NodeGroup) proto() *nodegroupv1.Group {
 	return out
 }
 
-func groupInstances(list []*GroupInstance) []*nodegroupv1.Instance {
+// groupInstances fails for one that cannot be sent: left out, its Node would be
+// nobody's.
+func groupInstances(list []*GroupInstance) ([]*nodegroupv1.Instance, error) {
 	out := make([]*nodegroupv1.Instance, 0, len(list))
 	for _, i := range list {
+		if i == nil {
+			return nil, Errorf(Internal, "driver returned nil in the place of an instance from GroupInstances")
+		}
 		one := &nodegroupv1.Instance{Id: i.ID, State: nodegroupv1.InstanceState(i.State)}
 		if i.Err != nil {
 			one.Error = bus.StatusOf(i.Err)
 		}
+		if _, err := proto.Marshal(one); err != nil {
+			return nil, Errorf(Internal, "driver returned an instance from GroupInstances that cannot be sent, %q: %w", i.ID, err)
+		}
 		out = append(out, one)
 	}
 
-	return out
+	return out, nil
 }
 
 // logEnd says what changed something or failed; reads are many.

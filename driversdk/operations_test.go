@@ -391,6 +391,41 @@ func TestServe_HardStop(t *testing.T) {
 	}
 }
 
+// Whatever cancels them, operations that go on all the same are left behind, and Serve
+// says so.
+func TestServe_LeftBehind(t *testing.T) {
+	t.Parallel()
+	for name, stop := range map[string]func(*world){
+		"drain timeout": func(*world) {},
+		"second signal": func(w *world) { w.replica.second <- os.Interrupt },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d, started, release := blocking()
+			defer close(release)
+			wait := d.onCreate
+			d.onCreate = func(ctx context.Context, req *Request[testSpec]) (*Instance, error) {
+				return wait(context.WithoutCancel(ctx), req)
+			}
+			w := start(t, d, func(c *Config) {
+				c.hardStop = 10 * time.Millisecond
+				if name == "drain timeout" {
+					c.DrainTimeout = 10 * time.Millisecond
+				}
+			})
+			w.ask(create(machine("m1"), &driverv1.ClassReference{Class: w.store.setClass("c", "1", `{"size":"s"}`)}))
+			<-started
+			w.stop()
+			stop(w)
+			err := <-w.served
+			w.served <- err // for the clean-up
+			if !errors.Is(err, errLeft) {
+				t.Errorf("Serve: %v, want %v", err, errLeft)
+			}
+		})
+	}
+}
+
 // From BeginMutation on an operation cannot be called off, and what cuts it off
 // leaves the outcome unknown.
 func TestServe_Outcome(t *testing.T) {

@@ -1,6 +1,7 @@
 package driversdk
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -16,7 +17,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// hardStopLimit is how long operations get to return after a hard stop and the
+// hardStopLimit is how long operations get to return after a second signal and the
 // manager to store their results.
 const hardStopLimit = 10 * time.Second
 
@@ -28,7 +29,7 @@ const hardStopLimit = 10 * time.Second
 // finish for cfg.DrainTimeout (the soft stop); then, or when the process gets an
 // interrupt or a SIGTERM meanwhile, their contexts are cancelled (the hard stop).
 // The result is nil unless the replica could not start, or operations ignored
-// the hard stop and were left behind.
+// the hard stop for some seconds and were left behind.
 func Serve[S any](ctx context.Context, cfg Config, d Driver[S]) error {
 	cfg, err := cfg.complete()
 	if err != nil {
@@ -124,7 +125,7 @@ func (r *replica) serverConfig(
 	return bus.ServerConfig{
 		Provider: r.cfg.Provider, Clusters: r.cfg.Clusters, Replica: r.name,
 		Version: r.cfg.Version, Hostname: hostname,
-		Slots: r.cfg.Slots, DrainTimeout: r.cfg.DrainTimeout,
+		Slots: r.cfg.Slots, DrainTimeout: r.cfg.DrainTimeout, HardStop: r.cfg.hardStop,
 		CreateIdentity: r.cfg.CreateIdentity, SettleTime: r.cfg.SettleTime,
 		Kind: r.cfg.Kind, APIVersions: r.cfg.APIVersions,
 		Capabilities: capabilities,
@@ -136,7 +137,7 @@ func (r *replica) serverConfig(
 // run serves until ctx ends, then drains, and stops hard at a second signal.
 func (r *replica) run(ctx context.Context, hardStop func()) error {
 	done := make(chan error, 1)
-	go func() { done <- r.server.Run(ctx) }()
+	go func() { done <- withErrLeft(r.server.Run(ctx)) }()
 	r.health.serving.Store(true)
 	select {
 	case err := <-done:
@@ -156,15 +157,26 @@ func (r *replica) run(ctx context.Context, hardStop func()) error {
 	}
 
 	hardStop()
-	limit := time.NewTimer(hardStopLimit)
+	wait := cmp.Or(r.cfg.hardStop, hardStopLimit)
+	limit := time.NewTimer(wait)
 	defer limit.Stop()
 	select {
 	case err := <-done:
 		return err
 	case <-limit.C:
-		return fmt.Errorf("operations ignored the hard stop for %s and were left behind: %w", hardStopLimit, errLeft)
+		return fmt.Errorf("operations ignored the hard stop for %s and were left behind: %w", wait, errLeft)
 	}
 }
 
 // errLeft is wrapped when operations were left behind.
 var errLeft = errors.New("the manager will have other replicas look at what became of them")
+
+// withErrLeft adds to the bus's word on operations that were left behind what becomes
+// of them.
+func withErrLeft(err error) error {
+	if errors.Is(err, bus.ErrLeft) {
+		return fmt.Errorf("%w: %w", err, errLeft)
+	}
+
+	return err
+}

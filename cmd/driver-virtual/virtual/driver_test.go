@@ -2,6 +2,8 @@ package virtual
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -212,6 +214,28 @@ func TestDriver_Codes(t *testing.T) {
 				t.Errorf("%s: get: want %v, have %v", tc.reason, tc.code, err)
 			}
 		})
+	}
+}
+
+func TestCoded(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		reason string
+		err    error
+		code   driversdk.Code
+	}{
+		"none":     {"is no error", nil, driversdk.OK},
+		"fenced":   {"the SDK's own word", driversdk.Errorf(driversdk.Aborted, "fenced"), driversdk.Aborted},
+		"wrapped":  {"as the SDK's own", fmt.Errorf("create: %w", driversdk.Errorf(driversdk.Aborted, "fenced")), driversdk.Aborted},
+		"canceled": {"the context's", fmt.Errorf("create: %w", context.Canceled), driversdk.Canceled},
+		"deadline": {"the context's", context.DeadlineExceeded, driversdk.DeadlineExceeded},
+		"refused":  {"the cloud's", &cloudapi.Error{Code: cloudapi.CodeQuotaExceeded}, driversdk.ResourceExhausted},
+		"unknown":  {"says nothing, so the cloud's word counts", driversdk.NewError(driversdk.Unknown, &cloudapi.Error{Code: cloudapi.CodeConflict}), driversdk.Aborted},
+		"lost":     {"nobody knows", io.ErrUnexpectedEOF, driversdk.Unknown},
+	} {
+		if got := coded(tc.err); driversdk.CodeOf(got) != tc.code || tc.err != nil && !errors.Is(got, tc.err) {
+			t.Errorf("%s: want %v, have %v (%v): %s", name, tc.code, driversdk.CodeOf(got), got, tc.reason)
+		}
 	}
 }
 

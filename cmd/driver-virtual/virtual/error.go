@@ -1,7 +1,6 @@
 package virtual
 
 import (
-	"context"
 	"errors"
 	"net"
 	"net/http"
@@ -29,17 +28,16 @@ var codes = map[string]driversdk.Code{
 	cloudapi.CodeUnavailable: driversdk.Unavailable,
 }
 
-// coded gives an error of the cloud's client a code.
+// coded gives an error of the cloud's client a code. One that has a code already, such
+// as the SDK's own and those of contexts, stays as it is.
 func coded(err error) error {
 	var refused *cloudapi.Error
 	var network *net.OpError
 	switch {
-	case err == nil:
-		return nil
+	case err == nil, driversdk.CodeOf(err) != driversdk.Unknown:
+		return err
 	case errors.As(err, &refused):
 		return driversdk.WithRetryAfter(driversdk.NewError(codeOf(refused), err), refused.RetryAfter)
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return err
 	case errors.As(err, &network) && network.Op == "dial":
 		return driversdk.NewError(driversdk.Unavailable, err) // no connection, so no effect
 	default:

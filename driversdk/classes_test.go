@@ -1,0 +1,53 @@
+package driversdk
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A secret that is not sealed with the key that was given is refused here: the manager
+// has refused nothing, and whoever reads the text can put it right.
+func TestServe_WrongPin(t *testing.T) {
+	t.Parallel()
+	pin := newSealKey(t).Public()
+	w := start(t, &testDriver{}, func(c *Config) { c.ControlPlaneKeys = map[string]string{testCluster: pin} })
+	got := w.ask(create(machine("m1"), &driverv1.ClassReference{
+		Class:  w.store.setClass("c", "1", `{"size":"s"}`),
+		Secret: w.store.setSecret("s", "1", map[string]string{"k": "v"}),
+	})).result().GetStatus()
+	if got.GetCode() != Unauthenticated {
+		t.Errorf("want %v, have %v", Unauthenticated, got)
+	}
+	for _, word := range []string{"secret ns/s is needed", "the answer cannot be trusted", "is known by key " + pin, "--control-plane-key"} {
+		if !strings.Contains(got.GetMessage(), word) {
+			t.Errorf("want a text that says %q, have %q", word, got.GetMessage())
+		}
+	}
+}
+
+func TestFetchError(t *testing.T) {
+	t.Parallel()
+	ref := &driverv1.ObjectReference{Namespace: "ns", Name: "s"}
+	for name, tc := range map[string]struct {
+		reason string
+		err    error
+		code   Code
+		text   string
+	}{
+		"gone":            {"must not look like a machine that is gone", bus.Errorf(NotFound, "no"), FailedPrecondition, "the manager refused secret ns/s: no"},
+		"unauthenticated": {"the manager's own word", bus.Errorf(Unauthenticated, "who are you"), Unauthenticated, "the manager refused secret ns/s: who are you"},
+		"untrusted": {
+			"not the manager's word",
+			bus.Errorf(Unauthenticated, "%w: x", bus.ErrUntrusted),
+			Unauthenticated, "secret ns/s is needed: the answer cannot be trusted: x",
+		},
+		"odd": {"what has no meaning here", bus.Errorf(DataLoss, "lost"), Internal, "the manager refused secret ns/s: lost"},
+	} {
+		if err := fetchError("secret", ref, tc.err); CodeOf(err) != tc.code || err.Error() != tc.text {
+			t.Errorf("%s: want %v %q, have %v %q: %s", name, tc.code, tc.text, CodeOf(err), err, tc.reason)
+		}
+	}
+}

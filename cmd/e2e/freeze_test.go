@@ -66,16 +66,25 @@ func TestFreeze_Mishaps(t *testing.T) {
 	p.settled(2, className) // its conditions tell of no freeze
 	e.must(e.frozenIs(e.ctx(), d, false))
 
-	// More replicas end a freeze, too, although the surplus is still there.
+	// More replicas end a freeze, too, although the surplus is still there: machines are
+	// made again, perhaps so many that with the surplus there are too many once more.
 	e.must(e.cloud.Hold(e.ctx(), "*"))
 	e.overshoot(d)
+	e.eventually("all but the pool's own are on their way out", e.surplusGoes)
 	p.scale(9)
-	e.eventually("they are thawed", func(ctx context.Context) error { return e.frozenIs(ctx, d, false) })
+	e.eventually("machines are made again", func(ctx context.Context) error {
+		staying, _, err := e.staying(ctx)
+		if staying <= 2 {
+			err = errors.Join(err, errors.New("there are no more than the 2 from before"))
+		}
+		return err
+	})
 	p.working(create)
 	m.failOver()
 	e.must(e.cloud.Hold(e.ctx()))
 	e.letStraysGo()
 	p.settled(9, className)
+	e.must(e.frozenIs(e.ctx(), d, false))
 	p.delete()
 	p.gone()
 }
@@ -139,17 +148,22 @@ func (e *env) strays(n int) {
 
 // surplusGoes returns an error until all machines but 2 are on their way out.
 func (e *env) surplusGoes(ctx context.Context) error {
+	staying, all, err := e.staying(ctx)
+	if staying > 2 {
+		err = errors.Join(err, fmt.Errorf("%d of %d machines stay", staying, all))
+	}
+	return err
+}
+
+// staying counts the machines that are not on their way out, and all.
+func (e *env) staying(ctx context.Context) (staying, all int, err error) {
 	machines, err := e.machines(ctx)
-	staying := 0
 	for _, m := range machines {
 		if m.DeletionTimestamp.IsZero() {
 			staying++
 		}
 	}
-	if staying > 2 {
-		err = errors.Join(err, fmt.Errorf("%d of %d machines stay", staying, len(machines)))
-	}
-	return err
+	return staying, len(machines), err
 }
 
 // askToThaw ends the freeze of a pool whose surplus is still there, and has it frozen

@@ -200,7 +200,11 @@ func (cfg Config) checkURLs() error {
 	if cfg.InProcess != nil {
 		return nil
 	}
-	for _, raw := range serverURLs(cfg.URLs) {
+	urls, err := serverURLs(cfg.URLs)
+	if err != nil {
+		return err
+	}
+	for _, raw := range urls {
 		u, err := parseURL(raw)
 		if err != nil {
 			return err

@@ -45,6 +45,8 @@ func TestConnectRefuses(t *testing.T) {
 		"a password that is no URL":     "nats://u:hidden#x@10.0.0.1:4222",
 		"one with a percent sign":       "nats://u:hidden%zz@10.0.0.1:4222",
 		"one with a comma":              "nats://u:hidden,x@10.0.0.1:4222",
+		"a token with a comma":          "nats://hidden,x@10.0.0.1:4222",
+		"digits before a comma":         "nats://u:hidden1,2@10.0.0.1:4222",
 		"one without a scheme":          "u:hidden@10.0.0.1:4222",
 		"a token":                       "nats://hidden@10.0.0.1:4222",
 		"a token without a scheme":      "hidden@10.0.0.1:4222",
@@ -53,7 +55,7 @@ func TestConnectRefuses(t *testing.T) {
 		"a password with a bad address": "nats://u:hidden@[10.0.0.1:4222",
 	} {
 		c := cases["plain beyond"]
-		c.cfg.URLs, c.want = []string{secret}, "NATS URL "
+		c.cfg.URLs, c.want = []string{secret}, "NATS URL"
 		cases[name] = c
 	}
 	for name, tc := range cases {

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -9,16 +10,27 @@ import (
 // Server URLs may carry a password, or a token in place of a user: of what people gave only
 // what shown returns may stand in an error or a log.
 
-// serverURLs returns each URL of lists that are separated by commas.
-func serverURLs(lists []string) []string {
+// serverURLs returns each URL of lists that are separated by commas, empty ones left out as
+// the client library does. Its error quotes none.
+func serverURLs(lists []string) ([]string, error) {
 	var urls []string
 	for _, list := range lists {
-		for raw := range strings.SplitSeq(list, ",") {
-			urls = append(urls, strings.TrimSpace(raw))
+		for raw := range strings.SplitSeq(list, ",") { // flags have split them before
+			raw = strings.TrimSpace(raw)
+			if len(urls) > 0 && strings.Contains(raw, "@") && !strings.Contains(raw, "://") {
+				return nil, errors.New("list of NATS URLs: what is before the @ of one of them holds a comma (write %2C), " +
+					"or it lacks its scheme (write nats://user:password@host:4222)")
+			}
+			if raw != "" {
+				urls = append(urls, raw)
+			}
 		}
 	}
+	if len(urls) == 0 {
+		return nil, errors.New("no NATS URL: want something like nats://host:4222")
+	}
 
-	return urls
+	return urls, nil
 }
 
 // parseURL takes what the client library takes: nats is the scheme of a URL without one.
@@ -58,7 +70,10 @@ func shown(raw string) string {
 }
 
 func allShown(lists []string) string {
-	urls := serverURLs(lists)
+	urls, err := serverURLs(lists)
+	if err != nil {
+		return "no URL"
+	}
 	for i := range urls {
 		urls[i] = shown(urls[i])
 	}

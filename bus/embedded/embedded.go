@@ -55,12 +55,12 @@ type Server struct {
 
 	reloading sync.Mutex // one at a time; locked before mu
 
-	mu        sync.Mutex
-	srv       *server.Server
-	url       string
-	tlsConfig *tls.Config // as the server has it; nil for none
-	tls       bool        // required of clients
-	stopped   func()      // ends what looks for renewed certificates
+	mu           sync.Mutex
+	srv          *server.Server
+	url          string
+	certificates []*tls.Config // of the listeners, as they are shown
+	tls          bool          // required of clients
+	stopped      func()        // ends what looks for renewed certificates
 }
 
 // Start runs a server and returns when it takes clients and, where JetStream is
@@ -88,7 +88,7 @@ func (s *Server) start(listen string) error {
 	if err := checkListen(o); err != nil {
 		return err
 	}
-	certificates := o.TLSConfig.Clone() // the server adds to its own; Clone takes nil
+	certificates := certificatesOf(o)
 	srv, err := server.NewServer(o)
 	if err != nil {
 		return fmt.Errorf("configure the embedded nats-server: %w", err)
@@ -109,7 +109,7 @@ func (s *Server) start(listen string) error {
 		return err
 	}
 	s.mu.Lock()
-	s.srv, s.url, s.tlsConfig, s.tls = srv, srv.ClientURL(), certificates, requiresTLS(o)
+	s.srv, s.url, s.certificates, s.tls = srv, srv.ClientURL(), certificates, requiresTLS(o)
 	s.stopped = s.lookAfterCertificates()
 	s.mu.Unlock()
 
@@ -169,10 +169,14 @@ func (s *Server) serverOptions(listen string) (*server.Options, error) {
 	}
 	o := &server.Options{}
 	if err := o.ProcessConfigString(cfg.String()); err != nil {
+		discard(o)
+
 		return nil, fmt.Errorf("NATS configuration (%s): %w", orNone(s.opts.ConfigFile), err)
 	}
 	o.NoSigs = true // signals are the program's
 	if err := s.checkInsecure(o); err != nil {
+		discard(o)
+
 		return nil, err
 	}
 
@@ -216,34 +220,6 @@ func orNone(file string) string {
 	}
 
 	return file
-}
-
-func (s *Server) checkInsecure(o *server.Options) error {
-	if s.opts.AllowInsecure {
-		return nil
-	}
-	if web := &o.Websocket; web.Port != 0 && web.NoTLS && !loopback(web.Host) {
-		return fmt.Errorf("NATS would listen for websockets on %q beyond loopback without TLS: configure it "+
-			"in the --nats-config file, or allow it explicitly with --nats-allow-insecure", web.Host)
-	}
-	if loopback(o.Host) {
-		return nil
-	}
-	secured := requiresTLS(o)
-	known := len(o.Users) > 0 || len(o.Nkeys) > 0 || len(o.TrustedOperators) > 0 || o.Username != "" ||
-		o.Authorization != "" || o.TLSMap || o.AuthCallout != nil
-	if secured && known {
-		return nil
-	}
-
-	return fmt.Errorf("NATS would listen on %s beyond loopback without TLS or without authentication: "+
-		"configure both in a --nats-config file, or allow it explicitly with --nats-allow-insecure", o.Host)
-}
-
-func loopback(host string) bool {
-	ip := net.ParseIP(host)
-
-	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 func checkListen(o *server.Options) error {

@@ -95,6 +95,13 @@ func TestStartRefuses(t *testing.T) {
 		"plain if they like": {
 			"some would", embedded.Options{Listen: "0.0.0.0:0", ConfigFile: write(t, dir, "mixed", secured+"allow_non_tls: true")}, "without TLS",
 		},
+		"plain MQTT": {
+			"another way to the same", embedded.Options{StoreDir: t.TempDir(), ConfigFile: write(t, dir, "mqtt", "server_name: x\n"+secured+`mqtt { listen: "0.0.0.0:-1" }`)}, "MQTT",
+		},
+		"anonymous websockets": {
+			"TLS alone lets anybody in", embedded.Options{ConfigFile: write(t, dir, "anon", strings.Split(secured, "authorization")[0]+
+				fmt.Sprintf("websocket { listen: \"0.0.0.0:-1\", tls { cert_file: %q, key_file: %q } }", filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")))}, "websockets",
+		},
 		"plain websockets": {
 			"another way to the same", embedded.Options{ConfigFile: write(t, dir, "web", secured+`websocket { listen: "0.0.0.0:-1", no_tls: true }`)}, "websockets",
 		},

@@ -16,35 +16,53 @@ import (
 const reloadEvery = time.Minute
 
 // Reload has the server use the configuration file as it is now, if the certificates that
-// it names are others than before: new connections see them, those that stand stay. On an
-// error the server goes on as it was. A running server does this itself every minute.
+// it names for any listener are others than before: new connections see them. Those that
+// stand stay, but for clients of a single user and those that an auth callout let in, which
+// reconnect. On an error the server goes on as it was. A running server does this itself
+// every minute.
 func (s *Server) Reload() error {
 	s.reloading.Lock()
 	defer s.reloading.Unlock()
 	s.mu.Lock()
-	srv, before := s.srv, s.tlsConfig
+	srv, before, required := s.srv, s.certificates, s.tls
 	s.mu.Unlock()
-	if srv == nil || before == nil {
+	if srv == nil || s.opts.ConfigFile == "" {
 		return nil
 	}
 	o, err := s.serverOptions(s.opts.Listen)
 	if err != nil {
 		return err
 	}
-	if sameCertificates(before, o.TLSConfig) {
+	if requiresTLS(o) != required { // what is sent unsealed, if told so, relies on it
+		discard(o)
+
+		return fmt.Errorf("NATS configuration (%s) requires TLS where it did not, or the other way: restart mcm for that", s.opts.ConfigFile)
+	}
+	now := certificatesOf(o)
+	if slices.EqualFunc(before, now, sameCertificates) {
+		discard(o)
+
 		return nil
 	}
-	now := o.TLSConfig.Clone()
 	if err := srv.ReloadOptions(o); err != nil {
-		return fmt.Errorf("NATS configuration (%s) has other certificates, and something that needs a restart: %w",
-			orNone(s.opts.ConfigFile), err)
+		discard(o)
+
+		return fmt.Errorf("NATS configuration (%s) has other certificates, and something that needs a restart: %w", s.opts.ConfigFile, err)
 	}
 	s.mu.Lock()
-	s.tlsConfig = now
+	s.certificates = now
 	s.mu.Unlock()
 	s.opts.Logger.Info("took over renewed certificates", "configuration", s.opts.ConfigFile)
 
 	return nil
+}
+
+// discard ends what options that no server took over have started: a resolver of accounts
+// looks after its directory by itself.
+func discard(o *server.Options) {
+	if o.AccountResolver != nil {
+		o.AccountResolver.Close()
+	}
 }
 
 // keepReloading calls Reload until done is closed, and tells each way to fail once.
@@ -84,8 +102,16 @@ func (s *Server) lookAfterCertificates() (stop func()) {
 	}
 }
 
-// requiresTLS tells whether clients from outside of the process must use it.
-func requiresTLS(o *server.Options) bool { return o.TLSConfig != nil && !o.AllowNonTLS }
+// certificatesOf returns what the listeners show, as they are before a server adds to them;
+// nil for those without TLS.
+func certificatesOf(o *server.Options) []*tls.Config {
+	var all []*tls.Config
+	for _, l := range listenersOf(o) {
+		all = append(all, l.tls.Clone()) // of nil, too
+	}
+
+	return all
+}
 
 // sameCertificates tells whether a peer could tell two configurations apart by their certificates.
 func sameCertificates(a, b *tls.Config) bool {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/machinebus/machinebus/bus/embedded"
 )
@@ -55,7 +56,8 @@ func TestReload(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	old := issue(t, dir)
-	const users = `authorization { users: [{user: a, password: hidden}] }
+	const users = `authorization { users: [{user: a, password: hidden}, {user: in, password: x, allowed_connection_types: ["IN_PROCESS"]}] }
+no_auth_user: in
 `
 	settings := fmt.Sprintf("tls { cert_file: %q, key_file: %q }\n%s", filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"), users)
 	srv := mustStart(t, embedded.Options{StoreDir: t.TempDir(), ConfigFile: write(t, dir, "nats.conf", settings)})
@@ -64,6 +66,14 @@ func TestReload(t *testing.T) {
 	}
 	cut := func(*nats.Conn, error) { t.Error("a connection that stood was cut") }
 	standing := connect(t, srv.URL(), append(trusting(old), nats.DisconnectErrHandler(cut))...)
+	js, err := jetstream.New(standing)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "kept", Subjects: []string{"kept"}}); err != nil {
+		t.Fatal(err)
+	}
+	inside := connect(t, "", nats.InProcessServer(srv), nats.DisconnectErrHandler(cut))
 	if err := srv.Reload(); err != nil {
 		t.Errorf("nothing has changed: %v", err)
 	}
@@ -90,8 +100,15 @@ func TestReload(t *testing.T) {
 		t.Fatal(err)
 	}
 	connect(t, srv.URL(), trusting(last)...)
-	if _, err := standing.JetStream(); err != nil || standing.Flush() != nil {
-		t.Errorf("the connection from before does not work: %v", err)
+	if _, err := js.Publish(t.Context(), "kept", nil); err != nil || inside.Flush() != nil {
+		t.Errorf("what stood before does not work: %v", err)
 	}
 	standing.SetDisconnectErrHandler(nil)
+	inside.SetDisconnectErrHandler(nil)
+
+	write(t, dir, "nats.conf", users)
+	if err := srv.Reload(); err == nil || !strings.Contains(err.Error(), "restart mcm") || !srv.RequiresTLS() {
+		t.Errorf("TLS is switched off while the server runs: error = %v", err)
+	}
+	connect(t, srv.URL(), trusting(last)...)
 }

@@ -65,6 +65,7 @@ func TestWhileLeading(t *testing.T) {
 
 // TestCounted shares its counters with nothing that runs.
 func TestCounted(t *testing.T) {
+	scrapeFailures.Reset()
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(scrapeFailures)
 	for kind, err := range map[string]error{

@@ -81,11 +81,16 @@ func (p *pass) adopt(ctx context.Context, i *dispatch.Instance) (next, error) {
 			cmp.Or(i.NodeName, m.Labels[v1alpha1.LabelKeyNode], m.Name))
 	}
 	p.journal.Provider = p.provider
+	if m.Status.CurrentStatus.Phase == v1alpha1.MachineFailed {
+		p.setPhase(v1alpha1.MachineCrashLoopBackOff) // as in created
+	}
 	if !p.initialized {
-		m.Status.Conditions = nil // as in created
-		if err := p.patchStatus(ctx); err != nil {
-			return wait, err
-		}
+		m.Status.Conditions = nil
+	}
+	if err := p.patchStatus(ctx); err != nil {
+		return wait, err
+	}
+	if !p.initialized {
 		p.begin(dispatch.Initialize)
 	}
 	p.notef("Adopted", "Takes over the instance %s", m.Spec.ProviderID)

@@ -20,9 +20,14 @@ const status = driverv1.Operation_OPERATION_STATUS
 // its creation.
 func (r *rig) crashed(t *testing.T, m *v1alpha1.Machine) {
 	t.Helper()
+	r.left(t, m, v1alpha1.MachineCrashLoopBackOff)
+}
+
+func (r *rig) left(t *testing.T, m *v1alpha1.Machine, phase v1alpha1.MachinePhase) {
+	t.Helper()
 	r.create(t, m)
 	before := m.DeepCopy()
-	m.Status.CurrentStatus.Phase = v1alpha1.MachineCrashLoopBackOff
+	m.Status.CurrentStatus.Phase = phase
 	m.Status.LastKnownState = "half made"
 	if err := r.Status().Patch(t.Context(), m, client.MergeFrom(before)); err != nil {
 		t.Fatal(err)
@@ -117,6 +122,32 @@ func TestStatusBeforeCreation(t *testing.T) {
 				if got.Status.LastKnownState != "half made" || got.Annotations[v1alpha1.AnnotationKeyMachinePriority] != "3" {
 					t.Errorf("adopted machine has state %q and annotations %v", got.Status.LastKnownState, got.Annotations)
 				}
+			}
+		})
+	}
+}
+
+// A creation that took too long may have ended all the same.
+func TestAdoptAFailedMachine(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		code        driverv1.Code
+		initialized int
+	}{
+		"ready":     {driverv1.Code_CODE_OK, 0},
+		"not ready": {driverv1.Code_CODE_UNINITIALIZED, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			m := r.machine("a")
+			r.left(t, m, v1alpha1.MachineFailed)
+			r.cloud.answerStatus(func(m *driverv1.Machine) *driverv1.Result { return foundAs(m, m.GetName(), c.code) })
+			r.startDriver(t)
+			r.startManager(t)
+			r.phase(t, m, v1alpha1.MachinePending)
+			if creates, n := r.cloud.count(create), r.cloud.count(initialize); creates != 0 || n != c.initialized {
+				t.Errorf("%d creates and %d initializations, want none and %d", creates, n, c.initialized)
 			}
 		})
 	}

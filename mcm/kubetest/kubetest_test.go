@@ -124,6 +124,7 @@ func TestRun_Refused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if tc.assets != "" {
 				t.Setenv("KUBEBUILDER_ASSETS", strings.TrimPrefix(tc.assets, "-"))
+				t.Setenv("TMPDIR", t.TempDir()) // a start that fails leaves a directory behind
 			}
 			var log bytes.Buffer
 			never := tests(func() int {

@@ -4,18 +4,14 @@ import (
 	"context"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/inventory"
 )
-
-// inventoryLimit is how long a scrape may wait for the cache.
-const inventoryLimit = 5 * time.Second
 
 // Metrics of each machine. Names, labels and values are those of the machine
 // controller manager's dashboards.
@@ -39,68 +35,32 @@ var phaseNumbers = map[v1alpha1.MachinePhase]float64{
 	v1alpha1.MachineRunning:          1,
 }
 
-// An inventory collects metrics of all machines at each scrape.
-type inventory struct {
-	ctx      context.Context
-	machines client.Reader
-}
-
 // NewInventory returns the metrics of all machines that a manager's cache holds,
 // until ctx ends. It is safe for concurrent use.
 func NewInventory(ctx context.Context, machines client.Reader) prometheus.Collector {
-	return &inventory{ctx, machines}
-}
-
-// Describe implements prometheus.Collector.
-func (i *inventory) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{machineItems, machinePhase, machineInfo, machineCondition} {
-		ch <- d
-	}
-}
-
-// Collect implements prometheus.Collector. What cannot be read is left out, so
-// that a scrape still has all other metrics. The cache's own objects are read, as
-// there may be thousands.
-func (i *inventory) Collect(ch chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(i.ctx, inventoryLimit)
-	defer cancel()
-	list := &v1alpha1.MachineList{}
-	if err := i.machines.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-		ctrl.LoggerFrom(i.ctx).V(1).Info("no metrics of machines", "err", err.Error())
-
-		return
-	}
-	gauge(ch, machineItems, float64(len(list.Items)))
-	for n := range list.Items {
-		collect(ch, &list.Items[n])
-	}
+	return inventory.New(ctx, machines, inventory.Kind[*v1alpha1.MachineList]{
+		Name:    "machines",
+		Metrics: []*prometheus.Desc{machineItems, machinePhase, machineInfo, machineCondition},
+		List:    func() *v1alpha1.MachineList { return &v1alpha1.MachineList{} },
+		Collect: func(ch chan<- prometheus.Metric, list *v1alpha1.MachineList) {
+			inventory.Gauge(ch, machineItems, float64(len(list.Items)))
+			for n := range list.Items {
+				collect(ch, &list.Items[n])
+			}
+		},
+	})
 }
 
 func collect(ch chan<- prometheus.Metric, m *v1alpha1.Machine) {
 	class := m.Spec.Class
-	gauge(ch, machineInfo, 1, m.Name, m.Namespace, strconv.FormatInt(m.CreationTimestamp.Unix(), 10),
+	inventory.Gauge(ch, machineInfo, 1, m.Name, m.Namespace, strconv.FormatInt(m.CreationTimestamp.Unix(), 10),
 		m.Spec.ProviderID, class.APIGroup, class.Kind, class.Name, m.Labels[v1alpha1.LabelKeyNode])
-	gauge(ch, machinePhase, phaseNumbers[m.Status.CurrentStatus.Phase], m.Name, m.Namespace)
+	inventory.Gauge(ch, machinePhase, phaseNumbers[m.Status.CurrentStatus.Phase], m.Name, m.Namespace)
 	for n, c := range m.Status.Conditions {
 		// They are as the Node has them, and two equal series would spoil the scrape.
 		double := func(before corev1.NodeCondition) bool { return before.Type == c.Type }
 		if !slices.ContainsFunc(m.Status.Conditions[:n], double) {
-			gauge(ch, machineCondition, conditionNumber(c.Status), m.Name, m.Namespace, string(c.Type))
+			inventory.Gauge(ch, machineCondition, inventory.ConditionNumber(c.Status), m.Name, m.Namespace, string(c.Type))
 		}
 	}
-}
-
-func conditionNumber(status corev1.ConditionStatus) float64 {
-	switch status {
-	case corev1.ConditionTrue:
-		return 1
-	case corev1.ConditionFalse:
-		return 0
-	default:
-		return 2
-	}
-}
-
-func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, value float64, labels ...string) {
-	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 }

@@ -2,7 +2,6 @@ package machine
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -17,18 +16,17 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// A shelf is a cache with these machines, or the error that reading it comes to.
+// A shelf is a cache with these machines.
 type shelf struct {
 	client.Reader
 
 	machines []v1alpha1.Machine
-	err      error
 }
 
 func (s shelf) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
 	list.(*v1alpha1.MachineList).Items = s.machines
 
-	return s.err
+	return nil
 }
 
 // series gathers what is registered, as sorted lines.
@@ -108,17 +106,6 @@ func TestPhaseNumbers(t *testing.T) {
 		if !strings.Contains(text, line) {
 			t.Errorf("phase %q: no line %s", phase, line)
 		}
-	}
-}
-
-// A scrape must not fail because one kind of object cannot be read.
-func TestInventory_Unreadable(t *testing.T) {
-	t.Parallel()
-	registry := prometheus.NewPedanticRegistry()
-	other := prometheus.NewGauge(prometheus.GaugeOpts{Name: "other", Help: "Something else."})
-	registry.MustRegister(NewInventory(t.Context(), shelf{err: errors.New("the cache is not started")}), other)
-	if diff := cmp.Diff("other{} 0\n", series(t, registry)); diff != "" {
-		t.Errorf("metrics (-want +got):\n%s", diff)
 	}
 }
 

@@ -3,18 +3,13 @@ package machinedeployment
 import (
 	"context"
 	"strconv"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/inventory"
 )
-
-// inventoryLimit is how long a scrape may wait for the cache.
-const inventoryLimit = 5 * time.Second
 
 // Names and labels are those that dashboards made for the machine controller
 // manager look for.
@@ -111,50 +106,29 @@ func optional(name, help string, value func(*v1alpha1.MachineDeployment) *int32)
 	}
 }
 
-// An inventory collects metrics of all deployments at each scrape.
-type inventory struct {
-	ctx         context.Context
-	deployments client.Reader
-}
-
 // NewInventory returns the metrics of all deployments that a manager's cache
-// holds, until ctx ends: what is deleted is gone from them, too. It is safe for
-// concurrent use.
+// holds, until ctx ends. It is safe for concurrent use.
 func NewInventory(ctx context.Context, deployments client.Reader) prometheus.Collector {
-	return &inventory{ctx, deployments}
-}
-
-// Describe implements prometheus.Collector.
-func (i *inventory) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{itemsDesc, infoDesc, conditionDesc, failedDesc} {
-		ch <- d
-	}
+	all := []*prometheus.Desc{itemsDesc, infoDesc, conditionDesc, failedDesc}
 	for _, g := range gauges {
-		ch <- g.desc
+		all = append(all, g.desc)
 	}
-}
 
-// Collect implements prometheus.Collector. What cannot be read is left out: an
-// invalid metric would make the whole scrape fail, all others included.
-func (i *inventory) Collect(ch chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(i.ctx, inventoryLimit)
-	defer cancel()
-	list := &v1alpha1.MachineDeploymentList{}
-	if err := i.deployments.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-		ctrl.LoggerFrom(i.ctx).V(1).Info("no metrics of machine deployments", "err", err.Error())
-
-		return
-	}
-	//nolint:promlinter // the name is what dashboards look for
-	ch <- prometheus.MustNewConstMetric(itemsDesc, prometheus.GaugeValue, float64(len(list.Items)))
-	for n := range list.Items {
-		collect(ch, &list.Items[n])
-	}
+	return inventory.New(ctx, deployments, inventory.Kind[*v1alpha1.MachineDeploymentList]{
+		Name: "machine deployments", Metrics: all,
+		List: func() *v1alpha1.MachineDeploymentList { return &v1alpha1.MachineDeploymentList{} },
+		Collect: func(ch chan<- prometheus.Metric, list *v1alpha1.MachineDeploymentList) {
+			inventory.Gauge(ch, itemsDesc, float64(len(list.Items)))
+			for n := range list.Items {
+				collect(ch, &list.Items[n])
+			}
+		},
+	})
 }
 
 func collect(ch chan<- prometheus.Metric, d *v1alpha1.MachineDeployment) {
 	send := func(desc *prometheus.Desc, value float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, append([]string{d.Name, d.Namespace}, labels...)...)
+		inventory.Gauge(ch, desc, value, append([]string{d.Name, d.Namespace}, labels...)...)
 	}
 	send(infoDesc, 1, strconv.FormatInt(d.CreationTimestamp.Unix(), 10), string(d.Spec.Strategy.Type))
 	for _, g := range gauges {
@@ -168,7 +142,7 @@ func collect(ch chan<- prometheus.Metric, d *v1alpha1.MachineDeployment) {
 			continue
 		}
 		seen[c.Type] = true
-		send(conditionDesc, numberOf(c.Status), string(c.Type))
+		send(conditionDesc, inventory.ConditionNumber(c.Status), string(c.Type))
 	}
 	told := map[string]bool{}
 	for _, m := range d.Status.FailedMachines {
@@ -177,16 +151,5 @@ func collect(ch chan<- prometheus.Metric, d *v1alpha1.MachineDeployment) {
 		}
 		told[m.Name] = true
 		send(failedDesc, 1, m.Name, m.ProviderID, m.OwnerRef, string(m.LastOperation.State), string(m.LastOperation.Type))
-	}
-}
-
-func numberOf(status corev1.ConditionStatus) float64 {
-	switch status {
-	case corev1.ConditionTrue:
-		return 1
-	case corev1.ConditionFalse:
-		return 0
-	default:
-		return 2
 	}
 }

@@ -2,7 +2,6 @@ package machinedeployment
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -17,18 +16,17 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// A shelf is a cache with these deployments, or the error that reading it comes to.
+// A shelf is a cache with these deployments.
 type shelf struct {
 	client.Reader
 
 	deployments []v1alpha1.MachineDeployment
-	err         error
 }
 
 func (s shelf) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
 	list.(*v1alpha1.MachineDeploymentList).Items = s.deployments
 
-	return s.err
+	return nil
 }
 
 // series gathers what is registered, as sorted lines.
@@ -94,17 +92,6 @@ mcm_machine_deployment_status_unavailable_replicas{name="a",namespace="shop"} 1
 mcm_machine_deployment_status_updated_replicas{name="a",namespace="shop"} 4
 `
 	if diff := cmp.Diff(want, series(t, registry)); diff != "" {
-		t.Errorf("metrics (-want +got):\n%s", diff)
-	}
-}
-
-// A scrape must not fail because one kind of object cannot be read.
-func TestInventory_Unreadable(t *testing.T) {
-	t.Parallel()
-	registry := prometheus.NewPedanticRegistry()
-	other := prometheus.NewGauge(prometheus.GaugeOpts{Name: "other", Help: "Something else."})
-	registry.MustRegister(NewInventory(t.Context(), shelf{err: errors.New("the cache is not started")}), other)
-	if diff := cmp.Diff("other{} 0\n", series(t, registry)); diff != "" {
 		t.Errorf("metrics (-want +got):\n%s", diff)
 	}
 }

@@ -3,18 +3,13 @@ package machineset
 import (
 	"context"
 	"strconv"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/inventory"
 )
-
-// inventoryLimit is how long a scrape may wait for the cache.
-const inventoryLimit = 5 * time.Second
 
 // Metrics of each set. Names and labels are those of the machine controller
 // manager's dashboards.
@@ -48,43 +43,24 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("mcm_machine_set_"+name, help, labels, nil)
 }
 
-// An inventory collects metrics of all sets at each scrape.
-type inventory struct {
-	ctx  context.Context
-	sets client.Reader
-}
-
 // NewInventory returns the metrics of all sets that a manager's cache holds, until
-// ctx ends.
+// ctx ends. It is safe for concurrent use.
 func NewInventory(ctx context.Context, sets client.Reader) prometheus.Collector {
-	return &inventory{ctx, sets}
-}
-
-// Describe implements prometheus.Collector.
-func (i *inventory) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{setItems, setInfo, setCondition, setFailed} {
-		ch <- d
-	}
+	all := []*prometheus.Desc{setItems, setInfo, setCondition, setFailed}
 	for _, n := range setNumbers {
-		ch <- n.desc
+		all = append(all, n.desc)
 	}
-}
 
-// Collect implements prometheus.Collector. What cannot be read is left out, so
-// that a scrape still has all other metrics.
-func (i *inventory) Collect(ch chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(i.ctx, inventoryLimit)
-	defer cancel()
-	list := &v1alpha1.MachineSetList{}
-	if err := i.sets.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-		ctrl.LoggerFrom(i.ctx).V(1).Info("no metrics of machine sets", "err", err.Error())
-
-		return
-	}
-	gauge(ch, setItems, len(list.Items))
-	for n := range list.Items {
-		collect(ch, &list.Items[n])
-	}
+	return inventory.New(ctx, sets, inventory.Kind[*v1alpha1.MachineSetList]{
+		Name: "machine sets", Metrics: all,
+		List: func() *v1alpha1.MachineSetList { return &v1alpha1.MachineSetList{} },
+		Collect: func(ch chan<- prometheus.Metric, list *v1alpha1.MachineSetList) {
+			inventory.Gauge(ch, setItems, float64(len(list.Items)))
+			for n := range list.Items {
+				collect(ch, &list.Items[n])
+			}
+		},
+	})
 }
 
 func collect(ch chan<- prometheus.Metric, set *v1alpha1.MachineSet) {
@@ -92,12 +68,11 @@ func collect(ch chan<- prometheus.Metric, set *v1alpha1.MachineSet) {
 	if class == (v1alpha1.ClassSpec{}) {
 		class = set.Spec.Template.Spec.Class
 	}
-	gauge(ch, setInfo, 1, set.Name, set.Namespace, strconv.FormatInt(set.CreationTimestamp.Unix(), 10),
+	inventory.Gauge(ch, setInfo, 1, set.Name, set.Namespace, strconv.FormatInt(set.CreationTimestamp.Unix(), 10),
 		class.APIGroup, class.Kind, class.Name)
 	for _, n := range setNumbers {
-		gauge(ch, n.desc, int(n.value(set)), set.Name, set.Namespace)
+		inventory.Gauge(ch, n.desc, float64(n.value(set)), set.Name, set.Namespace)
 	}
-	values := map[corev1.ConditionStatus]int{corev1.ConditionTrue: 1, corev1.ConditionFalse: 0}
 	// Status may be somebody else's, and two equal series would spoil the scrape.
 	conditions, failed := map[v1alpha1.MachineSetConditionType]bool{}, map[string]bool{}
 	for _, c := range set.Status.Conditions {
@@ -105,22 +80,14 @@ func collect(ch chan<- prometheus.Metric, set *v1alpha1.MachineSet) {
 			continue
 		}
 		conditions[c.Type] = true
-		value, known := values[c.Status]
-		if !known {
-			value = 2
-		}
-		gauge(ch, setCondition, value, set.Name, set.Namespace, string(c.Type))
+		inventory.Gauge(ch, setCondition, inventory.ConditionNumber(c.Status), set.Name, set.Namespace, string(c.Type))
 	}
 	for _, m := range set.Status.FailedMachines {
 		if failed[m.Name] {
 			continue
 		}
 		failed[m.Name] = true
-		gauge(ch, setFailed, 1, set.Name, set.Namespace, m.Name, m.ProviderID, m.OwnerRef,
+		inventory.Gauge(ch, setFailed, 1, set.Name, set.Namespace, m.Name, m.ProviderID, m.OwnerRef,
 			string(m.LastOperation.State), string(m.LastOperation.Type))
 	}
-}
-
-func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, value int, labels ...string) {
-	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), labels...)
 }

@@ -1,6 +1,7 @@
 package machineset
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,15 +10,23 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// oneSet collects the metrics of one set.
-type oneSet struct{ set *v1alpha1.MachineSet }
+// A shelf is a cache with one set.
+type shelf struct {
+	client.Reader
 
-func (o oneSet) Describe(ch chan<- *prometheus.Desc) { (&inventory{}).Describe(ch) }
-func (o oneSet) Collect(ch chan<- prometheus.Metric) { collect(ch, o.set) }
+	set *v1alpha1.MachineSet
+}
+
+func (s shelf) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	list.(*v1alpha1.MachineSetList).Items = []v1alpha1.MachineSet{*s.set}
+
+	return nil
+}
 
 func TestInventory(t *testing.T) {
 	t.Parallel()
@@ -32,8 +41,8 @@ func TestInventory(t *testing.T) {
 	// As another controller may leave it.
 	set.Status.Conditions = append(set.Status.Conditions, set.Status.Conditions[0])
 	set.Status.FailedMachines = append(set.Status.FailedMachines, set.Status.FailedMachines[0])
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(oneSet{set})
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(NewInventory(t.Context(), shelf{set: set}))
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -52,6 +61,7 @@ func TestInventory(t *testing.T) {
 mcm_machine_set_info{createdAt="1700000000",name="a",namespace="shop",spec_machine_class_api_group="",spec_machine_class_kind="MachineClass",spec_machine_class_name="small"} 1
 mcm_machine_set_info_spec_min_ready_seconds{name="a",namespace="shop"} 0
 mcm_machine_set_info_spec_replicas{name="a",namespace="shop"} 3
+mcm_machine_set_items_total{} 1
 mcm_machine_set_status_available_replicas{name="a",namespace="shop"} 1
 mcm_machine_set_status_condition{condition="Frozen",name="a",namespace="shop"} 1
 mcm_machine_set_status_condition{condition="ReplicaFailure",name="a",namespace="shop"} 2

@@ -43,7 +43,7 @@ func TestAcknowledgedBeforeItsOutcomeIsStored(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h := &held{cluster: cluster, id: id, claimed: true, claim: 7, result: &driverv1.Result{}}
+			h := &held{cluster: cluster, id: id, claim: 7, result: &driverv1.Result{}}
 			s := &Server{held: map[string]*held{h.key(): h}, acked: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler)}
 			for _, step := range tc.steps {
 				step(s, h)

@@ -22,9 +22,13 @@ func NewAnnouncer(conn *Conn, cluster string) (*Announcer, error) {
 	return &Announcer{conn: conn, cluster: cluster}, nil
 }
 
-// Hello says who leads.
+// Hello says who leads, with the versions of the protocol that this package speaks
+// unless h names others.
 func (a *Announcer) Hello(h *driverv1.Hello) error {
-	h.Cluster, h.ProtocolMin, h.ProtocolMax = a.cluster, protocolVersion, protocolVersion
+	h.Cluster = a.cluster
+	if h.GetProtocolMax() == 0 {
+		h.ProtocolMin, h.ProtocolMax = spoken.lowest, spoken.highest
+	}
 
 	return a.publish(wildcard(a.cluster, TreeHello), &driverv1.Envelope{Body: &driverv1.Envelope_Hello{Hello: h}})
 }
@@ -85,7 +89,7 @@ func WatchHello(conn *Conn, cluster string, f func(*driverv1.Hello)) (stop func(
 // permissions vouch for the subject only. So is one of a replica "plain", as by mcm.
 func WatchSessions(conn *Conn, cluster string, f func(*driverv1.Session)) (stop func(), err error) {
 	return conn.watch(wildcard(cluster, TreeSession, "*", "*"), sessionsTo(func(s *driverv1.Session) {
-		if s.GetReplica() != plainMark {
+		if s.GetReplica() != plainReplica {
 			f(s)
 		}
 	}))

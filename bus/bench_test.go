@@ -137,10 +137,10 @@ func BenchmarkCreate(b *testing.B) {
 	r.caller = newCaller(b, r.conn, bus.CallerConfig{Operations: &bus.StreamConfig{}})
 	driver := bustest.Connect(b, bus.Config{URLs: []string{r.srv.URL()}, InboxPrefix: bus.InboxPrefix(provider)})
 	run(b, driver, func(_ context.Context, t *bus.Task) *driverv1.Result { return created(t) })
-	bustest.Eventually(b, "the lease", func() bool {
+	bustest.Eventually(b, "the replica", func() bool {
 		reps := r.caller.Replicas()
 
-		return len(reps) == 1 && reps[0].Session.GetLeased()
+		return len(reps) == 1
 	})
 	request, reply := wireBytes(b, r, status("m"))
 	raw := bustest.Raw(b, r.srv.URL(), nats.InProcessServer(r.srv))

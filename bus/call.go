@@ -32,12 +32,8 @@ type Request struct {
 	Attempt uint32
 	// Until, with Recover, is until when those attempts may have an effect as far as
 	// their deadlines go (Outcome.Until). Zero says that this is not known: then about
-	// a Timeout from now on. PlainUntil is the same of those that a plain driver may
-	// have (Outcome.PlainUntil); zero, where Until is not, says that there were none.
-	// PlainUnsure says that nothing has told yet whether there were. FullUntil is the
-	// same of those that a replica with sessions may have (Outcome.FullUntil).
-	Until, PlainUntil, FullUntil time.Time
-	PlainUnsure                  bool
+	// a Timeout from now on.
+	Until time.Time
 	// OnlyIfHeld, with Recover, begins nothing: when no replica holds the
 	// operation any more, Call fails with NotFound.
 	OnlyIfHeld bool
@@ -63,11 +59,8 @@ type Outcome struct {
 	// Attempts is how many may have had an effect, those before this Call
 	// included.
 	Attempts uint32
-	// Until is by when the deadlines of all of them are over, PlainUntil of those that
-	// a plain driver did not answer. PlainUnsure: it is not known whether one was asked.
-	// FullUntil is that of those that a replica with sessions had or may have had.
-	Until, PlainUntil, FullUntil time.Time
-	PlainUnsure                  bool
+	// Until is by when the deadlines of all of them are over.
+	Until time.Time
 	// Replica answered last; empty for a plain one.
 	Replica string
 	// Plain: answered by a driver that keeps no session.
@@ -104,9 +97,8 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	k := &call{c: c, req: &req, op: OperationOf(req.Body), started: now, lastTry: now, again: req.Recover}
 	if req.Recover {
 		k.learns(max(1, req.Attempt))
-		k.atPlain, k.unsure = k.until, true
 		if !req.Until.IsZero() {
-			k.until, k.atPlain, k.atFull, k.unsure = req.Until, req.PlainUntil, req.FullUntil, req.PlainUnsure
+			k.until = req.Until
 		}
 	}
 	k.number = k.ran + 1
@@ -119,7 +111,7 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	default:
 		err = k.read(ctx)
 	}
-	k.out.Attempts, k.out.Until, k.out.PlainUntil, k.out.FullUntil, k.out.PlainUnsure = k.ran, k.until, k.atPlain, k.atFull, k.unsure
+	k.out.Attempts, k.out.Until = k.ran, k.until
 	if k.taken.IsZero() {
 		k.out.Waited = time.Since(k.started)
 	} else {
@@ -140,9 +132,6 @@ type call struct {
 	number  uint32          // of the attempt
 	ran     uint32          // of the last attempt that may have had an effect; 0 for none
 	until   time.Time       // by when the deadlines of all up to that are over, but of those that have ended
-	atPlain time.Time       // and of those that a plain driver may have
-	atFull  time.Time       // and of those that a replica with sessions may have
-	unsure  bool            // nothing has told whether a plain driver was asked
 	sent    uint32          // the last attempt that this call has begun
 	before  time.Time       // until, without that
 	doubted bool            // an earlier one's call may still run when the last try begins
@@ -150,21 +139,30 @@ type call struct {
 	target  string          // replica of the next attempt; empty for any
 	avoid   map[string]bool // replicas that lost an attempt or have just refused one
 	lastTry time.Time
-	limit   time.Time // of a read; zero for mutations
-	sendErr error     // why the last try was not sent
-	out     Outcome
+	// firstTry is when the call sent its first request.
+	firstTry time.Time
+	limit    time.Time // of a read; zero for mutations
+	sendErr  error     // why the last try was not sent
+	out      Outcome
 
-	claimed bool                 // the operation is claimed in the operations stream
-	terms   *driverv1.ClaimTerms // of the next try's claim; nil leaves them to the replica
-	denied  map[string]uint32    // attempts that replicas said they do not have
-	buried  map[string]bool      // sessions that are fenced
-	over    string               // another operation of the machine, which has ended whatever its claim says
+	terms  *driverv1.ClaimTerms // of the next try's claim; nil leaves them to the replica
+	denied map[string]uint32    // attempts that replicas said they do not have
+	over   string               // another operation of the machine, which has ended whatever its claim says
 	// unclaimed: by the last look at the claim none of the attempts that were made can
 	// have begun anything, or its deadline is over.
 	unclaimed bool
 
-	unleased int    // times that a replica was without a lease
+	// unbegun is the attempt that, by the last look at its claim, has begun nothing; it
+	// begins nothing once the next attempt has replaced that claim. 0 for none.
+	unbegun uint32
+
+	plainClaim   uint64    // the claim that this call has written for a plain driver; 0 for none
+	plainClaimAt time.Time // just before it was
+	saidPlain    bool      // that the call waits for a plain driver's claim to end
+
+	unstored int    // times that a replica could not write its claim
 	behind   string // replica that took a request for stale
+	stuckAt  string // replica where a call for this machine ignores its deadline
 }
 
 // log is for lines about the operation.
@@ -185,22 +183,31 @@ func (k *call) hasRun() {
 	}
 }
 
-// hasReplica notes that a replica with sessions has the try just made, or may have it.
-func (k *call) hasReplica() {
-	k.hasRun()
-	k.atFull = k.until
-}
-
 // begins notes that the try about to be made may begin a new attempt.
 func (k *call) begins() {
 	k.doubted = false
 	if k.number <= k.ran { // else it only asks who has one what comes of it
 		return
 	}
-	k.sent, k.before = k.number, k.until
+	k.sent, k.before = k.number, k.quietAt()
 	if k.op == driverv1.Operation_OPERATION_CREATE && k.ran > 0 {
 		_, _, settle := k.c.replicas.identity(k.req.Provider)
-		k.doubted = !k.unclaimed && k.lastTry.Before(k.until.Add(settle)) || k.lastTry.Before(k.atPlain.Add(settle))
+		k.doubted = !k.unclaimed && k.lastTry.Before(k.quietAt().Add(settle))
+	}
+}
+
+// quietAt is by when the deadlines of all attempts are over that may have begun, as far
+// as the last look at the claim tells.
+func (k *call) quietAt() time.Time {
+	switch {
+	case k.unbegun == 0 || k.unbegun != k.ran:
+		return k.until
+	case k.unbegun == k.sent:
+		return later(k.before, longAgo)
+	case k.unbegun == 1:
+		return longAgo // there was none before it
+	default:
+		return k.until
 	}
 }
 
@@ -212,9 +219,6 @@ var longAgo = time.Unix(0, 0)
 func (k *call) ends() {
 	if k.number == k.sent {
 		k.until = later(k.before, longAgo)
-		if k.atFull.After(k.until) {
-			k.atFull = k.until
-		}
 	}
 }
 
@@ -223,7 +227,6 @@ func (k *call) ends() {
 func (k *call) learns(attempt uint32) {
 	if attempt > k.ran {
 		k.ran, k.until = attempt, later(k.until, time.Now().Add(acceptBy+k.req.Timeout))
-		k.atFull = k.until
 	}
 }
 
@@ -313,6 +316,9 @@ func (k *call) unsent(err error) verdict {
 // may come before publish returns.
 func (k *call) send(a *attempt) (unregister func(), err error) {
 	k.lastTry = time.Now()
+	if k.firstTry.IsZero() {
+		k.firstTry = k.lastTry
+	}
 	subject, err := k.subject(a.tree, a.target)
 	if err != nil {
 		return func() {}, err
@@ -338,11 +344,11 @@ func (k *call) subject(tree Tree, replica string) (string, error) {
 // envelope is what the request says at this try.
 func (k *call) envelope(tree Tree, now time.Time) *driverv1.Envelope {
 	env := &driverv1.Envelope{
-		OperationId: k.req.OperationID, Attempt: k.number, Epoch: k.c.cfg.Epoch(), Recover: k.again, EarlierMayRun: k.doubted,
-		AcceptBy: timestamppb.New(now.Add(acceptBy)), Timeout: durationpb.New(k.req.Timeout),
+		OperationId: k.req.OperationID, Attempt: k.number, Epoch: k.c.cfg.Epoch(), Owner: k.c.cfg.Owner, Recover: k.again, EarlierMayRun: k.doubted,
+		AcceptBy: timestamppb.New(k.acceptBy(tree, now)), Timeout: durationpb.New(k.req.Timeout),
 		Body: k.req.Body.GetBody(),
 	}
-	if k.claimed && tree != TreePlain {
+	if Mutates(k.op) && tree != TreePlain {
 		env.ClaimTerms = k.terms
 		if k.terms == nil {
 			env.ClaimTerms = &driverv1.ClaimTerms{}
@@ -352,10 +358,23 @@ func (k *call) envelope(tree Tree, now time.Time) *driverv1.Envelope {
 	return env
 }
 
+// acceptBy is until when a request that is sent now may be taken. A plain driver's is
+// counted from its claim: who was frozen since may have been replaced.
+func (k *call) acceptBy(tree Tree, now time.Time) time.Time {
+	if tree == TreePlain && k.plainClaim != 0 {
+		now = k.plainClaimAt
+	}
+
+	return now.Add(acceptBy)
+}
+
 // read has an operation done that may be asked any number of times.
 func (k *call) read(ctx context.Context) error {
 	k.limit = k.started.Add(k.req.Timeout)
 	for {
+		if err := k.choose(); err != nil {
+			return err
+		}
 		v, result, _ := k.try(ctx)
 		switch v {
 		case gotResult:
@@ -398,9 +417,6 @@ func (k *call) settle(result *driverv1.Result) error {
 	failure, ok := errors.AsType[*Error](err)
 	switch {
 	case !ok:
-	case Mutates(k.op) && k.outdated(k.number) && !own:
-		failure.Origin = OriginTimeout
-		failure.err = fmt.Errorf("%w (tried again: attempt %d was made after this one, %d)", failure.err, k.ran, k.number)
 	case !result.GetOutcomeUnknown() && !k.doubted:
 	case own || !k.doubted:
 		failure.Origin = OriginTimeout // the replica itself does not know
@@ -424,12 +440,37 @@ func (k *call) unsendable() error {
 }
 
 func (k *call) allBusy() error {
+	if k.stuckAt != "" {
+		e := k.notStarted("a driver call of replica %s for this machine ignores its deadline, and no other replica of provider %s has room: "+
+			"restart that replica (its log has the stack) or add one", k.stuckAt, k.req.Provider)
+		e.Code = driverv1.Code_CODE_ABORTED // room for others there may be
+
+		return e
+	}
 	if k.behind != "" {
 		return k.noRoom("replica %s of provider %s takes requests for stale: compare its clock with mcm's; no other one has room",
 			k.behind, k.req.Provider)
 	}
 
+	if why := k.c.replicas.refusal(k.req.Provider); why != nil {
+		return k.noRoom("no replica of provider %s has room that speaks mcm's protocol: %w", k.req.Provider, why)
+	}
+
 	return k.noRoom("all replicas of provider %s are busy", k.req.Provider)
+}
+
+// choose has the request go to a replica by its name while another one of the
+// provider's is to be asked for nothing, but hears what is for any.
+func (k *call) choose() error {
+	if k.target != "" || k.c.replicas.refusal(k.req.Provider) == nil {
+		return nil
+	}
+	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
+	if k.target == "" {
+		return k.allBusy()
+	}
+
+	return nil
 }
 
 func (k *call) noRoom(format string, args ...any) *Error {

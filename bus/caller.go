@@ -27,10 +27,14 @@ const (
 type CallerConfig struct {
 	// Cluster is the control plane's name on the bus.
 	Cluster string
+	// Owner is the uid of the control cluster, which each request of an operation says:
+	// drivers record it with the instances that they make. Empty means that none is
+	// recorded.
+	Owner string
 	// Epoch returns the current epoch; nil means that epochs are not counted.
 	Epoch func() uint64
-	// Operations says how operations streams are made, where NATS has JetStream;
-	// nil means that none are, and that operations go without claims.
+	// Operations says how operations streams are made, which mutations need; nil means
+	// that none are, and that the Caller does reads only.
 	Operations *StreamConfig
 	// Key opens what replicas have sealed for this control plane; nil means that
 	// texts of stored outcomes are not read.
@@ -47,20 +51,21 @@ type Caller struct {
 	log      *slog.Logger
 	id       string
 	since    atomic.Pointer[time.Time] // when the connection was last made
+	restart  atomic.Pointer[time.Time] // when it was made to another server process than before; nil for never
+	server   atomic.Pointer[string]    // id of the process that it leads to; nil before it is made
 	replicas *replicas
 	dropped  atomic.Uint64
 	reserved sync.Once // says that a replica has a name that none may have
 
 	timers timers
 
-	mu      sync.Mutex
-	waiting map[string]func(*nats.Msg) // by reply subject
-	burials map[string]*burial         // under way, by replica
-	marked  map[string]time.Time       // until when it is marked that a plain driver is asked, by provider
-	marking map[string]chan struct{}   // whose turn it is to do so
+	mu        sync.Mutex
+	waiting   map[string]func(*nats.Msg) // by reply subject
+	plainSeen map[string]time.Time       // when a plain driver was there, by provider
 
 	inquirer *inquirer
 	behind   chan struct{} // a replica's session told a lower epoch than ours
+	ahead    chan struct{} // a replica's session told a higher epoch than ours
 	streams  *streams      // nil for none
 	replies  subscription
 	sessions subscription
@@ -85,8 +90,8 @@ func newCaller(conn wire, cfg CallerConfig) (*Caller, error) {
 	}
 	c := &Caller{
 		conn: conn, cfg: cfg, log: cfg.Logger, id: nuid.Next(),
-		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){}, burials: map[string]*burial{},
-		marked: map[string]time.Time{}, marking: map[string]chan struct{}{}, behind: make(chan struct{}, 1),
+		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){},
+		plainSeen: map[string]time.Time{}, behind: make(chan struct{}, 1), ahead: make(chan struct{}, 1),
 	}
 	c.ctx, c.stop = context.WithCancel(context.Background()) //nolint:forbidigo // ended by Close
 	if cfg.Operations != nil {
@@ -122,7 +127,7 @@ func (c *Caller) spawn(f func()) {
 }
 
 func (c *Caller) onSession(s *driverv1.Session) {
-	if s.GetReplica() == plainMark {
+	if s.GetReplica() == plainReplica {
 		c.reserved.Do(func() {
 			c.log.Warn("sessions of a replica with a reserved name are ignored, and nothing is sent to it by name: have it take another one",
 				"replica", s.GetReplica(), "provider", s.GetProvider())
@@ -131,8 +136,14 @@ func (c *Caller) onSession(s *driverv1.Session) {
 		return
 	}
 	c.replicas.onSession(s, time.Now())
-	if s.GetEpoch() < c.cfg.Epoch() {
+	if why, first := c.replicas.strange(s); first {
+		c.log.Error("a driver replica gets no work", "err", why)
+	}
+	switch own := c.cfg.Epoch(); {
+	case s.GetEpoch() < own:
 		signal(c.behind)
+	case s.GetEpoch() > own:
+		signal(c.ahead)
 	}
 	if c.streams != nil {
 		c.streams.of(s.GetProvider())
@@ -145,6 +156,11 @@ func (c *Caller) hears() time.Time { return *c.since.Load() }
 func (c *Caller) reconnected() {
 	now := time.Now()
 	c.since.Store(&now)
+	if id := c.conn.server(); id != "" {
+		if before := c.server.Swap(&id); before != nil && *before != id {
+			c.restart.Store(&now)
+		}
+	}
 	if c.streams != nil {
 		c.streams.checkAll()
 	}
@@ -174,6 +190,10 @@ func (c *Caller) Room(provider string) <-chan struct{} { return c.replicas.room(
 // Behind gets a value when a replica shows that it has not heard of this manager's
 // epoch: it would still do what the one before sends. It is for one reader.
 func (c *Caller) Behind() <-chan struct{} { return c.behind }
+
+// Ahead gets a value when a replica shows that it has heard a higher epoch than this
+// manager's: it refuses what this one sends. It is for one reader.
+func (c *Caller) Ahead() <-chan struct{} { return c.ahead }
 
 // Dropped counts the frames that belonged to no operation in flight.
 func (c *Caller) Dropped() uint64 { return c.dropped.Load() }
@@ -210,14 +230,14 @@ func (c *Caller) sweep(ctx context.Context) {
 		case elapsed > starved:
 			c.replicas.excuse(now, elapsed)
 		default:
-			c.mourn(c.replicas.sweep(now))
+			c.logDead(c.replicas.sweep(now))
 		}
 	}
 }
 
-// mourn tells of replicas that were taken for dead, in few lines however many they
+// logDead logs which replicas were taken for dead, in few lines however many they
 // are: anybody who may send a session can send thousands.
-func (c *Caller) mourn(dead []string) {
+func (c *Caller) logDead(dead []string) {
 	const few = 10
 	for i, key := range dead {
 		if i == few {
@@ -361,4 +381,16 @@ func (c *Caller) ask(ctx context.Context, provider, replica, operationID string,
 	}
 
 	return nil
+}
+
+// sleep waits for d or for ctx's end.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err() //nolint:wrapcheck // the caller's own
+	}
 }

@@ -18,6 +18,11 @@ func claimSubject(cluster, provider, machine string) (string, error) {
 	return Subject{Cluster: cluster, Tree: TreeClaim, Provider: provider, Machine: machine}.Build()
 }
 
+// ledger is the access to the operations stream of a control plane.
+func (s *Server) ledger(cluster string) ledger {
+	return ledger{inquirer: s.inquirer, stream: StreamName(cluster, s.cfg.Provider)}
+}
+
 // claimAndRun runs an operation once the operations stream says that it is ours.
 func (s *Server) claimAndRun(ctx context.Context, h *held) {
 	refusal := s.claim(ctx, h)
@@ -53,10 +58,11 @@ func (s *Server) claim(ctx context.Context, h *held) *driverv1.BusyReason {
 		return s.unclaimed(h, errConflict) // it is not ours, or it would have been found
 	}
 	env := s.claimEnvelope(h, driverv1.Claim_STATE_RUNNING)
-	seq, err := s.ledger(h.cluster).put(ctx, subject, env, terms.GetSequence(), 0)
+	// Not cut short by a deadline or a cancel: then it would not be known whether it is there.
+	seq, err := s.ledger(h.cluster).put(context.WithoutCancel(ctx), subject, env, terms.GetSequence(), 0)
 	if err == nil {
 		s.mu.Lock()
-		h.claim = seq
+		h.firstClaim, h.claim = seq, seq
 		s.mu.Unlock()
 	}
 
@@ -65,7 +71,7 @@ func (s *Server) claim(ctx context.Context, h *held) *driverv1.BusyReason {
 
 // unclaimed makes a refusal of why a claim could not be written, nil of nil.
 func (s *Server) unclaimed(h *held, err error) *driverv1.BusyReason {
-	reason := driverv1.BusyReason_BUSY_REASON_SESSION
+	reason := driverv1.BusyReason_BUSY_REASON_STORE
 	switch {
 	case err == nil:
 		return nil
@@ -86,7 +92,7 @@ func (s *Server) claimEnvelope(h *held, state driverv1.Claim_State) *driverv1.En
 	defer s.mu.Unlock()
 	c := &driverv1.Claim{
 		OperationId: h.id, Attempt: h.attempt, Operation: h.operation, Namespace: h.namespace, Name: h.name,
-		Provider: s.cfg.Provider, Replica: s.cfg.Replica, SessionId: h.session, Epoch: h.request.GetEpoch(),
+		Provider: s.cfg.Provider, Replica: s.cfg.Replica, Epoch: h.request.GetEpoch(),
 		State: state, ClaimedAt: timestamppb.New(h.started),
 	}
 	if !h.ended.IsZero() {
@@ -153,7 +159,7 @@ func (s *Server) noteOutcome(h *held, replaced, seq uint64, final bool, err erro
 		// Another attempt has taken our claim's place, or an acknowledgement was
 		// lost. Either way there is nothing more to write.
 		h.stored, h.fenced = true, true
-		if h.rivalled && s.held[h.key()] == h {
+		if h.askedAgain && s.held[h.key()] == h {
 			delete(s.held, h.key()) // who waits for it asks, and finds what is stored
 		}
 		s.log.Info("outcome not stored: the claim is not this attempt's any more", "operation_id", h.id, "attempt", h.attempt)
@@ -170,7 +176,7 @@ func (s *Server) storeOutcomes(cluster string) {
 	again := map[*held]*driverv1.Result{}
 	s.mu.Lock()
 	for _, h := range s.held {
-		if h.cluster == cluster && h.claimed && h.result != nil && !h.stored && now.Sub(h.storedAt) > storeAgain {
+		if h.cluster == cluster && Mutates(h.operation) && h.result != nil && !h.stored && now.Sub(h.storedAt) > storeAgain {
 			again[h] = h.result
 		}
 	}

@@ -249,6 +249,10 @@ func (c *Conn) OnUp(f func()) {
 // Up tells whether the connection stands at this moment.
 func (c *Conn) Up() bool { return c.nc.IsConnected() }
 
+// server returns the id of the server process that the connection leads to, which is
+// another one after each of its starts; empty while there is none.
+func (c *Conn) server() string { return c.nc.ConnectedServerId() }
+
 // Client returns the NATS client underneath, for who checks the contract and so has
 // to say what this package does not.
 func (c *Conn) Client() *nats.Conn { return c.nc }

@@ -2,7 +2,8 @@ package bus
 
 import (
 	"context"
-	"errors"
+	"fmt"
+	"math"
 	"time"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -12,25 +13,27 @@ import (
 type finding int
 
 const (
-	isFree     finding = iota // nothing runs under it: it may be replaced
-	isOurs                    // this operation's outcome is in it
-	isHeld                    // an attempt at this operation runs, at a replica that lives
-	isDoubtful                // its replica lives, under another session: an earlier one, or a later one not heard of yet
-	isBusy                    // another operation runs, at a replica that lives
-	isSilence                 // its replica is not heard: it has to be fenced first
-	isStale                   // a later operation of the machine has begun
+	isFree    finding = iota // it may be replaced
+	isOurs                   // this operation's outcome is in it
+	isHeld                   // an attempt at this operation runs, at a replica that lives
+	isBusy                   // another operation runs, at a replica that lives
+	isStale                  // a later operation of the machine has begun
+	isPlain                  // a plain driver may have this operation; nobody can ask it
+	isUnheard                // it runs, and its replica has not had the time to be heard
 )
 
 // A standing is what is known of the replica that a claim names.
 type standing struct {
 	live    bool
-	session string // its present session id
-	denied  bool   // it said that it does not have this attempt, or has ended it
-	buried  bool   // the claim's session is fenced
+	unheard bool // the connection is too new to tell
+	denied  bool // it is this side itself, or it said that it does not have this attempt, or has ended it
 }
 
-// judgeClaim tells what a claim means for operation id. It reads no clock and
+// judgeClaim returns what a claim means for operation id. It reads no clock and
 // asks nobody.
+//
+// A claim whose replica is not heard of is free: whoever replaces it keeps that replica
+// from beginning anything more, and the claim's state says whether it has.
 func judgeClaim(c *driverv1.Claim, id string, who standing) finding {
 	same := c.GetOperationId() == id
 	old, known := operationNumber(c.GetOperationId())
@@ -42,17 +45,25 @@ func judgeClaim(c *driverv1.Claim, id string, who standing) finding {
 		return isOurs
 	case !same && known && ok && old > n:
 		return isStale
-	case c.GetState() != driverv1.Claim_STATE_RUNNING, who.buried, who.denied:
+	case !runs(c), who.denied:
 		return isFree
-	case who.live && who.session != c.GetSessionId():
-		return isDoubtful
-	case who.live && same:
+	case same && c.GetReplica() == plainReplica:
+		return isPlain
+	case !who.live && who.unheard:
+		return isUnheard
+	case !who.live:
+		return isFree
+	case same:
 		return isHeld
-	case who.live:
-		return isBusy
 	default:
-		return isSilence
+		return isBusy
 	}
+}
+
+// runs reports whether the attempt that a claim is for has not ended, as far as its
+// replica could say.
+func runs(c *driverv1.Claim) bool {
+	return c.GetState() == driverv1.Claim_STATE_RUNNING || c.GetState() == driverv1.Claim_STATE_BEGUN
 }
 
 // A decision is what a call does after it has read the claim.
@@ -64,45 +75,31 @@ const (
 	isDone                     // with the error returned, nil for an outcome in k.out
 )
 
-// consult reads the claim on the call's machine and sees to it that whoever holds
-// it has stopped.
+// consult reads the claim on the call's machine and finds out what may follow.
 func (k *call) consult(ctx context.Context) (decision, error) {
-	for range findTries {
+	for looks := 0; looks < claimLooks; {
 		c, sequence, err := k.readClaim(ctx)
 		if err != nil {
 			return isDone, err
 		}
-		switch judgeClaim(c, k.req.OperationID, k.standing(c)) {
+		k.unbegun = 0
+		switch found := judgeClaim(c, k.req.OperationID, k.standing(c, sequence)); found {
 		case isFree:
-			if err := k.outwait(ctx, c, sequence); err != nil {
-				return isDone, err
-			}
-			k.terms = &driverv1.ClaimTerms{Sequence: &sequence}
-			if c.GetOperationId() == k.req.OperationID {
-				k.learns(c.GetAttempt())
-			}
-
-			return mayProceed, nil
+			return k.mayReplace(ctx, c, sequence)
 		case isOurs:
 			return isDone, k.stored(c)
 		case isHeld:
 			k.attach(c)
 
 			return mayAttach, nil
-		case isDoubtful, isBusy:
-			if d, err := k.inquires(ctx, c); d != mayProceed {
-				return d, err
-			}
 		case isStale:
-			return isDone, Errorf(driverv1.Code_CODE_ABORTED,
-				"operation %s of the machine has begun since: another manager leads", c.GetOperationId())
-		case isSilence:
-			alive, err := k.stopped(ctx, c.GetReplica())
-			if err != nil {
-				return isDone, err
+			return isDone, overtaken(c.GetOperationId())
+		case isUnheard, isPlain, isBusy:
+			if found != isPlain { // whose claim goes by itself
+				looks++
 			}
-			if !alive {
-				k.fenced(c.GetSessionId())
+			if err := k.outwait(ctx, found, c); err != nil {
+				return isDone, err
 			}
 		}
 	}
@@ -110,36 +107,93 @@ func (k *call) consult(ctx context.Context) (decision, error) {
 	return isDone, k.notStarted("the claim on the machine changes all the time; looking again")
 }
 
+// outwait returns when the claim on the machine is worth another look.
+func (k *call) outwait(ctx context.Context, found finding, c *driverv1.Claim) error {
+	switch found {
+	case isUnheard:
+		return sleep(ctx, time.Until(k.c.hears().Add(deathLimit)))
+	case isPlain:
+		return k.outwaitPlain(ctx, c)
+	default:
+		return k.askOther(ctx, c)
+	}
+}
+
+// outwaitPlain waits a while for the end of a claim that stands for a plain driver, which
+// does not say whether it still has the operation.
+func (k *call) outwaitPlain(ctx context.Context, c *driverv1.Claim) error {
+	k.learns(c.GetAttempt())
+	if !k.saidPlain {
+		k.saidPlain = true
+		k.waits(k.notStarted("a driver of provider %s that keeps no session may be at attempt %d of the operation until its time is over",
+			k.req.Provider, c.GetAttempt()))
+	}
+
+	return sleep(ctx, askAgain)
+}
+
+// mayReplace takes a claim for the one that the next attempt replaces.
+func (k *call) mayReplace(ctx context.Context, c *driverv1.Claim, sequence uint64) (decision, error) {
+	k.terms = &driverv1.ClaimTerms{Sequence: &sequence}
+	if sequence != 0 && sequence == k.plainClaim {
+		return mayProceed, nil // this side's own: what came before it was found out then
+	}
+	if err := k.doubtLostClaim(ctx, c, sequence); err != nil {
+		return isDone, err
+	}
+	if c.GetOperationId() == k.req.OperationID {
+		k.learns(c.GetAttempt())
+		if c.GetState() == driverv1.Claim_STATE_RUNNING {
+			k.unbegun = c.GetAttempt()
+		}
+	}
+
+	return mayProceed, nil
+}
+
+// overtaken is the error of an operation whose machine has a claim of a later one.
+func overtaken(later string) error {
+	number, _ := operationNumber(later) // it has one, or it would not be later
+	if number >= math.MaxInt64 {
+		number = 0 // nothing comes after it
+	}
+
+	return &Error{Code: driverv1.Code_CODE_ABORTED, Later: int64(number), err: fmt.Errorf(
+		"operation %s of the machine came later: another manager leads, or the Machine is from an older backup", later)}
+}
+
 // attach has the next try go to who has claimed the operation.
 func (k *call) attach(c *driverv1.Claim) { k.holder(c.GetReplica(), c.GetAttempt()) }
 
-// outwait makes sure, where an operation that may run has no claim, that it was not
-// lost along with the stream: whoever claimed it there holds no lease any more once
-// the stream that has taken its place is as old as that can last.
-func (k *call) outwait(ctx context.Context, c *driverv1.Claim, sequence uint64) error {
+// doubtLostClaim notes, where an operation that may run has no claim, whether that was
+// lost along with the stream: then it may have begun something. It begins nothing more,
+// as the sequence that its replica expects never comes again.
+func (k *call) doubtLostClaim(ctx context.Context, c *driverv1.Claim, sequence uint64) error {
 	k.unclaimed = false
 	lost := sequence == 0
 	if k.ran == 0 || !lost && (c == nil || c.GetOperationId() == k.req.OperationID) {
 		return nil
 	}
 	provider := k.req.Provider
+	if !k.taken.IsZero() {
+		k.c.lost(provider, errRolledBack) // a replica has had the claim that is not there
+	}
+	tried := time.Since(k.firstTry)
 	age, err := k.c.streams.ageOf(ctx, provider)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err() //nolint:wrapcheck // the caller's own
 	case err == nil:
-		// What an older stream may have known of has had its time.
-		k.unclaimed = age > acceptBy+k.req.Timeout
+		// What an older stream may have known of has had its time. And one that was there
+		// before this call's first attempt would have that attempt's claim.
+		k.unclaimed = k.taken.IsZero() && (age > acceptBy+k.req.Timeout || !k.req.Recover && age > tried)
 	case lost:
 		k.c.lost(provider, err)
 
 		return k.notStarted("cannot tell whether the claim on the machine was lost: %w", err)
 	}
-	if !lost {
-		return nil
-	}
 
-	return sleep(ctx, deathLimit-age)
+	return nil
 }
 
 // readClaim returns the claim on the call's machine, nil for none, and its
@@ -167,40 +221,14 @@ func (k *call) readClaim(ctx context.Context) (*driverv1.Claim, uint64, error) {
 	}
 }
 
-// stopped makes sure that a replica that is not heard of has stopped, or leaves
-// one that lives the time to be heard again.
-func (k *call) stopped(ctx context.Context, replica string) (alive bool, err error) {
-	alive, err = k.c.fence(ctx, k.req.Provider, replica)
-	switch {
-	case ctx.Err() != nil:
-		return false, ctx.Err() //nolint:wrapcheck // the caller's own
-	case err != nil:
-		return false, k.notStarted("replica %s is not heard of any more: %w", replica, err)
-	case alive:
-		return true, sleep(ctx, askAgain)
-	default:
-		return false, nil
-	}
-}
-
 // standing gathers what is known of a claim's replica.
-func (k *call) standing(c *driverv1.Claim) standing {
-	session, live := k.c.replicas.session(k.req.Provider, c.GetReplica())
-
+func (k *call) standing(c *driverv1.Claim, sequence uint64) standing {
 	return standing{
-		live: live, session: session,
-		denied: k.over != "" && k.over == c.GetOperationId() ||
+		live:    k.c.replicas.lives(k.req.Provider, c.GetReplica()),
+		unheard: time.Until(k.c.hears().Add(deathLimit)) > 0,
+		denied: sequence != 0 && sequence == k.plainClaim || k.over != "" && k.over == c.GetOperationId() ||
 			k.denied[c.GetReplica()] >= c.GetAttempt() && k.denied[c.GetReplica()] > 0 && c.GetOperationId() == k.req.OperationID,
-		buried: k.buried[c.GetSessionId()] || k.c.replicas.isBuried(c.GetSessionId()),
 	}
-}
-
-// fenced notes that nothing can be begun under a session any more.
-func (k *call) fenced(session string) {
-	if k.buried == nil {
-		k.buried = map[string]bool{}
-	}
-	k.buried[session] = true
 }
 
 // denies notes that a replica will not take an attempt at this call's operation.
@@ -211,52 +239,23 @@ func (k *call) denies(replica string, attempt uint32) {
 	k.denied[replica] = attempt
 }
 
-// asks finds out whether another operation, whose claim says that it runs, does.
-func (k *call) asks(ctx context.Context, c *driverv1.Claim) (held bool, err error) {
+// askOther finds out whether another operation, whose claim says that it runs, does. It
+// returns an error while it does.
+func (k *call) askOther(ctx context.Context, c *driverv1.Claim) error {
 	answer := k.c.ask(ctx, k.req.Provider, c.GetReplica(), c.GetOperationId(), c.GetAttempt())
 	if ctx.Err() != nil {
-		return false, ctx.Err() //nolint:wrapcheck // the caller's own
+		return ctx.Err() //nolint:wrapcheck // the caller's own
 	}
 	busy := answer == nil
 	for _, st := range answer.GetOperations() {
 		busy = busy || !st.GetSettled()
 	}
 	if busy {
-		return true, k.notStarted("operation %s of this machine still runs at replica %s", c.GetOperationId(), c.GetReplica())
+		return k.notStarted("operation %s of this machine still runs at replica %s", c.GetOperationId(), c.GetReplica())
 	}
-	// Not of its session: the replica may take this call's operation under that.
 	k.over = c.GetOperationId()
 
-	return false, nil
-}
-
-// inquires finds out whether a replica that lives has what its claim says. To
-// proceed is to look at the claim again.
-func (k *call) inquires(ctx context.Context, c *driverv1.Claim) (decision, error) {
-	if c.GetOperationId() != k.req.OperationID {
-		if held, err := k.asks(ctx, c); held || err != nil {
-			return isDone, err
-		}
-
-		return mayProceed, nil
-	}
-	answer := k.c.ask(ctx, k.req.Provider, c.GetReplica(), c.GetOperationId(), c.GetAttempt())
-	switch {
-	case ctx.Err() != nil:
-		return isDone, ctx.Err() //nolint:wrapcheck // the caller's own
-	case answer == nil:
-		k.learns(c.GetAttempt())
-
-		return isDone, k.notStarted("replica %s does not say whether it has the operation", c.GetReplica())
-	case k.holds(answer):
-		k.attach(c)
-
-		return mayAttach, nil
-	default:
-		k.denies(c.GetReplica(), c.GetAttempt())
-
-		return mayProceed, nil
-	}
+	return nil
 }
 
 // stored ends the call with an outcome that was stored while nobody listened.
@@ -271,7 +270,7 @@ func (k *call) stored(c *driverv1.Claim) error {
 	return k.settle(result)
 }
 
-// open finds out what claim a first attempt has to replace.
+// open finds out which claim a first attempt has to replace.
 func (k *call) open(ctx context.Context) (done bool, err error) {
 	if n, ok := operationNumber(k.req.OperationID); ok && n == 0 {
 		none := uint64(0)
@@ -309,7 +308,7 @@ func (k *call) onClaim(ctx context.Context) (done bool, err error) {
 		return k.attempt(ctx)
 	}
 	// Nothing of this operation has run; it is the claim of an earlier one.
-	k.target = k.c.replicas.pick(k.req.Provider, k.op, k.claimed, time.Now(), k.avoid)
+	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
 	if k.target == "" {
 		return true, k.allBusy()
 	}
@@ -317,18 +316,28 @@ func (k *call) onClaim(ctx context.Context) (done bool, err error) {
 	return false, nil
 }
 
-// arrange finds out whether the call's operation is to be claimed.
+// arrange makes sure that the call's operation can be claimed.
 func (k *call) arrange(ctx context.Context) (done bool, err error) {
-	k.claimed, err = k.c.claims(ctx, k.req.Provider)
+	_, err = k.subject(TreeDriver, "")
+	if err == nil {
+		_, err = claimSubject(k.c.cfg.Cluster, k.req.Provider, MachineOf(k.req.Body).GetUid())
+	}
+	switch {
+	case err != nil:
+		k.sendErr = err
+
+		return true, k.unsendable()
+	case k.c.streams == nil:
+		k.sendErr = errReadsOnly
+
+		return true, k.unsendable()
+	}
+	err = k.c.awaitStream(ctx, k.req.Provider)
 	switch {
 	case ctx.Err() != nil:
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
-	case errors.Is(err, errSubject):
-		return false, nil
 	case err != nil:
 		return true, k.notStarted("waiting: %w", err)
-	case k.claimed && k.again && k.unsure:
-		return k.recallPlain(ctx)
 	default:
 		return false, nil
 	}

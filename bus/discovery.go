@@ -84,7 +84,7 @@ func (s *Server) identity() micro.ServiceIdentity {
 			"capabilities":    strings.Join(names, ","),
 			"slots":           strconv.Itoa(s.cfg.Slots),
 			"create_identity": IdentityName(s.cfg.CreateIdentity),
-			"protocol":        strconv.Itoa(protocolVersion),
+			"protocol":        strconv.Itoa(int(s.protocols.highest)),
 			"hostname":        s.cfg.Hostname,
 			"draining":        strconv.FormatBool(draining),
 		},

@@ -8,8 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -47,13 +45,7 @@ func onBench(t *testing.T, story func(*bench)) {
 
 func (b *bench) manager(name string) *Caller {
 	b.Helper()
-
-	return b.managerWith(name, &StreamConfig{first: b.network.first})
-}
-
-// managerWith is manager with operations streams made so, or none.
-func (b *bench) managerWith(name string, operations *StreamConfig) *Caller {
-	b.Helper()
+	operations := &StreamConfig{first: b.network.first}
 	caller, err := newCaller(b.network.port(name, true), CallerConfig{Cluster: "default", Operations: operations, Logger: b.log})
 	if err != nil {
 		b.Fatal(err)
@@ -62,28 +54,12 @@ func (b *bench) managerWith(name string, operations *StreamConfig) *Caller {
 	return caller
 }
 
-// unclaimed has a manager that makes no operations stream in the place of the one there is.
-func (b *bench) unclaimed() {
-	b.Helper()
-	b.caller.Close()
-	b.caller = b.managerWith("mcm", nil)
-}
-
-// join starts a replica and returns when the manager knows that it may claim, if there
-// is anything to claim with.
+// join starts a replica and returns when the manager knows of it.
 func (b *bench) join(name string, handle func(context.Context, *modelReplica, *Task) *driverv1.Result) *modelReplica {
 	b.Helper()
 	r := b.replicaWith(name, handle)
 	b.all = append(b.all, r)
-	b.until(name+" has a lease", func() bool {
-		for _, known := range b.caller.Replicas() {
-			if known.Session.GetReplica() == name {
-				return known.Session.GetLeased() || b.caller.streams == nil
-			}
-		}
-
-		return false
-	})
+	b.until(name+" is known", func() bool { return b.caller.replicas.lives("virtual", name) })
 
 	return r
 }
@@ -169,7 +145,7 @@ func TestRefusalBesideALostCall(t *testing.T) {
 			if got.out.Until.After(end.Add(time.Second)) {
 				b.Fatalf("after %d refusals it is said to run until %s after its deadline: it would never be over", tries, got.out.Until.Sub(end))
 			}
-			req.Recover, req.Attempt, req.Until, req.PlainUntil = true, got.out.Attempts, got.out.Until, got.out.PlainUntil
+			req.Recover, req.Attempt, req.Until = true, got.out.Attempts, got.out.Until
 			b.pass(10 * time.Second)
 			got.out, got.err = b.caller.Call(b.ctx, req)
 		}
@@ -216,16 +192,16 @@ func TestDoubt(t *testing.T) {
 	const create, remove = driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE
 	for name, tc := range map[string]struct {
 		operation driverv1.Operation
-		held
+		*held
 		recover, unknown bool
 	}{
-		"the only attempt":                     {create, held{begun: true}, false, false},
-		"it was to recover, and looked":        {create, held{begun: true}, true, false},
-		"it was to recover, and did not look":  {create, held{}, true, true},
-		"another may run":                      {create, held{begun: true, earlierMayRun: true}, true, true},
-		"another may run, of which it hears":   {create, held{begun: true, earlierMayRun: true}, false, true},
-		"another may run, and it began no way": {create, held{earlierMayRun: true}, false, true},
-		"another delete may run":               {remove, held{begun: true, earlierMayRun: true}, true, false},
+		"the only attempt":                     {create, &held{begun: true}, false, false},
+		"it was to recover, and looked":        {create, &held{begun: true}, true, false},
+		"it was to recover, and did not look":  {create, &held{}, true, true},
+		"another may run":                      {create, &held{begun: true, earlierMayRun: true}, true, true},
+		"another may run, of which it hears":   {create, &held{begun: true, earlierMayRun: true}, false, true},
+		"another may run, and it began no way": {create, &held{earlierMayRun: true}, false, true},
+		"another delete may run":               {remove, &held{begun: true, earlierMayRun: true}, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -240,7 +216,7 @@ func TestDoubt(t *testing.T) {
 }
 
 // A replica that has kept the refusal of an earlier attempt does not answer with it
-// who asks about a later one: where nothing is claimed, it is not told apart otherwise.
+// who asks about a later one, unless by the claim there was none in between.
 func TestOutdated_Refusal(t *testing.T) {
 	t.Parallel()
 	refused := failure(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "no quota")
@@ -251,8 +227,10 @@ func TestOutdated_Refusal(t *testing.T) {
 		reason  string
 	}{
 		"an attempt in between may run": {&held{attempt: 3, earlierMayRun: true}, refused, true, "the refusal is older"},
-		"none does, by the claim":       {&held{attempt: 3, claimed: true}, refused, false, "the refusal is the outcome"},
-		"one may have run":              {&held{attempt: 3}, refused, true, "the refusal is older, and there may be an instance"},
+		"none does, by the claim":       {&held{attempt: 3, claim: 7}, refused, false, "the refusal is the outcome"},
+		"none did, by the first claim":  {&held{attempt: 3, claim: 5}, refused, false, "that was this replica's, too"},
+		"one may have run":              {&held{attempt: 3, claim: 9}, refused, true, "the refusal is older, and there may be an instance"},
+		"one had run before":            {&held{attempt: 3, claim: 4}, refused, true, "it is not this replica's claim"},
 		"the same attempt":              {&held{attempt: 1, earlierMayRun: true}, refused, false, "it is asked about this very one"},
 		"the same, nothing in between":  {&held{attempt: 1}, refused, false, "it is asked about this very one"},
 		"it was made":                   {&held{attempt: 3, earlierMayRun: true}, &driverv1.Result{}, false, "there is the instance"},
@@ -260,11 +238,11 @@ func TestOutdated_Refusal(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			tc.request.request = &driverv1.Envelope{}
-			if tc.request.claimed {
-				tc.request.request.ClaimTerms = &driverv1.ClaimTerms{Sequence: proto.Uint64(7)}
+			tc.request.request = &driverv1.Envelope{ClaimTerms: &driverv1.ClaimTerms{}}
+			if tc.request.claim != 0 {
+				tc.request.request.ClaimTerms.Sequence = &tc.request.claim
 			}
-			has := &held{attempt: 1, claimed: tc.request.claimed, claim: 7, result: tc.result}
+			has := &held{attempt: 1, firstClaim: 5, claim: 7, result: tc.result}
 			if got := has.outdated(tc.request); got != tc.want {
 				t.Errorf("outdated = %t, want %t: %s", got, tc.want, tc.reason)
 			}
@@ -302,10 +280,10 @@ func TestBehind(t *testing.T) {
 	})
 }
 
-// A stream is lost and made anew while a replica that has claimed an operation holds a
-// lease, and neither hears of that nor is heard. That there is no claim in the new
-// stream proves nothing until it is older than such a lease.
-func TestOutwait(t *testing.T) {
+// A stream is lost and made again while a replica that has claimed an operation neither
+// hears of that nor is heard. It begins nothing beside the attempt that is claimed in the
+// new stream.
+func TestStreamLostBeforeACallBegins(t *testing.T) {
 	t.Parallel()
 	onBench(t, func(b *bench) {
 		accepted, goOn, said := make(chan struct{}), make(chan struct{}), make(chan error, 1)
@@ -347,9 +325,6 @@ func TestOutwait(t *testing.T) {
 		})
 		// Just before the manager gives up its wait for an answer of the first one.
 		b.pass(time.Until(start.Add(2*acceptTimeout - 50*time.Millisecond)))
-		b.network.mu.Lock()
-		first.port.cutIn = true
-		b.network.mu.Unlock()
 		b.loseStream()
 		if err := <-done; err != nil {
 			b.Errorf("the operation: %v", err)

@@ -51,6 +51,9 @@ type Error struct {
 	// NoRoom: no replica had a slot for what was to begin, or there is none, and it did
 	// not begin.
 	NoRoom bool
+	// Later is the number of a later operation of the machine, whose claim kept this one
+	// from beginning; 0 for none. Any number above it may begin.
+	Later int64
 
 	err error
 }

@@ -70,6 +70,7 @@ func TestDeadReplicasMutationGoesToAnother(t *testing.T) {
 func TestDeadReplicasCreateWithoutIdentityWaits(t *testing.T) {
 	t.Parallel()
 	r, g := newRig(t), newGate(t)
+	g.begins = true
 	req := create("m")
 	req.Timeout = 4 * time.Second
 	sent := time.Now()
@@ -87,10 +88,28 @@ func TestDeadReplicasCreateWithoutIdentityWaits(t *testing.T) {
 	}
 }
 
+// Where the lost attempt's claim says that it has begun nothing there is nothing to wait
+// for, although nothing identifies a create.
+func TestDeadReplicasCreateThatHasBegunNothing(t *testing.T) {
+	t.Parallel()
+	r, g := newRig(t), newGate(t)
+	req := create("m")
+	req.Timeout = time.Hour
+	req.OnWaiting = func(_ uint32, why error) { t.Errorf("it waits: %v", why) }
+	holder, _, done := r.pair(t, g, req, identity(driverv1.CreateIdentity_CREATE_IDENTITY_NONE))
+	holder.proxy.Cut()
+	bustest.Receive(t, "the second attempt", g.entered)
+	g.release()
+	if out := wantOK(t, bustest.Receive(t, "the outcome", done)); out.Attempts != 2 {
+		t.Errorf("attempts = %d, want 2", out.Attempts)
+	}
+}
+
 // A wait that is over is not begun anew because there was no room at its end.
 func TestDeadReplicasCreateWithoutIdentityWaitsOnce(t *testing.T) {
 	t.Parallel()
 	r, g, full := newRig(t), newGate(t), newGate(t)
+	g.begins = true
 	none := identity(driverv1.CreateIdentity_CREATE_IDENTITY_NONE)
 	one := func(cfg *bus.ServerConfig) { cfg.Slots = 1 }
 	lost := r.replica(t, g.handle, none, one)
@@ -120,6 +139,7 @@ func TestDeadReplicasCreateWithoutIdentityWaitsOnce(t *testing.T) {
 func TestCreateWithoutIdentityReturnsToAReplicaThatIsBack(t *testing.T) {
 	t.Parallel()
 	r, g := newRig(t), newGate(t)
+	g.begins = true
 	holder, other, done := r.pair(t, g, create("m"), identity(driverv1.CreateIdentity_CREATE_IDENTITY_NONE))
 	holder.proxy.Cut()
 	bustest.Eventually(t, "the holder is taken for dead", func() bool { return r.session(holder) == nil })
@@ -224,7 +244,10 @@ func TestRecoverAttachesToWhatRuns(t *testing.T) {
 	bustest.Eventually(t, "the result is forgotten", func() bool { return len(r.session(rep).GetOperations()) == 0 })
 	req.OnlyIfHeld = true
 	bustest.Eventually(t, "the other mcm knows", func() bool { return len(next.Replicas()[0].Session.GetOperations()) == 0 })
-	_, err := next.Call(t.Context(), req)
+	wantOK(t, bustest.Receive(t, "the stored outcome", call(t.Context(), next, req)))
+	never := create("n")
+	never.Recover, never.OnlyIfHeld = true, true
+	_, err := next.Call(t.Context(), never)
 	wantError(t, err, bus.OriginDriver, driverv1.Code_CODE_NOT_FOUND)
 	if g.runs.Load() != 1 {
 		t.Errorf("ran %d times, want 1: only what is held was asked for", g.runs.Load())
@@ -283,28 +306,6 @@ func TestHolderOutOfReachIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestServerRestartDuringAMutation(t *testing.T) {
-	t.Parallel()
-	r, g := newRig(t), newGate(t)
-	rep := r.replica(t, g.handle)
-	done := call(t.Context(), r.caller, create("m"))
-	bustest.Receive(t, "the handler", g.entered)
-	bustest.Eventually(t, "accepted", func() bool { return len(r.session(rep).GetOperations()) == 1 })
-	r.srv.Stop()
-	bustest.Eventually(t, "everybody is off the bus", func() bool { return !rep.conn.Up() && !r.conn.Up() })
-	_, err := r.caller.Call(t.Context(), create("other"))
-	wantError(t, err, bus.OriginBus, driverv1.Code_CODE_UNAVAILABLE)
-	g.release() // it ends while there is nobody to tell
-	bustest.Eventually(t, "the operation ends", func() bool { return rep.Running() == 0 })
-	if err := r.srv.Restart(); err != nil {
-		t.Fatal(err)
-	}
-	out := wantOK(t, bustest.Receive(t, "the outcome", done))
-	if g.runs.Load() != 1 || out.Attempts != 1 {
-		t.Errorf("outcome = %+v after %d runs, want one of each: an outage is nobody's death", out, g.runs.Load())
-	}
-}
-
 func TestWiretapHidesThatNobodyListens(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -327,30 +328,6 @@ func TestWiretapHidesThatNobodyListens(t *testing.T) {
 	wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m"))))
 }
 
-func TestSilentRequestIsFoundAgain(t *testing.T) {
-	t.Parallel()
-	r, g := newRig(t), newGate(t)
-	rep := r.replica(t, g.handle)
-	asked := make(chan struct{}, 9)
-	tap := bustest.Raw(t, r.srv.URL())
-	_, err := tap.Subscribe("mcm.v1."+cluster+".replica."+provider+".*.ops", func(*nats.Msg) { asked <- struct{}{} })
-	if err != nil || tap.Flush() != nil {
-		t.Fatal(err)
-	}
-	// The request arrives, its first frame does not: held, not lost.
-	rep.proxy.Hold(bustest.ToServer)
-	req := create("m")
-	done := call(t.Context(), r.caller, req)
-	bustest.Receive(t, "the handler", g.entered)
-	bustest.Receive(t, "the caller asks who has it", asked)
-	rep.proxy.Mend()
-	g.release()
-	out := wantOK(t, bustest.Receive(t, "the outcome", done))
-	if g.runs.Load() != 1 || out.Attempts != 1 {
-		t.Errorf("outcome = %+v after %d runs, want one of each", out, g.runs.Load())
-	}
-}
-
 func TestFramesOfStrangersAreDropped(t *testing.T) {
 	t.Parallel()
 	r, g := newRig(t), newGate(t)
@@ -363,10 +340,12 @@ func TestFramesOfStrangersAreDropped(t *testing.T) {
 	req := create("m")
 	var progressed atomic.Int32
 	req.OnProgress = func(string) { progressed.Add(1) }
+	accepted := make(chan struct{}, 1)
+	req.OnAccepted = func(uint32, string) { accepted <- struct{}{} }
 	done := call(t.Context(), r.caller, req)
 	bustest.Receive(t, "the handler", g.entered)
 	reply := bustest.Receive(t, "the reply subject", replies)
-	bustest.Eventually(t, "accepted", func() bool { return len(r.session(rep).GetOperations()) == 1 })
+	bustest.Receive(t, "accepted", accepted)
 
 	result := &driverv1.Envelope_Result{Result: &driverv1.Result{}}
 	forged := []*driverv1.Envelope{

@@ -73,7 +73,7 @@ func TestFloodOfFetches(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const sent, kept, atOnce = 1000, 256, 16
+	const sent, kept, atOnce = 1000, 512, 16
 	nc := bustest.Raw(t, r.srv.URL())
 	for i := range sent {
 		reply := fmt.Sprintf("%s.%d", bus.InboxPrefix(lib.slow), i)

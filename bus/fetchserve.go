@@ -26,8 +26,8 @@ type FetchHandler interface {
 
 const (
 	// fetchesAtOnce are answered at the same time, fetchesOfOne of them for one provider,
-	// of which fetchesWaiting more may wait: as many as its drivers have slots for.
-	fetchesAtOnce, fetchesOfOne, fetchesWaiting = 64, 16, 240
+	// of which fetchesWaiting more may wait: as many as a replica has slots by default.
+	fetchesAtOnce, fetchesOfOne, fetchesWaiting = 64, 16, 496
 	// maxFetch is more than any fetch has bytes.
 	maxFetch      = 64 << 10
 	answerTimeout = 5 * time.Second

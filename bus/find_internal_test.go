@@ -10,20 +10,17 @@ func TestHolds(t *testing.T) {
 	t.Parallel()
 	runs, fenced := &driverv1.OperationState{}, &driverv1.OperationState{Fenced: true}
 	for name, tc := range map[string]struct {
-		claimed bool
-		ops     []*driverv1.OperationState
-		want    bool
-		reason  string
+		ops    []*driverv1.OperationState
+		want   bool
+		reason string
 	}{
-		"nothing":         {claimed: true, reason: "it says that it does not have it"},
-		"runs":            {claimed: true, ops: []*driverv1.OperationState{runs}, want: true, reason: "its frames were lost"},
-		"fenced":          {claimed: true, ops: []*driverv1.OperationState{fenced}, reason: "another attempt may run, and has the claim"},
-		"without a claim": {ops: []*driverv1.OperationState{fenced}, want: true, reason: "nothing is fenced where nothing is claimed"},
+		"nothing": {reason: "it says that it does not have it"},
+		"runs":    {ops: []*driverv1.OperationState{runs}, want: true, reason: "its frames were lost"},
+		"fenced":  {ops: []*driverv1.OperationState{fenced}, reason: "another attempt may run, and has the claim"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			k := call{claimed: tc.claimed}
-			if got := k.holds(&driverv1.OpsResponse{Operations: tc.ops}); got != tc.want {
+			if got := holds(&driverv1.OpsResponse{Operations: tc.ops}); got != tc.want {
 				t.Errorf("holds = %t, want %t: %s", got, tc.want, tc.reason)
 			}
 		})

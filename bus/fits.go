@@ -21,11 +21,8 @@ func (s *Server) fits(h *held, r *driverv1.Result) error {
 		return err
 	}
 	limit, remedy := int(s.conn.maxPayload()), ", or raise max_payload"
-	if h.claimed && (limit <= 0 || limit >= maxRecordBytes) {
+	if limit <= 0 || limit >= maxRecordBytes {
 		limit, remedy = maxRecordBytes, "" // as large as a record may be, whatever the server takes
-	}
-	if limit <= 0 {
-		return nil
 	}
 	limit -= min(resultSpace, limit/4)
 	if len(payload) <= limit {

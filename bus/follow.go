@@ -117,7 +117,7 @@ func (f *follow) answered() {
 func (f *follow) taken() {
 	k := f.k
 	k.taken = time.Now()
-	k.hasReplica()
+	k.hasRun()
 	if k.req.OnAccepted != nil {
 		k.req.OnAccepted(k.number, f.last.holder)
 	}

@@ -167,6 +167,7 @@ var goldenless = map[protoreflect.FullName]string{
 	"machinebus.driver.v1.FetchSecretResponse.unsealed":    "it is what seal.json seals, in the clear: only where mcm was told to",
 	"machinebus.driver.v1.FetchBootstrapResponse.unsealed": "the same",
 	"machinebus.driver.v1.OperationState.provider":         "mcm tells people, and drivers neither send nor read it",
+	"machinebus.driver.v1.OperationState.stuck":            "it is for people, and a driver need not send it",
 }
 
 // TestGoldenFields keeps a field from being added that no frame has.

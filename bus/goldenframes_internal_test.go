@@ -18,6 +18,7 @@ const (
 	goldenProvider  = "nodejs"
 	goldenReplica   = "r1"
 	goldenUID       = "0b4f6a52-6a1e-4c0e-9f0e-2f6f4c3f9a11"
+	goldenOwner     = "9d3f7c1e-2b54-4a86-8d0a-5c1b7e6f4a22"
 	goldenOperation = goldenUID + ".create.0"
 	goldenReply     = "mcm.v1.default.reply.nodejs.CALLER.TOKEN"
 	goldenInbox     = "_INBOX_driver.nodejs.X.1"
@@ -43,7 +44,7 @@ func goldenClass() *driverv1.ClassReference {
 
 func goldenInstance() *driverv1.Instance {
 	return &driverv1.Instance{
-		ProviderId: "virtual:///moon/i-1", NodeName: "m1.example", MachineName: "m1.example", MachineUid: goldenUID,
+		ProviderId: "virtual:///moon/i-1", NodeName: "m1.example", MachineName: "m1.example", MachineUid: goldenUID, Owner: goldenOwner,
 		Addresses: []*driverv1.Address{{Type: "InternalIP", Address: "10.0.0.1"}},
 	}
 }
@@ -52,7 +53,7 @@ func goldenInstance() *driverv1.Instance {
 func goldenRequests(t *testing.T) map[string]*nats.Msg {
 	t.Helper()
 	w := &sentWire{}
-	c := &Caller{conn: w, cfg: CallerConfig{Cluster: goldenCluster, Epoch: func() uint64 { return 3 }}}
+	c := &Caller{conn: w, cfg: CallerConfig{Cluster: goldenCluster, Owner: goldenOwner, Epoch: func() uint64 { return 3 }}}
 	frames := map[string]*nats.Msg{}
 	for name, k := range goldenCalls() {
 		k.c, k.op, k.number = c, OperationOf(k.req.Body), max(k.number, 1)
@@ -110,11 +111,16 @@ func goldenCalls() map[string]*goldenCall {
 		k := of(tree, "m1.example", goldenOperation, &driverv1.Envelope{
 			Body: &driverv1.Envelope_Create{Create: &driverv1.CreateRequest{Machine: machine, Class: class}},
 		})
-		k.claimed, k.terms = true, terms
+		k.op, k.terms = driverv1.Operation_OPERATION_CREATE, terms
 
 		return k
 	}
 	after := func(sequence uint64) *driverv1.ClaimTerms { return &driverv1.ClaimTerms{Sequence: &sequence} }
+	replacing := func(k *goldenCall, sequence uint64) *goldenCall {
+		k.terms = after(sequence)
+
+		return k
+	}
 	traced, recovering, attached, doubted := create(TreeDriver, after(0)), create(TreeReplica, after(43)), create(TreeReplica, nil), create(TreeReplica, after(45))
 	traced.req.TraceParent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	recovering.number, recovering.again = 2, true
@@ -124,12 +130,12 @@ func goldenCalls() map[string]*goldenCall {
 	return map[string]*goldenCall{
 		"request-create": traced, "request-create-plain": create(TreePlain, after(0)),
 		"request-create-recover": recovering, "request-create-attach": attached, "request-create-earlier-may-run": doubted,
-		"request-initialize": one(goldenUID+".initialize.1", &driverv1.Envelope{Body: &driverv1.Envelope_Initialize{
+		"request-initialize": replacing(one(goldenUID+".initialize.1", &driverv1.Envelope{Body: &driverv1.Envelope_Initialize{
 			Initialize: &driverv1.InitializeRequest{Machine: made, Class: class},
-		}}),
-		"request-delete": one(goldenUID+".delete.2", &driverv1.Envelope{Body: &driverv1.Envelope_Delete{
+		}}), 44),
+		"request-delete": replacing(one(goldenUID+".delete.2", &driverv1.Envelope{Body: &driverv1.Envelope_Delete{
 			Delete: &driverv1.DeleteRequest{Machine: made, Class: class},
-		}}),
+		}}), 46),
 		"request-status":   one("", &driverv1.Envelope{Body: &driverv1.Envelope_Status{Status: &driverv1.StatusRequest{Machine: made, Class: class}}}),
 		"request-list":     cls(&driverv1.Envelope{Body: &driverv1.Envelope_List{List: &driverv1.ListRequest{Class: class}}}),
 		"request-validate": cls(&driverv1.Envelope{Body: &driverv1.Envelope_Validate{Validate: &driverv1.ValidateRequest{Class: class}}}),
@@ -225,13 +231,12 @@ func goldenRecords(t *testing.T) map[string]*nats.Msg {
 	if err != nil {
 		t.Fatal(err)
 	}
-	session := wildcard(goldenCluster, TreeSession, goldenProvider, goldenReplica)
 	claim := func(state driverv1.Claim_State, outcome *driverv1.Outcome) *driverv1.Envelope {
 		c := &driverv1.Claim{
 			OperationId: goldenOperation, Attempt: 1, Operation: driverv1.Operation_OPERATION_CREATE, Namespace: "ns", Name: "m1.example",
-			Provider: goldenProvider, Replica: goldenReplica, SessionId: "S1", Epoch: 3, State: state, ClaimedAt: timestamppb.New(goldenTime(0)), Outcome: outcome,
+			Provider: goldenProvider, Replica: goldenReplica, Epoch: 3, State: state, ClaimedAt: timestamppb.New(goldenTime(0)), Outcome: outcome,
 		}
-		if state != driverv1.Claim_STATE_RUNNING {
+		if state == driverv1.Claim_STATE_SETTLED || state == driverv1.Claim_STATE_RELEASED {
 			c.EndedAt = timestamppb.New(goldenTime(4 * time.Second))
 		}
 
@@ -239,21 +244,8 @@ func goldenRecords(t *testing.T) map[string]*nats.Msg {
 	}
 
 	return map[string]*nats.Msg{
-		"record-session": record(session, &driverv1.Envelope{Replica: goldenReplica, Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
-			Cluster: goldenCluster, Provider: goldenProvider, Replica: goldenReplica, Sequence: 12, StartedAt: timestamppb.New(goldenTime(-time.Minute)),
-			Version: "0.1.0", Protocol: protocolVersion, Slots: 8, Running: 1, CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
-			SettleTime: durationpb.New(5 * time.Second), Kind: "Small", ApiVersions: []string{"example.com/v1"},
-			Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_LIST},
-			Operations:   []*driverv1.OperationState{goldenState(false)}, Hostname: "h1", SessionId: "S1", Leased: true, Epoch: 3,
-			Deleting: 1, Omitted: 2,
-		}}}, 41, sessionTTL),
-		"record-session-last": record(session, &driverv1.Envelope{Replica: goldenReplica, Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
-			Cluster: goldenCluster, Provider: goldenProvider, Replica: goldenReplica, Sequence: 99, Protocol: protocolVersion, Slots: 8, Draining: true, Stopped: true, SessionId: "S1",
-		}}}, 77, sessionTTL),
-		"record-tombstone": record(session, &driverv1.Envelope{Body: &driverv1.Envelope_Tombstone{Tombstone: &driverv1.Tombstone{
-			Cluster: goldenCluster, Provider: goldenProvider, Replica: goldenReplica, SessionId: "S1", Sequence: 12, Epoch: 3, WrittenAt: timestamppb.New(goldenTime(0)),
-		}}}, 42, tombstoneTTL),
-		"record-claim": record(claimed, claim(driverv1.Claim_STATE_RUNNING, nil), 0, 0),
+		"record-claim":       record(claimed, claim(driverv1.Claim_STATE_RUNNING, nil), 0, 0),
+		"record-claim-begun": record(claimed, claim(driverv1.Claim_STATE_BEGUN, nil), 42, 0),
 		"record-claim-settled": record(claimed, claim(driverv1.Claim_STATE_SETTLED, &driverv1.Outcome{
 			ProviderId: "virtual:///moon/i-1", NodeName: "m1.example", Addresses: goldenInstance().GetAddresses(),
 			Sealed: &driverv1.Sealed{Sender: "XSENDER", Box: []byte("xkv1…")},
@@ -266,7 +258,7 @@ func goldenRecords(t *testing.T) map[string]*nats.Msg {
 	}
 }
 
-// goldenNotices are fetches, and what mcm tells everybody.
+// goldenNotices are fetches, sessions, and what mcm tells everybody.
 func goldenNotices(t *testing.T) map[string]*nats.Msg {
 	t.Helper()
 	class, nonce := goldenClass(), []byte("0123456789abcdef")
@@ -275,6 +267,7 @@ func goldenNotices(t *testing.T) map[string]*nats.Msg {
 	}
 	answer := func(env *driverv1.Envelope) *nats.Msg { return goldenMessage(t, goldenInbox, "", env) }
 	box := &driverv1.Sealed{Sender: "XSENDER", Box: []byte("xkv1…")}
+	session := wildcard(goldenCluster, TreeSession, goldenProvider, goldenReplica)
 
 	return map[string]*nats.Msg{
 		"fetch-class": fetch(fetchClass, &driverv1.Envelope{Body: &driverv1.Envelope_FetchClass{FetchClass: &driverv1.FetchClassRequest{Class: class.GetClass()}}}),
@@ -295,8 +288,19 @@ func goldenNotices(t *testing.T) map[string]*nats.Msg {
 		}}}),
 		"fetched-secret":    answer(&driverv1.Envelope{Body: &driverv1.Envelope_FetchedSecret{FetchedSecret: &driverv1.FetchSecretResponse{Status: &driverv1.Status{}, Sealed: box}}}),
 		"fetched-bootstrap": answer(&driverv1.Envelope{Body: &driverv1.Envelope_FetchedBootstrap{FetchedBootstrap: &driverv1.FetchBootstrapResponse{Status: &driverv1.Status{}, Sealed: box}}}),
+		"notice-session": goldenMessage(t, session, "", &driverv1.Envelope{Replica: goldenReplica, Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
+			Cluster: goldenCluster, Provider: goldenProvider, Replica: goldenReplica, Sequence: 12, StartedAt: timestamppb.New(goldenTime(-time.Minute)),
+			Version: "0.1.0", Protocol: spoken.highest, ProtocolMin: spoken.lowest, Slots: 8, Running: 1, CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+			SettleTime: durationpb.New(5 * time.Second), Kind: "Small", ApiVersions: []string{"example.com/v1"},
+			Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_LIST},
+			Operations:   []*driverv1.OperationState{goldenState(false)}, Hostname: "h1", Epoch: 3,
+			Deleting: 1, Omitted: 2,
+		}}}),
+		"notice-session-last": goldenMessage(t, session, "", &driverv1.Envelope{Replica: goldenReplica, Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
+			Cluster: goldenCluster, Provider: goldenProvider, Replica: goldenReplica, Sequence: 99, Protocol: spoken.highest, ProtocolMin: spoken.lowest, Slots: 8, Draining: true, Stopped: true,
+		}}}),
 		"notice-hello": goldenMessage(t, wildcard(goldenCluster, TreeHello), "", &driverv1.Envelope{Body: &driverv1.Envelope_Hello{Hello: &driverv1.Hello{
-			Cluster: goldenCluster, ClusterUid: "k-uid", Epoch: 3, ProtocolMin: protocolVersion, ProtocolMax: protocolVersion, Key: "XKEY", Mcm: "mcm-0", Version: "0.1.0", Scope: "ns",
+			Cluster: goldenCluster, ClusterUid: "k-uid", Epoch: 3, ProtocolMin: spoken.lowest, ProtocolMax: spoken.highest, Key: "XKEY", Mcm: "mcm-0", Version: "0.1.0", Scope: "ns",
 		}}}),
 		"notice-changed": goldenMessage(t, wildcard(goldenCluster, TreeChanged, goldenProvider), "", &driverv1.Envelope{Body: &driverv1.Envelope_Changed{
 			Changed: &driverv1.Changed{Kind: driverv1.Changed_KIND_SECRET, Reference: class.GetSecret()},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -26,6 +27,7 @@ type held struct {
 	name      string
 	request   *driverv1.Envelope
 	started   time.Time
+	deadline  time.Time
 
 	traceParent string
 	cancel      context.CancelFunc
@@ -36,6 +38,8 @@ type held struct {
 	attempt     uint32
 
 	accepted bool
+	returned bool // the handler has
+	stuck    bool // it was given up; machine and slot stay taken until the handler returns
 	begun    bool // a call that changes something may be at the provider
 	// A call of an attempt before this one may be there, too: who asked for this one,
 	// or for a later one that was attached to it, says so.
@@ -44,25 +48,26 @@ type held struct {
 	result        *driverv1.Result // set once settled
 	ended         time.Time
 
-	// Of operations that are claimed.
-	claimed    bool
-	claiming   bool   // the operations stream has not answered yet
-	session    string // session_id, and the lease's generation, at acceptance
-	generation uint64
-	claim      uint64 // stream sequence of what we wrote last
-	fenced     bool   // for good
-	refused    bool   // a call to the provider was refused for it
-	stored     bool   // the outcome was, or never will be
-	storedAt   time.Time
-	known      bool // mcm has acknowledged the result
-	// Who asked last did so when it was fenced, by a claim: another attempt may have been
-	// sent, to take its claim's place. Its result counts once it is stored there.
-	rivalled bool
+	// Of mutations, which are claimed.
+	claiming          bool       // the operations stream has not answered yet
+	firstClaim, claim uint64     // stream sequences of what we wrote first and last
+	beginning         sync.Mutex // held while a record is written that a call begins
+	fenced            bool       // another attempt has taken the claim's place
+	refused           bool       // a call to the provider was refused for it
+	stored            bool       // the outcome was, or never will be
+	storedAt          time.Time
+	known             bool // mcm has acknowledged the result
+	// It was asked for again: another attempt may have been sent, to take its claim's
+	// place. Its result counts once it is stored there.
+	askedAgain bool
+	// answered: who asked last has the result, or gets it behind the word that we have
+	// the operation.
+	answered bool
 }
 
 // counts tells that the result, once there is one, is what came of the operation, or
 // leaves that open. Server.mu is held.
-func (h *held) counts() bool { return !h.rivalled || h.stored || h.result.GetOutcomeUnknown() }
+func (h *held) counts() bool { return !h.askedAgain || h.stored || h.result.GetOutcomeUnknown() }
 
 func (h *held) key() string { return h.cluster + "/" + h.id }
 
@@ -71,7 +76,7 @@ func (h *held) machineKey() string { return h.cluster + "/" + h.machine }
 func (h *held) state(now time.Time) *driverv1.OperationState {
 	st := &driverv1.OperationState{
 		OperationId: h.id, Attempt: h.attempt, Operation: h.operation,
-		Namespace: h.namespace, Name: h.name, LastProgress: h.progress,
+		Namespace: h.namespace, Name: h.name, LastProgress: h.progress, Fenced: h.fenced,
 	}
 	end := now
 	if h.result != nil {
@@ -90,7 +95,8 @@ func (s *Server) begin(h *held) context.Context {
 	if t := h.request.GetTimeout(); t.IsValid() && t.AsDuration() > 0 {
 		timeout = t.AsDuration()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout) //nolint:forbidigo // an operation outlives the Run that took it: drain decides
+	h.deadline = time.Now().Add(timeout)
+	ctx, cancel := context.WithDeadline(context.Background(), h.deadline) //nolint:forbidigo // an operation outlives the Run that took it: drain decides
 	h.cancel = cancel
 	s.tasks.Add(1)
 
@@ -99,13 +105,16 @@ func (s *Server) begin(h *held) context.Context {
 
 // run has the handler do an operation that has begun, and settles it.
 func (s *Server) run(ctx context.Context, h *held) {
-	defer s.tasks.Done()
 	defer h.cancel()
 	task := &Task{
 		Cluster: h.cluster, Operation: h.operation, Request: h.request, TraceParent: h.traceParent,
 		server: s, held: h, ctx: ctx,
 	}
-	result, told := s.handle(ctx, task)
+	result, told := s.handleNamed(ctx, task)
+	if s.unstick(h, result) {
+		return
+	}
+	defer s.tasks.Done()
 	if err := s.fits(h, result); err != nil {
 		// Found out ahead of all who are to hear of it, and of the stream.
 		result, told = unsendable(err), false
@@ -132,25 +141,6 @@ func (h *held) doubt(result *driverv1.Result, cutOff bool) {
 // delete or initialize leaves nothing behind that the next one would not find.
 func (h *held) recovers() bool {
 	return h.operation == driverv1.Operation_OPERATION_CREATE && h.request.GetRecover()
-}
-
-// mayBegin decides whether a held operation may change something now.
-func (s *Server) mayBegin(ctx context.Context, h *held) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := ctx.Err(); err != nil {
-		return NewError(CodeOf(err), fmt.Errorf("nothing was begun: %w", err))
-	}
-	if s.fenced(h, time.Now()) {
-		h.refused = true
-		s.log.Warn("fenced: a call to the provider was refused", "operation_id", h.id, "attempt", h.attempt)
-
-		return Errorf(driverv1.Code_CODE_ABORTED, "fenced: replica %s was out of touch with the bus, "+
-			"and the operation may have been given to another one; nothing was begun", s.cfg.Replica)
-	}
-	h.begun = true
-
-	return nil
 }
 
 // handle calls the handler and makes a result of whatever comes of it [RESULT-1]. Told
@@ -185,30 +175,47 @@ func failure(code driverv1.Code, message string) *driverv1.Result {
 // settle records the result, of which doubt judges, and sends it. A mutation's is kept
 // until mcm has stored it.
 func (s *Server) settle(h *held, result *driverv1.Result, cutOff bool) {
-	now := time.Now()
 	s.mu.Lock()
+	s.note(h, result, cutOff)
+	s.free(h)
+	s.mu.Unlock()
+	s.tell(h, result)
+}
+
+// free gives back what an operation occupies. Server.mu is held.
+func (s *Server) free(h *held) {
+	if !Mutates(h.operation) {
+		delete(s.reads, h)
+
+		return
+	}
+	s.occupy(h.operation, -1)
+	delete(s.machines, h.machineKey())
+}
+
+// note records the result. Server.mu is held.
+func (s *Server) note(h *held, result *driverv1.Result, cutOff bool) {
+	now := time.Now()
 	if result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
 		h.doubt(result, cutOff)
 	}
 	h.result, h.ended = result, now
 	if Mutates(h.operation) {
-		s.occupy(h.operation, -1)
-		delete(s.machines, h.machineKey())
 		if result.GetOutcomeUnknown() {
 			delete(s.held, h.key()) // to be tried again under this very id [RESULT-4]
 		}
 		s.forgetOld(now)
-	} else {
-		delete(s.reads, h)
 	}
-	s.mu.Unlock()
+}
 
-	code, took := result.GetStatus().GetCode(), now.Sub(h.started)
+// tell lets everybody know of the result that note has recorded.
+func (s *Server) tell(h *held, result *driverv1.Result) {
+	code, took := result.GetStatus().GetCode(), h.ended.Sub(h.started)
 	s.stats.settled(endpoint{h.cluster, h.operation}, result.GetStatus(), took)
 	if s.cfg.OnSettled != nil {
 		s.cfg.OnSettled(h.operation, code, took)
 	}
-	if h.claimed {
+	if Mutates(h.operation) {
 		// Ahead of the result: whoever has that finds the claim ended.
 		s.storeOutcome(h, result)
 	}
@@ -269,7 +276,8 @@ func resultFrame(r *driverv1.Result) *driverv1.Envelope {
 func (s *Server) send(h *held, frame *driverv1.Envelope) {
 	s.mu.Lock()
 	reply, contentType, attempt := h.reply, h.contentType, h.attempt
-	waits := frame.GetResult() != nil && !h.counts()
+	waits := frame.GetResult() != nil && (h.answered || !h.counts())
+	h.answered = h.answered || frame.GetResult() != nil && !waits
 	s.mu.Unlock()
 	if waits {
 		return

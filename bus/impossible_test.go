@@ -45,7 +45,7 @@ func TestImpossibleAnswer(t *testing.T) {
 			t.Parallel()
 			r := newClaimRig(t)
 			looked := make(chan bool, 1)
-			rep := r.claimant(t, func(_ context.Context, task *bus.Task) *driverv1.Result {
+			rep := r.replica(t, func(_ context.Context, task *bus.Task) *driverv1.Result {
 				if task.Request.GetRecover() {
 					looked <- true
 
@@ -79,7 +79,7 @@ func TestImpossibleAnswer(t *testing.T) {
 			bustest.Eventually(t, "the session does not list it", func() bool {
 				return r.session(rep).GetRunning() == 0 && len(r.session(rep).GetOperations()) == 0
 			})
-			req.Recover, req.Attempt, req.Until, req.PlainUntil = true, out.Attempts, out.Until, out.PlainUntil
+			req.Recover, req.Attempt, req.Until = true, out.Attempts, out.Until
 			wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, req)))
 			bustest.Receive(t, "the attempt that looks first", looked)
 		})
@@ -93,7 +93,7 @@ func TestImpossibleAnswer_BeforeItBegan(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newClaimRig(t)
-			r.claimant(t, func(context.Context, *bus.Task) *driverv1.Result { return tc.end() })
+			r.replica(t, func(context.Context, *bus.Task) *driverv1.Result { return tc.end() })
 			req := create("m")
 			out, err := r.caller.Call(t.Context(), req)
 			wantError(t, err, bus.OriginDriver, driverv1.Code_CODE_INTERNAL)
@@ -114,7 +114,7 @@ func TestImpossibleAnswer_BeforeItBegan(t *testing.T) {
 func TestLongRefusal(t *testing.T) {
 	t.Parallel()
 	r := newClaimRig(t)
-	r.claimant(t, func(_ context.Context, task *bus.Task) *driverv1.Result {
+	r.replica(t, func(_ context.Context, task *bus.Task) *driverv1.Result {
 		if err := task.BeginMutation(); err != nil {
 			return &driverv1.Result{Status: bus.StatusOf(err)}
 		}

@@ -34,6 +34,8 @@ var (
 	// errConflict: the subject's last record is another one than expected, and
 	// nothing was written.
 	errConflict = errors.New("another record is there")
+	// errRolledBack: a record that was acknowledged is not there.
+	errRolledBack = errors.New("an acknowledged record is gone")
 	// errNoStream: there is no operations stream, and nothing was written.
 	errNoStream = errors.New("the operations stream is not there")
 )
@@ -60,7 +62,6 @@ type ledger struct {
 type record struct {
 	sequence uint64 // of the stream
 	envelope *driverv1.Envelope
-	ttl      time.Duration // that it was written with; 0 for the stream's own limit
 }
 
 // message makes the message that puts env in the place of the record with the
@@ -205,12 +206,7 @@ func recordOf(m *nats.Msg, subject string) (*record, error) {
 		env = &driverv1.Envelope{}
 	}
 
-	ttl, err := time.ParseDuration(m.Header.Get(headerTTL))
-	if err != nil {
-		ttl = 0 // it was written without one
-	}
-
-	return &record{sequence: seq, envelope: env, ttl: ttl}, nil
+	return &record{sequence: seq, envelope: env}, nil
 }
 
 // operationNumber returns how many operations of a machine were settled before

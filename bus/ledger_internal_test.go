@@ -120,111 +120,6 @@ func FuzzLedger(f *testing.F) {
 			c := r.envelope.GetClaim()
 			judgeClaim(c, "u.create.0", standing{})
 			resultOf(c, nil)
-			new(autopsy).judge(r, glimpse{}, time.Time{})
-		}
-	})
-}
-
-func TestLease(t *testing.T) {
-	t.Parallel()
-	start := time.Now()
-	at := start.Add
-	const ms = time.Millisecond
-	newHeld := func() *lease { // acknowledged when sent at 0
-		l := newLease()
-		l.send(1, start)
-		l.stored(1, 100)
-
-		return l
-	}
-	for name, tc := range map[string]struct {
-		run      func(l *lease)
-		at       time.Duration
-		holds    bool
-		same     bool // generation
-		id       bool // the same session id
-		expected uint64
-		reason   string
-	}{
-		"fresh":      {run: func(*lease) {}, at: fenceBound, holds: true, same: true, id: true, expected: 100, reason: "within the bound"},
-		"old":        {run: func(*lease) {}, at: fenceBound + ms, same: true, id: true, expected: 100, reason: "the send time counts"},
-		"late ack":   {run: func(l *lease) { l.send(2, at(500*ms)); l.stored(2, 101) }, at: 1701 * ms, same: true, id: true, expected: 101, reason: "it counts from when it was sent"},
-		"renewed":    {run: func(l *lease) { l.send(2, at(1200*ms)); l.stored(2, 101) }, at: 2 * time.Second, holds: true, same: true, id: true, expected: 101, reason: "without a gap"},
-		"gap":        {run: func(l *lease) { l.send(2, at(1201*ms)); l.stored(2, 101) }, at: 2 * time.Second, holds: true, id: true, expected: 101, reason: "there was a moment when nothing held"},
-		"superseded": {run: func(l *lease) { l.send(2, at(500*ms)); l.refused(2, 105) }, at: 600 * ms, expected: 105, reason: "a tombstone is there"},
-		"expired":    {run: func(l *lease) { l.send(2, at(500*ms)); l.refused(2, 0) }, at: 600 * ms, expected: 0, reason: "nothing is there"},
-		"overtaken": {run: func(l *lease) {
-			l.send(2, at(100*ms))
-			l.send(3, at(150*ms))
-			l.stored(2, 101)
-			l.refused(3, 101)
-		}, at: 600 * ms, holds: true, same: true, id: true, expected: 101, reason: "the third expected what the second has replaced"},
-		"unknown ack": {run: func(l *lease) { l.stored(77, 300) }, at: 100 * ms, holds: true, same: true, id: true, expected: 100, reason: "of a session never sent"},
-		"ended":       {run: func(l *lease) { l.end(); l.send(2, at(500*ms)); l.stored(2, 101) }, at: 600 * ms, id: true, expected: 101, reason: "a stopped replica begins nothing"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := newHeld()
-			id, generation := l.id, l.generation
-			tc.run(l)
-			if got := l.holds(at(tc.at)); got != tc.holds {
-				t.Errorf("holds = %t, want %t: %s", got, tc.holds, tc.reason)
-			}
-			if got := l.generation == generation; got != tc.same {
-				t.Errorf("same generation = %t, want %t: %s", got, tc.same, tc.reason)
-			}
-			if got := l.id == id; got != tc.id {
-				t.Errorf("same session = %t, want %t: %s", got, tc.id, tc.reason)
-			}
-			if got := l.send(9, at(tc.at)); got != tc.expected {
-				t.Errorf("next session replaces %d, want %d: %s", got, tc.expected, tc.reason)
-			}
-		})
-	}
-}
-
-// Where there is no operations stream no session is ever acknowledged, and what
-// waits for that must not grow for ever.
-func TestUnansweredSessionsAreForgotten(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newNetwork(1)
-		n.server.off = true
-		ctx, cancel := context.WithCancel(t.Context())
-		go n.run(ctx)
-		// Somebody listens, or the server would answer that nobody does.
-		listener, err := n.port("mcm", true).subscribe("mcm.v1.*.session.>", "", func(*nats.Msg) {})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s, err := newServer(n.port("replica", false), ServerConfig{
-			Provider: "virtual", Clusters: []string{"a", "b", "c"}, Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_CREATE},
-			Logger: slog.New(slog.DiscardHandler),
-		}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ended := make(chan error)
-		go func() { ended <- s.Run(ctx) }()
-		if err := sleep(ctx, 10*time.Minute); err != nil {
-			t.Fatal(err)
-		}
-		most := 4 * int(answerKept/SessionInterval)
-		s.inquirer.mu.Lock()
-		if waiting, sent := len(s.inquirer.waiting), len(s.inquirer.sent); waiting > most || sent > most {
-			t.Errorf("%d answers are waited for, and %d messages remembered, after ten minutes without an answer; want at most %d", waiting, sent, most)
-		}
-		s.inquirer.mu.Unlock()
-		s.mu.Lock()
-		for cluster, l := range s.leases {
-			if len(l.sends) > most || len(l.expects) > most {
-				t.Errorf("cluster %s: %d sessions and %d expectations are remembered, want at most %d", cluster, len(l.sends), len(l.expects), most)
-			}
-		}
-		s.mu.Unlock()
-		cancel()
-		if err := errors.Join(<-ended, listener.Unsubscribe()); err != nil {
-			t.Error(err)
 		}
 	})
 }
@@ -248,8 +143,8 @@ func TestAgeIsAskedForOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if claimed, err := c.claims(ctx, "virtual"); err != nil || !claimed {
-			t.Fatalf("claims: %t, %v", claimed, err)
+		if err := c.awaitStream(ctx, "virtual"); err != nil {
+			t.Fatal(err)
 		}
 		asked.Store(0)
 		const many = 1000
@@ -295,9 +190,14 @@ func TestJudgeClaim(t *testing.T) {
 	t.Parallel()
 	const id = "u.create.2"
 	claim := func(id string, state driverv1.Claim_State) *driverv1.Claim {
-		return &driverv1.Claim{OperationId: id, State: state, Replica: "r", SessionId: "s", Attempt: 1}
+		return &driverv1.Claim{OperationId: id, State: state, Replica: "r", Attempt: 1}
 	}
-	const running, settled, released = driverv1.Claim_STATE_RUNNING, driverv1.Claim_STATE_SETTLED, driverv1.Claim_STATE_RELEASED
+	const (
+		running, begun    = driverv1.Claim_STATE_RUNNING, driverv1.Claim_STATE_BEGUN
+		settled, released = driverv1.Claim_STATE_SETTLED, driverv1.Claim_STATE_RELEASED
+	)
+	plain := claim(id, begun)
+	plain.Replica = plainReplica
 	for name, tc := range map[string]struct {
 		claim  *driverv1.Claim
 		who    standing
@@ -307,16 +207,19 @@ func TestJudgeClaim(t *testing.T) {
 		"none":              {want: isFree, reason: "nobody ever claimed the machine"},
 		"own outcome":       {claim: claim(id, settled), want: isOurs, reason: "it ended while nobody listened"},
 		"own, released":     {claim: claim(id, released), want: isFree, reason: "it ended, and is to be recovered"},
-		"own, live":         {claim: claim(id, running), who: standing{live: true, session: "s"}, want: isHeld, reason: "it runs"},
-		"own, new session":  {claim: claim(id, running), who: standing{live: true, session: "s2"}, want: isDoubtful, reason: "that session may be its last or its next"},
-		"own, denied":       {claim: claim(id, running), who: standing{live: true, session: "s", denied: true}, want: isFree, reason: "the replica says so"},
-		"own, silent":       {claim: claim(id, running), want: isSilence, reason: "silence proves nothing"},
-		"own, buried":       {claim: claim(id, running), who: standing{buried: true}, want: isFree, reason: "a tombstone does"},
+		"own, live":         {claim: claim(id, running), who: standing{live: true}, want: isHeld, reason: "it runs"},
+		"own, begun":        {claim: claim(id, begun), who: standing{live: true}, want: isHeld, reason: "it runs"},
+		"own, denied":       {claim: claim(id, running), who: standing{live: true, denied: true}, want: isFree, reason: "the replica says so"},
+		"own, not heard":    {claim: claim(id, begun), who: standing{unheard: true}, want: isUnheard, reason: "it had no time to be heard"},
+		"own, silent":       {claim: claim(id, begun), want: isFree, reason: "whoever replaces the claim stops its replica"},
+		"own, plain":        {claim: plain, want: isPlain, reason: "nobody can ask it, and nothing stops it"},
+		"own, plain, asked": {claim: plain, who: standing{denied: true}, want: isFree, reason: "this side has written the claim, and not asked yet"},
+		"earlier, plain":    {claim: &driverv1.Claim{OperationId: "u.create.0", State: begun, Replica: plainReplica}, want: isFree, reason: "it has ended, or there was no later one"},
 		"earlier outcome":   {claim: claim("u.create.0", settled), want: isFree, reason: "an old outcome is never replayed"},
-		"earlier, live":     {claim: claim("u.create.0", running), who: standing{live: true, session: "s"}, want: isBusy, reason: "one mutation at a time"},
-		"earlier, silent":   {claim: claim("u.create.0", running), want: isSilence, reason: "it may run"},
+		"earlier, live":     {claim: claim("u.create.0", running), who: standing{live: true}, want: isBusy, reason: "one mutation at a time"},
+		"earlier, silent":   {claim: claim("u.create.0", running), want: isFree, reason: "whoever replaces the claim stops its replica"},
 		"later":             {claim: claim("u.delete.3", settled), want: isStale, reason: "another manager is ahead"},
-		"nonsense, running": {claim: claim("what?", running), want: isSilence, reason: "whoever wrote it has to be fenced"},
+		"nonsense, running": {claim: claim("what?", running), want: isFree, reason: "whoever replaces it stops whoever wrote it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -327,71 +230,26 @@ func TestJudgeClaim(t *testing.T) {
 	}
 }
 
-func TestAutopsy(t *testing.T) {
-	t.Parallel()
-	now := time.Now()
-	heard := glimpse{session: "s", sequence: 5, seen: now}
-	session := func(at uint64, id string, sequence uint64) *record {
-		return &record{sequence: at, envelope: &driverv1.Envelope{Body: &driverv1.Envelope_Session{
-			Session: &driverv1.Session{SessionId: id, Sequence: sequence},
-		}}}
-	}
-	stone := &record{sequence: 9, envelope: &driverv1.Envelope{Body: &driverv1.Envelope_Tombstone{Tombstone: &driverv1.Tombstone{}}}}
-	stopped := session(9, "s", 6)
-	stopped.envelope.GetSession().Stopped = true
-	type look struct {
-		found *record
-		after time.Duration
-		want  condition
-	}
-	for name, tc := range map[string]struct {
-		looks  []look
-		reason string
-	}{
-		"silent": {[]look{{session(8, "s", 5), deathLimit, isSilent}}, "the session last heard is the last"},
-		"heard later than stored": {
-			[]look{{session(8, "s", 4), deathLimit, isSilent}}, "a refused session was heard after it",
-		},
-		"too early":      {[]look{{session(8, "s", 5), deathLimit - 1, isUncertain}, {session(8, "s", 5), deathLimit, isSilent}}, "its fence is not passed"},
-		"never heard":    {[]look{{session(8, "s", 6), deathLimit, isUncertain}, {session(8, "s", 6), 2 * deathLimit, isSilent}}, "it may have been sent just now"},
-		"renews unheard": {[]look{{session(8, "s", 6), deathLimit, isUncertain}, {session(9, "s", 7), deathLimit + 1, isAlive}}, "it lives"},
-		"expired":        {[]look{{nil, deathLimit, isUncertain}, {nil, 2 * deathLimit, isSilent}}, "a lost stream looks the same"},
-		"expires":        {[]look{{session(8, "s", 6), 0, isUncertain}, {nil, 1, isUncertain}}, "nothing is no renewal"},
-		"buried":         {[]look{{stone, 0, isBuried}}, "another call was faster"},
-		"stopped":        {[]look{{stopped, 0, isBuried}}, "its own word"},
-		"new session":    {[]look{{session(8, "s2", 1), deathLimit, isUncertain}}, "it came back"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var a autopsy
-			for i, l := range tc.looks {
-				if got, _ := a.judge(l.found, heard, now.Add(l.after)); got != l.want {
-					t.Errorf("look %d = %d, want %d: %s", i+1, got, l.want, tc.reason)
-				}
-			}
-		})
-	}
-}
-
 // That a replica has ended an operation says nothing of the next one that it has
-// accepted, under the same session.
-func TestAnEndedOperationBuriesNoSession(t *testing.T) {
+// accepted.
+func TestAnEndedOperationSaysNothingOfTheNext(t *testing.T) {
 	t.Parallel()
 	c := &Caller{replicas: newReplicas()}
-	c.replicas.onSession(session("r", 1, func(s *driverv1.Session) { s.SessionId = "s" }), time.Now())
+	c.since.Store(&time.Time{})
+	c.replicas.onSession(session("r", 1), time.Now())
 	k := &call{c: c, req: &Request{Provider: "p", OperationID: "u.delete.2"}}
 	claim := func(id string) *driverv1.Claim {
-		return &driverv1.Claim{OperationId: id, Attempt: 1, Replica: "r", SessionId: "s", State: driverv1.Claim_STATE_RUNNING}
+		return &driverv1.Claim{OperationId: id, Attempt: 1, Replica: "r", State: driverv1.Claim_STATE_RUNNING}
 	}
 	earlier, own := claim("u.initialize.1"), claim(k.req.OperationID)
-	if got := judgeClaim(earlier, k.req.OperationID, k.standing(earlier)); got != isBusy {
+	if got := judgeClaim(earlier, k.req.OperationID, k.standing(earlier, 1)); got != isBusy {
 		t.Fatalf("the earlier operation's claim is %v, want %v", got, isBusy)
 	}
 	k.over = earlier.GetOperationId()
-	if got := judgeClaim(earlier, k.req.OperationID, k.standing(earlier)); got != isFree {
+	if got := judgeClaim(earlier, k.req.OperationID, k.standing(earlier, 1)); got != isFree {
 		t.Errorf("the earlier operation's claim is %v once that has ended, want %v", got, isFree)
 	}
-	if got := judgeClaim(own, k.req.OperationID, k.standing(own)); got != isHeld {
+	if got := judgeClaim(own, k.req.OperationID, k.standing(own, 1)); got != isHeld {
 		t.Errorf("the claim of this operation is %v, want %v: it runs there", got, isHeld)
 	}
 }

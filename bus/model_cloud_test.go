@@ -25,6 +25,7 @@ type modelCloud struct {
 	answers    map[string]map[driverv1.Code]bool // what replicas came to, by operation id
 	settled    map[string]uint64                 // how many operations of a machine have an outcome
 	done       map[string]bool                   // operation ids of creates whose success is stored
+	claims     map[string]*driverv1.Claim        // the newest by machine, as the stream has taken them
 	violations []string
 	begun      int
 }
@@ -35,12 +36,12 @@ type cloudCall struct {
 	id      string
 	claim   uint64      // the place of the claim under which it was accepted, among all records
 	live    bool        // whoever makes it has not returned
-	stopped func() bool // whoever makes it can begin nothing more for it
+	stopped func() bool // whoever makes it can begin nothing more for it; modelCloud.mu is held
 }
 
 func newModelCloud(seed uint64, identity driverv1.CreateIdentity) *modelCloud {
 	return &modelCloud{
-		identity: identity, done: map[string]bool{},
+		identity: identity, done: map[string]bool{}, claims: map[string]*driverv1.Claim{},
 		rng:   rand.New(rand.NewPCG(seed, 2)),
 		calls: map[string][]*cloudCall{}, instances: map[string]string{}, used: map[string]bool{},
 		answers: map[string]map[driverv1.Code]bool{}, settled: map[string]uint64{},
@@ -126,13 +127,17 @@ func (c *modelCloud) begin(r *modelReplica, t *Task, machine string) (*cloudCall
 		return nil, err
 	}
 	id := t.Request.GetOperationId()
-	claim := r.claimOf(id)
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if err := t.BeginMutation(); err != nil {
 		return nil, err
 	}
-	call := &cloudCall{by: r.name, id: id, claim: claim, live: true, stopped: func() bool { return r.port.crashed() || r.isFenced(id) }}
+	claim := r.claimOf(id)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	call := &cloudCall{by: r.name, id: id, claim: claim, live: true, stopped: func() bool {
+		is := c.claims[machine]
+
+		return r.port.crashed() || is.GetReplica() != r.name || is.GetOperationId() != id
+	}}
 	c.judge(call, machine)
 
 	return call, nil
@@ -253,12 +258,14 @@ func (c *modelCloud) outcome(machine, id string, result *driverv1.Result) {
 func (c *modelCloud) onPut(_ string, before, after []byte) {
 	b, errB := Decode(before, "")
 	a, errA := Decode(after, "")
-	if errB != nil || errA != nil || a.GetClaim() == nil {
-		return
+	if errB != nil || errA != nil || a.GetClaim().GetOperationId() == "" {
+		return // a manager's look whether the stream takes writes
 	}
-	if was, is := b.GetClaim(), a.GetClaim(); was.GetState() == driverv1.Claim_STATE_SETTLED && was.GetOperationId() == is.GetOperationId() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
+	was, is := b.GetClaim(), a.GetClaim()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.claims[machineOfID(is.GetOperationId())] = is
+	if was.GetState() == driverv1.Claim_STATE_SETTLED && was.GetOperationId() == is.GetOperationId() {
 		c.violatef("the stored outcome of %s is lost: attempt %d at %s replaces it", is.GetOperationId(), is.GetAttempt(), is.GetReplica())
 	}
 }
@@ -270,4 +277,11 @@ func (c *modelCloud) left() {
 	for machine, id := range c.instances {
 		c.violatef("instance of %s is left of machine %s, which is gone", id, machine)
 	}
+}
+
+// machineOfID returns the machine that an operation's id begins with.
+func machineOfID(id string) string {
+	machine, _, _ := strings.Cut(id, ".")
+
+	return machine
 }

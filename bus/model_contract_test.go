@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,8 +27,12 @@ func TestModelStreamIsLikeJetStream(t *testing.T) {
 			t.Run(fmt.Sprintf("JetStream=%t", js), func(t *testing.T) {
 				t.Parallel()
 				opts := embedded.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)}
-				if js {
-					opts.StoreDir = t.TempDir()
+				opts.StoreDir = t.TempDir()
+				if !js {
+					opts.StoreDir, opts.ConfigFile = "", filepath.Join(t.TempDir(), "nats.conf")
+					if err := os.WriteFile(opts.ConfigFile, []byte("jetstream: disabled\n"), 0o600); err != nil {
+						t.Fatal(err)
+					}
 				}
 				srv, err := embedded.Start(opts)
 				if err != nil {
@@ -80,7 +86,7 @@ func contractCalls() []contractCall {
 	if err != nil {
 		panic(err) //nolint:forbidigo // of constants
 	}
-	session := wildcard("default", TreeSession, "virtual", "r")
+	mark := wildcard("default", TreeClaim, "virtual", "other-uid")
 	env := &driverv1.Envelope{OperationId: "uid.create.0"}
 	put := func(subject string, expected uint64, ttl time.Duration) func(context.Context, contractBus) (uint64, error) {
 		return func(ctx context.Context, b contractBus) (uint64, error) {
@@ -100,16 +106,6 @@ func contractCalls() []contractCall {
 			return r.sequence, err
 		}
 	}
-	limit := func(subject string) func(context.Context, contractBus) (uint64, error) {
-		return func(ctx context.Context, b contractBus) (uint64, error) {
-			r, err := b.ledger.last(ctx, subject)
-			if r == nil {
-				return 0, err
-			}
-
-			return uint64(r.ttl.Seconds()), err
-		}
-	}
 	api := func(ask func(ctx context.Context, s *streams) error) func(context.Context, contractBus) (uint64, error) {
 		return func(ctx context.Context, b contractBus) (uint64, error) { return 0, ask(ctx, b.streams) }
 	}
@@ -117,7 +113,7 @@ func contractCalls() []contractCall {
 	gone := func(ctx context.Context, b contractBus) (uint64, error) {
 		// The server removes what is over at its own pace.
 		for range 100 {
-			if r, err := b.ledger.last(ctx, session); err != nil || r == nil {
+			if r, err := b.ledger.last(ctx, mark); err != nil || r == nil {
 				return 0, err
 			}
 			if err := sleep(ctx, 100*time.Millisecond); err != nil {
@@ -139,7 +135,7 @@ func contractCalls() []contractCall {
 			return s.make(ctx, &stream{state: StreamState{Provider: "virtual", Name: name}})
 		}), at: -1},
 		{name: "it is new", ask: api(func(ctx context.Context, s *streams) error {
-			age, err := s.age(ctx, name)
+			age, err := s.age(ctx, &stream{state: StreamState{Provider: "virtual", Name: name}})
 			if err == nil && (age < 0 || age > time.Minute) {
 				err = fmt.Errorf("a stream made just now has an age of %s", age)
 			}
@@ -151,16 +147,14 @@ func contractCalls() []contractCall {
 		{name: "first", ask: put(claim, 0, 0), seq: contractFirst, at: -1},
 		{name: "read the first", ask: get(claim), seq: contractFirst, at: -1},
 		{name: "first again", ask: put(claim, 0, 0), err: errConflict, at: contractFirst},
-		{name: "another subject", ask: put(session, 0, 3*time.Second), seq: contractFirst + 1, at: -1},
-		{name: "read its limit", ask: limit(session), seq: 3, at: -1},
-		{name: "read that there is none", ask: limit(claim), at: -1},
+		{name: "another subject", ask: put(mark, 0, 3*time.Second), seq: contractFirst + 1, at: -1},
 		{name: "replace", ask: put(claim, contractFirst, 0), seq: contractFirst + 2, at: -1},
 		{name: "replace what was replaced", ask: put(claim, contractFirst, 0), err: errConflict, at: contractFirst + 2},
 		{name: "read the second", ask: get(claim), seq: contractFirst + 2, at: -1},
-		{name: "renew", ask: put(session, contractFirst+1, time.Second), seq: contractFirst + 3, at: -1},
+		{name: "renew", ask: put(mark, contractFirst+1, time.Second), seq: contractFirst + 3, at: -1},
 		{name: "its time is over", ask: gone, at: -1},
-		{name: "renew what is over", ask: put(session, contractFirst+3, time.Second), err: errConflict, at: 0},
-		{name: "anew", ask: put(session, 0, time.Second), seq: contractFirst + 4, at: -1},
+		{name: "renew what is over", ask: put(mark, contractFirst+3, time.Second), err: errConflict, at: 0},
+		{name: "anew", ask: put(mark, 0, time.Second), seq: contractFirst + 4, at: -1},
 		{name: "no limit stays", ask: get(claim), seq: contractFirst + 2, at: -1},
 	}
 }

@@ -296,6 +296,9 @@ func (p *port) Up() bool {
 	return p.up
 }
 
+// server is the same at all times: the model's never ends.
+func (p *port) server() string { return "server" }
+
 func (p *port) OnUp(f func()) {
 	p.n.mu.Lock()
 	p.onUp = append(p.onUp, f)

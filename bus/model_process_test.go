@@ -66,14 +66,6 @@ func (r *modelReplica) claimOf(id string) uint64 {
 	return r.port.n.orderOf(claim)
 }
 
-func (r *modelReplica) isFenced(id string) bool {
-	r.server.mu.Lock()
-	defer r.server.mu.Unlock()
-	h, ok := r.server.held["default/"+id]
-
-	return !ok || r.server.fenced(h, time.Now())
-}
-
 // A journal is what the API server remembers of the machines: which operation
 // runs, and whether it was begun. Only who leads can write.
 type journal struct {
@@ -286,7 +278,7 @@ func (mgr *modelManager) dispatch(uid, id string, op driverv1.Operation, again b
 }
 
 func carryOutcome(req *Request, out *Outcome) {
-	req.Attempt, req.Until, req.PlainUntil, req.FullUntil, req.PlainUnsure = out.Attempts, out.Until, out.PlainUntil, out.FullUntil, out.PlainUnsure
+	req.Attempt, req.Until = out.Attempts, out.Until
 }
 
 func msg(subject string, data []byte) *nats.Msg { return &nats.Msg{Subject: subject, Data: data} }

@@ -111,13 +111,19 @@ func (s *simStreams) api(m *nats.Msg, what string) (*nats.Msg, bool) {
 		s.byName[name] = &simStore{config: cfg, made: time.Now(), last: max(cfg.FirstSeq, 1) - 1, records: map[string]simRecord{}}
 	case store == nil:
 		return answerTo(m, map[string]any{"error": apiError{Code: 404, ErrCode: codeStreamNotFound, Description: "stream not found"}}), true
+	case verb == "STREAM.DELETE":
+		delete(s.byName, name)
+
+		return answerTo(m, map[string]any{"success": true}), true
 	case verb == "STREAM.CREATE":
 		return answerTo(m, map[string]any{"error": apiError{
 			Code: 400, ErrCode: codeStreamExists, Description: "stream name already in use with a different configuration",
 		}}), true
 	}
 
-	return answerTo(m, map[string]any{"created": s.byName[name].made, "ts": time.Now()}), true
+	return answerTo(m, map[string]any{
+		"created": s.byName[name].made, "ts": time.Now(), "state": map[string]any{"last_seq": s.byName[name].last},
+	}), true
 }
 
 func (s *simStreams) put(name string, store *simStore, m *nats.Msg) *nats.Msg {

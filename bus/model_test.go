@@ -118,6 +118,26 @@ var faults = map[string]func(m *model, f fault) (mend func()){
 
 		return func() {}
 	},
+	"NATS restarts with an older store": func(m *model, _ fault) func() {
+		m.network.mu.Lock()
+		old := map[string]simStore{}
+		for name, store := range m.network.server.byName {
+			copied := *store
+			copied.records = maps.Clone(store.records)
+			old[name] = copied
+		}
+		m.network.mu.Unlock()
+
+		return func() { // the store is put back to what it was when the fault began
+			up := m.restart(false)
+			m.network.mu.Lock()
+			for name, store := range old {
+				m.network.server.byName[name] = &store
+			}
+			m.network.mu.Unlock()
+			up()
+		}
+	},
 	"JetStream does not answer": func(m *model, _ fault) func() {
 		set := func(away bool) {
 			m.network.mu.Lock()
@@ -166,9 +186,9 @@ func scheduleOf(seed uint64, only *regexp.Regexp) schedule {
 	return s
 }
 
-// markLosses are the faults by which it is forgotten that a plain driver may be at work.
+// markLosses are the faults by which the claim of a plain driver is forgotten.
 // A full replica that comes at such a time is taken for proof that none is.
-var markLosses = []string{"the operations stream is lost", "NATS restarts without its store"}
+var markLosses = []string{"the operations stream is lost", "NATS restarts without its store", "NATS restarts with an older store"}
 
 // shrink returns the smallest schedule it can find that is still bad.
 func shrink(s schedule, bad func(schedule) bool) schedule {

@@ -11,18 +11,18 @@ import (
 )
 
 const (
-	// findTries bounds how often the replicas are asked who holds an operation;
-	// each time takes at most acceptTimeout.
-	findTries = 5
-	// findMost bounds how many replicas are asked each time.
+	// claimLooks bounds how often a call looks at the claim on its machine before it
+	// gives up for a while.
+	claimLooks = 5
+	// findMost bounds how many replicas are asked who holds an operation.
 	findMost = 64
 	// maxTries bounds the tries of one Call: more means that something refuses
 	// or dies again and again, which its caller should get to know.
 	maxTries = 100
 	// askAgain is the time between looks for a replica that may come back.
 	askAgain = SessionInterval / 2
-	// leaseTries is how many of these a call waits for a replica's lease.
-	leaseTries = 8
+	// storeTries is how many of these a call waits for the operations stream.
+	storeTries = 8
 )
 
 // mutate has an operation done that must not be done twice.
@@ -30,19 +30,19 @@ func (k *call) mutate(ctx context.Context) error {
 	if done, err := k.arrange(ctx); done {
 		return err
 	}
-	switch {
-	case k.again:
+	if k.again {
 		if done, err := k.resume(ctx); done {
 			return err
 		}
-	case k.claimed:
-		if done, err := k.open(ctx); done {
-			return err
-		}
+	} else if done, err := k.open(ctx); done {
+		return err
 	}
 	for range maxTries {
 		if k.target == "" && k.c.replicas.full(k.req.Provider, k.op) {
 			return k.allBusy()
+		}
+		if err := k.choose(); err != nil {
+			return err
 		}
 		v, result, busy := k.try(ctx)
 		if v == gotResult {
@@ -78,18 +78,14 @@ func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (
 	case gotBusy:
 		return k.onBusy(ctx, busy)
 	case gotSilence:
-		if k.c.replicas.met(k.req.Provider) {
-			k.hasReplica()
-		} else {
-			k.hasRun() // nobody, mostly, behind a wiretap
-		}
+		k.hasRun()
 
 		return k.find(ctx)
 	case gotDeath:
 		k.log().Warn("replica died with an operation")
 		k.shun(k.out.Replica)
 
-		return k.bereaved(ctx)
+		return k.next(ctx) // the claim tells whether it has begun anything
 	case gotDenial:
 		k.denies(k.out.Replica, k.number)
 
@@ -115,9 +111,13 @@ func (k *call) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, 
 		k.denies(k.out.Replica, k.number)
 
 		return k.next(ctx) // it would have answered with what it holds
-	case why == driverv1.BusyReason_BUSY_REASON_SESSION && k.claimed:
-		return k.awaitLease(ctx)
-	case why == driverv1.BusyReason_BUSY_REASON_CLAIM && k.claimed:
+	case why == driverv1.BusyReason_BUSY_REASON_STUCK:
+		k.stuckAt = k.out.Replica
+
+		return k.elsewhere()
+	case why == driverv1.BusyReason_BUSY_REASON_STORE:
+		return k.awaitStore(ctx)
+	case why == driverv1.BusyReason_BUSY_REASON_CLAIM:
 		return k.onClaim(ctx)
 	default:
 		return k.elsewhere()
@@ -138,7 +138,7 @@ func (k *call) onStale(ctx context.Context) (done bool, err error) {
 	switch {
 	case ctx.Err() != nil:
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
-	case answer != nil && !k.holds(answer):
+	case answer != nil && !holds(answer):
 		k.denies(k.out.Replica, k.number)
 
 		return k.next(ctx)
@@ -184,7 +184,7 @@ func (k *call) elsewhere() (done bool, err error) {
 	if k.out.Replica != "" {
 		k.shun(k.out.Replica) // its sessions may not say yet that it is full
 	}
-	k.target = k.c.replicas.pick(k.req.Provider, k.op, k.claimed, time.Now(), k.avoid)
+	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
 	if k.target == "" {
 		return true, k.allBusy()
 	}
@@ -192,59 +192,41 @@ func (k *call) elsewhere() (done bool, err error) {
 	return false, nil
 }
 
-// awaitLease gives replicas that have only just come, or whose stream has only just
-// been made, the time to get a lease.
-func (k *call) awaitLease(ctx context.Context) (done bool, err error) {
-	for k.unleased < leaseTries {
-		k.unleased++
+// awaitStore gives an operations stream that has only just been made, or that chooses
+// another leader, the time to take claims.
+func (k *call) awaitStore(ctx context.Context) (done bool, err error) {
+	k.c.lost(k.req.Provider, errNoAnswer)
+	for k.unstored < storeTries {
+		k.unstored++
 		if err := sleep(ctx, askAgain); err != nil {
 			return true, err
 		}
-		if k.target = k.c.replicas.pick(k.req.Provider, k.op, k.claimed, time.Now(), k.avoid); k.target != "" {
+		if k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid); k.target != "" {
 			return false, nil
 		}
 	}
 
-	return true, k.notStarted("no replica of provider %s has a lease in the operations stream (mcmctl drivers shows leases)", k.req.Provider)
-}
-
-// bereaved goes on after the death of the holder, once that has stopped for sure.
-func (k *call) bereaved(ctx context.Context) (done bool, err error) {
-	if !k.claimed {
-		return k.next(ctx)
-	}
-	if _, err := k.stopped(ctx, k.out.Replica); err != nil {
-		return true, err
-	}
-
-	return k.next(ctx) // the claim tells whether a replica that lives still holds it
+	return true, k.notStarted("the operations stream %s does not take claims from replicas of provider %s: see the log of mcm and of NATS",
+		StreamName(k.c.cfg.Cluster, k.req.Provider), k.req.Provider)
 }
 
 // next makes a further attempt after one that may have had an effect, unless that
 // turns out to run still or to have ended.
 func (k *call) next(ctx context.Context) (done bool, err error) {
-	if k.claimed {
-		switch d, err := k.consult(ctx); d {
-		case isDone:
-			return true, err
-		case mayAttach:
-			return false, nil
-		default:
-		}
+	switch d, err := k.consult(ctx); d {
+	case isDone:
+		return true, err
+	case mayAttach:
+		return false, nil
+	default:
+		return k.attempt(ctx)
 	}
-
-	return k.attempt(ctx)
 }
 
 // attempt chooses who makes the next attempt.
 func (k *call) attempt(ctx context.Context) (done bool, err error) {
 	if k.req.OnlyIfHeld {
-		return true, k.notHeld(ctx)
-	}
-	if k.claimed { // else nothing tells whether there is anything to wait for
-		if _, err := k.outwaitPlain(ctx); err != nil {
-			return true, err
-		}
+		return true, k.nobodyHas()
 	}
 	if back, err := k.waitForIdentity(ctx); back || err != nil {
 		return err != nil, err
@@ -253,12 +235,12 @@ func (k *call) attempt(ctx context.Context) (done bool, err error) {
 		return true, k.nobodyHas()
 	}
 	k.number, k.again = k.ran+1, true
-	k.target = k.c.replicas.pick(k.req.Provider, k.op, k.claimed, time.Now(), k.avoid)
+	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
 	if k.target == "" && k.c.replicas.unable(k.req.Provider, k.op) {
 		return true, Errorf(driverv1.Code_CODE_UNIMPLEMENTED, "no replica of provider %s implements %s", k.req.Provider, Verb(k.op))
 	}
 	if k.target == "" {
-		return true, k.noRoom("the replica that had the operation is gone and no other replica of provider %s has room", k.req.Provider)
+		return true, k.noRoom("no replica of provider %s has room for a further attempt", k.req.Provider)
 	}
 
 	return false, nil
@@ -267,18 +249,6 @@ func (k *call) attempt(ctx context.Context) (done bool, err error) {
 // ErrNotHeld is wrapped by the error of a Call with OnlyIfHeld or Look when no replica
 // holds the operation and none can begin it any more: what came of it is unknown.
 var ErrNotHeld = errors.New("holds the operation any more")
-
-func (k *call) notHeld(ctx context.Context) error {
-	waited, err := k.outwaitPlain(ctx)
-	if err != nil {
-		return err
-	}
-	if waited && len(k.c.replicas.live(k.req.Provider)) > 0 {
-		return k.notStarted("a replica of provider %s has come, and may hold the operation", k.req.Provider)
-	}
-
-	return k.nobodyHas()
-}
 
 func (k *call) nobodyHas() error {
 	return Errorf(driverv1.Code_CODE_NOT_FOUND, "no replica of provider %s %w", k.req.Provider, ErrNotHeld)
@@ -293,7 +263,7 @@ func (k *call) waitForIdentity(ctx context.Context) (back bool, err error) {
 	}
 	for told := false; ; told = true {
 		known, identified, settle := k.c.replicas.identity(k.req.Provider)
-		end := k.until.Add(settle)
+		end := k.quietAt().Add(settle)
 		if !known || identified || !time.Now().Before(end) {
 			return false, nil
 		}
@@ -320,9 +290,7 @@ func (k *call) holder(replica string, attempt uint32) {
 func (k *call) held() bool {
 	h, ok := k.c.replicas.holding(k.req.Provider, k.req.OperationID)
 	switch {
-	case !ok, k.claimed && h.fenced: // the claim knows better
-		return false
-	case h.failed && k.outdated(h.attempt):
+	case !ok, h.fenced: // the claim knows better
 		return false
 	}
 	k.holder(h.replica, max(1, h.attempt))
@@ -330,48 +298,31 @@ func (k *call) held() bool {
 	return true
 }
 
-// find looks for the replica that took a request without its frames reaching
-// us. If every live one denies it, nothing runs and the next attempt may start.
-// Where there are claims, one round is enough: who has not answered has not begun
-// anything, or its claim will tell.
+// find looks for the replica that took a request without its frames reaching us. One
+// round of questions is enough: who has not answered has not begun anything, or its
+// claim will tell.
 func (k *call) find(ctx context.Context) (done bool, err error) {
-	for range findTries {
-		asked := k.c.replicas.live(k.req.Provider)
-		certain := len(asked) <= findMost
-		asked = asked[:min(len(asked), findMost)]
-		var denying []string
-		for i, answer := range k.askAll(ctx, asked) {
-			switch {
-			case answer == nil:
-				certain = false
-			case k.holds(answer):
-				k.target, k.terms = asked[i], nil // it attaches us to what it runs
-				if !k.claimed {
-					// Its failure is judged by the number that it has.
-					k.holder(asked[i], max(1, answer.GetOperations()[0].GetAttempt()))
-				}
+	asked := k.c.replicas.live(k.req.Provider)
+	asked = asked[:min(len(asked), findMost)]
+	if len(asked) == 0 {
+		return true, k.plain(ctx) // a wiretap hid that nobody listens, or the claim tells
+	}
+	for i, answer := range k.askAll(ctx, asked) {
+		switch {
+		case answer == nil:
+		case holds(answer):
+			k.target, k.terms = asked[i], nil // it attaches us to what it runs
 
-				return false, nil
-			default:
-				denying = append(denying, asked[i])
-			}
-		}
-		if ctx.Err() != nil {
-			return true, ctx.Err() //nolint:wrapcheck // the caller's own
-		}
-		if len(asked) == 0 {
-			break
-		}
-		if certain || k.claimed {
-			for _, id := range denying {
-				k.denies(id, k.number)
-			}
-
-			return k.next(ctx)
+			return false, nil
+		default:
+			k.denies(asked[i], k.number)
 		}
 	}
+	if ctx.Err() != nil {
+		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	}
 
-	return true, timeoutErrorf("no replica of provider %s says whether it took the operation", k.req.Provider)
+	return k.next(ctx)
 }
 
 // askAll asks replicas about the call's attempt, all at once. Who has not answered
@@ -387,22 +338,18 @@ func (k *call) askAll(ctx context.Context, replicas []string) []*driverv1.OpsRes
 	return said
 }
 
-// holds tells that a replica has the operation by its own answer. Where there are
-// claims, an attempt that is fenced does not count: another one may run in its
-// place, and its result is the one that will be stored.
-func (k *call) holds(answer *driverv1.OpsResponse) bool {
+// holds reports whether a replica has the operation by its own answer. An attempt that is
+// fenced does not count: another one may run in its place, and its result is the one that
+// will be stored.
+func holds(answer *driverv1.OpsResponse) bool {
 	for _, st := range answer.GetOperations() {
-		if !k.claimed || !st.GetFenced() {
+		if !st.GetFenced() {
 			return true
 		}
 	}
 
 	return false
 }
-
-// outdated tells that there was another attempt after this one: its failure says nothing
-// of that. Where there are claims, the attempt that has the claim is the last.
-func (k *call) outdated(attempt uint32) bool { return !k.claimed && attempt < k.ran }
 
 // resume looks, before an operation is tried again, for the replica that holds
 // it, once every live replica has had the time to say what it holds.
@@ -417,20 +364,11 @@ func (k *call) resume(ctx context.Context) (done bool, err error) {
 	case <-ctx.Done():
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
 	}
-	switch {
-	case k.held():
+	if k.held() {
 		return false, nil
-	case k.claimed:
-		return k.recall(ctx)
-	case k.req.OnlyIfHeld:
-		return true, k.notHeld(ctx)
-	case len(k.c.replicas.live(k.req.Provider)) == 0:
-		// Not through the queue group: a replica that comes at this moment would
-		// create without the wait that its driver may need.
-		return true, k.plain(ctx)
-	default:
-		return k.next(ctx)
 	}
+
+	return k.recall(ctx)
 }
 
 // late ends an operation whose holder lives but does not finish.

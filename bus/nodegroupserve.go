@@ -66,7 +66,7 @@ func (s *Server) onNodeGroup(m *nats.Msg) {
 		running = &s.groupEdits
 	}
 	s.mu.Lock()
-	refused := s.draining || *running >= s.cfg.Slots
+	refused := s.draining || s.strange[subject.Cluster] != nil || *running >= s.cfg.Slots
 	if !refused {
 		*running++
 		s.tasks.Go(func() { s.runNodeGroup(subject.Cluster, m.Reply, req, running) })
@@ -75,7 +75,7 @@ func (s *Server) onNodeGroup(m *nats.Msg) {
 	if refused {
 		s.stats.busy.Add(1)
 		s.answerNodeGroup(m.Reply, req, &nodegroupv1.Envelope{Refused: true, Status: &driverv1.Status{
-			Code: driverv1.Code_CODE_UNAVAILABLE, Message: "this replica has no slot, or is about to stop; nothing was done",
+			Code: driverv1.Code_CODE_UNAVAILABLE, Message: "this replica has no slot, is about to stop, or speaks another version of the protocol than mcm; nothing was done",
 		}})
 	}
 }

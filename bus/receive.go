@@ -109,6 +109,8 @@ func (s *Server) acceptRead(h *held) {
 	refusal := driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
 	s.mu.Lock()
 	switch {
+	case s.strange[h.cluster] != nil:
+		refusal = driverv1.BusyReason_BUSY_REASON_PROTOCOL
 	case s.draining:
 		refusal = driverv1.BusyReason_BUSY_REASON_DRAINING
 	case len(s.reads) >= s.cfg.Slots:
@@ -148,6 +150,12 @@ func (s *Server) check(h *held, subject Subject) *driverv1.Result {
 	}
 	if h.machine == "" {
 		return failure(driverv1.Code_CODE_INVALID_ARGUMENT, Verb(h.operation)+" without a machine uid")
+	}
+	if _, err := claimSubject(h.cluster, s.cfg.Provider, h.machine); err != nil {
+		return failure(driverv1.Code_CODE_INVALID_ARGUMENT, Verb(h.operation)+": the machine's uid: "+err.Error())
+	}
+	if h.request.GetClaimTerms() == nil {
+		return failure(driverv1.Code_CODE_INVALID_ARGUMENT, Verb(h.operation)+" without terms for its claim [CLAIM-6]")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -190,24 +198,24 @@ func (s *Server) acceptMutation(h *held) {
 
 		return
 	}
-	now := time.Now()
-	l := s.leases[h.cluster]
-	h.claimed = h.request.GetClaimTerms() != nil
 	var ctx context.Context
 	var refusal driverv1.BusyReason
 	switch {
 	case s.denials.covers(h):
 		// Left unspecified: it says only that nothing was done.
+	case s.strange[h.cluster] != nil:
+		refusal = driverv1.BusyReason_BUSY_REASON_PROTOCOL
 	case s.draining:
 		refusal = driverv1.BusyReason_BUSY_REASON_DRAINING
 	case s.machines[h.machineKey()] != nil:
 		refusal = driverv1.BusyReason_BUSY_REASON_MACHINE
+		if s.machines[h.machineKey()].stuck {
+			refusal = driverv1.BusyReason_BUSY_REASON_STUCK
+		}
 	case s.taken(h.operation) >= s.cfg.Slots:
 		refusal = driverv1.BusyReason_BUSY_REASON_SLOTS
-	case h.claimed && !l.holds(now):
-		refusal = driverv1.BusyReason_BUSY_REASON_SESSION
 	default:
-		h.claiming, h.session, h.generation = h.claimed, l.id, l.generation
+		h.claiming = true
 		s.occupy(h.operation, 1)
 		s.held[h.key()] = h
 		s.machines[h.machineKey()] = h
@@ -219,13 +227,7 @@ func (s *Server) acceptMutation(h *held) {
 
 		return
 	}
-	if h.claimed {
-		go s.claimAndRun(ctx, h)
-
-		return
-	}
-	s.send(h, acceptedFrame())
-	go s.run(ctx, h)
+	go s.claimAndRun(ctx, h)
 }
 
 // occupy counts a mutation that begins, or with -1 one that has ended. Server.mu is
@@ -261,33 +263,38 @@ func (s *Server) attach(h *held) (answer func()) {
 	}
 	known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
 	known.earlierMayRun = known.earlierMayRun || h.earlierMayRun
-	// Who names no claim knows of no stream, in which nothing would ever be stored.
-	known.rivalled = h.request.GetClaimTerms() != nil && (known.rivalled || !known.stored && s.fenced(known, time.Now()))
-	result, claiming := known.result, known.claiming
+	known.askedAgain = known.askedAgain || !known.stored
+	claiming := known.claiming
+	known.answered = !claiming // until it is accepted
 
 	return func() {
-		if !claiming { // else it is said in a moment
-			s.send(known, acceptedFrame())
+		if claiming {
+			return // it is said in a moment
 		}
+		s.send(known, acceptedFrame())
+		s.mu.Lock()
+		known.answered = false
+		result := known.result
+		s.mu.Unlock()
 		if result != nil {
 			s.send(known, resultFrame(result))
 		}
 	}
 }
 
-// outdated tells that a request is for a later attempt, and either names another
-// claim than this operation has, as an attempt made elsewhere meanwhile has superseded
-// it, or asks about such an attempt, of which an earlier failure says nothing. Where
-// nothing is claimed, there may be one whatever the request says: it may have ended, and
-// its result be lost.
+// outdated reports whether a request is for a later attempt, and either names another
+// claim than those of this operation, as an attempt made elsewhere meanwhile has taken
+// their place, or asks about such an attempt, of which an earlier failure says nothing.
 func (h *held) outdated(request *held) bool {
 	if request.attempt <= h.attempt {
 		return false
 	}
 	terms := request.request.GetClaimTerms()
 
-	return h.claimed && !h.claiming && terms != nil && terms.Sequence != nil && terms.GetSequence() != h.claim ||
-		h.failed() && (request.earlierMayRun || terms == nil)
+	// What stood there between the first and the last record of ours was ours.
+	other := terms.Sequence != nil && (terms.GetSequence() < h.firstClaim || terms.GetSequence() > h.claim)
+
+	return !h.claiming && other || h.failed() && request.earlierMayRun
 }
 
 // failed tells that the operation has ended so.
@@ -316,22 +323,19 @@ func (s *Server) holds(cluster, want string, attempt uint32, now time.Time) *dri
 	answer, denied := &driverv1.OpsResponse{}, true
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for key, h := range s.held {
+	for _, h := range s.held {
 		if h.cluster != cluster || want != "" && want != h.id {
 			continue
 		}
-		if want != "" && !h.claimed && h.failed() && attempt > h.attempt {
-			delete(s.held, key) // outdated: to have it would be taken for having that attempt
-
-			continue
-		}
 		st := h.state(now)
-		st.Fenced = s.fenced(h, now)
 		answer.Operations = append(answer.Operations, st)
 		denied = denied && st.GetFenced() // mcm goes on from it as from what is not here
 		if want != "" && h.counts() {
 			answer.Result = h.result
 		}
+	}
+	if want == "" {
+		answer.Operations = append(answer.Operations, s.stuckStates(cluster, now)...)
 	}
 	if want != "" && denied && attempt > 0 {
 		s.denials.add(cluster+"/"+want, attempt, now)
@@ -364,7 +368,7 @@ func (s *Server) onAcknowledge(subject Subject, env *driverv1.Envelope) {
 	h, ok := s.held[key]
 	switch {
 	case !ok || h.result == nil:
-	case h.claimed && !h.stored:
+	case !h.stored:
 		h.known = true // it goes once its claim has ended, too: nobody else would end that
 	default:
 		delete(s.held, key)
@@ -391,11 +395,30 @@ func (s *Server) onHello(m *nats.Msg) {
 	s.mu.Lock()
 	news := s.leaders[cluster] != hello.GetMcm()
 	s.leaders[cluster] = hello.GetMcm()
+	if hello.GetEpoch() >= s.epochs[cluster] { // else it does not lead any more
+		s.understand(cluster, hello)
+	}
 	s.epochs[cluster] = max(s.epochs[cluster], hello.GetEpoch())
 	s.mu.Unlock()
 	if news {
 		s.log.Info("a manager leads", "cluster", cluster, "mcm", hello.GetMcm(), "epoch", hello.GetEpoch())
 		s.renewNow()
+	}
+}
+
+// understand notes whether a manager that leads speaks a version of the protocol that
+// this replica speaks. Server.mu is held.
+func (s *Server) understand(cluster string, hello *driverv1.Hello) {
+	before, now := s.strange[cluster], s.protocols.refusesHello(hello)
+	switch {
+	case now == nil && before != nil:
+		delete(s.strange, cluster)
+		s.log.Info("work is taken again: the manager that leads speaks the protocol", "cluster", cluster, "mcm", hello.GetMcm())
+	case now != nil:
+		s.strange[cluster] = now
+		if before == nil || before.Error() != now.Error() {
+			s.log.Error("no work is taken", "cluster", cluster, "err", now)
+		}
 	}
 }
 

@@ -16,20 +16,18 @@ func TestFullReplacedByPlain(t *testing.T) {
 	const timeout, settle = time.Minute, 10 * time.Second
 	for _, identity := range driverv1.CreateIdentity_value {
 		for name, tc := range map[string]struct {
-			begun, failover, streamless bool
-			waits                       time.Duration
+			begun, failover bool
+			waits           time.Duration
 		}{
 			"by the same manager":                   {begun: true, waits: timeout + settle},
 			"under the next manager":                {begun: true, failover: true, waits: timeout},
-			"by the same manager, without a stream": {begun: true, streamless: true, waits: timeout + settle},
-			"under the next one, without a stream":  {begun: true, streamless: true, failover: true, waits: timeout},
 			"under the next one, nothing was begun": {failover: true},
 		} {
 			id := driverv1.CreateIdentity(identity)
 			t.Run(strings.ToLower(strings.TrimPrefix(id.String(), "CREATE_IDENTITY_"))+" "+name, func(t *testing.T) {
 				t.Parallel()
 				onBench(t, func(b *bench) {
-					b.identity, b.settle, b.network.server.off = id, settle, tc.streamless
+					b.identity, b.settle = id, settle
 					b.replacedByPlain(timeout, tc.begun, tc.failover, tc.waits)
 				})
 			})

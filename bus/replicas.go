@@ -32,10 +32,11 @@ type Replica struct {
 // replicas is the asking side's view of who lives. Its methods are safe for
 // concurrent use.
 type replicas struct {
+	protocols protocols // that the asking side speaks
+
 	mu      sync.Mutex
+	toldAt  time.Time // when a replica of another protocol was last logged
 	byKey   map[string]*replica
-	dead    map[string]glimpse       // of replicas that were taken for dead
-	buried  map[string]struct{}      // session ids that can never live again
 	waiter  map[string]chan struct{} // by provider; closed at the next sign of room
 	longest map[string]time.Duration // settle time that its replicas ever told, by provider
 }
@@ -44,6 +45,8 @@ type replica struct {
 	provider, id string
 	session      *driverv1.Session
 	seen         time.Time
+	refused      error  // it speaks another protocol, and is asked for nothing
+	told         bool   // which was logged
 	sent         [2]int // directed requests since that session, by slotsOf
 	trust        trust
 	gone         chan struct{} // closed when it is dead or has stopped
@@ -63,8 +66,9 @@ const (
 
 func newReplicas() *replicas {
 	return &replicas{
-		byKey: map[string]*replica{}, waiter: map[string]chan struct{}{},
-		dead: map[string]glimpse{}, buried: map[string]struct{}{}, longest: map[string]time.Duration{},
+		protocols: spoken,
+		byKey:     map[string]*replica{}, waiter: map[string]chan struct{}{},
+		longest: map[string]time.Duration{},
 	}
 }
 
@@ -75,19 +79,14 @@ func replicaKey(provider, id string) string { return provider + "/" + id }
 func (r *replicas) onSession(s *driverv1.Session, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, dead := r.buried[s.GetSessionId()]; dead {
-		return // it does not know yet, or the message was on its way
-	}
 	rep := r.get(s.GetProvider(), s.GetReplica(), now)
 	if rep.session.GetSequence() > s.GetSequence() {
 		return // overtaken on the way
 	}
-	rep.session, rep.seen, rep.sent = s, now, [2]int{}
+	rep.session, rep.seen, rep.sent, rep.refused = s, now, [2]int{}, r.protocols.refuses(s)
 	r.longest[rep.provider] = max(r.longest[rep.provider], SettleTimeOf(s))
 	if s.GetStopped() {
 		r.remove(rep)
-		delete(r.dead, replicaKey(rep.provider, rep.id)) // it said so itself: nothing is to be waited for
-		r.noteBuried(s.GetSessionId())
 
 		return
 	}
@@ -99,13 +98,47 @@ func (r *replicas) onSession(s *driverv1.Session, now time.Time) {
 	}
 	states := make(map[string]*driverv1.OperationState, len(s.GetOperations()))
 	for _, st := range s.GetOperations() {
-		states[st.GetOperationId()] = st
+		if !st.GetStuck() {
+			states[st.GetOperationId()] = st
+		}
 	}
 	for a := range rep.attempts {
 		if st := states[a.id]; st != nil || s.GetOmitted() == 0 {
 			a.onState(st)
 		}
 	}
+}
+
+// strange returns why a replica that has sent a session is asked for nothing, and
+// whether to log that: once for each, and not for many at a time, as anybody who may
+// send a session can send thousands.
+func (r *replicas) strange(s *driverv1.Session) (why error, first bool) { //nolint:revive // the error is no failure of this
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rep, ok := r.byKey[replicaKey(s.GetProvider(), s.GetReplica())]
+	if !ok || rep.refused == nil {
+		return nil, false
+	}
+	if now := time.Now(); !rep.told && now.Sub(r.toldAt) > time.Second {
+		first, rep.told, r.toldAt = true, true, now
+	}
+
+	return rep.refused, first
+}
+
+// refusal returns why one of the provider's replicas is asked for nothing; nil if all
+// may be asked. While there is one, requests must not go to any replica: it could
+// take them.
+func (r *replicas) refusal(provider string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, rep := range r.byKey {
+		if rep.provider == provider && rep.refused != nil {
+			return rep.refused
+		}
+	}
+
+	return nil
 }
 
 // get returns the replica's entry, made when it is new.
@@ -124,77 +157,17 @@ func (r *replicas) get(provider, id string, now time.Time) *replica {
 }
 
 func (r *replicas) remove(rep *replica) {
-	const enough = 10000 // without a glimpse, fencing takes a death limit longer
-	if len(r.dead) >= enough {
-		clear(r.dead)
-	}
-	if rep.session != nil {
-		r.dead[replicaKey(rep.provider, rep.id)] = rep.glimpse()
-	}
 	delete(r.byKey, replicaKey(rep.provider, rep.id))
 	close(rep.gone)
 }
 
-func (rep *replica) glimpse() glimpse {
-	return glimpse{session: rep.session.GetSessionId(), sequence: rep.session.GetSequence(), seen: rep.seen}
-}
-
-// glimpse returns what was last heard of a replica.
-func (r *replicas) glimpse(provider, id string) glimpse {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	key := replicaKey(provider, id)
-	if rep, ok := r.byKey[key]; ok {
-		return rep.glimpse()
-	}
-
-	return r.dead[key]
-}
-
-// bury notes that a replica's session is fenced: what is still heard of it counts
-// for nothing.
-func (r *replicas) bury(provider, id, session string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	key := replicaKey(provider, id)
-	delete(r.dead, key)
-	r.noteBuried(session)
-	if rep, ok := r.byKey[key]; ok && rep.session.GetSessionId() == session {
-		r.remove(rep)
-	}
-}
-
-// noteBuried remembers a session that can never live again.
-func (r *replicas) noteBuried(session string) {
-	const enough = 10000 // sessions of a lifetime; those forgotten are long gone
-	if session == "" {
-		return
-	}
-	if len(r.buried) >= enough {
-		clear(r.buried)
-	}
-	r.buried[session] = struct{}{}
-}
-
-// session returns the session id of a replica that lives.
-func (r *replicas) session(provider, id string) (session string, live bool) {
+// lives reports whether a replica is heard of.
+func (r *replicas) lives(provider, id string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	rep, ok := r.byKey[replicaKey(provider, id)]
-	if !ok || rep.session == nil {
-		return "", false
-	}
 
-	return rep.session.GetSessionId(), true
-}
-
-// isBuried tells that nothing more can be begun under a session.
-func (r *replicas) isBuried(session string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, dead := r.buried[session]
-
-	return dead
+	return ok && rep.session != nil
 }
 
 // bind notes that a replica holds an attempt. The channel it returns is closed
@@ -261,6 +234,10 @@ func SlotsFree(s *driverv1.Session, op driverv1.Operation) int {
 
 // free is how many mutations of a kind the replica can take, as far as is known.
 func (rep *replica) free(op driverv1.Operation) int {
+	if rep.refused != nil {
+		return 0
+	}
+
 	return SlotsFree(rep.session, op) - rep.sent[slotsOf(op)]
 }
 
@@ -274,13 +251,11 @@ func (r *replicas) heardOf(provider, id string, t trust) {
 }
 
 // fits tells whether a replica can be asked for an operation now.
-func (rep *replica) fits(op driverv1.Operation, claimed bool, now time.Time) bool {
+func (rep *replica) fits(op driverv1.Operation, now time.Time) bool {
 	s := rep.session
 	switch {
-	case now.Sub(rep.seen) > suspectAfter, s.GetDraining(), !slices.Contains(s.GetCapabilities(), op):
+	case rep.refused != nil, now.Sub(rep.seen) > suspectAfter, s.GetDraining(), !slices.Contains(s.GetCapabilities(), op):
 		return false
-	case claimed && s.GetSessionId() != "" && !s.GetLeased():
-		return false // it could not claim
 	default: // reads have slots of their own, which sessions do not tell
 		return !Mutates(op) || rep.free(op) > 0
 	}
@@ -289,12 +264,12 @@ func (rep *replica) fits(op driverv1.Operation, claimed bool, now time.Time) boo
 // pick returns the less loaded of two replicas with room, chosen at random among
 // those that are most to be trusted, and counts a request as sent to it; "" when
 // there is none.
-func (r *replicas) pick(provider string, op driverv1.Operation, claimed bool, now time.Time, except map[string]bool) string {
+func (r *replicas) pick(provider string, op driverv1.Operation, now time.Time, except map[string]bool) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var fit []*replica
 	for _, rep := range r.byKey {
-		if rep.provider != provider || except[rep.id] || !rep.fits(op, claimed, now) {
+		if rep.provider != provider || except[rep.id] || !rep.fits(op, now) {
 			continue
 		}
 		if len(fit) > 0 && rep.trust > fit[0].trust {
@@ -409,7 +384,7 @@ func (r *replicas) holding(provider, operationID string) (best holding, ok bool)
 			continue
 		}
 		for _, st := range rep.session.GetOperations() {
-			if st.GetOperationId() == operationID {
+			if st.GetOperationId() == operationID && !st.GetStuck() {
 				consider(holding{
 					replica: rep.id, attempt: st.GetAttempt(), fenced: st.GetFenced(),
 					failed: st.GetSettled() && st.GetCode() != driverv1.Code_CODE_OK,
@@ -447,15 +422,6 @@ func (r *replicas) identity(provider string) (known, identified bool, settle tim
 	}
 
 	return known, identified, settle
-}
-
-// met tells whether a replica of the provider was ever heard of.
-func (r *replicas) met(provider string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, ok := r.longest[provider]
-
-	return ok
 }
 
 // settles is the longest settle time that replicas of the provider have told, those

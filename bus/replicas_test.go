@@ -1,8 +1,6 @@
 package bus
 
 import (
-	"log/slog"
-	"strconv"
 	"testing"
 	"time"
 
@@ -76,17 +74,17 @@ func TestPick(t *testing.T) {
 	r := newReplicas()
 	r.onSession(session("a", 1), now)
 	for i, want := range []string{"a", "a", ""} {
-		if got := r.pick("p", opCreate, false, now, nil); got != want {
+		if got := r.pick("p", opCreate, now, nil); got != want {
 			t.Errorf("pick %d = %q, want %q: what was sent counts until the next session", i, got, want)
 		}
 	}
 	if !r.full("p", opCreate) {
 		t.Error("not full, although both slots are spoken for")
 	}
-	if got := r.pick("p", opDelete, false, now, nil); got != "a" || r.full("p", opDelete) {
+	if got := r.pick("p", opDelete, now, nil); got != "a" || r.full("p", opDelete) {
 		t.Errorf("pick for a delete = %q, want a: deletes have slots of their own", got)
 	}
-	if got := r.pick("p", opStatus, false, now, nil); got != "a" {
+	if got := r.pick("p", opStatus, now, nil); got != "a" {
 		t.Errorf("pick for a read = %q, want a: reads have slots of their own", got)
 	}
 	room := r.room("p")
@@ -116,7 +114,7 @@ func TestPick(t *testing.T) {
 			t.Parallel()
 			r := newReplicas()
 			r.onSession(session("a", 1, tc.change), now)
-			if got := r.pick("p", tc.op, false, tc.now, tc.except); got != "" {
+			if got := r.pick("p", tc.op, tc.now, tc.except); got != "" {
 				t.Errorf("picked %q: %s", got, tc.reason)
 			}
 		})
@@ -197,19 +195,26 @@ func TestResultBeatsDeath(t *testing.T) {
 // an attempt does not mean that nothing runs there.
 func TestBelievedHolderOutOfReach(t *testing.T) {
 	t.Parallel()
-	c := &Caller{replicas: newReplicas(), log: slog.New(slog.DiscardHandler)}
-	c.replicas.onSession(session("holder", 1), time.Now())
-	c.replicas.onSession(session("other", 1), time.Now())
-	k := &call{c: c, req: &Request{Provider: "p", Timeout: time.Minute}, op: opCreate, number: 1, ran: 1, target: "holder"}
-	done, err := k.after(t.Context(), gotNobody, 0)
-	if done || err != nil || k.target != "holder" || k.number != 1 {
-		t.Errorf("after nobody at a live holder: done %v, %v, attempt %d at %q; want it asked again", done, err, k.number, k.target)
-	}
-	c.replicas.onSession(session("holder", 2, func(s *driverv1.Session) { s.Stopped = true }), time.Now())
-	done, err = k.after(t.Context(), gotNobody, 0)
-	if done || err != nil || k.target != "other" || k.number != 2 || !k.again {
-		t.Errorf("after nobody at a dead holder: done %v, %v, attempt %d at %q; want attempt 2 at the other", done, err, k.number, k.target)
-	}
+	onBench(t, func(b *bench) {
+		of := func(s *driverv1.Session) { s.Provider = "virtual" }
+		known := b.caller.replicas
+		known.onSession(session("holder", 1, of), time.Now())
+		known.onSession(session("other", 1, of), time.Now())
+		req := benchCreate(time.Minute)
+		k := &call{c: b.caller, req: &req, op: opCreate, number: 1, ran: 1, target: "holder"}
+		done, err := k.after(b.ctx, gotNobody, 0)
+		if done || err != nil || k.target != "holder" || k.number != 1 {
+			b.Errorf("after nobody at a live holder: done %v, %v, attempt %d at %q; want it asked again", done, err, k.number, k.target)
+		}
+		known.onSession(session("holder", 2, of, func(s *driverv1.Session) { s.Stopped = true }), time.Now())
+		b.caller.streams.of("virtual")
+		b.until("the operations stream", func() bool { return b.caller.Streams()[0].Ready })
+		known.onSession(session("other", 2, of), time.Now())
+		done, err = k.after(b.ctx, gotNobody, 0)
+		if done || err != nil || k.target != "other" || k.number != 2 || !k.again {
+			b.Errorf("after nobody at a dead holder: done %v, %v, attempt %d at %q; want attempt 2 at the other", done, err, k.number, k.target)
+		}
+	})
 }
 
 // TestBusyReplicaIsNotAskedTwice: a replica's sessions say only later that it
@@ -256,7 +261,7 @@ func TestPickPrefersWhoAnswers(t *testing.T) {
 				r.heardOf("p", id, trust)
 			}
 			for range 50 {
-				if got := r.pick("p", opCreate, false, now, nil); !tc.want[got] {
+				if got := r.pick("p", opCreate, now, nil); !tc.want[got] {
 					t.Fatalf("picked %q, want one of %v: %s", got, tc.want, tc.reason)
 				}
 			}
@@ -285,22 +290,5 @@ func TestSettleTimeOf(t *testing.T) {
 				t.Errorf("%s, want %s: %s", got, tc.want, tc.reason)
 			}
 		})
-	}
-}
-
-// Whoever may send sessions can have any number of replicas die.
-func TestTheDeadAreForgotten(t *testing.T) {
-	t.Parallel()
-	now := time.Unix(1000, 0)
-	r := newReplicas()
-	const many = 25000
-	for i := range many {
-		r.onSession(session(strconv.Itoa(i), 1), now)
-	}
-	if got := len(r.sweep(now.Add(time.Minute))); got != many {
-		t.Errorf("%d died, want %d", got, many)
-	}
-	if got := len(r.dead); got == 0 || got > 10000 {
-		t.Errorf("%d of the dead are remembered", got)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"log/slog"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -55,6 +56,9 @@ func newRig(tb testing.TB) *rig {
 func newCaller(tb testing.TB, conn *bus.Conn, cfg bus.CallerConfig) *bus.Caller {
 	tb.Helper()
 	cfg.Cluster, cfg.Logger = cluster, bustest.Quiet()
+	if cfg.Operations == nil {
+		cfg.Operations = &bus.StreamConfig{Memory: true}
+	}
 	caller, err := bus.NewCaller(conn, cfg)
 	if err != nil {
 		tb.Fatal(err)
@@ -136,7 +140,7 @@ var serial atomic.Uint64
 
 // create is a request nobody made before.
 func create(machine string) bus.Request {
-	uid := machine + "-" + strconv.FormatUint(serial.Add(1), 10)
+	uid := strings.ReplaceAll(machine, ".", "-") + "-" + strconv.FormatUint(serial.Add(1), 10)
 
 	return bus.Request{
 		Provider: provider, Namespace: "shop", Name: machine, OperationID: uid + ".create.0", Timeout: time.Minute,
@@ -174,6 +178,7 @@ type gate struct {
 	open    chan struct{}
 	once    sync.Once
 	runs    atomic.Int32
+	begins  bool // a call that changes something is at the provider while they wait
 }
 
 func newGate(tb testing.TB) *gate {
@@ -188,6 +193,11 @@ func (g *gate) release() { g.once.Do(func() { close(g.open) }) }
 
 func (g *gate) handle(ctx context.Context, t *bus.Task) *driverv1.Result {
 	g.runs.Add(1)
+	if g.begins {
+		if err := t.BeginMutation(); err != nil {
+			return &driverv1.Result{Status: bus.StatusOf(err)}
+		}
+	}
 	g.entered <- t
 	select {
 	case <-g.open:

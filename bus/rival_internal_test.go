@@ -8,13 +8,13 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// A replica was out of touch with the stream and is asked again for what it runs: the
+// A replica is asked again for what it runs: the
 // asker before may have given that up, and sent another attempt to its claim's place.
 // What comes of it counts once it is stored, and not at all where the other one was
 // first.
-func TestFencedResultCountsOnceStored(t *testing.T) {
+func TestResultAskedForAgainCountsOnceStored(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]fencedCase{
+	for name, tc := range map[string]askedAgainCase{
 		"for a later attempt":                                   {later: true},
 		"for a later attempt, and overtaken":                    {later: true, overtaken: true},
 		"for this attempt":                                      {},
@@ -25,50 +25,17 @@ func TestFencedResultCountsOnceStored(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			onBench(t, func(b *bench) { b.fencedResult(tc) })
+			onBench(t, func(b *bench) { b.resultAskedForAgain(tc) })
 		})
 	}
 }
 
-// A manager that has lost its JetStream waits for no stream: nothing would ever be stored.
-func TestFencedResultWithoutClaims(t *testing.T) {
-	t.Parallel()
-	for name, ended := range map[string]bool{"while it runs": false, "when it has ended": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			onBench(t, func(b *bench) {
-				r, end, _ := b.fences()
-				b.silence(true)
-				// Somebody has asked who knew of the stream.
-				terms := &driverv1.ClaimTerms{}
-				for _, named := range []*driverv1.ClaimTerms{terms, nil} {
-					if ended && named == nil {
-						close(end)
-						b.until("it has ended", func() bool { return r.server.Running() == 0 })
-					}
-					again := b.asks(1, named)
-					b.until("it is attached to", func() bool { return again.heard().holder != "" })
-					if !ended && named == nil {
-						close(end)
-					}
-					if named == nil {
-						b.until("there is a result", func() bool { return again.heard().result != nil })
-					}
-				}
-				if answer := b.caller.ask(b.ctx, "virtual", "replica", "uid.create.0", 1); answer.GetResult() == nil {
-					b.Errorf("asked what it has: %v, want the result", answer)
-				}
-			})
-		})
-	}
-}
-
-// A fencedCase tells by which attempt, and when, a fenced one is asked for again, and
+// An askedAgainCase says by which attempt, and when, one is asked for again, and
 // whether another one takes its claim's place.
-type fencedCase struct{ later, ended, overtaken bool }
+type askedAgainCase struct{ later, ended, overtaken bool }
 
-// fences has a replica take a create and lose its lease while it runs, until end.
-func (b *bench) fences() (r *modelReplica, end chan struct{}, claim uint64) {
+// holds has a replica take a create, which runs until end.
+func (b *bench) holds() (r *modelReplica, end chan struct{}, claim uint64) {
 	b.Helper()
 	end = make(chan struct{})
 	b.caller.streams.of("virtual")
@@ -80,17 +47,13 @@ func (b *bench) fences() (r *modelReplica, end chan struct{}, claim uint64) {
 	none := uint64(0)
 	first := b.asks(1, &driverv1.ClaimTerms{Sequence: &none})
 	b.until("it is accepted", func() bool { return first.heard().holder != "" })
-	b.silence(true)
-	b.pass(2 * fenceBound)
-	b.silence(false)
-	b.pass(deathLimit) // it has a lease again
 
 	return r, end, b.claim().sequence
 }
 
-func (b *bench) fencedResult(tc fencedCase) {
+func (b *bench) resultAskedForAgain(tc askedAgainCase) {
 	b.Helper()
-	r, end, sequence := b.fences()
+	r, end, sequence := b.holds()
 	attempt, terms := uint32(1), &driverv1.ClaimTerms{}
 	if tc.later {
 		attempt, terms = 2, &driverv1.ClaimTerms{Sequence: &sequence}
@@ -135,7 +98,7 @@ func (b *bench) fencedResult(tc fencedCase) {
 func (b *bench) asks(number uint32, terms *driverv1.ClaimTerms) *attempt {
 	b.Helper()
 	req := benchCreate(time.Minute)
-	k := &call{c: b.caller, req: &req, op: driverv1.Operation_OPERATION_CREATE, number: number, again: number > 1, claimed: terms != nil, terms: terms}
+	k := &call{c: b.caller, req: &req, op: driverv1.Operation_OPERATION_CREATE, number: number, again: number > 1, terms: terms}
 	a := newAttempt(req.OperationID, number, TreeReplica, "replica")
 	if _, err := k.send(a); err != nil {
 		b.Fatal(err)

@@ -13,26 +13,49 @@ import (
 const (
 	leastStreamBytes = 64 << 20
 	mostStreamBytes  = 1 << 30
+	// widenAgain is the time between tries where JetStream had no more room.
+	widenAgain = 30 * time.Second
 )
 
 // A room is how much a stream holds, and may hold, in bytes.
 type room struct {
 	bytes, limit int64                      // no limit is negative
+	led          bool                       // a server leads those that hold it
+	behind       int                        // servers that are offline or lag
+	made         time.Time                  // by the server's clock
+	last         uint64                     // sequence of the newest record
 	config       map[string]json.RawMessage // of the stream, all of it
 }
 
 // look asks JetStream for a stream's.
 func (s *streams) look(ctx context.Context, name string) (room, error) {
 	var info struct {
-		Config map[string]json.RawMessage `json:"config"`
-		State  struct {
-			Bytes int64 `json:"bytes"`
+		Created time.Time                  `json:"created"`
+		Config  map[string]json.RawMessage `json:"config"`
+		State   struct {
+			Bytes int64  `json:"bytes"`
+			Last  uint64 `json:"last_seq"`
 		} `json:"state"`
+		Cluster *struct {
+			Leader   string `json:"leader"`
+			Replicas []struct {
+				Current bool `json:"current"`
+				Offline bool `json:"offline"`
+			} `json:"replicas"`
+		} `json:"cluster"` // of a server of its own nothing is told
 	}
 	if err := s.request(ctx, "STREAM.INFO."+name, nil, &info); err != nil {
 		return room{}, err
 	}
-	r := room{bytes: info.State.Bytes, config: info.Config}
+	r := room{bytes: info.State.Bytes, config: info.Config, led: true, made: info.Created, last: info.State.Last}
+	if info.Cluster != nil {
+		r.led = info.Cluster.Leader != ""
+		for _, replica := range info.Cluster.Replicas {
+			if replica.Offline || !replica.Current {
+				r.behind++
+			}
+		}
+	}
 	if limit, ok := info.Config[maxBytesKey]; ok {
 		if err := json.Unmarshal(limit, &r.limit); err != nil {
 			return room{}, fmt.Errorf("STREAM.INFO.%s: %s: %w", name, maxBytesKey, err)
@@ -61,7 +84,7 @@ func (r room) wanted() int64 {
 // weigh has a stream hold more before it is full, and tells people when it is nearly
 // full all the same.
 func (s *streams) weigh(ctx context.Context, st *stream) {
-	if wanted := st.room.wanted(); wanted > st.room.limit && (st.narrow.IsZero() || time.Since(st.narrow) >= streamCheck) {
+	if wanted := st.room.wanted(); wanted > st.room.limit && (st.narrow.IsZero() || time.Since(st.narrow) >= widenAgain) {
 		s.widen(ctx, st, wanted)
 	}
 	log := s.c.log.With("stream", st.state.Name, "provider", st.state.Provider, "bytes", st.room.bytes, "limit", st.room.limit)
@@ -69,7 +92,7 @@ func (s *streams) weigh(ctx context.Context, st *stream) {
 	switch percent := st.room.percent(); {
 	case percent >= high && !st.full:
 		st.full = true
-		log.Error("the operations stream is nearly full. Once it is, it takes no sessions, claims and outcomes: replicas are fenced, and creates and " +
+		log.Error("the operations stream is nearly full. Once it is, it takes no claims and outcomes: creates and " +
 			"deletes wait until its records are a day old. Look for a driver with large last known states or a replica that floods it " +
 			"(mcmctl ops), and let it hold more (nats stream edit --max-bytes; mcm keeps a higher limit)")
 	case percent < low:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -30,9 +31,9 @@ const (
 	keptResults = 2048
 	keptFor     = 24 * time.Hour
 
-	defaultSlots        = 32
 	defaultDrainTimeout = 10 * time.Minute
 	defaultHardStop     = 5 * time.Second
+	defaultStuckAfter   = 10 * time.Second
 	defaultTimeout      = time.Minute
 )
 
@@ -41,8 +42,8 @@ const (
 var ErrLeft = errors.New("operations were left behind")
 
 // A Handler runs operations. Handle may be called from many goroutines, but runs
-// at most one mutation of a machine at a time. It must return when ctx ends; it may panic, which
-// is answered as an internal error. After [Task.BeginMutation] the outcome of that, of no
+// at most one mutation of a machine at a time. It must return when ctx ends: one that does not is
+// given up, see [Server.Stuck]. It may panic, which is answered as an internal error. After [Task.BeginMutation] the outcome of that, of no
 // result, and of one that cannot be sent counts as unknown.
 type Handler interface {
 	Handle(ctx context.Context, t *Task) *driverv1.Result
@@ -74,10 +75,10 @@ type Task struct {
 // It never blocks and may be called often: only the newest line counts.
 func (t *Task) Progress(message string) { t.server.report(t.held, message) }
 
-// BeginMutation is called right before a call that changes something at the
-// provider. It fails when the operation must not go on: it was cancelled, its
-// deadline has passed, the replica stops, or mcm may have given the operation to
-// another replica because this one was out of touch. From the first success on a cancel
+// BeginMutation is called right before each call that changes something at the
+// provider, and takes one round trip to NATS. It fails when the operation must not go on:
+// it was cancelled, its deadline has passed, the replica has stopped, another replica has
+// the operation by now, or the operations stream does not answer. From the first success on a cancel
 // comes too late and no longer ends the operation's context: what a provider made
 // of a call cut off halfway nobody could tell.
 func (t *Task) BeginMutation() error { return t.server.mayBegin(t.ctx, t.held) }
@@ -95,9 +96,9 @@ type ServerConfig struct {
 	Version string
 	// Hostname tells people where the replica runs.
 	Hostname string
-	// Slots is how many creates and initializes run at once; 0 means 32. Deletes have
-	// as many slots of their own, and so have reads: neither waits behind creates. So
-	// have requests that look at node groups, and those that change them.
+	// Slots is how many creates and initializes run at once; 0 means [DefaultSlots].
+	// Deletes have as many slots of their own, and so have reads: neither waits behind
+	// creates. So have requests that look at node groups, and those that change them.
 	Slots int
 	// CreateIdentity says what keeps Create from making a second instance.
 	CreateIdentity driverv1.CreateIdentity
@@ -116,6 +117,9 @@ type ServerConfig struct {
 	// HardStop is how long operations get to return once their contexts are
 	// cancelled, before they are left behind; 0 means 5 seconds.
 	HardStop time.Duration
+	// StuckAfter is how long after its deadline a Handle that ignores it is given up, see
+	// [Server.Stuck]; 0 means 10 seconds.
+	StuckAfter time.Duration
 	// Seal seals for a control plane what only it may read of an outcome; nil, or
 	// a nil box, leaves that out of what is stored. [FetchClient.Seal] is one.
 	Seal func(cluster string, m proto.Message) *driverv1.Sealed
@@ -139,21 +143,25 @@ type Server struct {
 	stats   *serviceStats
 	replies map[string]string // where replies may go, by cluster
 
+	protocols protocols // that it speaks
+
 	mu         sync.Mutex
 	held       map[string]*held   // mutations running or not acknowledged, by cluster and operation id
 	machines   map[string]*held   // running mutations, by cluster and machine uid
 	reads      map[*held]struct{} // running reads
+	stuck      map[*held]struct{} // of machines and reads, calls that were given up
 	epochs     map[string]uint64  // highest epoch seen, by cluster
 	leaders    map[string]string  // last hello's sender, by cluster
+	strange    map[string]error   // why nothing is taken from a cluster's managers: the protocol
 	denials    denials
 	running    int // mutations that occupy a slot
 	deleting   int // those of them that are deletes
 	draining   bool
 	sequence   uint64
-	groupReads int               // requests about node groups that run and change nothing
-	groupEdits int               // and those that do
-	leases     map[string]*lease // by cluster
-	unfenced   bool              // for tests that want to see what fencing is good for
+	groupReads int  // requests about node groups that run and change nothing
+	groupEdits int  // and those that do
+	stopped    bool // nothing is begun any more
+	unfenced   bool // for tests that want to see what fencing is good for
 
 	groups    context.Context // of requests about node groups
 	endGroups context.CancelFunc
@@ -185,7 +193,7 @@ func newServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
 		cfg.Replica = nuid.Next()
 	}
 	if cfg.Slots == 0 {
-		cfg.Slots = defaultSlots
+		cfg.Slots = DefaultSlots()
 	}
 	cfg.Capabilities = withNodeGroups(cfg.Capabilities, cfg.NodeGroups)
 	if cfg.DrainTimeout == 0 {
@@ -193,6 +201,9 @@ func newServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
 	}
 	if cfg.HardStop == 0 {
 		cfg.HardStop = defaultHardStop
+	}
+	if cfg.StuckAfter == 0 {
+		cfg.StuckAfter = defaultStuckAfter
 	}
 	errs := []error{ValidToken("provider", cfg.Provider), validReplica(cfg.Replica)}
 	for _, cluster := range cfg.Clusters {
@@ -209,22 +220,22 @@ func newServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
 	}
 	s := &Server{
 		conn: conn, cfg: cfg, handler: handler, started: time.Now(),
-		log:      cfg.Logger.With("replica", cfg.Replica, "provider", cfg.Provider),
-		replies:  map[string]string{},
+		log:     cfg.Logger.With("replica", cfg.Replica, "provider", cfg.Provider),
+		replies: map[string]string{}, protocols: spoken,
 		held:     map[string]*held{},
 		machines: map[string]*held{},
 		reads:    map[*held]struct{}{},
+		stuck:    map[*held]struct{}{},
 		epochs:   map[string]uint64{},
 		leaders:  map[string]string{},
+		strange:  map[string]error{},
 		denials:  denials{},
-		leases:   map[string]*lease{},
 		renew:    map[string]chan struct{}{},
 		acked:    make(chan struct{}, 1),
 		unfenced: unfencedBuild,
 	}
 	for _, cluster := range cfg.Clusters {
 		s.replies[cluster] = replyPrefix(cluster, cfg.Provider)
-		s.leases[cluster] = newLease()
 		s.renew[cluster] = make(chan struct{}, 1)
 	}
 	s.stats = newServiceStats(s.endpoints())
@@ -235,6 +246,15 @@ func newServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
 
 // Replica returns the replica's id.
 func (s *Server) Replica() string { return s.cfg.Replica }
+
+// Refusal returns why the replica takes no work from managers that lead: they share no
+// version of the protocol with it. It is nil if it takes work from all.
+func (s *Server) Refusal() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return errors.Join(slices.Collect(maps.Values(s.strange))...)
+}
 
 // Running is how many operations run at this moment, reads included.
 func (s *Server) Running() int {
@@ -265,6 +285,7 @@ func (s *Server) Run(ctx context.Context) error {
 		loops.Go(func() { s.heartbeat(beat, cluster) })
 	}
 	loops.Go(func() { s.acceptSlowReads(beat) })
+	loops.Go(func() { s.giveUpStuck(beat) })
 	announce := sync.OnceFunc(func() {
 		s.log.Info("serving", "clusters", s.cfg.Clusters, "slots", s.cfg.Slots, "version", s.cfg.Version)
 	})
@@ -350,6 +371,9 @@ func (s *Server) drain(requests []subscription) error {
 		}
 	}
 	s.awaitAcks()
+	if stuck := s.stuckCalls(); left == nil && stuck > 0 {
+		left = fmt.Errorf("%w: %d calls ignored their deadlines", ErrLeft, stuck)
+	}
 
 	return left
 }

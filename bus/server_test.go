@@ -26,6 +26,7 @@ type speaker struct {
 
 func newSpeaker(t *testing.T, r *rig) *speaker {
 	t.Helper()
+	r.ready(t) // a replica has something to claim with
 	s := &speaker{
 		nc: bustest.Raw(t, r.srv.URL()), frames: make(chan *driverv1.Envelope, 100),
 		reply: "mcm.v1." + cluster + ".reply." + provider + ".speaker.1",
@@ -75,7 +76,9 @@ func directed(rep *replica, verb, machine string) string {
 func request(change ...func(*driverv1.Envelope)) *driverv1.Envelope {
 	req := create("m")
 	env := req.Body
+	none := uint64(0)
 	env.OperationId, env.Attempt, env.Timeout = req.OperationID, 1, durationpb.New(time.Minute)
+	env.ClaimTerms = &driverv1.ClaimTerms{Sequence: &none}
 	for _, f := range change {
 		f(env)
 	}
@@ -99,6 +102,10 @@ func TestServerRefuses(t *testing.T) { //nolint:tparallel // its cases share one
 		"no machine": {
 			"nothing could keep two mutations of it apart", "create",
 			func(e *driverv1.Envelope) { e.GetCreate().Machine.Uid = "" }, driverv1.Code_CODE_INVALID_ARGUMENT, "uid",
+		},
+		"no terms": {
+			"it could not be fenced [CLAIM-6]", "create",
+			func(e *driverv1.Envelope) { e.ClaimTerms = nil }, driverv1.Code_CODE_INVALID_ARGUMENT, "CLAIM-6",
 		},
 		"no operation id": {
 			"a retry could not be told from a new operation", "create",
@@ -243,7 +250,7 @@ func TestDuplicateRequestAttaches(t *testing.T) {
 			t.Errorf("frame = %v, want accepted", frame)
 		}
 	}
-	env.Attempt = 2 // another mcm's count
+	env.Attempt, env.ClaimTerms = 2, &driverv1.ClaimTerms{} // another mcm's count
 	s.send(t, directed(rep, "create", "m"), s.reply, env)
 	if frame := bustest.Receive(t, "a frame", s.frames); frame.GetAccepted() == nil || frame.GetAttempt() != 2 {
 		t.Errorf("frame = %v, want accepted for attempt 2", frame)

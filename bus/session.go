@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -15,24 +16,71 @@ import (
 )
 
 const (
-	// protocolVersion is the version of the contract this package speaks.
-	protocolVersion = 1
-	// maxSession bounds what each heartbeat sends and the operations stream
-	// stores: some five thousand operations.
+	// maxSession bounds what each heartbeat sends: some five thousand operations.
 	maxSession = 512 << 10
 )
 
-// publishSession sends a session to a cluster, which is at the same time the
-// renewal of the replica's lease there.
+// renewNow asks for a session to every cluster without waiting for the next
+// beat. It never blocks.
+func (s *Server) renewNow() {
+	for _, cluster := range s.cfg.Clusters {
+		signal(s.renew[cluster])
+	}
+}
+
+// signal leaves a word on a channel of one place. It never blocks.
+func signal(ch chan<- struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// heartbeat publishes a session to a cluster at every beat, and sooner when
+// something changed [SESSION-1].
+func (s *Server) heartbeat(ctx context.Context, cluster string) {
+	tick := time.NewTicker(SessionInterval)
+	defer tick.Stop()
+	// A burst of settled operations must not become a burst of sessions.
+	const pause = SessionInterval / 10
+	for {
+		s.publishSession(cluster, false)
+		hold := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			hold.Stop()
+
+			return
+		case <-hold.C:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			s.storeOutcomes(cluster)
+		case <-s.renew[cluster]:
+		}
+	}
+}
+
+// stop sees to it that nothing is begun any more, and says so.
+func (s *Server) stop() {
+	s.mu.Lock()
+	s.stopped = true
+	s.mu.Unlock()
+	for _, cluster := range s.cfg.Clusters {
+		s.publishSession(cluster, true)
+	}
+}
+
+// publishSession sends a session to a cluster.
 func (s *Server) publishSession(cluster string, stopped bool) {
 	if !s.conn.Up() {
 		return // nothing old is ever sent later
 	}
-	session, expected := s.session(cluster, stopped)
-	m, err := s.sessionMessage(session, expected)
+	m, err := s.sessionMessage(s.session(cluster, stopped))
 	if err == nil {
-		sequence := session.GetSequence() // all that is to be kept of it
-		_, err = s.inquirer.send(m, func(answer *nats.Msg) { s.onRenewal(cluster, sequence, answer) })
+		err = s.conn.publish(m)
 	}
 	switch {
 	case err == nil:
@@ -54,15 +102,16 @@ func (s *Server) publishSession(cluster string, stopped bool) {
 
 // sessionMessage makes the message of a session, with less said in it when it
 // would be larger than is good or than the server takes.
-func (s *Server) sessionMessage(session *driverv1.Session, expected uint64) (*nats.Msg, error) {
+func (s *Server) sessionMessage(session *driverv1.Session) (*nats.Msg, error) {
 	subject := wildcard(session.GetCluster(), TreeSession, s.cfg.Provider, s.cfg.Replica)
 	env := &driverv1.Envelope{Replica: s.cfg.Replica, Body: &driverv1.Envelope_Session{Session: session}}
 	limit := maxSession
 	if most := int(s.conn.maxPayload()); most > 0 {
-		limit = min(limit, most-replySpace)
+		limit = min(limit, most)
 	}
 	for _, shorten := range []func(*driverv1.Session, int){dropProgress, dropSettled, dropOthers, nil} {
-		m, err := message(subject, env, expected, sessionTTL)
+		payload, err := Encode(env, "")
+		m := &nats.Msg{Subject: subject, Data: payload}
 		if err != nil || shorten == nil || m.Size() <= limit {
 			return m, err
 		}
@@ -71,9 +120,6 @@ func (s *Server) sessionMessage(session *driverv1.Session, expected uint64) (*na
 
 	return nil, nil //nolint:nilnil // not reached
 }
-
-// replySpace is more than the reply subject takes that is yet to be added.
-const replySpace = 256
 
 // dropProgress leaves out what people would like to know and mcm does not need.
 func dropProgress(session *driverv1.Session, _ int) {
@@ -105,36 +151,33 @@ func dropSome(session *driverv1.Session, excess int, some func(*driverv1.Operati
 	})
 }
 
-// session says what the replica is and holds, and what stream sequence that is to
-// replace.
-func (s *Server) session(cluster string, stopped bool) (session *driverv1.Session, expected uint64) {
+// session says what the replica is and holds.
+func (s *Server) session(cluster string, stopped bool) *driverv1.Session {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sequence++
-	l := s.leases[cluster]
-	session = &driverv1.Session{
+	session := &driverv1.Session{
 		Cluster: cluster, Provider: s.cfg.Provider, Replica: s.cfg.Replica, Sequence: s.sequence,
-		StartedAt: timestamppb.New(s.started), Version: s.cfg.Version, Protocol: protocolVersion,
+		StartedAt: timestamppb.New(s.started), Version: s.cfg.Version, Protocol: s.protocols.highest, ProtocolMin: s.protocols.lowest,
 		Slots: uint32(s.cfg.Slots), Running: uint32(s.running), Deleting: uint32(s.deleting),
 		Draining: s.draining, Stopped: stopped,
 		CreateIdentity: s.cfg.CreateIdentity, Kind: s.cfg.Kind, ApiVersions: s.cfg.APIVersions,
 		Capabilities: s.cfg.Capabilities, Hostname: s.cfg.Hostname,
-		SessionId: l.id, Leased: l.holds(now), Epoch: s.epochs[cluster],
+		Epoch: s.epochs[cluster],
 	}
 	if s.cfg.SettleTime > 0 {
 		session.SettleTime = durationpb.New(s.cfg.SettleTime)
 	}
 	for _, h := range s.held {
 		if h.cluster == cluster {
-			st := h.state(now)
-			st.Fenced = s.fenced(h, now)
-			session.Operations = append(session.Operations, st)
+			session.Operations = append(session.Operations, h.state(now))
 		}
 	}
+	session.Operations = append(session.Operations, s.stuckStates(cluster, now)...)
 	slices.SortFunc(session.Operations, func(a, b *driverv1.OperationState) int {
 		return strings.Compare(a.GetOperationId(), b.GetOperationId())
 	})
 
-	return session, l.send(s.sequence, now)
+	return session
 }

@@ -16,30 +16,36 @@ import (
 )
 
 const (
-	// streamCheck is the time between looks whether a stream is still as it
-	// should be, streamRetry that between tries to make it.
-	streamCheck = 30 * time.Second
+	// streamCheck is the time between looks whether a stream is still as it should
+	// be and takes writes, streamRetry that between tries to make it.
+	streamCheck = 5 * time.Second
 	streamRetry = time.Second
+	// apiTimeout is how long JetStream may take to agree on something among servers.
+	apiTimeout = 5 * ledgerTimeout
 	// streamPatience is how long a call waits for the first word on a stream.
 	streamPatience = 3 * time.Second
-	// absentTries is how often in a row a server must say that it has no
-	// JetStream before it is believed: one that starts says so, too.
-	absentTries = 3
 
 	maxRecordBytes = 1 << 20
 )
 
-// errNoJetStream: the server says that it has none.
-var errNoJetStream = errors.New("NATS has no JetStream here")
+var (
+	// errNoJetStream: the server says that it has none; one that starts does, too.
+	errNoJetStream = errors.New("NATS has no JetStream for this user: switch it on in the server's configuration, for the user's account, and restart the server")
+	// errReadsOnly: the Caller was made without operations streams.
+	errReadsOnly = errors.New("this Caller only reads: give CallerConfig.Operations, without which nothing can be claimed")
+)
 
-// A StreamConfig says how operations streams are made. They hold sessions and
-// claims: what mcm needs to prove that a silent replica has stopped, and to learn
-// of what ended while it was away.
+// A StreamConfig says how operations streams are made. They hold claims: what keeps two
+// replicas from one machine, and what mcm learns from of what ended while it was away.
 type StreamConfig struct {
 	// Replicas is how many servers hold each record; 0 means 1.
 	Replicas int
 	// Memory keeps records in memory only: they are gone when NATS restarts.
 	Memory bool
+	// Stuck is called each time that a stream has not taken a write, with the cause: it
+	// restarts a server that can write to its disk again, or returns why that does not
+	// help yet. It may block. May be nil.
+	Stuck func(cause error) error
 
 	first func() uint64 // of a stream's sequences; nil means sequenceAtRandom
 }
@@ -47,16 +53,20 @@ type StreamConfig struct {
 // A StreamState is how a provider's operations stream is.
 type StreamState struct {
 	Provider, Name string
-	// Ready: operations are claimed, and dead replicas are fenced.
+	// Ready: it has taken a write at the last look.
 	Ready bool
 	// Problem says why it is not ready; empty before that is known.
 	Problem string
-	// Absent: NATS has no JetStream. Operations are dispatched without claims.
-	Absent bool
 	// Bytes is how much it held when it was last looked at, and MaxBytes how much it
 	// could; 0 before that, and a negative MaxBytes means no limit. A full stream takes
-	// nothing: neither claims nor outcomes, nor sessions, so that leases lapse.
+	// nothing, neither claims nor outcomes.
 	Bytes, MaxBytes int64
+	// Leader: one of the servers that hold it leads them. Behind is how many of the
+	// others are offline or do not have all that it has.
+	Leader bool
+	Behind int
+	// Rollbacks is how often it was found without records that it had acknowledged.
+	Rollbacks uint64
 }
 
 // streams keeps the operations streams of all providers that are met.
@@ -70,15 +80,18 @@ type streams struct {
 
 type stream struct {
 	state  StreamState
-	ready  bool          // was, once, in this process: then it is never taken for absent; written by its keeper alone
-	room   room          // its keeper's, as are the next two
-	full   bool          // it is about to refuse everything, which is logged
-	narrow time.Time     // when JetStream had no more room for it; zero if it had
-	absent int           // times in a row that the server said so
-	known  chan struct{} // closed at the first word on it
-	check  chan struct{}
-	aging  bool     // somebody asks for its age
-	next   *ageLook // who asks next, for all that came meanwhile; nil for nobody
+	ready  bool      // was, once, in this process; written by its keeper alone
+	room   room      // its keeper's, as are the next two
+	full   bool      // it is about to refuse everything, which is logged
+	narrow time.Time // when JetStream had no more room for it; zero if it had
+	newest uint64    // sequence that the stream has told, or acknowledged; its keeper's
+	// rolledFrom is what newest was when the last rollback was noticed.
+	rolledFrom uint64
+	rolled     time.Time     // when it was last found rolled back; guarded by streams.mu
+	known      chan struct{} // closed when it is ready for the first time
+	check      chan struct{}
+	aging      bool     // somebody asks for its age
+	next       *ageLook // who asks next, for all that came meanwhile; nil for nobody
 }
 
 // An ageLook is one question for a stream's age that any number of calls wait for.
@@ -142,6 +155,12 @@ func (s *streams) keep(ctx context.Context, st *stream) {
 		if s.c.conn.Up() {
 			known := st.ready
 			err := s.make(ctx, st)
+			if err == nil {
+				err = s.probe(ctx, st)
+			}
+			if ctx.Err() != nil {
+				return
+			}
 			if s.note(st, err) && (known || err != nil) { // what it holds is seen once it is as it should be
 				next = streamCheck
 			}
@@ -158,27 +177,17 @@ func (s *streams) keep(ctx context.Context, st *stream) {
 func (s *streams) note(st *stream, err error) (settled bool) {
 	s.mu.Lock()
 	before := st.state
-	if errors.Is(err, errNoJetStream) {
-		st.absent++
-	} else {
-		st.absent = 0
-	}
 	st.state.Ready, st.state.Problem = err == nil, ""
-	st.state.Absent = !st.ready && st.absent >= absentTries
 	st.ready = st.ready || err == nil
 	st.state.Bytes, st.state.MaxBytes = st.room.bytes, st.room.limit
+	st.state.Leader, st.state.Behind = st.room.led, st.room.behind
 	if err != nil {
 		st.state.Problem = err.Error()
 	}
 	now := st.state
-	// A server that starts says so, too: it is believed, and told, a little later.
-	early := errors.Is(err, errNoJetStream) && !st.ready && !now.Absent
 	s.mu.Unlock()
-	// First the warning, then the operations that it warns of.
-	if !early {
-		s.tell(before, now)
-	}
-	if now.Ready || now.Absent {
+	s.tell(before, now)
+	if now.Ready {
 		select {
 		case <-st.known:
 		default:
@@ -186,7 +195,7 @@ func (s *streams) note(st *stream, err error) (settled bool) {
 		}
 	}
 
-	return now.Ready || now.Absent
+	return now.Ready
 }
 
 // tell logs what has changed.
@@ -195,12 +204,8 @@ func (s *streams) tell(before, now StreamState) {
 	switch {
 	case now.Ready && !before.Ready:
 		log.Info("operations are claimed in the operations stream")
-	case now.Absent && !before.Absent:
-		log.Warn("NATS has no JetStream: operations go without claims. A replica that is cut off is not fenced, " +
-			"outcomes do not outlive their replica, and a lost create of a driver without identity waits for its deadline. " +
-			"Switch JetStream on (embedded: --nats-store-dir)")
-	case !now.Ready && !now.Absent && before.Problem != now.Problem:
-		log.Error("the operations stream is not there: creates and deletes wait", "err", now.Problem)
+	case !now.Ready && before.Problem != now.Problem:
+		log.Error("the operations stream cannot be used: creates and deletes wait", "err", now.Problem)
 	}
 }
 
@@ -214,8 +219,8 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	}
 	cfg := jetstream.StreamConfig{
 		Name:        name,
-		Description: "machinebus: sessions of driver replicas and claims on machines",
-		Subjects:    []string{wildcard(cluster, TreeSession, provider, "*"), wildcard(cluster, TreeClaim, provider, "*")},
+		Description: "machinebus: claims on machines",
+		Subjects:    []string{wildcard(cluster, TreeClaim, provider, "*")},
 		Storage:     jetstream.FileStorage, Replicas: max(1, s.config.Replicas),
 		MaxMsgsPerSubject: 1, MaxBytes: leastStreamBytes, MaxMsgSize: maxRecordBytes, MaxMsgs: -1, MaxConsumers: -1,
 		// Old records must never make room for new ones: a claim that went without
@@ -230,15 +235,29 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 		cfg.Storage = jetstream.MemoryStorage
 	}
 	there, err := s.look(ctx, name)
+	if err == nil && s.lostRecords(st, there) {
+		// Its sequences come again, and a replica may still hold one: it must not go on.
+		if err = s.api(ctx, "STREAM.DELETE."+name, nil); err == nil {
+			err = errNoStream
+		} else {
+			err = fmt.Errorf("it was rolled back and has to be made again: %w (delete it, or let mcm)", err)
+		}
+	}
+	st.room.led, st.room.behind = false, 0
 	if errors.Is(err, errNoStream) {
-		s.c.unmark(provider)
-		st.room = room{}
+		st.room, st.newest = room{}, 0
+		err = s.api(ctx, "STREAM.CREATE."+name, cfg)
+		st.room.led = err == nil
+		if noSpace(err) {
+			err = s.stuck(err)
+		}
 
-		return s.api(ctx, "STREAM.CREATE."+name, cfg)
+		return err
 	}
 	if err != nil {
 		return err
 	}
+	st.newest = max(st.newest, there.last)
 	st.room = there
 	if st.ready {
 		return nil
@@ -247,7 +266,11 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	if cfg.MaxBytes = there.limit; there.limit >= 0 {
 		cfg.MaxBytes = max(there.limit, leastStreamBytes)
 	}
-	if err := s.api(ctx, "STREAM.UPDATE."+name, cfg); err != nil {
+	err = s.api(ctx, "STREAM.UPDATE."+name, cfg)
+	switch {
+	case noSpace(err):
+		return s.stuck(err)
+	case err != nil:
 		return fmt.Errorf("%w (it exists with settings that cannot be changed: adapt --nats-stream-storage, or delete it when nothing runs)", err)
 	}
 	st.room.limit = cfg.MaxBytes
@@ -296,13 +319,17 @@ func (s *streams) askAges(st *stream) {
 		if look == nil {
 			return
 		}
-		look.age, look.err = s.age(s.c.ctx, st.state.Name)
+		look.age, look.err = s.age(s.c.ctx, st)
 		close(look.done)
 	}
 }
 
-// age returns how long a stream has been there, by the server's clock alone.
-func (s *streams) age(ctx context.Context, name string) (time.Duration, error) {
+// age returns for how long a stream has had all its records, as far as is known: since
+// it was made, by the server's clock alone, unless it was rolled back since, or may have
+// been. A server can lose what it has acknowledged only by starting again, which ends
+// connections.
+func (s *streams) age(ctx context.Context, st *stream) (time.Duration, error) {
+	name := st.state.Name
 	var info struct {
 		Created time.Time `json:"created"`
 		Now     time.Time `json:"ts"`
@@ -311,7 +338,37 @@ func (s *streams) age(ctx context.Context, name string) (time.Duration, error) {
 		return 0, err
 	}
 
-	return info.Now.Sub(info.Created), nil
+	s.mu.Lock()
+	whole := st.rolled
+	s.mu.Unlock()
+	if back := s.c.restart.Load(); back != nil {
+		whole = later(whole, *back)
+	}
+
+	return min(info.Now.Sub(info.Created), time.Since(whole)), nil
+}
+
+// lostRecords reports whether a stream has lost records that it has acknowledged: its
+// server was put back to an older state, or has lost what was not on its disk yet.
+func (s *streams) lostRecords(st *stream, there room) bool {
+	if !there.made.Equal(st.room.made) {
+		st.newest = 0 // of another stream, or none
+	}
+	if there.last >= st.newest {
+		return false
+	}
+	if st.newest != st.rolledFrom { // else it is the same one, which could not be made again yet
+		st.rolledFrom = st.newest
+		s.c.log.Error("the operations stream was rolled back: records that it had acknowledged are gone. Operations under way count as unknown, "+
+			"and the next attempt looks for what they made. Have NATS keep what it acknowledges (sync_interval: always), and restore no old copy of its store",
+			"stream", st.state.Name, "provider", st.state.Provider, "sequence", there.last, "acknowledged", st.newest)
+		s.mu.Lock()
+		st.rolled = time.Now()
+		st.state.Rollbacks++
+		s.mu.Unlock()
+	}
+
+	return true
 }
 
 // api makes a request of JetStream's API.
@@ -328,8 +385,7 @@ func (s *streams) request(ctx context.Context, what string, body, into any) erro
 			return fmt.Errorf("%s: %w", what, err)
 		}
 	}
-	const limit = 5 * ledgerTimeout // a cluster has to agree on it
-	answer, err := s.c.inquirer.ask(ctx, &nats.Msg{Subject: "$JS.API." + what, Data: payload}, limit)
+	answer, err := s.c.inquirer.ask(ctx, &nats.Msg{Subject: "$JS.API." + what, Data: payload}, apiTimeout)
 	if errors.Is(err, errNoAnswer) {
 		return fmt.Errorf("%s: %w: may this user publish to $JS.API.%s?", what, err, what)
 	}
@@ -358,12 +414,9 @@ func (s *streams) request(ctx context.Context, what string, body, into any) erro
 	return nil
 }
 
-// claims tells whether operations of a provider are to be claimed. The error says
-// why that cannot be told, or cannot be done, at this moment.
-func (c *Caller) claims(ctx context.Context, provider string) (bool, error) {
-	if c.streams == nil {
-		return false, nil
-	}
+// awaitStream returns when operations of a provider can be claimed. The error says why
+// they cannot at this moment.
+func (c *Caller) awaitStream(ctx context.Context, provider string) error {
 	st := c.streams.of(provider)
 	select {
 	case <-st.known:
@@ -374,17 +427,20 @@ func (c *Caller) claims(ctx context.Context, provider string) (bool, error) {
 		case <-st.known:
 		case <-limit.C:
 		case <-ctx.Done():
-			return false, ctx.Err() //nolint:wrapcheck // the caller's own
+			return ctx.Err() //nolint:wrapcheck // the caller's own
 		}
 	}
 	c.streams.mu.Lock()
 	state := st.state
 	c.streams.mu.Unlock()
-	if state.Ready || state.Absent {
-		return state.Ready, nil
+	if state.Ready {
+		return nil
+	}
+	if err := state.fault(); err != nil {
+		return err
 	}
 
-	return false, fmt.Errorf("operations stream %s is not there: %s", state.Name, state.Problem)
+	return fmt.Errorf("operations stream %s is not made yet", state.Name)
 }
 
 // lost has a stream looked at that did not do as it should.

@@ -59,7 +59,7 @@ func TestServerRestart(t *testing.T) {
 			r, g := &rig{srv: bustest.Server(t, embedded.Options{StoreDir: dir})}, newGate(t)
 			r.conn = bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}})
 			r.caller = newCaller(t, r.conn, bus.CallerConfig{Operations: &bus.StreamConfig{}})
-			rep := r.claimant(t, g.handle)
+			r.replica(t, g.handle)
 			req := create("m")
 			done := call(t.Context(), r.caller, req)
 			bustest.Receive(t, "the handler", g.entered)
@@ -90,7 +90,6 @@ func TestServerRestart(t *testing.T) {
 				}
 			}
 			r.ready(t)
-			r.leased(t, rep)
 			next := then(req, "initialize", "1")
 			bustest.Eventually(t, "the machine's next operation", func() bool {
 				got := bustest.Receive(t, "an answer", call(t.Context(), r.caller, next))
@@ -105,7 +104,7 @@ func TestStreamDeletedUnderUs(t *testing.T) {
 	t.Parallel()
 	r, g := newClaimRig(t), newGate(t)
 	g.release()
-	rep := r.claimant(t, g.handle)
+	r.replica(t, g.handle)
 	req := create("m")
 	wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, req)))
 	js, err := jetstream.New(bustest.Raw(t, r.srv.URL()))
@@ -125,7 +124,6 @@ func TestStreamDeletedUnderUs(t *testing.T) {
 	bustest.Eventually(t, "the machine's next operation", func() bool {
 		return bustest.Receive(t, "an answer", call(t.Context(), r.caller, next)).err == nil
 	})
-	r.leased(t, rep)
 	after, err := js.Stream(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +139,8 @@ func TestStreamDeletedUnderUs(t *testing.T) {
 func TestStreamIsMadeSafe(t *testing.T) {
 	t.Parallel()
 	r, g := newClaimRig(t), newGate(t)
-	r.claimant(t, g.handle)
+	r.replica(t, g.handle)
+	r.ready(t)
 	nc := bustest.Raw(t, r.srv.URL())
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -199,7 +198,8 @@ func TestStreamFillsUp(t *testing.T) {
 			}
 			t.Cleanup(caller.Close)
 			r.caller = caller
-			rep := r.claimant(t, g.handle)
+			r.replica(t, g.handle)
+			r.ready(t)
 			js, err := jetstream.New(bustest.Raw(t, r.srv.URL()))
 			if err != nil {
 				t.Fatal(err)
@@ -229,7 +229,7 @@ func TestStreamFillsUp(t *testing.T) {
 						!slices.ContainsFunc(tc.says, func(what string) bool { return !said(what) })
 				})
 			}
-			r.leased(t, rep)
+			bustest.Eventually(t, "the connection is back", r.caller.Up)
 			wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m"))))
 			info, err := stream.Info(t.Context())
 			if err != nil {
@@ -251,9 +251,14 @@ func TestStreamFillsUp(t *testing.T) {
 	}
 }
 
+// Without JetStream nothing is created or deleted, and what says so names the remedy.
 func TestWithoutJetStream(t *testing.T) {
 	t.Parallel()
-	r := &rig{srv: bustest.Server(t, embedded.Options{})}
+	file := filepath.Join(t.TempDir(), "nats.conf")
+	if err := os.WriteFile(file, []byte("jetstream: disabled\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{srv: bustest.Server(t, embedded.Options{ConfigFile: file})}
 	log := &violations{}
 	r.conn = bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}})
 	caller, err := bus.NewCaller(r.conn, bus.CallerConfig{Cluster: cluster, Operations: &bus.StreamConfig{}, Logger: log.warnings()})
@@ -264,19 +269,37 @@ func TestWithoutJetStream(t *testing.T) {
 	r.caller = caller
 	g := newGate(t)
 	g.release()
-	rep := r.replica(t, g.handle)
-	out := wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m"))))
-	if out.Replica != rep.Replica() || bustest.Receive(t, "the task", g.entered).Request.GetClaimTerms() != nil {
-		t.Errorf("outcome = %+v, want one without a claim", out)
+	r.replica(t, g.handle)
+	const remedy = "no JetStream for this user: switch it on"
+	bustest.Eventually(t, "it is known", func() bool {
+		states := r.caller.Streams()
+
+		return len(states) == 1 && !states[0].Ready && strings.Contains(states[0].Problem, remedy)
+	})
+	_, err = r.caller.Call(t.Context(), create("m"))
+	wantError(t, err, bus.OriginBus, driverv1.Code_CODE_UNAVAILABLE)
+	if !strings.Contains(err.Error(), remedy) || !strings.Contains(log.all(), remedy) || g.runs.Load() != 0 {
+		t.Errorf("%v after %d runs, want that nothing has run and %q, here and in the log: %s", err, g.runs.Load(), remedy, log.all())
 	}
-	if states := r.caller.Streams(); len(states) != 1 || states[0].Ready || !states[0].Absent || states[0].Problem == "" {
-		t.Errorf("streams = %+v, want one that is absent, and why", states)
+	wantOK(t, bustest.Receive(t, "a read", call(t.Context(), r.caller, status("m"))))
+}
+
+// A Caller without operations streams does reads only.
+func TestReadsOnly(t *testing.T) {
+	t.Parallel()
+	r, g := newClaimRig(t), newGate(t)
+	g.release()
+	r.replica(t, g.handle)
+	reader, err := bus.NewCaller(r.conn, bus.CallerConfig{Cluster: cluster, Logger: bustest.Quiet()})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if text := log.all(); !strings.Contains(text, "no JetStream") || !strings.Contains(text, "--nats-store-dir") {
-		t.Errorf("log = %q, want what is missing and the remedy", text)
-	}
-	if r.session(rep).GetLeased() {
-		t.Error("a lease without anybody to give it")
+	t.Cleanup(reader.Close)
+	wantOK(t, bustest.Receive(t, "a read", call(t.Context(), reader, status("m"))))
+	_, err = reader.Call(t.Context(), create("m"))
+	wantError(t, err, bus.OriginBus, driverv1.Code_CODE_INVALID_ARGUMENT)
+	if !strings.Contains(err.Error(), "CallerConfig.Operations") || g.runs.Load() != 1 {
+		t.Errorf("%v after %d runs, want that the Caller has no operations streams", err, g.runs.Load())
 	}
 }
 
@@ -294,7 +317,8 @@ func TestClaimRace(t *testing.T) {
 
 		return created(task)
 	}
-	reps := []*replica{r.claimant(t, handle, slots(100)), r.claimant(t, handle, slots(100))}
+	reps := []*replica{r.replica(t, handle, slots(100)), r.replica(t, handle, slots(100))}
+	r.ready(t)
 	// The same attempt at both, as a duplicating network would have it.
 	nc := bustest.Raw(t, r.srv.URL())
 	const machines = 20
@@ -348,56 +372,18 @@ func TestClaimRace(t *testing.T) {
 
 func slots(n int) func(*bus.ServerConfig) { return func(cfg *bus.ServerConfig) { cfg.Slots = n } }
 
-// A tombstone and a renewal race for the sequence of the session before.
-func TestTombstoneLosesToARenewal(t *testing.T) {
-	t.Parallel()
-	r, g := newClaimRig(t), newGate(t)
-	rep := r.claimant(t, g.handle)
-	nc := bustest.Raw(t, r.srv.URL())
-	subject := "mcm.v1." + cluster + ".session." + provider + "." + rep.Replica()
-	m, err := nc.Request("$JS.API.DIRECT.GET."+bus.StreamName(cluster, provider)+"."+subject, nil, nats.DefaultTimeout*5)
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := r.session(rep).GetSessionId()
-	sequence := r.session(rep).GetSequence()
-	bustest.Eventually(t, "another renewal", func() bool { return r.session(rep).GetSequence() > sequence+1 })
-	payload, err := bus.Encode(&driverv1.Envelope{Body: &driverv1.Envelope_Tombstone{Tombstone: &driverv1.Tombstone{Replica: rep.Replica()}}}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	late := nats.NewMsg(subject)
-	late.Data = payload
-	late.Header.Set("Nats-Expected-Last-Subject-Sequence", m.Header.Get("Nats-Sequence"))
-	answer, err := nc.RequestMsg(late, nats.DefaultTimeout*5)
-	if err != nil || !strings.Contains(string(answer.Data), "wrong last sequence") {
-		t.Errorf("the late tombstone: %s, %v, want it refused", answer.Data, err)
-	}
-	// One in time ends the session, and the replica goes on under another.
-	bustest.Eventually(t, "a tombstone in time", func() bool {
-		m, err := nc.Request("$JS.API.DIRECT.GET."+bus.StreamName(cluster, provider)+"."+subject, nil, nats.DefaultTimeout*5)
-		if err != nil {
-			return false
-		}
-		stone := nats.NewMsg(subject)
-		stone.Data = payload
-		stone.Header.Set("Nats-Expected-Last-Subject-Sequence", m.Header.Get("Nats-Sequence"))
-		answer, err := nc.RequestMsg(stone, nats.DefaultTimeout*5)
-
-		return err == nil && !strings.Contains(string(answer.Data), "error")
-	})
-	bustest.Eventually(t, "a new session", func() bool { return r.session(rep).GetSessionId() != id && r.session(rep).GetLeased() })
-}
-
 func TestManySessionsFit(t *testing.T) {
 	t.Parallel()
 	r, g := newClaimRig(t), newGate(t)
 	const many = 6000
-	rep := r.claimant(t, g.handle, slots(many))
+	rep := r.replica(t, g.handle, slots(many))
+	r.ready(t)
 	nc := bustest.Raw(t, r.srv.URL())
-	for range many { // unclaimed, which is what matters least here
-		req := create(strings.Repeat("m", 60))
-		payload, err := bus.Encode(&driverv1.Envelope{OperationId: req.OperationID, Attempt: 1, Body: req.Body.GetBody()}, "")
+	for range many {
+		req, none := create(strings.Repeat("m", 60)), uint64(0)
+		payload, err := bus.Encode(&driverv1.Envelope{
+			OperationId: req.OperationID, Attempt: 1, Body: req.Body.GetBody(), ClaimTerms: &driverv1.ClaimTerms{Sequence: &none},
+		}, "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -407,10 +393,10 @@ func TestManySessionsFit(t *testing.T) {
 		}
 		<-g.entered
 	}
-	bustest.Eventually(t, "a session that is cut short, and leased", func() bool {
+	bustest.Eventually(t, "a session that is cut short", func() bool {
 		s := r.session(rep)
 
-		return s.GetLeased() && s.GetOmitted() > 0 && int(s.GetOmitted())+len(s.GetOperations()) == many
+		return s.GetOmitted() > 0 && int(s.GetOmitted())+len(s.GetOperations()) == many
 	})
 }
 
@@ -418,7 +404,7 @@ func TestLowerEpochIsRefused(t *testing.T) {
 	t.Parallel()
 	r, g := newClaimRig(t), newGate(t)
 	g.release()
-	rep := r.claimant(t, g.handle)
+	rep := r.replica(t, g.handle)
 	announcer, err := bus.NewAnnouncer(r.conn, cluster)
 	if err != nil {
 		t.Fatal(err)
@@ -441,18 +427,6 @@ func TestLowerEpochIsRefused(t *testing.T) {
 	}
 }
 
-// A replica that has only just come has no lease yet: what it refuses for that
-// waits for it, and is no news.
-func TestFirstOperationWaitsForTheLease(t *testing.T) {
-	t.Parallel()
-	r, g := newClaimRig(t), newGate(t)
-	g.release()
-	r.replica(t, g.handle) // not waited for
-	if out := wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m")))); out.Attempts != 1 {
-		t.Errorf("outcome = %+v, want that of attempt 1", out)
-	}
-}
-
 // A replica that hangs takes requests and answers nothing, while its sessions come:
 // its claim, which is not there, tells that it has begun nothing.
 func TestMuteReplica(t *testing.T) {
@@ -470,7 +444,7 @@ func TestMuteReplica(t *testing.T) {
 	req := create("m")
 	done := call(t.Context(), r.caller, req)
 	bustest.Receive(t, "the request", asked)
-	good := r.claimant(t, g.handle)
+	good := r.replica(t, g.handle)
 	for range 20 { // at the mute one, or at nobody, it is not done
 		got := bustest.Receive(t, "an answer", done)
 		if got.err == nil {
@@ -502,8 +476,7 @@ func TestClockAhead(t *testing.T) {
 	if !strings.Contains(err.Error(), "compare its clock") {
 		t.Errorf("error = %q, want one that tells of the clock", err)
 	}
-	good := r.claimant(t, g.handle, func(cfg *bus.ServerConfig) { cfg.Slots = 100 })
-	bustest.Eventually(t, "its lease", func() bool { return r.session(good).GetLeased() })
+	good := r.replica(t, g.handle, func(cfg *bus.ServerConfig) { cfg.Slots = 100 })
 	for len(asked) > 0 {
 		<-asked
 	}
@@ -542,7 +515,7 @@ func impostor(t *testing.T, r *rig, id string, answer func(*nats.Msg) *driverv1.
 		t.Fatal(err)
 	}
 	payload, err := bus.Encode(&driverv1.Envelope{Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
-		Cluster: cluster, Provider: provider, Replica: id, SessionId: "s", Leased: true, Slots: 1 << 20,
+		Cluster: cluster, Provider: provider, Replica: id, Slots: 1 << 20,
 		Capabilities:   []driverv1.Operation{driverv1.Operation_OPERATION_CREATE},
 		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
 	}}}, "")

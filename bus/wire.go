@@ -20,6 +20,7 @@ type wire interface { //nolint:interfacebloat // it is what a connection does, a
 	maxPayload() int64
 	Up() bool
 	OnUp(f func())
+	server() string
 }
 
 type subscription interface {
@@ -32,7 +33,7 @@ func (c *Conn) inbox() string { return c.nc.NewInbox() }
 func (c *Conn) maxPayload() int64 { return c.nc.MaxPayload() }
 
 // answerKept is how long an answer is waited for at most: longer than anybody needs
-// one. Where there is no operations stream, sessions never get any.
+// one.
 const answerKept = 10 * time.Second
 
 // An inquirer sends messages whose answers come to an inbox of its own, each

@@ -41,8 +41,9 @@ type Config struct { //nolint:recvcheck // flags write into it, everything else 
 	NATS NATSConfig
 	// Clusters are the control planes to serve, each once; none means "default".
 	Clusters []string
-	// Slots is how many creates and initializes run at once; 0 means 32. Deletes have
-	// as many of their own, and so have reads.
+	// Slots is how many creates and initializes run at once. Deletes have as many of
+	// their own, and so have reads. 0 means 512, or fewer where the memory limit is below
+	// 128 MiB.
 	Slots int
 	// DrainTimeout is how long running operations may take to finish when the
 	// program is told to stop, before they are cancelled; 0 means 10 minutes.
@@ -73,6 +74,9 @@ type Config struct { //nolint:recvcheck // flags write into it, everything else 
 	flags    *flag.FlagSet
 	flagErrs []error       // of environment variables
 	hardStop time.Duration // before operations are left behind, for tests; 0 means some seconds
+	// stuckAfter is how long after its deadline a call is given up, for tests; 0 means
+	// some seconds.
+	stuckAfter time.Duration
 }
 
 // A NATSConfig says how to reach the bus.
@@ -125,7 +129,7 @@ func (c Config) complete() (Config, error) {
 	}
 	errs = append(errs, c.checkClusters()...)
 	if c.Slots == 0 {
-		c.Slots = 32
+		c.Slots = bus.DefaultSlots()
 	}
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = 10 * time.Minute
@@ -145,7 +149,7 @@ func (c Config) checkClusters() []error {
 	served := map[string]int{}
 	for _, cluster := range c.Clusters {
 		served[cluster]++
-		if served[cluster] == 2 { // it would renew its lease twice at a time
+		if served[cluster] == 2 { // each of its sessions would be sent twice
 			errs = append(errs, fmt.Errorf("cluster %q is there twice: name it once in --clusters (Config.Clusters)", cluster))
 		}
 	}

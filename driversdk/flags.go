@@ -35,7 +35,8 @@ func (c *Config) RegisterFlags(fs *flag.FlagSet) {
 		"public curve key of a control plane, as `cluster=key`, with commas; a control plane without one is trusted "+
 			"at its first answer [MACHINEBUS_CONTROL_PLANE_KEYS]")
 	fs.IntVar(&c.Slots, "slots", c.Slots,
-		"`number` of creates and initializes that run at once, and of deletes beside them; 0 means 32 [MACHINEBUS_SLOTS]")
+		"`number` of creates and initializes that run at once, and of deletes beside them; 0 means 512, or fewer "+
+			"where the memory limit is below 128 MiB [MACHINEBUS_SLOTS]")
 	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout,
 		"how long running operations may take to finish when told to stop, before they are cancelled; "+
 			"0 means 10m [MACHINEBUS_DRAIN_TIMEOUT]")

@@ -134,7 +134,7 @@ func (h *handler[S]) request(
 		// The secret's bytes are those of the cache.
 		Machine: machineOf(m), Class: class, UserData: slices.Clone(class.Secret[userDataKey]),
 		OperationID: c.task.Request.GetOperationId(), Attempt: c.task.Request.GetAttempt(),
-		Recover: c.task.Request.GetRecover(), Cluster: c.task.Cluster,
+		Recover: c.task.Request.GetRecover(), Cluster: c.task.Cluster, Owner: c.task.Request.GetOwner(),
 		call: c,
 	}, nil
 }

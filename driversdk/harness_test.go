@@ -3,6 +3,7 @@ package driversdk
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -68,7 +70,7 @@ func (d *testDriver) Create(ctx context.Context, req *Request[testSpec]) (*Insta
 	}
 	i := &Instance{
 		ProviderID: "acme://" + req.Machine.Name, NodeName: req.Machine.Name,
-		MachineName: req.Machine.Name, MachineUID: req.Machine.UID,
+		MachineName: req.Machine.Name, MachineUID: req.Machine.UID, Owner: req.Owner,
 		Addresses: []Address{{Type: "InternalIP", Address: "10.0.0.1"}},
 	}
 	d.mu.Lock()
@@ -188,6 +190,7 @@ type world struct {
 	t     *testing.T
 	nats  *embedded.Server
 	nc    *nats.Conn
+	ops   jetstream.Stream // with the claims
 	store *store
 	stats *prometheus.Registry
 	next  atomic.Int64
@@ -230,6 +233,16 @@ func newBus(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(w.nc.Close)
+	js, err := jetstream.New(w.nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.ops, err = js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: bus.StreamName(testCluster, testProvider), Subjects: []string{claimSubject("*")}, MaxMsgsPerSubject: 1,
+		Storage: jetstream.MemoryStorage,
+	}); err != nil {
+		t.Fatal(err)
+	}
 	if w.sessions, err = w.nc.SubscribeSync("mcm.v1." + testCluster + ".session." + testProvider + ".*"); err != nil {
 		t.Fatal(err)
 	}
@@ -299,11 +312,34 @@ func (w *world) session(wanted func(*driverv1.Session) bool) *driverv1.Session {
 	return nil
 }
 
+func claimSubject(machine string) string {
+	return "mcm.v1." + testCluster + ".claim." + testProvider + "." + machine
+}
+
+// claim returns the claim on a machine, nil for none, and its sequence.
+func (w *world) claim(machine string) (*driverv1.Claim, uint64) {
+	w.t.Helper()
+	m, err := w.ops.GetLastMsgForSubject(w.t.Context(), claimSubject(machine))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, 0
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	env, err := bus.Decode(m.Data, "")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+
+	return env.GetClaim(), m.Sequence
+}
+
 // An exchange is one request and its reply frames.
 type exchange struct {
-	w   *world
-	sub *nats.Subscription
-	id  string
+	w       *world
+	sub     *nats.Subscription
+	id      string
+	machine string // uid, of mutations
 }
 
 func (w *world) ask(env *driverv1.Envelope) *exchange {
@@ -325,6 +361,12 @@ func (w *world) askTraced(env *driverv1.Envelope, traceParent string) *exchange 
 	}
 	if env.Timeout == nil {
 		env.Timeout = durationpb.New(patience)
+	}
+	var claimed string
+	if bus.Mutates(op) {
+		claimed = bus.MachineOf(env).GetUid()
+		_, sequence := w.claim(claimed)
+		env.ClaimTerms = &driverv1.ClaimTerms{Sequence: &sequence}
 	}
 	name := bus.MachineOf(env).GetName()
 	if name == "" {
@@ -348,7 +390,7 @@ func (w *world) askTraced(env *driverv1.Envelope, traceParent string) *exchange 
 		w.t.Fatal(err)
 	}
 
-	return &exchange{w: w, sub: sub, id: env.GetOperationId()}
+	return &exchange{w: w, sub: sub, id: env.GetOperationId(), machine: claimed}
 }
 
 // frame returns the next reply frame.
@@ -390,6 +432,17 @@ func (e *exchange) result() *driverv1.Result {
 	}
 }
 
+// awaitEnd waits until the claim on the machine has ended: the next operation replaces that.
+func (e *exchange) awaitEnd(deadline time.Time) {
+	e.w.t.Helper()
+	for e.machine != "" && time.Now().Before(deadline) {
+		c, _ := e.w.claim(e.machine)
+		if c.GetOperationId() != e.id || c.GetState() != driverv1.Claim_STATE_RUNNING && c.GetState() != driverv1.Claim_STATE_BEGUN {
+			return
+		}
+	}
+}
+
 // end returns what the exchange ends with, and who said so. Nothing is
 // acknowledged: the replica may be gone.
 func (e *exchange) end() (r *driverv1.Result, replica string) {
@@ -401,6 +454,8 @@ func (e *exchange) end() (r *driverv1.Result, replica string) {
 			e.w.t.Fatalf("busy: %v", frame.GetBusy().GetReason())
 		}
 		if r := frame.GetResult(); r != nil {
+			e.awaitEnd(deadline)
+
 			return r, frame.GetReplica()
 		}
 	}

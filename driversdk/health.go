@@ -12,6 +12,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 const (
@@ -22,9 +25,14 @@ const (
 // process works, /readyz while it takes operations, /metrics.
 type health struct {
 	connected func() bool
+	refusal   func() error               // why no work is taken from managers, nil if it is; set before serving
+	server    atomic.Pointer[bus.Server] // nil while starting
 	serving   atomic.Bool
 	draining  atomic.Bool
 }
+
+// refuses reports whether the replica takes no work from a manager that leads.
+func (h *health) refuses() bool { return h.serving.Load() && h.refusal() != nil }
 
 // ready returns nil when the replica takes operations, else why not.
 func (h *health) ready() error {
@@ -35,9 +43,24 @@ func (h *health) ready() error {
 		return errors.New("not connected to NATS")
 	case !h.serving.Load():
 		return errors.New("starting")
-	default:
-		return nil
 	}
+	if err := h.refusal(); err != nil {
+		return err
+	}
+	if server := h.server.Load(); server != nil {
+		return server.Jammed() //nolint:wrapcheck // says it all
+	}
+
+	return nil
+}
+
+// stuck is how many calls of an operation ignore their deadlines.
+func (h *health) stuck(op driverv1.Operation) int {
+	if server := h.server.Load(); server != nil {
+		return server.Stuck()[op]
+	}
+
+	return 0
 }
 
 func (h *health) handler(metrics *prometheus.Registry) http.Handler {

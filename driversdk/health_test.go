@@ -2,6 +2,7 @@ package driversdk
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -10,9 +11,11 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -24,16 +27,18 @@ func TestHealth(t *testing.T) {
 		connected, serving, draining bool
 		status                       int
 		text                         string
+		refusal                      error
 	}{
-		"starting":     {"not yet", true, false, false, http.StatusServiceUnavailable, "starting"},
-		"ready":        {"takes operations", true, true, false, http.StatusOK, "ok"},
-		"disconnected": {"nothing can reach it", false, true, false, http.StatusServiceUnavailable, "not connected to NATS"},
-		"draining":     {"takes no more", true, true, true, http.StatusServiceUnavailable, "draining"},
+		"starting":     {"not yet", true, false, false, http.StatusServiceUnavailable, "starting", nil},
+		"ready":        {"takes operations", true, true, false, http.StatusOK, "ok", nil},
+		"disconnected": {"nothing can reach it", false, true, false, http.StatusServiceUnavailable, "not connected to NATS", nil},
+		"draining":     {"takes no more", true, true, true, http.StatusServiceUnavailable, "draining", nil},
+		"strange":      {"mcm speaks another protocol", true, true, false, http.StatusServiceUnavailable, "upgrade mcm", errors.New("upgrade mcm")},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h := &health{connected: func() bool { return tc.connected }}
+			h := &health{connected: func() bool { return tc.connected }, refusal: func() error { return tc.refusal }}
 			h.serving.Store(tc.serving)
 			h.draining.Store(tc.draining)
 			handler := h.handler(prometheus.NewRegistry())
@@ -70,6 +75,33 @@ func TestServe_Health(t *testing.T) {
 	eventually(t, "ready again", func() bool { code, _ := ready(); return code == http.StatusOK })
 	if _, text := get(t, "http://"+address+"/metrics"); !strings.Contains(text, "machinebus_driver_connected 1") {
 		t.Errorf("metrics do not say that the replica is connected:\n%s", text)
+	}
+}
+
+// A call that ignores its deadline shows in the metrics; when such calls have all slots,
+// the replica is not ready and says what to do.
+func TestServe_Stuck(t *testing.T) {
+	t.Parallel()
+	address, release := freeAddress(t), make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	w := start(t, &testDriver{onCreate: func(context.Context, *Request[testSpec]) (*Instance, error) {
+		<-release
+
+		return nil, errors.New("late")
+	}}, func(c *Config) { c.Listen, c.Slots, c.stuckAfter = address, 1, 50*time.Millisecond })
+	class := &driverv1.ClassReference{Class: w.store.setClass("c", "1", `{"size":"s"}`)}
+	req := create(machine("m"), class)
+	req.Timeout = durationpb.New(200 * time.Millisecond)
+	result := w.ask(req).result()
+	if result.GetStatus().GetCode() != DeadlineExceeded || !result.GetOutcomeUnknown() {
+		t.Errorf("result = %v, want an unknown outcome", result)
+	}
+	if code, text := get(t, "http://"+address+"/readyz"); code != http.StatusServiceUnavailable ||
+		!strings.Contains(text, "all 1 slots for creates are taken") || !strings.Contains(text, "restart this replica") {
+		t.Errorf("readyz: %d %s, want that it can take nothing", code, text)
+	}
+	if _, text := get(t, "http://"+address+"/metrics"); !strings.Contains(text, `machinebus_driver_operations_stuck{operation="create"} 1`) {
+		t.Errorf("metrics do not say that a create is stuck:\n%s", text)
 	}
 }
 

@@ -89,7 +89,10 @@ func (m *metrics) watch(h *health) error {
 		is   func() bool
 	}{
 		"machinebus_driver_connected": {"1 while the replica is connected to NATS.", h.connected},
-		"machinebus_driver_draining":  {"1 while the replica takes no more work because it is about to stop.", h.draining.Load},
+		"machinebus_driver_protocol_refused": {
+			"1 while the replica takes no work from a manager that leads, as they share no version of the protocol.", h.refuses,
+		},
+		"machinebus_driver_draining": {"1 while the replica takes no more work because it is about to stop.", h.draining.Load},
 	} {
 		gauges = append(gauges, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: figure.help}, func() float64 {
 			if figure.is() {
@@ -98,6 +101,12 @@ func (m *metrics) watch(h *health) error {
 
 			return 0
 		}))
+	}
+	for op := driverv1.Operation_OPERATION_CREATE; op <= driverv1.Operation_OPERATION_MIGRATE_CLASS; op++ {
+		gauges = append(gauges, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "machinebus_driver_operations_stuck", ConstLabels: prometheus.Labels{"operation": bus.Verb(op)},
+			Help: "Calls that ignore their deadlines and have not returned: they keep their slots, and their machines from this replica.",
+		}, func() float64 { return float64(h.stuck(op)) }))
 	}
 
 	return register(m.registry, gauges...)

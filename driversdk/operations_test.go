@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -27,12 +28,14 @@ func TestServe_Create(t *testing.T) {
 	}
 	w.store.bootstrap["<<BOOTSTRAP_TOKEN>>"] = "abcdef.0123456789"
 
-	e := w.ask(create(machine("m1"), class))
+	body := create(machine("m1"), class)
+	body.Owner = "owner-uid"
+	e := w.ask(body)
 	if first := e.frame(); first.GetAccepted() == nil {
 		t.Errorf("first frame [ACCEPT-1]: want accepted, have %v", first)
 	}
 	want := &driverv1.Result{Payload: &driverv1.Result_Create{Create: &driverv1.CreateResponse{Instance: &driverv1.Instance{
-		ProviderId: "acme://m1", NodeName: "m1", MachineName: "m1", MachineUid: "uid-m1",
+		ProviderId: "acme://m1", NodeName: "m1", MachineName: "m1", MachineUid: "uid-m1", Owner: "owner-uid",
 		Addresses: []*driverv1.Address{{Type: "InternalIP", Address: "10.0.0.1"}},
 	}}}}
 	if diff := cmp.Diff(want, e.result(), protocmp.Transform()); diff != "" {
@@ -291,13 +294,13 @@ func TestServe_Capabilities(t *testing.T) {
 	})
 	got := w.session(func(*driverv1.Session) bool { return true })
 	want := &driverv1.Session{
-		Version: "1.2.3", Kind: "K", ApiVersions: []string{"a/v1"}, Slots: 32, CreateIdentity: IdentityToken,
+		Version: "1.2.3", Kind: "K", ApiVersions: []string{"a/v1"}, Slots: uint32(bus.DefaultSlots()), CreateIdentity: IdentityToken,
 		Capabilities: []driverv1.Operation{
 			driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_STATUS,
 			driverv1.Operation_OPERATION_LIST, driverv1.Operation_OPERATION_VALIDATE,
 		},
 	}
-	ignore := protocmp.IgnoreFields(&driverv1.Session{}, "cluster", "provider", "replica", "sequence", "started_at", "protocol", "hostname", "session_id")
+	ignore := protocmp.IgnoreFields(&driverv1.Session{}, "cluster", "provider", "replica", "sequence", "started_at", "protocol", "protocol_min", "hostname")
 	if diff := cmp.Diff(want, got, protocmp.Transform(), ignore); diff != "" {
 		t.Errorf("session (-want +got):\n%s", diff)
 	}

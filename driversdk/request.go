@@ -27,9 +27,13 @@ type Request[S any] struct {
 	// looked for the one instance by then, see [Driver].Create; a driver of
 	// [IdentityNone] also removes all but the oldest of several.
 	Recover bool
-	// Cluster is the control plane that asks; it belongs into what an instance is
-	// tagged with.
+	// Cluster is the name of the control plane that asks; it belongs into what an
+	// instance is tagged with.
 	Cluster string
+	// Owner is the uid of the control cluster that asks, which its name alone does not
+	// identify. Create records it with the instance [OWNER-1]. It is empty where the
+	// manager says none.
+	Owner string
 
 	call *call // nil in a driver's own unit tests
 }
@@ -99,6 +103,10 @@ type Instance struct {
 	// fills at least the name [INSTANCE-2].
 	MachineName string
 	MachineUID  string
+	// Owner is the [Request].Owner that the instance was recorded with; empty for none.
+	// List fills it [OWNER-1]: the manager deletes no instance without a machine unless
+	// it is the owner.
+	Owner string
 }
 
 // An Address is one way to reach an instance.
@@ -122,10 +130,10 @@ func (r *Request[S]) Progress(message string) {
 // Create, Initialize and Delete, so only later calls of a method need it. On an
 // error return that error.
 //
-// It refuses when ctx or the operation has ended (deadline, cancel, hard stop), and
-// when the replica was out of touch with the bus for so long that the manager may
-// have given the operation to another one (fenced): then the cloud has not been
-// asked by this call, and never will be for this attempt. From the first success on a
+// It writes to the operation's claim, and waits for the answer, up to a few seconds. It
+// refuses when ctx or the operation has ended (deadline, cancel, hard stop), when another
+// attempt has taken the claim's place, and when the operations stream does not answer:
+// make no call then. Each later call of it writes again. From the first success on a
 // cancel comes too late and no longer ends the method's context, so that the
 // call runs to its end; the deadline and the hard stop still end it, and a method
 // that then fails leaves the outcome unknown (see [OutcomeUnknown]).
@@ -220,6 +228,7 @@ func (i *Instance) proto() *driverv1.Instance {
 	}
 	p := &driverv1.Instance{
 		ProviderId: i.ProviderID, NodeName: i.NodeName, MachineName: i.MachineName, MachineUid: i.MachineUID,
+		Owner: i.Owner,
 	}
 	for _, a := range i.Addresses {
 		p.Addresses = append(p.Addresses, &driverv1.Address{Type: a.Type, Address: a.Address})

@@ -100,6 +100,9 @@ func serve[S any](ctx context.Context, r *replica, d Driver[S]) error {
 	if err != nil {
 		return err
 	}
+	r.health.refusal = r.server.Refusal
+
+	r.health.server.Store(r.server)
 
 	return r.run(ctx, hardStop)
 }
@@ -125,7 +128,7 @@ func (r *replica) serverConfig(
 	return bus.ServerConfig{
 		Provider: r.cfg.Provider, Clusters: r.cfg.Clusters, Replica: r.name,
 		Version: r.cfg.Version, Hostname: hostname,
-		Slots: r.cfg.Slots, DrainTimeout: r.cfg.DrainTimeout, HardStop: r.cfg.hardStop,
+		Slots: r.cfg.Slots, DrainTimeout: r.cfg.DrainTimeout, HardStop: r.cfg.hardStop, StuckAfter: r.cfg.stuckAfter,
 		CreateIdentity: r.cfg.CreateIdentity, SettleTime: r.cfg.SettleTime,
 		Kind: r.cfg.Kind, APIVersions: r.cfg.APIVersions,
 		Capabilities: capabilities,

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/conf"
 	"github.com/nats-io/nats-server/v2/server"
@@ -31,7 +32,8 @@ const (
 type Options struct {
 	// Listen is the host and port for clients; port 0 picks a free one.
 	Listen string
-	// StoreDir is JetStream's directory; empty switches JetStream off.
+	// StoreDir is JetStream's directory. Empty means that streams are kept in memory
+	// only, unless ConfigFile says something of JetStream itself.
 	StoreDir string
 	// ConfigFile is the path of a nats-server configuration whose settings win
 	// over these; empty for none.
@@ -53,19 +55,21 @@ type Options struct {
 type Server struct {
 	opts Options
 
+	mending   sync.Mutex // one restart or stop at a time; locked before the others
 	reloading sync.Mutex // one at a time; locked before mu
 
 	mu           sync.Mutex
 	srv          *server.Server
 	url          string
+	store        store
+	mended       time.Time     // when it was last restarted for its store
 	certificates []*tls.Config // of the listeners, as they are shown
 	tls          bool          // required of clients
 	stopped      func()        // ends what looks for renewed certificates
 }
 
-// Start runs a server and returns when it takes clients and, where JetStream is
-// on, its store is open: that may take two minutes. The error names the port or
-// directory at fault.
+// Start runs a server with JetStream and returns when it takes clients and its store
+// is open: that may take two minutes. The error names the port or directory at fault.
 func Start(opts Options) (*Server, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
@@ -78,8 +82,17 @@ func Start(opts Options) (*Server, error) {
 	return s, nil
 }
 
-func (s *Server) start(listen string) error {
-	o, err := s.serverOptions(listen)
+func (s *Server) start(listen string) (err error) {
+	dir, err := s.openStore()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, dir.close())
+		}
+	}()
+	o, err := s.serverOptions(listen, dir)
 	if err != nil {
 		return err
 	}
@@ -109,7 +122,7 @@ func (s *Server) start(listen string) error {
 		return err
 	}
 	s.mu.Lock()
-	s.srv, s.url, s.certificates, s.tls = srv, srv.ClientURL(), certificates, requiresTLS(o)
+	s.srv, s.url, s.certificates, s.tls, s.store = srv, srv.ClientURL(), certificates, requiresTLS(o), dir
 	s.stopped = s.lookAfterCertificates()
 	s.mu.Unlock()
 
@@ -118,7 +131,7 @@ func (s *Server) start(listen string) error {
 
 // serverOptions goes through the configuration parser, which wires defaults
 // that filling the struct leaves out.
-func (s *Server) serverOptions(listen string) (*server.Options, error) {
+func (s *Server) serverOptions(listen string, dir store) (*server.Options, error) {
 	host, port, err := net.SplitHostPort(listen)
 	if err != nil {
 		return nil, fmt.Errorf("NATS listen address %q: want host:port: %w", listen, err)
@@ -148,12 +161,7 @@ func (s *Server) serverOptions(listen string) (*server.Options, error) {
 	ours(`ping_interval: "5s"`, "ping_interval")
 	ours("ping_max: 2", "ping_max")
 	ours(`write_deadline: "5s"`, "write_deadline")
-	if s.opts.StoreDir != "" && !theirs["jetstream"] {
-		if err := os.MkdirAll(s.opts.StoreDir, 0o700); err != nil {
-			return nil, fmt.Errorf("NATS store directory: %w", err)
-		}
-		ours(fmt.Sprintf("jetstream { store_dir: %q }", s.opts.StoreDir))
-	}
+	ours(dir.settings, "jetstream")
 	if s.opts.MonitorPort != 0 {
 		ours(fmt.Sprintf("http: \"127.0.0.1:%d\"", s.opts.MonitorPort), "http", "http_port", "monitor_port")
 	}
@@ -270,8 +278,14 @@ func (s *Server) RequiresTLS() bool {
 
 // Stop ends the server and waits until it is gone.
 func (s *Server) Stop() {
+	s.mending.Lock()
+	defer s.mending.Unlock()
+	s.stop()
+}
+
+func (s *Server) stop() {
 	s.mu.Lock()
-	srv, stopped := s.srv, s.stopped
+	srv, stopped, dir := s.srv, s.stopped, s.store
 	s.srv = nil
 	s.mu.Unlock()
 	if srv == nil {
@@ -280,6 +294,9 @@ func (s *Server) Stop() {
 	stopped()
 	srv.Shutdown()
 	srv.WaitForShutdown()
+	if err := dir.close(); err != nil {
+		s.opts.Logger.Warn("the directory of a NATS server that keeps nothing is left behind", "err", err)
+	}
 }
 
 // Restart runs a stopped server again on the port it had.

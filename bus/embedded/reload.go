@@ -24,12 +24,12 @@ func (s *Server) Reload() error {
 	s.reloading.Lock()
 	defer s.reloading.Unlock()
 	s.mu.Lock()
-	srv, before, required := s.srv, s.certificates, s.tls
+	srv, before, required, dir := s.srv, s.certificates, s.tls, s.store
 	s.mu.Unlock()
 	if srv == nil || s.opts.ConfigFile == "" {
 		return nil
 	}
-	o, err := s.serverOptions(s.opts.Listen)
+	o, err := s.serverOptions(s.opts.Listen, dir)
 	if err != nil {
 		return err
 	}

@@ -83,10 +83,7 @@ func newReadRig(ctx context.Context, o rigOptions) (r *readRig, err error) {
 		return r, err
 	}
 	r.closing(conn.Close)
-	asking := bus.CallerConfig{Cluster: readCluster, Logger: quiet}
-	if o.store != "" {
-		asking.Operations = &bus.StreamConfig{}
-	}
+	asking := bus.CallerConfig{Cluster: readCluster, Operations: &bus.StreamConfig{Memory: r.server.InMemory()}, Logger: quiet}
 	if r.caller, err = bus.NewCaller(conn, asking); err != nil {
 		return r, err
 	}
@@ -143,11 +140,6 @@ func (r *readRig) startDriver(ctx context.Context, replicas int, log *slog.Logge
 		live := r.caller.Replicas()
 		if len(live) < replicas {
 			return errors.New("it is not")
-		}
-		for _, replica := range live {
-			if r.options.store != "" && !replica.Session.GetLeased() {
-				return errors.New("it has no lease")
-			}
 		}
 		return nil
 	})

@@ -252,7 +252,7 @@ func addPools(t *testing.T, url string) int {
 // wantConforming runs the whole suite on a driver.
 func wantConforming(t *testing.T, c checked) {
 	t.Helper()
-	srv := bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})
+	srv := bustest.Server(t, embedded.Options{})
 	url, admin := startCloud(t)
 	kept := addPools(t, url)
 	var output bytes.Buffer

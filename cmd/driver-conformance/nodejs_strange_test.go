@@ -53,6 +53,7 @@ func TestNodeJS_StrangeAnswers(t *testing.T) {
 				t.Parallel()
 				srv := bustest.Server(t, embedded.Options{})
 				nc := bustest.Raw(t, srv.URL())
+				newOperations(t, nc)
 				serveClass(t, nc, strangeCloud(t, tc.answer))
 				output := startNodeJS(t, example, srv.URL())
 				bustest.Eventually(t, "the driver serves", func() bool { return strings.Contains(output.String(), "serving") })

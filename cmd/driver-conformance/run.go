@@ -37,7 +37,7 @@ Without a command, start the driver yourself, one replica, within --wait. Withou
 program: on a free port when it starts the driver, else on 127.0.0.1:4222.
 
 The suite plays the manager. It makes and removes instances, raises the epoch that
-the driver remembers, writes tombstones and deletes the operations stream: give it a
+the driver remembers, replaces its claims and deletes the operations stream: give it a
 NATS and a cloud account of its own, and never those that a real mcm is on.
 
 No node group is touched but those that are named. One that may grow by two, and must
@@ -198,18 +198,12 @@ func (o *options) serveNATS(private bool, errOut io.Writer) (stop func(), err er
 	if o.url != "" {
 		return func() {}, nil
 	}
-	store, err := os.MkdirTemp("", "driver-conformance-")
-	if err != nil {
-		return nil, fmt.Errorf("directory for JetStream: %w", err)
-	}
 	listen := "127.0.0.1:4222"
 	if private {
 		listen = "127.0.0.1:0"
 	}
-	srv, err := embedded.Start(embedded.Options{Listen: listen, StoreDir: store, Logger: o.config.Logger})
+	srv, err := embedded.Start(embedded.Options{Listen: listen, Logger: o.config.Logger})
 	if err != nil {
-		_ = os.RemoveAll(store) // the error that counts is the server's
-
 		return nil, err
 	}
 	o.url = srv.URL()
@@ -217,10 +211,7 @@ func (o *options) serveNATS(private bool, errOut io.Writer) (stop func(), err er
 		fmt.Fprintf(errOut, "waiting %s for a driver of provider %s on %s\n", o.config.Wait, o.config.Provider, o.url)
 	}
 
-	return func() {
-		srv.Stop()
-		_ = os.RemoveAll(store) // a temporary directory
-	}, nil
+	return srv.Stop, nil
 }
 
 func (o *options) read() error {

@@ -21,6 +21,7 @@ func main() {
 	flag.DurationVar(&cfg.SettleTime, "settle-time", 0, "how long the cloud's list may lag behind; 0 means not at all")
 	driver := &virtual.Driver{Identity: driversdk.IdentityToken}
 	flag.TextVar(driver, "identity", driver, "what keeps the cloud from making a second instance: token, unique_name or none")
+	flag.BoolVar(&driver.IgnoreDeadlines, "mock-ignore-deadlines", false, "creates and deletes ignore their deadlines, for tests")
 	var groups pools
 	groups.addFlags(flag.CommandLine)
 	driversdk.ParseFlags()

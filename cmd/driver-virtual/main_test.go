@@ -186,7 +186,7 @@ func newWorld(t *testing.T, knobs cloudapi.Knobs) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(fetches.Stop)
-	if w.caller, err = bus.NewCaller(conn, bus.CallerConfig{Cluster: "default", Logger: quiet}); err != nil {
+	if w.caller, err = bus.NewCaller(conn, bus.CallerConfig{Cluster: "default", Operations: &bus.StreamConfig{Memory: true}, Logger: quiet}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(w.caller.Close)

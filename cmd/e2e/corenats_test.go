@@ -1,46 +1,71 @@
 package e2e
 
 import (
+	"context"
+	"errors"
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/machinebus/machinebus/cmd/internal/stack"
 )
 
-// TestWithoutJetStream runs on a NATS that stores nothing: machines come and go, and
-// operators are told what is missing, once and with the remedy.
+// TestWithoutJetStream runs on a NATS that stores nothing: mcm is not ready, says why and
+// what to do, and makes no instance.
 func TestWithoutJetStream(t *testing.T) {
 	e := newEnv(t)
 	nats, err := e.site.StartCoreNATS(e.ctx())
 	e.must(err)
-	manager, tap := e.startManager(nats.URL)
-	drivers := e.startDrivers(2, nats.URL, tap)
+	manager, err := e.site.StartManager(e.ctx(), stack.ManagerOptions{
+		Control: e.cluster.Kubeconfig, Namespace: e.name, Cluster: e.name, NATSURL: nats.URL, Unready: true,
+	})
+	e.must(err)
+	logs := func(what string) {
+		e.eventually("mcm logs "+what, func(context.Context) error {
+			log, err := os.ReadFile(manager.Log)
+			if err == nil && !strings.Contains(string(log), what) {
+				err = errors.New("it does not")
+			}
+			return err
+		})
+	}
+	const remedy = "NATS has no JetStream for this user: switch it on"
+	if err := manager.Ready(e.ctx()); err == nil {
+		t.Error("mcm is ready before there is a driver")
+	}
+	logs(remedy)
+	tap := e.tap(nats.URL)
+	e.startDrivers(1, nats.URL, tap)
 	e.createClass()
-	const machines = 4
-	names := e.createMachines(machines, className)
-	e.waitRunning(names...)
-	e.wantInstances(machines)
+	const machines = 2
+	e.createMachines(machines, className)
+	logs("MCM_OPS_" + e.name + "_" + virtualProvider)
 	const metric = "mcm_dispatch_operations_stream_ready"
 	e.wantTidyMetrics(manager.Address, metric)
 	if ready := e.counter(manager, metric, virtualProvider); ready != 0 {
 		t.Errorf("%s is %g, want 0", metric, ready)
 	}
-	for _, d := range drivers {
-		if tap.Sessions()[d.Replica].GetLeased() {
-			t.Errorf("replica %s has a lease, which nobody can have given", d.Replica)
-		}
+	if err := manager.Ready(e.ctx()); err == nil {
+		t.Error("mcm is ready although nothing can be claimed")
 	}
-	e.must(drivers[0].Kill()) // whose death no tombstone proves
+	e.wantInstances(0)
+}
+
+// TestStreamsInMemory runs mcm as the quick start does, without a directory: operations
+// are claimed all the same.
+func TestStreamsInMemory(t *testing.T) {
+	e := newEnv(t)
+	manager, tap := e.startManager("", "--nats-store-dir=")
+	drivers := e.startDrivers(2, manager.NATSURL, tap)
+	e.createClass()
+	const machines = 4
+	names := e.createMachines(machines, className)
+	e.waitRunning(names...)
+	const metric = "mcm_dispatch_operations_stream_ready"
+	if ready := e.counter(manager, metric, virtualProvider); ready != 1 {
+		t.Errorf("%s is %g, want 1", metric, ready)
+	}
+	e.must(drivers[0].Kill())
 	e.deleteAll(names...)
 	e.wantInstances(machines)
-	log, err := os.ReadFile(manager.Log)
-	e.must(err)
-	var warnings []string
-	for line := range strings.Lines(string(log)) {
-		if strings.Contains(line, "NATS has no JetStream") {
-			warnings = append(warnings, line)
-		}
-	}
-	if len(warnings) != 1 || !strings.Contains(warnings[0], "--nats-store-dir") {
-		t.Errorf("log warns %d times, want once and with the remedy: %q", len(warnings), warnings)
-	}
 }

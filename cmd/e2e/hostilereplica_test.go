@@ -104,7 +104,7 @@ func (h *hostileReplica) live(replica string) {
 	h.sequence++
 	s := &driverv1.Session{
 		Cluster: h.cluster, Provider: h.provider, Replica: replica, Sequence: h.sequence, Protocol: 1, Slots: 8,
-		SessionId: "session-of-" + replica, Leased: true, CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
 	}
 	for number := range driverv1.Operation_name {
 		s.Capabilities = append(s.Capabilities, driverv1.Operation(number))

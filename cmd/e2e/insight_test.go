@@ -60,7 +60,8 @@ func TestInsight(t *testing.T) {
 	e.waitRunning(name)
 	e.wantInstances(1)
 	e.wantTidyMetrics(manager.Address, "mcm_dispatch_attempts_total", "mcm_dispatch_operation_duration_seconds",
-		"mcm_dispatch_operations_in_flight", "mcm_dispatch_replies_dropped_total", "mcm_fetch_dropped_total")
+		"mcm_dispatch_operations_in_flight", "mcm_dispatch_replies_dropped_total", "mcm_fetch_dropped_total",
+		"mcm_dispatch_epoch", "mcm_dispatch_epoch_raised_total", "mcm_dispatch_rival_heard", "mcm_dispatch_replicas_refused")
 	e.wantTidyMetrics(addresses[survivor], "machinebus_driver_operations_total", "machinebus_driver_fetches_total")
 	e.deleteAll(name)
 	e.must(e.site.Close()) // so that all has been written and sent

@@ -127,11 +127,19 @@ func (e *env) plantFor(cloud *cloudapi.Client, name, uid, token string) *cloudap
 		Name: name, MachineType: "vm.small", Region: "moon", IdempotencyToken: token,
 		Tags: map[string]string{
 			"machinebus.io/cluster": e.name, "machinebus.io/class": e.name + "/" + className,
-			cloudapi.TagMachineUID: uid, "machinebus.io/machine-name": name,
+			cloudapi.TagMachineUID: uid, "machinebus.io/machine-name": name, "machinebus.io/owner": e.owner(),
 		},
 	})
 	e.must(err)
 	return instance
+}
+
+// owner is the uid of the control cluster, with which its instances are tagged.
+func (e *env) owner() string {
+	e.Helper()
+	namespace := &corev1.Namespace{}
+	e.must(e.kube.Get(e.ctx(), client.ObjectKey{Name: metav1.NamespaceSystem}, namespace))
+	return string(namespace.UID)
 }
 
 // loseInstances removes n instances that machines have, without telling anybody.

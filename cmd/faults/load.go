@@ -77,7 +77,11 @@ func (w *world) class(identity string) (*v1alpha1.MachineClass, error) {
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(objects[0].Object, class); err != nil {
 		return nil, err
 	}
-	class.ObjectMeta = metav1.ObjectMeta{Name: objectName(identity), Namespace: w.name}
+	class.ObjectMeta = metav1.ObjectMeta{
+		Name: objectName(identity), Namespace: w.name,
+		// In the end there is no Machine any more, and what they have left has to go.
+		Annotations: map[string]string{v1alpha1.AnnotationKeyCollectOrphans: v1alpha1.AnnotationValueTrue},
+	}
 	class.Provider = identity
 	class.SecretRef = &corev1.SecretReference{Name: objectName(identity), Namespace: w.name}
 	var spec map[string]any

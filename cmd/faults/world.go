@@ -50,18 +50,20 @@ type world struct {
 	// patience is how long a wait of the judge may take.
 	patience time.Duration
 
-	api        *target
-	lead       *target            // the manager that leads, whichever it is
-	knobs      map[string]*target // of the cloud
-	managers   []*stack.Manager
-	managerSet []*target
-	driverSet  []*target
-	cloudLinks map[string]*target // by identity
-	serverSet  []*target
-	links      map[string][]*target // by what they are between
-	all        []*target            // with links
-	keepers    sync.WaitGroup
-	atWork     sync.RWMutex // held by faults while they are made
+	api         *target
+	lead        *target        // the manager that leads, whichever it is
+	stray       *stack.Process // a manager that runs during its fault only; nil for none
+	strayTarget *target
+	knobs       map[string]*target // of the cloud
+	managers    []*stack.Manager
+	managerSet  []*target
+	driverSet   []*target
+	cloudLinks  map[string]*target // by identity
+	serverSet   []*target
+	links       map[string][]*target // by what they are between
+	all         []*target            // with links
+	keepers     sync.WaitGroup
+	atWork      sync.RWMutex // held by faults while they are made
 }
 
 // runWorld has machines live on one bus, with faults, until as many as asked have
@@ -70,7 +72,8 @@ func runWorld(ctx context.Context, o *options, out io.Writer, cluster *stack.Dev
 	kind := tally.bus
 	w := &world{
 		options: o, kind: kind, name: "faults-" + kind, cluster: cluster, tally: tally, witness: newWitness(), patience: healLimit,
-		api: &target{name: "the API server"}, lead: &target{name: "the mcm that leads"}, knobs: map[string]*target{},
+		api: &target{name: "the API server"}, lead: &target{name: "the mcm that leads"},
+		strayTarget: &target{name: "mcm-stray"}, knobs: map[string]*target{},
 		cloudLinks: map[string]*target{}, links: map[string][]*target{},
 	}
 	for _, name := range []string{"errors", "latency", "rate"} {
@@ -172,6 +175,9 @@ func (w *world) startManagers(ctx context.Context) error {
 		n = 2
 		args = append(args, "--nats-stream-replicas=3", "--leader-elect=true", "--leader-elect-lease-duration=3s",
 			"--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=500ms")
+		if err := w.startStray(ctx, append(managerArgs(), "--nats-stream-replicas=3")); err != nil {
+			return err
+		}
 	}
 	for i := range n {
 		name := fmt.Sprintf("mcm-%d", i+1)

@@ -20,6 +20,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/machineclass"
 )
 
 // Values of the kubeconfig flags that are no paths.
@@ -83,6 +84,7 @@ func (o *options) newManager(cfg *rest.Config, scheme *runtime.Scheme, lock *lea
 	caches := cache.Options{
 		SyncPeriod:       &o.syncPeriod,
 		DefaultTransform: cache.TransformStripManagedFields(),
+		ByObject:         map[client.Object]cache.ByObject{&corev1.Secret{}: machineclass.SecretCache()},
 	}
 	if !o.allNamespaces {
 		caches.DefaultNamespaces = map[string]cache.Config{o.namespace: {}}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
@@ -213,7 +214,11 @@ func (m *mcm) addSafety(ctx context.Context) error {
 	settings.NodeGrace, settings.DeleteTimeout = o.settings.CreationTimeout, o.settings.OperationTimeout
 	collector := &safety.Collector{
 		Reader: m.manager.GetAPIReader(), Cache: m.manager.GetClient(), Dispatcher: m.dispatcher,
-		Events: m.events, Metrics: safety.NewMetrics(), Settings: settings,
+		Events: m.events, Metrics: safety.NewMetrics(), Settings: settings, Owner: m.owner, Barred: m.namesake.Heard,
+	}
+	if len(settings.AdoptOwners) > 0 {
+		klog.Background().Info("instances of these owners are taken for ours: those without a machine are deleted (--adopt-owner)",
+			"owners", settings.AdoptOwners, "owner", m.owner)
 	}
 	if m.target != nil {
 		collector.Nodes = m.target.GetClient()

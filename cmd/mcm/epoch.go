@@ -29,12 +29,17 @@ const labelFrozen = "machinebus.io/frozen"
 // A leaderLock is the lock of the leader election. It counts epochs: drivers
 // refuse what a manager of an earlier one still sends. The epoch is one more than
 // the Lease's transitions, as this process wrote them when it won: before anything
-// that runs on the leader only has started.
+// that runs on the leader only has started. It never goes back while the process
+// leads, whatever becomes of the Lease; for what drivers have heard from an earlier
+// one it is raised.
 type leaderLock struct {
 	resourcelock.Interface
 
-	lease *resourcelock.LeaseLock
-	epoch atomic.Uint64
+	lease  *resourcelock.LeaseLock
+	elect  bool // else this process seizes the Lease, and nothing renews it
+	epoch  atomic.Uint64
+	above  atomic.Int64  // what the epoch must be higher than with the next write
+	higher chan struct{} // the epoch has changed
 
 	before    metav1.Time  // when the leader before was last heard of; only the election uses it
 	unwatched atomic.Int64 // from then until this one leads, in nanoseconds
@@ -57,7 +62,7 @@ func newLeaderLock(ctx context.Context, cfg *rest.Config, o *options) (*leaderLo
 		LockConfig: resourcelock.ResourceLockConfig{Identity: identity() + "_" + string(uuid.NewUUID())},
 	}
 
-	lock := &leaderLock{Interface: lease, lease: lease}
+	lock := &leaderLock{Interface: lease, lease: lease, elect: o.lease.elect, higher: make(chan struct{}, 1)}
 	if !o.lease.elect {
 		if err := lock.seize(ctx); err != nil {
 			return nil, err
@@ -80,6 +85,7 @@ func (l *leaderLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecor
 
 // Create notes the epoch when the record is written, as does Update.
 func (l *leaderLock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	r = l.counted(r)
 	err := l.Interface.Create(ctx, r)
 	l.note(r, err)
 
@@ -87,20 +93,34 @@ func (l *leaderLock) Create(ctx context.Context, r resourcelock.LeaderElectionRe
 }
 
 func (l *leaderLock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
-	if frozen := l.frozen.Load(); frozen != nil {
+	if frozen := l.frozen.Load(); frozen != nil && l.elect {
 		l.lease.Labels = map[string]string{labelFrozen: *frozen} // other labels stay
 	}
+	r = l.counted(r)
 	err := l.Interface.Update(ctx, r)
 	l.note(r, err)
 
 	return err
 }
 
+// counted keeps the transitions that a record counts from going back, and lets them
+// go up when the epoch is to be raised.
+func (l *leaderLock) counted(r resourcelock.LeaderElectionRecord) resourcelock.LeaderElectionRecord {
+	r.LeaderTransitions = max(r.LeaderTransitions, int(l.epoch.Load())-1, int(l.above.Load()))
+
+	return r
+}
+
 func (l *leaderLock) note(r resourcelock.LeaderElectionRecord, err error) {
 	if err != nil || r.HolderIdentity != l.Identity() {
 		return
 	}
-	l.epoch.Store(uint64(r.LeaderTransitions) + 1)
+	if epoch := uint64(r.LeaderTransitions) + 1; l.epoch.Swap(epoch) != epoch {
+		select {
+		case l.higher <- struct{}{}:
+		default:
+		}
+	}
 	if !l.before.IsZero() {
 		l.unwatched.Store(int64(r.RenewTime.Sub(l.before.Time)))
 		l.before = metav1.Time{}
@@ -128,6 +148,31 @@ func (l *leaderLock) NoteFrozen(frozen bool) { l.frozen.Store(new(strconv.Format
 
 // Epoch returns the epoch of the present leadership; 0 before there was one.
 func (l *leaderLock) Epoch() uint64 { return l.epoch.Load() }
+
+// mostEpoch leaves room for elections in the Lease's count, which has 31 bits.
+const mostEpoch = 1 << 30
+
+// Raise implements [dispatch.Leadership]. With an election the next renewal of the
+// Lease writes the new epoch, which only the leader can do. It is for one caller at a
+// time.
+func (l *leaderLock) Raise(ctx context.Context, above uint64) error {
+	if above >= mostEpoch {
+		return fmt.Errorf("no epoch above %d can be counted in Lease %s: restart the drivers that have heard of it", above, l.Describe())
+	}
+	l.above.Store(int64(above))
+	if !l.elect {
+		return l.seize(ctx)
+	}
+	for l.epoch.Load() <= above {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("write a higher epoch to Lease %s: %w", l.Describe(), ctx.Err())
+		case <-l.higher:
+		}
+	}
+
+	return nil
+}
 
 // seize begins an epoch without an election: for a manager that is told that it
 // is the only one. The Lease counts on, so that an election may follow.

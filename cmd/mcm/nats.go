@@ -13,36 +13,33 @@ import (
 
 // connect joins the bus: an external NATS, or an embedded one that it starts.
 // The returned stop ends both.
-func (n *natsOptions) connect(ctx context.Context) (conn *bus.Conn, stop func(), err error) {
+func (n *natsOptions) connect(ctx context.Context) (conn *bus.Conn, streams *bus.StreamConfig, stop func(), err error) {
+	streams = &bus.StreamConfig{Replicas: n.streamReplicas, Memory: n.streamStorage == storageMemory}
 	log := slog.New(logr.ToSlogHandler(klog.Background().WithName("nats")))
 	cfg := n.config
 	cfg.Name, cfg.InboxPrefix, cfg.Logger = "mcm "+identity(), bus.ManagerInboxPrefix, log
 	stopServer := func() {}
 	if len(n.config.URLs) == 0 {
+		running, quit := context.WithCancel(ctx)
 		server, err := embedded.Start(embedded.Options{
 			Listen: n.listen, StoreDir: n.storeDir, ConfigFile: n.configFile, MonitorPort: n.monitorPort,
-			AllowInsecure: n.config.AllowInsecure, Logger: log, Quit: ctx.Done(),
+			AllowInsecure: n.config.AllowInsecure, Logger: log, Quit: running.Done(),
 		})
 		if err != nil {
-			return nil, nil, err
+			quit()
+
+			return nil, nil, nil, err
 		}
-		klog.Background().Info("embedded NATS takes drivers", "url", server.URL(), "jetstream", n.storeDir != "")
-		cfg.InProcess, cfg.FailFast, stopServer = server, true, server.Stop
+		streams.Memory = streams.Memory || server.InMemory()
+		klog.Background().Info("embedded NATS takes drivers", "url", server.URL(), "streams_in_memory", streams.Memory)
+		cfg.InProcess, cfg.FailFast, stopServer = server, true, func() { quit(); server.Stop() }
+		streams.Stuck = server.Mend
 	}
 	if conn, err = bus.Connect(ctx, cfg); err != nil {
 		stopServer()
 
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 
-	return conn, func() { conn.Close(); stopServer() }, nil
-}
-
-// stream says how operations streams are made, nil that none are.
-func (n *natsOptions) stream() *bus.StreamConfig {
-	if n.streamStorage == storageNone {
-		return nil
-	}
-
-	return &bus.StreamConfig{Replicas: n.streamReplicas, Memory: n.streamStorage == storageMemory}
+	return conn, streams, func() { conn.Close(); stopServer() }, nil
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -81,7 +82,6 @@ type natsOptions struct {
 const (
 	storageFile   = "file"
 	storageMemory = "memory"
-	storageNone   = "none"
 )
 
 func newCommand() *cobra.Command {
@@ -212,6 +212,8 @@ func addSafetyFlags(fs *pflag.FlagSet, s *safety.Settings) {
 	fs.DurationVar(&s.Grace, "machine-safety-orphan-vms-grace", s.Grace,
 		"how long an instance must have been seen without a machine before it is deleted")
 	fs.IntVar(&s.MaxPerPass, "machine-safety-orphan-vms-max-per-pass", s.MaxPerPass, "instances without a machine of each provider deleted after one look at most")
+	fs.StringSliceVar(&s.AdoptOwners, "adopt-owner", nil, "uid of the kube-system namespace of a former control cluster whose instances this "+
+		"control plane has taken over, so that those without a machine are deleted; the word "+safety.NoOwner+" means instances without an owner; may be repeated")
 	fs.BoolVar(&s.DryRun, "machine-safety-orphan-vms-dry-run", s.DryRun, "tell of instances without a machine, by Event and metric, and delete none")
 }
 
@@ -226,11 +228,11 @@ func (n *natsOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&n.config.URLs, "nats-url", nil, "external NATS servers; none means an embedded one")
 	natsflags.Add(fs, &n.config)
 	fs.StringVar(&n.listen, "nats-listen", "127.0.0.1:4222", "where drivers reach the embedded NATS; port 0 picks a free one")
-	fs.StringVar(&n.storeDir, "nats-store-dir", "", "JetStream directory of the embedded NATS; empty for no JetStream")
+	fs.StringVar(&n.storeDir, "nats-store-dir", "", "JetStream directory of the embedded NATS; empty keeps its streams in memory, until mcm ends")
 	fs.StringVar(&n.configFile, "nats-config", "", "nats-server configuration file whose settings win over those of the embedded NATS")
 	fs.IntVar(&n.streamReplicas, "nats-stream-replicas", 1, "NATS servers that hold each operations stream: 3 with a cluster of three")
 	fs.StringVar(&n.streamStorage, "nats-stream-storage", storageFile,
-		"where operations streams are kept: file, memory, or none for operations without claims and fencing")
+		"where operations streams are kept: file or memory; an embedded NATS without a directory keeps them in memory")
 	fs.IntVar(&n.monitorPort, "nats-monitor-port", 0, "port on 127.0.0.1 for the embedded NATS's monitoring endpoints; 0 for none")
 }
 
@@ -268,6 +270,9 @@ func (o *options) validate() error {
 	if err := bus.ValidToken("--cluster-name", o.clusterName); err != nil {
 		errs = append(errs, err)
 	}
+	if slices.Contains(o.safety.AdoptOwners, "") {
+		errs = append(errs, fmt.Errorf("--adopt-owner must be a uid or the word %s, not empty", safety.NoOwner))
+	}
 	for _, provider := range o.unsealed {
 		if err := bus.ValidToken("--unsealed-providers", provider); err != nil {
 			errs = append(errs, err)
@@ -282,8 +287,8 @@ func (n *natsOptions) validate() error {
 	if r := n.streamReplicas; r != 1 && r != 3 && r != 5 {
 		errs = append(errs, fmt.Errorf("--nats-stream-replicas must be 1, 3 or 5, not %d", r))
 	}
-	if s := n.streamStorage; s != storageFile && s != storageMemory && s != storageNone {
-		errs = append(errs, fmt.Errorf("--nats-stream-storage must be file, memory or none, not %q", s))
+	if s := n.streamStorage; s != storageFile && s != storageMemory {
+		errs = append(errs, fmt.Errorf("--nats-stream-storage must be file or memory, not %q", s))
 	}
 
 	return errors.Join(errs...)

@@ -19,13 +19,14 @@ import (
 const cachesPatience = time.Second
 
 // addChecks serves /healthz and /readyz beside /metrics.
-func (m *mcm) addChecks(namesake *dispatch.Namesake) error {
+func (m *mcm) addChecks(namesake *dispatch.Namesake, epochs *dispatch.Epochs) error {
 	caches := map[string]synced{"control": m.manager.GetCache()}
 	if m.target != nil {
 		caches["target"] = m.target.GetCache()
 	}
 	ready := &healthz.Handler{Checks: told(klog.Background().WithName("ready"), map[string]healthz.Checker{
 		"namesake": namesake.Check,
+		"epoch":    epochs.Check,
 		"bus": func(*http.Request) error {
 			if !m.conn.Up() {
 				return errors.New("NATS cannot be reached")
@@ -33,7 +34,8 @@ func (m *mcm) addChecks(namesake *dispatch.Namesake) error {
 
 			return nil
 		},
-		"caches": cachesRead(caches),
+		"streams": func(r *http.Request) error { return m.caller.Check(r.Context()) },
+		"caches":  cachesRead(caches),
 	})}
 	live := &healthz.Handler{Checks: map[string]healthz.Checker{"ping": healthz.Ping}}
 

@@ -70,7 +70,7 @@ func run(ctx context.Context, o *options) error {
 	}
 	defer stopEvents()
 	lock.lease.LockConfig.EventRecorder = events
-	conn, closeBus, err := o.nats.connect(ctx)
+	conn, streams, closeBus, err := o.nats.connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func run(ctx context.Context, o *options) error {
 	defer letGo()
 
 	m := &mcm{
-		options: o, manager: mgr, lock: lock, conn: conn, events: events,
+		options: o, manager: mgr, lock: lock, conn: conn, streams: streams, events: events,
 		log: slog.New(logr.ToSlogHandler(klog.Background().WithName("bus"))),
 	}
 	if err := m.addTarget(running, target); err != nil {
@@ -119,6 +119,7 @@ type mcm struct {
 	manager    ctrl.Manager
 	lock       *leaderLock
 	conn       *bus.Conn
+	streams    *bus.StreamConfig
 	events     record.EventRecorder
 	log        *slog.Logger
 	caller     *bus.Caller
@@ -126,6 +127,8 @@ type mcm struct {
 	dispatcher *dispatch.Dispatcher
 	reconciler *machine.Reconciler
 	removed    *machineclass.Removed
+	owner      string // uid of the control cluster
+	namesake   *dispatch.Namesake
 	validator  *machineclass.Validator // nil when it is switched off
 	target     cluster.Cluster         // nil when there is none
 	tokens     *bootstrap.Tokens       // nil when there is none
@@ -162,6 +165,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	if err != nil {
 		return err
 	}
+	m.owner = string(uid)
 	key, err := fetch.ControlPlaneKey(ctx, direct, m.options.keyName())
 	if err != nil {
 		return err
@@ -170,14 +174,14 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 		return err
 	}
 	m.caller, err = bus.NewCaller(m.conn, bus.CallerConfig{
-		Cluster: m.options.clusterName, Epoch: m.lock.Epoch, Operations: m.options.nats.stream(), Key: key, Logger: m.log,
+		Cluster: m.options.clusterName, Owner: m.owner, Epoch: m.lock.Epoch, Operations: m.streams, Key: key, Logger: m.log,
 	})
 	if err != nil {
 		return err
 	}
 	m.dispatcher = dispatch.New(logr.NewContext(ctx, klog.Background().WithName("dispatch")), m.caller, m.announcer)
 	m.dispatcher.Limit(m.options.limits)
-	if err := register(append(m.dispatcher.Collectors(), dispatch.StreamCollector(m.caller.Streams),
+	if err := register(append(m.dispatcher.Collectors(), dispatch.StreamCollector(m.caller.Streams), dispatch.RefusedCollector(m.caller.Replicas),
 		dropped("mcm_dispatch_replies_dropped_total",
 			"Reply frames that belonged to no operation in flight.", m.caller.Dropped))); err != nil {
 		return err
@@ -190,17 +194,27 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	if _, err := bus.ServeOutcomes(m.conn, m.options.clusterName, m.dispatcher.Newest, m.dispatcher.Waiting); err != nil {
 		return err
 	}
-	namesake := dispatch.NewNamesake(string(uid), m.options.scope(), klog.Background().WithName("namesake"))
-	if _, err := bus.WatchHello(m.conn, m.options.clusterName, namesake.OnHello); err != nil {
+	m.namesake = dispatch.NewNamesake(m.owner, m.options.scope(), klog.Background().WithName("namesake"))
+	m.dispatcher.Bar(m.namesake.Heard)
+	if _, err := bus.WatchHello(m.conn, m.options.clusterName, m.namesake.OnHello); err != nil {
+		return err
+	}
+
+	epochs := dispatch.NewEpochs(m.lock, identity(), m.caller.Replicas, m.caller.Ahead(), klog.Background().WithName("epoch"))
+	if _, err := bus.WatchHello(m.conn, m.options.clusterName, epochs.OnHello); err != nil {
+		return err
+	}
+	if err := register(epochs.Collectors()); err != nil {
 		return err
 	}
 
 	return errors.Join(
+		m.manager.Add(epochs),
 		m.manager.Add(&dispatch.Hello{Greeter: m.announcer, Epoch: m.lock.Epoch, Behind: m.caller.Behind(), Message: &driverv1.Hello{
-			ClusterUid: string(uid), Key: key.Public(), Mcm: identity(), Version: version(), Scope: m.options.scope(),
+			ClusterUid: m.owner, Key: key.Public(), Mcm: identity(), Version: version(), Scope: m.options.scope(),
 		}}),
 		m.manager.Add(m.fetches(key)),
-		m.addChecks(namesake),
+		m.addChecks(m.namesake, epochs),
 	)
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -26,9 +27,7 @@ func newDrivers(conn *connection) *cobra.Command {
 A replica gives a sign of life every half second; mcmctl listens for a little more
 than two of them. RUNNING and SLOTS count the operations of all control planes
 together. STATE is serving, draining (takes no new work) or silent (not heard of
-for so long that mcm takes it for dead). LEASED says whether the operations stream
-acknowledges the replica's sessions. Without a lease, as when NATS has no JetStream,
-its operations are neither claimed nor fenced. REQUESTS, ERRORS and LATENCY, the
+for so long that mcm takes it for dead). REQUESTS, ERRORS and LATENCY, the
 average time of an operation, count from the replica's start.
 
 A driver that only answers requests gives no sign of life. It is listed, as plain,
@@ -80,9 +79,8 @@ type driverRow struct {
 	APIVersions    []string  `json:"apiVersions"`
 	Capabilities   []string  `json:"capabilities"`
 	Protocol       uint32    `json:"protocol"`
-	Leased         bool      `json:"leased"`
-	SessionID      string    `json:"sessionId"`
-	Epoch          uint64    `json:"epoch"` // the highest the replica has seen
+	Refused        string    `json:"refused,omitempty"` // why managers of this build give it no work
+	Epoch          uint64    `json:"epoch"`             // the highest the replica has seen
 	StartedAt      time.Time `json:"startedAt"`
 	LastSeen       time.Time `json:"lastSeen"`
 }
@@ -98,10 +96,13 @@ func rowOf(r replica, now time.Time) driverRow {
 		Capabilities: verbs(s.GetCapabilities()), Protocol: s.GetProtocol(),
 		LastSeen: r.at.UTC(), Plain: r.plain,
 		LastError: r.figures.LastError, LatencySeconds: r.figures.Latency.Seconds(),
-		Leased: s.GetLeased(), SessionID: s.GetSessionId(), Epoch: s.GetEpoch(),
+		Epoch: s.GetEpoch(),
 	}
 	if r.counted {
 		row.Requests, row.Errors = &r.figures.Requests, &r.figures.Errors
+	}
+	if why := bus.Refused(s); why != nil && !r.plain {
+		row.Refused = why.Error()
 	}
 	if s.GetStartedAt() != nil {
 		row.StartedAt = s.GetStartedAt().AsTime()
@@ -110,20 +111,14 @@ func rowOf(r replica, now time.Time) driverRow {
 	return row
 }
 
-func yesNo(b bool) string {
-	if b {
-		return "yes"
-	}
-
-	return "no"
-}
-
 func stateOf(r replica, now time.Time) string {
 	switch {
 	case r.plain:
 		return "plain"
 	case r.silent(now):
 		return "silent"
+	case bus.Refused(r.session) != nil:
+		return "refused"
 	case r.session.GetDraining():
 		return "draining"
 	default:
@@ -156,7 +151,7 @@ func printDrivers(w io.Writer, heard []replica, now time.Time, provider, out str
 		return message.WriteJSON(w, rows, compact)
 	}
 	header := []string{
-		"CLUSTER", "PROVIDER", "REPLICA", "VERSION", "HOST", "STATE", "LEASED", "RUNNING", "SLOTS", "REQUESTS", "ERRORS", "LATENCY",
+		"CLUSTER", "PROVIDER", "REPLICA", "VERSION", "HOST", "STATE", "RUNNING", "SLOTS", "REQUESTS", "ERRORS", "LATENCY",
 		"AGE", "LAST-SEEN",
 	}
 	if out == formatWide {
@@ -186,11 +181,11 @@ func (r *driverRow) cells(now time.Time, wide bool) []string {
 		started = age(now.Sub(r.StartedAt))
 	}
 	cells := []string{
-		r.Cluster, r.Provider, r.Replica, r.Version, r.Host, r.State, yesNo(r.Leased), running, slots, requests, failed, latency,
+		r.Cluster, r.Provider, r.Replica, r.Version, r.Host, r.State, running, slots, requests, failed, latency,
 		started, age(now.Sub(r.LastSeen)),
 	}
 	if wide {
-		cells = append(cells, r.CreateIdentity, r.Kind, strings.Join(r.APIVersions, ","), strings.Join(r.Capabilities, ","), r.LastError)
+		cells = append(cells, r.CreateIdentity, r.Kind, strings.Join(r.APIVersions, ","), strings.Join(r.Capabilities, ","), cmp.Or(r.Refused, r.LastError))
 	}
 
 	return cells

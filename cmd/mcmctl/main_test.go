@@ -93,7 +93,7 @@ func createRequest(name string) bus.Request {
 	return bus.Request{
 		Provider: "virtual", Namespace: "default", Name: name, OperationID: "uid-" + name + ".create.0", Timeout: bounded,
 		Body: &driverv1.Envelope{Body: &driverv1.Envelope_Create{Create: &driverv1.CreateRequest{
-			Machine: &driverv1.Machine{Namespace: "default", Name: name, Uid: "uid-" + name},
+			Machine: &driverv1.Machine{Namespace: "default", Name: name, Uid: "uid-" + strings.ReplaceAll(name, ".", "-")},
 			Class:   &driverv1.ClassReference{Class: &driverv1.ObjectReference{Namespace: "default", Name: "small"}},
 		}}},
 	}
@@ -102,7 +102,7 @@ func createRequest(name string) bus.Request {
 // startCreate calls for a machine; the outcome is nobody's concern.
 func startCreate(t *testing.T, url, name string) {
 	t.Helper()
-	caller, err := bus.NewCaller(connectTo(t, url), bus.CallerConfig{Cluster: "default", Logger: quiet()})
+	caller, err := bus.NewCaller(connectTo(t, url), bus.CallerConfig{Cluster: "default", Operations: &bus.StreamConfig{Memory: true}, Logger: quiet()})
 	if err != nil {
 		t.Fatalf("bus.NewCaller(...): %v", err)
 	}

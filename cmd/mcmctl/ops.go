@@ -29,8 +29,9 @@ that mcm says have ended, 200 of them at most. Reads are not listed: they are ov
 soon.
 
 The machine is given as its name or as namespace/name. STATE is waiting, and PROGRESS
-says for what; running; settled, with the code it ended with, while the replica keeps
-the outcome; ended, with the code; or lost while the replica is silent: mcm is about to
+says for what; running; stuck where the driver ignores its deadline, which a restart of the
+replica ends; settled, with the code it ended with, while the replica keeps the
+outcome; ended, with the code; or lost while the replica is silent: mcm is about to
 send the operation to another one. TRY is the number of operations that were settled for the machine
 before, so a failed one is followed by one with a higher TRY; ATTEMPT counts how
 often this one was sent. ELAPSED is the time it took a driver, or that it
@@ -92,7 +93,9 @@ func operations(heard picture, now time.Time, provider, machine string) []opRow 
 	}
 	for _, r := range heard.replicas {
 		for _, op := range r.session.GetOperations() {
-			held[r.session.GetCluster()+"/"+op.GetOperationId()] = true
+			if !op.GetStuck() { // else it was answered, and others go on with it
+				held[r.session.GetCluster()+"/"+op.GetOperationId()] = true
+			}
 			add(opRowOf(r, op, now))
 		}
 	}
@@ -153,6 +156,9 @@ func opRowOf(r replica, op *driverv1.OperationState, now time.Time) opRow {
 		row.State, row.Code = "settled", bus.CodeName(op.GetCode())
 	case r.silent(now):
 		row.State = "lost"
+	case op.GetStuck():
+		row.State = "stuck"
+		elapsed += now.Sub(r.at)
 	default:
 		row.State = "running"
 		elapsed += now.Sub(r.at)

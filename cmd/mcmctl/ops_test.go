@@ -238,6 +238,10 @@ func TestOpRowOf(t *testing.T) {
 			"but not for what has ended", time.Second,
 			&driverv1.OperationState{Elapsed: durationpb.New(2 * time.Second), Settled: true}, "settled", 2,
 		},
+		"Stuck": {
+			"its call has not returned", time.Second,
+			&driverv1.OperationState{Elapsed: durationpb.New(2 * time.Second), Stuck: true}, "stuck", 3,
+		},
 		"Lost": {
 			"nor for what nobody knows about", 2 * time.Second,
 			&driverv1.OperationState{Elapsed: durationpb.New(2 * time.Second)}, "lost", 2,

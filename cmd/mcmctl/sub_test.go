@@ -33,16 +33,17 @@ func following(t *testing.T, args ...string) (out *output, stop context.CancelFu
 	return out, cancel, end
 }
 
-func call(t *testing.T, url string) {
+// meet returns a caller that knows its driver.
+func meet(t *testing.T, url string) *bus.Caller {
 	t.Helper()
-	caller, err := bus.NewCaller(connectTo(t, url), bus.CallerConfig{Cluster: "default", Logger: quiet()})
+	caller, err := bus.NewCaller(connectTo(t, url), bus.CallerConfig{Cluster: "default", Operations: &bus.StreamConfig{Memory: true}, Logger: quiet()})
 	if err != nil {
 		t.Fatalf("bus.NewCaller(...): %v", err)
 	}
-	defer caller.Close()
-	if _, err := caller.Call(t.Context(), createRequest("m1.example")); err != nil {
-		t.Fatalf("Caller.Call(...): %v", err)
-	}
+	t.Cleanup(caller.Close)
+	await(t, "the driver", func() bool { return len(caller.Replicas()) == 1 })
+
+	return caller
 }
 
 func TestSub(t *testing.T) {
@@ -54,10 +55,13 @@ func TestSub(t *testing.T) {
 				Create: &driverv1.CreateResponse{Instance: &driverv1.Instance{ProviderId: "virtual://1"}},
 			}}
 		})
-	all, _, allDone := following(t, "--nats-url", url, "--count", "3")
+	caller := meet(t, url)
+	all, _, allDone := following(t, "--nats-url", url, "--count", "5")
 	lines, _, linesDone := following(t, "reply.>", "--nats-url", url, "--count", "2", "-o", "json")
 	beats, stopBeats, beatsDone := following(t, "session.virtual.*", "--nats-url", url)
-	call(t, url)
+	if _, err := caller.Call(t.Context(), createRequest("m1.example")); err != nil {
+		t.Fatalf("Caller.Call(...): %v", err)
+	}
 
 	t.Run("Table", func(t *testing.T) {
 		t.Parallel()
@@ -72,11 +76,13 @@ func TestSub(t *testing.T) {
 		want := []string{
 			"mcm.v1.default.driver.virtual.create.default.m1~example  " +
 				"create uid-m1.example.create.0 attempt 1 class default/small timeout 20s",
+			"mcm.v1.default.claim.virtual.uid-m1-example  claim uid-m1.example.create.0 attempt 1 by one: running",
 			"mcm.v1.default.reply.virtual  accepted uid-m1.example.create.0 attempt 1 by one",
+			"mcm.v1.default.claim.virtual.uid-m1-example  claim uid-m1.example.create.0 attempt 1 by one: settled OK",
 			"mcm.v1.default.reply.virtual  result uid-m1.example.create.0 attempt 1 by one: OK virtual://1",
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("the request and its frames, without signs of life: -want, +got:\n%s", diff)
+			t.Errorf("the request, its claim and its frames, without signs of life: -want, +got:\n%s", diff)
 		}
 	})
 	t.Run("JSON", func(t *testing.T) {
@@ -115,7 +121,7 @@ func TestSubStrangers(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
 	out, _, done := following(t, "mcm.v1.>", "--nats-url", url, "--count", "3", "-o", "json")
-	caller, err := bus.NewCaller(connectTo(t, url), bus.CallerConfig{Cluster: "default", Logger: quiet()})
+	caller, err := bus.NewCaller(connectTo(t, url), bus.CallerConfig{Cluster: "default", Operations: &bus.StreamConfig{Memory: true}, Logger: quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -25,17 +28,11 @@ func checkAttach(ctx context.Context, s *suite) error {
 		return fmt.Errorf("a result that is kept: %w", err)
 	}
 	s.acknowledge(d.id)
-	if err := s.outdated(ctx, doubting); err != nil {
+	if err := s.outdated(ctx); err != nil {
 		return fmt.Errorf("a failure that is kept, asked for by a later attempt while the call of one in between may run: %w", err)
 	}
-	if err := s.outdated(ctx, func(env *driverv1.Envelope) {
-		recovering(env)
-		env.ClaimTerms = nil
-	}); err != nil {
-		return fmt.Errorf("a failure that is kept, asked for by a later attempt without terms for a claim: %w", err)
-	}
-	if !s.claims {
-		return nil
+	if err := s.attachesToRecords(ctx); err != nil {
+		return fmt.Errorf("a result that is kept, asked for by the sequence of a record of its claim: %w", err)
 	}
 	if err := s.superseded(ctx); err != nil {
 		return fmt.Errorf("with another replica's attempt in between: %w", err)
@@ -72,12 +69,10 @@ func (s *suite) attaches(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if s.claims {
-		if x, err = s.askAgain(ctx, p, func(env *driverv1.Envelope) {
-			env.Recover, env.Attempt, env.ClaimTerms = true, x.attempt+1, &driverv1.ClaimTerms{}
-		}); err != nil {
-			return fmt.Errorf("by a request that leaves the sequence of its claim unset: %w", err)
-		}
+	if x, err = s.askAgain(ctx, p, func(env *driverv1.Envelope) {
+		env.Recover, env.Attempt, env.ClaimTerms = true, x.attempt+1, &driverv1.ClaimTerms{}
+	}); err != nil {
+		return fmt.Errorf("by a request that leaves the sequence of its claim unset: %w", err)
 	}
 	p.release()
 	result, err := x.result(ctx, s.late())
@@ -122,23 +117,55 @@ func (s *suite) alsoEarlier(ctx context.Context, p *pending) bool {
 	return false
 }
 
-// outdated has a create fail, and asks for a later attempt at it.
-func (s *suite) outdated(ctx context.Context, change func(*driverv1.Envelope)) error {
+// attachesToRecords asks for later attempts at a create, each by another sequence at
+// which its claim has been: mcm may have read any of them.
+func (s *suite) attachesToRecords(ctx context.Context) error {
+	d, err := s.once(ctx, create)
+	if err != nil {
+		return err
+	}
+	if _, err := s.endOfClaim(ctx, d.m, d.id); err != nil {
+		return err
+	}
+	later := slices.Concat(s.claimsOf(d.id, driverv1.Claim_STATE_BEGUN), s.claimsOf(d.id, driverv1.Claim_STATE_SETTLED))
+	for n, c := range later { // each expected the sequence of the one before
+		sequence, err := strconv.ParseUint(c.expected, 10, 64)
+		if err != nil {
+			return nil //nolint:nilerr // which is another clause's to blame
+		}
+		again, err := s.try(ctx, d.m, d.id, d.body(d.m), func(env *driverv1.Envelope) {
+			env.Recover, env.Attempt, env.ClaimTerms = true, uint32(n)+2, &driverv1.ClaimTerms{Sequence: &sequence}
+		})
+		switch {
+		case err != nil:
+			return fmt.Errorf("as it was before it was %s: %w", c.GetClaim().GetState(), err)
+		case s.claimedTimes(d.id) != 1:
+			return fmt.Errorf("as it was before it was %s: its operation was run again", c.GetClaim().GetState())
+		case !proto.Equal(again, d.result):
+			return fmt.Errorf("as it was before it was %s: it was %s, after %s", c.GetClaim().GetState(), said(again), said(d.result))
+		}
+	}
+	s.acknowledge(d.id)
+
+	return nil
+}
+
+// outdated has a create fail, and asks for a later attempt at it while one in between
+// may run.
+func (s *suite) outdated(ctx context.Context) error {
 	d, err := s.onceInVain(ctx, create)
 	if err != nil || d.result.GetStatus().GetCode() == driverv1.Code_CODE_OK { // it needs no class
 		return err
 	}
-	if s.claims {
-		// Terms with a sequence that the replica has not heard of yet would name another claim.
-		if _, err := s.endOfClaim(ctx, d.m, d.id); err != nil {
-			return nil //nolint:nilerr // which is another clause's to blame
-		}
-		if err := s.newerThan(ctx, s.session().GetSequence()); err != nil {
-			return err
-		}
+	// Terms with a sequence that the replica has not heard of yet would name another claim.
+	if _, err := s.endOfClaim(ctx, d.m, d.id); err != nil {
+		return nil //nolint:nilerr // which is another clause's to blame
 	}
-	result, err := s.attempt(ctx, d.m, d.id, d.body(d.m), change)
-	if err != nil || result.GetOutcomeUnknown() { // its lease may have lapsed
+	if err := s.newerThan(ctx, s.session().GetSequence()); err != nil {
+		return err
+	}
+	result, err := s.attempt(ctx, d.m, d.id, d.body(d.m), doubting)
+	if err != nil || result.GetOutcomeUnknown() { // the stream may not have answered in time
 		return err
 	}
 	_, err = createdOf(result)

@@ -87,27 +87,22 @@ func checkOneAtATime(ctx context.Context, s *suite) error {
 	return err
 }
 
-// refusesSecond asks for a delete of a machine that has a create running. A replica that
-// has no lease at the moment says that first.
+// refusesSecond asks for a delete of a machine that has a create running.
 func (s *suite) refusesSecond(ctx context.Context, m *machine) error {
-	id := m.operation(remove)
+	r, err := s.mutation(ctx, m, m.operation(remove), s.deleteBody(m))
+	if err != nil {
+		return err
+	}
+	x, err := s.send(r)
+	if err != nil {
+		return err
+	}
+	f, err := x.first(ctx, s.cfg.Patience)
+	if err == nil && f.GetBusy().GetReason() != driverv1.BusyReason_BUSY_REASON_MACHINE {
+		err = fmt.Errorf("a delete was answered %s, not busy (BUSY_REASON_MACHINE)", describe(f))
+	}
 
-	return s.eventually(ctx, "a delete is answered busy (BUSY_REASON_MACHINE)", func() (bool, error) {
-		r, err := s.mutation(ctx, m, id, s.deleteBody(m))
-		if err != nil {
-			return false, err
-		}
-		x, err := s.send(r)
-		if err != nil {
-			return false, err
-		}
-		f, err := x.first(ctx, s.cfg.Patience)
-		if err == nil && f.GetBusy() == nil {
-			err = fmt.Errorf("a delete was answered %s, not busy", describe(f))
-		}
-
-		return f.GetBusy().GetReason() == driverv1.BusyReason_BUSY_REASON_MACHINE, err
-	})
+	return err
 }
 
 func checkAccepts(ctx context.Context, s *suite) error {
@@ -385,17 +380,25 @@ func checkNoEffect(ctx context.Context, s *suite) error {
 }
 
 // keptFromBeginning hands on what comes of a create that its replica may not begin any
-// more, as it was taken for dead meanwhile.
+// more, as another attempt has its claim's place.
 func (s *suite) keptFromBeginning(ctx context.Context, judge func(*driverv1.Result) error) error {
-	if !s.claims { // nothing is fenced
+	if s.plain { // which claims nothing
 		return nil
 	}
-	_, result, err := s.buried(ctx, func() (*pending, error) { return s.begin(ctx, create) })
+	p, err := s.begin(ctx, create)
+	if err != nil {
+		return err
+	}
+	defer p.release()
+	if _, err := s.usurp(ctx, p.m); err != nil {
+		return err
+	}
+	result, err := s.finish(ctx, p)
 	if err != nil || result.GetStatus().GetCode() == driverv1.Code_CODE_OK { // which breaks FENCE-1
 		return err
 	}
 	if err := judge(result); err != nil {
-		return fmt.Errorf("create that its replica was taken for dead with before it began: %w", err)
+		return fmt.Errorf("create whose claim another attempt replaced before it began: %w", err)
 	}
 
 	return nil

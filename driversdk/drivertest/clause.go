@@ -26,7 +26,6 @@ const (
 	all     party = iota // full replicas and plain drivers
 	full                 // replicas that send sessions
 	plainly              // drivers that only answer
-	claims               // replicas that claim, where there is an operations stream
 	groups               // replicas that serve node groups
 	nobody               // the manager only
 )
@@ -84,6 +83,7 @@ var messageClauses = []Clause{
 	{ID: "ENV-3", Says: "sends no empty frame", check: checkEmpty},
 	{ID: "ENV-4", Says: "ignores unknown fields and answers unknown bodies with Unimplemented", check: checkUnknown},
 	{ID: "ENV-6", Says: "refuses mutations of a lower epoch with Aborted, outcome unknown, and serves reads", who: full, check: checkEpoch},
+	{ID: "HELLO-2", Says: "answers busy while the manager that leads speaks none of its versions of the contract", who: full, check: checkProtocol},
 	{ID: "ENV-8", Says: "answers stale mutations busy", check: checkStale},
 }
 
@@ -96,6 +96,7 @@ var cloudClauses = []Clause{
 	{ID: "IDENTITY-1", Says: "passes the operation id to the cloud as idempotency token", who: full, check: checkToken},
 	{ID: "IDENTITY-2", Says: "names the instance by the machine alone", who: full, check: checkUniqueName},
 	{ID: "MACHINE-1", Says: "records the machine's uid with the instance", check: checkUID},
+	{ID: "OWNER-1", Says: "records the owner with the instance, and lists it", check: checkOwner},
 	{ID: "INITIALIZE-1", Says: "Initialize is idempotent", check: checkInitialize},
 	{ID: "STATUS-1", Says: "Status changes nothing", check: checkStatusChangesNothing},
 	{ID: "STATUS-2", Says: "Status of an absent instance is NotFound", check: checkStatusAbsent},
@@ -137,16 +138,16 @@ var fetchClauses = []Clause{
 }
 
 var claimClauses = []Clause{
-	{ID: "CLAIM-1", Says: "claims before it accepts", who: claims, check: checkClaims},
-	{ID: "CLAIM-2", Says: "expects the sequence that the request names", who: claims, check: checkTerms},
-	{ID: "CLAIM-3", Says: "is busy when the claim is refused", who: claims, check: checkRefusedClaim},
-	{ID: "CLAIM-4", Says: "calls no cloud without a claim", who: claims, check: checkNoClaimNoCall},
-	{ID: "CLAIM-5", Says: "puts the outcome in the place of its own claim only", who: claims, check: checkOutcomeStored},
-	{ID: "FENCE-1", Says: "starts nothing for what it accepted before it was taken for dead", who: claims, check: checkTombstone},
-	{ID: "FENCE-2", Says: "starts nothing once its lease has lapsed", who: claims, check: checkLapsed},
-	{ID: "FENCE-3", Says: "cuts off no call at the cloud for it; asked for again, its result counts once it is stored", who: claims, check: checkFencedCall},
-	{ID: "RESULT-4", Says: "does not keep a result that it does not know", who: claims, check: checkUnknownNotKept},
-	{ID: "SESSION-3", Says: "a session replaces the one before, with a TTL of 3 s", who: claims, check: checkRenewal},
+	{ID: "CLAIM-1", Says: "claims before it accepts", who: full, check: checkClaims},
+	{ID: "CLAIM-2", Says: "expects the sequence that the request names", who: full, check: checkTerms},
+	{ID: "CLAIM-3", Says: "is busy when the claim is refused", who: full, check: checkRefusedClaim},
+	{ID: "CLAIM-4", Says: "calls no cloud without a claim", who: full, check: checkNoClaimNoCall},
+	{ID: "CLAIM-5", Says: "puts the outcome in the place of its own claim only", who: full, check: checkOutcomeStored},
+	{ID: "CLAIM-6", Says: "refuses a mutation without terms for its claim", who: full, check: checkNoTerms},
+	{ID: "FENCE-1", Says: "starts nothing before its claim says so, in the place of its own", who: full, check: checkFence},
+	{ID: "FENCE-2", Says: "starts nothing by an acknowledgement that came too late", who: full, check: checkLate},
+	{ID: "FENCE-3", Says: "cuts off no call at the cloud for it; asked for again, its result counts once it is stored", who: full, check: checkFencedCall},
+	{ID: "RESULT-4", Says: "does not keep a result that it does not know", who: full, check: checkUnknownNotKept},
 }
 
 // groupClauses are those of proto/machinebus/nodegroup/v1.
@@ -229,15 +230,6 @@ func (s *suite) applies(c Clause) error {
 	case plainly:
 		if !s.plain {
 			return unboundf("binds plain drivers, and this one sends sessions")
-		}
-	case claims:
-		switch {
-		case s.plain:
-			return unboundf("binds replicas that claim, and this is a plain driver")
-		case !s.claims && s.session().GetSessionId() == "":
-			return unboundf("the replica does not claim: its sessions have no session_id")
-		case !s.claims:
-			return skipf("NATS has no JetStream")
 		}
 	case groups:
 		if !s.servesGroups() {

@@ -111,13 +111,18 @@ func (c *cloud) arrive(name string) (leave func()) {
 	return h.inside.Done
 }
 
-// make makes an instance; two of one name are the caller's business.
+// make makes an instance without an owner; two of one name are the caller's business.
 func (c *cloud) make(cluster string, m *driverv1.Machine, token string) *driverv1.Instance {
+	return c.makeFor("", cluster, m, token)
+}
+
+func (c *cloud) makeFor(owner, cluster string, m *driverv1.Machine, token string) *driverv1.Instance {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.made++
 	i := &driverv1.Instance{
 		ProviderId: fmt.Sprintf("acme:///%d", c.made), NodeName: m.GetName(), MachineName: m.GetName(), MachineUid: m.GetUid(),
+		Owner: owner,
 	}
 	switch c.fault {
 	case "INSTANCE-1":

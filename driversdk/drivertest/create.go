@@ -13,6 +13,9 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
+// ownerUID is the uid of the control cluster that the suite plays.
+const ownerUID = "conformance"
+
 const (
 	create = driverv1.Operation_OPERATION_CREATE
 	remove = driverv1.Operation_OPERATION_DELETE
@@ -44,9 +47,9 @@ func (s *suite) again(ctx context.Context, m *machine, id, providerID string, ch
 // firstTries is how often an instance is asked for of which nobody knows what came.
 const firstTries = 3
 
-// first makes a machine's instance by an operation whose id is returned. A replica on
-// a machine that stalls may lose its lease meanwhile: the operation is attempted again
-// then, as the manager does.
+// first makes a machine's instance by an operation whose id is returned. On a machine
+// that stalls the operations stream may not answer in time: the operation is attempted
+// again then, as the manager does.
 func (s *suite) first(ctx context.Context) (m *machine, id, providerID string, err error) {
 	m = s.newMachine()
 	id = m.operation(create)
@@ -269,6 +272,29 @@ func checkUID(ctx context.Context, s *suite) error {
 	}
 
 	return s.found(ctx, m, providerID)
+}
+
+func checkOwner(ctx context.Context, s *suite) error {
+	_, _, providerID, err := s.first(ctx)
+	if err != nil {
+		return err
+	}
+	list, err := s.list(ctx)
+	if err != nil {
+		return err
+	}
+	for _, i := range list {
+		if i.GetProviderId() != providerID {
+			continue
+		}
+		if got := i.GetOwner(); got != ownerUID {
+			return fmt.Errorf("instance %s was made for owner %q, and is listed with owner %q", providerID, ownerUID, got)
+		}
+
+		return nil
+	}
+
+	return fmt.Errorf("list does not hold instance %s", providerID)
 }
 
 func checkInitialize(ctx context.Context, s *suite) error {

@@ -7,8 +7,8 @@
 // else.
 //
 // Give it a bus and a cloud account of its own. It makes and removes instances,
-// raises the epoch that replicas remember, puts tombstones in the place of
-// sessions, has the operations stream take no records for a while and deletes it.
+// raises the epoch that replicas remember, puts claims of its own in the place of
+// theirs, has the operations stream take none for a while and deletes it.
 // Node groups it leaves alone, but for those that it is told of; these have their
 // sizes again at the end.
 //

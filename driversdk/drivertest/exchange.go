@@ -19,7 +19,6 @@ const (
 	headerContentType = "Content-Type"
 	contentTypeJSON   = "application/json"
 	headerExpected    = "Nats-Expected-Last-Subject-Sequence"
-	headerTTL         = "Nats-TTL"
 	headerSequence    = "Nats-Sequence"
 	headerStatus      = "Status"
 
@@ -235,7 +234,7 @@ func quoted(st *driverv1.Status) string {
 
 // envelope addresses a body to the driver, as the manager does.
 func (s *suite) envelope(id string, body *driverv1.Envelope) *driverv1.Envelope {
-	body.OperationId, body.Attempt, body.Epoch = id, 1, s.epoch
+	body.OperationId, body.Attempt, body.Epoch, body.Owner = id, 1, s.epoch, ownerUID
 	body.AcceptBy = acceptBy()
 	body.Timeout = durationpb.New(s.cfg.Timeout)
 
@@ -265,7 +264,7 @@ func (s *suite) below(rest string) string { return "mcm.v1." + s.cfg.Cluster + "
 // mutation is a request for a mutation of a machine, with the terms of its claim.
 func (s *suite) mutation(ctx context.Context, m *machine, id string, body *driverv1.Envelope) (request, error) {
 	env := s.envelope(id, body)
-	if s.claims {
+	if !s.plain {
 		sequence, _, err := s.record(ctx, s.claimSubject(m))
 		if err != nil {
 			return request{}, err
@@ -297,7 +296,7 @@ func (s *suite) attempt(
 }
 
 // try is attempt that does not acknowledge. A replica that is busy is asked again for a
-// while: its lease may have to be renewed.
+// while: the operations stream may not answer at once.
 func (s *suite) try(
 	ctx context.Context, m *machine, id string, body *driverv1.Envelope, change func(*driverv1.Envelope),
 ) (*driverv1.Result, error) {

@@ -324,9 +324,52 @@ func checkEpoch(ctx context.Context, s *suite) error {
 	return nil
 }
 
+// checkProtocol has a manager lead that speaks none of the replica's versions of the
+// contract, and then one that does.
+func checkProtocol(ctx context.Context, s *suite) (err error) {
+	const later = 1000 // no replica speaks it
+	announcer, err := bus.NewAnnouncer(s.conn, s.cfg.Cluster)
+	if err != nil {
+		return err
+	}
+	m := s.newMachine()
+	hello := s.hello()
+	hello.ProtocolMin, hello.ProtocolMax = later, later+1
+	if err := announcer.Hello(hello); err != nil {
+		return err
+	}
+	defer func() { // the clauses after this one need work to be taken
+		err = errors.Join(err, announcer.Hello(s.hello()))
+		if err == nil {
+			err = s.eventually(ctx, "a delete is taken again", func() (bool, error) { return s.remove(ctx, m) == nil, nil })
+		}
+	}()
+
+	return s.eventually(ctx, "a delete is answered busy (BUSY_REASON_PROTOCOL)", func() (bool, error) {
+		reason, err := s.busyReason(ctx, m)
+
+		return reason == driverv1.BusyReason_BUSY_REASON_PROTOCOL, err
+	})
+}
+
+// busyReason asks for a delete, and returns why the replica is busy, if it is.
+func (s *suite) busyReason(ctx context.Context, m *machine) (driverv1.BusyReason, error) {
+	r, err := s.mutation(ctx, m, m.operation(remove), s.deleteBody(m))
+	if err != nil {
+		return 0, err
+	}
+	x, err := s.send(r)
+	if err != nil {
+		return 0, err
+	}
+	f, err := x.first(ctx, s.cfg.Patience)
+
+	return f.GetBusy().GetReason(), err
+}
+
 // hello is the word of another leading manager than any before.
 func (s *suite) hello() *driverv1.Hello {
-	return &driverv1.Hello{ClusterUid: "conformance", Epoch: s.epoch, Key: s.fetches.key.Public(), Mcm: "conformance-" + nuid.Next()}
+	return &driverv1.Hello{ClusterUid: ownerUID, Epoch: s.epoch, Key: s.fetches.key.Public(), Mcm: "conformance-" + nuid.Next()}
 }
 
 // refusesEpoch asks for a create, and for a list, in the epoch before the present one.

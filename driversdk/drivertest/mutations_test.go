@@ -1,7 +1,9 @@
 package drivertest
 
 import (
+	"encoding/json"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -50,17 +52,14 @@ func (r *replica) mutate(o *op) {
 	r.mu.Lock()
 	o.result, o.ended = result, time.Now()
 	r.keep(o)
-	counts := r.counts(o)
+	counts, to, of := r.counts(o), o.reply, &driverv1.Envelope{OperationId: o.env.GetOperationId(), Attempt: o.attempt}
 	r.mu.Unlock()
-	if counts {
-		r.answer(o, resultFrame(result))
+	if counts { // for who has asked by now; who asks later waits until it is stored
+		r.send(to, o.contentType, of, resultFrame(result))
 	}
-	if o.env.GetClaimTerms() == nil {
-		return
-	}
-	overtaken := r.storeEnd(o)
+	awaited, overtaken := r.storeEnd(o)
 	switch {
-	case counts:
+	case !awaited:
 	case overtaken:
 		r.mu.Lock()
 		delete(r.ops, o.env.GetOperationId())
@@ -73,7 +72,7 @@ func (r *replica) mutate(o *op) {
 // counts tells that a result may be told: another attempt that takes its claim's place
 // would come to its own. r.mu is held.
 func (r *replica) counts(o *op) bool {
-	return !o.rivalled || o.stored || o.result.GetOutcomeUnknown() || r.fault == "FENCE-3/rivalled"
+	return !o.askedAgain || o.stored || o.result.GetOutcomeUnknown() || r.fault == "FENCE-3/again"
 }
 
 // answer sends a frame of an operation to who asked for it last.
@@ -108,7 +107,7 @@ func (r *replica) keep(o *op) {
 // forget forgets a result that the manager has, once its claim tells of it as well.
 // r.mu is held.
 func (r *replica) forget(o *op) {
-	done := o.stored || o.env.GetClaimTerms() == nil || r.fault == "CLAIM-5/acknowledged" || r.fault == "CLAIM-1"
+	done := o.stored || r.fault == "CLAIM-5/acknowledged" || r.fault == "CLAIM-1"
 	if id := o.env.GetOperationId(); o.result != nil && o.known && done && r.ops[id] == o {
 		delete(r.ops, id)
 	}
@@ -122,8 +121,18 @@ func (r *replica) refuse(env *driverv1.Envelope) *driverv1.Envelope {
 
 		return busy(driverv1.BusyReason_BUSY_REASON_STALE)
 	}
+	if !r.plain && env.GetClaimTerms() == nil && r.fault != "CLAIM-6" {
+		if r.fault == "CLAIM-6/busy" {
+			return busy(driverv1.BusyReason_BUSY_REASON_CLAIM)
+		}
+
+		return frameOf(driverv1.Code_CODE_INVALID_ARGUMENT, "without claim_terms")
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.strange {
+		return busy(driverv1.BusyReason_BUSY_REASON_PROTOCOL)
+	}
 	if env.GetEpoch() < r.epoch && r.fault != "ENV-6" {
 		result := resultOf(driverv1.Code_CODE_ABORTED, "an earlier epoch")
 		result.OutcomeUnknown = r.fault != "ENV-6/known"
@@ -147,7 +156,7 @@ func (r *replica) take(o *op) (taken bool, answers []*driverv1.Envelope) {
 		}
 		known.attempt = o.attempt
 		known.doubted = known.doubted || o.doubted && r.fault != "RESULT-5/attached"
-		known.rivalled = o.env.GetClaimTerms() != nil && (known.rivalled || known.fenced && !known.stored)
+		known.askedAgain = known.askedAgain || !known.stored
 		if known.result == nil || !r.counts(known) {
 			return false, []*driverv1.Envelope{accepted()}
 		}
@@ -170,11 +179,9 @@ func (r *replica) take(o *op) (taken bool, answers []*driverv1.Envelope) {
 		return false, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_DRAINING)}
 	case running >= testSlots && r.fault != "BUSY-1":
 		return false, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_SLOTS)}
-	case o.env.GetClaimTerms() != nil && !r.leased():
-		return false, []*driverv1.Envelope{busy(driverv1.BusyReason_BUSY_REASON_SESSION)}
 	}
 	r.running.Add(1)
-	o.lease, o.claiming = r.lease, o.env.GetClaimTerms() != nil && r.fault != "CLAIM-1"
+	o.claimSeq, o.claiming = o.env.GetClaimTerms().GetSequence(), r.fault != "CLAIM-1"
 	r.ops[id] = o
 
 	return true, nil
@@ -193,7 +200,9 @@ func (r *replica) known(id string, o *op) *op {
 
 		return nil
 	}
-	if o.attempt <= known.attempt || !r.superseded(known, o) && !r.outdated(known, o) {
+	// It may ask about attempts of which a failure says nothing.
+	outdated := o.doubted && known.result.GetStatus().GetCode() != driverv1.Code_CODE_OK && r.fault != "RUN-2/failed"
+	if o.attempt <= known.attempt || !r.superseded(known, o) && !outdated {
 		return known
 	}
 	if known.result != nil {
@@ -203,7 +212,7 @@ func (r *replica) known(id string, o *op) *op {
 	return nil
 }
 
-// superseded tells that o's terms name another claim than that of what is known. r.mu
+// superseded tells that o's terms name another claim than those of what is known. r.mu
 // is held.
 func (r *replica) superseded(known, o *op) bool {
 	terms := o.env.GetClaimTerms()
@@ -211,15 +220,15 @@ func (r *replica) superseded(known, o *op) bool {
 		return false
 	}
 
-	return terms.GetSequence() != known.claimSeq
-}
+	from, to := known.firstClaim, known.claimSeq
+	switch r.fault {
+	case "RUN-2/last":
+		from = to
+	case "RUN-2/first":
+		to = from
+	}
 
-// outdated tells that o asks about attempts of which a failure that is known says
-// nothing. r.mu is held.
-func (r *replica) outdated(known, o *op) bool {
-	between := o.doubted && r.fault != "RUN-2/failed" || o.env.GetClaimTerms() == nil && r.fault != "RUN-2/unclaimed"
-
-	return between && known.result.GetStatus().GetCode() != driverv1.Code_CODE_OK
+	return terms.GetSequence() < from || terms.GetSequence() > to
 }
 
 // hasDenied tells whether the replica has said lately that it does not hold an attempt.
@@ -235,32 +244,86 @@ func (r *replica) hasDenied(o *op) bool {
 }
 
 func (r *replica) claim(o *op) driverv1.BusyReason {
-	if o.env.GetClaimTerms().Sequence == nil && r.fault != "CLAIM-3/unset" {
+	if terms := o.env.GetClaimTerms(); terms != nil && terms.Sequence == nil && r.fault != "CLAIM-3/unset" {
 		return driverv1.BusyReason_BUSY_REASON_CLAIM // it is for what we would have
 	}
-	r.mu.Lock()
-	o.claimSeq = o.env.GetClaimTerms().GetSequence()
 	if r.fault == "CLAIM-2" {
+		r.mu.Lock()
 		o.claimSeq = 0
+		r.mu.Unlock()
 	}
-	r.mu.Unlock()
-	stored, _ := r.store(o, driverv1.Claim_STATE_RUNNING)
+	stored, conflict, _ := r.store(o, driverv1.Claim_STATE_RUNNING)
 	switch {
 	case stored, r.fault == "CLAIM-4":
+		r.mu.Lock()
+		o.firstClaim = o.claimSeq
+		r.mu.Unlock()
+
 		return driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
 	case r.fault == "CLAIM-3":
 		return driverv1.BusyReason_BUSY_REASON_SLOTS
-	default:
+	case conflict || r.fault == "CLAIM-3/store":
 		return driverv1.BusyReason_BUSY_REASON_CLAIM
+	default:
+		return driverv1.BusyReason_BUSY_REASON_STORE
 	}
+}
+
+// beginTries bounds how often the record is written that a call begins.
+const beginTries = 3
+
+// begin is the moment before a call that changes something at the cloud; false when
+// it must not be made.
+func (r *replica) begin(o *op) bool {
+	if r.plain || r.fault == "FENCE-1" {
+		return r.goes(o)
+	}
+	state := driverv1.Claim_STATE_BEGUN
+	if r.fault == "FENCE-1/state" {
+		state = driverv1.Claim_STATE_RUNNING
+	}
+	o.writing.Lock()
+	defer o.writing.Unlock()
+	for range beginTries {
+		sent := time.Now()
+		stored, conflict, there := r.store(o, state)
+		switch {
+		case stored && (time.Since(sent) <= time.Second || r.fault == "FENCE-2"), !stored && !conflict && r.fault == "FENCE-1/unanswered":
+			return r.goes(o)
+		case stored:
+		case conflict && (there > 0 && r.fault == "FENCE-1/again" || there == 0 && r.fault == "FENCE-1/lost"):
+			r.mu.Lock()
+			o.claimSeq = there
+			r.mu.Unlock()
+		default:
+			r.mu.Lock()
+			o.fenced = o.fenced || conflict
+			r.mu.Unlock()
+
+			return false
+		}
+	}
+
+	return false
+}
+
+// goes notes that an operation begins, unless it is over.
+func (r *replica) goes(o *op) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	o.atCloud = o.atCloud || !o.over
+
+	return !o.over
 }
 
 // storeTries bounds how often the end of an operation is written.
 const storeTries = 60
 
 // storeEnd puts what came of an operation in the place of its claim, unless another
-// attempt has that.
-func (r *replica) storeEnd(o *op) (overtaken bool) {
+// attempt has that. Awaited is true when somebody waits for the result until then.
+func (r *replica) storeEnd(o *op) (awaited, overtaken bool) {
+	o.writing.Lock()
+	defer o.writing.Unlock()
 	state := driverv1.Claim_STATE_SETTLED
 	if o.result.GetOutcomeUnknown() && r.fault != "CLAIM-5/unknown" {
 		state = driverv1.Claim_STATE_RELEASED
@@ -268,7 +331,7 @@ func (r *replica) storeEnd(o *op) (overtaken bool) {
 	again := time.NewTicker(bus.SessionInterval)
 	defer again.Stop()
 	for range storeTries {
-		stored, conflict := r.store(o, state)
+		stored, conflict, _ := r.store(o, state)
 		overtaken = conflict
 		if stored || conflict {
 			break
@@ -277,16 +340,17 @@ func (r *replica) storeEnd(o *op) (overtaken bool) {
 		forgotten := r.ops[o.env.GetOperationId()] != o && !o.result.GetOutcomeUnknown()
 		r.mu.Unlock()
 		if forgotten || r.fault == "CLAIM-5/once" || r.nc.IsClosed() {
-			return false
+			return false, false
 		}
 		<-again.C
 	}
 	r.mu.Lock()
-	o.stored = true
+	awaited = !r.counts(o)
+	o.stored, o.fenced = true, o.fenced || overtaken
 	r.forget(o)
 	r.mu.Unlock()
 
-	return overtaken
+	return awaited, overtaken
 }
 
 // record is the claim of an operation.
@@ -296,17 +360,17 @@ func (r *replica) record(o *op, state driverv1.Claim_State) *driverv1.Claim {
 	r.mu.Unlock()
 	c := &driverv1.Claim{
 		OperationId: o.env.GetOperationId(), Attempt: attempt, Operation: bus.OperationOf(o.env), Namespace: o.subject[1],
-		Name: o.subject[2], Provider: testProvider, Replica: r.id, SessionId: o.lease, Epoch: o.env.GetEpoch(), State: state,
+		Name: o.subject[2], Provider: testProvider, Replica: r.id, Epoch: o.env.GetEpoch(), State: state,
 	}
 	switch r.fault {
-	case "CLAIM-1/session":
-		c.SessionId = ""
-	case "CLAIM-1/first-session":
-		c.SessionId = r.firstLease
 	case "CLAIM-1/epoch":
 		c.Epoch = 0
 	case "CLAIM-1/name":
 		c.Name = ""
+	case "FENCE-1/replica":
+		if state == driverv1.Claim_STATE_BEGUN {
+			c.Replica = ""
+		}
 	}
 	if state == driverv1.Claim_STATE_SETTLED {
 		instance := o.result.GetCreate().GetInstance()
@@ -351,12 +415,19 @@ func (r *replica) seal(o *op) *driverv1.Sealed {
 	return sealed
 }
 
-// store writes the claim's record in the place of the one before.
-func (r *replica) store(o *op, state driverv1.Claim_State) (stored, conflict bool) {
+// answerLimit is longer than any clause of the suite has a stream's answer wait.
+const answerLimit = 2 * time.Second
+
+// store writes the claim's record in the place of the one before; there is the sequence
+// of what is in the way.
+func (r *replica) store(o *op, state driverv1.Claim_State) (stored, conflict bool, there uint64) {
+	r.mu.Lock()
+	expected := o.claimSeq
+	r.mu.Unlock()
 	m := &nats.Msg{Subject: "mcm.v1." + o.cluster + ".claim." + testProvider + "." + o.machine, Header: nats.Header{
-		headerExpected: {strconv.FormatUint(o.claimSeq, 10)},
+		headerExpected: {strconv.FormatUint(expected, 10)},
 	}}
-	if r.fault == "CLAIM-5" && state == driverv1.Claim_STATE_SETTLED {
+	if r.fault == "CLAIM-5" && state == driverv1.Claim_STATE_SETTLED || r.fault == "FENCE-1/blind" && state == driverv1.Claim_STATE_BEGUN {
 		m.Header = nil
 	}
 	env := &driverv1.Envelope{Replica: r.id, Body: &driverv1.Envelope_Claim{Claim: r.record(o, state)}}
@@ -364,18 +435,36 @@ func (r *replica) store(o *op, state driverv1.Claim_State) (stored, conflict boo
 		env.Replica = ""
 	}
 	m.Data, _ = proto.Marshal(env)
-	answer, err := r.nc.RequestMsg(m, time.Second)
+	answer, err := r.nc.RequestMsg(m, answerLimit)
 	if err != nil {
-		return false, false
+		return false, false, 0
 	}
 	stored, err = acknowledged(answer)
-	if seq, _ := ackOf(answer); stored {
+	seq, there := ackOf(answer)
+	if stored {
 		r.mu.Lock()
 		o.claimSeq = seq
 		r.mu.Unlock()
 	}
 
-	return stored, err == nil && !stored
+	return stored, err == nil && !stored, there
+}
+
+// ackOf returns the sequence that was stored, or the one in the way.
+func ackOf(m *nats.Msg) (seq, conflict uint64) {
+	var ack struct {
+		Sequence uint64 `json:"seq"`
+		Error    struct {
+			Description string `json:"description"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(m.Data, &ack) != nil {
+		return 0, 0
+	}
+	text := ack.Error.Description
+	conflict, _ = strconv.ParseUint(strings.TrimSpace(text[strings.LastIndexByte(text, ':')+1:]), 10, 64)
+
+	return ack.Sequence, conflict
 }
 
 // limited does a mutation within its time, unless it is cancelled.
@@ -422,7 +511,7 @@ func (r *replica) doubt(o *op, result *driverv1.Result) {
 func (r *replica) abandon(o *op) (begun bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	o.fenced = r.fault != "CREATE-4"
+	o.over = r.fault != "CREATE-4"
 
 	return o.atCloud
 }

@@ -126,10 +126,7 @@ func (r *replica) create(m *driverv1.Machine, o *op) *driverv1.Result {
 	}
 	r.tell(o)
 	if !r.begin(o) {
-		result := resultOf(driverv1.Code_CODE_ABORTED, "fenced")
-		result.OutcomeUnknown, result.NoEffect = r.fault != "RESULT-3/fenced", r.fault != "RESULT-3/fenced" && r.fault != "RESULT-6/fenced"
-
-		return result
+		return r.keptFromBeginning()
 	}
 	if refused { // by the cloud, once it was asked
 		return resultOf(driverv1.Code_CODE_ALREADY_EXISTS, "the name is taken")
@@ -146,7 +143,19 @@ func (r *replica) create(m *driverv1.Machine, o *op) *driverv1.Result {
 		}
 	}
 
-	return created(r.cloud.make(o.cluster, m, token))
+	if r.fault == "OWNER-1" {
+		return created(r.cloud.make(o.cluster, m, token))
+	}
+
+	return created(r.cloud.makeFor(o.env.GetOwner(), o.cluster, m, token))
+}
+
+// keptFromBeginning is the end of an operation that must not begin.
+func (r *replica) keptFromBeginning() *driverv1.Result {
+	result := resultOf(driverv1.Code_CODE_ABORTED, "fenced")
+	result.OutcomeUnknown, result.NoEffect = r.fault != "RESULT-3/fenced", r.fault != "RESULT-3/fenced" && r.fault != "RESULT-6/fenced"
+
+	return result
 }
 
 // ofMachine finds a machine's instances; one without a uid goes by its name.
@@ -161,6 +170,9 @@ func (r *replica) initialize(m *driverv1.Machine, o *op) *driverv1.Result {
 	if len(found) == 0 {
 		return resultOf(driverv1.Code_CODE_NOT_FOUND, "no such instance")
 	}
+	if !r.begin(o) {
+		return r.keptFromBeginning()
+	}
 	if r.cloud.initialize(found[0].GetProviderId()) && r.fault == "INITIALIZE-1" {
 		return resultOf(driverv1.Code_CODE_FAILED_PRECONDITION, "it is initialized already")
 	}
@@ -174,6 +186,9 @@ func (r *replica) remove(m *driverv1.Machine, o *op) *driverv1.Result {
 			i.GetProviderId() == m.GetProviderId() && r.fault != "DELETE-2/id"
 	})
 	for _, i := range found {
+		if !r.begin(o) {
+			return r.keptFromBeginning()
+		}
 		if r.fault != "DELETE-3" {
 			r.cloud.remove(i.GetProviderId())
 		}

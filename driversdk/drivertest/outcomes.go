@@ -38,7 +38,7 @@ func (s *suite) storesSuccess(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := createdOf(result); err != nil && !result.GetOutcomeUnknown() { // its lease may have lapsed
+	if _, err := createdOf(result); err != nil && !result.GetOutcomeUnknown() { // the stream may not have answered in time
 		return err
 	}
 
@@ -86,7 +86,7 @@ func (s *suite) sparesOthers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	result, err := s.finish(ctx, p)
+	result, err := s.fail(ctx, p)
 	if err != nil {
 		return err
 	}
@@ -139,10 +139,10 @@ func (s *suite) storesLater(ctx context.Context) error {
 		return err
 	}
 	defer p.release()
-	if err := s.takeOnly(ctx, "session"); err != nil {
+	if err := s.refuse(ctx); err != nil {
 		return err
 	}
-	result, err := s.finish(ctx, p)
+	result, err := s.fail(ctx, p)
 	if err == nil {
 		err = s.triesToStore(ctx, p.id, result)
 	}
@@ -178,7 +178,9 @@ func (s *suite) endOfClaim(ctx context.Context, m *machine, id string) (claim *d
 		_, env, err := s.record(ctx, s.claimSubject(m))
 		claim = env.GetClaim()
 
-		return claim.GetOperationId() == id && claim.GetState() != driverv1.Claim_STATE_RUNNING, err
+		ended := claim.GetState() == driverv1.Claim_STATE_SETTLED || claim.GetState() == driverv1.Claim_STATE_RELEASED
+
+		return claim.GetOperationId() == id && ended, err
 	})
 
 	return claim, err

@@ -45,7 +45,6 @@ type replica struct {
 	start time.Time
 
 	running     sync.WaitGroup // mutations
-	renewing    sync.Mutex     // one renewal at a time
 	ended, gone chan struct{}  // closed when it sends no more sessions, and when it is off the bus
 
 	mu                sync.Mutex
@@ -54,12 +53,9 @@ type replica struct {
 	ops               map[string]*op
 	denied            map[string]denial
 	leader            string
+	strange           bool // the manager that leads speaks another protocol
 	sequence          uint64
 	draining, stopped bool
-
-	lease, firstLease string
-	acked             time.Time
-	last              uint64
 }
 
 // An op is a mutation that runs or ran.
@@ -75,13 +71,15 @@ type op struct {
 	result      *driverv1.Result
 	ended       time.Time
 	claiming    bool
+	writing     sync.Mutex // one write to the claim at a time
+	firstClaim  uint64     // the sequences of what was written to it first and last
 	claimSeq    uint64
 	doubted     bool // the call of an earlier attempt may still run
 	stored      bool // what came of it is where its claim was, or never will be
 	known       bool // the manager has its result
-	lease       string
-	fenced      bool // it may begin nothing any more
-	rivalled    bool // it was asked for again since: another attempt may be on its way
+	fenced      bool // another attempt has its claim's place
+	over        bool // it may begin nothing any more
+	askedAgain  bool // another attempt may be on its way
 	atCloud     bool // it has begun
 	cancel      chan struct{}
 }
@@ -109,10 +107,9 @@ func newReplica(t *testing.T, url string, tr traits, c *cloud) *replica {
 	}
 	r := &replica{
 		traits: tr, t: t, nc: bustest.Raw(t, url, nats.CustomInboxPrefix(prefix)), cloud: c, id: nuid.Next(), key: key,
-		start: time.Now(), caches: map[string]*cache{}, ops: map[string]*op{}, denied: map[string]denial{}, lease: nuid.Next(),
+		start: time.Now(), caches: map[string]*cache{}, ops: map[string]*op{}, denied: map[string]denial{},
 		ended: make(chan struct{}), gone: make(chan struct{}),
 	}
-	r.firstLease = r.lease
 	tree, queue := "driver", "driver"
 	if tr.plain {
 		tree = "plain"

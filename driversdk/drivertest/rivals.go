@@ -9,18 +9,15 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// overtaken has a create at the cloud when its replica is taken for dead, asks for it
-// again, and has another replica's attempt take its claim's place before it ends: as
-// the stream refuses its outcome, nobody may hear of that.
+// overtaken asks again for a create that is at the cloud, and has another replica's
+// attempt take its claim's place before it ends: as the stream refuses its outcome,
+// nobody may hear of that.
 func (s *suite) overtaken(ctx context.Context) error {
 	p, err := s.atCloud(ctx, s.cfg.Timeout)
 	if err != nil {
 		return err
 	}
 	defer p.release()
-	if err := s.bury(ctx); err != nil {
-		return err
-	}
 	x, err := s.askAgain(ctx, p, recovering)
 	if err != nil {
 		return err
@@ -78,23 +75,26 @@ func (s *suite) deniesFenced(ctx context.Context) error {
 }
 
 func (s *suite) takesFenced(ctx context.Context, p *pending) (unclear bool, err error) {
-	if err := s.bury(ctx); err != nil {
-		return false, err
-	}
-	later, asked := p.attempt+1, time.Now()
-	held, err := s.ops(ctx, p.id, later)
-	if err != nil {
-		return false, err
-	}
-	if !slices.ContainsFunc(held.GetOperations(), (*driverv1.OperationState).GetFenced) {
-		return false, nil // it is as good as held, and nobody goes on from it
-	}
 	if _, err := s.usurp(ctx, p.m); err != nil {
 		return false, err
 	}
+	undo := s.fetches.alter(func(f *fetches) { f.away = true })
 	p.release()
-	if _, err := p.result(ctx, s.late()); err != nil {
+	_, err = p.result(ctx, s.late()) // known: nothing was begun
+	undo()
+	if err != nil {
 		return false, err
+	}
+	later := p.attempt + 1
+	var held *driverv1.OpsResponse
+	var asked time.Time
+	if s.eventually(ctx, "", func() (bool, error) {
+		asked = time.Now()
+		held, err = s.ops(ctx, p.id, later)
+
+		return !slices.ContainsFunc(held.GetOperations(), func(o *driverv1.OperationState) bool { return !o.GetFenced() }), err
+	}) != nil {
+		return false, err // it is as good as held, and nobody goes on from it
 	}
 
 	return s.takes(ctx, p.m, p.id, later, asked)

@@ -62,7 +62,7 @@ func lookInto(url string, p *process) Config {
 // A driver that keeps the contract passes, also when nothing lends a look.
 func TestRun(t *testing.T) { //nolint:tparallel // one check follows the other
 	t.Parallel()
-	srv := bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})
+	srv := bustest.Server(t, embedded.Options{})
 	startProcess(t, srv.URL(), traits{})
 	Run(t, testConfig(srv.URL()))
 }
@@ -83,13 +83,13 @@ func TestCheck(t *testing.T) {
 			return c.who == plainly || c.ID == "IDENTITY-2"
 		}},
 		"plain": {"a driver that only answers", traits{plain: true}, func(c Clause) bool {
-			return c.who == full || c.who == claims || c.who == groups
+			return c.who == full || c.who == groups
 		}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			srv := bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})
+			srv := bustest.Server(t, embedded.Options{})
 			p := startProcess(t, srv.URL(), tc.traits)
 			report, err := Check(t.Context(), lookInto(srv.URL(), p), nil)
 			if err != nil {
@@ -116,7 +116,7 @@ func TestCheck(t *testing.T) {
 // same, and is judged by what it makes next.
 func TestCheck_ListsWithoutClass(t *testing.T) {
 	t.Parallel()
-	srv := bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})
+	srv := bustest.Server(t, embedded.Options{})
 	p := startProcess(t, srv.URL(), traits{sees: true})
 	report, err := Check(t.Context(), lookInto(srv.URL(), p), nil)
 	if err != nil {
@@ -174,7 +174,7 @@ func TestCheck_NoNodeGroups(t *testing.T) {
 // driver has had no say.
 func TestCheck_Interrupted(t *testing.T) {
 	t.Parallel()
-	srv := bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})
+	srv := bustest.Server(t, embedded.Options{})
 	p := startProcess(t, srv.URL(), traits{})
 	ctx, interrupt := context.WithCancelCause(t.Context())
 	cfg := lookInto(srv.URL(), p)

@@ -250,7 +250,7 @@ func (s *suite) newTarget(ctx context.Context, old string) error {
 		return err
 	}
 
-	return s.meetReplica(deadline)
+	return s.awaitStream(deadline)
 }
 
 // restart has the driver end, and start again.

@@ -57,9 +57,9 @@ func (s *suite) replace(ctx context.Context, subject string, env *driverv1.Envel
 	return acknowledged(answer)
 }
 
-// takeOnly has the operations stream take no other records than those of one kind,
-// session or claim, until restore. Those that are in it stay.
-func (s *suite) takeOnly(ctx context.Context, kind string) error {
+// refuse has the operations stream take no claims until restore. Those that are in it
+// stay. A replica's write is not answered then: the suite listens there.
+func (s *suite) refuse(ctx context.Context) error {
 	var info struct {
 		Config map[string]any `json:"config"`
 	}
@@ -67,7 +67,7 @@ func (s *suite) takeOnly(ctx context.Context, kind string) error {
 		return err
 	}
 	delete(info.Config, "first_seq") // is said once only
-	info.Config["subjects"] = []string{s.below(kind + "." + s.cfg.Provider + ".*")}
+	info.Config["subjects"] = []string{s.below("claim." + s.cfg.Provider + ".none")}
 
 	return s.streamAPI(ctx, "UPDATE", info.Config, nil)
 }
@@ -109,13 +109,12 @@ func (s *suite) streamAPI(ctx context.Context, what string, body, into any) erro
 	return nil
 }
 
-// restore has the operations stream made, or as it should be, again and waits for the
-// replica's lease.
+// restore has the operations stream made, or as it should be, again.
 func (s *suite) restore(ctx context.Context) error {
 	s.caller.Close()
 	if err := s.startCaller(); err != nil {
 		return err
 	}
 
-	return s.meetReplica(ctx)
+	return s.awaitStream(ctx)
 }

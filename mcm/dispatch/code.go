@@ -46,6 +46,16 @@ func Errorf(code Code, format string, args ...any) error {
 	return bus.Errorf(driverv1.Code(code), format, args...)
 }
 
+// LaterOf returns the number of the later operation of the machine that kept one from
+// beginning, or 0.
+func LaterOf(err error) int64 {
+	if e, ok := errors.AsType[*bus.Error](err); ok {
+		return e.Later
+	}
+
+	return 0
+}
+
 // maxRetryAfter is the longest time for which a provider's word is taken: one that is
 // wrong by a unit must not keep a machine from its next try, or from its end, for years.
 const maxRetryAfter = time.Hour

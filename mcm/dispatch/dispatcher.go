@@ -41,7 +41,9 @@ type Dispatcher struct {
 	metrics *metrics
 	queue   *queue
 	recent  recent
-	patient time.Duration   // how long an operation waits for its turn before that is told
+	barred  func() error // why no operation may be sent now
+	causes  causes
+	patient time.Duration   // how long an operation waits for its turn before its machine says so
 	ctx     context.Context //nolint:containedctx // operations end with the dispatcher, not with who started them
 
 	mu        sync.Mutex
@@ -67,6 +69,7 @@ type entry struct {
 	turn     *turn
 	class    int64 // its generation; 0 when another manager sent the operation
 	span     trace.Span
+	tellAt   time.Time // when its machine says what it waits for, if it still waits; run's own
 
 	state   State
 	told    bool   // a reason to wait was notified or Told, and nothing since
@@ -83,7 +86,7 @@ func New(ctx context.Context, caller Caller, auditor Auditor) *Dispatcher {
 	return &Dispatcher{
 		caller: caller, auditor: auditor, metrics: newMetrics(), queue: newQueue(Limits{}), patient: tellAfter, ctx: ctx,
 		machines: map[types.UID]*entry{}, readings: map[types.UID]*reading{}, vacancies: map[string]*vacancy{},
-		answered: map[string]bool{}, notify: func(types.NamespacedName) {},
+		answered: map[string]bool{}, notify: func(types.NamespacedName) {}, barred: func() error { return nil },
 	}
 }
 
@@ -94,6 +97,11 @@ func (d *Dispatcher) Notify(f func(types.NamespacedName)) { d.notify = f }
 // Limit sets limits on what is asked of drivers; there are none without. It must
 // be called before the first Start.
 func (d *Dispatcher) Limit(limits Limits) { d.queue = newQueue(limits) }
+
+// Bar sets what is asked before an operation is sent. While it returns an error, no
+// operation begins or is taken up: each waits, for that reason. It must be called before
+// the first Start; why must not block.
+func (d *Dispatcher) Bar(why func() error) { d.barred = why }
 
 // Wait returns when all operations have let go after New's ctx ended.
 func (d *Dispatcher) Wait() { d.running.Wait() }
@@ -117,6 +125,7 @@ func (d *Dispatcher) Start(op Operation) State {
 		state: State{Phase: Waiting, ID: id, Kind: op.Kind, Waited: op.Told}, told: op.Told,
 		quit: make(chan struct{}), span: startSpan(&op),
 	}
+	e.tellAt = e.started.Add(d.patient)
 	e.request = bus.Request{
 		Provider: op.Provider, Namespace: op.Machine.Namespace, Name: op.Machine.Name,
 		OperationID: id, Body: request(&op), Timeout: op.Timeout, Recover: op.Recover, Attempt: op.Attempt,
@@ -289,7 +298,7 @@ func (d *Dispatcher) run(e *entry) {
 	}
 	defer d.queue.leave(e.turn)
 	for {
-		if !d.awaitTurn(e, &req) {
+		if !d.mayGo(e, &req) {
 			return
 		}
 		if e.cancelled() && req.Recover {
@@ -307,7 +316,7 @@ func (d *Dispatcher) run(e *entry) {
 			return
 		}
 		carry(&req, out, err)
-		d.waiting(e, err, out.Attempts)
+		d.waits(e, err, out.Attempts)
 		if noRoom(err) {
 			d.giveBack(e, err)
 
@@ -327,6 +336,40 @@ func (d *Dispatcher) run(e *entry) {
 			return
 		}
 	}
+}
+
+// waits notes why an operation did not end: for a slot, or for what err says.
+func (d *Dispatcher) waits(e *entry, err error, attempts uint32) {
+	if d.full(e.provider, err) {
+		d.queued(e, attempts)
+	} else {
+		d.waiting(e, err, attempts)
+	}
+}
+
+// mayGo waits until an operation may be sent: until it has its turn and nothing bars
+// operations. False means that it has ended, or that the dispatcher ends.
+func (d *Dispatcher) mayGo(e *entry, req *bus.Request) bool {
+	if !d.awaitTurn(e, req) {
+		return false
+	}
+	quit := e.quit
+	if req.Recover {
+		quit = nil // it was begun: given up or not, it cannot end before somebody was asked
+	}
+	for why := d.barred(); why != nil; why = d.barred() {
+		d.waiting(e, why, req.Attempt)
+		if !d.pause(nil, quit, retryWait) {
+			return false
+		}
+		if e.cancelled() && !req.Recover {
+			d.finish(e, &bus.Outcome{Waited: time.Since(e.started)}, Errorf(Canceled, "given up while waiting: %w", why))
+
+			return false
+		}
+	}
+
+	return true
 }
 
 // takeUp finds out what became of an operation that was begun before. What a replica
@@ -387,7 +430,7 @@ func carry(req *bus.Request, out *bus.Outcome, err error) {
 }
 
 func carryUntil(req *bus.Request, out *bus.Outcome) {
-	req.Until, req.PlainUntil, req.FullUntil, req.PlainUnsure = out.Until, out.PlainUntil, out.FullUntil, out.PlainUnsure
+	req.Until = out.Until
 }
 
 // ended tells whether a call's error is the operation's outcome. Otherwise it

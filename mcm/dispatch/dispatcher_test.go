@@ -2,7 +2,10 @@ package dispatch_test
 
 import (
 	"context"
+	"errors"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -192,11 +195,10 @@ func TestWaitsForRoom(t *testing.T) {
 	r.Start(operation(dispatch.Create, first, 0))
 	bustest.Receive(t, "the driver to get the first create", g.entered)
 	r.Start(operation(dispatch.Create, second, 0))
-	bustest.Eventually(t, "second create waits for room", func() bool {
-		s, _ := r.State(second.UID)
-
-		return s.Phase == dispatch.Waiting && strings.Contains(s.Reason, "busy")
-	})
+	r.waits(t, second.Name, "busy")
+	if s, _ := r.State(second.UID); s.Phase != dispatch.Waiting || s.Reason != "" || s.Waited {
+		t.Errorf("state = %+v, want a wait that its machine says nothing of yet", s)
+	}
 	g.release()
 	for _, m := range []*v1alpha1.Machine{first, second} {
 		if s := r.until(t, m.UID, dispatch.Done); s.Err != nil {
@@ -473,5 +475,50 @@ func TestCancelAfterDeath(t *testing.T) {
 	}
 	if len(other.entered) != 0 {
 		t.Error("a cancelled create went to another replica")
+	}
+}
+
+// While there is a reason to send nothing, an operation waits for that, says so, and
+// goes on by itself. One that is given up meanwhile ends.
+func TestBarred(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var mu sync.Mutex
+	reason := errors.New("another control plane has this one's name")
+	r.Bar(func() error {
+		mu.Lock()
+		defer mu.Unlock()
+
+		return reason
+	})
+	var asked atomic.Int64
+	r.replica(t, func(ctx context.Context, task *bus.Task) *driverv1.Result {
+		asked.Add(1)
+
+		return atOnce(ctx, task)
+	})
+	machine, other := newMachine("m1"), newMachine("m2")
+	r.Start(operation(dispatch.Create, machine, 0))
+	givenUp := r.Start(operation(dispatch.Create, other, 0))
+	bustest.Eventually(t, "both operations to wait for that", func() bool {
+		one, _ := r.State(machine.UID)
+		two, _ := r.State(other.UID)
+
+		return strings.Contains(one.Reason, "this one's name") && strings.Contains(two.Reason, "this one's name")
+	})
+	if err := r.Cancel(other.UID, givenUp.ID); err != nil {
+		t.Error(err)
+	}
+	if state := r.until(t, other.UID, dispatch.Done); dispatch.CodeOf(state.Err) != dispatch.Canceled || state.Attempt != 0 {
+		t.Errorf("the one that was given up ended as %+v", state)
+	}
+	if n := asked.Load(); n != 0 {
+		t.Errorf("the driver was asked %d times", n)
+	}
+	mu.Lock()
+	reason = nil
+	mu.Unlock()
+	if state := r.until(t, machine.UID, dispatch.Done); state.Err != nil {
+		t.Errorf("the one that waited ended with %v", state.Err)
 	}
 }

@@ -109,7 +109,7 @@ func (n *Namesake) OnHello(h *driverv1.Hello) {
 		n.over = time.AfterFunc(namesakeGone, n.gone)
 	}
 	if first {
-		n.log.Error(n.fault(), "not ready while this lasts")
+		n.log.Error(n.fault(), "not ready, and no operation is sent, while this lasts")
 	}
 }
 
@@ -125,7 +125,10 @@ func (n *Namesake) gone() {
 }
 
 // Check is a readiness check: it fails for as long as a namesake is heard.
-func (n *Namesake) Check(_ *http.Request) error {
+func (n *Namesake) Check(_ *http.Request) error { return n.Heard() }
+
+// Heard names the namesake that is heard and the remedy; nil for none.
+func (n *Namesake) Heard() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 

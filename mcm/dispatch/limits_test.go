@@ -158,11 +158,7 @@ func TestLostWithoutRoom(t *testing.T) {
 	op := operation(dispatch.Create, newMachine("lost"), 0)
 	op.Recover, op.Attempt = true, 1
 	r.Start(op)
-	bustest.Eventually(t, "no room", func() bool {
-		s, _ := r.State("lost-uid")
-
-		return strings.Contains(s.Reason, "has room")
-	})
+	r.waits(t, "lost", "has room")
 	if s, _ := r.State("lost-uid"); s.Attempt != 1 {
 		t.Errorf("state = %+v, want the attempt that there was not to be forgotten", s)
 	}
@@ -218,11 +214,7 @@ func TestNoisyDeployment(t *testing.T) {
 		r.Start(operation(dispatch.Create, ownedBy("noisy", newMachine(fmt.Sprintf("noisy-%d", i))), 0))
 	}
 	r.until(t, "noisy-0-uid", dispatch.Waiting)
-	bustest.Eventually(t, "reason to wait", func() bool {
-		s, _ := r.State("noisy-0-uid")
-
-		return s.Reason != ""
-	})
+	r.waits(t, "noisy-0", "busy")
 	r.Start(operation(dispatch.Create, ownedBy("quiet", newMachine("quiet")), 0))
 	r.Start(operation(dispatch.Delete, newMachine("old"), 0))
 	g.release()

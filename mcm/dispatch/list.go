@@ -28,6 +28,9 @@ type Listed struct {
 	// where the cloud has no place for it.
 	MachineName string
 	MachineUID  types.UID
+	// Owner is the uid of the control cluster that had it made; empty where none was
+	// recorded.
+	Owner string
 }
 
 // List returns the instances of a class as its driver knows them. It waits for
@@ -53,6 +56,7 @@ func (d *Dispatcher) List(ctx context.Context, provider string, class Class) ([]
 	for _, i := range out.Result.GetList().GetInstances() {
 		list = append(list, Listed{
 			ProviderID: i.GetProviderId(), MachineName: i.GetMachineName(), MachineUID: types.UID(i.GetMachineUid()),
+			Owner: i.GetOwner(),
 		})
 	}
 
@@ -70,27 +74,26 @@ type Orphan struct {
 }
 
 // Remove has an orphan's instance deleted, in its turn, and waits for the end of
-// that. It tries once: what went wrong or is unknown the next list shows. In the
-// operation's id the time, in milliseconds, takes the place of the number of
-// settled operations: it is later than all of the machine that the instance was
-// made for, and another one each time. The driver may delete by that machine's
-// uid, so there must be no such machine any more: still, which is called once the
-// turn has come, says whether that holds, and its error ends it.
+// that. It tries once: what went wrong or is unknown the next list shows. The driver
+// finds the instance by its provider id. The uid that it gets is derived from that and
+// no machine's: so the delete has a claim and a numbering of its own, and the machine
+// that the instance was made for goes on with its own numbers if it comes back from a
+// backup. There must be no such machine: still, which is called once the turn has come,
+// reports whether that holds, and its error ends Remove.
 func (d *Dispatcher) Remove(
 	ctx context.Context, orphan *Orphan, timeout time.Duration, still func(context.Context) error,
 ) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(d.ctx, cancel)()
+	sum := sha256.Sum256([]byte(orphan.ProviderID))
 	m := &v1alpha1.Machine{
-		ObjectMeta: metav1.ObjectMeta{Namespace: orphan.Namespace, Name: orphan.MachineName, UID: orphan.MachineUID},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: orphan.Namespace, Name: orphan.MachineName, UID: types.UID("orphan-" + hex.EncodeToString(sum[:16])),
+		},
 		Spec: v1alpha1.MachineSpec{
 			ProviderID: orphan.ProviderID, Class: v1alpha1.ClassSpec{Name: orphan.Class.Object.Name},
 		},
-	}
-	if m.UID == "" {
-		sum := sha256.Sum256([]byte(orphan.ProviderID))
-		m.UID = types.UID("orphan-" + hex.EncodeToString(sum[:16]))
 	}
 	started := time.Now()
 	op := &Operation{
@@ -111,9 +114,12 @@ func (d *Dispatcher) Remove(
 	if err := still(ctx); err != nil {
 		return err
 	}
-	out, err := d.caller.Call(ctx, bus.Request{
-		Provider: e.provider, Namespace: m.Namespace, Name: m.Name, OperationID: e.id, Body: request(op), Timeout: timeout,
-	})
+	out, err := d.call(ctx, e, op)
+	if later := LaterOf(err); later > 0 { // the clock of whoever tried before is ahead
+		op.Number = later + 1
+		e.id = op.ID()
+		out, err = d.call(ctx, e, op)
+	}
 	if ctx.Err() != nil {
 		return ctx.Err() //nolint:wrapcheck // the caller's own
 	}
@@ -127,4 +133,12 @@ func (d *Dispatcher) Remove(
 	d.audit(e, state, out)
 
 	return err
+}
+
+// call sends an operation once.
+func (d *Dispatcher) call(ctx context.Context, e *entry, op *Operation) (*bus.Outcome, error) {
+	return d.caller.Call(ctx, bus.Request{
+		Provider: e.provider, Namespace: op.Machine.Namespace, Name: op.Machine.Name, OperationID: e.id, Body: request(op),
+		Timeout: op.Timeout,
+	})
 }

@@ -138,6 +138,7 @@ func (q *queue) skip(t *turn) {
 	l := q.line(t.provider)
 	l.lanes[t.kind].remove(t)
 	q.begin(l, t, true)
+	q.pump(l) // what waited behind it may go
 }
 
 // leave takes an operation out: it has ended, or is given up.

@@ -401,3 +401,22 @@ func without(turns []*turn, gone *turn) []*turn {
 
 	return rest
 }
+
+// What waits behind an operation of its owner goes when that one is let go out of turn.
+func TestQueue_SkipLetsTheNextGo(t *testing.T) {
+	t.Parallel()
+	b := newBench(Limits{Secret: Limit{InFlight: 1}})
+	begun := &turn{provider: "p", secret: "s", owner: "a", kind: Create}
+	ahead := &turn{provider: "p", secret: "s", owner: "a", kind: Create}
+	behind := &turn{provider: "p", secret: "t", owner: "a", kind: Create}
+	for _, turn := range []*turn{begun, ahead, behind} {
+		b.enter(turn, false)
+	}
+	if !begun.running || ahead.running || behind.running {
+		t.Fatalf("running: %t, %t, %t; want the first alone", begun.running, ahead.running, behind.running)
+	}
+	b.skip(ahead)
+	if !behind.running {
+		t.Error("what waited behind an operation that was let go still waits")
+	}
+}

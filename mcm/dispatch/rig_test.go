@@ -57,7 +57,7 @@ func newRig(t *testing.T) *rig {
 func (r *rig) newManager(t *testing.T) *manager {
 	t.Helper()
 	conn := bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}, Name: "mcm"})
-	caller, err := bus.NewCaller(conn, bus.CallerConfig{Cluster: cluster, Logger: bustest.Quiet()})
+	caller, err := bus.NewCaller(conn, bus.CallerConfig{Cluster: cluster, Operations: &bus.StreamConfig{Memory: true}, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,4 +257,18 @@ func (b *lockedBuffer) String() string {
 	defer b.mu.Unlock()
 
 	return b.buf.String()
+}
+
+// waits returns once a machine's operation waits for something.
+func (r *rig) waits(t *testing.T, name, reason string) {
+	t.Helper()
+	bustest.Eventually(t, name+" waits: "+reason, func() bool {
+		for _, op := range r.Waiting().GetOperations() {
+			if op.GetName() == name && strings.Contains(op.GetLastProgress(), reason) {
+				return true
+			}
+		}
+
+		return false
+	})
 }

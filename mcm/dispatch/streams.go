@@ -10,12 +10,18 @@ import (
 
 var (
 	streamReady = prometheus.NewDesc("mcm_dispatch_operations_stream_ready",
-		"1 if operations of the provider are claimed and dead replicas fenced; 0 if JetStream or the stream is missing.",
+		"1 if the operations stream of the provider takes writes; 0 if not: creates and deletes wait.",
 		[]string{"provider"}, nil)
 	streamBytes = prometheus.NewDesc("mcm_dispatch_operations_stream_bytes",
 		"What the operations stream of the provider held at the last look; 0 before it.", []string{"provider"}, nil)
 	streamMaxBytes = prometheus.NewDesc("mcm_dispatch_operations_stream_max_bytes",
-		"What it may hold, +Inf for no limit. A full one takes nothing: operations wait, and replicas are fenced.", []string{"provider"}, nil)
+		"What it may hold, +Inf for no limit. A full one takes nothing: creates and deletes wait.", []string{"provider"}, nil)
+	streamLeader = prometheus.NewDesc("mcm_dispatch_operations_stream_leader",
+		"1 if one of the NATS servers that hold the operations stream of the provider leads; 0 if none does, or none answers.", []string{"provider"}, nil)
+	streamBehind = prometheus.NewDesc("mcm_dispatch_operations_stream_replicas_behind",
+		"NATS servers that hold the operations stream of the provider and are offline or lag.", []string{"provider"}, nil)
+	streamRollbacks = prometheus.NewDesc("mcm_dispatch_operations_stream_rollbacks_total",
+		"Times that the operations stream of the provider was found without records that it had acknowledged.", []string{"provider"}, nil)
 )
 
 // streamCollector shows the operations streams as metrics.
@@ -32,16 +38,18 @@ func (c streamCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- streamReady
 	ch <- streamBytes
 	ch <- streamMaxBytes
+	ch <- streamLeader
+	ch <- streamBehind
+	ch <- streamRollbacks
 }
 
 // Collect implements [prometheus.Collector].
 func (c streamCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range c() {
-		ready := 0.0
-		if s.Ready {
-			ready = 1
-		}
-		ch <- prometheus.MustNewConstMetric(streamReady, prometheus.GaugeValue, ready, s.Provider)
+		ch <- prometheus.MustNewConstMetric(streamReady, prometheus.GaugeValue, oneIf(s.Ready), s.Provider)
+		ch <- prometheus.MustNewConstMetric(streamLeader, prometheus.GaugeValue, oneIf(s.Leader), s.Provider)
+		ch <- prometheus.MustNewConstMetric(streamBehind, prometheus.GaugeValue, float64(s.Behind), s.Provider)
+		ch <- prometheus.MustNewConstMetric(streamRollbacks, prometheus.CounterValue, float64(s.Rollbacks), s.Provider)
 		ch <- prometheus.MustNewConstMetric(streamBytes, prometheus.GaugeValue, float64(s.Bytes), s.Provider)
 		limit := float64(s.MaxBytes)
 		if s.MaxBytes < 0 {
@@ -49,4 +57,12 @@ func (c streamCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		ch <- prometheus.MustNewConstMetric(streamMaxBytes, prometheus.GaugeValue, limit, s.Provider)
 	}
+}
+
+func oneIf(is bool) float64 {
+	if is {
+		return 1
+	}
+
+	return 0
 }

@@ -16,7 +16,9 @@ func TestStreamCollector(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewPedanticRegistry()
 	if err := registry.Register(dispatch.StreamCollector(func() []bus.StreamState {
-		return []bus.StreamState{{Provider: "acme", Ready: true, Bytes: 5, MaxBytes: 10}, {Provider: "other", Bytes: 7, MaxBytes: -1}}
+		return []bus.StreamState{
+			{Provider: "acme", Ready: true, Leader: true, Bytes: 5, MaxBytes: 10}, {Provider: "other", Behind: 2, Rollbacks: 3, Bytes: 7, MaxBytes: -1},
+		}
 	})); err != nil {
 		t.Fatal(err)
 	}
@@ -27,11 +29,14 @@ func TestStreamCollector(t *testing.T) {
 	got := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			got[f.GetName()+" "+m.GetLabel()[0].GetValue()] = m.GetGauge().GetValue()
+			got[f.GetName()+" "+m.GetLabel()[0].GetValue()] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
 		}
 	}
 	if diff := cmp.Diff(map[string]float64{
 		"mcm_dispatch_operations_stream_ready acme": 1, "mcm_dispatch_operations_stream_ready other": 0,
+		"mcm_dispatch_operations_stream_leader acme": 1, "mcm_dispatch_operations_stream_leader other": 0,
+		"mcm_dispatch_operations_stream_replicas_behind acme": 0, "mcm_dispatch_operations_stream_replicas_behind other": 2,
+		"mcm_dispatch_operations_stream_rollbacks_total acme": 0, "mcm_dispatch_operations_stream_rollbacks_total other": 3,
 		"mcm_dispatch_operations_stream_bytes acme": 5, "mcm_dispatch_operations_stream_bytes other": 7,
 		"mcm_dispatch_operations_stream_max_bytes acme": 10, "mcm_dispatch_operations_stream_max_bytes other": math.Inf(1),
 	}, got); diff != "" {

@@ -56,6 +56,15 @@ func (d *Dispatcher) waiting(e *entry, cause error, attempts uint32) {
 	}
 }
 
+// queued notes that an operation is back in the queue, for which there was no slot.
+// That is no news: all others wait for the same, and awaitTurn says so when it takes
+// long.
+func (d *Dispatcher) queued(e *entry, attempts uint32) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	e.state = State{Phase: Waiting, ID: e.id, Kind: e.kind, Attempt: attempts, Waited: e.state.Waited}
+}
+
 // finish notes what an operation came to, and tells everybody.
 func (d *Dispatcher) finish(e *entry, out *bus.Outcome, err error) {
 	// Earlier calls have waited as well; all of it was before a replica took this

@@ -12,10 +12,14 @@ import (
 )
 
 const (
-	// tellAfter: a shorter wait is not worth a write to the API server.
-	tellAfter = 5 * time.Second
+	// tellAfter: a machine whose operation waits for its turn or for a slot says so in
+	// its status when that takes longer. A thousand machines wait for the same, and each
+	// would cost two writes to the API server.
+	tellAfter = time.Minute
 	// tellEvery is the time after which the reason is looked at again.
-	tellEvery = 30 * time.Second
+	tellEvery = 10 * time.Minute
+	// noteEvery is the least time between two log lines about the same cause.
+	noteEvery = time.Minute
 )
 
 func newTurn(op *Operation) *turn {
@@ -56,6 +60,18 @@ func noRoom(err error) bool {
 	return ok && (e.NoRoom || e.Origin == bus.OriginBus && CodeOf(err) == Unavailable)
 }
 
+// full tells that an operation came back because no replica has a slot for it, and not
+// because there is none.
+func (d *Dispatcher) full(provider string, err error) bool {
+	e, ok := errors.AsType[*bus.Error](err)
+	if !ok || !e.NoRoom {
+		return false
+	}
+	_, known := d.spare(provider)
+
+	return known
+}
+
 // awaitTurn waits until an operation may be sent. One that is given up before goes on
 // at once, to end as it may. False means that it has ended, or that the dispatcher
 // ends.
@@ -66,8 +82,9 @@ func (d *Dispatcher) awaitTurn(e *entry, req *bus.Request) bool {
 	default:
 	}
 	defer d.metrics.queued(e.provider, e.kind)()
+	d.causes.note(d.ctx, e.provider, d.queue.why(e.turn))
 	entered := time.Now()
-	tell := time.NewTimer(d.patient)
+	tell := time.NewTimer(time.Until(e.tellAt))
 	defer tell.Stop()
 	for {
 		select {
@@ -87,6 +104,7 @@ func (d *Dispatcher) awaitTurn(e *entry, req *bus.Request) bool {
 			return false
 		case <-tell.C:
 			d.waiting(e, Errorf(Unavailable, "%s", d.queue.why(e.turn)), req.Attempt)
+			e.tellAt = time.Now().Add(tellEvery)
 			tell.Reset(tellEvery)
 		case <-d.ctx.Done():
 			return false

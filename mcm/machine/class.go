@@ -129,7 +129,8 @@ func (p *pass) lookupSecret(ctx context.Context, field string, ref *corev1.Secre
 	err := p.Control.Get(ctx, key, secret)
 	if apierrors.IsNotFound(err) {
 		if secret = p.removedSecret(key); secret == nil {
-			return nil, dispatch.Errorf(dispatch.NotFound, "MachineClass %s: %s: Secret %s does not exist: create it",
+			return nil, dispatch.Errorf(dispatch.NotFound, "MachineClass %s: %s: Secret %s does not exist: create it, "+
+				"of type Opaque (mcm does not see those of Helm, service accounts, registries, TLS and bootstrap tokens)",
 				p.class.Object.Name, field, key)
 		}
 	} else if err != nil {

@@ -13,6 +13,12 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
+// Reasons of Events about a machine whose cloud knows each name once.
+const (
+	EventNameTaken = "NameTaken"
+	EventNameFree  = "NameFree"
+)
+
 // createInstance has the machine's instance made, unless it has one: made
 // before, or given by the user as spec.providerID.
 func (p *pass) createInstance(ctx context.Context) (next, error) {
@@ -87,6 +93,9 @@ func (p *pass) created(ctx context.Context, state dispatch.State) error {
 	p.Dispatcher.Settle(p.machine.UID, state.ID)
 	p.timings.observe(p.kind(ctx), stageCreate, p.age())
 	p.accept(ctx, state)
+	if _, taken := p.told.LoadAndDelete(subject{p.machine.UID, aboutName}); taken {
+		p.sayf(EventNameFree, "The instance that had this machine's name is gone")
+	}
 	p.sayf("Created", "Created instance %s in %s (driver replica %s, attempt %d)",
 		state.Instance.ProviderID, state.Took.Round(time.Millisecond), orPlain(state.Replica), state.Attempt)
 
@@ -130,6 +139,10 @@ func (p *pass) createFailed(ctx context.Context, state dispatch.State) (next, er
 		p.remember(state)
 	}
 	p.failCreation(state.Err, v1alpha1.CreateFailedText)
+	if retry := p.Settings.Retry.create(code); code == dispatch.AlreadyExists && p.news(aboutName, fault(state.Err)) {
+		p.cautionf(EventNameTaken, "Another instance has this machine's name: %s; if no machine has that instance, orphan collection "+
+			"deletes it after its grace period; next try in %s", fault(state.Err), retry)
+	}
 
 	return p.failed(ctx, state, "FailedCreate", p.Settings.Retry.create(code))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/machine"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -330,5 +332,28 @@ func TestDriverAway(t *testing.T) {
 		t.Errorf("something was begun: %v", got.Annotations)
 	}
 	r.startDriver(t)
+	r.phase(t, m, v1alpha1.MachinePending)
+}
+
+// Another instance has the machine's name in the cloud until somebody removes it.
+func TestNameTaken(t *testing.T) {
+	t.Parallel()
+	r := newRunningRig(t)
+	taken := &atomic.Bool{}
+	taken.Store(true)
+	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+		if task.Operation != create || !taken.Load() {
+			return nil
+		}
+
+		return &driverv1.Result{Status: &driverv1.Status{
+			Code: driverv1.Code_CODE_ALREADY_EXISTS, Message: "instance i-7 has this name",
+		}}
+	})
+	m := r.machine("a")
+	r.create(t, m)
+	r.event(t, m, machine.EventNameTaken, "instance i-7 has this name")
+	taken.Store(false)
+	r.event(t, m, machine.EventNameFree, "gone")
 	r.phase(t, m, v1alpha1.MachinePending)
 }

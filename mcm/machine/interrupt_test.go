@@ -17,6 +17,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
@@ -532,4 +533,51 @@ func TestCriticalComponents(t *testing.T) {
 	}
 	r.change(t, node, func() { node.Spec.Taints = nil })
 	r.phase(t, m, v1alpha1.MachineRunning)
+}
+
+// A Machine from an older backup counts fewer operations than the driver's stream has
+// seen, by far where an earlier release collected its instance. It goes on behind them
+// at once.
+func TestJournalBehind(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.nats, r.streams = bustest.Server(t, embedded.Options{StoreDir: t.TempDir()}), &bus.StreamConfig{}
+	r.startDriver(t)
+	r.startManager(t)
+	m := r.machine("a")
+	r.create(t, m)
+	m = r.phase(t, m, v1alpha1.MachinePending)
+	const late = 1_790_000_000_000
+	_, err := r.caller.Call(t.Context(), bus.Request{
+		Provider: provider, Namespace: m.Namespace, Name: m.Name, Timeout: patience,
+		OperationID: dispatch.OperationID(m.UID, dispatch.Delete, late),
+		Body: &driverv1.Envelope{Body: &driverv1.Envelope_Delete{Delete: &driverv1.DeleteRequest{
+			Machine: &driverv1.Machine{Namespace: m.Namespace, Name: m.Name, Uid: string(m.UID)},
+			Class:   &driverv1.ClassReference{Class: &driverv1.ObjectReference{Namespace: m.Namespace, Name: "small"}},
+		}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.stop()
+	r.change(t, m, func() {
+		m.Spec.ProviderID = ""
+		m.Annotations[v1alpha1.AnnotationKeyOperation] = `{"settled":0}`
+	})
+	before := m.DeepCopy()
+	m.Status.CurrentStatus = v1alpha1.CurrentStatus{}
+	if err := r.Status().Patch(t.Context(), m, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+	r.startManager(t)
+	r.phase(t, m, v1alpha1.MachinePending)
+	r.event(t, m, "JournalBehind", "1790000000000")
+	if there, made := r.cloud.has(); there != 1 || made != 2 {
+		t.Errorf("the cloud has %d instances of %d", there, made)
+	}
+	if n := r.cloud.operations(create); n != 2 {
+		t.Errorf("the driver got %d creates, want one of before the restore and one after it", n)
+	}
+	r.delete(t, m)
+	r.gone(t, m)
 }

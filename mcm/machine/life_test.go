@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -120,6 +121,65 @@ func TestRequests(t *testing.T) {
 	} {
 		if got := r.cloud.count(op); got != want {
 			t.Errorf("%d times %v for %d machines", got, op, want)
+		}
+	}
+}
+
+// Machines that wait for a slot cost the API server no more than others: that they wait
+// is one line of the log, and mcmctl ops lists them.
+func TestWaitForASlotCostsNoRequests(t *testing.T) {
+	t.Parallel()
+	const machines = 8
+	r := newRig(t)
+	r.slots = 1
+	open := make(chan struct{})
+	r.cloud.hold(open)
+	r.startDriver(t)
+	r.startManager(t)
+	first := r.machine("first")
+	r.create(t, first)
+	bustest.Receive(t, "the driver to get the first create", r.cloud.entered)
+	bustest.Eventually(t, "a session without a free slot", func() bool {
+		all := r.caller.Replicas()
+
+		return len(all) == 1 && all[0].Session.GetRunning() == 1
+	})
+	r.requests.Store(0)
+	var all []*v1alpha1.Machine
+	for i := range machines {
+		m := r.machine(fmt.Sprint(i))
+		all = append(all, m)
+		r.create(t, m)
+	}
+	bustest.Eventually(t, "all wait for a slot", func() bool {
+		waiting := r.dispatcher.Waiting().GetOperations()
+		for _, op := range waiting {
+			if !strings.Contains(op.GetLastProgress(), "all replicas of provider virtual are busy") {
+				return false
+			}
+		}
+
+		return len(waiting) == machines
+	})
+	close(open)
+	for _, m := range all {
+		r.phase(t, m, v1alpha1.MachinePending)
+	}
+	// The finalizer with the journal, the provider id with the state, the status, the
+	// initialization and its end.
+	if n := r.requests.Swap(0); n > 5*machines {
+		t.Errorf("%d requests for %d machines that waited for a slot, want at most 5 each", n, machines)
+	} else {
+		t.Logf("%.1f requests for each machine", float64(n)/machines)
+	}
+	if lines := r.logged(t, "operations wait; mcmctl ops lists them"); len(lines) != 1 {
+		t.Errorf("the log says %v, want one line for the cause", lines)
+	}
+	for _, m := range all {
+		for _, event := range r.events(t, m) {
+			if strings.HasPrefix(event, "WaitingForDriver") {
+				t.Errorf("%s has the Event %s, want none", m.Name, event)
+			}
 		}
 	}
 }

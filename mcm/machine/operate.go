@@ -40,6 +40,9 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 		if state.Attempt == 0 && dispatch.CodeOf(state.Err) == dispatch.Canceled {
 			return state, again(0), p.discard(ctx, state)
 		}
+		if later := dispatch.LaterOf(state.Err); later > 0 {
+			return state, again(0), p.overtake(ctx, state, later)
+		}
 
 		return state, proceed, nil
 	case dispatch.Waiting:
@@ -94,6 +97,25 @@ func (p *pass) awaitDriver(ctx context.Context, kind dispatch.Kind) (next, error
 // class names another provider by now, and the next one goes there.
 func (p *pass) discard(ctx context.Context, state dispatch.State) error {
 	p.journal = p.journal.discard()
+	if err := p.patch(ctx); err != nil {
+		return err
+	}
+	p.Dispatcher.Settle(p.machine.UID, state.ID)
+
+	return nil
+}
+
+// overtake takes an operation up again behind a later one whose claim the driver's
+// stream holds, as after the restore of an older backup of the Machine. What that one
+// and others did is not known here: so the new one looks before it makes anything, as
+// one that was begun before.
+func (p *pass) overtake(ctx context.Context, state dispatch.State, later int64) error {
+	behind := p.journal
+	p.journal.Settled, p.journal.Failed, p.journal.NotBefore = later+1, "", nil
+	p.journal = p.journal.begin(state.Kind, p.provider, false, p.now)
+	p.journal.LastGood = behind.LastGood
+	p.cautionf("JournalBehind", "%s continues as operation %d: this Machine counts %d, but its driver has seen operation %d "+
+		"(the Machine is from an older backup)", state.Kind, later+1, behind.Settled, later)
 	if err := p.patch(ctx); err != nil {
 		return err
 	}

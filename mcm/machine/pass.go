@@ -350,10 +350,11 @@ const (
 	aboutWish         = "wish"
 	aboutPreserve     = "preservation"
 	aboutPreserveWait = "drain of a preserved node"
+	aboutName         = "name"
 )
 
 func subjects(uid types.UID) []subject {
-	return []subject{{uid, aboutFields}, {uid, aboutWish}, {uid, aboutPreserve}, {uid, aboutPreserveWait}}
+	return []subject{{uid, aboutFields}, {uid, aboutWish}, {uid, aboutPreserve}, {uid, aboutPreserveWait}, {uid, aboutName}}
 }
 
 // news tells whether text is something else than what was last said of a subject;

@@ -1,6 +1,7 @@
 package machine_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
@@ -81,12 +83,16 @@ type rig struct {
 	freezer   *machine.Freezer // nil without settings
 	metrics   *prometheus.Registry
 	nats      *embedded.Server
+	streams   *bus.StreamConfig // of the manager
 	cloud     *cloud
 	requests  atomic.Int64  // of the manager to the API server
 	lines     lines         // of the manager's log
 	stop      func()        // stops the manager
 	seen      client.Reader // what the manager has heard of, from its cache
 	caller    *bus.Caller   // the manager's
+	slots     int           // of each driver; 0 means plenty
+
+	dispatcher *dispatch.Dispatcher // the manager's
 }
 
 // newRig prepares everything but driver and manager.
@@ -95,7 +101,7 @@ func newRig(t *testing.T) *rig {
 	c, namespace := kubetest.Namespace(t, apiServer)
 	r := &rig{
 		Client: c, t: t, namespace: namespace, nats: bustest.Server(t, embedded.Options{}),
-		cloud: newCloud(), settings: machine.DefaultSettings(), control: newGate(), target: newGate(),
+		streams: &bus.StreamConfig{Memory: true}, cloud: newCloud(), settings: machine.DefaultSettings(), control: newGate(), target: newGate(),
 	}
 	r.settings.Retry = machine.Retry{
 		Short: 100 * time.Millisecond, Medium: 200 * time.Millisecond, Long: 300 * time.Millisecond,
@@ -203,7 +209,7 @@ func (r *rig) startManager(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	caller, err := bus.NewCaller(conn, bus.CallerConfig{Cluster: clusterName, Logger: bustest.Quiet()})
+	caller, err := bus.NewCaller(conn, bus.CallerConfig{Cluster: clusterName, Operations: r.streams, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +218,8 @@ func (r *rig) startManager(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dispatcher := dispatch.New(ctx, caller, announcer)
+	dispatcher := dispatch.New(logr.NewContext(ctx, mgr.GetLogger()), caller, announcer)
+	r.dispatcher = dispatcher
 	dispatcher.Limit(r.limits)
 	r.seen = mgr.GetClient()
 	removed := machineclass.NewRemoved(mgr.GetClient())
@@ -372,7 +379,7 @@ func (r *rig) runDriver(t *testing.T, provider string, cloud *cloud, url string)
 		URLs: []string{url}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider),
 	})
 	server, err := bus.NewServer(conn, bus.ServerConfig{
-		Provider: provider, Slots: 100, Logger: bustest.Quiet(), DrainTimeout: 10 * time.Millisecond,
+		Provider: provider, Slots: cmp.Or(r.slots, 100), Logger: bustest.Quiet(), DrainTimeout: 10 * time.Millisecond,
 		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, Capabilities: cloud.capabilities(),
 	}, bus.HandlerFunc(cloud.handle))
 	if err != nil {

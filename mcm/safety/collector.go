@@ -29,9 +29,17 @@ type Dispatcher interface {
 //   - Instances are listed first and Machines read afterwards, from the API server
 //     and never from a cache. A Machine is older than its instance, so an instance
 //     whose Machine is missing has none any more.
-//   - An instance counts as a machine's by the machine's uid, its providerID, or,
-//     for a machine that has none yet, its name; and as in use while an operation
-//     of its machine is in flight, whether or not the Machine is still there.
+//   - An instance counts as a machine's by the machine's uid, its providerID, or, if
+//     it was recorded without a uid and the machine has none yet, by its name; and as
+//     in use while an operation of its machine is in flight, whether or not the
+//     Machine is still there.
+//   - It was recorded with the uid of this control cluster as its owner, or with one
+//     of Settings.AdoptOwners. Another control plane may have the same name and the
+//     same cloud account.
+//   - A class without any Machine has none of its instances deleted, unless its
+//     annotation v1alpha1.AnnotationKeyCollectOrphans says so: an empty register is what
+//     a lost one looks like.
+//   - Nothing is deleted while Barred gives a reason.
 //   - It must have been without a machine in every look of the grace period.
 //   - Nothing is deleted when the API server cannot be read, when it shows fewer
 //     than half of the Machines of the look before, and nothing of a class whose
@@ -55,6 +63,11 @@ type Collector struct {
 	Events   record.EventRecorder
 	Metrics  *Metrics
 	Settings Settings
+	// Owner is the uid of the control cluster.
+	Owner string
+	// Barred returns why nothing may be deleted now; nil means that there is never a
+	// reason. It must not block.
+	Barred func() error
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 
@@ -62,6 +75,7 @@ type Collector struct {
 	unlisted []string         // providers, at the last look
 	machines int              // at the last look at everything
 	seen     map[key]sighting // of instances without a machine
+	foreign  map[key]bool     // instances without a machine that are not ours
 	nodes    map[string]bool  // names of the machines that Nodes of ours name
 }
 
@@ -111,6 +125,9 @@ func (c *Collector) NeedLeaderElection() bool { return true }
 func (c *Collector) Pass(ctx context.Context, providers ...string) {
 	log := ctrl.LoggerFrom(ctx).WithName("safety")
 	p := &pass{Collector: c, log: log, now: time.Now(), providers: providers}
+	if c.foreign == nil {
+		c.foreign = map[key]bool{}
+	}
 	if c.Now != nil {
 		p.now = c.Now()
 	}
@@ -131,6 +148,7 @@ const (
 	done     outcome = "done"
 	unread   outcome = "unread"   // the API server was in trouble
 	doubtful outcome = "doubtful" // too much was missing
+	barred   outcome = "barred"   // there is a reason to delete nothing
 )
 
 // A pass is one look.
@@ -148,6 +166,11 @@ type pass struct {
 }
 
 func (p *pass) run(ctx context.Context) (outcome, error) {
+	if err := p.bar(); err != nil {
+		p.graceAnew()
+
+		return barred, err
+	}
 	classes := &v1alpha1.MachineClassList{}
 	if err := p.Cache.List(ctx, classes, p.scope()...); err != nil {
 		return unread, fmt.Errorf("list classes: %w", err)
@@ -165,9 +188,7 @@ func (p *pass) run(ctx context.Context) (outcome, error) {
 	}
 	orphans := p.orphans()
 	if 2*machinesNow < last && len(orphans) > 0 {
-		for k := range p.seen {
-			p.seen[k] = sighting{since: p.now}
-		}
+		p.graceAnew()
 		err := fmt.Errorf("the API server shows %d machines, and showed %d at the last look", machinesNow, last)
 		p.doubt(err)
 
@@ -182,6 +203,22 @@ func (p *pass) run(ctx context.Context) (outcome, error) {
 	}
 
 	return done, nil
+}
+
+// bar returns why nothing may be deleted now.
+func (p *pass) bar() error {
+	if p.Barred == nil {
+		return nil
+	}
+
+	return p.Barred()
+}
+
+// graceAnew has the grace period of all that was seen begin now.
+func (p *pass) graceAnew() {
+	for k := range p.seen {
+		p.seen[k] = sighting{since: p.now}
+	}
 }
 
 func (p *pass) whole() bool { return len(p.providers) == 0 }

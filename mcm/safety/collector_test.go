@@ -72,12 +72,12 @@ func TestOrphanIsDeleted(t *testing.T) {
 		t.Fatalf("the driver got %d deletes", len(deletes))
 	}
 	machine, class := deletes[0].GetDelete().GetMachine(), deletes[0].GetDelete().GetClass()
-	if machine.GetName() != "gone" || machine.GetUid() != "gone-uid" || class.GetClass().GetName() != "small" ||
+	if machine.GetName() != "gone" || !strings.HasPrefix(machine.GetUid(), "orphan-") || machine.GetProviderId() != orphanID || class.GetClass().GetName() != "small" ||
 		class.GetSecret().GetName() != "boot" {
 		t.Errorf("the driver got %v", deletes[0])
 	}
-	if !strings.HasPrefix(deletes[0].GetOperationId(), "gone-uid.delete.") {
-		t.Errorf("operation id is %s", deletes[0].GetOperationId())
+	if strings.HasPrefix(deletes[0].GetOperationId(), "gone-uid") {
+		t.Errorf("operation id is %s: it takes a number of the machine, which may come back", deletes[0].GetOperationId())
 	}
 	for name, want := range map[string]string{
 		"mcm_safety_orphan_passes_total":    `mcm_safety_orphan_passes_total{outcome="done"} 3`,
@@ -121,6 +121,7 @@ func TestInUse(t *testing.T) {
 		"in flight": {"somebody has removed the Machine while its create runs", func(r *rig) {
 			m := &v1alpha1.Machine{}
 			m.Namespace, m.Name, m.UID = r.namespace, "removed", "removed-uid"
+			r.made("kept")
 			r.dispatcher.Start(dispatch.Operation{Kind: dispatch.Create, Machine: m, Provider: provider, Timeout: time.Hour})
 			bustest.Receive(r.t, "the driver to get the create", r.cloud.entered)
 			r.cloud.add("virtual:///1", "removed", "removed-uid")
@@ -146,6 +147,20 @@ func TestInUse(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A machine's name that is used again keeps no instance of the earlier machine: with a
+// cloud of unique names it would wait for that for ever.
+func TestNameIsUsedAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.machine("again", "")
+	r.cloud.add(orphanID, "again", "earlier-uid")
+	r.passes()
+	if got := r.cloud.left(); len(got) != 0 {
+		t.Errorf("left: %v", got)
+	}
+	r.event(safety.EventOrphanDeleted, orphanID)
 }
 
 func TestDoubtfulList(t *testing.T) {
@@ -228,6 +243,7 @@ func TestMachinesVanishAtOnce(t *testing.T) {
 func TestAPITrouble(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
+	r.made("kept")
 	r.cloud.add(orphanID, "gone", "gone-uid")
 	down := errors.New("the API server is down")
 	r.passes2(interceptor.Funcs{List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
@@ -256,6 +272,7 @@ func (r *rig) passes2(f interceptor.Funcs) {
 func TestMachineComesAtLast(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
+	r.made("kept")
 	r.cloud.add(orphanID, "late", "")
 	r.Pass(t.Context())
 	r.clock = r.clock.Add(grace)
@@ -309,6 +326,7 @@ func TestDeleteFailsForEver(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.Settings.MaxPerPass = 1
+	r.machine("new", "")
 	r.cloud.add("virtual:///1", "protected", "")
 	r.cloud.add("virtual:///2", "gone", "")
 	r.cloud.failing(&driverv1.Status{Code: driverv1.Code_CODE_PERMISSION_DENIED, Message: "protected"})
@@ -328,6 +346,7 @@ func TestDeleteFailsForEver(t *testing.T) {
 func TestDeleteFails(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
+	r.machine("new", "")
 	r.cloud.add(orphanID, "gone", "") // by a driver that records no uid
 	r.cloud.failing(&driverv1.Status{Code: driverv1.Code_CODE_PERMISSION_DENIED, Message: "not allowed"})
 	r.passes()

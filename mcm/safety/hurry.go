@@ -27,8 +27,9 @@ type hurry struct {
 }
 
 // Watch has the classes of machines looked at as soon as a driver answers
-// OutOfRange, by which it says that several instances match one machine. It must
-// be called before Start; every replica of a manager may.
+// OutOfRange, by which it says that several instances match one machine, or
+// AlreadyExists, as another instance has the machine's name. It must be called before
+// Start; every replica of a manager may.
 func (c *Collector) Watch(ctx context.Context, informers cache.Informers) error {
 	informer, err := informers.GetInformer(ctx, &v1alpha1.Machine{})
 	if err != nil {
@@ -38,7 +39,7 @@ func (c *Collector) Watch(ctx context.Context, informers cache.Informers) error 
 	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{UpdateFunc: func(before, after any) {
 		old, isMachine := before.(*v1alpha1.Machine)
 		m, isToo := after.(*v1alpha1.Machine)
-		if isMachine && isToo && outOfRange(m) && !outOfRange(old) {
+		if isMachine && isToo && suspects(m) && !suspects(old) {
 			c.hurry.add(client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.Class.Name})
 		}
 	}})
@@ -49,10 +50,13 @@ func (c *Collector) Watch(ctx context.Context, informers cache.Informers) error 
 	return nil
 }
 
-// outOfRange tells whether a machine's last operation ended so. Its text counts,
-// as in the machine controller manager: it has no errorCode for deletions.
-func outOfRange(m *v1alpha1.Machine) bool {
-	return strings.Contains(m.Status.LastOperation.Description, v1alpha1.ErrorCodeOutOfRange)
+// suspects reports whether a machine's last operation ended with a code that hints at
+// an instance without a machine. For OutOfRange its text counts, as in the machine
+// controller manager: it has no errorCode for deletions.
+func suspects(m *v1alpha1.Machine) bool {
+	last := &m.Status.LastOperation
+
+	return strings.Contains(last.Description, v1alpha1.ErrorCodeOutOfRange) || last.ErrorCode == dispatch.AlreadyExists.String()
 }
 
 // wake tells of classes to take; it never does without a Watch.
@@ -103,7 +107,7 @@ func (c *Collector) passOutOfTurn(ctx context.Context) {
 
 			continue
 		}
-		log.Info("looking for instances without a machine: a driver has answered OutOfRange", "class", key, "provider", provider)
+		log.Info("looking for instances without a machine: a driver has answered OutOfRange or AlreadyExists", "class", key, "provider", provider)
 		providers = append(providers, provider)
 	}
 	if len(providers) > 0 {

@@ -72,6 +72,7 @@ func TestListReactions(t *testing.T) { //nolint:tparallel // what follows the ro
 	t.Parallel()
 	r := newRig(t)
 	classes := r.refusing()
+	r.made("kept")
 	r.cloud.add(orphanID, "gone", "gone-uid")
 	var mu sync.Mutex
 	var log strings.Builder

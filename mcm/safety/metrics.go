@@ -7,6 +7,7 @@ type Metrics struct {
 	passes     *prometheus.CounterVec
 	orphans    *prometheus.GaugeVec
 	duplicates *prometheus.GaugeVec
+	foreign    *prometheus.GaugeVec
 	found      *prometheus.CounterVec
 	deletions  *prometheus.CounterVec
 }
@@ -17,7 +18,8 @@ func NewMetrics() *Metrics {
 		passes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "mcm_safety_orphan_passes_total",
 			Help: "Looks for instances without a machine, by outcome: done, unread (trouble with an API server), " +
-				"doubtful (so much was missing that nothing, or nothing of one class, is deleted).",
+				"doubtful (so much was missing that nothing, or nothing of one class, is deleted), " +
+				"barred (another control plane of the same name is heard).",
 		}, []string{"outcome"}),
 		orphans: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "mcm_safety_orphans",
@@ -27,6 +29,11 @@ func NewMetrics() *Metrics {
 			Name: "mcm_safety_duplicates",
 			Help: "Instances, at the last look, that were made for a machine which has another one.",
 		}, []string{"namespace", "class"}),
+		foreign: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "mcm_safety_foreign_instances",
+			Help: "Instances without a machine, at the last look, that are never deleted as their owner is not this control cluster, " +
+				"by reason: no_owner, other_owner.",
+		}, []string{"namespace", "class", "reason"}),
 		found: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "mcm_safety_orphans_found_total",
 			Help: "Instances without a machine that were found.",
@@ -40,5 +47,5 @@ func NewMetrics() *Metrics {
 
 // Collectors returns the metrics for registration.
 func (m *Metrics) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.passes, m.orphans, m.duplicates, m.found, m.deletions}
+	return []prometheus.Collector{m.passes, m.orphans, m.duplicates, m.foreign, m.found, m.deletions}
 }

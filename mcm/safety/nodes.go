@@ -75,3 +75,35 @@ func (p *pass) mark(ctx context.Context, before *corev1.Node, managed bool) erro
 
 	return nil
 }
+
+// removeNode removes the Node of an instance that is deleted: it would keep its name
+// from the Node of another instance.
+func (p *pass) removeNode(ctx context.Context, providerID string) error {
+	if p.Nodes == nil {
+		return nil
+	}
+	nodes := &corev1.NodeList{}
+	if err := p.Nodes.List(ctx, nodes); err != nil {
+		return fmt.Errorf("list nodes: %w", err)
+	}
+	for i := range nodes.Items {
+		before := &nodes.Items[i]
+		if before.Spec.ProviderID != providerID {
+			continue
+		}
+		node := before.DeepCopy()
+		if controllerutil.RemoveFinalizer(node, v1alpha1.FinalizerNameNode) {
+			err := p.Nodes.Patch(ctx, node, client.MergeFrom(before))
+			if client.IgnoreNotFound(err) != nil {
+				return fmt.Errorf("release node %s: %w", node.Name, err)
+			}
+		}
+		err := p.Nodes.Delete(ctx, node, client.Preconditions{UID: &before.UID})
+		if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) { // by now the name is another Node's
+			return fmt.Errorf("delete node %s: %w", node.Name, err)
+		}
+		p.log.Info("node of a deleted instance deleted", "node", node.Name, "provider_id", providerID)
+	}
+
+	return nil
+}

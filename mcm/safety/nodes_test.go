@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -67,4 +68,25 @@ func TestNodes(t *testing.T) {
 	r.machine(m.Name, "")
 	r.Pass(t.Context())
 	want(mine, "", false, "there is a machine again")
+}
+
+// The Node of an instance that is deleted goes with it; no other does.
+func TestNodeOfAnOrphan(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.Nodes = r.WithWatch
+	r.made("kept")
+	id := orphanID + "/" + r.namespace // Nodes of all tests are in one cluster
+	its, others := r.node("its", r.namespace+"-gone"), r.node("others", "")
+	for node, providerID := range map[*corev1.Node]string{its: id, others: id + "-else"} {
+		before := node.DeepCopy()
+		node.Spec.ProviderID = providerID
+		r.must(r.Patch(t.Context(), node, client.MergeFrom(before)))
+	}
+	r.cloud.add(id, "gone", "gone-uid")
+	r.passes()
+	if err := r.Get(t.Context(), client.ObjectKeyFromObject(its), its); !apierrors.IsNotFound(err) {
+		t.Errorf("the node of the deleted instance: %v", err)
+	}
+	r.must(r.Get(t.Context(), client.ObjectKeyFromObject(others), others))
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -45,6 +46,7 @@ func (p *pass) orphans() []found {
 	all, seen := []found{}, p.startOver()
 	for i := range p.lists {
 		l := &p.lists[i]
+		p.leaveForeign(l)
 		if p.doubtList(l) {
 			continue
 		}
@@ -58,8 +60,12 @@ func (p *pass) orphans() []found {
 			f := found{Orphan: dispatch.Orphan{
 				Listed: *instance, Namespace: l.class.Object.Namespace, Provider: l.provider, Class: l.class,
 			}}
-			if _, twice := seen[f.key()]; twice {
-				continue // two classes may list the same
+			if first, twice := seen[f.key()]; twice {
+				// Two classes may list the same, and one of them be doubted.
+				f.sighting = first
+				mine = append(mine, f)
+
+				continue
 			}
 			var known bool
 			if f.sighting, known = p.seen[f.key()]; !known {
@@ -70,8 +76,13 @@ func (p *pass) orphans() []found {
 			p.Metrics.orphans.WithLabelValues(l.class.Object.Namespace, l.class.Object.Name).Inc()
 			mine = append(mine, f)
 		}
-		if !p.doubtMachines(l, nobodys) {
-			all = append(all, mine...)
+		if p.doubtMachines(l, nobodys) {
+			continue
+		}
+		for _, f := range mine {
+			if !slices.ContainsFunc(all, func(other found) bool { return other.key() == f.key() }) {
+				all = append(all, f)
+			}
 		}
 	}
 	p.seen = seen
@@ -86,12 +97,14 @@ func (p *pass) startOver() map[key]sighting {
 	if p.whole() {
 		p.Metrics.orphans.Reset() // classes may be gone
 		p.Metrics.duplicates.Reset()
+		p.Metrics.foreign.Reset()
 
 		return seen
 	}
 	for i := range p.classes {
 		p.Metrics.orphans.DeleteLabelValues(p.classes[i].Namespace, p.classes[i].Name)
 		p.Metrics.duplicates.DeleteLabelValues(p.classes[i].Namespace, p.classes[i].Name)
+		p.Metrics.foreign.DeletePartialMatch(prometheus.Labels{"namespace": p.classes[i].Namespace, "class": p.classes[i].Name})
 	}
 	for k, s := range p.seen {
 		if !slices.Contains(p.providers, k.provider) {
@@ -148,18 +161,25 @@ func (p *pass) doubtList(l *listing) bool {
 	return true
 }
 
-// doubtMachines tells whether so many of the instances that a driver lists are
-// without a machine that the Machines may be lost.
+// doubtMachines reports whether the Machines of a class may be lost: so many of the
+// instances that its driver lists are without one, or there are instances and no Machine
+// at all.
 func (p *pass) doubtMachines(l *listing, nobodys int) bool {
 	class := l.class.Object
-	if nobodys <= few || 2*nobodys <= len(l.instances) || class.Annotations[v1alpha1.AnnotationKeyCollectOrphans] == v1alpha1.AnnotationValueTrue {
+	empty := len(p.known.byClass[client.ObjectKeyFromObject(class)]) == 0
+	many := nobodys > few && 2*nobodys > len(l.instances)
+	if nobodys == 0 || !empty && !many || class.Annotations[v1alpha1.AnnotationKeyCollectOrphans] == v1alpha1.AnnotationValueTrue {
 		return false
 	}
 	p.Metrics.passes.WithLabelValues(string(doubtful)).Inc()
+	why := "if the Machines are lost, restore them"
+	if empty {
+		why = "this class has no Machine at all, as after the loss of all; if they are lost, restore them"
+	}
 	p.Events.Eventf(class, corev1.EventTypeWarning, EventOrphansKept,
-		"%d of the %d instances that the driver of provider %s lists belong to no machine: if the Machines are lost, restore them; "+
+		"%d of the %d instances that the driver of provider %s lists belong to no machine: %s; "+
 			"if the instances may be deleted, annotate this class with %s=%s until they are",
-		nobodys, len(l.instances), l.provider, v1alpha1.AnnotationKeyCollectOrphans, v1alpha1.AnnotationValueTrue)
+		nobodys, len(l.instances), l.provider, why, v1alpha1.AnnotationKeyCollectOrphans, v1alpha1.AnnotationValueTrue)
 
 	return true
 }
@@ -245,6 +265,11 @@ func (p *pass) removeOne(ctx context.Context, o *dispatch.Orphan) (gone bool) {
 	p.Events.Eventf(o.Class.Object, corev1.EventTypeNormal, EventOrphanDeleted,
 		"Deleted instance %s, made for machine %s, which belonged to no machine", o.ProviderID, o.MachineName)
 	log.Info("instance without a machine deleted")
+	if code == dispatch.OK {
+		if err := p.removeNode(ctx, o.ProviderID); err != nil {
+			log.Error(err, "the node of the instance is left")
+		}
+	}
 
 	return true
 }
@@ -254,6 +279,9 @@ var errKept = errors.New("kept")
 
 // stillOrphan looks a last time: a machine of the name may have come since.
 func (p *pass) stillOrphan(ctx context.Context, o *dispatch.Orphan) error {
+	if err := p.bar(); err != nil {
+		return fmt.Errorf("%w: %w", errKept, err)
+	}
 	if _, inFlight := p.Dispatcher.State(o.MachineUID); inFlight {
 		return fmt.Errorf("%w: an operation of machine uid %s is in flight", errKept, o.MachineUID)
 	}

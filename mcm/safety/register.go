@@ -56,8 +56,10 @@ func (r *register) belongs(i *dispatch.Listed) (*v1alpha1.Machine, belonging) {
 
 		return m, duplicate
 	}
-	if m, ok := r.unmade[i.MachineName]; ok {
-		return m, owned // a driver that knows instances by name may still find it
+	if m, ok := r.unmade[i.MachineName]; ok && i.MachineUID == "" {
+		// A driver that knows instances by name may still find it. One with another uid is
+		// an earlier machine's of this name: no create ever returns it [CREATE-2].
+		return m, owned
 	}
 
 	return nil, orphan

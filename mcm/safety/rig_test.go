@@ -30,6 +30,7 @@ import (
 const (
 	provider    = "virtual"
 	clusterName = "default"
+	ownerUID    = "owner-uid"
 	grace       = 20 * time.Minute
 )
 
@@ -83,7 +84,7 @@ func (r *rig) newCollector(dispatcher *dispatch.Dispatcher) *safety.Collector {
 	settings.Namespace, settings.DeleteTimeout = r.namespace, time.Minute
 
 	return &safety.Collector{
-		Reader: r.WithWatch, Cache: r.WithWatch, Dispatcher: dispatcher, Events: r.newRecorder(), Metrics: safety.NewMetrics(),
+		Reader: r.WithWatch, Cache: r.WithWatch, Dispatcher: dispatcher, Events: r.newRecorder(), Metrics: safety.NewMetrics(), Owner: ownerUID,
 		Settings: settings, Now: func() time.Time { return r.clock },
 	}
 }
@@ -92,7 +93,9 @@ func (r *rig) newCollector(dispatcher *dispatch.Dispatcher) *safety.Collector {
 func (r *rig) newDispatcher() *dispatch.Dispatcher {
 	nats := bustest.Server(r.t, embedded.Options{})
 	conn := bustest.Connect(r.t, bus.Config{URLs: []string{nats.URL()}, Name: "mcm"})
-	caller, err := bus.NewCaller(conn, bus.CallerConfig{Cluster: clusterName, Logger: bustest.Quiet()})
+	caller, err := bus.NewCaller(conn, bus.CallerConfig{
+		Cluster: clusterName, Operations: &bus.StreamConfig{Memory: true}, Logger: bustest.Quiet(),
+	})
 	r.must(err)
 	announcer, err := bus.NewAnnouncer(conn, clusterName)
 	r.must(err)
@@ -160,6 +163,10 @@ func (r *rig) machine(name, providerID string) *v1alpha1.Machine {
 	return m
 }
 
+func (r *rig) classObject() *v1alpha1.MachineClass {
+	return &v1alpha1.MachineClass{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "small"}}
+}
+
 // made makes a Machine and its instance.
 func (r *rig) made(name string) *v1alpha1.Machine {
 	r.t.Helper()
@@ -212,7 +219,15 @@ type cloud struct {
 func (c *cloud) add(providerID, machine string, uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.instances = append(c.instances, &driverv1.Instance{ProviderId: providerID, MachineName: machine, MachineUid: string(uid)})
+	c.instances = append(c.instances, &driverv1.Instance{ProviderId: providerID, MachineName: machine, MachineUid: string(uid), Owner: ownerUID})
+}
+
+// addOf adds an instance of another owner, or of none.
+func (c *cloud) addOf(owner, providerID string) {
+	c.add(providerID, "gone", types.UID(providerID+"-uid"))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.instances[len(c.instances)-1].Owner = owner
 }
 
 func (c *cloud) hide(n int) {

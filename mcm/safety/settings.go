@@ -22,11 +22,17 @@ type Settings struct {
 	NodeGrace time.Duration
 	// DeleteTimeout is how long one delete may take.
 	DeleteTimeout time.Duration
+	// AdoptOwners are the uids of former control clusters whose instances are ours now;
+	// [NoOwner] stands for those that were made without an owner.
+	AdoptOwners []string
 	// DefaultProvider is the driver for classes that name none; may be empty.
 	DefaultProvider string
 	// Namespace is the only one that is served; empty means all.
 	Namespace string
 }
+
+// NoOwner is, in Settings.AdoptOwners, for instances without an owner.
+const NoOwner = "none"
 
 // DefaultSettings look as often as the machine controller manager does, which
 // knows no grace.

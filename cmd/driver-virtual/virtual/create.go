@@ -19,6 +19,9 @@ const (
 
 // Create makes the machine's instance, or returns the one there is [CREATE-1].
 func (d *Driver) Create(ctx context.Context, req *driversdk.Request[Spec]) (*driversdk.Instance, error) {
+	if d.IgnoreDeadlines {
+		ctx = context.WithoutCancel(ctx)
+	}
 	cloud, err := cloudOf(req.Class)
 	if err != nil {
 		return nil, err

@@ -11,6 +11,9 @@ import (
 // and those that carry its uid [DELETE-2]. The cloud answers when they are gone
 // [DELETE-3].
 func (d *Driver) Delete(ctx context.Context, req *driversdk.Request[Spec]) error {
+	if d.IgnoreDeadlines {
+		ctx = context.WithoutCancel(ctx)
+	}
 	cloud, err := cloudOf(req.Class)
 	if err != nil {
 		return err

@@ -29,6 +29,9 @@ type Driver struct {
 	// Identity is how Create is kept from making a second instance. The cloud
 	// can do all three ways, real ones have one.
 	Identity driversdk.CreateIdentity
+	// IgnoreDeadlines has Create and Delete ignore their contexts, for tests of what
+	// becomes of drivers that do.
+	IgnoreDeadlines bool
 }
 
 // What the driver offers beyond the three methods that are needed.

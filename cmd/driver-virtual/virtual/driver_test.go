@@ -37,7 +37,7 @@ func TestDriver_Life(t *testing.T) {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(map[string]string{
-				"team": "demo", tagUID: "uid-m1", tagCluster: "east", tagNamespace: "ns", tagMachine: "m1", tagClass: "ns/small",
+				"team": "demo", tagUID: "uid-m1", tagCluster: "east", tagOwner: "owner-uid", tagNamespace: "ns", tagMachine: "m1", tagClass: "ns/small",
 			}, inCloud.Tags); diff != "" {
 				t.Errorf("tags (-want +got):\n%s", diff)
 			}
@@ -62,7 +62,7 @@ func TestDriver_Life(t *testing.T) {
 				t.Errorf("get differs from create (-create +get):\n%s", diff)
 			}
 			list, err := d.List(t.Context(), w.class())
-			if err != nil || len(list) != 1 || list[0].MachineName != "m1" || list[0].MachineUID != "uid-m1" {
+			if err != nil || len(list) != 1 || list[0].MachineName != "m1" || list[0].Owner != "owner-uid" || list[0].MachineUID != "uid-m1" {
 				t.Errorf("list: have %v, %v", list, err)
 			}
 			for range 2 {

@@ -56,7 +56,7 @@ func (w *world) class() *driversdk.Class[Spec] {
 func (w *world) request(name, operation string) *driversdk.Request[Spec] {
 	return &driversdk.Request[Spec]{
 		Machine: driversdk.Machine{Namespace: "ns", Name: name, UID: "uid-" + name},
-		Class:   w.class(), Cluster: "east", OperationID: "uid-" + name + "." + operation, Attempt: 1,
+		Class:   w.class(), Cluster: "east", Owner: "owner-uid", OperationID: "uid-" + name + "." + operation, Attempt: 1,
 	}
 }
 

@@ -14,12 +14,13 @@ const (
 	tagPrefix    = "machinebus.io/"
 	tagUID       = cloudapi.TagMachineUID
 	tagCluster   = tagPrefix + "cluster"
+	tagOwner     = tagPrefix + "owner"
 	tagNamespace = tagPrefix + "machine-namespace"
 	tagMachine   = tagPrefix + "machine-name"
 	tagClass     = tagPrefix + "class"
 )
 
-// tags are what an instance is recorded with [MACHINE-1].
+// tags are what an instance is recorded with [MACHINE-1] [OWNER-1].
 func tags(req *driversdk.Request[Spec]) map[string]string {
 	t := maps.Clone(req.Class.Spec.Tags)
 	if t == nil {
@@ -27,6 +28,9 @@ func tags(req *driversdk.Request[Spec]) map[string]string {
 	}
 	t[tagUID] = req.Machine.UID
 	t[tagCluster] = req.Cluster
+	if req.Owner != "" {
+		t[tagOwner] = req.Owner
+	}
 	t[tagNamespace] = req.Machine.Namespace
 	t[tagMachine] = req.Machine.Name
 	t[tagClass] = classTag(req.Class)
@@ -72,7 +76,7 @@ func idOf(providerID string) (string, error) {
 func instanceOf(i *cloudapi.Instance) *driversdk.Instance {
 	instance := &driversdk.Instance{
 		ProviderID: i.ProviderID, NodeName: i.NodeName,
-		MachineName: i.Tags[tagMachine], MachineUID: i.Tags[tagUID],
+		MachineName: i.Tags[tagMachine], MachineUID: i.Tags[tagUID], Owner: i.Tags[tagOwner],
 	}
 	if instance.MachineName == "" { // somebody removed the tag
 		instance.MachineName = i.Name

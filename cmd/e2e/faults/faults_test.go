@@ -31,7 +31,7 @@ func TestFaults(t *testing.T) {
 		{"cluster", "all that there is", []string{"--seed=1", "--lifecycles=25", "--bus=cluster"}},
 		{"embedded", "there is one mcm, and NATS goes with it", []string{
 			"--seed=1", "--lifecycles=10", "--bus=embedded",
-			"--kinds=kill-driver,freeze-driver,freeze-mcm,fail-over,cut-driver-nats,cloud-errors,cloud-lists",
+			"--kinds=kill-driver,freeze-driver,freeze-mcm,fail-over,epoch-back,cut-driver-nats,cloud-errors,cloud-lists",
 		}},
 	} {
 		if out, err := run(t, tc.name, tc.args...); err != nil || !strings.HasSuffix(out, "lost 0 doubled 0 leaked 0 stuck 0\n") {

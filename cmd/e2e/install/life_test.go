@@ -212,13 +212,17 @@ func (r *rig) preserved(class string) {
 // orphan leaves an instance of the class in the cloud that belongs to no machine.
 func (r *rig) orphan(class string) {
 	r.Helper()
+	witness := r.newMachine("witness", class) // that of the class not all Machines are lost
+	r.run(witness)
+	system := &corev1.Namespace{}
+	r.must(shared.kube.Get(r.Context(), client.ObjectKey{Name: metav1.NamespaceSystem}, system))
 	cloud, err := cloudapi.NewClient(r.cloud.Endpoint, r.cloud.APIToken)
 	r.must(err)
 	instance, err := cloud.Create(r.Context(), cloudapi.CreateRequest{
 		Name: "orphan", MachineType: "small", Region: "moon", IdempotencyToken: "orphan",
 		Tags: map[string]string{
 			"machinebus.io/cluster": "default", "machinebus.io/class": namespace + "/" + class,
-			cloudapi.TagMachineUID: "orphan-uid", "machinebus.io/machine-name": "orphan",
+			cloudapi.TagMachineUID: "orphan-uid", "machinebus.io/machine-name": "orphan", "machinebus.io/owner": string(system.UID),
 		},
 	})
 	r.must(err)
@@ -233,6 +237,8 @@ func (r *rig) orphan(class string) {
 			return err
 		}
 	})
+	r.must(shared.kube.Delete(r.Context(), witness))
+	r.gone(witness)
 }
 
 func podSpec(node string) corev1.PodSpec {

@@ -29,6 +29,9 @@ type ManagerOptions struct {
 	Cluster string
 	// NATSURL of an external bus; empty means the embedded one.
 	NATSURL string
+	// Unready says that the manager is started as soon as it lives: it is not going to be
+	// ready.
+	Unready bool
 	// Args are added to the command line, Env (as NAME=value) to the environment.
 	Args, Env []string
 }
@@ -63,6 +66,11 @@ func (s *Site) StartManager(ctx context.Context, o ManagerOptions) (*Manager, er
 		return command{name: o.Name, program: "mcm", args: append(args, o.Args...), env: o.Env}
 	}
 	p, _, err := s.startOnFreePorts(ctx, 2, plan, func(ctx context.Context, p *Process, _ []int) error {
+		if o.Unready {
+			return p.until(ctx, "/healthz says ok", func(ctx context.Context) error {
+				return answersOK(ctx, "http://"+m.Address+"/healthz")
+			})
+		}
 		return m.getsReady(ctx, p)
 	})
 	if err != nil {

@@ -206,8 +206,4 @@ var controls = map[string]body{
 		`{"claim":{"attempt":2,"operationId":"u.create.0","outcome":{},"replica":"r","state":"STATE_SETTLED"}}`,
 		"claim u.create.0 attempt 2 by r: settled OK",
 	},
-	"tombstone": {
-		&driverv1.Envelope{Body: &driverv1.Envelope_Tombstone{Tombstone: &driverv1.Tombstone{Replica: "r", SessionId: "s", Epoch: 3}}},
-		`{"tombstone":{"epoch":"3","replica":"r","sessionId":"s"}}`, "tombstone over session s of r, epoch 3",
-	},
 }

@@ -71,10 +71,12 @@ func parseJSON(text []byte) (Message, error) {
 	return Message{other: line.Bytes()}, nil
 }
 
-// SignOfLife tells whether the message says no more than that its sender lives: such
-// messages are many.
+// SignOfLife reports whether the message says no more than that its sender lives, or that
+// a stream takes writes: such messages are many.
 func (m Message) SignOfLife() bool {
-	return m.envelope.GetSession() != nil || m.envelope.GetHello() != nil
+	probe := m.envelope.GetClaim() != nil && m.envelope.GetOperationId() == ""
+
+	return m.envelope.GetSession() != nil || m.envelope.GetHello() != nil || probe
 }
 
 // JSON returns the message as a JSON value on one line.

@@ -156,8 +156,6 @@ func controlText(env *driverv1.Envelope) string {
 		return auditText(b.Audit)
 	case *driverv1.Envelope_Claim:
 		return claimText(b.Claim)
-	case *driverv1.Envelope_Tombstone:
-		return fmt.Sprintf("over session %s of %s, epoch %d", b.Tombstone.GetSessionId(), b.Tombstone.GetReplica(), b.Tombstone.GetEpoch())
 	default:
 		return ""
 	}

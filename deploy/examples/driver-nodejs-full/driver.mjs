@@ -79,8 +79,8 @@ async function userData(c, machine, operationId) {
 const codes = { 400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "RESOURCE_EXHAUSTED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS", 429: "UNAVAILABLE" };
 
 // call makes one call. One that changes something asks first whether it may, with nothing in between.
-function call(c, task, method, path, body) {
-  if (method !== "GET") task.begin();
+async function call(c, task, method, path, body) {
+  if (method !== "GET") await task.begin();
   const request = fetch(c.spec.endpoint + path, {
     method, signal: task.signal, body: JSON.stringify(body),
     headers: { authorization: `Bearer ${Buffer.from(c.data.apiToken ?? "").toString()}`, "content-type": "application/json" },
@@ -97,7 +97,7 @@ function call(c, task, method, path, body) {
 }
 
 const tag = (name, value) => "tag=" + encodeURIComponent(`machinebus.io/${name}=${value}`);
-const instanceOf = (i) => ({ providerId: i.providerID, nodeName: i.nodeName, addresses: i.addresses, machineName: i.name, machineUid: i.tags?.["machinebus.io/machine-uid"] });
+const instanceOf = (i) => ({ providerId: i.providerID, nodeName: i.nodeName, addresses: i.addresses, machineName: i.name, machineUid: i.tags?.["machinebus.io/machine-uid"], owner: i.tags?.["machinebus.io/owner"] });
 
 async function ours(c, task, ...tags) {
   const { instances } = await call(c, task, "GET", "/v1/instances?" + [tag("cluster", CLUSTER), ...tags].join("&"));
@@ -124,7 +124,7 @@ const operations = {
     const { machineType, region, zone, tags } = c.spec;
     const made = await call(c, task, "POST", "/v1/instances", {
       name: machine.name, machineType, region, zone, userData: Buffer.from(boot).toString("base64"), identity: "token", idempotencyToken: task.operationId, // [IDENTITY-1]
-      tags: { ...tags, "machinebus.io/cluster": CLUSTER, "machinebus.io/machine-uid": machine.uid, "machinebus.io/class": c.name },
+      tags: { ...tags, "machinebus.io/cluster": CLUSTER, "machinebus.io/machine-uid": machine.uid, "machinebus.io/class": c.name, ...(task.owner && { "machinebus.io/owner": task.owner }) }, // [OWNER-1]
     });
     return { create: { instance: instanceOf(made) } };
   },

@@ -1,19 +1,23 @@
 // A replica: the protocol of PROTOCOL.md, section 6, with nothing of any cloud in it. Left out: discovery.
 import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
-import { Lease, now } from "./lease.mjs";
 import { Code, OperationNumbers, decode, decodeJSON, encode, encodeJSON, headersOfJSON, inJSON, millis, timestamp } from "./wire.mjs";
 
-const LAST_WORDS = 2000; // for what is not stored or acknowledged when the replica stops
+const LAST_WORDS = 2000; // for what is not stored when the replica stops
+const BEGIN_BOUND = 1000; // for which the record that a call begins counts
+const BEGIN_TRIES = 3;
 const MUTATIONS = ["create", "initialize", "delete"];
 const numberOf = (op) => OperationNumbers["OPERATION_" + op.toUpperCase()];
 const failure = (code, message, outcomeUnknown = false) => ({ status: { code: Code["CODE_" + code], message }, outcomeUnknown, noEffect: outcomeUnknown });
-const equal = (a, b) => String(a) === String(b); // 64-bit numbers come in several types
+const thrown = (code, message, more) => Object.assign(new Error(message), { code: Code["CODE_" + code], ...more });
+
+// since is the time since a moment by the clock that ran further: one stands still while the machine sleeps, the other can be set back.
+const now = () => ({ monotonic: performance.now(), wall: Date.now() });
+const since = (from) => Math.max(performance.now() - from.monotonic, Date.now() - from.wall);
 
 export class Replica {
   id = randomUUID();
   started = Date.now();
-  lease = new Lease();
   sequence = 0;
   epoch = 0n;
   leader = null;
@@ -23,6 +27,7 @@ export class Replica {
   reads = 0;
   denied = new Map();
   draining = false;
+  stopped = false;
   renewed = -Infinity;
   again = null;
 
@@ -51,43 +56,29 @@ export class Replica {
     await this.requests.drain();
     await Promise.all([...this.held.values()].map((h) => h.done));
     const until = performance.now() + LAST_WORDS;
-    while (this.owes() && performance.now() < until) await new Promise((resolve) => setTimeout(resolve, 20));
+    while (this.unstored.size > 0 && performance.now() < until) await new Promise((resolve) => setTimeout(resolve, 20));
     clearInterval(this.beat);
     clearInterval(this.store);
-    this.lease.end();
-    this.renew(true);
+    this.stopped = true;
+    this.renew();
     await this.wire.nc.drain();
   }
 
-  // owes tells that what came of an operation is neither in the stream nor, where nothing claims, known to mcm.
-  owes() {
-    return this.unstored.size > 0 || [...this.held.values()].some((h) => h.result && !h.claimed);
-  }
+  // ---- sessions
 
-  // ---- sessions and the lease
-
-  async renew(stopped = false) {
-    if (!stopped && performance.now() - this.renewed < 50) { // a burst of settled operations is no burst of sessions
-      this.again ??= setTimeout(() => { this.again = null; if (!this.lease.ended) this.renew(); }, 50);
+  renew() {
+    if (!this.stopped && performance.now() - this.renewed < 50) { // a burst of settled operations is no burst of sessions
+      this.again ??= setTimeout(() => { this.again = null; if (!this.stopped) this.renew(); }, 50);
       return;
     }
     this.renewed = performance.now();
-    const sequence = ++this.sequence, lease = this.lease, expected = lease.send(sequence);
     const session = {
-      cluster: this.cluster, provider: this.provider, replica: this.id, sequence, startedAt: timestamp(this.started), version: "0.1.0", protocol: 1,
-      slots: this.slots, running: this.machines.size, deleting: this.taken("delete"), draining: this.draining, stopped, createIdentity: this.createIdentity,
-      capabilities: Object.keys(this.operations).map(numberOf), hostname: hostname(), sessionId: lease.sessionId, leased: lease.holds(), epoch: String(this.epoch),
-      ...this.listed(),
+      cluster: this.cluster, provider: this.provider, replica: this.id, sequence: ++this.sequence, startedAt: timestamp(this.started), version: "0.1.0",
+      protocol: 1, protocolMin: 1,
+      slots: this.slots, running: this.machines.size, deleting: this.taken("delete"), draining: this.draining, stopped: this.stopped, createIdentity: this.createIdentity,
+      capabilities: Object.keys(this.operations).map(numberOf), hostname: hostname(), epoch: String(this.epoch), ...this.listed(),
     };
-    const held = lease.holds();
-    const answer = await this.wire.put(`${this.base}session.${this.provider}.${this.id}`, { replica: this.id, session }, expected, "3s");
-    if (answer.seq) {
-      lease.stored(sequence, answer.seq);
-      if (!held && lease.holds()) this.renew(); // so that mcm knows
-    } else if (answer.there !== undefined && answer.there !== null && lease.refused(sequence, answer.there)) {
-      console.log("session lost: nothing accepted before begins any more");
-      this.renew();
-    }
+    this.wire.publish(`${this.base}session.${this.provider}.${this.id}`, encode({ replica: this.id, session }));
   }
 
   // listed are a session's operations, as many as fit, and what runs before what has ended.
@@ -104,18 +95,13 @@ export class Replica {
     return [...this.machines.values()].filter((h) => (h.op === "delete") === (op === "delete")).length;
   }
 
-  fenced(h) {
-    if (h.claimed) h.fenced ||= h.generation !== this.lease.generation || !this.lease.holds();
-    return !!h.fenced;
-  }
-
   // counts tells that a result is what came of the operation, or leaves that open [FENCE-3].
-  counts(h) { return !h.rivalled || h.stored || h.result?.outcomeUnknown; }
+  counts(h) { return !h.askedAgain || h.stored || h.result?.outcomeUnknown; }
 
   stateOf(h) {
     return {
       operationId: h.id, attempt: h.attempt, operation: numberOf(h.op), namespace: h.namespace, name: h.name, settled: !!h.result,
-      code: h.result?.status?.code ?? 0, elapsed: timestamp((h.ended ?? Date.now()) - h.startedAt), lastProgress: h.result ? "" : h.progress ?? "", fenced: this.fenced(h),
+      code: h.result?.status?.code ?? 0, elapsed: timestamp((h.ended ?? Date.now()) - h.startedAt), lastProgress: h.result ? "" : h.progress ?? "", fenced: !!h.fenced,
     };
   }
 
@@ -131,15 +117,17 @@ export class Replica {
     if (!m.reply) return;
     const h = {
       id: env.operationId, op: env.body, namespace, name, attempt: env.attempt, reply: m.reply, json, env, request: env[env.body], startedAt: Date.now(),
-      machine: env[env.body]?.machine?.uid, claimed: !!env.claimTerms,
+      machine: env[env.body]?.machine?.uid,
     };
     if (!this.operations[verb]) return this.send(h, { result: failure("UNIMPLEMENTED", `this driver does not implement ${verb}`) });
     if (verb !== h.op || !h.id || (MUTATIONS.includes(verb) && !h.machine)) return this.send(h, { result: failure("INVALID_ARGUMENT", "subject and envelope do not fit") });
     if (!MUTATIONS.includes(verb)) return this.onRead(h);
-    return json ? this.send(h, { result: failure("INVALID_ARGUMENT", "mutations are protobuf only") }) : this.onMutation(h);
+    if (json || !env.claimTerms) return this.send(h, { result: failure("INVALID_ARGUMENT", json ? "mutations are protobuf only" : "no claim_terms [CLAIM-6]") });
+    this.onMutation(h);
   }
 
   async onRead(h) {
+    if (this.strange) return this.send(h, { busy: { reason: 7 } });
     if (this.draining || this.reads >= this.slots) return this.send(h, { busy: { reason: this.draining ? 2 : 1 } });
     this.reads++;
     const slow = setTimeout(() => this.send(h, { accepted: {} }), 100); // [ACCEPT-2]
@@ -156,12 +144,13 @@ export class Replica {
     this.epoch = epoch;
     const known = this.held.get(h.id), terms = env.claimTerms;
     const named = terms && Object.hasOwn(terms, "sequence"); // presence: 0 is a sequence
-    const overtaken = known?.claimed && !known.claiming && named && !equal(terms.sequence, known.claim);
-    const failed = (env.earlierMayRun || !terms) && known?.result?.status?.code > 0; // which says nothing of an attempt made since
+    const sequence = named && BigInt(String(terms.sequence)); // 64-bit numbers come in several types
+    const overtaken = known && !known.claiming && named && (sequence < known.firstClaim || sequence > known.claim); // what is in between was ours
+    const failed = env.earlierMayRun && known?.result?.status?.code > 0; // which says nothing of an attempt made since
     if (known && !(h.attempt > known.attempt && (overtaken || failed))) {
       Object.assign(known, { reply: h.reply, attempt: h.attempt }); // [RUN-2]
       known.env.earlierMayRun ||= env.earlierMayRun;
-      known.rivalled = !!terms && (known.rivalled || (!known.stored && this.fenced(known))); // another attempt may be on its way to the claim's place
+      known.askedAgain ||= !known.stored; // another attempt may be on its way to the claim's place
       if (!known.claiming) this.send(known, { accepted: {} });
       if (known.result && this.counts(known)) this.send(known, { result: known.result });
       return;
@@ -169,36 +158,36 @@ export class Replica {
     if (known?.result) this.held.delete(h.id); // superseded
     const denial = this.denied.get(h.id);
     const refuse = (reason) => this.send(h, { busy: { reason } });
-    if (denial && h.attempt <= denial.attempt && now().monotonic - denial.at.monotonic < 4000) return refuse(0);
+    if (denial && h.attempt <= denial.attempt && since(denial.at) < 4000) return refuse(0);
+    if (this.strange) return refuse(7);
     if (this.draining) return refuse(2);
     if (this.machines.has(h.machine)) return refuse(3);
     if (this.taken(h.op) >= this.slots) return refuse(1);
-    if (h.claimed && !this.lease.holds()) return refuse(5);
-    if (h.claimed && !named) return refuse(4);
-    Object.assign(h, { generation: this.lease.generation, sessionId: this.lease.sessionId, claiming: h.claimed });
+    if (!named) return refuse(4);
+    h.claiming = true;
     this.held.set(h.id, h);
     this.machines.set(h.machine, h);
     h.done = this.mutate(h);
   }
 
   async mutate(h) {
-    if (h.claimed) {
-      const answer = await this.put(h, { state: 1 }, h.env.claimTerms.sequence); // [CLAIM-1]
-      h.claiming = false;
-      if (!answer.seq) {
-        this.held.delete(h.id);
-        this.machines.delete(h.machine);
-        this.send(h, { busy: { reason: answer.conflict ? 4 : 5 } });
-        return this.renew();
-      }
-      h.claim = answer.seq;
+    const answer = await this.put(h, { state: 1 }, h.env.claimTerms.sequence); // [CLAIM-1]
+    h.claiming = false;
+    if (!answer.seq) {
+      this.held.delete(h.id);
+      this.machines.delete(h.machine);
+      this.send(h, { busy: { reason: answer.conflict ? 4 : 5 } });
+      return this.renew();
     }
+    h.firstClaim = h.claim = answer.seq;
     this.send(h, { accepted: {} });
-    h.result = await this.run(h);
+    const result = await this.run(h);
+    await h.beginning; // its record would be in the way of what came of it
+    h.result = result;
     h.ended = Date.now();
     this.machines.delete(h.machine);
     if (h.result.outcomeUnknown) this.held.delete(h.id); // [RESULT-4]
-    if (h.claimed) this.storeOutcome(h);
+    this.storeOutcome(h);
     if (this.counts(h)) this.send(h, { result: h.result });
     this.renew();
   }
@@ -208,17 +197,13 @@ export class Replica {
     const deadline = AbortSignal.timeout(h.env.timeout ? millis(h.env.timeout) : 60000);
     const late = new Promise((_, reject) => deadline.addEventListener("abort", () => reject(new Error("the deadline has passed")), { once: true }));
     const task = {
-      operationId: h.id, cluster: this.cluster, recover: h.env.recover, signal: deadline,
+      operationId: h.id, cluster: this.cluster, owner: h.env.owner, recover: h.env.recover, signal: deadline,
       progress: (message) => { h.progress = message; this.send(h, { progress: { message } }); },
-      // begin is to be called right before each call that changes something, with nothing awaited in between.
+      // begin is to be awaited right before each call that changes something, one at a time, with nothing in between.
       begin: () => {
-        if (deadline.aborted) throw Object.assign(new Error("the deadline has passed"), { code: Code.CODE_DEADLINE_EXCEEDED });
-        if (h.cancelled) throw Object.assign(new Error("cancelled"), { code: Code.CODE_CANCELED });
-        if (this.fenced(h)) {
-          console.log("fenced", h.id, "attempt", h.attempt);
-          throw Object.assign(new Error("fenced: nothing was begun"), { code: Code.CODE_ABORTED, fenced: true });
-        }
-        h.begun = true;
+        const begins = this.begin(h, deadline);
+        h.beginning = begins.catch(() => {});
+        return begins;
       },
     };
     try {
@@ -236,12 +221,36 @@ export class Replica {
     }
   }
 
+  // begin throws unless the claim takes the record that a call begins, in the place of what was written there last.
+  async begin(h, deadline) {
+    const live = () => {
+      if (deadline.aborted) throw thrown("DEADLINE_EXCEEDED", "the deadline has passed");
+      if (h.cancelled) throw thrown("CANCELED", "cancelled");
+    };
+    for (let tries = BEGIN_TRIES; tries > 0; tries--) {
+      live();
+      const sent = now(), answer = await this.put(h, { state: 4 }, h.claim); // [FENCE-1]
+      if (answer.seq) h.claim = answer.seq;
+      h.fenced ||= this.replaced(answer);
+      if (!h.fenced) live();
+      if (!answer.seq) break;
+      if (since(sent) > BEGIN_BOUND) continue; // another attempt may have its place since [FENCE-2]
+      h.begun = true;
+      return;
+    }
+    console.log("fenced", h.id, "attempt", h.attempt);
+    throw thrown("ABORTED", "its claim was not written again: nothing was begun", { fenced: true });
+  }
+
+  // replaced tells that something else is in the claim's place: a conflict without its sequence is with a write that may yet be lost.
+  replaced(answer) { return !!answer.conflict && answer.there !== null; }
+
   // check throws for an answer that mcm cannot use, or that cannot be sent, which tells nothing of what was begun.
   check(h, result) {
-    const most = Math.min(this.wire.nc.info.max_payload, h.claimed ? 1 << 20 : Infinity), room = most - Math.min(4096, most / 4), { length } = encode({ result });
+    const most = Math.min(this.wire.nc.info.max_payload, MUTATIONS.includes(h.op) ? 1 << 20 : Infinity), room = most - Math.min(4096, most / 4), { length } = encode({ result });
     const why = length > room ? `the result cannot be sent: ${length} bytes, where there is room for ${room}`
       : h.op === "create" && !result.create?.instance?.providerId && "there is no provider id in the result [INSTANCE-1]";
-    if (why) throw Object.assign(new Error(why), { code: Code.CODE_INTERNAL, outcomeUnknown: !!h.begun });
+    if (why) throw thrown("INTERNAL", why, { outcomeUnknown: !!h.begun });
   }
 
   // ---- claims
@@ -249,7 +258,7 @@ export class Replica {
   put(h, more, expected) {
     const claim = {
       operationId: h.id, attempt: h.attempt, operation: numberOf(h.op), namespace: h.namespace, name: h.name, provider: this.provider, replica: this.id,
-      sessionId: h.sessionId, epoch: h.env.epoch, claimedAt: timestamp(h.startedAt), ...more,
+      epoch: h.env.epoch, claimedAt: timestamp(h.startedAt), ...more,
     };
     return this.wire.put(`${this.base}claim.${this.provider}.${h.machine}`, { operationId: h.id, attempt: h.attempt, replica: this.id, claim }, expected);
   }
@@ -265,11 +274,12 @@ export class Replica {
     const answer = await this.put(h, { state: outcomeUnknown ? 3 : 2, endedAt: timestamp(h.ended), outcome }, h.claim);
     if (answer.seq) h.claim = answer.seq;
     const counted = this.counts(h);
-    h.stored = !!answer.seq || (!!answer.conflict && answer.there !== null); // else the conflict is with a write that may yet be lost
+    h.fenced ||= this.replaced(answer);
+    h.stored = !!answer.seq || this.replaced(answer);
     h.storing = false;
     if (h.stored) this.unstored.delete(h);
     if (!counted && answer.seq) this.send(h, { result: h.result }); // it was waited for
-    if (h.rivalled && h.stored && !answer.seq && this.held.get(h.id) === h) this.held.delete(h.id); // the other attempt counts
+    if (h.askedAgain && h.stored && !answer.seq && this.held.get(h.id) === h) this.held.delete(h.id); // the other attempt counts
     if (h.known) this.onAck(h);
   }
 
@@ -277,7 +287,7 @@ export class Replica {
   onAck(h) {
     if (!h?.result) return;
     h.known = true;
-    if ((!h.claimed || h.stored) && this.held.get(h.id) === h) this.held.delete(h.id);
+    if (h.stored && this.held.get(h.id) === h) this.held.delete(h.id);
   }
 
   // forget bounds what is kept for an mcm that never acknowledges [RESULT-2].
@@ -296,11 +306,10 @@ export class Replica {
 
   onOps(m, env) {
     if (!m.reply) return;
-    const id = env.ops.operationId, known = this.held.get(id);
-    if (known && !known.claimed && known.result?.status?.code > 0 && env.attempt > known.attempt) this.held.delete(id); // other attempts were made since
+    const id = env.ops.operationId;
     const found = [...this.held.values()].filter((h) => !id || h.id === id);
-    if (id && found.every((h) => this.fenced(h)) && env.attempt > 0) this.denied.set(id, { attempt: env.attempt, at: now() }); // [OPS-1]
-    for (const [key, d] of this.denied) if (now().monotonic - d.at.monotonic > 4000) this.denied.delete(key);
+    if (id && found.every((h) => h.fenced) && env.attempt > 0) this.denied.set(id, { attempt: env.attempt, at: now() }); // [OPS-1]
+    for (const [key, d] of this.denied) if (since(d.at) > 4000) this.denied.delete(key);
     const opsHeld = { operations: found.map((h) => this.stateOf(h)), result: id && found[0] && this.counts(found[0]) ? found[0].result : undefined };
     this.send({ reply: m.reply, id: env.operationId, attempt: env.attempt }, { opsHeld });
   }
@@ -313,8 +322,19 @@ export class Replica {
   onHello(m) {
     const { hello } = decode(m.data), epoch = BigInt(String(hello.epoch));
     if (epoch > this.epoch) this.epoch = epoch;
+    if (epoch >= this.epoch) this.understand(hello);
     if (hello.mcm !== this.leader) this.renew(); // [HELLO-1]
     this.leader = hello.mcm;
+  }
+
+  // understand notes whether the manager that leads speaks version 1 of the contract, the only one spoken here. [HELLO-2]
+  understand(hello) {
+    const min = hello.protocolMin || hello.protocolMax || 1, max = Math.max(min, hello.protocolMax), strange = min > 1;
+    if (strange !== !!this.strange) {
+      if (strange) console.error(`no work is taken: manager ${hello.mcm} speaks protocol version ${min} to ${max}, and this driver speaks 1: upgrade this driver`);
+      else console.log("work is taken again: the manager that leads speaks the protocol");
+    }
+    this.strange = strange;
   }
 
   send(h, body) {

@@ -52,10 +52,9 @@ export class Wire {
   }
 
   // put writes a record by compare-and-set. It resolves to {seq}, to {conflict, there} or to {none} when nobody knows.
-  put(subject, env, expected, ttl) {
+  put(subject, env, expected) {
     const h = headers();
     h.set("Nats-Expected-Last-Subject-Sequence", String(expected));
-    if (ttl) h.set("Nats-TTL", ttl);
     return new Promise((resolve) => {
       const inbox = createInbox(this.inboxPrefix);
       const sub = this.nc.subscribe(inbox, { max: 1, timeout: 1000, callback: (error, m) => {

@@ -44,6 +44,7 @@ const absent = (e) => {
 
 const instanceOf = ({ providerID, nodeName, addresses, name, tags }) => ({
   providerId: providerID, nodeName, addresses, machineName: name, machineUid: tags?.["machinebus.io/machine-uid"],
+  owner: tags?.["machinebus.io/owner"],
 });
 
 async function tagged(c, tags) {
@@ -77,6 +78,7 @@ export async function make(c, { name, uid }) {
     name, machineType, region, zone, identity: "token", idempotencyToken: c.operationId,
     tags: {
       ...tags, "machinebus.io/cluster": c.cluster, "machinebus.io/machine-uid": uid, "machinebus.io/class": c.className,
+      ...(c.owner && { "machinebus.io/owner": c.owner }), // [OWNER-1]
     },
   });
   if (made.providerID) return instanceOf(made);

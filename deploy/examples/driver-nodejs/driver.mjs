@@ -57,12 +57,12 @@ const operations = {
   list: async (_, c) => ({ list: { instances: await list(c) } }),
 };
 
-async function resultOf({ body, [body]: request, operationId, timeout, recover }) {
+async function resultOf({ body, [body]: request, operationId, timeout, recover, owner }) {
   try {
     if (!Object.hasOwn(operations, body)) throw new Failure("UNIMPLEMENTED", "this driver creates, deletes and lists");
     const signal = AbortSignal.timeout(Math.ceil(Number(timeout?.seconds ?? 60) * 1000 + (timeout?.nanos ?? 0) / 1e6));
-    const { class: reference } = request.class, spec = await specOf(reference, signal);
-    return await operations[body](request, { cluster: CLUSTER, className: reference.name, operationId, spec, signal });
+    const { class: reference } = request.class, className = reference.name, spec = await specOf(reference, signal);
+    return await operations[body](request, { cluster: CLUSTER, className, operationId, owner, spec, signal });
   } catch (e) {
     // Not known is what nobody has thrown on purpose, and what an attempt before a recovering one has made [RESULT-3].
     const meant = e instanceof Failure, unlooked = body === "create" && recover && !e.begun;

@@ -19,7 +19,7 @@ const (
 	// class may take, as a Go duration; it wins over the controllers' flag.
 	AnnotationKeyOperationTimeout = "machinebus.io/operation-timeout"
 	// AnnotationKeyCollectOrphans with AnnotationValueTrue says that instances of the class which belong to no machine
-	// may be deleted although they are most of its instances. Otherwise it is the Machines that are thought lost.
+	// may be deleted although they are most of its instances, or the class has no Machine. Otherwise it is the Machines that are thought lost.
 	AnnotationKeyCollectOrphans = "machinebus.io/collect-orphans"
 )
 

@@ -27,13 +27,17 @@ type Claim_State int32
 
 const (
 	Claim_STATE_UNSPECIFIED Claim_State = 0
-	// STATE_RUNNING: the attempt runs, or its replica died with it.
+	// STATE_RUNNING: the attempt runs, or its replica died with it. It has begun no
+	// call that changes something, and begins none once this record is replaced.
 	Claim_STATE_RUNNING Claim_State = 1
 	// STATE_SETTLED: it ended with outcome.
 	Claim_STATE_SETTLED Claim_State = 2
 	// STATE_RELEASED: it ended and what came of it is not known. The next attempt
 	// may be made at once, with recover.
 	Claim_STATE_RELEASED Claim_State = 3
+	// STATE_BEGUN: as STATE_RUNNING, but a call that changes something may be at the
+	// cloud.
+	Claim_STATE_BEGUN Claim_State = 4
 )
 
 // Enum value maps for Claim_State.
@@ -43,12 +47,14 @@ var (
 		1: "STATE_RUNNING",
 		2: "STATE_SETTLED",
 		3: "STATE_RELEASED",
+		4: "STATE_BEGUN",
 	}
 	Claim_State_value = map[string]int32{
 		"STATE_UNSPECIFIED": 0,
 		"STATE_RUNNING":     1,
 		"STATE_SETTLED":     2,
 		"STATE_RELEASED":    3,
+		"STATE_BEGUN":       4,
 	}
 )
 
@@ -137,6 +143,19 @@ func (x *ClaimTerms) GetSequence() uint64 {
 // claim [CLAIM-4]. When the attempt ends the replica writes what came of it in
 // place of its own claim, and nothing when that claim is not there any more
 // [CLAIM-5].
+//
+// A plain driver claims nothing: mcm does for it, under the replica "plain" and with
+// STATE_BEGUN, in a record that goes by its TTL once the operation's time is over.
+//
+// The claim is the fence. Right before each call that changes something at its cloud a
+// replica MUST write its own claim again, with STATE_BEGUN in the place of what it wrote
+// last, and MUST NOT make the call unless the stream has acknowledged that [FENCE-1]: an
+// attempt whose claim another one has replaced begins nothing, whatever its clocks say.
+// An acknowledgement counts for 1 s from the moment the record was sent, by the clock
+// that ran further, monotonic or wall; a replica that comes to it later MUST write again
+// [FENCE-2]. A call that is at the cloud already is never cut off for it; its Result is
+// reported as any other, but once the attempt is asked for again only when its outcome
+// is stored: another one may have been sent to its claim's place [FENCE-3].
 type Claim struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	OperationId string                 `protobuf:"bytes,1,opt,name=operation_id,json=operationId,proto3" json:"operation_id,omitempty"`
@@ -146,8 +165,6 @@ type Claim struct {
 	Name        string                 `protobuf:"bytes,5,opt,name=name,proto3" json:"name,omitempty"`
 	Provider    string                 `protobuf:"bytes,6,opt,name=provider,proto3" json:"provider,omitempty"`
 	Replica     string                 `protobuf:"bytes,7,opt,name=replica,proto3" json:"replica,omitempty"`
-	// session_id is the replica's session when it claimed.
-	SessionId string `protobuf:"bytes,8,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// epoch is that of the request.
 	Epoch         uint64                 `protobuf:"varint,9,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	State         Claim_State            `protobuf:"varint,10,opt,name=state,proto3,enum=machinebus.driver.v1.Claim_State" json:"state,omitempty"`
@@ -233,13 +250,6 @@ func (x *Claim) GetProvider() string {
 func (x *Claim) GetReplica() string {
 	if x != nil {
 		return x.Replica
-	}
-	return ""
-}
-
-func (x *Claim) GetSessionId() string {
-	if x != nil {
-		return x.SessionId
 	}
 	return ""
 }
@@ -436,7 +446,7 @@ const file_machinebus_driver_v1_claim_proto_rawDesc = "" +
 	"\n" +
 	"ClaimTerms\x12\x1f\n" +
 	"\bsequence\x18\x01 \x01(\x04H\x00R\bsequence\x88\x01\x01B\v\n" +
-	"\t_sequence\"\xde\x04\n" +
+	"\t_sequence\"\xe2\x04\n" +
 	"\x05Claim\x12!\n" +
 	"\foperation_id\x18\x01 \x01(\tR\voperationId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12=\n" +
@@ -444,21 +454,21 @@ const file_machinebus_driver_v1_claim_proto_rawDesc = "" +
 	"\tnamespace\x18\x04 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x05 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprovider\x18\x06 \x01(\tR\bprovider\x12\x18\n" +
-	"\areplica\x18\a \x01(\tR\areplica\x12\x1d\n" +
-	"\n" +
-	"session_id\x18\b \x01(\tR\tsessionId\x12\x14\n" +
+	"\areplica\x18\a \x01(\tR\areplica\x12\x14\n" +
 	"\x05epoch\x18\t \x01(\x04R\x05epoch\x127\n" +
 	"\x05state\x18\n" +
 	" \x01(\x0e2!.machinebus.driver.v1.Claim.StateR\x05state\x129\n" +
 	"\n" +
 	"claimed_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\tclaimedAt\x125\n" +
 	"\bended_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x127\n" +
-	"\aoutcome\x18\r \x01(\v2\x1d.machinebus.driver.v1.OutcomeR\aoutcome\"X\n" +
+	"\aoutcome\x18\r \x01(\v2\x1d.machinebus.driver.v1.OutcomeR\aoutcome\"i\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rSTATE_RUNNING\x10\x01\x12\x11\n" +
 	"\rSTATE_SETTLED\x10\x02\x12\x12\n" +
-	"\x0eSTATE_RELEASED\x10\x03\"\xa6\x02\n" +
+	"\x0eSTATE_RELEASED\x10\x03\x12\x0f\n" +
+	"\vSTATE_BEGUN\x10\x04J\x04\b\b\x10\tR\n" +
+	"session_id\"\xa6\x02\n" +
 	"\aOutcome\x12.\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x1a.machinebus.driver.v1.CodeR\x04code\x12:\n" +
 	"\vretry_after\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\n" +

@@ -36,14 +36,15 @@
 // whose Result it keeps, MUST NOT run it again: the replica answers accepted, and
 // from then on sends that operation's frames to the new reply subject [RUN-2]. Two
 // are new ones all the same, if their attempt is the higher one: a request whose terms
-// name another claim than the replica's, as an attempt made elsewhere has taken its
-// place, and one with earlier_may_run, or without terms, where the kept Result is a
+// name another claim than any of the replica's, as an attempt made elsewhere has taken
+// its place, and one with earlier_may_run where the kept Result is a
 // failure, which says nothing of the attempts since. What is kept is forgotten then;
 // what still runs keeps the machine [RUN-1].
 //
-// Sessions and claims are kept by a JetStream stream, MCM_OPS_<cluster>_<provider>,
-// that mcm makes and that holds one message of each subject. Where there is none,
-// requests carry no terms for a claim, and what is said of claims does not apply.
+// Claims are kept by a JetStream stream, MCM_OPS_<cluster>_<provider>, that mcm makes
+// and that holds one message of each subject. A mutation always carries terms for a
+// claim: a replica MUST refuse one without, with CODE_INVALID_ARGUMENT [CLAIM-6]. A
+// plain driver claims nothing, and gets no terms.
 //
 // Every MUST below carries a clause id such as [CREATE-1]. The ids are stable:
 // the conformance suite has one test for each, and a clause that is dropped
@@ -117,14 +118,20 @@ type Envelope struct {
 	// machine's uid, or the operation's idempotency token, and return that one
 	// [ENV-9].
 	Recover bool `protobuf:"varint,7,opt,name=recover,proto3" json:"recover,omitempty"`
-	// claim_terms is set in a request for a mutation that its replica MUST claim
-	// before it sends accepted [CLAIM-1].
+	// claim_terms is set in each request for a mutation but a plain driver's: its
+	// replica MUST claim it before it sends accepted [CLAIM-1].
 	ClaimTerms *ClaimTerms `protobuf:"bytes,8,opt,name=claim_terms,json=claimTerms,proto3" json:"claim_terms,omitempty"`
 	// earlier_may_run, with recover, says of a create that the call of an attempt
 	// before it may still be at the cloud: its timeout is not over, and nobody has
 	// heard how it ended. That this attempt makes nothing does not mean that nothing
 	// is made [RESULT-5].
 	EarlierMayRun bool `protobuf:"varint,9,opt,name=earlier_may_run,json=earlierMayRun,proto3" json:"earlier_may_run,omitempty"`
+	// owner, in a request, is the uid of the control cluster that asks. The name of the
+	// control plane does not identify it: two may have the same one, and one cloud
+	// account. A driver MUST record it with the instance it creates where the cloud
+	// offers a place for it (the tag machinebus.io/owner), and leave the owner of an
+	// existing instance as it is [OWNER-1].
+	Owner string `protobuf:"bytes,10,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Types that are valid to be assigned to Body:
 	//
 	//	*Envelope_Create
@@ -154,7 +161,6 @@ type Envelope struct {
 	//	*Envelope_Acknowledge
 	//	*Envelope_Audit
 	//	*Envelope_Claim
-	//	*Envelope_Tombstone
 	Body          isEnvelope_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -251,6 +257,13 @@ func (x *Envelope) GetEarlierMayRun() bool {
 		return x.EarlierMayRun
 	}
 	return false
+}
+
+func (x *Envelope) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
 }
 
 func (x *Envelope) GetBody() isEnvelope_Body {
@@ -503,15 +516,6 @@ func (x *Envelope) GetClaim() *Claim {
 	return nil
 }
 
-func (x *Envelope) GetTombstone() *Tombstone {
-	if x != nil {
-		if x, ok := x.Body.(*Envelope_Tombstone); ok {
-			return x.Tombstone
-		}
-	}
-	return nil
-}
-
 type isEnvelope_Body interface {
 	isEnvelope_Body()
 }
@@ -629,10 +633,6 @@ type Envelope_Claim struct {
 	Claim *Claim `protobuf:"bytes,72,opt,name=claim,proto3,oneof"`
 }
 
-type Envelope_Tombstone struct {
-	Tombstone *Tombstone `protobuf:"bytes,73,opt,name=tombstone,proto3,oneof"`
-}
-
 func (*Envelope_Create) isEnvelope_Body() {}
 
 func (*Envelope_Initialize) isEnvelope_Body() {}
@@ -687,13 +687,11 @@ func (*Envelope_Audit) isEnvelope_Body() {}
 
 func (*Envelope_Claim) isEnvelope_Body() {}
 
-func (*Envelope_Tombstone) isEnvelope_Body() {}
-
 var File_machinebus_driver_v1_envelope_proto protoreflect.FileDescriptor
 
 const file_machinebus_driver_v1_envelope_proto_rawDesc = "" +
 	"\n" +
-	"#machinebus/driver/v1/envelope.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a machinebus/driver/v1/claim.proto\x1a machinebus/driver/v1/fetch.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\x1a\"machinebus/driver/v1/session.proto\"\xb9\x11\n" +
+	"#machinebus/driver/v1/envelope.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a machinebus/driver/v1/claim.proto\x1a machinebus/driver/v1/fetch.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\x1a\"machinebus/driver/v1/session.proto\"\x8e\x11\n" +
 	"\bEnvelope\x12!\n" +
 	"\foperation_id\x18\x01 \x01(\tR\voperationId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x14\n" +
@@ -704,7 +702,9 @@ const file_machinebus_driver_v1_envelope_proto_rawDesc = "" +
 	"\arecover\x18\a \x01(\bR\arecover\x12A\n" +
 	"\vclaim_terms\x18\b \x01(\v2 .machinebus.driver.v1.ClaimTermsR\n" +
 	"claimTerms\x12&\n" +
-	"\x0fearlier_may_run\x18\t \x01(\bR\rearlierMayRun\x12=\n" +
+	"\x0fearlier_may_run\x18\t \x01(\bR\rearlierMayRun\x12\x14\n" +
+	"\x05owner\x18\n" +
+	" \x01(\tR\x05owner\x12=\n" +
 	"\x06create\x18\x10 \x01(\v2#.machinebus.driver.v1.CreateRequestH\x00R\x06create\x12I\n" +
 	"\n" +
 	"initialize\x18\x11 \x01(\v2'.machinebus.driver.v1.InitializeRequestH\x00R\n" +
@@ -735,8 +735,7 @@ const file_machinebus_driver_v1_envelope_proto_rawDesc = "" +
 	"\x06cancel\x18E \x01(\v2\x1c.machinebus.driver.v1.CancelH\x00R\x06cancel\x12E\n" +
 	"\vacknowledge\x18F \x01(\v2!.machinebus.driver.v1.AcknowledgeH\x00R\vacknowledge\x123\n" +
 	"\x05audit\x18G \x01(\v2\x1b.machinebus.driver.v1.AuditH\x00R\x05audit\x123\n" +
-	"\x05claim\x18H \x01(\v2\x1b.machinebus.driver.v1.ClaimH\x00R\x05claim\x12?\n" +
-	"\ttombstone\x18I \x01(\v2\x1f.machinebus.driver.v1.TombstoneH\x00R\ttombstoneB\x06\n" +
+	"\x05claim\x18H \x01(\v2\x1b.machinebus.driver.v1.ClaimH\x00R\x05claimB\x06\n" +
 	"\x04bodyBFZDgithub.com/machinebus/machinebus/proto/machinebus/driver/v1;driverv1b\x06proto3"
 
 var (
@@ -784,7 +783,6 @@ var file_machinebus_driver_v1_envelope_proto_goTypes = []any{
 	(*Acknowledge)(nil),            // 28: machinebus.driver.v1.Acknowledge
 	(*Audit)(nil),                  // 29: machinebus.driver.v1.Audit
 	(*Claim)(nil),                  // 30: machinebus.driver.v1.Claim
-	(*Tombstone)(nil),              // 31: machinebus.driver.v1.Tombstone
 }
 var file_machinebus_driver_v1_envelope_proto_depIdxs = []int32{
 	1,  // 0: machinebus.driver.v1.Envelope.accept_by:type_name -> google.protobuf.Timestamp
@@ -817,12 +815,11 @@ var file_machinebus_driver_v1_envelope_proto_depIdxs = []int32{
 	28, // 27: machinebus.driver.v1.Envelope.acknowledge:type_name -> machinebus.driver.v1.Acknowledge
 	29, // 28: machinebus.driver.v1.Envelope.audit:type_name -> machinebus.driver.v1.Audit
 	30, // 29: machinebus.driver.v1.Envelope.claim:type_name -> machinebus.driver.v1.Claim
-	31, // 30: machinebus.driver.v1.Envelope.tombstone:type_name -> machinebus.driver.v1.Tombstone
-	31, // [31:31] is the sub-list for method output_type
-	31, // [31:31] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	30, // [30:30] is the sub-list for method output_type
+	30, // [30:30] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_machinebus_driver_v1_envelope_proto_init() }
@@ -863,7 +860,6 @@ func file_machinebus_driver_v1_envelope_proto_init() {
 		(*Envelope_Acknowledge)(nil),
 		(*Envelope_Audit)(nil),
 		(*Envelope_Claim)(nil),
-		(*Envelope_Tombstone)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -544,8 +544,12 @@ type Instance struct {
 	Addresses []*Address `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// machine_name and machine_uid are what the instance was recorded with, as
 	// far as the provider can tell. List MUST fill machine_name [INSTANCE-2].
-	MachineName   string `protobuf:"bytes,4,opt,name=machine_name,json=machineName,proto3" json:"machine_name,omitempty"`
-	MachineUid    string `protobuf:"bytes,5,opt,name=machine_uid,json=machineUid,proto3" json:"machine_uid,omitempty"`
+	MachineName string `protobuf:"bytes,4,opt,name=machine_name,json=machineName,proto3" json:"machine_name,omitempty"`
+	MachineUid  string `protobuf:"bytes,5,opt,name=machine_uid,json=machineUid,proto3" json:"machine_uid,omitempty"`
+	// owner is the owner that the instance was recorded with; empty for none. List MUST
+	// fill it where it is recorded [OWNER-1]: mcm deletes no instance without a machine
+	// whose owner is not its own.
+	Owner         string `protobuf:"bytes,6,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -611,6 +615,13 @@ func (x *Instance) GetMachineName() string {
 func (x *Instance) GetMachineUid() string {
 	if x != nil {
 		return x.MachineUid
+	}
+	return ""
+}
+
+func (x *Instance) GetOwner() string {
+	if x != nil {
+		return x.Owner
 	}
 	return ""
 }
@@ -1042,7 +1053,8 @@ func (x *StatusResponse) GetInstance() *Instance {
 
 // ListRequest asks for every instance of the class, and changes nothing
 // [LIST-1]. Instances that are being made or removed MUST be in it [LIST-2];
-// instances of other control planes MUST NOT [LIST-3].
+// instances of control planes of other names MUST NOT [LIST-3]. It does not matter
+// which owner they have: each is listed with its own.
 type ListRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Class         *ClassReference        `protobuf:"bytes,1,opt,name=class,proto3" json:"class,omitempty"`
@@ -1524,7 +1536,7 @@ const file_machinebus_driver_v1_operation_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"7\n" +
 	"\aAddress\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xc9\x01\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xdf\x01\n" +
 	"\bInstance\x12\x1f\n" +
 	"\vprovider_id\x18\x01 \x01(\tR\n" +
 	"providerId\x12\x1b\n" +
@@ -1532,7 +1544,8 @@ const file_machinebus_driver_v1_operation_proto_rawDesc = "" +
 	"\taddresses\x18\x03 \x03(\v2\x1d.machinebus.driver.v1.AddressR\taddresses\x12!\n" +
 	"\fmachine_name\x18\x04 \x01(\tR\vmachineName\x12\x1f\n" +
 	"\vmachine_uid\x18\x05 \x01(\tR\n" +
-	"machineUid\"\x84\x01\n" +
+	"machineUid\x12\x14\n" +
+	"\x05owner\x18\x06 \x01(\tR\x05owner\"\x84\x01\n" +
 	"\rCreateRequest\x127\n" +
 	"\amachine\x18\x01 \x01(\v2\x1d.machinebus.driver.v1.MachineR\amachine\x12:\n" +
 	"\x05class\x18\x02 \x01(\v2$.machinebus.driver.v1.ClassReferenceR\x05class\"v\n" +

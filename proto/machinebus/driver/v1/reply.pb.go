@@ -135,12 +135,18 @@ const (
 	// BUSY_REASON_CLAIM: the claim on the machine is not as the request's terms
 	// have it: mcm reads it.
 	BusyReason_BUSY_REASON_CLAIM BusyReason = 4
-	// BUSY_REASON_SESSION: the replica has no acknowledged session to claim with,
-	// or the operations stream does not answer.
-	BusyReason_BUSY_REASON_SESSION BusyReason = 5
+	// BUSY_REASON_STORE: the operations stream does not take the replica's claim, or
+	// does not answer.
+	BusyReason_BUSY_REASON_STORE BusyReason = 5
 	// BUSY_REASON_STALE: the request came after its accept_by. Whether the replica
 	// has the operation it does not say.
 	BusyReason_BUSY_REASON_STALE BusyReason = 6
+	// BUSY_REASON_PROTOCOL: the replica speaks no version of this contract that the
+	// manager that leads speaks.
+	BusyReason_BUSY_REASON_PROTOCOL BusyReason = 7
+	// BUSY_REASON_STUCK: a call for this machine ignores its deadline here and has not
+	// returned. Another replica may take the request.
+	BusyReason_BUSY_REASON_STUCK BusyReason = 8
 )
 
 // Enum value maps for BusyReason.
@@ -151,8 +157,10 @@ var (
 		2: "BUSY_REASON_DRAINING",
 		3: "BUSY_REASON_MACHINE",
 		4: "BUSY_REASON_CLAIM",
-		5: "BUSY_REASON_SESSION",
+		5: "BUSY_REASON_STORE",
 		6: "BUSY_REASON_STALE",
+		7: "BUSY_REASON_PROTOCOL",
+		8: "BUSY_REASON_STUCK",
 	}
 	BusyReason_value = map[string]int32{
 		"BUSY_REASON_UNSPECIFIED": 0,
@@ -160,8 +168,10 @@ var (
 		"BUSY_REASON_DRAINING":    2,
 		"BUSY_REASON_MACHINE":     3,
 		"BUSY_REASON_CLAIM":       4,
-		"BUSY_REASON_SESSION":     5,
+		"BUSY_REASON_STORE":       5,
 		"BUSY_REASON_STALE":       6,
+		"BUSY_REASON_PROTOCOL":    7,
+		"BUSY_REASON_STUCK":       8,
 	}
 )
 
@@ -668,16 +678,18 @@ const file_machinebus_driver_v1_reply_proto_rawDesc = "" +
 	"\x10CODE_UNAVAILABLE\x10\x0e\x12\x12\n" +
 	"\x0eCODE_DATA_LOSS\x10\x0f\x12\x18\n" +
 	"\x14CODE_UNAUTHENTICATED\x10\x10\x12\x16\n" +
-	"\x12CODE_UNINITIALIZED\x10\x11*\xba\x01\n" +
+	"\x12CODE_UNINITIALIZED\x10\x11*\xe9\x01\n" +
 	"\n" +
 	"BusyReason\x12\x1b\n" +
 	"\x17BUSY_REASON_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11BUSY_REASON_SLOTS\x10\x01\x12\x18\n" +
 	"\x14BUSY_REASON_DRAINING\x10\x02\x12\x17\n" +
 	"\x13BUSY_REASON_MACHINE\x10\x03\x12\x15\n" +
-	"\x11BUSY_REASON_CLAIM\x10\x04\x12\x17\n" +
-	"\x13BUSY_REASON_SESSION\x10\x05\x12\x15\n" +
-	"\x11BUSY_REASON_STALE\x10\x06BFZDgithub.com/machinebus/machinebus/proto/machinebus/driver/v1;driverv1b\x06proto3"
+	"\x11BUSY_REASON_CLAIM\x10\x04\x12\x15\n" +
+	"\x11BUSY_REASON_STORE\x10\x05\x12\x15\n" +
+	"\x11BUSY_REASON_STALE\x10\x06\x12\x18\n" +
+	"\x14BUSY_REASON_PROTOCOL\x10\a\x12\x15\n" +
+	"\x11BUSY_REASON_STUCK\x10\bBFZDgithub.com/machinebus/machinebus/proto/machinebus/driver/v1;driverv1b\x06proto3"
 
 var (
 	file_machinebus_driver_v1_reply_proto_rawDescOnce sync.Once

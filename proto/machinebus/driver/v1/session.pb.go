@@ -135,34 +135,25 @@ func (Changed_Kind) EnumDescriptor() ([]byte, []int) {
 // Session is a replica's sign of life, on
 // mcm.v1.<cluster>.session.<provider>.<replica>. A replica MUST send one at
 // least every 500 ms to each cluster it serves, and one at once when it starts,
-// begins to drain and stops [SESSION-1]. A replica not heard of for 1.5 s is taken
-// for dead.
-//
-// A replica that claims publishes each session as a renewal of its lease: with a
-// reply subject for the stream's acknowledgement, a TTL of 3 s, and the expected
-// last sequence of this subject, which is that of its own last session there, or
-// 0, or, after a refusal, that of what the refusal says is there [SESSION-3]. When the stream refuses it because something else is there, a
-// tombstone or nothing, the replica was taken for dead: it MUST go on under a new
-// session_id, and MUST start no call that changes something for an attempt it
-// accepted before [FENCE-1]. The same holds for every attempt accepted before a
-// moment at which the send time of the last acknowledged session was older than
-// 1.2 s [FENCE-2]. A call that is at the cloud already is never cut off for it; its
-// Result is reported as any other, but once the attempt is asked for again only when
-// its outcome is stored: another one may have been sent to its claim's place [FENCE-3].
+// begins to drain and stops [SESSION-1]. It is a plain message, which nothing stores or
+// acknowledges. A replica not heard of for 1.5 s is taken for dead: that is a hint to
+// look at the claims of its operations, which alone say what another replica may do.
 type Session struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Cluster  string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	Provider string                 `protobuf:"bytes,2,opt,name=provider,proto3" json:"provider,omitempty"`
 	// replica is unique among the running replicas of the provider and new with
-	// each process. It MUST NOT be "plain": mcm notes there that drivers without
-	// sessions are at work, and ignores such a session [SESSION-2].
+	// each process. It MUST NOT be "plain", which stands for drivers without sessions:
+	// mcm ignores such a session [SESSION-2].
 	Replica string `protobuf:"bytes,3,opt,name=replica,proto3" json:"replica,omitempty"`
 	// sequence counts the sessions a replica sent, from 1.
 	Sequence  uint64                 `protobuf:"varint,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	StartedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	// version is the driver's own version, SemVer.
 	Version string `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
-	// protocol is the version of this contract the replica speaks: 1.
+	// protocol is the highest version of this contract that the replica speaks: 1. A
+	// replica that says 0 speaks 1. mcm gives no work to a replica with which it shares
+	// no version.
 	Protocol uint32 `protobuf:"varint,7,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	// slots is how many creates and initializes the replica runs at once, and how
 	// many deletes beside them: a cloud on which all creates hang keeps no delete
@@ -187,18 +178,16 @@ type Session struct {
 	Operations []*OperationState `protobuf:"bytes,17,rep,name=operations,proto3" json:"operations,omitempty"`
 	// hostname tells people where the replica runs.
 	Hostname string `protobuf:"bytes,18,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	// session_id names the replica's present lease; claims are made with it. Empty
-	// for a replica that does not claim.
-	SessionId string `protobuf:"bytes,19,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	// leased: a session of this session_id was acknowledged within the last 1.2 s.
-	Leased bool `protobuf:"varint,20,opt,name=leased,proto3" json:"leased,omitempty"`
 	// omitted counts the operations left out because the session would have been
 	// too large: one that is not listed may be held all the same.
 	Omitted uint32 `protobuf:"varint,21,opt,name=omitted,proto3" json:"omitted,omitempty"`
 	// epoch is the highest that the replica has seen.
 	Epoch uint64 `protobuf:"varint,22,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// deleting is how many of those running are deletes.
-	Deleting      uint32 `protobuf:"varint,23,opt,name=deleting,proto3" json:"deleting,omitempty"`
+	Deleting uint32 `protobuf:"varint,23,opt,name=deleting,proto3" json:"deleting,omitempty"`
+	// protocol_min is the lowest version of this contract that the replica speaks; 0
+	// means that it speaks the one in protocol alone.
+	ProtocolMin   uint32 `protobuf:"varint,24,opt,name=protocol_min,json=protocolMin,proto3" json:"protocol_min,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -359,20 +348,6 @@ func (x *Session) GetHostname() string {
 	return ""
 }
 
-func (x *Session) GetSessionId() string {
-	if x != nil {
-		return x.SessionId
-	}
-	return ""
-}
-
-func (x *Session) GetLeased() bool {
-	if x != nil {
-		return x.Leased
-	}
-	return false
-}
-
 func (x *Session) GetOmitted() uint32 {
 	if x != nil {
 		return x.Omitted
@@ -394,6 +369,13 @@ func (x *Session) GetDeleting() uint32 {
 	return 0
 }
 
+func (x *Session) GetProtocolMin() uint32 {
+	if x != nil {
+		return x.ProtocolMin
+	}
+	return 0
+}
+
 // OperationState is what a replica knows of one operation.
 type OperationState struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -408,12 +390,16 @@ type OperationState struct {
 	Code         Code                 `protobuf:"varint,7,opt,name=code,proto3,enum=machinebus.driver.v1.Code" json:"code,omitempty"`
 	Elapsed      *durationpb.Duration `protobuf:"bytes,8,opt,name=elapsed,proto3" json:"elapsed,omitempty"`
 	LastProgress string               `protobuf:"bytes,9,opt,name=last_progress,json=lastProgress,proto3" json:"last_progress,omitempty"`
-	// fenced: this attempt may begin nothing more, and another one may have taken
-	// its place. It says so once asked or once it has ended.
+	// fenced: the stream has refused a write of this attempt's claim, as another one
+	// has taken its place: it begins nothing more.
 	Fenced bool `protobuf:"varint,10,opt,name=fenced,proto3" json:"fenced,omitempty"`
 	// provider is set where mcm tells people what waits, and last_progress then says
 	// for what.
-	Provider      string `protobuf:"bytes,11,opt,name=provider,proto3" json:"provider,omitempty"`
+	Provider string `protobuf:"bytes,11,opt,name=provider,proto3" json:"provider,omitempty"`
+	// stuck: its call ignores its deadline and has not returned. The replica has answered
+	// it and does not hold it any more; only machine and slot stay taken, and people see
+	// why.
+	Stuck         bool `protobuf:"varint,12,opt,name=stuck,proto3" json:"stuck,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -525,6 +511,13 @@ func (x *OperationState) GetProvider() string {
 	return ""
 }
 
+func (x *OperationState) GetStuck() bool {
+	if x != nil {
+		return x.Stuck
+	}
+	return false
+}
+
 // Hello is what the leading mcm says when it starts to lead and from then on
 // every few seconds, on mcm.v1.<cluster>.hello. On hearing one of a new mcm a
 // replica MUST send its session at once [HELLO-1].
@@ -535,7 +528,10 @@ type Hello struct {
 	// control planes of one name are told apart by it.
 	ClusterUid string `protobuf:"bytes,2,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"`
 	Epoch      uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// protocol_min and protocol_max are the versions of this contract mcm speaks.
+	// protocol_min and protocol_max are the versions of this contract mcm speaks, as a
+	// Session's. While the last hello of the highest epoch names none that the replica
+	// speaks, the replica MUST answer requests of this control plane with
+	// BUSY_REASON_PROTOCOL [HELLO-2]. What it holds already goes on.
 	ProtocolMin uint32 `protobuf:"varint,4,opt,name=protocol_min,json=protocolMin,proto3" json:"protocol_min,omitempty"`
 	ProtocolMax uint32 `protobuf:"varint,5,opt,name=protocol_max,json=protocolMax,proto3" json:"protocol_max,omitempty"`
 	// key is the control plane's public curve key: what it seals with.
@@ -748,8 +744,7 @@ func (x *OpsRequest) GetOperationId() string {
 // OpsResponse answers OpsRequest. A replica that does not list an operation it
 // is asked for, or lists it as fenced, does not hold it, MUST NOT take the attempt it was asked about
 // later, and will not report on it again [OPS-1]. It has to remember that for 4 s:
-// by then accept_by refuses the attempt. A failure of an earlier attempt than the one
-// asked about, made without a claim, is none that it holds.
+// by then accept_by refuses the attempt.
 type OpsResponse struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Operations []*OperationState      `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
@@ -813,105 +808,6 @@ func (x *OpsResponse) GetOmitted() uint32 {
 	return 0
 }
 
-// Tombstone is what mcm writes over the last session of a replica that it takes
-// for dead, on the session's subject and with the expected last sequence of that
-// session: once it is stored the replica has not renewed, cannot renew, and is
-// past its own fence. One of a replica "plain" stands for no session: it says, until
-// its TTL is over, that mcm has plain drivers of the provider at work.
-type Tombstone struct {
-	state    protoimpl.MessageState `protogen:"open.v1"`
-	Cluster  string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	Provider string                 `protobuf:"bytes,2,opt,name=provider,proto3" json:"provider,omitempty"`
-	Replica  string                 `protobuf:"bytes,3,opt,name=replica,proto3" json:"replica,omitempty"`
-	// session_id and sequence are those of the last session.
-	SessionId string `protobuf:"bytes,4,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	Sequence  uint64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// epoch is the writing mcm's.
-	Epoch         uint64                 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	WrittenAt     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=written_at,json=writtenAt,proto3" json:"written_at,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Tombstone) Reset() {
-	*x = Tombstone{}
-	mi := &file_machinebus_driver_v1_session_proto_msgTypes[6]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Tombstone) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Tombstone) ProtoMessage() {}
-
-func (x *Tombstone) ProtoReflect() protoreflect.Message {
-	mi := &file_machinebus_driver_v1_session_proto_msgTypes[6]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Tombstone.ProtoReflect.Descriptor instead.
-func (*Tombstone) Descriptor() ([]byte, []int) {
-	return file_machinebus_driver_v1_session_proto_rawDescGZIP(), []int{6}
-}
-
-func (x *Tombstone) GetCluster() string {
-	if x != nil {
-		return x.Cluster
-	}
-	return ""
-}
-
-func (x *Tombstone) GetProvider() string {
-	if x != nil {
-		return x.Provider
-	}
-	return ""
-}
-
-func (x *Tombstone) GetReplica() string {
-	if x != nil {
-		return x.Replica
-	}
-	return ""
-}
-
-func (x *Tombstone) GetSessionId() string {
-	if x != nil {
-		return x.SessionId
-	}
-	return ""
-}
-
-func (x *Tombstone) GetSequence() uint64 {
-	if x != nil {
-		return x.Sequence
-	}
-	return 0
-}
-
-func (x *Tombstone) GetEpoch() uint64 {
-	if x != nil {
-		return x.Epoch
-	}
-	return 0
-}
-
-func (x *Tombstone) GetWrittenAt() *timestamppb.Timestamp {
-	if x != nil {
-		return x.WrittenAt
-	}
-	return nil
-}
-
 // Cancel asks one replica to end an operation early. The replica MUST still
 // send its Result [CANCEL-1]. One that comes after a call to the cloud has begun,
 // or from a lower epoch, changes nothing.
@@ -924,7 +820,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_machinebus_driver_v1_session_proto_msgTypes[7]
+	mi := &file_machinebus_driver_v1_session_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -936,7 +832,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_machinebus_driver_v1_session_proto_msgTypes[7]
+	mi := &file_machinebus_driver_v1_session_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -949,7 +845,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_machinebus_driver_v1_session_proto_rawDescGZIP(), []int{7}
+	return file_machinebus_driver_v1_session_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Cancel) GetOperationId() string {
@@ -970,7 +866,7 @@ type Acknowledge struct {
 
 func (x *Acknowledge) Reset() {
 	*x = Acknowledge{}
-	mi := &file_machinebus_driver_v1_session_proto_msgTypes[8]
+	mi := &file_machinebus_driver_v1_session_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -982,7 +878,7 @@ func (x *Acknowledge) String() string {
 func (*Acknowledge) ProtoMessage() {}
 
 func (x *Acknowledge) ProtoReflect() protoreflect.Message {
-	mi := &file_machinebus_driver_v1_session_proto_msgTypes[8]
+	mi := &file_machinebus_driver_v1_session_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -995,7 +891,7 @@ func (x *Acknowledge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Acknowledge.ProtoReflect.Descriptor instead.
 func (*Acknowledge) Descriptor() ([]byte, []int) {
-	return file_machinebus_driver_v1_session_proto_rawDescGZIP(), []int{8}
+	return file_machinebus_driver_v1_session_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Acknowledge) GetOperationId() string {
@@ -1031,7 +927,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_machinebus_driver_v1_session_proto_msgTypes[9]
+	mi := &file_machinebus_driver_v1_session_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1043,7 +939,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_machinebus_driver_v1_session_proto_msgTypes[9]
+	mi := &file_machinebus_driver_v1_session_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1056,7 +952,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_machinebus_driver_v1_session_proto_rawDescGZIP(), []int{9}
+	return file_machinebus_driver_v1_session_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Audit) GetOperationId() string {
@@ -1154,7 +1050,7 @@ var File_machinebus_driver_v1_session_proto protoreflect.FileDescriptor
 
 const file_machinebus_driver_v1_session_proto_rawDesc = "" +
 	"\n" +
-	"\"machinebus/driver/v1/session.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\"\xb8\x06\n" +
+	"\"machinebus/driver/v1/session.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\"\xc4\x06\n" +
 	"\aSession\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1a\n" +
 	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x18\n" +
@@ -1178,13 +1074,12 @@ const file_machinebus_driver_v1_session_proto_rawDesc = "" +
 	"\n" +
 	"operations\x18\x11 \x03(\v2$.machinebus.driver.v1.OperationStateR\n" +
 	"operations\x12\x1a\n" +
-	"\bhostname\x18\x12 \x01(\tR\bhostname\x12\x1d\n" +
-	"\n" +
-	"session_id\x18\x13 \x01(\tR\tsessionId\x12\x16\n" +
-	"\x06leased\x18\x14 \x01(\bR\x06leased\x12\x18\n" +
+	"\bhostname\x18\x12 \x01(\tR\bhostname\x12\x18\n" +
 	"\aomitted\x18\x15 \x01(\rR\aomitted\x12\x14\n" +
 	"\x05epoch\x18\x16 \x01(\x04R\x05epoch\x12\x1a\n" +
-	"\bdeleting\x18\x17 \x01(\rR\bdeleting\"\x96\x03\n" +
+	"\bdeleting\x18\x17 \x01(\rR\bdeleting\x12!\n" +
+	"\fprotocol_min\x18\x18 \x01(\rR\vprotocolMinJ\x04\b\x13\x10\x14J\x04\b\x14\x10\x15R\n" +
+	"session_idR\x06leased\"\xac\x03\n" +
 	"\x0eOperationState\x12!\n" +
 	"\foperation_id\x18\x01 \x01(\tR\voperationId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12=\n" +
@@ -1197,7 +1092,8 @@ const file_machinebus_driver_v1_session_proto_rawDesc = "" +
 	"\rlast_progress\x18\t \x01(\tR\flastProgress\x12\x16\n" +
 	"\x06fenced\x18\n" +
 	" \x01(\bR\x06fenced\x12\x1a\n" +
-	"\bprovider\x18\v \x01(\tR\bprovider\"\xf2\x01\n" +
+	"\bprovider\x18\v \x01(\tR\bprovider\x12\x14\n" +
+	"\x05stuck\x18\f \x01(\bR\x05stuck\"\xf2\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1f\n" +
 	"\vcluster_uid\x18\x02 \x01(\tR\n" +
@@ -1225,17 +1121,7 @@ const file_machinebus_driver_v1_session_proto_rawDesc = "" +
 	"operations\x18\x01 \x03(\v2$.machinebus.driver.v1.OperationStateR\n" +
 	"operations\x124\n" +
 	"\x06result\x18\x02 \x01(\v2\x1c.machinebus.driver.v1.ResultR\x06result\x12\x18\n" +
-	"\aomitted\x18\x03 \x01(\rR\aomitted\"\xe7\x01\n" +
-	"\tTombstone\x12\x18\n" +
-	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1a\n" +
-	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x18\n" +
-	"\areplica\x18\x03 \x01(\tR\areplica\x12\x1d\n" +
-	"\n" +
-	"session_id\x18\x04 \x01(\tR\tsessionId\x12\x1a\n" +
-	"\bsequence\x18\x05 \x01(\x04R\bsequence\x12\x14\n" +
-	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\x129\n" +
-	"\n" +
-	"written_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\twrittenAt\"+\n" +
+	"\aomitted\x18\x03 \x01(\rR\aomitted\"+\n" +
 	"\x06Cancel\x12!\n" +
 	"\foperation_id\x18\x01 \x01(\tR\voperationId\"0\n" +
 	"\vAcknowledge\x12!\n" +
@@ -1276,7 +1162,7 @@ func file_machinebus_driver_v1_session_proto_rawDescGZIP() []byte {
 }
 
 var file_machinebus_driver_v1_session_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_machinebus_driver_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_machinebus_driver_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_machinebus_driver_v1_session_proto_goTypes = []any{
 	(CreateIdentity)(0),           // 0: machinebus.driver.v1.CreateIdentity
 	(Changed_Kind)(0),             // 1: machinebus.driver.v1.Changed.Kind
@@ -1286,42 +1172,40 @@ var file_machinebus_driver_v1_session_proto_goTypes = []any{
 	(*Changed)(nil),               // 5: machinebus.driver.v1.Changed
 	(*OpsRequest)(nil),            // 6: machinebus.driver.v1.OpsRequest
 	(*OpsResponse)(nil),           // 7: machinebus.driver.v1.OpsResponse
-	(*Tombstone)(nil),             // 8: machinebus.driver.v1.Tombstone
-	(*Cancel)(nil),                // 9: machinebus.driver.v1.Cancel
-	(*Acknowledge)(nil),           // 10: machinebus.driver.v1.Acknowledge
-	(*Audit)(nil),                 // 11: machinebus.driver.v1.Audit
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 13: google.protobuf.Duration
-	(Operation)(0),                // 14: machinebus.driver.v1.Operation
-	(Code)(0),                     // 15: machinebus.driver.v1.Code
-	(*ObjectReference)(nil),       // 16: machinebus.driver.v1.ObjectReference
-	(*Result)(nil),                // 17: machinebus.driver.v1.Result
-	(*Status)(nil),                // 18: machinebus.driver.v1.Status
+	(*Cancel)(nil),                // 8: machinebus.driver.v1.Cancel
+	(*Acknowledge)(nil),           // 9: machinebus.driver.v1.Acknowledge
+	(*Audit)(nil),                 // 10: machinebus.driver.v1.Audit
+	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 12: google.protobuf.Duration
+	(Operation)(0),                // 13: machinebus.driver.v1.Operation
+	(Code)(0),                     // 14: machinebus.driver.v1.Code
+	(*ObjectReference)(nil),       // 15: machinebus.driver.v1.ObjectReference
+	(*Result)(nil),                // 16: machinebus.driver.v1.Result
+	(*Status)(nil),                // 17: machinebus.driver.v1.Status
 }
 var file_machinebus_driver_v1_session_proto_depIdxs = []int32{
-	12, // 0: machinebus.driver.v1.Session.started_at:type_name -> google.protobuf.Timestamp
+	11, // 0: machinebus.driver.v1.Session.started_at:type_name -> google.protobuf.Timestamp
 	0,  // 1: machinebus.driver.v1.Session.create_identity:type_name -> machinebus.driver.v1.CreateIdentity
-	13, // 2: machinebus.driver.v1.Session.settle_time:type_name -> google.protobuf.Duration
-	14, // 3: machinebus.driver.v1.Session.capabilities:type_name -> machinebus.driver.v1.Operation
+	12, // 2: machinebus.driver.v1.Session.settle_time:type_name -> google.protobuf.Duration
+	13, // 3: machinebus.driver.v1.Session.capabilities:type_name -> machinebus.driver.v1.Operation
 	3,  // 4: machinebus.driver.v1.Session.operations:type_name -> machinebus.driver.v1.OperationState
-	14, // 5: machinebus.driver.v1.OperationState.operation:type_name -> machinebus.driver.v1.Operation
-	15, // 6: machinebus.driver.v1.OperationState.code:type_name -> machinebus.driver.v1.Code
-	13, // 7: machinebus.driver.v1.OperationState.elapsed:type_name -> google.protobuf.Duration
+	13, // 5: machinebus.driver.v1.OperationState.operation:type_name -> machinebus.driver.v1.Operation
+	14, // 6: machinebus.driver.v1.OperationState.code:type_name -> machinebus.driver.v1.Code
+	12, // 7: machinebus.driver.v1.OperationState.elapsed:type_name -> google.protobuf.Duration
 	1,  // 8: machinebus.driver.v1.Changed.kind:type_name -> machinebus.driver.v1.Changed.Kind
-	16, // 9: machinebus.driver.v1.Changed.reference:type_name -> machinebus.driver.v1.ObjectReference
+	15, // 9: machinebus.driver.v1.Changed.reference:type_name -> machinebus.driver.v1.ObjectReference
 	3,  // 10: machinebus.driver.v1.OpsResponse.operations:type_name -> machinebus.driver.v1.OperationState
-	17, // 11: machinebus.driver.v1.OpsResponse.result:type_name -> machinebus.driver.v1.Result
-	12, // 12: machinebus.driver.v1.Tombstone.written_at:type_name -> google.protobuf.Timestamp
-	14, // 13: machinebus.driver.v1.Audit.operation:type_name -> machinebus.driver.v1.Operation
-	18, // 14: machinebus.driver.v1.Audit.status:type_name -> machinebus.driver.v1.Status
-	12, // 15: machinebus.driver.v1.Audit.started_at:type_name -> google.protobuf.Timestamp
-	13, // 16: machinebus.driver.v1.Audit.waited:type_name -> google.protobuf.Duration
-	13, // 17: machinebus.driver.v1.Audit.took:type_name -> google.protobuf.Duration
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	16, // 11: machinebus.driver.v1.OpsResponse.result:type_name -> machinebus.driver.v1.Result
+	13, // 12: machinebus.driver.v1.Audit.operation:type_name -> machinebus.driver.v1.Operation
+	17, // 13: machinebus.driver.v1.Audit.status:type_name -> machinebus.driver.v1.Status
+	11, // 14: machinebus.driver.v1.Audit.started_at:type_name -> google.protobuf.Timestamp
+	12, // 15: machinebus.driver.v1.Audit.waited:type_name -> google.protobuf.Duration
+	12, // 16: machinebus.driver.v1.Audit.took:type_name -> google.protobuf.Duration
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_machinebus_driver_v1_session_proto_init() }
@@ -1337,7 +1221,7 @@ func file_machinebus_driver_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_machinebus_driver_v1_session_proto_rawDesc), len(file_machinebus_driver_v1_session_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   10,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -13,8 +13,8 @@ import (
 )
 
 // A manager has left a create at a plain driver, and a full replica has taken that
-// driver's place when the next manager comes. Nothing but the mark tells it that the
-// create may be under way: it waits for its deadline.
+// driver's place when the next manager comes. The claim that was written for the plain
+// driver says that the create may be under way: it waits for its deadline.
 func TestPlainReplacedByFull(t *testing.T) {
 	t.Parallel()
 	for name, onlyIfHeld := range map[string]bool{"taken up": false, "given up": true} {
@@ -39,7 +39,7 @@ func TestPlainReplacedByFull(t *testing.T) {
 			crash()
 			bustest.Receive(t, "the first manager's end", done)
 			beside := make(chan struct{}, 9)
-			r.claimant(t, func(_ context.Context, task *bus.Task) *driverv1.Result {
+			r.replica(t, func(_ context.Context, task *bus.Task) *driverv1.Result {
 				select {
 				case <-ended:
 				default:
@@ -55,7 +55,7 @@ func TestPlainReplacedByFull(t *testing.T) {
 				if bus.OriginOf(err) != bus.OriginTimeout {
 					break
 				}
-				req.Attempt, req.Until, req.PlainUntil = out.Attempts, out.Until, out.PlainUntil
+				req.Attempt, req.Until = out.Attempts, out.Until
 			}
 			select {
 			case <-beside:
@@ -86,16 +86,16 @@ func TestPlainNeverThere(t *testing.T) {
 	req.Timeout = time.Hour // that is how long it would wait
 	_, err := r.caller.Call(t.Context(), req)
 	wantError(t, err, bus.OriginBus, driverv1.Code_CODE_UNAVAILABLE)
-	r.claimant(t, g.handle)
+	r.replica(t, g.handle)
 	successor := newCaller(t, bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}}), bus.CallerConfig{Operations: &bus.StreamConfig{}})
 	req.Recover, req.Attempt = true, 1
 	done := call(t.Context(), successor, req)
 	wantOK(t, bustest.Receive(t, "the outcome", done))
 }
 
-// Where no mark is found because there was no stream to write it to, or it was lost
-// along with one, nothing tells that no plain driver is at it.
-func TestPlainMarkMayBeLost(t *testing.T) {
+// A claim may have been lost along with its stream: where the stream is a new one, a plain
+// driver may be at it all the same.
+func TestPlainClaimMayBeLost(t *testing.T) {
 	t.Parallel()
 	r := newClaimRig(t)
 	plainDriver(t, r.srv.URL(), func(env *driverv1.Envelope) *driverv1.Envelope {
@@ -116,21 +116,8 @@ func TestPlainMarkMayBeLost(t *testing.T) {
 	bustest.Receive(t, "the call's end", done)
 }
 
-// That nobody could be asked for the mark, once, holds up nobody whose drivers keep
-// sessions.
-func TestPlainUnsure(t *testing.T) {
-	t.Parallel()
-	r, g := newClaimRig(t), newGate(t)
-	g.release()
-	r.claimant(t, g.handle)
-	req := create("m")
-	until := time.Now().Add(time.Hour) // that is how long it would wait
-	req.Timeout, req.Recover, req.Attempt, req.Until, req.PlainUntil, req.PlainUnsure = time.Hour, true, 1, until, until, true
-	wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, req)))
-}
-
-// A replica of the mark's name would write its sessions in the mark's place. Its sessions
-// count for nothing, and the log says why.
+// The sessions of a replica whose name stands for plain drivers count for nothing, and the
+// log says why.
 func TestReplicaCalledPlain(t *testing.T) {
 	t.Parallel()
 	log := &violations{}

@@ -1,0 +1,104 @@
+package bus
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+const (
+	// beginBound is how long after it was sent the record that a call begins counts
+	// [FENCE-2]: a process that was frozen meanwhile may have been replaced since.
+	beginBound = time.Second
+	// beginTries bounds how often it is written again for that.
+	beginTries = 3
+)
+
+// mayBegin lets a held operation change something at the provider, if the operations
+// stream takes a record of that in the place of the operation's claim [FENCE-1].
+func (s *Server) mayBegin(ctx context.Context, h *held) error {
+	if s.unfenced {
+		return s.begins(ctx, h, true)
+	}
+	h.beginning.Lock() // or two calls would take each other's record for another attempt's
+	defer h.beginning.Unlock()
+	for range beginTries {
+		if err := s.begins(ctx, h, false); err != nil {
+			return err
+		}
+		sent := time.Now()
+		err := s.recordBegin(ctx, h)
+		fresh := elapsed(sent, time.Now()) <= beginBound
+		_, replaced := conflictOf(err)
+		switch {
+		case replaced:
+			return s.refuseBegin(h, true, "another attempt at operation %s has taken its claim's place; replica %s began nothing", h.id, s.cfg.Replica)
+		case err != nil && ctx.Err() != nil:
+			return s.begins(ctx, h, false)
+		case err != nil:
+			return s.refuseBegin(h, false, "the operations stream did not take the record that operation %s begins; replica %s began nothing: %w",
+				h.id, s.cfg.Replica, err)
+		case fresh:
+			return s.begins(ctx, h, true)
+		}
+	}
+
+	return s.refuseBegin(h, false, "replica %s stood still whenever operation %s was about to begin; it began nothing", s.cfg.Replica, h.id)
+}
+
+// recordBegin puts a claim that says so in the place of the operation's claim.
+func (s *Server) recordBegin(ctx context.Context, h *held) error {
+	subject, err := claimSubject(h.cluster, s.cfg.Provider, h.machine)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	expected := h.claim
+	s.mu.Unlock()
+	seq, err := s.ledger(h.cluster).put(ctx, subject, s.claimEnvelope(h, driverv1.Claim_STATE_BEGUN), expected, 0)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	h.claim = seq
+	s.mu.Unlock()
+
+	return nil
+}
+
+// begins returns why an operation must not begin anything, whatever its claim is. Now
+// says that it does begin if there is no such reason: from then on a cancel comes too late.
+func (s *Server) begins(ctx context.Context, h *held, now bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return NewError(CodeOf(err), fmt.Errorf("nothing was begun: %w", err))
+	}
+	if s.stopped {
+		return Errorf(driverv1.Code_CODE_ABORTED, "replica %s has stopped; operation %s began nothing", s.cfg.Replica, h.id)
+	}
+	h.begun = h.begun || now
+
+	return nil
+}
+
+// refuseBegin notes that a call to the provider was refused for an operation, and whether
+// that is so for good, as its claim was replaced.
+func (s *Server) refuseBegin(h *held, replaced bool, format string, args ...any) error {
+	err := Errorf(driverv1.Code_CODE_ABORTED, format, args...)
+	s.mu.Lock()
+	h.refused, h.fenced = true, h.fenced || replaced
+	s.mu.Unlock()
+	s.log.Warn("a call to the provider was refused", "operation_id", h.id, "attempt", h.request.GetAttempt(), "err", err)
+
+	return err
+}
+
+// elapsed is the time between two moments by the clock that ran further: the
+// monotonic one stands still while a machine is suspended, the wall clock can be
+// set back.
+func elapsed(from, to time.Time) time.Duration {
+	return max(to.Sub(from), to.Round(0).Sub(from.Round(0)))
+}

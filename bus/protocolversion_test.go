@@ -1,0 +1,127 @@
+package bus_test
+
+import (
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A driver of a later protocol gets no work, although it listens where all do; the
+// others of its provider get it.
+func TestProtocol_StrangeReplica(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	g := newGate(t)
+	g.release()
+	requests := r.strangeReplica(t)
+	_, err := r.caller.Call(t.Context(), create("m"))
+	wantError(t, err, bus.OriginBus, driverv1.Code_CODE_UNAVAILABLE)
+	const text = "driver replica strange of provider virtual (version 9.0.0) speaks protocol version 5 to 7, and mcm speaks 1: upgrade mcm"
+	if !bus.NothingRan(err) || !strings.Contains(err.Error(), text) {
+		t.Errorf("error is %v, want that nothing ran, and: %s", err, text)
+	}
+	if _, err := r.caller.Call(t.Context(), status("m")); err == nil || !strings.Contains(err.Error(), text) {
+		t.Errorf("error of a read is %v, want: %s", err, text)
+	}
+
+	rep := r.replica(t, g.handle, func(cfg *bus.ServerConfig) { cfg.Slots = 100 })
+	for range 20 {
+		if out := wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m")))); out.Replica != rep.Replica() {
+			t.Errorf("replica %s made the machine, want %s", out.Replica, rep.Replica())
+		}
+		wantOK(t, bustest.Receive(t, "the status", call(t.Context(), r.caller, status("m"))))
+	}
+	if n := requests.Load(); n > 0 {
+		t.Errorf("the driver of a later protocol got %d requests", n)
+	}
+}
+
+// strangeReplica is on the bus as a driver of a later protocol, and counts what it is
+// asked for.
+func (r *rig) strangeReplica(t *testing.T) (requests *atomic.Int64) {
+	t.Helper()
+	conn, err := nats.Connect(r.srv.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	requests = &atomic.Int64{}
+	if _, err := conn.QueueSubscribe("mcm.v1.default.driver.virtual.>", "driver", func(*nats.Msg) { requests.Add(1) }); err != nil {
+		t.Fatal(err)
+	}
+	beat := make(chan struct{})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(bus.SessionInterval)
+		defer tick.Stop()
+		for sequence := uint64(1); ; sequence++ {
+			payload, err := bus.Encode(&driverv1.Envelope{Replica: "strange", Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
+				Cluster: cluster, Provider: provider, Replica: "strange", Sequence: sequence, Version: "9.0.0", ProtocolMin: 5, Protocol: 7,
+				Slots: 100, CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+				Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_STATUS},
+			}}}, "")
+			if err != nil {
+				t.Error(err)
+
+				return
+			}
+			if err := conn.Publish("mcm.v1.default.session.virtual.strange", payload); err != nil {
+				t.Error(err)
+
+				return
+			}
+			select {
+			case <-beat:
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	t.Cleanup(func() { close(beat); <-done })
+	bustest.Eventually(t, "session of the driver of a later protocol", func() bool { return len(r.caller.Replicas()) == 1 })
+
+	return requests
+}
+
+// A driver takes no work from a manager of a later protocol, and takes it again from
+// the next one.
+func TestProtocol_StrangeManager(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	g := newGate(t)
+	g.release()
+	rep := r.replica(t, g.handle)
+	announcer, err := bus.NewAnnouncer(r.conn, cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := announcer.Hello(&driverv1.Hello{Mcm: "later", Version: "9.0.0", ProtocolMin: 5, ProtocolMax: 7}); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Eventually(t, "the replica refuses", func() bool { return rep.Refusal() != nil })
+	const text = "manager later (version 9.0.0) of control plane default speaks protocol version 5 to 7, and this driver speaks 1: upgrade this driver"
+	if got := rep.Refusal().Error(); got != text {
+		t.Errorf("refuses with %q, want %q", got, text)
+	}
+	for _, req := range []bus.Request{create("m"), status("m")} {
+		if _, err := r.caller.Call(t.Context(), req); !bus.NothingRan(err) {
+			t.Errorf("the error is %v, want that nothing ran", err)
+		}
+	}
+	if n := g.runs.Load(); n > 0 {
+		t.Errorf("the driver ran %d operations of a manager of a later protocol", n)
+	}
+	if err := announcer.Hello(&driverv1.Hello{Mcm: "upgraded"}); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Eventually(t, "the replica refuses nothing", func() bool { return rep.Refusal() == nil })
+	wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m"))))
+}

@@ -59,8 +59,7 @@ type ledger struct {
 // figures are how much there was to judge.
 type figures struct {
 	machines   int // that had instances
-	unseen     int // of these, by the witness
-	halfSeen   int // of these: it saw them, and not that they went
+	strange    int // of these, that etcd has never stored
 	lifecycles int // machines that have come and gone
 	surplus    int // instances beside another one of their machine, as may be, and collected
 }
@@ -96,10 +95,7 @@ func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, sums fig
 		found = append(found, l.leftBehind()...)
 		of, seen := w.lived(l.uid)
 		if !seen {
-			sums.unseen++
-		}
-		if of.missed {
-			sums.halfSeen++
+			sums.strange++
 		}
 		if l.live == 0 && of.ran {
 			sums.lifecycles++

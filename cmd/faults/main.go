@@ -181,7 +181,7 @@ func runBuses(o *options, out io.Writer, runWorld func(*tally) error) (err error
 
 // startCluster starts the API server with our CRDs.
 func startCluster(ctx context.Context, site *stack.Site, crds string) (*stack.DevCluster, error) {
-	cluster, err := site.StartDevCluster(ctx)
+	cluster, err := site.StartDevClusterWithHistory(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -96,8 +96,7 @@ func (t *tally) print(out io.Writer) {
 	for _, c := range t.crashes {
 		fmt.Fprintf(out, "%s: crashed: %s\n", t.bus, strings.ReplaceAll(c, "\n", "\n  "))
 	}
-	fmt.Fprintf(out, "%s: lifecycles %d, of machines that only the cloud saw: %d, that were not seen to go: %d\n",
-		t.bus, t.lifecycles, t.unseen, t.halfSeen)
+	fmt.Fprintf(out, "%s: lifecycles %d\n", t.bus, t.lifecycles)
 	fmt.Fprintf(out, "%s: surplus of none, collected: %d\n", t.bus, t.surplus)
 	for _, kind := range t.kinds {
 		fmt.Fprintf(out, "%s: fault %-16s %d, missed %d\n", t.bus, kind, t.hit[kind], t.missed[kind])
@@ -106,12 +105,6 @@ func (t *tally) print(out io.Writer) {
 		fmt.Fprintf(out, "%s: not on this bus: %s\n", t.bus, strings.Join(t.absent, ", "))
 	}
 }
-
-// mostUnseen is how many machines, of so many, the witness may not have seen, or not
-// have seen to go. It misses what happens while the API server has just come back, in a
-// tenth of a second, so that one may always be. More than one of 20 means that it was
-// blind for longer: whatever was lost or left behind then would not be found.
-func mostUnseen(machines int) int { return max(1, machines/20) }
 
 // problems are what is wrong with the run itself.
 func (t *tally) problems() []error {
@@ -122,10 +115,8 @@ func (t *tally) problems() []error {
 	if t.lifecycles < t.asked {
 		errs = append(errs, fmt.Errorf("bus %s: %d lifecycles of the %d asked for: try a higher --limit", t.bus, t.lifecycles, t.asked))
 	}
-	if most := mostUnseen(t.machines); t.unseen+t.halfSeen > most {
-		errs = append(errs, fmt.Errorf("bus %s: of %d machines only the cloud saw %d, and nobody saw %d go, so it is not known what befell them, "+
-			"and at most %d may be like that: the watch of Machines was away for too long; run it again when the machine has less to do",
-			t.bus, t.machines, t.unseen, t.halfSeen, most))
+	if t.strange > 0 {
+		errs = append(errs, fmt.Errorf("bus %s: the cloud has made instances for %d machines, of %d, that the API server never stored", t.bus, t.strange, t.machines))
 	}
 	if missing := t.missing(); len(missing) > 0 {
 		errs = append(errs, fmt.Errorf("bus %s: these faults hit something less than %d times: %v", t.bus, t.each, missing))

@@ -37,16 +37,10 @@ func TestVerdict(t *testing.T) {
 			reason: "the other bus has enough for both", spoil: func(c, e *tally) { c.lifecycles, e.lifecycles = 20, 4 },
 			want: "bus embedded: 4 lifecycles of the 5 asked for",
 		},
-		"unseen": {
-			reason: "nobody knows whether they were lost or left behind", spoil: func(c, _ *tally) { c.machines, c.unseen = 40, 3 },
-			want: "bus cluster: of 40 machines only the cloud saw 3, and nobody saw 0 go",
+		"strange": {
+			reason: "an instance was made for no Machine", spoil: func(c, _ *tally) { c.machines, c.strange = 40, 1 },
+			want: "bus cluster: the cloud has made instances for 1 machines, of 40, that the API server never stored",
 		},
-		"half seen": {
-			reason: "nobody knows whether they were lost", spoil: func(c, _ *tally) { c.machines, c.unseen, c.halfSeen = 40, 1, 2 },
-			want: "bus cluster: of 40 machines only the cloud saw 1, and nobody saw 2 go",
-		},
-		"hardly unseen": {reason: "one of 20 is let pass", spoil: func(c, _ *tally) { c.machines, c.unseen = 40, 2 }},
-		"one unseen":    {reason: "one may always be missed", spoil: func(c, _ *tally) { c.machines, c.unseen = 5, 1 }},
 		"crashed": {
 			reason: "it was started again, which hides it", spoil: func(c, _ *tally) { c.crash(errors.New("mcm-1 ended: panic")) },
 			want: "1 processes have crashed", damaged: true,

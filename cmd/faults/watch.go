@@ -2,67 +2,64 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// watchMachines has a world's Machines watched until ctx ends. After a restart of the
-// API server it is back long before any mcm: an informer waits longer and longer, and
-// machines would come and go unseen.
+// watchMachines shows the witness every version of every Machine of a world, until ctx
+// ends. It reads etcd's own history: a watch of the API server begins again from the
+// newest version after a restart, and what came and went in between is gone for it.
 func (w *world) watchMachines(ctx context.Context) error {
-	const retry = 50 * time.Millisecond
-	stream, err := w.listMachines(ctx)
+	history, err := clientv3.New(clientv3.Config{Endpoints: []string{w.cluster.EtcdURL}, Logger: zap.NewNop()})
 	if err != nil {
-		return fmt.Errorf("watch machines: %w", err)
+		return fmt.Errorf("watch what etcd stores of machines: %w", err)
 	}
 	w.keepers.Go(func() {
+		const retry = 50 * time.Millisecond
+		next := int64(1) // revision
 		for ctx.Err() == nil {
-			if err == nil {
-				w.follow(ctx, stream)
+			next, err = w.follow(ctx, history, next)
+			if err != nil {
+				w.witness.stop(err)
+				break
 			}
 			_ = wait(ctx, retry)
-			stream, err = w.listMachines(ctx)
 		}
-		if err == nil {
-			stream.Stop()
-		}
+		_ = history.Close() // only its context's end is left to report
 	})
 	return nil
 }
 
-// listMachines shows the witness what there is, and begins to watch from there.
-func (w *world) listMachines(ctx context.Context) (watch.Interface, error) {
-	const patience = 5 * time.Second
-	within, cancel := context.WithTimeout(ctx, patience)
+// follow shows the witness what happens from a revision on, until the watch ends. It
+// returns the revision from which on nothing was shown.
+func (w *world) follow(ctx context.Context, history *clientv3.Client, next int64) (int64, error) {
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var list v1alpha1.MachineList
-	if err := w.kube.List(within, &list, client.InNamespace(w.name)); err != nil {
-		return nil, err
-	}
-	w.witness.listed(list.Items)
-	return w.kube.Watch(ctx, &v1alpha1.MachineList{}, client.InNamespace(w.name),
-		&client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}})
-}
-
-// follow shows the witness what happens until the watch ends.
-func (w *world) follow(ctx context.Context, stream watch.Interface) {
-	defer stream.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case e, open := <-stream.ResultChan():
-			m, ok := e.Object.(*v1alpha1.Machine)
-			if !open || !ok { // it has ended, or tells an error
-				return
+	// Custom resources are stored as JSON.
+	prefix := "/registry/" + v1alpha1.GroupName + "/machines/" + w.name + "/"
+	for r := range history.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithPrevKV(), clientv3.WithRev(next)) {
+		for _, e := range r.Events {
+			gone := e.Type == clientv3.EventTypeDelete
+			stored := e.Kv
+			if gone {
+				stored = e.PrevKv
 			}
-			w.witness.saw(m, e.Type == watch.Deleted)
+			var m v1alpha1.Machine
+			if err := json.Unmarshal(stored.Value, &m); err != nil {
+				return next, fmt.Errorf("etcd's version %d of %s: %w", e.Kv.ModRevision, e.Kv.Key, err)
+			}
+			w.witness.saw(&m, gone)
+			next = e.Kv.ModRevision + 1
+		}
+		if r.CompactRevision != 0 {
+			return next, fmt.Errorf("etcd has forgotten what it stored before version %d, and the machines' history was read up to %d", r.CompactRevision, next)
 		}
 	}
+	return next, nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -32,15 +33,13 @@ func TestWitness(t *testing.T) {
 	t.Parallel()
 	at := testTime
 	w := witnessAt(at.Add(10 * time.Second))
-	for _, uid := range []string{"in use", "replaced", "missed"} {
+	for _, uid := range []string{"in use", "replaced"} {
 		w.saw(seenMachine(uid, time.Time{}), false)
 	}
 	w.saw(seenMachine("to go", at), false)
 	w.saw(seenMachine("to go", at), true)
 	w.saw(seenMachine("replaced", at.Add(time.Second)), true)
 	w.saw(seenMachine("taken away", time.Time{}), true)
-	w.saw(seenMachine("last seen to go", at), false)
-	w.listed([]v1alpha1.Machine{*seenMachine("in use", time.Time{})})
 	there := map[types.UID]*v1alpha1.Machine{"in use": seenMachine("in use", time.Time{})}
 	if err := w.caughtUp(there); err != nil {
 		t.Errorf("all are known to be gone, but one that is not: %v", err)
@@ -48,17 +47,19 @@ func TestWitness(t *testing.T) {
 	if err := w.caughtUp(nil); err == nil {
 		t.Error("a machine that is gone was never seen to go, and that is enough")
 	}
+	w.stop(errors.New("etcd has forgotten"))
+	if err := w.caughtUp(there); err == nil {
+		t.Error("the watch has ended, and what it has not shown does not count")
+	}
 	for uid, tc := range map[string]struct {
 		reason string
 		want   bool
 	}{
-		"in use":          {"nobody wanted it to go", false},
-		"replaced":        {"it was to go only afterwards, for want of its instance", false},
-		"taken away":      {"nobody has asked for it to go", false},
-		"to go":           {"somebody has deleted it before", true},
-		"missed":          {"nobody knows when it was to go", true},
-		"last seen to go": {"its end was missed, and that it was to go is known", true},
-		"unknown":         {"it came and went while nobody could look", true},
+		"in use":     {"nobody wanted it to go", false},
+		"replaced":   {"it was to go only afterwards, for want of its instance", false},
+		"taken away": {"nobody has asked for it to go", false},
+		"to go":      {"somebody has deleted it before", true},
+		"unknown":    {"it belongs to no Machine", true},
 	} {
 		if got := w.allows(uid, at); got != tc.want {
 			t.Errorf("%s: deleting its instance is allowed: %v; %s", uid, got, tc.reason)

@@ -98,7 +98,7 @@ func (c *cluster) tokenFile() string { return c.dir.internal("tokens.csv") }
 
 func (c *cluster) startEtcd(ctx context.Context) error {
 	const name = "etcd"
-	etcd, err := startEtcd(ctx, c.dir.internal("etcd"), c.dir.log(name), func(err error) {
+	etcd, err := startEtcd(ctx, c.dir.internal("etcd"), c.options.etcdPort, c.dir.log(name), func(err error) {
 		report(os.Stderr, c.blame(name, err))
 	})
 	if err != nil {

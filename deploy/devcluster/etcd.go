@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -27,29 +28,38 @@ type etcdServer struct {
 	url string
 }
 
-// startEtcd starts etcd over dataDir and returns when it serves. onFatal is told when etcd gives up, after which
-// etcd ends the process.
-func startEtcd(ctx context.Context, dataDir, logPath string, onFatal func(error)) (*etcdServer, error) {
+// startEtcd starts etcd over dataDir and returns when it serves, on the given port; 0 takes a free one. It calls
+// onFatal when etcd gives up, after which etcd ends the process.
+func startEtcd(ctx context.Context, dataDir string, port int, logPath string, onFatal func(error)) (*etcdServer, error) {
 	logger, err := etcdLogger(logPath, onFatal)
 	if err != nil {
 		return nil, err
 	}
-	// embed opens its ports itself, so somebody may take a free port between our look and its use.
+	// embed opens its ports itself, so another process may take a free port between our look and its use.
 	const attempts = 5
 	for attempt := 1; ; attempt++ {
-		etcd, err := startEtcdOnce(ctx, dataDir, logger)
-		if err == nil || attempt == attempts || !errors.Is(err, syscall.EADDRINUSE) {
+		etcd, err := startEtcdOnce(ctx, dataDir, port, logger)
+		if err == nil || !errors.Is(err, syscall.EADDRINUSE) {
 			return etcd, err
+		}
+		if attempt == attempts {
+			if port != 0 {
+				return nil, fmt.Errorf("port %d of %s is taken; choose another --etcd-port, or 0 for a free one", port, loopback)
+			}
+			return nil, err
 		}
 	}
 }
 
-func startEtcdOnce(ctx context.Context, dataDir string, logger *zap.Logger) (*etcdServer, error) {
+func startEtcdOnce(ctx context.Context, dataDir string, port int, logger *zap.Logger) (*etcdServer, error) {
 	urls, err := freeURLs(2)
 	if err != nil {
 		return nil, err
 	}
 	client, peer := urls[:1], urls[1:]
+	if port != 0 {
+		client[0].Host = net.JoinHostPort(loopback, strconv.Itoa(port))
+	}
 
 	cfg := embed.NewConfig()
 	cfg.Name = "devcluster"

@@ -21,16 +21,16 @@ import (
 
 // runOptions are the flags of "devcluster run".
 type runOptions struct {
-	dir                 string
-	keep                bool
-	users               []string
-	readyFile           string
-	securePort          int
-	controllers         []string
-	noControllerManager bool
-	noScheduler         bool
-	dieWithParent       bool
-	startTimeout        time.Duration
+	dir                  string
+	keep                 bool
+	users                []string
+	readyFile            string
+	securePort, etcdPort int
+	controllers          []string
+	noControllerManager  bool
+	noScheduler          bool
+	dieWithParent        bool
+	startTimeout         time.Duration
 
 	apiServerArgs, controllerManagerArgs, schedulerArgs []string
 }
@@ -56,6 +56,7 @@ kubeconfig, which ends with the line. All logs go to DIR/*.log.`,
 		"who may do what RBAC grants; may be repeated")
 	f.StringVar(&o.readyFile, "ready-file", "", "file that exists, with the ready line in it, while the cluster is ready")
 	f.IntVar(&o.securePort, "secure-port", 0, "loopback port of the API server; 0 takes a free one")
+	f.IntVar(&o.etcdPort, "etcd-port", 0, "loopback port of etcd, for tests that read what it has stored; 0 takes a free one")
 	f.StringSliceVar(&o.controllers, "controllers", defaultControllers, "kube-controller-manager's --controllers")
 	f.BoolVar(&o.noControllerManager, "no-controller-manager", false, "do not start kube-controller-manager")
 	f.BoolVar(&o.noScheduler, "no-scheduler", false, "do not start kube-scheduler")

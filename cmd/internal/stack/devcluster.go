@@ -13,6 +13,9 @@ type DevCluster struct {
 
 	// Kubeconfig is the admin's. It stays valid across Restart.
 	Kubeconfig string
+	// EtcdURL is where etcd serves, in plain HTTP. It stays valid across Restart.
+	EtcdURL string
+
 	dir        string
 	site       *Site
 }
@@ -36,6 +39,12 @@ func (s *Site) StartDevClusterOf(ctx context.Context, controllers []string, user
 	return s.startDevCluster(ctx, args)
 }
 
+// StartDevClusterWithHistory is StartDevCluster with an etcd that keeps every version
+// of every object, so that a watch of it misses none.
+func (s *Site) StartDevClusterWithHistory(ctx context.Context) (*DevCluster, error) {
+	return s.startDevCluster(ctx, []string{"--apiserver-arg=--etcd-compaction-interval=0"})
+}
+
 // StartAPIServer starts an API server without Kubernetes' controllers: nobody looks
 // after the objects there.
 func (s *Site) StartAPIServer(ctx context.Context) (*DevCluster, error) {
@@ -44,19 +53,19 @@ func (s *Site) StartAPIServer(ctx context.Context) (*DevCluster, error) {
 
 func (s *Site) startDevCluster(ctx context.Context, more []string) (*DevCluster, error) {
 	c := &DevCluster{dir: s.path("cluster"), site: s}
-	// A port of our choice, so that it can be the same after a restart.
+	// Ports of our choice, so that they can be the same after a restart.
 	plan := func(ports []int) command {
-		args := []string{"run", "--dir", c.dir, "--secure-port", fmt.Sprint(ports[0])}
+		args := []string{"run", "--dir", c.dir, "--secure-port", fmt.Sprint(ports[0]), "--etcd-port", fmt.Sprint(ports[1])}
 		return command{name: "devcluster", program: "devcluster", args: append(args, more...)}
 	}
-	p, _, err := s.startOnFreePorts(ctx, 1, plan, func(ctx context.Context, p *Process, _ []int) (err error) {
+	p, ports, err := s.startOnFreePorts(ctx, 2, plan, func(ctx context.Context, p *Process, _ []int) (err error) {
 		c.Kubeconfig, err = p.line(ctx, readyLine)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	c.Process = p
+	c.Process, c.EtcdURL = p, "http://"+Loopback(ports[1])
 	return c, nil
 }
 

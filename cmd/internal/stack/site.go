@@ -181,10 +181,10 @@ func (s *Site) startOnFreePorts(
 	}
 }
 
-// portTaken tells whether a log says so, in the system's words or in those of
+// portTaken reports whether a log says so, in the system's words or in those of
 // devcluster.
 func portTaken(log string) bool {
-	return strings.Contains(log, "address already in use") || strings.Contains(log, "is taken; choose another --secure-port")
+	return strings.Contains(log, "address already in use") || strings.Contains(log, "is taken; choose another --")
 }
 
 // Close ends all processes, the youngest first, and returns what did not end as

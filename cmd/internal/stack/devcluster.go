@@ -16,8 +16,8 @@ type DevCluster struct {
 	// EtcdURL is where etcd serves, in plain HTTP. It stays valid across Restart.
 	EtcdURL string
 
-	dir        string
-	site       *Site
+	dir  string
+	site *Site
 }
 
 // StartDevCluster starts a cluster and returns when it is ready. Users are made

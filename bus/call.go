@@ -152,6 +152,10 @@ type call struct {
 	// have begun anything, or its deadline is over.
 	unclaimed bool
 
+	// earlierCreate is when the deadline of a lost create of an earlier operation of the
+	// machine is over; zero for none.
+	earlierCreate time.Time
+
 	// unbegun is the attempt that, by the last look at its claim, has begun nothing; it
 	// begins nothing once the next attempt has replaced that claim. 0 for none.
 	unbegun uint32
@@ -191,8 +195,9 @@ func (k *call) begins() {
 	}
 	k.sent, k.before = k.number, k.quietAt()
 	if k.op == driverv1.Operation_OPERATION_CREATE && k.ran > 0 {
-		_, _, settle := k.c.replicas.identity(k.req.Provider)
-		k.doubted = !k.unclaimed && k.lastTry.Before(k.quietAt().Add(settle))
+		_, settle := k.c.replicas.identity(k.req.Provider)
+		k.doubted = !k.unclaimed && k.lastTry.Before(k.quietAt().Add(settle)) ||
+			k.c.replicas.stuckAt(k.req.Provider, k.req.OperationID) != ""
 	}
 }
 

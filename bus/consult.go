@@ -43,7 +43,7 @@ func judgeClaim(c *driverv1.Claim, id string, who standing) finding {
 		return isFree
 	case same && c.GetState() == driverv1.Claim_STATE_SETTLED:
 		return isOurs
-	case !same && known && ok && old > n:
+	case !same && known && ok && (old > n || old == n && n > 0): // 0 is where a Machine without a journal begins
 		return isStale
 	case !runs(c), who.denied:
 		return isFree
@@ -141,6 +141,7 @@ func (k *call) mayReplace(ctx context.Context, c *driverv1.Claim, sequence uint6
 	if err := k.doubtLostClaim(ctx, c, sequence); err != nil {
 		return isDone, err
 	}
+	k.fearEarlierCreate(c)
 	if c.GetOperationId() == k.req.OperationID {
 		k.learns(c.GetAttempt())
 		if c.GetState() == driverv1.Claim_STATE_RUNNING {
@@ -149,6 +150,25 @@ func (k *call) mayReplace(ctx context.Context, c *driverv1.Claim, sequence uint6
 	}
 
 	return mayProceed, nil
+}
+
+// fearEarlierCreate notes that a create under another operation id was lost, as where the
+// Machine is from an older backup. No cloud keeps this create apart from that one by its
+// token, and the call may still take effect until its deadline.
+func (k *call) fearEarlierCreate(c *driverv1.Claim) {
+	const create = driverv1.Operation_OPERATION_CREATE
+	lost := c.GetState() == driverv1.Claim_STATE_BEGUN || c.GetState() == driverv1.Claim_STATE_RELEASED
+	if !lost || k.op != create || c.GetOperation() != create || c.GetOperationId() == k.req.OperationID ||
+		c.GetReplica() == plainReplica { // whose claim stays as it is when the operation has ended
+		return
+	}
+	latest := time.Now().Add(acceptBy + k.req.Timeout)
+	k.earlierCreate, k.unclaimed = latest, false
+	if claimed := c.GetClaimedAt(); claimed.IsValid() { // by the replica's clock, which acceptBy allows for
+		if over := claimed.AsTime().Add(acceptBy + k.req.Timeout); over.Before(latest) {
+			k.earlierCreate = over
+		}
+	}
 }
 
 // overtaken is the error of an operation whose machine has a claim of a later one.
@@ -284,7 +304,7 @@ func (k *call) open(ctx context.Context) (done bool, err error) {
 	case mayAttach:
 		return false, nil
 	default:
-		if k.ran > 0 { // begun by somebody else
+		if k.ran > 0 || !k.earlierCreate.IsZero() { // begun by another caller
 			return k.attempt(ctx)
 		}
 
@@ -304,7 +324,7 @@ func (k *call) onClaim(ctx context.Context) (done bool, err error) {
 		return false, nil
 	default:
 	}
-	if k.ran > 0 {
+	if k.ran > 0 || !k.earlierCreate.IsZero() {
 		return k.attempt(ctx)
 	}
 	// Nothing of this operation has run; it is the claim of an earlier one.

@@ -88,6 +88,54 @@ func TestDeadReplicasCreateWithoutIdentityWaits(t *testing.T) {
 	}
 }
 
+// A Machine from an older backup goes on under an operation id of its own. A create that
+// was lost under another id has another token: its deadline comes first.
+func TestLostCreateOfAnotherOperation(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*bus.Request){
+		"first try":       func(*bus.Request) {},
+		"looks first too": func(req *bus.Request) { req.Recover, req.Attempt = true, 1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, g := newRig(t), newGate(t)
+			g.begins = true
+			lost := create("m")
+			uid := bus.MachineOf(lost.Body).GetUid()
+			lost.OperationID, lost.Timeout = uid+".create.2", 6*time.Second
+			ctx, forget := context.WithCancel(t.Context())
+			defer forget()
+			holder := r.replica(t, g.handle)
+			sent := time.Now()
+			first := call(ctx, r.caller, lost)
+			bustest.Receive(t, "the handler", g.entered)
+			holder.proxy.Cut()
+			bustest.Eventually(t, "the holder is taken for dead", func() bool { return r.session(holder) == nil })
+			forget()
+			bustest.Receive(t, "the end of the first call", first)
+			r.replica(t, g.handle)
+
+			req, why := lost, make(chan string, 9)
+			req.OperationID = uid + ".create.3"
+			req.OnWaiting = func(_ uint32, err error) { why <- err.Error() }
+			change(&req)
+			done := call(t.Context(), r.caller, req)
+			if got := bustest.Receive(t, "why it waits", why); !strings.Contains(got, "a create of an earlier operation of this machine was lost") {
+				t.Errorf("it waits because of %q", got)
+			}
+			again := bustest.Receive(t, "the second create", g.entered).Request
+			if waited := time.Since(sent); waited < lost.Timeout {
+				t.Errorf("sent after %s, within the lost call's deadline", waited)
+			}
+			if !again.GetRecover() {
+				t.Errorf("request = %v, want one that looks first", again)
+			}
+			g.release()
+			wantOK(t, bustest.Receive(t, "the outcome", done))
+		})
+	}
+}
+
 // Where the lost attempt's claim says that it has begun nothing there is nothing to wait
 // for, although nothing identifies a create.
 func TestDeadReplicasCreateThatHasBegunNothing(t *testing.T) {

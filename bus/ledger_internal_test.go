@@ -219,6 +219,7 @@ func TestJudgeClaim(t *testing.T) {
 		"earlier, live":     {claim: claim("u.create.0", running), who: standing{live: true}, want: isBusy, reason: "one mutation at a time"},
 		"earlier, silent":   {claim: claim("u.create.0", running), want: isFree, reason: "whoever replaces the claim stops its replica"},
 		"later":             {claim: claim("u.delete.3", settled), want: isStale, reason: "another manager is ahead"},
+		"same number":       {claim: claim("u.delete.2", settled), want: isStale, reason: "another operation has had the number, before a restore"},
 		"nonsense, running": {claim: claim("what?", running), want: isFree, reason: "whoever replaces it stops whoever wrote it"},
 	} {
 		t.Run(name, func(t *testing.T) {

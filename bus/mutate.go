@@ -247,29 +247,29 @@ func (k *call) attempt(ctx context.Context) (done bool, err error) {
 }
 
 // ErrNotHeld is wrapped by the error of a Call with OnlyIfHeld or Look when no replica
-// holds the operation and none can begin it any more: what came of it is unknown.
-var ErrNotHeld = errors.New("holds the operation any more")
+// holds the operation, and its outcome is not stored. An attempt that has begun may still
+// take effect until its deadline; none begins any more once its claim is replaced.
+var ErrNotHeld = errors.New("the outcome of the operation is not known")
 
 func (k *call) nobodyHas() error {
-	return Errorf(driverv1.Code_CODE_NOT_FOUND, "no replica of provider %s %w", k.req.Provider, ErrNotHeld)
+	return Errorf(driverv1.Code_CODE_NOT_FOUND, "%w: no replica of provider %s has it, and the operations stream has no result", ErrNotHeld, k.req.Provider)
 }
 
-// waitForIdentity waits, for a create that nothing identifies, until a lost
-// attempt's call cannot take effect unseen any more, or until its replica is back
+// waitForIdentity waits, for a create that nothing tells apart from a lost one, until
+// the lost one's call cannot take effect unseen any more, or until its replica is back
 // with it.
 func (k *call) waitForIdentity(ctx context.Context) (back bool, err error) {
 	if k.op != driverv1.Operation_OPERATION_CREATE {
 		return false, nil
 	}
-	for told := false; ; told = true {
-		known, identified, settle := k.c.replicas.identity(k.req.Provider)
-		end := k.quietAt().Add(settle)
-		if !known || identified || !time.Now().Before(end) {
+	for said := ""; ; {
+		why := k.mayMakeTwo(time.Now())
+		if why == nil {
 			return false, nil
 		}
-		if !told {
-			k.waits(k.notStarted("creates of provider %s have no identity: the lost attempt's deadline and the settle time come first, at %s",
-				k.req.Provider, end.UTC().Format(time.RFC3339)))
+		if text := why.Error(); text != said {
+			said = text
+			k.waits(why)
 		}
 		if _, err := k.pause(ctx); err != nil {
 			return false, err
@@ -277,6 +277,29 @@ func (k *call) waitForIdentity(ctx context.Context) (back bool, err error) {
 		if k.held() {
 			return true, nil
 		}
+	}
+}
+
+// mayMakeTwo returns why a further attempt at a create could make a second instance
+// unseen; nil if it cannot.
+func (k *call) mayMakeTwo(now time.Time) *Error {
+	identified, settle := k.c.replicas.identity(k.req.Provider)
+	earlier, lost := k.earlierCreate.Add(settle), k.quietAt().Add(settle)
+	stuck := k.c.replicas.stuckAt(k.req.Provider, k.req.OperationID)
+	switch {
+	case !k.earlierCreate.IsZero() && now.Before(earlier):
+		return k.notStarted("a create of an earlier operation of this machine was lost, and no cloud tells the two apart: "+
+			"its deadline and the settle time come first, at %s", earlier.UTC().Format(time.RFC3339))
+	case identified:
+		return nil
+	case stuck != "":
+		return k.notStarted("creates of provider %s have no identity, and one for this machine ignores its deadline at replica %s: "+
+			"restart that replica, or it may make a second instance", k.req.Provider, stuck)
+	case !k.unclaimed && now.Before(lost):
+		return k.notStarted("creates of provider %s have no identity: the lost attempt's deadline and the settle time come first, at %s",
+			k.req.Provider, lost.UTC().Format(time.RFC3339))
+	default:
+		return nil
 	}
 }
 

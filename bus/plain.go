@@ -121,7 +121,7 @@ func (k *call) claimForPlain(ctx context.Context) (done bool, err error) {
 		if k.req.OnlyIfHeld || k.req.Look {
 			return true, k.nobodyHas()
 		}
-		if k.ran > 0 {
+		if k.ran > 0 || !k.earlierCreate.IsZero() {
 			k.number, k.again = k.ran+1, true
 		}
 		// It is over, and to be seen in the cloud's lists, when the record goes.
@@ -173,6 +173,8 @@ func (k *call) writePlainClaim(ctx context.Context, state driverv1.Claim_State, 
 func (k *call) outwaitOthers(ctx context.Context) error {
 	end := k.quietAt()
 	switch {
+	case !k.earlierCreate.IsZero():
+		end = later(end, k.earlierCreate).Add(k.c.replicas.settles(k.req.Provider))
 	case k.ran == 0, k.unclaimed:
 		return nil
 	case k.op == driverv1.Operation_OPERATION_CREATE:

@@ -38,7 +38,9 @@ type replicas struct {
 	toldAt  time.Time // when a replica of another protocol was last logged
 	byKey   map[string]*replica
 	waiter  map[string]chan struct{} // by provider; closed at the next sign of room
-	longest map[string]time.Duration // settle time that its replicas ever told, by provider
+	longest map[string]time.Duration // settle time that its replicas ever had, by provider
+	// nameless are providers of which a replica had no identity for its creates.
+	nameless map[string]bool
 }
 
 type replica struct {
@@ -68,7 +70,7 @@ func newReplicas() *replicas {
 	return &replicas{
 		protocols: spoken,
 		byKey:     map[string]*replica{}, waiter: map[string]chan struct{}{},
-		longest: map[string]time.Duration{},
+		longest: map[string]time.Duration{}, nameless: map[string]bool{},
 	}
 }
 
@@ -85,6 +87,7 @@ func (r *replicas) onSession(s *driverv1.Session, now time.Time) {
 	}
 	rep.session, rep.seen, rep.sent, rep.refused = s, now, [2]int{}, r.protocols.refuses(s)
 	r.longest[rep.provider] = max(r.longest[rep.provider], SettleTimeOf(s))
+	r.nameless[rep.provider] = r.nameless[rep.provider] || !identifies(s)
 	if s.GetStopped() {
 		r.remove(rep)
 
@@ -401,27 +404,44 @@ func (r *replicas) holding(provider, operationID string) (best holding, ok bool)
 	return best, ok
 }
 
-// identity tells whether every live replica's driver names its creates so that
-// a second one is found out, and the longest of their settle times. During an
-// upgrade the weakest counts. Known is false when no replica lives.
-func (r *replicas) identity(provider string) (known, identified bool, settle time.Duration) {
+// stuckAt returns the live replica that lists an operation as one whose call ignores its
+// deadline; empty for none.
+func (r *replicas) stuckAt(provider, operationID string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	identified = true
 	for _, rep := range r.byKey {
-		if rep.provider != provider || rep.session == nil {
+		if rep.provider != provider {
 			continue
 		}
-		known = true
-		switch rep.session.GetCreateIdentity() {
-		case driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME:
-		default:
-			identified = false
+		for _, st := range rep.session.GetOperations() {
+			if st.GetStuck() && st.GetOperationId() == operationID {
+				return rep.id
+			}
 		}
-		settle = max(settle, SettleTimeOf(rep.session))
 	}
 
-	return known, identified, settle
+	return ""
+}
+
+// identity reports whether each of a provider's drivers names its creates so that the
+// cloud finds a second one, and returns the longest of their settle times. Those that are
+// gone count as well: a lost create was theirs. Without any the answer is no.
+func (r *replicas) identity(provider string) (identified bool, settle time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	settle, heard := r.longest[provider]
+
+	return heard && !r.nameless[provider], settle
+}
+
+// identifies reports whether a driver names its creates.
+func identifies(s *driverv1.Session) bool {
+	switch s.GetCreateIdentity() {
+	case driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME:
+		return true
+	default:
+		return false
+	}
 }
 
 // settles is the longest settle time that replicas of the provider have told, those

@@ -124,18 +124,22 @@ func TestPick(t *testing.T) {
 func TestIdentityIsTheWeakest(t *testing.T) {
 	t.Parallel()
 	r, now := newReplicas(), time.Unix(1000, 0)
-	if known, _, _ := r.identity("p"); known {
-		t.Error("something is known of a provider without replicas")
+	if identified, _ := r.identity("p"); identified {
+		t.Error("a provider whose replicas were never heard may have no identity")
 	}
 	r.onSession(session("a", 1), now)
-	if _, identified, _ := r.identity("p"); !identified {
+	if identified, _ := r.identity("p"); !identified {
 		t.Error("a token identifies a create")
 	}
 	r.onSession(session("b", 1, func(s *driverv1.Session) {
 		s.CreateIdentity = driverv1.CreateIdentity_CREATE_IDENTITY_UNSPECIFIED
 	}), now)
-	if _, identified, _ := r.identity("p"); identified {
-		t.Error("during an upgrade the weakest driver counts, for nobody knows which one made the lost create")
+	if identified, _ := r.identity("p"); identified {
+		t.Error("during an upgrade the weakest driver counts: the lost create may be its own")
+	}
+	r.onSession(session("b", 2, func(s *driverv1.Session) { s.Stopped = true }), now)
+	if identified, _ := r.identity("p"); identified {
+		t.Error("the weakest driver is gone, and the lost create may be its own")
 	}
 }
 

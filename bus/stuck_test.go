@@ -133,6 +133,38 @@ func TestStuck(t *testing.T) {
 	}
 }
 
+// Where nothing tells creates apart, a call that ignores its deadline may make an instance
+// at any time: nothing else is begun until it has returned.
+func TestStuck_NoIdentity(t *testing.T) {
+	t.Parallel()
+	r, h := newClaimRig(t), newHanging(t, true)
+	none := identity(driverv1.CreateIdentity_CREATE_IDENTITY_NONE)
+	stuck := r.replica(t, h.handle, impatient(&violations{}), none)
+	req := briefly("m")
+	out, err := r.caller.Call(t.Context(), req)
+	wantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_DEADLINE_EXCEEDED)
+	bustest.Eventually(t, "the session says what is stuck", func() bool {
+		ops := r.session(stuck).GetOperations()
+
+		return len(ops) == 1 && ops[0].GetStuck()
+	})
+	g := newGate(t)
+	g.release()
+	r.replica(t, g.handle, none)
+	why := make(chan string, 9)
+	req.Recover, req.Attempt, req.Until, req.Timeout = true, out.Attempts, out.Until, time.Minute
+	req.OnWaiting = func(_ uint32, err error) { why <- err.Error() }
+	done := call(t.Context(), r.caller, req)
+	if got := bustest.Receive(t, "why it waits", why); !strings.Contains(got, "ignores its deadline at replica "+stuck.Replica()) {
+		t.Errorf("it waits because of %q", got)
+	}
+	if n := g.runs.Load(); n != 0 {
+		t.Errorf("%d attempts were begun beside the stuck one", n)
+	}
+	h.release()
+	wantOK(t, bustest.Receive(t, "the outcome", done))
+}
+
 // What was not begun by the deadline cannot begin any more: it has failed for sure.
 func TestStuck_BeforeItBegan(t *testing.T) {
 	t.Parallel()

@@ -113,9 +113,12 @@ func (p *pass) tellEnding(ctx context.Context, state dispatch.State) error {
 // creationEnded stores what an operation that was begun before the deletion came
 // to.
 func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, error) {
-	if state.Kind == dispatch.Create && p.journal.First && state.Attempt == 0 {
-		// No attempt ever reached a driver: there is nothing to delete, and
-		// nobody needs to be asked.
+	// Another operation of the machine came later: this Machine is from an older backup,
+	// and what was done since is not known here.
+	overtaken := dispatch.LaterOf(state.Err) > 0
+	if state.Kind == dispatch.Create && p.journal.First && state.Attempt == 0 && !overtaken {
+		// No attempt ever reached a driver: there is nothing to delete, and no driver
+		// needs to be asked.
 		p.untouched = true
 
 		return proceed, nil
@@ -133,7 +136,7 @@ func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, e
 		}
 	}
 	p.journal = p.journal.settle()
-	if state.Kind == dispatch.Create && state.Lost {
+	if state.Kind == dispatch.Create && (state.Lost || overtaken) {
 		// Its call may be at the cloud still, and its instance not in any list yet.
 		until := metav1.NewTime(p.now.Add(p.operationTimeout() + state.SettleTime).
 			Truncate(time.Second).Add(time.Second)) // stored times have no fractions

@@ -46,16 +46,17 @@ type CallerConfig struct {
 // A Caller has operations done by the driver replicas on the bus. It is safe
 // for concurrent use.
 type Caller struct {
-	conn     wire
-	cfg      CallerConfig
-	log      *slog.Logger
-	id       string
-	since    atomic.Pointer[time.Time] // when the connection was last made
-	restart  atomic.Pointer[time.Time] // when it was made to another server process than before; nil for never
-	server   atomic.Pointer[string]    // id of the process that it leads to; nil before it is made
-	replicas *replicas
-	dropped  atomic.Uint64
-	reserved sync.Once // says that a replica has a name that none may have
+	conn           wire
+	cfg            CallerConfig
+	log            *slog.Logger
+	id             string
+	since          atomic.Pointer[time.Time] // when the connection was last made
+	restart        atomic.Pointer[time.Time] // when it was made to another server process than before; nil for never
+	server         atomic.Pointer[string]    // id of the process that it leads to; nil before it is made
+	replicas       *replicas
+	dropped        atomic.Uint64
+	countsNoEpochs bool
+	reserved       sync.Once // says that a replica has a name that none may have
 
 	timers timers
 
@@ -85,11 +86,12 @@ func newCaller(conn wire, cfg CallerConfig) (*Caller, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	if cfg.Epoch == nil {
+	countsNoEpochs := cfg.Epoch == nil
+	if countsNoEpochs {
 		cfg.Epoch = func() uint64 { return 0 }
 	}
 	c := &Caller{
-		conn: conn, cfg: cfg, log: cfg.Logger, id: nuid.Next(),
+		conn: conn, cfg: cfg, log: cfg.Logger, id: nuid.Next(), countsNoEpochs: countsNoEpochs,
 		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){},
 		plainSeen: map[string]time.Time{}, behind: make(chan struct{}, 1), ahead: make(chan struct{}, 1),
 	}
@@ -197,6 +199,9 @@ func (c *Caller) Ahead() <-chan struct{} { return c.ahead }
 
 // Dropped counts the frames that belonged to no operation in flight.
 func (c *Caller) Dropped() uint64 { return c.dropped.Load() }
+
+// leads reports whether this is the manager that leads, or one without epochs.
+func (c *Caller) leads() bool { return c.countsNoEpochs || c.cfg.Epoch() > 0 }
 
 // Up tells whether the bus can be reached at this moment.
 func (c *Caller) Up() bool { return c.conn.Up() }

@@ -33,25 +33,44 @@ func (s *streams) probe(ctx context.Context, st *stream) error {
 		sequence, err = ackOf(answer)
 	}
 	st.newest = max(st.newest, sequence)
+	switch {
+	case errors.Is(err, errNoAnswer):
+		st.unanswered++
+	case ctx.Err() == nil:
+		st.unanswered = 0
+	}
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
 
-	return s.stuck(err)
+	return s.stuck(st, err)
 }
+
+// mostUnanswered is how many writes in a row may get no answer before the server counts
+// as one that takes none: a busy machine delays one.
+const mostUnanswered = 3
 
 // stuck makes of why a stream has not taken a write what people read, and has the server
 // restarted where that is ours.
-func (s *streams) stuck(err error) error {
+func (s *streams) stuck(st *stream, err error) error {
+	silent := errors.Is(err, errNoAnswer)
 	switch {
 	case strings.Contains(err.Error(), "maximum bytes"):
 		return fmt.Errorf("it takes no writes: %w: let it hold more (nats stream edit --max-bytes)", err)
+	case errors.Is(err, errNoStream):
+		return fmt.Errorf("it takes no writes: %w: it was deleted just now and is made again, or none of its NATS servers leads the others", err)
+	case silent && st.unanswered < mostUnanswered:
+		return fmt.Errorf("it did not answer a write: %w within %s; tries again", err, apiTimeout)
 	case s.config.Stuck != nil:
 		if why := s.config.Stuck(err); why != nil {
 			err = fmt.Errorf("%w: %w: free space there", err, why)
 		}
 
 		return fmt.Errorf("it takes no writes: %w; mcm restarts its NATS server by itself when that has space", err)
+	case silent:
+		return fmt.Errorf("it takes no writes: %w within %s, %d times in a row: if the disk of its NATS server is or was full, free space there, "+
+			"and restart that server, which takes none until then; else see that most of the servers that hold it run (nats stream info), "+
+			"and that mcm's user may publish to its subjects", err, apiTimeout, st.unanswered)
 	default:
 		return fmt.Errorf("it takes no writes: %w: free space where its NATS server stores streams, and restart that server, "+
 			"which takes none until then", err)

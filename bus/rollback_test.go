@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
@@ -28,7 +29,17 @@ func TestStoreRollsBack(t *testing.T) {
 	}
 	t.Cleanup(r.caller.Close)
 	rep := r.replica(t, g.handle)
+	// One that does not lead leaves the stream to the one that does.
+	standby := newCaller(t, bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}}), bus.CallerConfig{
+		Operations: &bus.StreamConfig{}, Epoch: func() uint64 { return 0 },
+	})
 	wantOK(t, bustest.Receive(t, "a create", call(t.Context(), r.caller, create("before"))))
+	bustest.Eventually(t, "the standby has the stream", func() bool {
+		states := standby.Streams()
+
+		return len(states) == 1 && states[0].Ready
+	})
+	setByHand(t, r.srv.URL())
 	store, old := filepath.Join(dir, "jetstream"), filepath.Join(t.TempDir(), "old")
 	r.srv.Stop()
 	if err := os.CopyFS(old, os.DirFS(store)); err != nil {
@@ -81,4 +92,60 @@ func TestStoreRollsBack(t *testing.T) {
 		}
 	}
 	wantOK(t, bustest.Receive(t, "another create", call(t.Context(), r.caller, create("after"))))
+	if got := settings(t, r.srv.URL()).Metadata["team"]; got != "ops" {
+		t.Errorf("the stream that was made again has the setting %q, want what was set by hand", got)
+	}
+}
+
+// setByHand sets what mcm has no word on.
+func setByHand(tb testing.TB, url string) {
+	tb.Helper()
+	cfg := settings(tb, url)
+	cfg.Metadata["team"] = "ops"
+	js, err := jetstream.New(bustest.Raw(tb, url))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if _, err := js.UpdateStream(tb.Context(), cfg); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// settings are those of the operations stream.
+func settings(tb testing.TB, url string) jetstream.StreamConfig {
+	tb.Helper()
+	js, err := jetstream.New(bustest.Raw(tb, url))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	stream, err := js.Stream(tb.Context(), bus.StreamName(cluster, provider))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cfg := stream.CachedInfo().Config
+	if cfg.Metadata == nil {
+		cfg.Metadata = map[string]string{}
+	}
+
+	return cfg
+}
+
+// A manager that starts changes nothing of a stream that it has no word on.
+func TestStreamKeepsWhatPeopleSet(t *testing.T) {
+	t.Parallel()
+	r := newClaimRig(t)
+	g := newGate(t)
+	g.release()
+	r.replica(t, g.handle)
+	wantOK(t, bustest.Receive(t, "a create", call(t.Context(), r.caller, create("m"))))
+	setByHand(t, r.srv.URL())
+	next := newCaller(t, bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}}), bus.CallerConfig{Operations: &bus.StreamConfig{}})
+	bustest.Eventually(t, "another manager has the stream", func() bool {
+		states := next.Streams()
+
+		return len(states) == 1 && states[0].Ready
+	})
+	if got := settings(t, r.srv.URL()).Metadata["team"]; got != "ops" {
+		t.Errorf("the stream has the setting %q, want what was set by hand", got)
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -87,8 +88,10 @@ type stream struct {
 	newest uint64    // sequence that the stream has told, or acknowledged; its keeper's
 	// rolledFrom is what newest was when the last rollback was noticed.
 	rolledFrom uint64
-	rolled     time.Time     // when it was last found rolled back; guarded by streams.mu
-	known      chan struct{} // closed when it is ready for the first time
+	rolled     time.Time                  // when it was last found rolled back; guarded by streams.mu
+	settings   map[string]json.RawMessage // to make it again with; nil for the usual ones
+	unanswered int                        // writes in a row that got no answer; its keeper's
+	known      chan struct{}              // closed when it is ready for the first time
 	check      chan struct{}
 	aging      bool     // somebody asks for its age
 	next       *ageLook // who asks next, for all that came meanwhile; nil for nobody
@@ -236,23 +239,11 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	}
 	there, err := s.look(ctx, name)
 	if err == nil && s.lostRecords(st, there) {
-		// Its sequences come again, and a replica may still hold one: it must not go on.
-		if err = s.api(ctx, "STREAM.DELETE."+name, nil); err == nil {
-			err = errNoStream
-		} else {
-			err = fmt.Errorf("it was rolled back and has to be made again: %w (delete it, or let mcm)", err)
-		}
+		err = s.remove(ctx, st, there)
 	}
 	st.room.led, st.room.behind = false, 0
 	if errors.Is(err, errNoStream) {
-		st.room, st.newest = room{}, 0
-		err = s.api(ctx, "STREAM.CREATE."+name, cfg)
-		st.room.led = err == nil
-		if noSpace(err) {
-			err = s.stuck(err)
-		}
-
-		return err
+		return s.create(ctx, st, cfg)
 	}
 	if err != nil {
 		return err
@@ -266,16 +257,80 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	if cfg.MaxBytes = there.limit; there.limit >= 0 {
 		cfg.MaxBytes = max(there.limit, leastStreamBytes)
 	}
-	err = s.api(ctx, "STREAM.UPDATE."+name, cfg)
+	settings, err := overlaid(there.config, cfg)
+	if err == nil {
+		err = s.api(ctx, "STREAM.UPDATE."+name, settings)
+	}
 	switch {
 	case noSpace(err):
-		return s.stuck(err)
+		return s.stuck(st, err)
 	case err != nil:
 		return fmt.Errorf("%w (it exists with settings that cannot be changed: adapt --nats-stream-storage, or delete it when nothing runs)", err)
 	}
 	st.room.limit = cfg.MaxBytes
 
 	return nil
+}
+
+// create makes a stream. One that has to be made again keeps what people have set.
+func (s *streams) create(ctx context.Context, st *stream, cfg jetstream.StreamConfig) error {
+	st.room, st.newest = room{}, 0
+	settings, err := overlaid(st.settings, cfg)
+	if err == nil {
+		err = s.api(ctx, "STREAM.CREATE."+st.state.Name, settings)
+	}
+	st.room.led = err == nil
+	switch {
+	case err == nil:
+		st.settings = nil
+	case noSpace(err):
+		return s.stuck(st, err)
+	case !errors.Is(err, errNoAnswer):
+		st.settings = nil // they may be why
+	}
+
+	return err
+}
+
+// overlaid returns what people have set of a stream, with what has to be as cfg says.
+func overlaid(there map[string]json.RawMessage, cfg jetstream.StreamConfig) (map[string]json.RawMessage, error) {
+	settings := map[string]json.RawMessage{}
+	maps.Copy(settings, there)
+	own, err := json.Marshal(cfg)
+	if err == nil {
+		err = json.Unmarshal(own, &settings)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("settings of stream %s: %w", cfg.Name, err)
+	}
+
+	return settings, nil
+}
+
+// errRolledBackStandby is for a manager that does not lead.
+var errRolledBackStandby = errors.New("it was rolled back: the manager that leads makes it again")
+
+// remove deletes a stream that was rolled back: its sequences come again, and a replica
+// may still hold one. It returns errNoStream when that is done. Only the manager that leads
+// does so, as the stream may be one that another manager has just made.
+func (s *streams) remove(ctx context.Context, st *stream, seen room) error {
+	name := st.state.Name
+	if !s.c.leads() {
+		return errRolledBackStandby
+	}
+	there, err := s.look(ctx, name)
+	switch {
+	case err != nil:
+		return err
+	case !there.made.Equal(seen.made):
+		return errors.New("it was rolled back, and made again meanwhile: looking again")
+	}
+	if err := s.api(ctx, "STREAM.DELETE."+name, nil); err != nil {
+		return fmt.Errorf("it was rolled back and has to be made again: %w (delete it, or let mcm)", err)
+	}
+	st.settings = seen.config
+
+	return errNoStream
 }
 
 // sequenceAtRandom is where the sequences of a new stream begin: anywhere in a range

@@ -229,8 +229,12 @@ func TestStreamFillsUp(t *testing.T) {
 						!slices.ContainsFunc(tc.says, func(what string) bool { return !said(what) })
 				})
 			}
-			bustest.Eventually(t, "the connection is back", r.caller.Up)
-			wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m"))))
+			req := create("m")
+			bustest.Eventually(t, "a create, once the connection is back", func() bool {
+				_, err := r.caller.Call(t.Context(), req)
+
+				return err == nil
+			})
 			info, err := stream.Info(t.Context())
 			if err != nil {
 				t.Fatal(err)

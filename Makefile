@@ -188,6 +188,11 @@ test-e2e: c-compiler build devcluster nodejs ## End-to-end tests: real processes
 	@echo '==> end-to-end tests'
 	@CGO_ENABLED=1 go test -race -count=1 -p=1 -timeout=30m ./cmd/e2e/...
 
+.PHONY: mutants
+mutants: ## Break the protocol code in one place at a time, and show that a test sees each
+	@echo '==> mutations of the protocol code'
+	@go test ./bus/mutants -count=1 -v -timeout=30m -mutants.run
+
 # What make faults goes by.
 FENCING ?= on
 # With FENCING=off the drivers are built so that a replica goes on when it may have been replaced; then the run must fail,

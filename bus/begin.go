@@ -62,7 +62,7 @@ func (s *Server) recordBegin(ctx context.Context, h *held) error {
 		return err
 	}
 	s.mu.Lock()
-	h.claim = seq
+	s.claimIs(h, seq)
 	s.mu.Unlock()
 
 	return nil

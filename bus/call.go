@@ -354,9 +354,9 @@ func (k *call) envelope(tree Tree, now time.Time) *driverv1.Envelope {
 		Body: k.req.Body.GetBody(),
 	}
 	if Mutates(k.op) && tree != TreePlain {
-		env.ClaimTerms = k.terms
-		if k.terms == nil {
-			env.ClaimTerms = &driverv1.ClaimTerms{}
+		env.ClaimTerms = &driverv1.ClaimTerms{StreamMade: k.c.streams.madeAt(k.req.Provider)}
+		if k.terms != nil {
+			env.ClaimTerms.Sequence = k.terms.Sequence
 		}
 	}
 

@@ -148,7 +148,7 @@ func (c *Caller) onSession(s *driverv1.Session) {
 		signal(c.ahead)
 	}
 	if c.streams != nil {
-		c.streams.of(s.GetProvider())
+		c.streams.report(c.streams.of(s.GetProvider()), s)
 	}
 }
 

@@ -62,11 +62,33 @@ func (s *Server) claim(ctx context.Context, h *held) *driverv1.BusyReason {
 	seq, err := s.ledger(h.cluster).put(context.WithoutCancel(ctx), subject, env, terms.GetSequence(), 0)
 	if err == nil {
 		s.mu.Lock()
-		h.firstClaim, h.claim = seq, seq
+		h.firstClaim = seq
+		s.claimIs(h, seq)
 		s.mu.Unlock()
 	}
 
 	return s.unclaimed(h, err)
+}
+
+// An ackedClaim is the highest sequence that a stream has acknowledged to this replica.
+type ackedClaim struct {
+	sequence uint64
+	made     time.Time // when the stream was made
+}
+
+// claimIs notes the sequence of an operation's newest record. Server.mu is held.
+func (s *Server) claimIs(h *held, sequence uint64) {
+	h.claim = sequence
+	made := h.request.GetClaimTerms().GetStreamMade()
+	if !made.IsValid() {
+		return
+	}
+	switch highest := s.highest[h.cluster]; {
+	case made.AsTime().After(highest.made):
+		s.highest[h.cluster] = ackedClaim{sequence, made.AsTime()}
+	case made.AsTime().Equal(highest.made):
+		s.highest[h.cluster] = ackedClaim{max(sequence, highest.sequence), highest.made}
+	}
 }
 
 // unclaimed makes a refusal of why a claim could not be written, nil of nil.
@@ -153,7 +175,8 @@ func (s *Server) noteOutcome(h *held, replaced, seq uint64, final bool, err erro
 		if !h.counts() {
 			awaited = h.result
 		}
-		h.stored, h.claim = true, seq
+		h.stored = true
+		s.claimIs(h, seq)
 		signal(s.acked)
 	case final && !h.stored && h.claim == replaced:
 		// Another attempt has taken our claim's place, or an acknowledgement was

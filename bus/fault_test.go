@@ -136,6 +136,60 @@ func TestLostCreateOfAnotherOperation(t *testing.T) {
 	}
 }
 
+// A replica that does not know what came of its create has ended it, and the call may still
+// take effect.
+func TestReleasedCreateWithoutIdentityWaits(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	recovers := make(chan time.Time, 9)
+	r.replica(t, func(_ context.Context, task *bus.Task) *driverv1.Result {
+		if err := task.BeginMutation(); err != nil {
+			return &driverv1.Result{Status: bus.StatusOf(err)}
+		}
+		if task.Request.GetRecover() {
+			recovers <- time.Now()
+
+			return created(task)
+		}
+
+		return &driverv1.Result{
+			Status: bus.StatusOf(bus.Errorf(driverv1.Code_CODE_UNAVAILABLE, "the connection broke")), OutcomeUnknown: true,
+		}
+	}, identity(driverv1.CreateIdentity_CREATE_IDENTITY_NONE))
+	req := create("m")
+	req.Timeout = 4 * time.Second
+	sent := time.Now()
+	out, err := r.caller.Call(t.Context(), req)
+	wantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_UNAVAILABLE)
+	req.Recover, req.Attempt, req.Until = true, out.Attempts, out.Until
+	wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, req)))
+	if waited := bustest.Receive(t, "the second attempt", recovers).Sub(sent); waited < req.Timeout {
+		t.Errorf("tried again after %s, within the first call's deadline", waited)
+	}
+}
+
+// Two calls of one operation, as for an instance and its disk, take each other's record for
+// none of another attempt.
+func TestTwoCallsBeginAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.replica(t, func(_ context.Context, task *bus.Task) *driverv1.Result {
+		const calls = 20
+		errs := make(chan error, calls)
+		for range calls {
+			go func() { errs <- task.BeginMutation() }()
+		}
+		for range calls {
+			if err := <-errs; err != nil {
+				return &driverv1.Result{Status: bus.StatusOf(err)}
+			}
+		}
+
+		return created(task)
+	})
+	wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, create("m"))))
+}
+
 // Where the lost attempt's claim says that it has begun nothing there is nothing to wait
 // for, although nothing identifies a create.
 func TestDeadReplicasCreateThatHasBegunNothing(t *testing.T) {

@@ -54,6 +54,7 @@ func goldenRequests(t *testing.T) map[string]*nats.Msg {
 	t.Helper()
 	w := &sentWire{}
 	c := &Caller{conn: w, cfg: CallerConfig{Cluster: goldenCluster, Owner: goldenOwner, Epoch: func() uint64 { return 3 }}}
+	c.streams = &streams{c: c, seen: map[string]*stream{goldenProvider: {made: goldenTime(-60)}}}
 	frames := map[string]*nats.Msg{}
 	for name, k := range goldenCalls() {
 		k.c, k.op, k.number = c, OperationOf(k.req.Body), max(k.number, 1)
@@ -290,7 +291,7 @@ func goldenNotices(t *testing.T) map[string]*nats.Msg {
 		"fetched-bootstrap": answer(&driverv1.Envelope{Body: &driverv1.Envelope_FetchedBootstrap{FetchedBootstrap: &driverv1.FetchBootstrapResponse{Status: &driverv1.Status{}, Sealed: box}}}),
 		"notice-session": goldenMessage(t, session, "", &driverv1.Envelope{Replica: goldenReplica, Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
 			Cluster: goldenCluster, Provider: goldenProvider, Replica: goldenReplica, Sequence: 12, StartedAt: timestamppb.New(goldenTime(-time.Minute)),
-			Version: "0.1.0", Protocol: spoken.highest, ProtocolMin: spoken.lowest, Slots: 8, Running: 1, CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+			Version: "0.1.0", Protocol: spoken.highest, ProtocolMin: spoken.lowest, Slots: 8, Running: 1, ClaimSequence: 7, ClaimStreamMade: timestamppb.New(goldenTime(-60)), CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
 			SettleTime: durationpb.New(5 * time.Second), Kind: "Small", ApiVersions: []string{"example.com/v1"},
 			Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_LIST},
 			Operations:   []*driverv1.OperationState{goldenState(false)}, Hostname: "h1", Epoch: 3,

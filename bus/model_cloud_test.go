@@ -24,6 +24,7 @@ type modelCloud struct {
 	instances  map[string]string                 // operation id of the create, by machine
 	answers    map[string]map[driverv1.Code]bool // what replicas came to, by operation id
 	settled    map[string]uint64                 // how many operations of a machine have an outcome
+	settledAt  map[string]time.Time              // since when the last of them has one
 	done       map[string]bool                   // operation ids of creates whose success is stored
 	claims     map[string]*driverv1.Claim        // the newest by machine, as the stream has taken them
 	violations []string
@@ -36,6 +37,7 @@ type cloudCall struct {
 	id      string
 	claim   uint64      // the place of the claim under which it was accepted, among all records
 	live    bool        // whoever makes it has not returned
+	begun   time.Time   // when the record was stored that it begins; zero for none
 	stopped func() bool // whoever makes it can begin nothing more for it; modelCloud.mu is held
 }
 
@@ -44,7 +46,7 @@ func newModelCloud(seed uint64, identity driverv1.CreateIdentity) *modelCloud {
 		identity: identity, done: map[string]bool{}, claims: map[string]*driverv1.Claim{},
 		rng:   rand.New(rand.NewPCG(seed, 2)),
 		calls: map[string][]*cloudCall{}, instances: map[string]string{}, used: map[string]bool{},
-		answers: map[string]map[driverv1.Code]bool{}, settled: map[string]uint64{},
+		answers: map[string]map[driverv1.Code]bool{}, settled: map[string]uint64{}, settledAt: map[string]time.Time{},
 	}
 }
 
@@ -133,7 +135,7 @@ func (c *modelCloud) begin(r *modelReplica, t *Task, machine string) (*cloudCall
 	claim := r.claimOf(id)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	call := &cloudCall{by: r.name, id: id, claim: claim, live: true, stopped: func() bool {
+	call := &cloudCall{by: r.name, id: id, claim: claim, begun: r.port.n.begunAt(claim), live: true, stopped: func() bool {
 		is := c.claims[machine]
 
 		return r.port.crashed() || is.GetReplica() != r.name || is.GetOperationId() != id
@@ -143,16 +145,30 @@ func (c *modelCloud) begin(r *modelReplica, t *Task, machine string) (*cloudCall
 	return call, nil
 }
 
+// inFlight reports whether a call begins within the time that the acknowledgement of its
+// record may take: another attempt may have come meanwhile, which knows of the call. A
+// create that nothing tells apart has no such excuse, as the other attempt waits for it.
+func (c *modelCloud) inFlight(call *cloudCall) bool {
+	if c.identity == driverv1.CreateIdentity_CREATE_IDENTITY_NONE && strings.Contains(call.id, ".create.") {
+		return false
+	}
+
+	return !call.begun.IsZero() && time.Since(call.begun) <= beginBound
+}
+
 // judge says what is wrong about a call that begins. c.mu is held.
 func (c *modelCloud) judge(call *cloudCall, machine string) {
 	c.begun++
 	id := call.id
-	if n, _ := operationNumber(id); n < c.settled[machine] {
+	inFlight := c.inFlight(call)
+	n, _ := operationNumber(id)
+	if n < c.settled[machine] && !(inFlight && call.begun.Before(c.settledAt[machine])) {
 		c.violatef("%s begins at %s after its outcome was stored", id, call.by)
 	}
 	for _, other := range c.calls[machine] {
 		switch {
 		case other.by == call.by && other.id == id:
+		case inFlight && other.claim > call.claim:
 		case other.claim > call.claim:
 			c.violatef("%s begins at %s (claim %d) after %s has begun at %s (claim %d)",
 				id, call.by, call.claim, other.id, other.by, other.claim)
@@ -250,7 +266,7 @@ func (c *modelCloud) outcome(machine, id string, result *driverv1.Result) {
 		c.done[id] = true
 	}
 	if n, _ := operationNumber(id); n+1 > c.settled[machine] {
-		c.settled[machine] = n + 1
+		c.settled[machine], c.settledAt[machine] = n+1, time.Now()
 	}
 }
 

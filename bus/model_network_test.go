@@ -120,6 +120,15 @@ func (n *network) orderOf(sequence uint64) uint64 {
 	return n.server.order[sequence]
 }
 
+// begunAt is when a record was stored that a call begins; zero for one that says nothing
+// of that.
+func (n *network) begunAt(order uint64) time.Time {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+
+	return n.server.begun[order]
+}
+
 // records is how many the operations stream has ever had.
 func (n *network) records() uint64 {
 	n.mu.Lock()

@@ -9,6 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // codeStreamExists is JetStream's refusal to make a stream anew with other settings.
@@ -20,7 +22,8 @@ const codeStreamExists = 10058
 type simStreams struct {
 	off, away bool // there is none; it is there and does not answer
 	byName    map[string]*simStore
-	order     map[uint64]uint64 // of all records ever written, by their sequences
+	order     map[uint64]uint64    // of all records ever written, by their sequences
+	begun     map[uint64]time.Time // when a record that a call begins was stored, by its place in order
 	// onPut is told what a record was replaced by; nil for nobody.
 	onPut func(subject string, before, after []byte)
 }
@@ -40,7 +43,7 @@ type simRecord struct {
 }
 
 func newSimStreams() *simStreams {
-	return &simStreams{byName: map[string]*simStore{}, order: map[uint64]uint64{}}
+	return &simStreams{byName: map[string]*simStore{}, order: map[uint64]uint64{}, begun: map[uint64]time.Time{}}
 }
 
 // take handles a message if JetStream has to do with it: handled says so, and
@@ -135,6 +138,9 @@ func (s *simStreams) put(name string, store *simStore, m *nats.Msg) *nats.Msg {
 	}
 	store.last++
 	s.order[store.last] = uint64(len(s.order)) + 1
+	if env, err := Decode(m.Data, ""); err == nil && env.GetClaim().GetState() == driverv1.Claim_STATE_BEGUN {
+		s.begun[s.order[store.last]] = time.Now()
+	}
 	after := simRecord{sequence: store.last, data: m.Data, ttl: m.Header[headerTTL]}
 	if ttl, err := time.ParseDuration(m.Header.Get(headerTTL)); err == nil {
 		after.ends = time.Now().Add(ttl)

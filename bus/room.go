@@ -22,6 +22,7 @@ type room struct {
 	bytes, limit int64                      // no limit is negative
 	led          bool                       // a server leads those that hold it
 	behind       int                        // servers that are offline or lag
+	replicated   bool                       // more than one server holds it
 	made         time.Time                  // by the server's clock
 	last         uint64                     // sequence of the newest record
 	config       map[string]json.RawMessage // of the stream, all of it
@@ -49,7 +50,7 @@ func (s *streams) look(ctx context.Context, name string) (room, error) {
 	}
 	r := room{bytes: info.State.Bytes, config: info.Config, led: true, made: info.Created, last: info.State.Last}
 	if info.Cluster != nil {
-		r.led = info.Cluster.Leader != ""
+		r.led, r.replicated = info.Cluster.Leader != "", len(info.Cluster.Replicas) > 0
 		for _, replica := range info.Cluster.Replicas {
 			if replica.Offline || !replica.Current {
 				r.behind++

@@ -146,13 +146,14 @@ type Server struct {
 	protocols protocols // that it speaks
 
 	mu         sync.Mutex
-	held       map[string]*held   // mutations running or not acknowledged, by cluster and operation id
-	machines   map[string]*held   // running mutations, by cluster and machine uid
-	reads      map[*held]struct{} // running reads
-	stuck      map[*held]struct{} // of machines and reads, calls that were given up
-	epochs     map[string]uint64  // highest epoch seen, by cluster
-	leaders    map[string]string  // last hello's sender, by cluster
-	strange    map[string]error   // why nothing is taken from a cluster's managers: the protocol
+	held       map[string]*held      // mutations running or not acknowledged, by cluster and operation id
+	machines   map[string]*held      // running mutations, by cluster and machine uid
+	reads      map[*held]struct{}    // running reads
+	highest    map[string]ackedClaim // by cluster
+	stuck      map[*held]struct{}    // of machines and reads, calls that were given up
+	epochs     map[string]uint64     // highest epoch seen, by cluster
+	leaders    map[string]string     // last hello's sender, by cluster
+	strange    map[string]error      // why nothing is taken from a cluster's managers: the protocol
 	denials    denials
 	running    int // mutations that occupy a slot
 	deleting   int // those of them that are deletes
@@ -226,6 +227,7 @@ func newServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
 		machines: map[string]*held{},
 		reads:    map[*held]struct{}{},
 		stuck:    map[*held]struct{}{},
+		highest:  map[string]ackedClaim{},
 		epochs:   map[string]uint64{},
 		leaders:  map[string]string{},
 		strange:  map[string]error{},

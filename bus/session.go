@@ -169,6 +169,9 @@ func (s *Server) session(cluster string, stopped bool) *driverv1.Session {
 	if s.cfg.SettleTime > 0 {
 		session.SettleTime = durationpb.New(s.cfg.SettleTime)
 	}
+	if highest := s.highest[cluster]; highest.sequence > 0 {
+		session.ClaimSequence, session.ClaimStreamMade = highest.sequence, timestamppb.New(highest.made)
+	}
 	for _, h := range s.held {
 		if h.cluster == cluster {
 			session.Operations = append(session.Operations, h.state(now))

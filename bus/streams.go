@@ -14,6 +14,9 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 const (
@@ -88,7 +91,16 @@ type stream struct {
 	newest uint64    // sequence that the stream has told, or acknowledged; its keeper's
 	// rolledFrom is what newest was when the last rollback was noticed.
 	rolledFrom uint64
-	rolled     time.Time                  // when it was last found rolled back; guarded by streams.mu
+	// Guarded by streams.mu:
+	rolled     time.Time          // when it was last found rolled back
+	made       time.Time          // when it was made, by its server's clock
+	reported   uint64             // highest sequence of it that a replica had acknowledged
+	giveUp     context.CancelFunc // ends the look at it that is under way, if one is
+	reportedAt time.Time          // when it was last looked at for that
+
+	// Its keeper's:
+	suspect    time.Time                  // since when it seems to be rolled back
+	gone       time.Time                  // since when it is not there any more; zero while it is
 	settings   map[string]json.RawMessage // to make it again with; nil for the usual ones
 	unanswered int                        // writes in a row that got no answer; its keeper's
 	known      chan struct{}              // closed when it is ready for the first time
@@ -122,12 +134,16 @@ func (s *streams) of(provider string) *stream {
 	return st
 }
 
-// checkAll looks at all streams at once: the server is another one.
+// checkAll looks at all streams at once: the connection was made again. What was asked
+// before that gets no answer any more.
 func (s *streams) checkAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, st := range s.seen {
 		signal(st.check)
+		if st.giveUp != nil {
+			st.giveUp()
+		}
 	}
 }
 
@@ -157,12 +173,21 @@ func (s *streams) keep(ctx context.Context, st *stream) {
 		next := streamRetry
 		if s.c.conn.Up() {
 			known := st.ready
-			err := s.make(ctx, st)
+			look, giveUp := context.WithCancel(ctx)
+			s.mu.Lock()
+			st.giveUp = giveUp
+			s.mu.Unlock()
+			err := s.make(look, st)
 			if err == nil {
-				err = s.probe(ctx, st)
+				err = s.probe(look, st)
 			}
-			if ctx.Err() != nil {
+			stale := look.Err() != nil
+			giveUp()
+			switch {
+			case ctx.Err() != nil:
 				return
+			case stale:
+				continue // there is a check to do
 			}
 			if s.note(st, err) && (known || err != nil) { // what it holds is seen once it is as it should be
 				next = streamCheck
@@ -237,14 +262,16 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	if s.config.Memory {
 		cfg.Storage = jetstream.MemoryStorage
 	}
+	known := s.known(st) // before the look
 	there, err := s.look(ctx, name)
-	if err == nil && s.lostRecords(st, there) {
-		err = s.remove(ctx, st, there)
+	if err == nil && s.lacksRecords(st, there, known) {
+		err = s.rolledBack(ctx, st, there)
 	}
 	st.room.led, st.room.behind = false, 0
 	if errors.Is(err, errNoStream) {
 		return s.create(ctx, st, cfg)
 	}
+	st.gone = time.Time{}
 	if err != nil {
 		return err
 	}
@@ -272,9 +299,17 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	return nil
 }
 
-// create makes a stream. One that has to be made again keeps what people have set.
+// create makes a stream. One that has to be made again keeps what people have set. It comes
+// once the requests from before are stale: a first attempt's claim fits into any new
+// stream, and one that was on its way for long would begin beside what came after it.
 func (s *streams) create(ctx context.Context, st *stream, cfg jetstream.StreamConfig) error {
 	st.room, st.newest = room{}, 0
+	if st.ready && st.gone.IsZero() {
+		st.gone = time.Now()
+	}
+	if wait := acceptBy - time.Since(st.gone); wait > 0 {
+		return fmt.Errorf("it is gone: it is made again in %s, when requests from before are stale", wait.Round(time.Millisecond))
+	}
 	settings, err := overlaid(st.settings, cfg)
 	if err == nil {
 		err = s.api(ctx, "STREAM.CREATE."+st.state.Name, settings)
@@ -309,6 +344,53 @@ func overlaid(there map[string]json.RawMessage, cfg jetstream.StreamConfig) (map
 
 // errRolledBackStandby is for a manager that does not lead.
 var errRolledBackStandby = errors.New("it was rolled back: the manager that leads makes it again")
+
+// madeAt returns when a provider's stream was made; nil while that is not known, and of a
+// Caller that only reads.
+func (s *streams) madeAt(provider string) *timestamppb.Timestamp {
+	if s == nil {
+		return nil
+	}
+	st := s.of(provider)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if st.made.IsZero() {
+		return nil
+	}
+
+	return timestamppb.New(st.made)
+}
+
+// reportEvery is the least time between two looks at a stream for what replicas report.
+const reportEvery = time.Second
+
+// report takes what a replica says of the highest sequence that it had acknowledged. The
+// stream is looked at for that, as it may have been rolled back while no manager ran.
+func (s *streams) report(st *stream, session *driverv1.Session) {
+	made, sequence := session.GetClaimStreamMade(), session.GetClaimSequence()
+	if sequence == 0 || !made.IsValid() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !made.AsTime().Equal(st.made) || sequence <= st.reported {
+		return
+	}
+	st.reported = sequence
+	if now := time.Now(); now.Sub(st.reportedAt) >= reportEvery {
+		st.reportedAt = now
+		signal(st.check)
+	}
+}
+
+// known returns what a stream has to have: that which was made at some time, a sequence
+// that it has acknowledged to a replica or to this manager.
+func (s *streams) known(st *stream) (least room) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return room{made: st.made, last: max(st.newest, st.reported)}
+}
 
 // remove deletes a stream that was rolled back: its sequences come again, and a replica
 // may still hold one. It returns errNoStream when that is done. Only the manager that leads
@@ -403,14 +485,36 @@ func (s *streams) age(ctx context.Context, st *stream) (time.Duration, error) {
 	return min(info.Now.Sub(info.Created), time.Since(whole)), nil
 }
 
-// lostRecords reports whether a stream has lost records that it has acknowledged: its
+// lacksRecords reports whether a stream has lost records that it has acknowledged: its
 // server was put back to an older state, or has lost what was not on its disk yet.
-func (s *streams) lostRecords(st *stream, there room) bool {
-	if !there.made.Equal(st.room.made) {
-		st.newest = 0 // of another stream, or none
+func (s *streams) lacksRecords(st *stream, there, known room) bool {
+	switch {
+	case !there.made.Equal(known.made): // another stream, or the first one
+		st.newest = 0
+		s.mu.Lock()
+		st.made, st.reported = there.made, 0
+		s.mu.Unlock()
+	case there.last < known.last:
+		st.newest = known.last
+
+		return true
 	}
-	if there.last >= st.newest {
-		return false
+	st.suspect = time.Time{}
+
+	return false
+}
+
+// staleLeader is more than a server leads others for that it has lost: until then it
+// answers for a stream without the newest records.
+const staleLeader = 15 * time.Second
+
+// rolledBack has a stream made again that lacks records.
+func (s *streams) rolledBack(ctx context.Context, st *stream, there room) error {
+	if st.suspect.IsZero() {
+		st.suspect = time.Now()
+	}
+	if there.replicated && time.Since(st.suspect) < staleLeader {
+		return errors.New("it lacks records that it has acknowledged: it was rolled back, or one of its servers leads that has lost the others; looking again")
 	}
 	if st.newest != st.rolledFrom { // else it is the same one, which could not be made again yet
 		st.rolledFrom = st.newest
@@ -423,7 +527,7 @@ func (s *streams) lostRecords(st *stream, there room) bool {
 		s.mu.Unlock()
 	}
 
-	return true
+	return s.remove(ctx, st, there)
 }
 
 // api makes a request of JetStream's API.

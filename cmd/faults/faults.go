@@ -43,6 +43,7 @@ var faults = []fault{
 	{"freeze-nats", natsServers, freeze},
 	{"lose-nats", natsServers, loseServer},
 	{"disk-full", stores, diskFull},
+	{"roll-back-store", stores, rollBackStore},
 	{"fail-over", theLead, failOver},
 	{"epoch-back", theLead, epochBack},
 	{"stray-manager", strays, strayManager},

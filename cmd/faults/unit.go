@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -84,6 +85,8 @@ type unit struct {
 	crashed func(error)
 	mayEnd  *regexp.Regexp
 
+	starting sync.Mutex // held while it is started, and while it must not be
+
 	mu      sync.Mutex
 	process *stack.Process
 	away    time.Duration // until the next start
@@ -108,7 +111,10 @@ func (u *unit) keep(ctx context.Context) {
 				return
 			}
 			var err error
-			if again, err = u.site.Restart(p); err != nil {
+			u.starting.Lock()
+			again, err = u.site.Restart(p)
+			u.starting.Unlock()
+			if err != nil {
 				delay = restartDelay // it is tried again
 				continue
 			}
@@ -155,6 +161,17 @@ func (u *unit) kill(away time.Duration) error {
 	u.away = away
 	u.mu.Unlock()
 	return p.Kill()
+}
+
+// down kills the process and does something before it is started again.
+func (u *unit) down(do func() error) error {
+	u.starting.Lock()
+	defer u.starting.Unlock()
+	p, err := u.there()
+	if err != nil {
+		return err
+	}
+	return errors.Join(p.Kill(), do())
 }
 
 // freeze stops the process for so long.

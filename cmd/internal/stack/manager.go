@@ -14,7 +14,9 @@ type Manager struct {
 	// NATSURL is where its bus can be reached: its own, if it runs one. It stays
 	// the same across Restart.
 	NATSURL string
-	site    *Site
+	// Store is the directory of its own bus; empty if it runs none.
+	Store string
+	site  *Site
 }
 
 // ManagerOptions are what is told to mcm. Control is needed.
@@ -45,6 +47,9 @@ func (s *Site) StartManager(ctx context.Context, o ManagerOptions) (*Manager, er
 		o.Target = o.Control
 	}
 	m := &Manager{NATSURL: o.NATSURL, site: s}
+	if o.NATSURL == "" {
+		m.Store = s.path(o.Name + ".nats")
+	}
 	plan := func(ports []int) command {
 		m.Address = Loopback(ports[0])
 		args := []string{
@@ -61,7 +66,7 @@ func (s *Site) StartManager(ctx context.Context, o ManagerOptions) (*Manager, er
 			args = append(args, "--nats-url", o.NATSURL)
 		} else {
 			m.NATSURL = "nats://" + Loopback(ports[1])
-			args = append(args, "--nats-listen", Loopback(ports[1]), "--nats-store-dir", s.path(o.Name+".nats"))
+			args = append(args, "--nats-listen", Loopback(ports[1]), "--nats-store-dir", m.Store)
 		}
 		return command{name: o.Name, program: "mcm", args: append(args, o.Args...), env: o.Env}
 	}

@@ -94,7 +94,10 @@ type ClaimTerms struct {
 	// and MUST answer busy with BUSY_REASON_CLAIM when the stream refuses it
 	// [CLAIM-3]. Unset is not 0, and comes in a request for what the replica is known
 	// to have: it answers busy likewise if it does not.
-	Sequence      *uint64 `protobuf:"varint,1,opt,name=sequence,proto3,oneof" json:"sequence,omitempty"`
+	Sequence *uint64 `protobuf:"varint,1,opt,name=sequence,proto3,oneof" json:"sequence,omitempty"`
+	// stream_made is when the operations stream was made, by its server's clock. A stream
+	// that is made again has another one: see Session.claim_sequence.
+	StreamMade    *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=stream_made,json=streamMade,proto3" json:"stream_made,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -134,6 +137,13 @@ func (x *ClaimTerms) GetSequence() uint64 {
 		return *x.Sequence
 	}
 	return 0
+}
+
+func (x *ClaimTerms) GetStreamMade() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StreamMade
+	}
+	return nil
 }
 
 // Claim says which attempt at which operation of a machine holds the machine, on
@@ -442,10 +452,12 @@ var File_machinebus_driver_v1_claim_proto protoreflect.FileDescriptor
 
 const file_machinebus_driver_v1_claim_proto_rawDesc = "" +
 	"\n" +
-	" machinebus/driver/v1/claim.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a machinebus/driver/v1/fetch.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\":\n" +
+	" machinebus/driver/v1/claim.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a machinebus/driver/v1/fetch.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\"w\n" +
 	"\n" +
 	"ClaimTerms\x12\x1f\n" +
-	"\bsequence\x18\x01 \x01(\x04H\x00R\bsequence\x88\x01\x01B\v\n" +
+	"\bsequence\x18\x01 \x01(\x04H\x00R\bsequence\x88\x01\x01\x12;\n" +
+	"\vstream_made\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"streamMadeB\v\n" +
 	"\t_sequence\"\xe2\x04\n" +
 	"\x05Claim\x12!\n" +
 	"\foperation_id\x18\x01 \x01(\tR\voperationId\x12\x18\n" +
@@ -503,28 +515,29 @@ var file_machinebus_driver_v1_claim_proto_goTypes = []any{
 	(*Claim)(nil),                 // 2: machinebus.driver.v1.Claim
 	(*Outcome)(nil),               // 3: machinebus.driver.v1.Outcome
 	(*SealedOutcome)(nil),         // 4: machinebus.driver.v1.SealedOutcome
-	(Operation)(0),                // 5: machinebus.driver.v1.Operation
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
+	(*timestamppb.Timestamp)(nil), // 5: google.protobuf.Timestamp
+	(Operation)(0),                // 6: machinebus.driver.v1.Operation
 	(Code)(0),                     // 7: machinebus.driver.v1.Code
 	(*durationpb.Duration)(nil),   // 8: google.protobuf.Duration
 	(*Address)(nil),               // 9: machinebus.driver.v1.Address
 	(*Sealed)(nil),                // 10: machinebus.driver.v1.Sealed
 }
 var file_machinebus_driver_v1_claim_proto_depIdxs = []int32{
-	5,  // 0: machinebus.driver.v1.Claim.operation:type_name -> machinebus.driver.v1.Operation
-	0,  // 1: machinebus.driver.v1.Claim.state:type_name -> machinebus.driver.v1.Claim.State
-	6,  // 2: machinebus.driver.v1.Claim.claimed_at:type_name -> google.protobuf.Timestamp
-	6,  // 3: machinebus.driver.v1.Claim.ended_at:type_name -> google.protobuf.Timestamp
-	3,  // 4: machinebus.driver.v1.Claim.outcome:type_name -> machinebus.driver.v1.Outcome
-	7,  // 5: machinebus.driver.v1.Outcome.code:type_name -> machinebus.driver.v1.Code
-	8,  // 6: machinebus.driver.v1.Outcome.retry_after:type_name -> google.protobuf.Duration
-	9,  // 7: machinebus.driver.v1.Outcome.addresses:type_name -> machinebus.driver.v1.Address
-	10, // 8: machinebus.driver.v1.Outcome.sealed:type_name -> machinebus.driver.v1.Sealed
-	9,  // [9:9] is the sub-list for method output_type
-	9,  // [9:9] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	5,  // 0: machinebus.driver.v1.ClaimTerms.stream_made:type_name -> google.protobuf.Timestamp
+	6,  // 1: machinebus.driver.v1.Claim.operation:type_name -> machinebus.driver.v1.Operation
+	0,  // 2: machinebus.driver.v1.Claim.state:type_name -> machinebus.driver.v1.Claim.State
+	5,  // 3: machinebus.driver.v1.Claim.claimed_at:type_name -> google.protobuf.Timestamp
+	5,  // 4: machinebus.driver.v1.Claim.ended_at:type_name -> google.protobuf.Timestamp
+	3,  // 5: machinebus.driver.v1.Claim.outcome:type_name -> machinebus.driver.v1.Outcome
+	7,  // 6: machinebus.driver.v1.Outcome.code:type_name -> machinebus.driver.v1.Code
+	8,  // 7: machinebus.driver.v1.Outcome.retry_after:type_name -> google.protobuf.Duration
+	9,  // 8: machinebus.driver.v1.Outcome.addresses:type_name -> machinebus.driver.v1.Address
+	10, // 9: machinebus.driver.v1.Outcome.sealed:type_name -> machinebus.driver.v1.Sealed
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_machinebus_driver_v1_claim_proto_init() }

@@ -187,9 +187,15 @@ type Session struct {
 	Deleting uint32 `protobuf:"varint,23,opt,name=deleting,proto3" json:"deleting,omitempty"`
 	// protocol_min is the lowest version of this contract that the replica speaks; 0
 	// means that it speaks the one in protocol alone.
-	ProtocolMin   uint32 `protobuf:"varint,24,opt,name=protocol_min,json=protocolMin,proto3" json:"protocol_min,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ProtocolMin uint32 `protobuf:"varint,24,opt,name=protocol_min,json=protocolMin,proto3" json:"protocol_min,omitempty"`
+	// claim_sequence is the highest sequence that the operations stream has acknowledged to
+	// the replica, of the stream of which the replica was last told when it was made, in
+	// claim_stream_made. A stream that has less was rolled back: mcm makes it again. A
+	// replica MAY leave both out.
+	ClaimSequence   uint64                 `protobuf:"varint,25,opt,name=claim_sequence,json=claimSequence,proto3" json:"claim_sequence,omitempty"`
+	ClaimStreamMade *timestamppb.Timestamp `protobuf:"bytes,26,opt,name=claim_stream_made,json=claimStreamMade,proto3" json:"claim_stream_made,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
@@ -374,6 +380,20 @@ func (x *Session) GetProtocolMin() uint32 {
 		return x.ProtocolMin
 	}
 	return 0
+}
+
+func (x *Session) GetClaimSequence() uint64 {
+	if x != nil {
+		return x.ClaimSequence
+	}
+	return 0
+}
+
+func (x *Session) GetClaimStreamMade() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ClaimStreamMade
+	}
+	return nil
 }
 
 // OperationState is what a replica knows of one operation.
@@ -1050,7 +1070,7 @@ var File_machinebus_driver_v1_session_proto protoreflect.FileDescriptor
 
 const file_machinebus_driver_v1_session_proto_rawDesc = "" +
 	"\n" +
-	"\"machinebus/driver/v1/session.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\"\xc4\x06\n" +
+	"\"machinebus/driver/v1/session.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\"\xb3\a\n" +
 	"\aSession\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1a\n" +
 	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x18\n" +
@@ -1078,7 +1098,9 @@ const file_machinebus_driver_v1_session_proto_rawDesc = "" +
 	"\aomitted\x18\x15 \x01(\rR\aomitted\x12\x14\n" +
 	"\x05epoch\x18\x16 \x01(\x04R\x05epoch\x12\x1a\n" +
 	"\bdeleting\x18\x17 \x01(\rR\bdeleting\x12!\n" +
-	"\fprotocol_min\x18\x18 \x01(\rR\vprotocolMinJ\x04\b\x13\x10\x14J\x04\b\x14\x10\x15R\n" +
+	"\fprotocol_min\x18\x18 \x01(\rR\vprotocolMin\x12%\n" +
+	"\x0eclaim_sequence\x18\x19 \x01(\x04R\rclaimSequence\x12F\n" +
+	"\x11claim_stream_made\x18\x1a \x01(\v2\x1a.google.protobuf.TimestampR\x0fclaimStreamMadeJ\x04\b\x13\x10\x14J\x04\b\x14\x10\x15R\n" +
 	"session_idR\x06leased\"\xac\x03\n" +
 	"\x0eOperationState\x12!\n" +
 	"\foperation_id\x18\x01 \x01(\tR\voperationId\x12\x18\n" +
@@ -1189,23 +1211,24 @@ var file_machinebus_driver_v1_session_proto_depIdxs = []int32{
 	12, // 2: machinebus.driver.v1.Session.settle_time:type_name -> google.protobuf.Duration
 	13, // 3: machinebus.driver.v1.Session.capabilities:type_name -> machinebus.driver.v1.Operation
 	3,  // 4: machinebus.driver.v1.Session.operations:type_name -> machinebus.driver.v1.OperationState
-	13, // 5: machinebus.driver.v1.OperationState.operation:type_name -> machinebus.driver.v1.Operation
-	14, // 6: machinebus.driver.v1.OperationState.code:type_name -> machinebus.driver.v1.Code
-	12, // 7: machinebus.driver.v1.OperationState.elapsed:type_name -> google.protobuf.Duration
-	1,  // 8: machinebus.driver.v1.Changed.kind:type_name -> machinebus.driver.v1.Changed.Kind
-	15, // 9: machinebus.driver.v1.Changed.reference:type_name -> machinebus.driver.v1.ObjectReference
-	3,  // 10: machinebus.driver.v1.OpsResponse.operations:type_name -> machinebus.driver.v1.OperationState
-	16, // 11: machinebus.driver.v1.OpsResponse.result:type_name -> machinebus.driver.v1.Result
-	13, // 12: machinebus.driver.v1.Audit.operation:type_name -> machinebus.driver.v1.Operation
-	17, // 13: machinebus.driver.v1.Audit.status:type_name -> machinebus.driver.v1.Status
-	11, // 14: machinebus.driver.v1.Audit.started_at:type_name -> google.protobuf.Timestamp
-	12, // 15: machinebus.driver.v1.Audit.waited:type_name -> google.protobuf.Duration
-	12, // 16: machinebus.driver.v1.Audit.took:type_name -> google.protobuf.Duration
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	11, // 5: machinebus.driver.v1.Session.claim_stream_made:type_name -> google.protobuf.Timestamp
+	13, // 6: machinebus.driver.v1.OperationState.operation:type_name -> machinebus.driver.v1.Operation
+	14, // 7: machinebus.driver.v1.OperationState.code:type_name -> machinebus.driver.v1.Code
+	12, // 8: machinebus.driver.v1.OperationState.elapsed:type_name -> google.protobuf.Duration
+	1,  // 9: machinebus.driver.v1.Changed.kind:type_name -> machinebus.driver.v1.Changed.Kind
+	15, // 10: machinebus.driver.v1.Changed.reference:type_name -> machinebus.driver.v1.ObjectReference
+	3,  // 11: machinebus.driver.v1.OpsResponse.operations:type_name -> machinebus.driver.v1.OperationState
+	16, // 12: machinebus.driver.v1.OpsResponse.result:type_name -> machinebus.driver.v1.Result
+	13, // 13: machinebus.driver.v1.Audit.operation:type_name -> machinebus.driver.v1.Operation
+	17, // 14: machinebus.driver.v1.Audit.status:type_name -> machinebus.driver.v1.Status
+	11, // 15: machinebus.driver.v1.Audit.started_at:type_name -> google.protobuf.Timestamp
+	12, // 16: machinebus.driver.v1.Audit.waited:type_name -> google.protobuf.Duration
+	12, // 17: machinebus.driver.v1.Audit.took:type_name -> google.protobuf.Duration
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_machinebus_driver_v1_session_proto_init() }

@@ -1,0 +1,129 @@
+package mutants
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+var run = flag.Bool("mutants.run", false, "run the tests against each mutation, which takes minutes")
+
+// A mutation breaks one rule of bus/SAFETY.md in one place.
+type mutation struct {
+	name, file, old, mutated string
+	tests                    string // that must catch it: any of them
+	runs                     string // schedules of the model, if that is one of them
+}
+
+// modelTime bounds one run; a mutation makes some tests wait for what never comes.
+const modelTime = 3 * time.Minute
+
+var failed = regexp.MustCompile(`(?m)^--- FAIL: (\S+)`)
+
+// TestApply sees to it that no mutation rots: each one's text is in its file, once.
+func TestApply(t *testing.T) {
+	t.Parallel()
+	for _, m := range mutations {
+		m.apply(t)
+	}
+}
+
+// TestCaught runs the tests that must catch each mutation; unmutated code passes them first.
+func TestCaught(t *testing.T) { //nolint:paralleltest // one at a time, so that the processor is not shared
+	if !*run {
+		t.Skip("runs with -mutants.run: make mutants")
+	}
+	names := map[string]bool{}
+	for _, m := range mutations {
+		for name := range strings.SplitSeq(m.tests, "|") {
+			names[name] = true
+		}
+	}
+	all := make([]string, 0, len(names))
+	for name := range names {
+		all = append(all, name)
+	}
+	if out, err := try(t, build(t, nil), strings.Join(all, "|"), ""); err != nil {
+		t.Fatalf("the code without a mutation must pass first: %v\n%s", err, out)
+	}
+	for _, m := range mutations {
+		t.Run(m.name, func(t *testing.T) {
+			started := time.Now()
+			out, err := try(t, build(t, &m), m.tests, m.runs)
+			by := failed.FindSubmatch(out)
+			if err == nil || by == nil {
+				t.Fatalf("survives: %s in %s; add a test to bus that sees it (%v)\n%s", m.mutated, m.file, err, out)
+			}
+			t.Logf("%-28s caught by %-45s in %s", m.name, by[1], time.Since(started).Round(time.Second))
+		})
+	}
+}
+
+// apply returns the path of the mutation's file and what stands in it then.
+func (m mutation) apply(t *testing.T) (path string, text []byte) {
+	t.Helper()
+	path, err := filepath.Abs(filepath.Join("..", m.file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err = os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(text, []byte(m.old)); n != 1 {
+		t.Fatalf("mutation %q: its text is %d times in bus/%s, not once; write the mutation for the code as it is: %s", m.name, n, m.file, m.old)
+	}
+
+	return path, bytes.Replace(text, []byte(m.old), []byte(m.mutated), 1)
+}
+
+// build makes the tests of bus with a mutation, or without one.
+func build(t *testing.T, m *mutation) (binary string) {
+	t.Helper()
+	dir := t.TempDir()
+	replaced := map[string]string{}
+	if m != nil {
+		path, text := m.apply(t)
+		copied := filepath.Join(dir, "mutated.go")
+		if err := os.WriteFile(copied, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		replaced[path] = copied
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": replaced})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	binary = filepath.Join(dir, "bus.test")
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary, "..")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("a mutation has to compile: %v\n%s", err, out)
+	}
+
+	return binary
+}
+
+// try runs tests. Nothing but a failed test makes a line that says FAIL.
+func try(t *testing.T, binary, tests, runs string) ([]byte, error) {
+	t.Helper()
+	if runs == "" {
+		runs = "150"
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), modelTime)
+	defer cancel()
+	test := exec.CommandContext(ctx, binary, "-test.failfast", "-test.run", "^("+tests+")$", "-model.runs", runs)
+	test.Dir = ".."
+
+	return test.CombinedOutput() //nolint:wrapcheck // the test's own
+}

@@ -1,0 +1,94 @@
+package mutants
+
+var mutations = []mutation{
+	{
+		name: "refused BEGUN counts", file: "begin.go", tests: "TestCutOffReplicaIsFenced|TestModel",
+		old:     "driverv1.Claim_STATE_BEGUN), expected, 0)\n\tif err != nil {",
+		mutated: "driverv1.Claim_STATE_BEGUN), expected, 0)\n\tif _, replaced := conflictOf(err); err != nil && !replaced {",
+	},
+	{
+		name: "unanswered BEGUN counts", file: "begin.go", tests: "TestBeginUnacknowledged|TestModel",
+		old: "\t\tcase err != nil:\n\t\t\treturn s.refuseBegin", mutated: "\t\tcase err != nil && false:\n\t\t\treturn s.refuseBegin",
+	},
+	{
+		name: "late BEGUN counts", file: "begin.go", tests: "TestModel", runs: "3000",
+		old: "case fresh:", mutated: "case fresh || err == nil:",
+	},
+	{
+		name: "two calls write at once", file: "begin.go", tests: "TestTwoCallsBeginAtOnce",
+		old: "h.beginning.Lock() // or two calls would take each other's record for another attempt's\n\tdefer h.beginning.Unlock()\n", mutated: "\n",
+	},
+	{
+		name: "claim is not replaced", file: "claim.go", tests: "TestClaimRace|TestModel",
+		old: "case errors.Is(err, errConflict):\n", mutated: "case errors.Is(err, errConflict):\n\t\treturn nil\n",
+	},
+	{
+		name: "no recover after BEGUN", file: "mutate.go", tests: "TestDeadReplicasMutationGoesToAnother|TestModel",
+		old: "k.number, k.again = k.ran+1, true", mutated: "k.number = k.ran + 1",
+	},
+	{
+		name: "no wait without identity", file: "mutate.go", tests: "TestDeadReplicasCreateWithoutIdentityWaits|TestModel",
+		old: "case !k.unclaimed && now.Before(lost):", mutated: "case !k.unclaimed && now.Before(lost) && false:",
+	},
+	{
+		name: "stuck call is not feared", file: "mutate.go", tests: "TestStuck_NoIdentity",
+		old: `case stuck != "":`, mutated: `case stuck != "" && false:`,
+	},
+	{
+		name: "BEGUN is nothing begun", file: "consult.go", tests: "TestDeadReplicasCreateWithoutIdentityWaits|TestModel",
+		old: "if c.GetState() == driverv1.Claim_STATE_RUNNING {", mutated: "if runs(c) {",
+	},
+	{
+		name: "RELEASED is nothing begun", file: "consult.go", tests: "TestReleasedCreateWithoutIdentityWaits",
+		old:     "if c.GetState() == driverv1.Claim_STATE_RUNNING {",
+		mutated: "if c.GetState() == driverv1.Claim_STATE_RUNNING || c.GetState() == driverv1.Claim_STATE_RELEASED {",
+	},
+	{
+		name: "young stream lost nothing", file: "consult.go", tests: "TestStreamLostBeforeACallBegins|TestModel", runs: "1000",
+		old: "(age > acceptBy+k.req.Timeout ||", mutated: "(age >= 0 ||",
+	},
+	{
+		name: "lost create of another id", file: "consult.go", tests: "TestLostCreateOfAnotherOperation",
+		old: "\tk.fearEarlierCreate(c)\n", mutated: "\n",
+	},
+	{
+		name: "later operation is replaced", file: "consult.go", tests: "TestJudgeClaim",
+		old: "return isStale\n", mutated: "return isFree\n",
+	},
+	{
+		name: "plain claim is free", file: "consult.go", tests: "TestJudgeClaim|TestModel",
+		old: "case same && c.GetReplica() == plainReplica:", mutated: "case same && c.GetReplica() == plainReplica && false:",
+	},
+	{
+		name: "sequences begin at 1", file: "streams.go", tests: "TestStreamDeletedUnderUs|TestStreamIsMadeSafe",
+		old: "return 1 + rand.Uint64N(1<<52)", mutated: "return 1 + 0*rand.Uint64N(1<<52)",
+	},
+	{
+		name: "rollback is not noticed", file: "streams.go", tests: "TestStoreRollsBack",
+		old: "case there.last < known.last:", mutated: "case there.last < known.last && false:",
+	},
+	{
+		name: "lost stream is made at once", file: "streams.go", tests: "TestModel", runs: "3000",
+		old: "wait := acceptBy - time.Since(st.gone)", mutated: "wait := -time.Since(st.gone)",
+	},
+	{
+		name: "frame of another attempt", file: "attempt.go", tests: "TestFramesOfStrangersAreDropped|TestModel",
+		old: "case env.GetAttempt() != a.number:", mutated: "case env.GetAttempt() != a.number && false:",
+	},
+	{
+		name: "result counts unstored", file: "held.go", tests: "TestResultAskedForAgainCountsOnceStored",
+		old: "return !h.askedAgain || ", mutated: "return true || ",
+	},
+	{
+		name: "plain accept_by from sending", file: "call.go", tests: "TestModel", runs: "3000",
+		old: "now = k.plainClaimAt", mutated: "now = now.Add(0)",
+	},
+	{
+		name: "lower epoch is accepted", file: "receive.go", tests: "TestLowerEpochIsRefused",
+		old: "h.request.GetEpoch() < highest {", mutated: "h.request.GetEpoch() < highest && false {",
+	},
+	{
+		name: "late request is accepted", file: "receive.go", tests: "TestServerRefuses|TestModel",
+		old: "!h.started.After(by.AsTime())", mutated: "!h.started.After(by.AsTime()) || true",
+	},
+}

@@ -1,0 +1,41 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/machinebus/machinebus/cmd/internal/stack"
+)
+
+// rollBackStore puts the store of NATS, in the manager, back to what it was some seconds
+// before, as the restore of a disk's snapshot does. Claims that drivers hold are gone then.
+func rollBackStore(ctx context.Context, w *world, t *target, e event) error {
+	m := w.managerOf(t)
+	old, err := os.MkdirTemp(w.site.Dir(), "store-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(old)
+	kept := filepath.Join(old, "kept")
+	if err := t.unit.down(func() error { return os.CopyFS(kept, os.DirFS(m.Store)) }); err != nil {
+		return err
+	}
+	const patience = 30 * time.Second
+	within, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err := stack.Poll(within, t.name+" is ready", m.Ready); err != nil {
+		return errors.Join(errMissed, err)
+	}
+	if err := wait(ctx, e.length); err != nil {
+		return err
+	}
+	return t.unit.down(func() error {
+		if err := os.RemoveAll(m.Store); err != nil {
+			return err
+		}
+		return os.CopyFS(m.Store, os.DirFS(kept))
+	})
+}

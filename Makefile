@@ -191,7 +191,7 @@ test-e2e: c-compiler build devcluster nodejs ## End-to-end tests: real processes
 .PHONY: mutants
 mutants: ## Break the protocol code in one place at a time, and show that a test sees each
 	@echo '==> mutations of the protocol code'
-	@go test ./bus/mutants -count=1 -v -timeout=30m -mutants.run
+	@go test ./bus/mutants -count=1 -v -timeout=90m -mutants.run
 
 # What make faults goes by.
 FENCING ?= on

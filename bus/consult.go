@@ -36,14 +36,12 @@ type standing struct {
 // from beginning anything more, and the claim's state says whether it has.
 func judgeClaim(c *driverv1.Claim, id string, who standing) finding {
 	same := c.GetOperationId() == id
-	old, known := operationNumber(c.GetOperationId())
-	n, ok := operationNumber(id)
 	switch {
 	case c == nil: // nothing, or nonsense
 		return isFree
 	case same && c.GetState() == driverv1.Claim_STATE_SETTLED:
 		return isOurs
-	case !same && known && ok && (old > n || old == n && n > 0): // 0 is where a Machine without a journal begins
+	case !same && laterThan(c.GetOperationId(), id):
 		return isStale
 	case !runs(c), who.denied:
 		return isFree
@@ -58,6 +56,16 @@ func judgeClaim(c *driverv1.Claim, id string, who standing) finding {
 	default:
 		return isBusy
 	}
+}
+
+// laterThan reports whether an operation of a machine has come later than another one, or
+// under the same number. Number 0 does not count: every Machine without a journal begins
+// with it.
+func laterThan(operation, id string) bool {
+	old, known := operationNumber(operation)
+	n, ok := operationNumber(id)
+
+	return known && ok && old >= n && old > 0
 }
 
 // runs reports whether the attempt that a claim is for has not ended, as far as its

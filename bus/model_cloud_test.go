@@ -162,7 +162,7 @@ func (c *modelCloud) judge(call *cloudCall, machine string) {
 	id := call.id
 	inFlight := c.inFlight(call)
 	n, _ := operationNumber(id)
-	if n < c.settled[machine] && !(inFlight && call.begun.Before(c.settledAt[machine])) {
+	if n < c.settled[machine] && (!inFlight || !call.begun.Before(c.settledAt[machine])) {
 		c.violatef("%s begins at %s after its outcome was stored", id, call.by)
 	}
 	for _, other := range c.calls[machine] {

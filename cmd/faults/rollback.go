@@ -12,14 +12,14 @@ import (
 
 // rollBackStore puts the store of NATS, in the manager, back to what it was some seconds
 // before, as the restore of a disk's snapshot does. Claims that drivers hold are gone then.
-func rollBackStore(ctx context.Context, w *world, t *target, e event) error {
+func rollBackStore(ctx context.Context, w *world, t *target, e event) (err error) {
 	m := w.managerOf(t)
 	old, err := os.MkdirTemp(w.site.Dir(), "store-")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(old)
 	kept := filepath.Join(old, "kept")
+	defer func() { err = errors.Join(err, os.RemoveAll(old)) }()
 	if err := t.unit.down(func() error { return os.CopyFS(kept, os.DirFS(m.Store)) }); err != nil {
 		return err
 	}

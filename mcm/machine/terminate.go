@@ -113,10 +113,10 @@ func (p *pass) tellEnding(ctx context.Context, state dispatch.State) error {
 // creationEnded stores what an operation that was begun before the deletion came
 // to.
 func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, error) {
-	// Another operation of the machine came later: this Machine is from an older backup,
-	// and what was done since is not known here.
-	overtaken := dispatch.LaterOf(state.Err) > 0
-	if state.Kind == dispatch.Create && p.journal.First && state.Attempt == 0 && !overtaken {
+	if dispatch.LaterOf(state.Err) > 0 {
+		state.Lost = true // this Machine is from an older backup: what was done since is not known here
+	}
+	if state.Kind == dispatch.Create && p.journal.First && state.Attempt == 0 && !state.Lost {
 		// No attempt ever reached a driver: there is nothing to delete, and no driver
 		// needs to be asked.
 		p.untouched = true
@@ -136,13 +136,8 @@ func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, e
 		}
 	}
 	p.journal = p.journal.settle()
-	if state.Kind == dispatch.Create && (state.Lost || overtaken) {
-		// Its call may be at the cloud still, and its instance not in any list yet.
-		until := metav1.NewTime(p.now.Add(p.operationTimeout() + state.SettleTime).
-			Truncate(time.Second).Add(time.Second)) // stored times have no fractions
-		p.journal.Lost = &until
-		p.notef("CreationLost", "Nobody knows whether the creation had an effect: the instance is deleted now, and looked for again at %s",
-			until.UTC().Format(time.RFC3339))
+	if state.Kind == dispatch.Create && state.Lost {
+		p.creationLost(state)
 	}
 	if err := p.patch(ctx); err != nil {
 		return wait, err
@@ -150,6 +145,16 @@ func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, e
 	p.Dispatcher.Settle(p.machine.UID, state.ID)
 
 	return proceed, nil
+}
+
+// creationLost has the instance looked for once more after its deletion: the call may be
+// at the cloud still, and the instance not in any list yet.
+func (p *pass) creationLost(state dispatch.State) {
+	until := metav1.NewTime(p.now.Add(p.operationTimeout() + state.SettleTime).
+		Truncate(time.Second).Add(time.Second)) // stored times have no fractions
+	p.journal.Lost = &until
+	p.notef("CreationLost", "Nobody knows whether the creation had an effect: the instance is deleted now, and looked for again at %s",
+		until.UTC().Format(time.RFC3339))
 }
 
 // deleteInstance has the machine's instance removed, if there can be one.

@@ -124,10 +124,7 @@ func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, e
 		return proceed, nil
 	}
 	if state.Kind == dispatch.Create && state.Err == nil && state.Instance != nil {
-		p.machine.Spec.ProviderID, p.journal.Provider = state.Instance.ProviderID, state.Provider
-		if p.Target != nil && state.Instance.NodeName != "" {
-			metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, state.Instance.NodeName)
-		}
+		p.createdMeanwhile(state)
 	}
 	if state.LastKnownState != "" {
 		p.remember(state) // the delete may need it
@@ -145,6 +142,14 @@ func (p *pass) creationEnded(ctx context.Context, state dispatch.State) (next, e
 	p.Dispatcher.Settle(p.machine.UID, state.ID)
 
 	return proceed, nil
+}
+
+// createdMeanwhile notes the instance that was made before the deletion was seen.
+func (p *pass) createdMeanwhile(state dispatch.State) {
+	p.machine.Spec.ProviderID, p.journal.Provider = state.Instance.ProviderID, state.Provider
+	if p.Target != nil && state.Instance.NodeName != "" {
+		metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, state.Instance.NodeName)
+	}
 }
 
 // creationLost has the instance looked for once more after its deletion: the call may be

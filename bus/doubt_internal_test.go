@@ -306,6 +306,7 @@ func TestStreamLostBeforeACallBegins(t *testing.T) {
 		go func() {
 			_, err := b.caller.Call(b.ctx, benchCreate(time.Minute))
 			for OriginOf(err) == OriginTimeout {
+				b.pass(100 * time.Millisecond) // the stream is made again after some time
 				again := benchCreate(time.Minute)
 				again.Recover, again.Attempt = true, 1
 				_, err = b.caller.Call(b.ctx, again)

@@ -45,6 +45,13 @@ func TestRefusalAfterARollback(t *testing.T) {
 				answers := make(chan answer, 1)
 				ask := func() {
 					out, err := b.caller.Call(b.ctx, req)
+					for CodeOf(err) == driverv1.Code_CODE_UNAVAILABLE && b.caller.Streams()[0].Rollbacks > 0 {
+						b.pass(100 * time.Millisecond) // the stream is made again after some time
+						again := req
+						again.Recover = true
+						carryOutcome(&again, out)
+						out, err = b.caller.Call(b.ctx, again)
+					}
 					answers <- answer{out, err}
 				}
 				go ask()

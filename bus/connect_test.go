@@ -103,6 +103,7 @@ func TestConnectHidesWhatIsSecret(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	bustest.Eventually(t, "the log has the server", func() bool { return strings.Contains(log.all(), "***@127.0.0.1") })
 	url := conn.URL()
 	conn.Close()
 	if text := log.all(); strings.Contains(text+url, "hidden") || !strings.Contains(text, "***@127.0.0.1") {

@@ -26,9 +26,8 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 		Timeout: p.operationTimeout(), Span: trace.SpanFromContext(ctx),
 		Told: strings.HasPrefix(p.machine.Status.LastOperation.Description, textWaiting),
 	}
-	if !known && !p.unsent {
-		// Another manager began it, or this one before it was restarted.
-		op.Recover, op.Attempt = true, 1
+	if err := p.takeUp(ctx, &op, known); err != nil {
+		return dispatch.State{}, wait, err
 	}
 	p.unsent = false
 	state := p.Dispatcher.Start(op)
@@ -59,6 +58,23 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 	default:
 		return state, wait, nil
 	}
+}
+
+// takeUp has an operation continue that another manager began, or this one before it was
+// restarted. It stores before anything is sent that a create may be with a driver: the
+// manager that began it, and no longer leads without knowing that, must not take it for one
+// that no driver has heard of, and let the Machine go without a delete.
+func (p *pass) takeUp(ctx context.Context, op *dispatch.Operation, known bool) error {
+	if known || p.unsent {
+		return nil
+	}
+	op.Recover, op.Attempt = true, 1
+	if !p.journal.First {
+		return nil
+	}
+	p.journal.First = false
+
+	return p.patch(ctx)
 }
 
 // open journals an operation, once its time has come.

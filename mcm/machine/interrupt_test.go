@@ -398,6 +398,33 @@ func TestRestartDuringCreate(t *testing.T) {
 	}
 }
 
+// A manager that was replaced without knowing may still have a create that reached no
+// driver for it. It must see that another one has taken the create up, or it lets the
+// Machine go without a delete.
+func TestTakenUpIsNotUntouched(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.slots = 1
+	r.startDriver(t)
+	r.startManager(t)
+	open := make(chan struct{})
+	defer close(open)
+	r.cloud.hold(open)
+	inTheWay, waits := r.machine("in-the-way"), r.machine("waits")
+	r.create(t, inTheWay)
+	bustest.Receive(t, "the driver to get the create that fills it", r.cloud.entered)
+	r.create(t, waits)
+	const untouched = `"first":true`
+	r.until(t, "its create reached no driver", waits, func(m *v1alpha1.Machine) bool {
+		return strings.Contains(m.Annotations[v1alpha1.AnnotationKeyOperation], untouched)
+	})
+	r.stop()
+	r.startManager(t)
+	r.until(t, "the next manager has taken the create up", waits, func(m *v1alpha1.Machine) bool {
+		return !strings.Contains(m.Annotations[v1alpha1.AnnotationKeyOperation], untouched)
+	})
+}
+
 func TestRestartThenDelete(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)

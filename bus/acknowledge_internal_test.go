@@ -20,7 +20,7 @@ func TestAcknowledgedBeforeItsOutcomeIsStored(t *testing.T) {
 		}})
 	}
 	answer := func(data string) func(*Server, *held) {
-		return func(s *Server, h *held) { s.onOutcomeStored(h, h.claim, &nats.Msg{Data: []byte(data)}) }
+		return func(s *Server, h *held) { s.claims.onOutcomeStored(h, h.claim, &nats.Msg{Data: []byte(data)}) }
 	}
 	stored := answer(`{"stream":"S","seq":9}`)
 	refused := answer(`{"error":{"err_code":10071,"description":"wrong last sequence: 12"}}`)
@@ -44,11 +44,13 @@ func TestAcknowledgedBeforeItsOutcomeIsStored(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := &held{cluster: cluster, id: id, claim: 7, result: &driverv1.Result{}}
-			s := &Server{held: map[string]*held{h.key(): h}, acked: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler)}
+			ops, p := newOperations(1, slog.New(slog.DiscardHandler)), part{log: slog.New(slog.DiscardHandler)}
+			ops.held[h.key()] = h
+			s := &Server{part: p, ops: ops, claims: &claims{part: p, ops: ops}}
 			for _, step := range tc.steps {
 				step(s, h)
 			}
-			if _, kept := s.held[h.key()]; kept != tc.kept {
+			if _, kept := ops.held[h.key()]; kept != tc.kept {
 				t.Errorf("kept = %t, want %t: %s", kept, tc.kept, tc.reason)
 			}
 		})

@@ -18,66 +18,66 @@ const (
 
 // mayBegin lets a held operation change something at the provider, if the operations
 // stream takes a record of that in the place of the operation's claim [FENCE-1].
-func (s *Server) mayBegin(ctx context.Context, h *held) error {
-	if s.unfenced {
-		return s.begins(ctx, h, true)
+func (cs *claims) mayBegin(ctx context.Context, h *held) error {
+	if cs.unfenced {
+		return cs.begins(ctx, h, true)
 	}
 	h.beginning.Lock() // or two calls would take each other's record for another attempt's
 	defer h.beginning.Unlock()
 	for range beginTries {
-		if err := s.begins(ctx, h, false); err != nil {
+		if err := cs.begins(ctx, h, false); err != nil {
 			return err
 		}
 		sent := time.Now()
-		err := s.recordBegin(ctx, h)
+		err := cs.recordBegin(ctx, h)
 		fresh := elapsed(sent, time.Now()) <= beginBound
 		_, replaced := conflictOf(err)
 		switch {
 		case replaced:
-			return s.refuseBegin(h, true, "another attempt at operation %s has taken its claim's place; replica %s began nothing", h.id, s.cfg.Replica)
+			return cs.refuseBegin(h, true, "another attempt at operation %s has taken its claim's place; replica %s began nothing", h.id, cs.cfg.Replica)
 		case err != nil && ctx.Err() != nil:
-			return s.begins(ctx, h, false)
+			return cs.begins(ctx, h, false)
 		case err != nil:
-			return s.refuseBegin(h, false, "the operations stream did not take the record that operation %s begins; replica %s began nothing: %w",
-				h.id, s.cfg.Replica, err)
+			return cs.refuseBegin(h, false, "the operations stream did not take the record that operation %s begins; replica %s began nothing: %w",
+				h.id, cs.cfg.Replica, err)
 		case fresh:
-			return s.begins(ctx, h, true)
+			return cs.begins(ctx, h, true)
 		}
 	}
 
-	return s.refuseBegin(h, false, "replica %s stood still whenever operation %s was about to begin; it began nothing", s.cfg.Replica, h.id)
+	return cs.refuseBegin(h, false, "replica %s stood still whenever operation %s was about to begin; it began nothing", cs.cfg.Replica, h.id)
 }
 
 // recordBegin puts a claim that says so in the place of the operation's claim.
-func (s *Server) recordBegin(ctx context.Context, h *held) error {
-	subject, err := claimSubject(h.cluster, s.cfg.Provider, h.machine)
+func (cs *claims) recordBegin(ctx context.Context, h *held) error {
+	subject, err := claimSubject(h.cluster, cs.cfg.Provider, h.machine)
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
+	cs.ops.mu.Lock()
 	expected := h.claim
-	s.mu.Unlock()
-	seq, err := s.ledger(h.cluster).put(ctx, subject, s.claimEnvelope(h, driverv1.Claim_STATE_BEGUN), expected, 0)
+	cs.ops.mu.Unlock()
+	seq, err := cs.ledger(h.cluster).put(ctx, subject, cs.claimEnvelope(h, driverv1.Claim_STATE_BEGUN), expected, 0)
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	s.claimIs(h, seq)
-	s.mu.Unlock()
+	cs.ops.mu.Lock()
+	cs.noteLocked(h, seq)
+	cs.ops.mu.Unlock()
 
 	return nil
 }
 
 // begins returns why an operation must not begin anything, whatever its claim is. Now
 // says that it does begin if there is no such reason: from then on a cancel comes too late.
-func (s *Server) begins(ctx context.Context, h *held, now bool) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (cs *claims) begins(ctx context.Context, h *held, now bool) error {
+	cs.ops.mu.Lock()
+	defer cs.ops.mu.Unlock()
 	if err := ctx.Err(); err != nil {
 		return NewError(CodeOf(err), fmt.Errorf("nothing was begun: %w", err))
 	}
-	if s.stopped {
-		return Errorf(driverv1.Code_CODE_ABORTED, "replica %s has stopped; operation %s began nothing", s.cfg.Replica, h.id)
+	if cs.ops.stopped {
+		return Errorf(driverv1.Code_CODE_ABORTED, "replica %s has stopped; operation %s began nothing", cs.cfg.Replica, h.id)
 	}
 	h.begun = h.begun || now
 
@@ -86,12 +86,12 @@ func (s *Server) begins(ctx context.Context, h *held, now bool) error {
 
 // refuseBegin notes that a call to the provider was refused for an operation, and whether
 // that is so for good, as its claim was replaced.
-func (s *Server) refuseBegin(h *held, replaced bool, format string, args ...any) error {
+func (cs *claims) refuseBegin(h *held, replaced bool, format string, args ...any) error {
 	err := Errorf(driverv1.Code_CODE_ABORTED, format, args...)
-	s.mu.Lock()
+	cs.ops.mu.Lock()
 	h.refused, h.fenced = true, h.fenced || replaced
-	s.mu.Unlock()
-	s.log.Warn("a call to the provider was refused", "operation_id", h.id, "attempt", h.request.GetAttempt(), "err", err)
+	cs.ops.mu.Unlock()
+	cs.log.Warn("a call to the provider was refused", "operation_id", h.id, "attempt", h.request.GetAttempt(), "err", err)
 
 	return err
 }

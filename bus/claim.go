@@ -18,56 +18,46 @@ func claimSubject(cluster, provider, machine string) (string, error) {
 	return Subject{Cluster: cluster, Tree: TreeClaim, Provider: provider, Machine: machine}.Build()
 }
 
-// ledger is the access to the operations stream of a control plane.
-func (s *Server) ledger(cluster string) ledger {
-	return ledger{inquirer: s.inquirer, stream: StreamName(cluster, s.cfg.Provider)}
+// claims write a replica's records into the operations streams: that it has an operation,
+// that a call of it begins, and what came of it. They are safe for concurrent use.
+type claims struct {
+	part
+
+	ops      *operations
+	out      *outbox
+	inquirer *inquirer
+	unfenced bool // for tests that want to see what fencing is good for
+
+	highest map[string]ackedClaim // by cluster; guarded by ops.mu
 }
 
-// claimAndRun runs an operation once the operations stream says that it is ours.
-func (s *Server) claimAndRun(ctx context.Context, h *held) {
-	refusal := s.claim(ctx, h)
-	s.mu.Lock()
-	h.claiming = false
-	if refusal != nil {
-		s.occupy(h.operation, -1)
-		delete(s.machines, h.machineKey())
-		delete(s.held, h.key())
-	}
-	s.mu.Unlock()
-	if refusal != nil {
-		h.cancel()
-		s.tasks.Done()
-		s.send(h, s.busyFrame(*refusal))
-		s.renewNow()
-
-		return
-	}
-	s.send(h, acceptedFrame())
-	s.run(ctx, h)
+// ledger is the access to the operations stream of a control plane.
+func (cs *claims) ledger(cluster string) ledger {
+	return ledger{inquirer: cs.inquirer, stream: StreamName(cluster, cs.cfg.Provider)}
 }
 
 // claim puts a claim of ours in the place of the one that the request's terms
 // allow to replace [CLAIM-1]. It returns why it could not.
-func (s *Server) claim(ctx context.Context, h *held) *driverv1.BusyReason {
-	subject, err := claimSubject(h.cluster, s.cfg.Provider, h.machine)
+func (cs *claims) claim(ctx context.Context, h *held) *driverv1.BusyReason {
+	subject, err := claimSubject(h.cluster, cs.cfg.Provider, h.machine)
 	if err != nil {
-		return s.unclaimed(h, err) // check has seen to it that this does not happen
+		return cs.unclaimed(h, err) // check has seen to it that this does not happen
 	}
 	terms := h.request.GetClaimTerms()
 	if terms.Sequence == nil {
-		return s.unclaimed(h, errConflict) // it is not ours, or it would have been found
+		return cs.unclaimed(h, errConflict) // it is not ours, or it would have been found
 	}
-	env := s.claimEnvelope(h, driverv1.Claim_STATE_RUNNING)
+	env := cs.claimEnvelope(h, driverv1.Claim_STATE_RUNNING)
 	// Not cut short by a deadline or a cancel: then it would not be known whether it is there.
-	seq, err := s.ledger(h.cluster).put(context.WithoutCancel(ctx), subject, env, terms.GetSequence(), 0)
+	seq, err := cs.ledger(h.cluster).put(context.WithoutCancel(ctx), subject, env, terms.GetSequence(), 0)
 	if err == nil {
-		s.mu.Lock()
+		cs.ops.mu.Lock()
 		h.firstClaim = seq
-		s.claimIs(h, seq)
-		s.mu.Unlock()
+		cs.noteLocked(h, seq)
+		cs.ops.mu.Unlock()
 	}
 
-	return s.unclaimed(h, err)
+	return cs.unclaimed(h, err)
 }
 
 // An ackedClaim is the highest sequence that a stream has acknowledged to this replica.
@@ -76,23 +66,23 @@ type ackedClaim struct {
 	made     time.Time // when the stream was made
 }
 
-// claimIs notes the sequence of an operation's newest record. Server.mu is held.
-func (s *Server) claimIs(h *held, sequence uint64) {
+// noteLocked notes the sequence of an operation's newest record.
+func (cs *claims) noteLocked(h *held, sequence uint64) {
 	h.claim = sequence
 	made := h.request.GetClaimTerms().GetStreamMade()
 	if !made.IsValid() {
 		return
 	}
-	switch highest := s.highest[h.cluster]; {
+	switch highest := cs.highest[h.cluster]; {
 	case made.AsTime().After(highest.made):
-		s.highest[h.cluster] = ackedClaim{sequence, made.AsTime()}
+		cs.highest[h.cluster] = ackedClaim{sequence, made.AsTime()}
 	case made.AsTime().Equal(highest.made):
-		s.highest[h.cluster] = ackedClaim{max(sequence, highest.sequence), highest.made}
+		cs.highest[h.cluster] = ackedClaim{max(sequence, highest.sequence), highest.made}
 	}
 }
 
 // unclaimed makes a refusal of why a claim could not be written, nil of nil.
-func (s *Server) unclaimed(h *held, err error) *driverv1.BusyReason {
+func (cs *claims) unclaimed(h *held, err error) *driverv1.BusyReason {
 	reason := driverv1.BusyReason_BUSY_REASON_STORE
 	switch {
 	case err == nil:
@@ -101,73 +91,73 @@ func (s *Server) unclaimed(h *held, err error) *driverv1.BusyReason {
 		reason = driverv1.BusyReason_BUSY_REASON_CLAIM
 	default:
 		// The request's number: h's own may change meanwhile.
-		s.log.Warn("operation not claimed", "operation_id", h.id, "attempt", h.request.GetAttempt(), "err", err)
+		cs.log.Warn("operation not claimed", "operation_id", h.id, "attempt", h.request.GetAttempt(), "err", err)
 	}
 
 	return &reason
 }
 
 // claimEnvelope is the record of a held operation. Its fields that change are
-// read under Server.mu.
-func (s *Server) claimEnvelope(h *held, state driverv1.Claim_State) *driverv1.Envelope {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// read under ops.mu.
+func (cs *claims) claimEnvelope(h *held, state driverv1.Claim_State) *driverv1.Envelope {
+	cs.ops.mu.Lock()
+	defer cs.ops.mu.Unlock()
 	c := &driverv1.Claim{
 		OperationId: h.id, Attempt: h.attempt, Operation: h.operation, Namespace: h.namespace, Name: h.name,
-		Provider: s.cfg.Provider, Replica: s.cfg.Replica, Epoch: h.request.GetEpoch(),
+		Provider: cs.cfg.Provider, Replica: cs.cfg.Replica, Epoch: h.request.GetEpoch(),
 		State: state, ClaimedAt: timestamppb.New(h.started),
 	}
 	if !h.ended.IsZero() {
 		c.EndedAt = timestamppb.New(h.ended)
 	}
 
-	return &driverv1.Envelope{OperationId: h.id, Attempt: h.attempt, Replica: s.cfg.Replica, Body: &driverv1.Envelope_Claim{Claim: c}}
+	return &driverv1.Envelope{OperationId: h.id, Attempt: h.attempt, Replica: cs.cfg.Replica, Body: &driverv1.Envelope_Claim{Claim: c}}
 }
 
 // storeOutcome writes what came of an operation in the place of its claim
 // [CLAIM-5], without waiting: mcm, if it is there, has the result sooner.
-func (s *Server) storeOutcome(h *held, result *driverv1.Result) {
+func (cs *claims) storeOutcome(h *held, result *driverv1.Result) {
 	state := driverv1.Claim_STATE_SETTLED
 	if result.GetOutcomeUnknown() {
 		state = driverv1.Claim_STATE_RELEASED
 	}
-	env := s.claimEnvelope(h, state)
+	env := cs.claimEnvelope(h, state)
 	if state == driverv1.Claim_STATE_SETTLED {
-		env.GetClaim().Outcome = s.outcome(h, result)
+		env.GetClaim().Outcome = cs.outcome(h, result)
 	}
-	s.mu.Lock()
+	cs.ops.mu.Lock()
 	expected := h.claim
 	h.storedAt = time.Now()
-	s.mu.Unlock()
-	subject, err := claimSubject(h.cluster, s.cfg.Provider, h.machine)
+	cs.ops.mu.Unlock()
+	subject, err := claimSubject(h.cluster, cs.cfg.Provider, h.machine)
 	var m *nats.Msg
 	if err == nil {
 		m, err = message(subject, env, expected, 0)
 	}
 	if err == nil {
-		_, err = s.inquirer.send(m, func(answer *nats.Msg) { s.onOutcomeStored(h, expected, answer) })
+		_, err = cs.inquirer.send(m, func(answer *nats.Msg) { cs.onOutcomeStored(h, expected, answer) })
 	}
 	if err != nil {
-		s.log.Debug("outcome not stored yet", "operation_id", h.id, "err", err)
+		cs.log.Debug("outcome not stored yet", "operation_id", h.id, "err", err)
 	}
 }
 
-func (s *Server) onOutcomeStored(h *held, replaced uint64, answer *nats.Msg) {
+func (cs *claims) onOutcomeStored(h *held, replaced uint64, answer *nats.Msg) {
 	seq, err := ackOf(answer)
 	_, final := conflictOf(err) // what conflicts with a write under way may yet be stored
-	if awaited := s.noteOutcome(h, replaced, seq, final, err); awaited != nil {
-		s.send(h, resultFrame(awaited))
+	if awaited := cs.noteOutcome(h, replaced, seq, final, err); awaited != nil {
+		cs.out.send(h, resultFrame(awaited))
 	}
 }
 
 // noteOutcome notes how the stream has answered an outcome. It returns the result if
 // whoever asked for it waits for that.
-func (s *Server) noteOutcome(h *held, replaced, seq uint64, final bool, err error) (awaited *driverv1.Result) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (cs *claims) noteOutcome(h *held, replaced, seq uint64, final bool, err error) (awaited *driverv1.Result) {
+	cs.ops.mu.Lock()
+	defer cs.ops.mu.Unlock()
 	defer func() {
-		if h.stored && h.known && s.held[h.key()] == h {
-			delete(s.held, h.key())
+		if h.stored && h.known && cs.ops.held[h.key()] == h {
+			delete(cs.ops.held, h.key())
 		}
 	}()
 	switch {
@@ -176,35 +166,26 @@ func (s *Server) noteOutcome(h *held, replaced, seq uint64, final bool, err erro
 			awaited = h.result
 		}
 		h.stored = true
-		s.claimIs(h, seq)
-		signal(s.acked)
+		cs.noteLocked(h, seq)
+		signal(cs.ops.acked)
 	case final && !h.stored && h.claim == replaced:
 		// Another attempt has taken our claim's place, or an acknowledgement was
 		// lost. Either way there is nothing more to write.
 		h.stored, h.fenced = true, true
-		if h.askedAgain && s.held[h.key()] == h {
-			delete(s.held, h.key()) // who waits for it asks, and finds what is stored
+		if h.askedAgain && cs.ops.held[h.key()] == h {
+			delete(cs.ops.held, h.key()) // who waits for it asks, and finds what is stored
 		}
-		s.log.Info("outcome not stored: the claim is not this attempt's any more", "operation_id", h.id, "attempt", h.attempt)
+		cs.log.Info("outcome not stored: the claim is not this attempt's any more", "operation_id", h.id, "attempt", h.attempt)
 	default:
-		s.log.Debug("outcome not stored yet", "operation_id", h.id, "err", err)
+		cs.log.Debug("outcome not stored yet", "operation_id", h.id, "err", err)
 	}
 
 	return awaited
 }
 
 // storeOutcomes tries again what could not be stored.
-func (s *Server) storeOutcomes(cluster string) {
-	now := time.Now()
-	again := map[*held]*driverv1.Result{}
-	s.mu.Lock()
-	for _, h := range s.held {
-		if h.cluster == cluster && Mutates(h.operation) && h.result != nil && !h.stored && now.Sub(h.storedAt) > storeAgain {
-			again[h] = h.result
-		}
-	}
-	s.mu.Unlock()
-	for h, result := range again {
-		s.storeOutcome(h, result)
+func (cs *claims) storeOutcomes(cluster string) {
+	for h, result := range cs.ops.unstored(cluster, time.Now(), storeAgain) {
+		cs.storeOutcome(h, result)
 	}
 }

@@ -23,24 +23,33 @@ import (
 // ServiceName is the name under which discovery shows the drivers of provider.
 func ServiceName(provider string) string { return "mcm-driver-" + provider }
 
+// A discovery answers for a replica. It is safe for concurrent use.
+type discovery struct {
+	part
+
+	started   time.Time
+	protocols protocols
+	ops       *operations
+}
+
 type discoverySub struct {
 	subject string
 	answer  nats.MsgHandler
 }
 
-func (s *Server) discovery() []discoverySub {
+func (d *discovery) subjects() []discoverySub {
 	verbs := map[micro.Verb]func() any{
-		micro.PingVerb:  func() any { return micro.Ping{ServiceIdentity: s.identity(), Type: micro.PingResponseType} },
-		micro.InfoVerb:  func() any { return s.info() },
-		micro.StatsVerb: func() any { return s.serviceStats() },
+		micro.PingVerb:  func() any { return micro.Ping{ServiceIdentity: d.identity(), Type: micro.PingResponseType} },
+		micro.InfoVerb:  func() any { return d.info() },
+		micro.StatsVerb: func() any { return d.serviceStats() },
 	}
-	name := ServiceName(s.cfg.Provider)
+	name := ServiceName(d.cfg.Provider)
 	var subs []discoverySub
 	for verb, content := range verbs {
-		for _, tail := range []string{"", "." + name, "." + name + "." + s.cfg.Replica} {
+		for _, tail := range []string{"", "." + name, "." + name + "." + d.cfg.Replica} {
 			subs = append(subs, discoverySub{
 				subject: micro.APIPrefix + "." + verb.String() + tail,
-				answer:  func(m *nats.Msg) { s.answer(m, content()) },
+				answer:  func(m *nats.Msg) { d.answer(m, content()) },
 			})
 		}
 	}
@@ -48,10 +57,10 @@ func (s *Server) discovery() []discoverySub {
 	return subs
 }
 
-func (s *Server) answer(m *nats.Msg, v any) {
+func (d *discovery) answer(m *nats.Msg, v any) {
 	payload, err := json.Marshal(v)
 	if err != nil {
-		s.log.Error("cannot encode a discovery answer", "err", err)
+		d.log.Error("cannot encode a discovery answer", "err", err)
 
 		return
 	}
@@ -60,32 +69,32 @@ func (s *Server) answer(m *nats.Msg, v any) {
 	if m.Reply == "" || strings.HasPrefix(m.Reply, root+".") {
 		return
 	}
-	if err := s.conn.publish(&nats.Msg{Subject: m.Reply, Data: payload}); err != nil {
-		s.log.Debug("discovery answer not sent", "err", err)
+	if err := d.conn.publish(&nats.Msg{Subject: m.Reply, Data: payload}); err != nil {
+		d.log.Debug("discovery answer not sent", "err", err)
 	}
 }
 
-func (s *Server) identity() micro.ServiceIdentity {
-	s.mu.Lock()
-	draining := s.draining
-	s.mu.Unlock()
-	names := make([]string, 0, len(s.cfg.Capabilities))
-	for _, op := range s.cfg.Capabilities {
+func (d *discovery) identity() micro.ServiceIdentity {
+	d.ops.mu.Lock()
+	draining := d.ops.draining
+	d.ops.mu.Unlock()
+	names := make([]string, 0, len(d.cfg.Capabilities))
+	for _, op := range d.cfg.Capabilities {
 		names = append(names, Verb(op))
 	}
 
 	return micro.ServiceIdentity{
-		Name: ServiceName(s.cfg.Provider), ID: s.cfg.Replica, Version: s.cfg.Version,
+		Name: ServiceName(d.cfg.Provider), ID: d.cfg.Replica, Version: d.cfg.Version,
 		Metadata: map[string]string{
-			"provider":        s.cfg.Provider,
-			"clusters":        strings.Join(s.cfg.Clusters, ","),
-			"kind":            s.cfg.Kind,
-			"api_versions":    strings.Join(s.cfg.APIVersions, ","),
+			"provider":        d.cfg.Provider,
+			"clusters":        strings.Join(d.cfg.Clusters, ","),
+			"kind":            d.cfg.Kind,
+			"api_versions":    strings.Join(d.cfg.APIVersions, ","),
 			"capabilities":    strings.Join(names, ","),
-			"slots":           strconv.Itoa(s.cfg.Slots),
-			"create_identity": IdentityName(s.cfg.CreateIdentity),
-			"protocol":        strconv.Itoa(int(s.protocols.highest)),
-			"hostname":        s.cfg.Hostname,
+			"slots":           strconv.Itoa(d.cfg.Slots),
+			"create_identity": IdentityName(d.cfg.CreateIdentity),
+			"protocol":        strconv.Itoa(int(d.protocols.highest)),
+			"hostname":        d.cfg.Hostname,
 			"draining":        strconv.FormatBool(draining),
 		},
 	}
@@ -97,14 +106,14 @@ func IdentityName(id driverv1.CreateIdentity) string {
 	return strings.ToLower(strings.TrimPrefix(id.String(), "CREATE_IDENTITY_"))
 }
 
-func (s *Server) info() micro.Info {
+func (d *discovery) info() micro.Info {
 	info := micro.Info{
-		ServiceIdentity: s.identity(), Type: micro.InfoResponseType,
-		Description: fmt.Sprintf("machinebus driver of provider %s", s.cfg.Provider),
+		ServiceIdentity: d.identity(), Type: micro.InfoResponseType,
+		Description: fmt.Sprintf("machinebus driver of provider %s", d.cfg.Provider),
 	}
-	for _, e := range s.endpoints() {
+	for _, e := range d.endpoints() {
 		info.Endpoints = append(info.Endpoints, micro.EndpointInfo{
-			Name: s.endpointName(e), Subject: s.endpointSubject(e), QueueGroup: driverQueue,
+			Name: d.endpointName(e), Subject: d.endpointSubject(e), QueueGroup: driverQueue,
 		})
 	}
 
@@ -112,10 +121,10 @@ func (s *Server) info() micro.Info {
 }
 
 // endpoints are the operations of each cluster: an endpoint has one subject.
-func (s *Server) endpoints() []endpoint {
-	list := make([]endpoint, 0, len(s.cfg.Clusters)*len(s.cfg.Capabilities))
-	for _, cluster := range s.cfg.Clusters {
-		for _, op := range s.cfg.Capabilities {
+func (d *discovery) endpoints() []endpoint {
+	list := make([]endpoint, 0, len(d.cfg.Clusters)*len(d.cfg.Capabilities))
+	for _, cluster := range d.cfg.Clusters {
+		for _, op := range d.cfg.Capabilities {
 			list = append(list, endpoint{cluster, op})
 		}
 	}
@@ -124,33 +133,33 @@ func (s *Server) endpoints() []endpoint {
 }
 
 // endpointName is the operation's, with its cluster where there are several.
-func (s *Server) endpointName(e endpoint) string {
-	if len(s.cfg.Clusters) == 1 {
+func (d *discovery) endpointName(e endpoint) string {
+	if len(d.cfg.Clusters) == 1 {
 		return Verb(e.op)
 	}
 
 	return Verb(e.op) + "-" + e.cluster
 }
 
-func (s *Server) endpointSubject(e endpoint) string {
+func (d *discovery) endpointSubject(e endpoint) string {
 	if e.op == driverv1.Operation_OPERATION_NODE_GROUPS {
-		return wildcard(e.cluster, TreeNodeGroup, s.cfg.Provider, "*")
+		return wildcard(e.cluster, TreeNodeGroup, d.cfg.Provider, "*")
 	}
 
-	return wildcard(e.cluster, TreeDriver, s.cfg.Provider, Verb(e.op), "*", "*")
+	return wildcard(e.cluster, TreeDriver, d.cfg.Provider, Verb(e.op), "*", "*")
 }
 
-func (s *Server) serviceStats() micro.Stats {
-	stats := micro.Stats{ServiceIdentity: s.identity(), Type: micro.StatsResponseType, Started: s.started.UTC()}
-	s.mu.Lock()
-	running, reads, kept := s.running, len(s.reads), len(s.held)-s.running
-	s.mu.Unlock()
-	for _, end := range s.endpoints() {
-		e := s.stats.figures(end)
-		e.Name, e.Subject, e.QueueGroup = s.endpointName(end), s.endpointSubject(end), driverQueue
+func (d *discovery) serviceStats() micro.Stats {
+	stats := micro.Stats{ServiceIdentity: d.identity(), Type: micro.StatsResponseType, Started: d.started.UTC()}
+	d.ops.mu.Lock()
+	running, reads, kept := d.ops.running, len(d.ops.reads), len(d.ops.held)-d.ops.running
+	d.ops.mu.Unlock()
+	for _, end := range d.endpoints() {
+		e := d.stats.figures(end)
+		e.Name, e.Subject, e.QueueGroup = d.endpointName(end), d.endpointSubject(end), driverQueue
 		extra, err := json.Marshal(map[string]uint64{
 			"running": uint64(max(running, 0)), "reading": uint64(reads), "unacknowledged": uint64(max(kept, 0)),
-			"busy": s.stats.busy.Load(), "dropped": s.stats.dropped.Load(),
+			"busy": d.stats.busy.Load(), "dropped": d.stats.dropped.Load(),
 		})
 		if err == nil {
 			e.Data = extra

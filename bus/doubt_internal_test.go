@@ -36,7 +36,7 @@ func onBench(t *testing.T, story func(*bench)) {
 		for _, r := range b.all {
 			r.stop()
 			<-r.ended
-			r.server.tasks.Wait()
+			r.server.ops.tasks.Wait()
 		}
 		cancel()
 		network.Wait()
@@ -263,9 +263,7 @@ func TestBehind(t *testing.T) {
 		defer leader.Close()
 		r := b.join("replica", refuses)
 		<-leader.Behind()
-		r.server.mu.Lock()
-		r.server.epochs["default"] = 2 // as by a hello
-		r.server.mu.Unlock()
+		r.server.managers.leads("default", 2) // as by a hello
 		b.pass(2 * SessionInterval)
 		select {
 		case <-leader.Behind(): // of before

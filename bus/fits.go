@@ -12,7 +12,7 @@ const resultSpace = 4 << 10
 
 // fits tells why a mutation's result cannot be sent, or not be stored; nil if it can.
 // Those of reads are large and many: send finds out.
-func (s *Server) fits(h *held, r *driverv1.Result) error {
+func (w *worker) fits(h *held, r *driverv1.Result) error {
 	if !Mutates(h.operation) {
 		return nil
 	}
@@ -20,7 +20,7 @@ func (s *Server) fits(h *held, r *driverv1.Result) error {
 	if err != nil {
 		return err
 	}
-	limit, remedy := int(s.conn.maxPayload()), ", or raise max_payload"
+	limit, remedy := int(w.conn.maxPayload()), ", or raise max_payload"
 	if limit <= 0 || limit >= maxRecordBytes {
 		limit, remedy = maxRecordBytes, "" // as large as a record may be, whatever the server takes
 	}

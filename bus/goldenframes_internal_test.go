@@ -149,11 +149,11 @@ func goldenCalls() map[string]*goldenCall {
 	}
 }
 
-// goldenAnswers are what a replica answers, as Server sends it.
+// goldenAnswers are what a replica answers, as its outbox sends it.
 func goldenAnswers(t *testing.T) map[string]*nats.Msg {
 	t.Helper()
 	w := &sentWire{}
-	s := &Server{conn: w, cfg: ServerConfig{Replica: goldenReplica}, log: quietLog()}
+	s := &outbox{part: part{conn: w, cfg: &ServerConfig{Replica: goldenReplica}, log: quietLog()}}
 	in := func(contentType string, env *driverv1.Envelope) *nats.Msg {
 		if err := s.sendTo(goldenReply, contentType, goldenOperation, 1, env); err != nil {
 			t.Fatal(err)

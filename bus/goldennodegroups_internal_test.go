@@ -42,7 +42,7 @@ func goldenNodeGroups(t *testing.T) map[string]*nats.Msg {
 		frames[name] = &nats.Msg{Subject: wildcard(goldenCluster, TreeNodeGroup, goldenProvider, verb), Reply: goldenGroupReply, Data: payload}
 	}
 	w := &sentWire{}
-	s := &Server{conn: w, cfg: ServerConfig{Replica: goldenReplica}, log: quietLog()}
+	s := &Server{part: part{conn: w, cfg: &ServerConfig{Replica: goldenReplica}, log: quietLog()}}
 	for name, answer := range goldenGroupAnswers() {
 		s.answerNodeGroup(goldenGroupReply, &nodegroupv1.Envelope{RequestId: goldenWish}, answer)
 		frames[name] = w.take()

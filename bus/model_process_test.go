@@ -38,7 +38,7 @@ func (m *model) replicaWith(name string, handle func(context.Context, *modelRepl
 	if err != nil {
 		panic(err) //nolint:forbidigo // of a fixed configuration
 	}
-	server.unfenced = m.unfenced
+	server.claims.unfenced = m.unfenced
 	r.server = server
 	ctx, stop := context.WithCancel(m.ctx)
 	r.stop = stop
@@ -57,11 +57,11 @@ func (r *modelReplica) nap(ctx context.Context, d time.Duration) error { return 
 // claimOf returns the place of an operation's claim among all records.
 func (r *modelReplica) claimOf(id string) uint64 {
 	claim := uint64(0)
-	r.server.mu.Lock()
-	if h, ok := r.server.held["default/"+id]; ok {
+	r.server.ops.mu.Lock()
+	if h, ok := r.server.ops.held["default/"+id]; ok {
 		claim = h.claim
 	}
-	r.server.mu.Unlock()
+	r.server.ops.mu.Unlock()
 
 	return r.port.n.orderOf(claim)
 }

@@ -370,7 +370,7 @@ func (m *model) play(s schedule) {
 	m.plain.close()
 	for _, r := range m.all {
 		<-r.ended
-		r.server.tasks.Wait()
+		r.server.ops.tasks.Wait()
 	}
 	stopNet()
 	net.Wait()

@@ -65,13 +65,13 @@ func (s *Server) onNodeGroup(m *nats.Msg) {
 	if _, changes := nodeGroupVerb(req); changes {
 		running = &s.groupEdits
 	}
-	s.mu.Lock()
-	refused := s.draining || s.strange[subject.Cluster] != nil || *running >= s.cfg.Slots
+	s.ops.mu.Lock()
+	refused := s.ops.draining || s.managers.strange[subject.Cluster] != nil || *running >= s.cfg.Slots
 	if !refused {
 		*running++
-		s.tasks.Go(func() { s.runNodeGroup(subject.Cluster, m.Reply, req, running) })
+		s.ops.tasks.Go(func() { s.runNodeGroup(subject.Cluster, m.Reply, req, running) })
 	}
-	s.mu.Unlock()
+	s.ops.mu.Unlock()
 	if refused {
 		s.stats.busy.Add(1)
 		s.answerNodeGroup(m.Reply, req, &nodegroupv1.Envelope{Refused: true, Status: &driverv1.Status{
@@ -107,9 +107,9 @@ func (s *Server) runNodeGroup(cluster, reply string, req *nodegroupv1.Envelope, 
 	begun := time.Now()
 	answer := s.callNodeGroups(ctx, cluster, req)
 	took := time.Since(begun)
-	s.mu.Lock()
+	s.ops.mu.Lock()
 	*running--
-	s.mu.Unlock()
+	s.ops.mu.Unlock()
 	s.stats.settled(endpoint{cluster, driverv1.Operation_OPERATION_NODE_GROUPS}, answer.GetStatus(), took)
 	if s.cfg.OnSettled != nil {
 		s.cfg.OnSettled(driverv1.Operation_OPERATION_NODE_GROUPS, answer.GetStatus().GetCode(), took)

@@ -11,14 +11,14 @@ const notKept = "the driver's own words were not kept: its replica did not know 
 
 // outcome is what is stored of a result: in clear only what the Machine object
 // shows everybody anyway.
-func (s *Server) outcome(h *held, r *driverv1.Result) *driverv1.Outcome {
+func (cs *claims) outcome(h *held, r *driverv1.Result) *driverv1.Outcome {
 	instance, state := createdOf(r)
 	o := &driverv1.Outcome{
 		Code: r.GetStatus().GetCode(), RetryAfter: r.GetStatus().GetRetryAfter(),
 		ProviderId: instance.GetProviderId(), NodeName: instance.GetNodeName(), Addresses: instance.GetAddresses(),
 	}
-	if s.cfg.Seal != nil {
-		o.Sealed = s.cfg.Seal(h.cluster, &driverv1.SealedOutcome{
+	if cs.cfg.Seal != nil {
+		o.Sealed = cs.cfg.Seal(h.cluster, &driverv1.SealedOutcome{
 			OperationId: h.id, Message: r.GetStatus().GetMessage(), LastKnownState: state,
 		})
 	}

@@ -95,7 +95,7 @@ func strangeServer(t *testing.T, log *bytes.Buffer, ours protocols) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server.protocols = ours
+	server.managers.protocols = ours
 
 	return server
 }

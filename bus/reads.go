@@ -42,12 +42,12 @@ func (r *reads) next() (begunRead, bool) {
 
 // runReads does what is to be done. It must be started once for each read that
 // is added.
-func (s *Server) runReads() {
+func (w *worker) runReads() {
 	for {
-		r, ok := s.begunReads.next()
+		r, ok := w.waiting.next()
 		if !ok {
 			return
 		}
-		s.run(r.ctx, r.h)
+		w.run(r.ctx, r.h)
 	}
 }

@@ -1,7 +1,6 @@
 package bus
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -58,7 +57,7 @@ func (s *Server) open(m *nats.Msg) (Subject, *driverv1.Envelope, bool) {
 	if err != nil {
 		s.drop("payload is no envelope", "subject", m.Subject, "err", err)
 		if m.Reply != "" { // people try things out with `nats request`
-			_ = s.sendTo(m.Reply, contentTypeOf(m), "", 0, // it is logged
+			_ = s.out.sendTo(m.Reply, contentTypeOf(m), "", 0, // it is logged
 				resultFrame(failure(driverv1.Code_CODE_INVALID_ARGUMENT, "payload is no envelope: "+err.Error())))
 		}
 
@@ -92,7 +91,7 @@ func (s *Server) accept(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 		refusal.OutcomeUnknown = refusal.GetOutcomeUnknown() || h.recovers()
 		refusal.NoEffect = refusal.GetOutcomeUnknown()
 		s.stats.refused(endpoint{h.cluster, op})
-		s.send(h, resultFrame(refusal))
+		s.out.send(h, resultFrame(refusal))
 
 		return
 	}
@@ -105,28 +104,14 @@ func (s *Server) accept(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 }
 
 func (s *Server) acceptRead(h *held) {
-	var ctx context.Context
-	refusal := driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
-	s.mu.Lock()
-	switch {
-	case s.strange[h.cluster] != nil:
-		refusal = driverv1.BusyReason_BUSY_REASON_PROTOCOL
-	case s.draining:
-		refusal = driverv1.BusyReason_BUSY_REASON_DRAINING
-	case len(s.reads) >= s.cfg.Slots:
-		refusal = driverv1.BusyReason_BUSY_REASON_SLOTS
-	default:
-		s.reads[h] = struct{}{}
-		ctx = s.begin(h)
-	}
-	s.mu.Unlock()
-	if ctx == nil {
-		s.send(h, s.busyFrame(refusal))
+	ctx, why := s.ops.admitRead(h, s.managers.speakOther(h.cluster))
+	if why != nil {
+		s.out.sendBusy(h, why)
 
 		return
 	}
-	s.begunReads.add(ctx, h)
-	go s.runReads()
+	s.worker.waiting.add(ctx, h)
+	go s.worker.runReads()
 }
 
 // check returns why a request cannot be served at all, or nil.
@@ -157,16 +142,13 @@ func (s *Server) check(h *held, subject Subject) *driverv1.Result {
 	if h.request.GetClaimTerms() == nil {
 		return failure(driverv1.Code_CODE_INVALID_ARGUMENT, Verb(h.operation)+" without terms for its claim [CLAIM-6]")
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if highest := s.epochs[h.cluster]; h.request.GetEpoch() < highest {
+	if highest, leads := s.managers.leads(h.cluster, h.request.GetEpoch()); !leads {
 		refusal := failure(driverv1.Code_CODE_ABORTED,
 			fmt.Sprintf("request of epoch %d, but epoch %d leads", h.request.GetEpoch(), highest))
-		refusal.OutcomeUnknown = true // who leads may have it done
+		refusal.OutcomeUnknown = true // the manager that leads may have it done
 
 		return refusal
 	}
-	s.epochs[h.cluster] = h.request.GetEpoch()
 
 	return nil
 }
@@ -187,98 +169,18 @@ func (s *Server) stale(h *held) bool {
 // asker is attached to the running one, or gets its result again.
 func (s *Server) acceptMutation(h *held) {
 	if s.stale(h) {
-		s.send(h, s.busyFrame(driverv1.BusyReason_BUSY_REASON_STALE))
+		s.out.sendBusy(h, driverv1.BusyReason_BUSY_REASON_STALE.Enum())
 
 		return
 	}
-	s.mu.Lock()
-	if answer := s.attach(h); answer != nil {
-		s.mu.Unlock()
-		answer()
-
-		return
-	}
-	var ctx context.Context
-	var refusal driverv1.BusyReason
+	known, ctx, why := s.ops.admit(h, s.managers.speakOther(h.cluster))
 	switch {
-	case s.denials.covers(h):
-		// Left unspecified: it says only that nothing was done.
-	case s.strange[h.cluster] != nil:
-		refusal = driverv1.BusyReason_BUSY_REASON_PROTOCOL
-	case s.draining:
-		refusal = driverv1.BusyReason_BUSY_REASON_DRAINING
-	case s.machines[h.machineKey()] != nil:
-		refusal = driverv1.BusyReason_BUSY_REASON_MACHINE
-		if s.machines[h.machineKey()].stuck {
-			refusal = driverv1.BusyReason_BUSY_REASON_STUCK
-		}
-	case s.taken(h.operation) >= s.cfg.Slots:
-		refusal = driverv1.BusyReason_BUSY_REASON_SLOTS
+	case known != nil:
+		s.out.sendAgain(known)
+	case why != nil:
+		s.out.sendBusy(h, why)
 	default:
-		h.claiming = true
-		s.occupy(h.operation, 1)
-		s.held[h.key()] = h
-		s.machines[h.machineKey()] = h
-		ctx = s.begin(h)
-	}
-	s.mu.Unlock()
-	if ctx == nil {
-		s.send(h, s.busyFrame(refusal))
-
-		return
-	}
-	go s.claimAndRun(ctx, h)
-}
-
-// occupy counts a mutation that begins, or with -1 one that has ended. Server.mu is
-// held.
-func (s *Server) occupy(op driverv1.Operation, by int) {
-	s.running += by
-	if op == driverv1.Operation_OPERATION_DELETE {
-		s.deleting += by
-	}
-}
-
-// taken is how many of the slots that an operation could have are not free.
-// Server.mu is held.
-func (s *Server) taken(op driverv1.Operation) int {
-	if op == driverv1.Operation_OPERATION_DELETE {
-		return s.deleting
-	}
-
-	return s.running - s.deleting
-}
-
-// attach has the frames of an operation that is here already go to who asks for
-// it now, and returns how to answer; nil when it is not here, or no longer counts.
-// Server.mu is held.
-func (s *Server) attach(h *held) (answer func()) {
-	known, ok := s.held[h.key()]
-	if !ok || known.outdated(h) {
-		if ok && known.result != nil {
-			delete(s.held, known.key()) // what another attempt has superseded is no answer
-		}
-
-		return nil
-	}
-	known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
-	known.earlierMayRun = known.earlierMayRun || h.earlierMayRun
-	known.askedAgain = known.askedAgain || !known.stored
-	claiming := known.claiming
-	known.answered = !claiming // until it is accepted
-
-	return func() {
-		if claiming {
-			return // it is said in a moment
-		}
-		s.send(known, acceptedFrame())
-		s.mu.Lock()
-		known.answered = false
-		result := known.result
-		s.mu.Unlock()
-		if result != nil {
-			s.send(known, resultFrame(result))
-		}
+		go s.worker.claimAndRun(ctx, h)
 	}
 }
 
@@ -300,81 +202,25 @@ func (h *held) outdated(request *held) bool {
 // failed tells that the operation has ended so.
 func (h *held) failed() bool { return h.result.GetStatus().GetCode() != driverv1.Code_CODE_OK }
 
-func (s *Server) busyFrame(why driverv1.BusyReason) *driverv1.Envelope {
-	s.stats.busy.Add(1)
-
-	return &driverv1.Envelope{Body: &driverv1.Envelope_Busy{Busy: &driverv1.Busy{Reason: why}}}
-}
-
 // onOps tells what this replica holds, and the result of the one operation
 // asked for [OPS-1].
 func (s *Server) onOps(subject Subject, env *driverv1.Envelope, m *nats.Msg) {
 	if m.Reply == "" {
 		return
 	}
-	answer := s.holds(subject.Cluster, env.GetOps().GetOperationId(), env.GetAttempt(), time.Now())
-	_ = s.sendTo(m.Reply, contentTypeOf(m), env.GetOperationId(), env.GetAttempt(), // it is logged
+	answer := s.ops.answer(subject.Cluster, env.GetOps().GetOperationId(), env.GetAttempt(), time.Now())
+	_ = s.out.sendTo(m.Reply, contentTypeOf(m), env.GetOperationId(), env.GetAttempt(), // it is logged
 		&driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: answer}})
 }
 
-// holds tells what this replica has of a control plane's operations, or of the one
-// that it wants to know of. What it does not have then it will not take.
-func (s *Server) holds(cluster, want string, attempt uint32, now time.Time) *driverv1.OpsResponse {
-	answer, denied := &driverv1.OpsResponse{}, true
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, h := range s.held {
-		if h.cluster != cluster || want != "" && want != h.id {
-			continue
-		}
-		st := h.state(now)
-		answer.Operations = append(answer.Operations, st)
-		denied = denied && st.GetFenced() // mcm goes on from it as from what is not here
-		if want != "" && h.counts() {
-			answer.Result = h.result
-		}
-	}
-	if want == "" {
-		answer.Operations = append(answer.Operations, s.stuckStates(cluster, now)...)
-	}
-	if want != "" && denied && attempt > 0 {
-		s.denials.add(cluster+"/"+want, attempt, now)
-	}
-
-	return answer
-}
-
 func (s *Server) onCancel(subject Subject, env *driverv1.Envelope) {
-	id := env.GetCancel().GetOperationId()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if env.GetEpoch() < s.epochs[subject.Cluster] {
-		return
-	}
-	h, ok := s.held[subject.Cluster+"/"+id]
-	switch {
-	case !ok || h.result != nil:
-	case h.begun:
-		s.log.Info("cancel comes too late: the provider is at it", "operation_id", id)
-	default:
-		s.log.Info("cancelling on request", "operation_id", id)
-		h.cancel()
+	if env.GetEpoch() >= s.managers.epoch(subject.Cluster) {
+		s.ops.cancel(subject.Cluster + "/" + env.GetCancel().GetOperationId())
 	}
 }
 
 func (s *Server) onAcknowledge(subject Subject, env *driverv1.Envelope) {
-	key := subject.Cluster + "/" + env.GetAcknowledge().GetOperationId()
-	s.mu.Lock()
-	h, ok := s.held[key]
-	switch {
-	case !ok || h.result == nil:
-	case !h.stored:
-		h.known = true // it goes once its claim has ended, too: nobody else would end that
-	default:
-		delete(s.held, key)
-	}
-	s.mu.Unlock()
-	signal(s.acked)
+	s.ops.acknowledge(subject.Cluster + "/" + env.GetAcknowledge().GetOperationId())
 }
 
 func (s *Server) onHello(m *nats.Msg) {
@@ -388,37 +234,12 @@ func (s *Server) onHello(m *nats.Msg) {
 
 		return
 	}
-	hello := env.GetHello()
 	// The subject's word counts: who may speak for one control plane must not
 	// raise another's epoch.
-	cluster := subject.Cluster
-	s.mu.Lock()
-	news := s.leaders[cluster] != hello.GetMcm()
-	s.leaders[cluster] = hello.GetMcm()
-	if hello.GetEpoch() >= s.epochs[cluster] { // else it does not lead any more
-		s.understand(cluster, hello)
-	}
-	s.epochs[cluster] = max(s.epochs[cluster], hello.GetEpoch())
-	s.mu.Unlock()
-	if news {
+	cluster, hello := subject.Cluster, env.GetHello()
+	if s.managers.hear(cluster, hello) {
 		s.log.Info("a manager leads", "cluster", cluster, "mcm", hello.GetMcm(), "epoch", hello.GetEpoch())
-		s.renewNow()
-	}
-}
-
-// understand notes whether a manager that leads speaks a version of the protocol that
-// this replica speaks. Server.mu is held.
-func (s *Server) understand(cluster string, hello *driverv1.Hello) {
-	before, now := s.strange[cluster], s.protocols.refusesHello(hello)
-	switch {
-	case now == nil && before != nil:
-		delete(s.strange, cluster)
-		s.log.Info("work is taken again: the manager that leads speaks the protocol", "cluster", cluster, "mcm", hello.GetMcm())
-	case now != nil:
-		s.strange[cluster] = now
-		if before == nil || before.Error() != now.Error() {
-			s.log.Error("no work is taken", "cluster", cluster, "err", now)
-		}
+		s.beat.renewNow()
 	}
 }
 

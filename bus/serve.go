@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -27,9 +25,6 @@ const (
 	// ackWait is how long a stopping replica waits for mcm to have stored its
 	// results.
 	ackWait = 2 * time.Second
-	// keptResults and keptFor bound the results kept for an mcm that is away.
-	keptResults = 2048
-	keptFor     = 24 * time.Hour
 
 	defaultDrainTimeout = 10 * time.Minute
 	defaultHardStop     = 5 * time.Second
@@ -66,14 +61,14 @@ type Task struct {
 	// operation is not traced.
 	TraceParent string
 
-	server *Server
+	worker *worker
 	held   *held
 	ctx    context.Context //nolint:containedctx // the operation's, as Handle gets it
 }
 
 // Progress tells mcm what the operation is doing, in one line without secrets.
 // It never blocks and may be called often: only the newest line counts.
-func (t *Task) Progress(message string) { t.server.report(t.held, message) }
+func (t *Task) Progress(message string) { t.worker.report(t.held, message) }
 
 // BeginMutation is called right before each call that changes something at the
 // provider, and takes one round trip to NATS. It fails when the operation must not go on:
@@ -81,7 +76,7 @@ func (t *Task) Progress(message string) { t.server.report(t.held, message) }
 // the operation by now, or the operations stream does not answer. From the first success on a cancel
 // comes too late and no longer ends the operation's context: what a provider made
 // of a call cut off halfway nobody could tell.
-func (t *Task) BeginMutation() error { return t.server.mayBegin(t.ctx, t.held) }
+func (t *Task) BeginMutation() error { return t.worker.claims.mayBegin(t.ctx, t.held) }
 
 // A ServerConfig describes a replica.
 type ServerConfig struct {
@@ -133,48 +128,31 @@ type ServerConfig struct {
 	Logger *slog.Logger
 }
 
-// A Server is one replica: the answering side of operations.
+// A part of a replica has what all its parts use.
+type part struct {
+	conn  wire
+	cfg   *ServerConfig
+	log   *slog.Logger
+	stats *serviceStats
+}
+
+// A Server is one replica: the answering side of operations. It takes what comes, and its
+// parts do it.
 type Server struct {
-	conn    wire
-	cfg     ServerConfig
-	handler Handler
-	log     *slog.Logger
-	started time.Time
-	stats   *serviceStats
-	replies map[string]string // where replies may go, by cluster
+	part
 
-	protocols protocols // that it speaks
+	replies  map[string]string // where replies may go, by cluster
+	ops      *operations
+	managers *managers
+	claims   *claims
+	out      *outbox
+	beat     *heartbeat
+	worker   *worker
 
-	mu         sync.Mutex
-	held       map[string]*held      // mutations running or not acknowledged, by cluster and operation id
-	machines   map[string]*held      // running mutations, by cluster and machine uid
-	reads      map[*held]struct{}    // running reads
-	highest    map[string]ackedClaim // by cluster
-	stuck      map[*held]struct{}    // of machines and reads, calls that were given up
-	epochs     map[string]uint64     // highest epoch seen, by cluster
-	leaders    map[string]string     // last hello's sender, by cluster
-	strange    map[string]error      // why nothing is taken from a cluster's managers: the protocol
-	denials    denials
-	running    int // mutations that occupy a slot
-	deleting   int // those of them that are deletes
-	draining   bool
-	sequence   uint64
-	groupReads int  // requests about node groups that run and change nothing
-	groupEdits int  // and those that do
-	stopped    bool // nothing is begun any more
-	unfenced   bool // for tests that want to see what fencing is good for
-
-	groups    context.Context // of requests about node groups
-	endGroups context.CancelFunc
-
-	inquirer *inquirer
-	renew    map[string]chan struct{} // asks for a session at once, by cluster
-
-	sessionLog time.Time // when a session was last said not to be sent
-
-	begunReads reads
-	tasks      sync.WaitGroup // added to under mu while not draining
-	acked      chan struct{}  // signals that a kept result went
+	groupReads int             // requests about node groups that run and change nothing; guarded by ops.mu
+	groupEdits int             // and those that do; guarded by ops.mu
+	groups     context.Context // of requests about node groups
+	endGroups  context.CancelFunc
 }
 
 // NewServer checks the configuration and makes a replica; [Server.Run] makes it
@@ -219,28 +197,20 @@ func newServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	s := &Server{
-		conn: conn, cfg: cfg, handler: handler, started: time.Now(),
-		log:     cfg.Logger.With("replica", cfg.Replica, "provider", cfg.Provider),
-		replies: map[string]string{}, protocols: spoken,
-		held:     map[string]*held{},
-		machines: map[string]*held{},
-		reads:    map[*held]struct{}{},
-		stuck:    map[*held]struct{}{},
-		highest:  map[string]ackedClaim{},
-		epochs:   map[string]uint64{},
-		leaders:  map[string]string{},
-		strange:  map[string]error{},
-		denials:  denials{},
-		renew:    map[string]chan struct{}{},
-		acked:    make(chan struct{}, 1),
-		unfenced: unfencedBuild,
+	log := cfg.Logger.With("replica", cfg.Replica, "provider", cfg.Provider)
+	p := part{conn: conn, cfg: &cfg, log: log}
+	p.stats = newServiceStats((&discovery{part: p}).endpoints())
+	s := &Server{part: p, replies: map[string]string{}, ops: newOperations(cfg.Slots, log), managers: newManagers(log)}
+	s.out = &outbox{part: p, ops: s.ops}
+	s.claims = &claims{part: p, ops: s.ops, out: s.out, unfenced: unfencedBuild, highest: map[string]ackedClaim{}}
+	s.beat = &heartbeat{
+		part: p, started: time.Now(), ops: s.ops, managers: s.managers, claims: s.claims, renew: map[string]chan struct{}{},
 	}
+	s.worker = &worker{part: p, handler: handler, ops: s.ops, claims: s.claims, out: s.out, beat: s.beat}
 	for _, cluster := range cfg.Clusters {
 		s.replies[cluster] = replyPrefix(cluster, cfg.Provider)
-		s.renew[cluster] = make(chan struct{}, 1)
+		s.beat.renew[cluster] = make(chan struct{}, 1)
 	}
-	s.stats = newServiceStats(s.endpoints())
 	s.groups, s.endGroups = context.WithCancel(context.Background()) //nolint:forbidigo // they outlive Run's context: drain decides
 
 	return s, nil
@@ -251,20 +221,24 @@ func (s *Server) Replica() string { return s.cfg.Replica }
 
 // Refusal returns why the replica takes no work from managers that lead: they share no
 // version of the protocol with it. It is nil if it takes work from all.
-func (s *Server) Refusal() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-
-	return errors.Join(slices.Collect(maps.Values(s.strange))...)
-}
+func (s *Server) Refusal() error { return s.managers.refusal() }
 
 // Running is how many operations run at this moment, reads included.
 func (s *Server) Running() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	running, _ := s.ops.inHand()
 
-	return s.running + len(s.reads)
+	return running
 }
+
+// Stuck counts the calls that have ignored their deadlines for longer than
+// [ServerConfig.StuckAfter] and have not returned, by operation. Each was answered with
+// DEADLINE_EXCEEDED. Until it returns it keeps its slot, and its machine from other
+// mutations at this replica.
+func (s *Server) Stuck() map[driverv1.Operation]int { return s.ops.stuckCalls() }
+
+// Jammed returns an error when calls that ignore their deadlines have all slots for some
+// operations, nil otherwise.
+func (s *Server) Jammed() error { return s.ops.jammed() }
 
 // Run may be called once. It answers until ctx ends and then drains: it takes no more work, lets
 // running operations finish for DrainTimeout, cancels what is left, and returns
@@ -279,25 +253,28 @@ func (s *Server) Run(ctx context.Context) error {
 
 		return err
 	}
-	defer s.inquirer.close()
+	defer s.claims.inquirer.close()
 	// The heartbeat outlives ctx: a draining replica is alive.
 	beat, stopBeat := context.WithCancel(context.WithoutCancel(ctx))
 	var loops sync.WaitGroup
 	for _, cluster := range s.cfg.Clusters {
-		loops.Go(func() { s.heartbeat(beat, cluster) })
+		loops.Go(func() { s.beat.beat(beat, cluster) })
 	}
-	loops.Go(func() { s.acceptSlowReads(beat) })
-	loops.Go(func() { s.giveUpStuck(beat) })
+	loops.Go(func() { s.worker.acceptSlowReads(beat) })
+	loops.Go(func() { s.worker.giveUpStuck(beat) })
 	announce := sync.OnceFunc(func() {
 		s.log.Info("serving", "clusters", s.cfg.Clusters, "slots", s.cfg.Slots, "version", s.cfg.Version)
 	})
-	s.conn.OnUp(func() { announce(); s.renewNow() })
+	s.conn.OnUp(func() { announce(); s.beat.renewNow() })
 
 	<-ctx.Done()
 	err = s.drain(requests)
 	stopBeat()
 	loops.Wait()
-	s.stop()
+	s.ops.stop()
+	for _, cluster := range s.cfg.Clusters {
+		s.beat.publishSession(cluster, true)
+	}
 	for _, sub := range rest {
 		_ = sub.Unsubscribe() // the connection closes next
 	}
@@ -308,7 +285,7 @@ func (s *Server) Run(ctx context.Context) error {
 // subscribe returns the subscriptions that bring work, which go first when
 // draining, and the others.
 func (s *Server) subscribe() (requests, rest []subscription, err error) {
-	if s.inquirer, err = newInquirer(s.conn); err != nil {
+	if s.claims.inquirer, err = newInquirer(s.conn); err != nil {
 		return nil, nil, err
 	}
 	add := func(list *[]subscription, subject, queue string, f nats.MsgHandler) {
@@ -329,124 +306,9 @@ func (s *Server) subscribe() (requests, rest []subscription, err error) {
 			add(&requests, wildcard(cluster, TreeNodeGroup, s.cfg.Provider, "*"), driverQueue, s.onNodeGroup)
 		}
 	}
-	for _, d := range s.discovery() {
+	for _, d := range (&discovery{part: s.part, started: s.beat.started, protocols: s.managers.protocols, ops: s.ops}).subjects() {
 		add(&rest, d.subject, "", d.answer)
 	}
 
 	return requests, rest, err
-}
-
-// drain takes no more work and waits for what runs; it fails when some of it was left
-// behind.
-func (s *Server) drain(requests []subscription) error {
-	s.mu.Lock()
-	s.draining = true
-	running := s.running + len(s.reads) + s.groupReads + s.groupEdits
-	s.mu.Unlock()
-	s.log.Info("draining: no new operations", "running", running, "timeout", s.cfg.DrainTimeout)
-	s.renewNow()
-	for _, sub := range requests {
-		// What has come already is answered busy; Unsubscribe would lose it.
-		if sub.Drain() != nil {
-			_ = sub.Unsubscribe() // not connected: nothing comes either
-		}
-	}
-
-	done := make(chan struct{})
-	go func() {
-		s.tasks.Wait()
-		close(done)
-	}()
-	var left error
-	soft := time.NewTimer(s.cfg.DrainTimeout)
-	defer soft.Stop()
-	select {
-	case <-done:
-	case <-soft.C:
-		s.log.Warn("drain timeout: cancelling what still runs", "operations", s.cancelAll())
-		hard := time.NewTimer(s.cfg.HardStop)
-		defer hard.Stop()
-		select {
-		case <-done:
-		case <-hard.C:
-			left = fmt.Errorf("%w: they ignored their cancelled contexts for %s", ErrLeft, s.cfg.HardStop)
-		}
-	}
-	s.awaitAcks()
-	if stuck := s.stuckCalls(); left == nil && stuck > 0 {
-		left = fmt.Errorf("%w: %d calls ignored their deadlines", ErrLeft, stuck)
-	}
-
-	return left
-}
-
-// awaitAcks gives mcm a moment to store the last results that are gone with this
-// process: those that the operations stream does not have.
-func (s *Server) awaitAcks() {
-	limit := time.NewTimer(ackWait)
-	defer limit.Stop()
-	for {
-		left := 0
-		s.mu.Lock()
-		for _, h := range s.held {
-			if h.result != nil && !h.stored {
-				left++
-			}
-		}
-		s.mu.Unlock()
-		if left == 0 || !s.conn.Up() {
-			return
-		}
-		select {
-		case <-s.acked:
-		case <-limit.C:
-			s.log.Info("leaving with results that mcm did not acknowledge; it will ask another replica", "results", left)
-
-			return
-		}
-	}
-}
-
-// cancelAll cancels what runs, and names the mutations among it.
-func (s *Server) cancelAll() []string {
-	s.endGroups()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var ids []string
-	for _, h := range s.machines {
-		h.cancel()
-		ids = append(ids, h.id)
-	}
-	for h := range s.reads {
-		h.cancel()
-	}
-	slices.Sort(ids)
-
-	return ids
-}
-
-// acceptSlowReads tells mcm who has a read that takes its time. One scan for
-// all is cheaper than a timer for each.
-func (s *Server) acceptSlowReads(ctx context.Context) {
-	tick := time.NewTicker(deferredAccept / 2)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick.C:
-			var slow []*held
-			s.mu.Lock()
-			for h := range s.reads {
-				if !h.accepted && now.Sub(h.started) > deferredAccept {
-					h.accepted = true
-					slow = append(slow, h)
-				}
-			}
-			s.mu.Unlock()
-			for _, h := range slow {
-				s.send(h, acceptedFrame())
-			}
-		}
-	}
 }

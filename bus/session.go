@@ -20,11 +20,25 @@ const (
 	maxSession = 512 << 10
 )
 
+// A heartbeat publishes a replica's sessions. It is safe for concurrent use.
+type heartbeat struct {
+	part
+
+	started  time.Time
+	ops      *operations
+	managers *managers
+	claims   *claims
+	renew    map[string]chan struct{} // asks for a session at once, by cluster
+
+	sequence uint64    // guarded by ops.mu
+	unsent   time.Time // when a session was last said not to be sent; guarded by ops.mu
+}
+
 // renewNow asks for a session to every cluster without waiting for the next
 // beat. It never blocks.
-func (s *Server) renewNow() {
-	for _, cluster := range s.cfg.Clusters {
-		signal(s.renew[cluster])
+func (b *heartbeat) renewNow() {
+	for _, cluster := range b.cfg.Clusters {
+		signal(b.renew[cluster])
 	}
 }
 
@@ -36,15 +50,15 @@ func signal(ch chan<- struct{}) {
 	}
 }
 
-// heartbeat publishes a session to a cluster at every beat, and sooner when
+// beat publishes a session to a cluster at every beat, and sooner when
 // something changed [SESSION-1].
-func (s *Server) heartbeat(ctx context.Context, cluster string) {
+func (b *heartbeat) beat(ctx context.Context, cluster string) {
 	tick := time.NewTicker(SessionInterval)
 	defer tick.Stop()
 	// A burst of settled operations must not become a burst of sessions.
 	const pause = SessionInterval / 10
 	for {
-		s.publishSession(cluster, false)
+		b.publishSession(cluster, false)
 		hold := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
@@ -57,56 +71,46 @@ func (s *Server) heartbeat(ctx context.Context, cluster string) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			s.storeOutcomes(cluster)
-		case <-s.renew[cluster]:
+			b.claims.storeOutcomes(cluster)
+		case <-b.renew[cluster]:
 		}
 	}
 }
 
-// stop sees to it that nothing is begun any more, and says so.
-func (s *Server) stop() {
-	s.mu.Lock()
-	s.stopped = true
-	s.mu.Unlock()
-	for _, cluster := range s.cfg.Clusters {
-		s.publishSession(cluster, true)
-	}
-}
-
 // publishSession sends a session to a cluster.
-func (s *Server) publishSession(cluster string, stopped bool) {
-	if !s.conn.Up() {
+func (b *heartbeat) publishSession(cluster string, stopped bool) {
+	if !b.conn.Up() {
 		return // nothing old is ever sent later
 	}
-	m, err := s.sessionMessage(s.session(cluster, stopped))
+	m, err := b.sessionMessage(b.session(cluster, stopped))
 	if err == nil {
-		err = s.conn.publish(m)
+		err = b.conn.publish(m)
 	}
 	switch {
 	case err == nil:
 	case errors.Is(err, errTooLarge), errors.Is(err, errEncode):
 		// The replica is taken for dead, although it works.
-		s.mu.Lock()
-		quiet := time.Since(s.sessionLog) < reconnectLog
+		b.ops.mu.Lock()
+		quiet := time.Since(b.unsent) < reconnectLog
 		if !quiet {
-			s.sessionLog = time.Now()
+			b.unsent = time.Now()
 		}
-		s.mu.Unlock()
+		b.ops.mu.Unlock()
 		if !quiet {
-			s.log.Error("session not sent: mcm takes this replica for dead until it is", "err", err)
+			b.log.Error("session not sent: mcm takes this replica for dead until it is", "err", err)
 		}
 	default:
-		s.log.Debug("session not sent", "err", err)
+		b.log.Debug("session not sent", "err", err)
 	}
 }
 
 // sessionMessage makes the message of a session, with less said in it when it
 // would be larger than is good or than the server takes.
-func (s *Server) sessionMessage(session *driverv1.Session) (*nats.Msg, error) {
-	subject := wildcard(session.GetCluster(), TreeSession, s.cfg.Provider, s.cfg.Replica)
-	env := &driverv1.Envelope{Replica: s.cfg.Replica, Body: &driverv1.Envelope_Session{Session: session}}
+func (b *heartbeat) sessionMessage(session *driverv1.Session) (*nats.Msg, error) {
+	subject := wildcard(session.GetCluster(), TreeSession, b.cfg.Provider, b.cfg.Replica)
+	env := &driverv1.Envelope{Replica: b.cfg.Replica, Body: &driverv1.Envelope_Session{Session: session}}
 	limit := maxSession
-	if most := int(s.conn.maxPayload()); most > 0 {
+	if most := int(b.conn.maxPayload()); most > 0 {
 		limit = min(limit, most)
 	}
 	for _, shorten := range []func(*driverv1.Session, int){dropProgress, dropSettled, dropOthers, nil} {
@@ -152,32 +156,27 @@ func dropSome(session *driverv1.Session, excess int, some func(*driverv1.Operati
 }
 
 // session says what the replica is and holds.
-func (s *Server) session(cluster string, stopped bool) *driverv1.Session {
+func (b *heartbeat) session(cluster string, stopped bool) *driverv1.Session {
 	now := time.Now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.sequence++
+	b.ops.mu.Lock()
+	defer b.ops.mu.Unlock()
+	b.sequence++
 	session := &driverv1.Session{
-		Cluster: cluster, Provider: s.cfg.Provider, Replica: s.cfg.Replica, Sequence: s.sequence,
-		StartedAt: timestamppb.New(s.started), Version: s.cfg.Version, Protocol: s.protocols.highest, ProtocolMin: s.protocols.lowest,
-		Slots: uint32(s.cfg.Slots), Running: uint32(s.running), Deleting: uint32(s.deleting),
-		Draining: s.draining, Stopped: stopped,
-		CreateIdentity: s.cfg.CreateIdentity, Kind: s.cfg.Kind, ApiVersions: s.cfg.APIVersions,
-		Capabilities: s.cfg.Capabilities, Hostname: s.cfg.Hostname,
-		Epoch: s.epochs[cluster],
+		Cluster: cluster, Provider: b.cfg.Provider, Replica: b.cfg.Replica, Sequence: b.sequence,
+		StartedAt: timestamppb.New(b.started), Version: b.cfg.Version, Protocol: b.managers.protocols.highest, ProtocolMin: b.managers.protocols.lowest,
+		Slots: uint32(b.cfg.Slots), Running: uint32(b.ops.running), Deleting: uint32(b.ops.deleting),
+		Draining: b.ops.draining, Stopped: stopped,
+		CreateIdentity: b.cfg.CreateIdentity, Kind: b.cfg.Kind, ApiVersions: b.cfg.APIVersions,
+		Capabilities: b.cfg.Capabilities, Hostname: b.cfg.Hostname,
+		Epoch: b.managers.epoch(cluster),
 	}
-	if s.cfg.SettleTime > 0 {
-		session.SettleTime = durationpb.New(s.cfg.SettleTime)
+	if b.cfg.SettleTime > 0 {
+		session.SettleTime = durationpb.New(b.cfg.SettleTime)
 	}
-	if highest := s.highest[cluster]; highest.sequence > 0 {
+	if highest := b.claims.highest[cluster]; highest.sequence > 0 {
 		session.ClaimSequence, session.ClaimStreamMade = highest.sequence, timestamppb.New(highest.made)
 	}
-	for _, h := range s.held {
-		if h.cluster == cluster {
-			session.Operations = append(session.Operations, h.state(now))
-		}
-	}
-	session.Operations = append(session.Operations, s.stuckStates(cluster, now)...)
+	session.Operations = b.ops.statesLocked(cluster, now)
 	slices.SortFunc(session.Operations, func(a, b *driverv1.OperationState) int {
 		return strings.Compare(a.GetOperationId(), b.GetOperationId())
 	})

@@ -30,7 +30,7 @@ const (
 	allTime  = 20 * time.Minute
 )
 
-var failed = regexp.MustCompile(`(?m)^--- FAIL: (\S+)`)
+var failed = regexp.MustCompile(`(?m)^(?:--- FAIL: |panic: )(.+)`)
 
 // TestApply sees to it that no mutation rots: each one's text is in its file, once.
 func TestApply(t *testing.T) {
@@ -66,7 +66,7 @@ func TestCaught(t *testing.T) { //nolint:paralleltest // one at a time, so that 
 			if err == nil || by == nil {
 				t.Fatalf("survives: %s in %s; add a test to bus that sees it (%v)\n%s", m.mutated, m.file, err, out)
 			}
-			t.Logf("%-28s caught by %-45s in %s", m.name, by[1], time.Since(started).Round(time.Second))
+			t.Logf("%-28s caught by %-60s in %s", m.name, by[1], time.Since(started).Round(time.Second))
 		})
 	}
 }
@@ -118,7 +118,7 @@ func build(t *testing.T, m *mutation) (binary string) {
 	return binary
 }
 
-// try runs tests. Nothing but a failed test makes a line that says FAIL.
+// try runs tests. Only a failed test or a panic makes a line that failed matches.
 func try(t *testing.T, binary, tests, runs string, limit time.Duration) ([]byte, error) {
 	t.Helper()
 	if runs == "" {

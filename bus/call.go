@@ -107,7 +107,7 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	case k.op == driverv1.Operation_OPERATION_UNSPECIFIED:
 		err = Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "the request's body is no operation")
 	case Mutates(k.op):
-		err = k.mutate(ctx)
+		err = newMutation(k).mutate(ctx)
 	default:
 		err = k.read(ctx)
 	}
@@ -121,52 +121,34 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	return &k.out, err
 }
 
-// A call is the state of one Call.
+// A call is the state of one Call: where its request goes, and what came of it.
 type call struct {
+	past
+
 	c       *Caller
 	req     *Request
 	op      driverv1.Operation
 	started time.Time
 	taken   time.Time // when a replica took the operation, the last time
+	out     Outcome
 
-	number  uint32          // of the attempt
-	ran     uint32          // of the last attempt that may have had an effect; 0 for none
-	until   time.Time       // by when the deadlines of all up to that are over, but of those that have ended
-	sent    uint32          // the last attempt that this call has begun
-	before  time.Time       // until, without that
-	doubted bool            // an earlier one's call may still run when the last try begins
-	again   bool            // the next attempt must look first
-	target  string          // replica of the next attempt; empty for any
-	avoid   map[string]bool // replicas that lost an attempt or have just refused one
-	lastTry time.Time
-	// firstTry is when the call sent its first request.
-	firstTry time.Time
-	limit    time.Time // of a read; zero for mutations
-	sendErr  error     // why the last try was not sent
-	out      Outcome
+	// Of the next try.
+	number  uint32               // of the attempt
+	again   bool                 // the replica must look first for what an earlier attempt has made
+	doubted bool                 // an earlier one's call may still run when it begins
+	target  string               // the replica; empty for any
+	terms   *driverv1.ClaimTerms // of its claim; nil leaves them to the replica
 
-	terms  *driverv1.ClaimTerms // of the next try's claim; nil leaves them to the replica
-	denied map[string]uint32    // attempts that replicas said they do not have
-	over   string               // another operation of the machine, which has ended whatever its claim says
-	// unclaimed: by the last look at the claim none of the attempts that were made can
-	// have begun anything, or its deadline is over.
-	unclaimed bool
-
-	// earlierCreate is when the deadline of a lost create of an earlier operation of the
-	// machine is over; zero for none.
-	earlierCreate time.Time
-
-	// unbegun is the attempt that, by the last look at its claim, has begun nothing; it
-	// begins nothing once the next attempt has replaced that claim. 0 for none.
-	unbegun uint32
+	// Of the tries so far.
+	lastTry, firstTry time.Time
+	limit             time.Time       // of a read; zero for mutations
+	sendErr           error           // why the last one was not sent
+	avoid             map[string]bool // replicas that lost an attempt or have just refused one
+	behind            string          // replica that took a request for stale
+	stuckAt           string          // replica where a call for this machine ignores its deadline
 
 	plainClaim   uint64    // the claim that this call has written for a plain driver; 0 for none
 	plainClaimAt time.Time // just before it was
-	saidPlain    bool      // that the call waits for a plain driver's claim to end
-
-	unstored int    // times that a replica could not write its claim
-	behind   string // replica that took a request for stale
-	stuckAt  string // replica where a call for this machine ignores its deadline
 }
 
 // log is for lines about the operation.
@@ -181,11 +163,11 @@ func (k *call) log() *slog.Logger {
 }
 
 // hasRun notes that the try just made may have an effect.
-func (k *call) hasRun() {
-	if k.number > k.ran { // else it has attached us to an attempt made before
-		k.ran, k.until = k.number, later(k.until, k.lastTry.Add(acceptBy+k.req.Timeout))
-	}
-}
+func (k *call) hasRun() { k.mayHaveRun(k.number, k.lastTry.Add(acceptBy+k.req.Timeout)) }
+
+// learns notes that there was an attempt of this number, made by another caller, or
+// before, at a time not known.
+func (k *call) learns(attempt uint32) { k.mayHaveRun(attempt, time.Now().Add(acceptBy+k.req.Timeout)) }
 
 // begins notes that the try about to be made may begin a new attempt.
 func (k *call) begins() {
@@ -193,54 +175,12 @@ func (k *call) begins() {
 	if k.number <= k.ran { // else it only asks who has one what comes of it
 		return
 	}
-	k.sent, k.before = k.number, k.quietAt()
+	k.willRun(k.number)
 	if k.op == driverv1.Operation_OPERATION_CREATE && k.ran > 0 {
 		_, settle := k.c.replicas.identity(k.req.Provider)
 		k.doubted = !k.unclaimed && k.lastTry.Before(k.quietAt().Add(settle)) ||
 			k.c.replicas.stuckAt(k.req.Provider, k.req.OperationID) != ""
 	}
-}
-
-// quietAt is by when the deadlines of all attempts are over that may have begun, as far
-// as the last look at the claim tells.
-func (k *call) quietAt() time.Time {
-	switch {
-	case k.unbegun == 0 || k.unbegun != k.ran:
-		return k.until
-	case k.unbegun == k.sent:
-		return later(k.before, longAgo)
-	case k.unbegun == 1:
-		return longAgo // there was none before it
-	default:
-		return k.until
-	}
-}
-
-// longAgo is a time that is over; unlike the zero Time, it is known.
-var longAgo = time.Unix(0, 0)
-
-// ends notes that the attempt that this call has begun last has ended, and has no
-// effect that its result does not tell.
-func (k *call) ends() {
-	if k.number == k.sent {
-		k.until = later(k.before, longAgo)
-	}
-}
-
-// learns notes that there was an attempt of this number, made by somebody else, or
-// before, at a time not known.
-func (k *call) learns(attempt uint32) {
-	if attempt > k.ran {
-		k.ran, k.until = attempt, later(k.until, time.Now().Add(acceptBy+k.req.Timeout))
-	}
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-
-	return b
 }
 
 // waits tells why nothing happens for what may be long.
@@ -390,7 +330,7 @@ func (k *call) read(ctx context.Context) error {
 			return k.unsendable()
 		case gotNobody:
 			if k.target == "" {
-				return k.plain(ctx)
+				return newPlainCall(k).read(ctx)
 			}
 			k.shun(k.target) // left since its last session
 			k.target = ""
@@ -406,7 +346,7 @@ func (k *call) read(ctx context.Context) error {
 			k.number++
 			k.target = ""
 			if v == gotSilence && len(k.c.replicas.live(k.req.Provider)) == 0 {
-				return k.plain(ctx) // a wiretap on requests hides that nobody listens
+				return newPlainCall(k).read(ctx) // a wiretap on requests hides that nobody listens
 			}
 		}
 	}
@@ -417,7 +357,7 @@ func (k *call) settle(result *driverv1.Result) error {
 	err := ErrorOf(result.GetStatus())
 	own := result.GetOutcomeUnknown() && !result.GetNoEffect()
 	if !own {
-		k.ends()
+		k.hasEnded(k.number)
 	}
 	failure, ok := errors.AsType[*Error](err)
 	switch {

@@ -83,21 +83,30 @@ const (
 	isDone                     // with the error returned, nil for an outcome in k.out
 )
 
+// A claimReader finds out from the claim on a call's machine what may follow.
+type claimReader struct {
+	*call
+
+	denied    map[string]uint32 // attempts that replicas said they do not have
+	over      string            // another operation of the machine, which has ended whatever its claim says
+	saidPlain bool              // that the call waits for a plain driver's claim to end
+}
+
 // consult reads the claim on the call's machine and finds out what may follow.
-func (k *call) consult(ctx context.Context) (decision, error) {
+func (r *claimReader) consult(ctx context.Context) (decision, error) {
 	for looks := 0; looks < claimLooks; {
-		c, sequence, err := k.readClaim(ctx)
+		c, sequence, err := r.readClaim(ctx)
 		if err != nil {
 			return isDone, err
 		}
-		k.unbegun = 0
-		switch found := judgeClaim(c, k.req.OperationID, k.standing(c, sequence)); found {
+		r.unbegun = 0
+		switch found := judgeClaim(c, r.req.OperationID, r.standing(c, sequence)); found {
 		case isFree:
-			return k.mayReplace(ctx, c, sequence)
+			return r.mayReplace(ctx, c, sequence)
 		case isOurs:
-			return isDone, k.stored(c)
+			return isDone, r.stored(c)
 		case isHeld:
-			k.attach(c)
+			r.holder(c.GetReplica(), c.GetAttempt())
 
 			return mayAttach, nil
 		case isStale:
@@ -106,54 +115,54 @@ func (k *call) consult(ctx context.Context) (decision, error) {
 			if found != isPlain { // whose claim goes by itself
 				looks++
 			}
-			if err := k.outwait(ctx, found, c); err != nil {
+			if err := r.outwait(ctx, found, c); err != nil {
 				return isDone, err
 			}
 		}
 	}
 
-	return isDone, k.notStarted("the claim on the machine changes all the time; looking again")
+	return isDone, r.notStarted("the claim on the machine changes all the time; looking again")
 }
 
 // outwait returns when the claim on the machine is worth another look.
-func (k *call) outwait(ctx context.Context, found finding, c *driverv1.Claim) error {
+func (r *claimReader) outwait(ctx context.Context, found finding, c *driverv1.Claim) error {
 	switch found {
 	case isUnheard:
-		return sleep(ctx, time.Until(k.c.hears().Add(deathLimit)))
+		return sleep(ctx, time.Until(r.c.hears().Add(deathLimit)))
 	case isPlain:
-		return k.outwaitPlain(ctx, c)
+		return r.outwaitPlain(ctx, c)
 	default:
-		return k.askOther(ctx, c)
+		return r.askOther(ctx, c)
 	}
 }
 
 // outwaitPlain waits a while for the end of a claim that stands for a plain driver, which
 // does not say whether it still has the operation.
-func (k *call) outwaitPlain(ctx context.Context, c *driverv1.Claim) error {
-	k.learns(c.GetAttempt())
-	if !k.saidPlain {
-		k.saidPlain = true
-		k.waits(k.notStarted("a driver of provider %s that keeps no session may be at attempt %d of the operation until its time is over",
-			k.req.Provider, c.GetAttempt()))
+func (r *claimReader) outwaitPlain(ctx context.Context, c *driverv1.Claim) error {
+	r.learns(c.GetAttempt())
+	if !r.saidPlain {
+		r.saidPlain = true
+		r.waits(r.notStarted("a driver of provider %s that keeps no session may be at attempt %d of the operation until its time is over",
+			r.req.Provider, c.GetAttempt()))
 	}
 
 	return sleep(ctx, askAgain)
 }
 
 // mayReplace takes a claim for the one that the next attempt replaces.
-func (k *call) mayReplace(ctx context.Context, c *driverv1.Claim, sequence uint64) (decision, error) {
-	k.terms = &driverv1.ClaimTerms{Sequence: &sequence}
-	if sequence != 0 && sequence == k.plainClaim {
+func (r *claimReader) mayReplace(ctx context.Context, c *driverv1.Claim, sequence uint64) (decision, error) {
+	r.terms = &driverv1.ClaimTerms{Sequence: &sequence}
+	if sequence != 0 && sequence == r.plainClaim {
 		return mayProceed, nil // this side's own: what came before it was found out then
 	}
-	if err := k.doubtLostClaim(ctx, c, sequence); err != nil {
+	if err := r.doubtLostClaim(ctx, c, sequence); err != nil {
 		return isDone, err
 	}
-	k.fearEarlierCreate(c)
-	if c.GetOperationId() == k.req.OperationID {
-		k.learns(c.GetAttempt())
+	r.fearEarlierCreate(c)
+	if c.GetOperationId() == r.req.OperationID {
+		r.learns(c.GetAttempt())
 		if c.GetState() == driverv1.Claim_STATE_RUNNING {
-			k.unbegun = c.GetAttempt()
+			r.unbegun = c.GetAttempt()
 		}
 	}
 
@@ -163,18 +172,18 @@ func (k *call) mayReplace(ctx context.Context, c *driverv1.Claim, sequence uint6
 // fearEarlierCreate notes that a create under another operation id was lost, as where the
 // Machine is from an older backup. No cloud keeps this create apart from that one by its
 // token, and the call may still take effect until its deadline.
-func (k *call) fearEarlierCreate(c *driverv1.Claim) {
+func (r *claimReader) fearEarlierCreate(c *driverv1.Claim) {
 	const create = driverv1.Operation_OPERATION_CREATE
 	lost := c.GetState() == driverv1.Claim_STATE_BEGUN || c.GetState() == driverv1.Claim_STATE_RELEASED
-	if !lost || k.op != create || c.GetOperation() != create || c.GetOperationId() == k.req.OperationID ||
+	if !lost || r.op != create || c.GetOperation() != create || c.GetOperationId() == r.req.OperationID ||
 		c.GetReplica() == plainReplica { // whose claim stays as it is when the operation has ended
 		return
 	}
-	latest := time.Now().Add(acceptBy + k.req.Timeout)
-	k.earlierCreate, k.unclaimed = latest, false
+	latest := time.Now().Add(acceptBy + r.req.Timeout)
+	r.earlierCreate, r.unclaimed = latest, false
 	if claimed := c.GetClaimedAt(); claimed.IsValid() { // by the replica's clock, which acceptBy allows for
-		if over := claimed.AsTime().Add(acceptBy + k.req.Timeout); over.Before(latest) {
-			k.earlierCreate = over
+		if over := claimed.AsTime().Add(acceptBy + r.req.Timeout); over.Before(latest) {
+			r.earlierCreate = over
 		}
 	}
 }
@@ -190,35 +199,32 @@ func overtaken(later string) error {
 		"operation %s of the machine came later: another manager leads, or the Machine is from an older backup", later)}
 }
 
-// attach has the next try go to who has claimed the operation.
-func (k *call) attach(c *driverv1.Claim) { k.holder(c.GetReplica(), c.GetAttempt()) }
-
 // doubtLostClaim notes, where an operation that may run has no claim, whether that was
 // lost along with the stream: then it may have begun something. It begins nothing more,
 // as the sequence that its replica expects never comes again.
-func (k *call) doubtLostClaim(ctx context.Context, c *driverv1.Claim, sequence uint64) error {
-	k.unclaimed = false
+func (r *claimReader) doubtLostClaim(ctx context.Context, c *driverv1.Claim, sequence uint64) error {
+	r.unclaimed = false
 	lost := sequence == 0
-	if k.ran == 0 || !lost && (c == nil || c.GetOperationId() == k.req.OperationID) {
+	if r.ran == 0 || !lost && (c == nil || c.GetOperationId() == r.req.OperationID) {
 		return nil
 	}
-	provider := k.req.Provider
-	if !k.taken.IsZero() {
-		k.c.lost(provider, errRolledBack) // a replica has had the claim that is not there
+	provider := r.req.Provider
+	if !r.taken.IsZero() {
+		r.c.lost(provider, errRolledBack) // a replica has had the claim that is not there
 	}
-	tried := time.Since(k.firstTry)
-	age, err := k.c.streams.ageOf(ctx, provider)
+	tried := time.Since(r.firstTry)
+	age, err := r.c.streams.ageOf(ctx, provider)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err() //nolint:wrapcheck // the caller's own
 	case err == nil:
 		// What an older stream may have known of has had its time. And one that was there
 		// before this call's first attempt would have that attempt's claim.
-		k.unclaimed = k.taken.IsZero() && (age > acceptBy+k.req.Timeout || !k.req.Recover && age > tried)
+		r.unclaimed = r.taken.IsZero() && (age > acceptBy+r.req.Timeout || !r.req.Recover && age > tried)
 	case lost:
-		k.c.lost(provider, err)
+		r.c.lost(provider, err)
 
-		return k.notStarted("cannot tell whether the claim on the machine was lost: %w", err)
+		return r.notStarted("cannot tell whether the claim on the machine was lost: %w", err)
 	}
 
 	return nil
@@ -226,22 +232,22 @@ func (k *call) doubtLostClaim(ctx context.Context, c *driverv1.Claim, sequence u
 
 // readClaim returns the claim on the call's machine, nil for none, and its
 // sequence.
-func (k *call) readClaim(ctx context.Context) (*driverv1.Claim, uint64, error) {
-	provider := k.req.Provider
-	subject, err := claimSubject(k.c.cfg.Cluster, provider, MachineOf(k.req.Body).GetUid())
+func (r *claimReader) readClaim(ctx context.Context) (*driverv1.Claim, uint64, error) {
+	provider := r.req.Provider
+	subject, err := claimSubject(r.c.cfg.Cluster, provider, MachineOf(r.req.Body).GetUid())
 	if err != nil {
-		k.sendErr = err
+		r.sendErr = err
 
-		return nil, 0, k.unsendable()
+		return nil, 0, r.unsendable()
 	}
-	found, err := k.c.ledger(provider).last(ctx, subject)
+	found, err := r.c.ledger(provider).last(ctx, subject)
 	switch {
 	case ctx.Err() != nil:
 		return nil, 0, ctx.Err() //nolint:wrapcheck // the caller's own
 	case err != nil:
-		k.c.lost(provider, err)
+		r.c.lost(provider, err)
 
-		return nil, 0, k.notStarted("cannot tell who has the machine: %w", err)
+		return nil, 0, r.notStarted("cannot tell who has the machine: %w", err)
 	case found == nil:
 		return nil, 0, nil
 	default:
@@ -250,27 +256,27 @@ func (k *call) readClaim(ctx context.Context) (*driverv1.Claim, uint64, error) {
 }
 
 // standing gathers what is known of a claim's replica.
-func (k *call) standing(c *driverv1.Claim, sequence uint64) standing {
+func (r *claimReader) standing(c *driverv1.Claim, sequence uint64) standing {
 	return standing{
-		live:    k.c.replicas.lives(k.req.Provider, c.GetReplica()),
-		unheard: time.Until(k.c.hears().Add(deathLimit)) > 0,
-		denied: sequence != 0 && sequence == k.plainClaim || k.over != "" && k.over == c.GetOperationId() ||
-			k.denied[c.GetReplica()] >= c.GetAttempt() && k.denied[c.GetReplica()] > 0 && c.GetOperationId() == k.req.OperationID,
+		live:    r.c.replicas.lives(r.req.Provider, c.GetReplica()),
+		unheard: time.Until(r.c.hears().Add(deathLimit)) > 0,
+		denied: sequence != 0 && sequence == r.plainClaim || r.over != "" && r.over == c.GetOperationId() ||
+			r.denied[c.GetReplica()] >= c.GetAttempt() && r.denied[c.GetReplica()] > 0 && c.GetOperationId() == r.req.OperationID,
 	}
 }
 
 // denies notes that a replica will not take an attempt at this call's operation.
-func (k *call) denies(replica string, attempt uint32) {
-	if k.denied == nil {
-		k.denied = map[string]uint32{}
+func (r *claimReader) denies(replica string, attempt uint32) {
+	if r.denied == nil {
+		r.denied = map[string]uint32{}
 	}
-	k.denied[replica] = attempt
+	r.denied[replica] = attempt
 }
 
 // askOther finds out whether another operation, whose claim says that it runs, does. It
 // returns an error while it does.
-func (k *call) askOther(ctx context.Context, c *driverv1.Claim) error {
-	answer := k.c.ask(ctx, k.req.Provider, c.GetReplica(), c.GetOperationId(), c.GetAttempt())
+func (r *claimReader) askOther(ctx context.Context, c *driverv1.Claim) error {
+	answer := r.c.ask(ctx, r.req.Provider, c.GetReplica(), c.GetOperationId(), c.GetAttempt())
 	if ctx.Err() != nil {
 		return ctx.Err() //nolint:wrapcheck // the caller's own
 	}
@@ -279,41 +285,41 @@ func (k *call) askOther(ctx context.Context, c *driverv1.Claim) error {
 		busy = busy || !st.GetSettled()
 	}
 	if busy {
-		return k.notStarted("operation %s of this machine still runs at replica %s", c.GetOperationId(), c.GetReplica())
+		return r.notStarted("operation %s of this machine still runs at replica %s", c.GetOperationId(), c.GetReplica())
 	}
-	k.over = c.GetOperationId()
+	r.over = c.GetOperationId()
 
 	return nil
 }
 
 // stored ends the call with an outcome that was stored while nobody listened.
-func (k *call) stored(c *driverv1.Claim) error {
-	result, partial := resultOf(c, k.c.cfg.Key)
-	k.learns(c.GetAttempt())
-	k.out.Replica, k.out.Partial, k.taken = c.GetReplica(), partial, time.Now()
-	k.doubted = false // its replica was told of that, and stores what counts
-	k.c.log.Info("outcome found in the operations stream", "machine", k.req.Namespace+"/"+k.req.Name,
-		"operation_id", k.req.OperationID, "attempt", c.GetAttempt(), "replica", c.GetReplica())
+func (r *claimReader) stored(c *driverv1.Claim) error {
+	result, partial := resultOf(c, r.c.cfg.Key)
+	r.learns(c.GetAttempt())
+	r.out.Replica, r.out.Partial, r.taken = c.GetReplica(), partial, time.Now()
+	r.doubted = false // its replica was told of that, and stores what counts
+	r.c.log.Info("outcome found in the operations stream", "machine", r.req.Namespace+"/"+r.req.Name,
+		"operation_id", r.req.OperationID, "attempt", c.GetAttempt(), "replica", c.GetReplica())
 
-	return k.settle(result)
+	return r.settle(result)
 }
 
 // open finds out which claim a first attempt has to replace.
-func (k *call) open(ctx context.Context) (done bool, err error) {
-	if n, ok := operationNumber(k.req.OperationID); ok && n == 0 {
+func (m *mutation) open(ctx context.Context) (done bool, err error) {
+	if n, ok := operationNumber(m.req.OperationID); ok && n == 0 {
 		none := uint64(0)
-		k.terms = &driverv1.ClaimTerms{Sequence: &none} // the first operation of the machine, as far as we know
+		m.terms = &driverv1.ClaimTerms{Sequence: &none} // the first operation of the machine, as far as we know
 
 		return false, nil
 	}
-	switch d, err := k.consult(ctx); d {
+	switch d, err := m.consult(ctx); d {
 	case isDone:
 		return true, err
 	case mayAttach:
 		return false, nil
 	default:
-		if k.ran > 0 || !k.earlierCreate.IsZero() { // begun by another caller
-			return k.attempt(ctx)
+		if m.any() { // begun by another caller
+			return m.attempt(ctx)
 		}
 
 		return false, nil
@@ -321,51 +327,51 @@ func (k *call) open(ctx context.Context) (done bool, err error) {
 }
 
 // onClaim goes on after the claim was found to be another one than expected.
-func (k *call) onClaim(ctx context.Context) (done bool, err error) {
-	if k.ran > 0 || k.again {
-		return k.next(ctx)
+func (m *mutation) onClaim(ctx context.Context) (done bool, err error) {
+	if m.ran > 0 || m.again {
+		return m.next(ctx)
 	}
-	switch d, err := k.consult(ctx); d {
+	switch d, err := m.consult(ctx); d {
 	case isDone:
 		return true, err
 	case mayAttach:
 		return false, nil
 	default:
 	}
-	if k.ran > 0 || !k.earlierCreate.IsZero() {
-		return k.attempt(ctx)
+	if m.any() {
+		return m.attempt(ctx)
 	}
 	// Nothing of this operation has run; it is the claim of an earlier one.
-	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
-	if k.target == "" {
-		return true, k.allBusy()
+	m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid)
+	if m.target == "" {
+		return true, m.allBusy()
 	}
 
 	return false, nil
 }
 
 // arrange makes sure that the call's operation can be claimed.
-func (k *call) arrange(ctx context.Context) (done bool, err error) {
-	_, err = k.subject(TreeDriver, "")
+func (m *mutation) arrange(ctx context.Context) (done bool, err error) {
+	_, err = m.subject(TreeDriver, "")
 	if err == nil {
-		_, err = claimSubject(k.c.cfg.Cluster, k.req.Provider, MachineOf(k.req.Body).GetUid())
+		_, err = claimSubject(m.c.cfg.Cluster, m.req.Provider, MachineOf(m.req.Body).GetUid())
 	}
 	switch {
 	case err != nil:
-		k.sendErr = err
+		m.sendErr = err
 
-		return true, k.unsendable()
-	case k.c.streams == nil:
-		k.sendErr = errReadsOnly
+		return true, m.unsendable()
+	case m.c.streams == nil:
+		m.sendErr = errReadsOnly
 
-		return true, k.unsendable()
+		return true, m.unsendable()
 	}
-	err = k.c.awaitStream(ctx, k.req.Provider)
+	err = m.c.awaitStream(ctx, m.req.Provider)
 	switch {
 	case ctx.Err() != nil:
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
 	case err != nil:
-		return true, k.notStarted("waiting: %w", err)
+		return true, m.notStarted("waiting: %w", err)
 	default:
 		return false, nil
 	}

@@ -238,7 +238,7 @@ func TestAnEndedOperationSaysNothingOfTheNext(t *testing.T) {
 	c := &Caller{replicas: newReplicas()}
 	c.since.Store(&time.Time{})
 	c.replicas.onSession(session("r", 1), time.Now())
-	k := &call{c: c, req: &Request{Provider: "p", OperationID: "u.delete.2"}}
+	k := claimReader{call: &call{c: c, req: &Request{Provider: "p", OperationID: "u.delete.2"}}}
 	claim := func(id string) *driverv1.Claim {
 		return &driverv1.Claim{OperationId: id, Attempt: 1, Replica: "r", State: driverv1.Claim_STATE_RUNNING}
 	}

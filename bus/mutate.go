@@ -25,133 +25,142 @@ const (
 	storeTries = 8
 )
 
+// A mutation is a call that must have its operation done once, whatever dies meanwhile.
+type mutation struct {
+	claimReader
+
+	unstored int // times that a replica could not write its claim
+}
+
+func newMutation(k *call) *mutation { return &mutation{claimReader: claimReader{call: k}} }
+
 // mutate has an operation done that must not be done twice.
-func (k *call) mutate(ctx context.Context) error {
-	if done, err := k.arrange(ctx); done {
+func (m *mutation) mutate(ctx context.Context) error {
+	if done, err := m.arrange(ctx); done {
 		return err
 	}
-	if k.again {
-		if done, err := k.resume(ctx); done {
+	if m.again {
+		if done, err := m.resume(ctx); done {
 			return err
 		}
-	} else if done, err := k.open(ctx); done {
+	} else if done, err := m.open(ctx); done {
 		return err
 	}
 	for range maxTries {
-		if k.target == "" && k.c.replicas.full(k.req.Provider, k.op) {
-			return k.allBusy()
+		if m.target == "" && m.c.replicas.full(m.req.Provider, m.op) {
+			return m.allBusy()
 		}
-		if err := k.choose(); err != nil {
+		if err := m.choose(); err != nil {
 			return err
 		}
-		v, result, busy := k.try(ctx)
+		v, result, busy := m.try(ctx)
 		if v == gotResult {
-			return k.settle(result)
+			return m.settle(result)
 		}
-		if done, err := k.after(ctx, v, busy); done {
+		if done, err := m.after(ctx, v, busy); done {
 			return err
 		}
 	}
 
-	return k.notStarted("gave up after %d tries at replicas of provider %s; see their logs", maxTries, k.req.Provider)
+	return m.notStarted("gave up after %d tries at replicas of provider %s; see their logs", maxTries, m.req.Provider)
 }
 
 // after decides what follows a try without a result: another one, when done is
 // false, for which it has chosen number and target.
-func (k *call) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (done bool, err error) {
+func (m *mutation) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (done bool, err error) {
 	switch v {
 	case gotDown:
-		return true, k.down()
+		return true, m.down()
 	case gotUnsendable:
-		return true, k.unsendable()
+		return true, m.unsendable()
 	case gotNobody:
 		switch {
-		case k.target == "":
-			return true, k.plain(ctx)
-		case k.attached():
-			return k.missing(ctx)
+		case m.target == "":
+			return true, (&plainCall{claimReader: m.claimReader}).mutate(ctx)
+		case m.attached():
+			return m.missing(ctx)
 		default:
-			k.shun(k.target) // left since its last session
+			m.shun(m.target) // left since its last session
 
-			return k.elsewhere()
+			return m.elsewhere()
 		}
 	case gotBusy:
-		return k.onBusy(ctx, busy)
+		return m.onBusy(ctx, busy)
 	case gotSilence:
-		k.hasRun()
+		m.hasRun()
 
-		return k.find(ctx)
+		return m.find(ctx)
 	case gotDeath:
-		k.log().Warn("replica died with an operation")
-		k.shun(k.out.Replica)
+		m.log().Warn("replica died with an operation")
+		m.shun(m.out.Replica)
 
-		return k.next(ctx) // the claim tells whether it has begun anything
+		return m.next(ctx) // the claim tells whether it has begun anything
 	case gotDenial:
-		k.denies(k.out.Replica, k.number)
+		m.denies(m.out.Replica, m.number)
 
-		return k.next(ctx)
+		return m.next(ctx)
 	case gotLate:
-		return true, k.late()
+		return true, m.late()
 	default:
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
 	}
 }
 
 // onBusy goes on after a refusal.
-func (k *call) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, err error) {
+func (m *mutation) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, err error) {
 	switch {
 	case why == driverv1.BusyReason_BUSY_REASON_MACHINE:
-		e := k.notStarted("another operation of this machine still runs at replica %s", k.out.Replica)
+		e := m.notStarted("another operation of this machine still runs at replica %s", m.out.Replica)
 		e.Code = driverv1.Code_CODE_ABORTED // room for others there may be
 
 		return true, e
 	case why == driverv1.BusyReason_BUSY_REASON_STALE:
-		return k.onStale(ctx)
-	case k.attached():
-		k.denies(k.out.Replica, k.number)
+		return m.onStale(ctx)
+	case m.attached():
+		m.denies(m.out.Replica, m.number)
 
-		return k.next(ctx) // it would have answered with what it holds
+		return m.next(ctx) // it would have answered with what it holds
 	case why == driverv1.BusyReason_BUSY_REASON_STUCK:
-		k.stuckAt = k.out.Replica
+		m.stuckAt = m.out.Replica
 
-		return k.elsewhere()
+		return m.elsewhere()
 	case why == driverv1.BusyReason_BUSY_REASON_STORE:
-		return k.awaitStore(ctx)
+		return m.awaitStore(ctx)
 	case why == driverv1.BusyReason_BUSY_REASON_CLAIM:
-		return k.onClaim(ctx)
+		return m.onClaim(ctx)
 	default:
-		return k.elsewhere()
+		return m.elsewhere()
 	}
 }
 
 // onStale goes on after a replica has taken a request for an old one: the bus was
 // slow, or one of two clocks is wrong.
-func (k *call) onStale(ctx context.Context) (done bool, err error) {
-	k.log().Warn("a replica says that a request came too late; if it says so of all of them, compare its machine's clock with this one's")
-	if !k.attached() {
-		k.behind = k.out.Replica
+func (m *mutation) onStale(ctx context.Context) (done bool, err error) {
+	m.log().Warn("a replica says that a request came too late; if it says so of all of them, compare its machine's clock with this one's")
+	if !m.attached() {
+		m.behind = m.out.Replica
 
-		return k.elsewhere()
+		return m.elsewhere()
 	}
 	// It has not said whether it holds the attempt.
-	answer := k.c.ask(ctx, k.req.Provider, k.out.Replica, k.req.OperationID, k.number)
+	answer := m.c.ask(ctx, m.req.Provider, m.out.Replica, m.req.OperationID, m.number)
 	switch {
 	case ctx.Err() != nil:
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
 	case answer != nil && !holds(answer):
-		k.denies(k.out.Replica, k.number)
+		m.denies(m.out.Replica, m.number)
 
-		return k.next(ctx)
+		return m.next(ctx)
 	case answer.GetResult() != nil:
-		return true, k.settle(answer.GetResult())
+		return true, m.settle(answer.GetResult())
 	default:
-		return true, k.notStarted("replica %s may have the operation and takes requests for stale: compare its clock with mcm's", k.out.Replica)
+		return true, m.notStarted("replica %s may have the operation and takes requests for stale: compare its clock with mcm's", m.out.Replica)
 	}
 }
 
 // attached tells that the try went to a replica believed to hold this very
 // attempt: that nobody was reached does not mean that nothing runs.
-func (k *call) attached() bool { return k.target != "" && k.ran >= k.number }
+func (m *mutation) attached() bool { return m.target != "" && m.ran >= m.number }
 
 func (k *call) shun(replica string) {
 	if k.avoid == nil {
@@ -162,18 +171,18 @@ func (k *call) shun(replica string) {
 
 // missing waits for the believed holder, which has lost its connection, to come
 // back or to be dead.
-func (k *call) missing(ctx context.Context) (done bool, err error) {
-	if !slices.Contains(k.c.replicas.live(k.req.Provider), k.target) {
-		k.shun(k.target)
+func (m *mutation) missing(ctx context.Context) (done bool, err error) {
+	if !slices.Contains(m.c.replicas.live(m.req.Provider), m.target) {
+		m.shun(m.target)
 
-		return k.next(ctx)
+		return m.next(ctx)
 	}
 
-	return k.pause(ctx)
+	return m.pause(ctx)
 }
 
 // pause passes the time until the replicas are looked at again.
-func (k *call) pause(ctx context.Context) (done bool, err error) {
+func (m *mutation) pause(ctx context.Context) (done bool, err error) {
 	err = sleep(ctx, askAgain)
 
 	return err != nil, err
@@ -194,53 +203,53 @@ func (k *call) elsewhere() (done bool, err error) {
 
 // awaitStore gives an operations stream that has only just been made, or that chooses
 // another leader, the time to take claims.
-func (k *call) awaitStore(ctx context.Context) (done bool, err error) {
-	k.c.lost(k.req.Provider, errNoAnswer)
-	for k.unstored < storeTries {
-		k.unstored++
+func (m *mutation) awaitStore(ctx context.Context) (done bool, err error) {
+	m.c.lost(m.req.Provider, errNoAnswer)
+	for m.unstored < storeTries {
+		m.unstored++
 		if err := sleep(ctx, askAgain); err != nil {
 			return true, err
 		}
-		if k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid); k.target != "" {
+		if m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid); m.target != "" {
 			return false, nil
 		}
 	}
 
-	return true, k.notStarted("the operations stream %s does not take claims from replicas of provider %s: see the log of mcm and of NATS",
-		StreamName(k.c.cfg.Cluster, k.req.Provider), k.req.Provider)
+	return true, m.notStarted("the operations stream %s does not take claims from replicas of provider %s: see the log of mcm and of NATS",
+		StreamName(m.c.cfg.Cluster, m.req.Provider), m.req.Provider)
 }
 
 // next makes a further attempt after one that may have had an effect, unless that
 // turns out to run still or to have ended.
-func (k *call) next(ctx context.Context) (done bool, err error) {
-	switch d, err := k.consult(ctx); d {
+func (m *mutation) next(ctx context.Context) (done bool, err error) {
+	switch d, err := m.consult(ctx); d {
 	case isDone:
 		return true, err
 	case mayAttach:
 		return false, nil
 	default:
-		return k.attempt(ctx)
+		return m.attempt(ctx)
 	}
 }
 
 // attempt chooses who makes the next attempt.
-func (k *call) attempt(ctx context.Context) (done bool, err error) {
-	if k.req.OnlyIfHeld {
-		return true, k.nobodyHas()
+func (m *mutation) attempt(ctx context.Context) (done bool, err error) {
+	if m.req.OnlyIfHeld {
+		return true, m.nobodyHas()
 	}
-	if back, err := k.waitForIdentity(ctx); back || err != nil {
+	if back, err := m.waitForIdentity(ctx); back || err != nil {
 		return err != nil, err
 	}
-	if k.req.Look {
-		return true, k.nobodyHas()
+	if m.req.Look {
+		return true, m.nobodyHas()
 	}
-	k.number, k.again = k.ran+1, true
-	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
-	if k.target == "" && k.c.replicas.unable(k.req.Provider, k.op) {
-		return true, Errorf(driverv1.Code_CODE_UNIMPLEMENTED, "no replica of provider %s implements %s", k.req.Provider, Verb(k.op))
+	m.number, m.again = m.ran+1, true
+	m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid)
+	if m.target == "" && m.c.replicas.unable(m.req.Provider, m.op) {
+		return true, Errorf(driverv1.Code_CODE_UNIMPLEMENTED, "no replica of provider %s implements %s", m.req.Provider, Verb(m.op))
 	}
-	if k.target == "" {
-		return true, k.noRoom("no replica of provider %s has room for a further attempt", k.req.Provider)
+	if m.target == "" {
+		return true, m.noRoom("no replica of provider %s has room for a further attempt", m.req.Provider)
 	}
 
 	return false, nil
@@ -258,23 +267,23 @@ func (k *call) nobodyHas() error {
 // waitForIdentity waits, for a create that nothing tells apart from a lost one, until
 // the lost one's call cannot take effect unseen any more, or until its replica is back
 // with it.
-func (k *call) waitForIdentity(ctx context.Context) (back bool, err error) {
-	if k.op != driverv1.Operation_OPERATION_CREATE {
+func (m *mutation) waitForIdentity(ctx context.Context) (back bool, err error) {
+	if m.op != driverv1.Operation_OPERATION_CREATE {
 		return false, nil
 	}
 	for said := ""; ; {
-		why := k.mayMakeTwo(time.Now())
+		why := m.mayMakeTwo(time.Now())
 		if why == nil {
 			return false, nil
 		}
 		if text := why.Error(); text != said {
 			said = text
-			k.waits(why)
+			m.waits(why)
 		}
-		if _, err := k.pause(ctx); err != nil {
+		if _, err := m.pause(ctx); err != nil {
 			return false, err
 		}
-		if k.held() {
+		if m.held() {
 			return true, nil
 		}
 	}
@@ -282,41 +291,41 @@ func (k *call) waitForIdentity(ctx context.Context) (back bool, err error) {
 
 // mayMakeTwo returns why a further attempt at a create could make a second instance
 // unseen; nil if it cannot.
-func (k *call) mayMakeTwo(now time.Time) *Error {
-	identified, settle := k.c.replicas.identity(k.req.Provider)
-	earlier, lost := k.earlierCreate.Add(settle), k.quietAt().Add(settle)
-	stuck := k.c.replicas.stuckAt(k.req.Provider, k.req.OperationID)
+func (m *mutation) mayMakeTwo(now time.Time) *Error {
+	identified, settle := m.c.replicas.identity(m.req.Provider)
+	earlier, lost := m.earlierCreate.Add(settle), m.quietAt().Add(settle)
+	stuck := m.c.replicas.stuckAt(m.req.Provider, m.req.OperationID)
 	switch {
-	case !k.earlierCreate.IsZero() && now.Before(earlier):
-		return k.notStarted("a create of an earlier operation of this machine was lost, and no cloud tells the two apart: "+
+	case !m.earlierCreate.IsZero() && now.Before(earlier):
+		return m.notStarted("a create of an earlier operation of this machine was lost, and no cloud tells the two apart: "+
 			"its deadline and the settle time come first, at %s", earlier.UTC().Format(time.RFC3339))
 	case identified:
 		return nil
 	case stuck != "":
-		return k.notStarted("creates of provider %s have no identity, and one for this machine ignores its deadline at replica %s: "+
-			"restart that replica, or it may make a second instance", k.req.Provider, stuck)
-	case !k.unclaimed && now.Before(lost):
-		return k.notStarted("creates of provider %s have no identity: the lost attempt's deadline and the settle time come first, at %s",
-			k.req.Provider, lost.UTC().Format(time.RFC3339))
+		return m.notStarted("creates of provider %s have no identity, and one for this machine ignores its deadline at replica %s: "+
+			"restart that replica, or it may make a second instance", m.req.Provider, stuck)
+	case !m.unclaimed && now.Before(lost):
+		return m.notStarted("creates of provider %s have no identity: the lost attempt's deadline and the settle time come first, at %s",
+			m.req.Provider, lost.UTC().Format(time.RFC3339))
 	default:
 		return nil
 	}
 }
 
 // holder has the next try go to who has an attempt.
-func (k *call) holder(replica string, attempt uint32) {
-	k.learns(attempt)
-	k.target, k.number, k.terms = replica, attempt, nil
+func (r *claimReader) holder(replica string, attempt uint32) {
+	r.learns(attempt)
+	r.target, r.number, r.terms = replica, attempt, nil
 }
 
 // held makes the replica that lists the operation the next target.
-func (k *call) held() bool {
-	h, ok := k.c.replicas.holding(k.req.Provider, k.req.OperationID)
+func (m *mutation) held() bool {
+	h, ok := m.c.replicas.holding(m.req.Provider, m.req.OperationID)
 	switch {
 	case !ok, h.fenced: // the claim knows better
 		return false
 	}
-	k.holder(h.replica, max(1, h.attempt))
+	m.holder(h.replica, max(1, h.attempt))
 
 	return true
 }
@@ -324,37 +333,37 @@ func (k *call) held() bool {
 // find looks for the replica that took a request without its frames reaching us. One
 // round of questions is enough: who has not answered has not begun anything, or its
 // claim will tell.
-func (k *call) find(ctx context.Context) (done bool, err error) {
-	asked := k.c.replicas.live(k.req.Provider)
+func (m *mutation) find(ctx context.Context) (done bool, err error) {
+	asked := m.c.replicas.live(m.req.Provider)
 	asked = asked[:min(len(asked), findMost)]
 	if len(asked) == 0 {
-		return true, k.plain(ctx) // a wiretap hid that nobody listens, or the claim tells
+		return true, (&plainCall{claimReader: m.claimReader}).mutate(ctx) // a wiretap hid that nobody listens, or the claim tells
 	}
-	for i, answer := range k.askAll(ctx, asked) {
+	for i, answer := range m.askAll(ctx, asked) {
 		switch {
 		case answer == nil:
 		case holds(answer):
-			k.target, k.terms = asked[i], nil // it attaches us to what it runs
+			m.target, m.terms = asked[i], nil // it attaches us to what it runs
 
 			return false, nil
 		default:
-			k.denies(asked[i], k.number)
+			m.denies(asked[i], m.number)
 		}
 	}
 	if ctx.Err() != nil {
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
 	}
 
-	return k.next(ctx)
+	return m.next(ctx)
 }
 
 // askAll asks replicas about the call's attempt, all at once. Who has not answered
 // in time has a nil.
-func (k *call) askAll(ctx context.Context, replicas []string) []*driverv1.OpsResponse {
+func (m *mutation) askAll(ctx context.Context, replicas []string) []*driverv1.OpsResponse {
 	said := make([]*driverv1.OpsResponse, len(replicas))
 	var all sync.WaitGroup
 	for i, id := range replicas {
-		all.Go(func() { said[i] = k.c.ask(ctx, k.req.Provider, id, k.req.OperationID, k.number) })
+		all.Go(func() { said[i] = m.c.ask(ctx, m.req.Provider, id, m.req.OperationID, m.number) })
 	}
 	all.Wait()
 
@@ -376,22 +385,22 @@ func holds(answer *driverv1.OpsResponse) bool {
 
 // resume looks, before an operation is tried again, for the replica that holds
 // it, once every live replica has had the time to say what it holds.
-func (k *call) resume(ctx context.Context) (done bool, err error) {
-	if !k.c.conn.Up() {
-		return true, k.down() // nobody can be heard
+func (m *mutation) resume(ctx context.Context) (done bool, err error) {
+	if !m.c.conn.Up() {
+		return true, m.down() // nobody can be heard
 	}
-	warm := time.NewTimer(time.Until(k.c.hears().Add(deathLimit)))
+	warm := time.NewTimer(time.Until(m.c.hears().Add(deathLimit)))
 	defer warm.Stop()
 	select {
 	case <-warm.C:
 	case <-ctx.Done():
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
 	}
-	if k.held() {
+	if m.held() {
 		return false, nil
 	}
 
-	return k.recall(ctx)
+	return m.recall(ctx)
 }
 
 // late ends an operation whose holder lives but does not finish.
@@ -409,17 +418,17 @@ func (k *call) late() error {
 
 // recall takes up an operation that no replica lists: its claim tells what became
 // of it.
-func (k *call) recall(ctx context.Context) (done bool, err error) {
-	switch d, err := k.consult(ctx); d {
+func (m *mutation) recall(ctx context.Context) (done bool, err error) {
+	switch d, err := m.consult(ctx); d {
 	case isDone:
 		return true, err
 	case mayAttach:
 		return false, nil
 	default:
 	}
-	if !k.req.OnlyIfHeld && len(k.c.replicas.live(k.req.Provider)) == 0 {
-		return true, k.plain(ctx)
+	if !m.req.OnlyIfHeld && len(m.c.replicas.live(m.req.Provider)) == 0 {
+		return true, (&plainCall{claimReader: m.claimReader}).mutate(ctx)
 	}
 
-	return k.attempt(ctx)
+	return m.attempt(ctx)
 }

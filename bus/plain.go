@@ -30,32 +30,43 @@ func validReplica(id string) error {
 	return ValidToken("replica", id)
 }
 
-// plain asks a driver that only answers: one request, one reply, no session. It
-// is asked only when no full replica of the provider lives, because nothing tells
+// A plainCall asks a driver that only answers: one request, one reply, no session. It
+// is asked only when no full replica of the provider lives, because nothing shows
 // whether it is alive: its silence means nothing before the operation's timeout,
 // and then the outcome is unknown. It claims nothing: for a mutation this side does,
 // with a record that goes by itself once the operation's time is over.
-func (k *call) plain(ctx context.Context) error {
-	if err := k.noReplicaLives(); err != nil {
+type plainCall struct{ claimReader }
+
+func newPlainCall(k *call) *plainCall { return &plainCall{claimReader{call: k}} }
+
+// read asks for what may be asked any number of times.
+func (p *plainCall) read(ctx context.Context) error {
+	if err := p.noReplicaLives(); err != nil {
 		return err
 	}
-	if !Mutates(k.op) {
-		return k.plainSettle(ctx)
+
+	return p.ask(ctx)
+}
+
+// mutate asks for what must not be done twice.
+func (p *plainCall) mutate(ctx context.Context) error {
+	if err := p.noReplicaLives(); err != nil {
+		return err
 	}
-	if k.c.plainUnseen(k.req.Provider) {
-		there, err := k.plainListens(ctx)
+	if p.c.plainUnseen(p.req.Provider) {
+		there, err := p.listens(ctx)
 		switch {
 		case err != nil:
 			return err
 		case !there:
-			return k.noDriver()
+			return p.noDriver()
 		}
 	}
-	if done, err := k.claimForPlain(ctx); done || err != nil {
+	if done, err := p.claim(ctx); done || err != nil {
 		return err
 	}
-	if k.again && k.op == driverv1.Operation_OPERATION_CREATE {
-		found, err := k.plainLook(ctx)
+	if p.again && p.op == driverv1.Operation_OPERATION_CREATE {
+		found, err := p.look(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err() //nolint:wrapcheck // the caller's own
@@ -63,93 +74,93 @@ func (k *call) plain(ctx context.Context) error {
 			// Whatever became of the look, it says nothing about the create.
 			return timeoutErrorf("cannot tell whether an earlier create made an instance: %w", err)
 		case found != nil:
-			k.out.Result, k.out.Plain = found, true
+			p.out.Result, p.out.Plain = found, true
 
 			return nil
 		}
 		// The look may have taken as long as the claim was to last beyond it.
-		if done, err := k.claimForPlain(ctx); done || err != nil {
+		if done, err := p.claim(ctx); done || err != nil {
 			return err
 		}
 	}
 
-	return k.plainSettle(ctx)
+	return p.ask(ctx)
 }
 
-// plainSettle asks a plain driver and ends the call with its answer.
-func (k *call) plainSettle(ctx context.Context) error {
-	result, err := k.plainAsk(ctx)
+// ask asks a plain driver and ends the call with its answer.
+func (p *plainCall) ask(ctx context.Context) error {
+	result, err := p.request(ctx)
 	if err != nil {
 		return err
 	}
-	k.out.Plain = true
+	p.out.Plain = true
 	if result.GetOutcomeUnknown() {
-		k.releasePlainClaim(ctx) // it has ended, and may be tried again at once
-		k.ends()
+		p.release(ctx) // it has ended, and may be tried again at once
+		p.hasEnded(p.number)
 	}
 
-	return k.settle(result)
+	return p.settle(result)
 }
 
 // noReplicaLives returns nil when no full replica of the provider is known.
-func (k *call) noReplicaLives() error {
-	if len(k.c.replicas.live(k.req.Provider)) > 0 {
+func (p *plainCall) noReplicaLives() error {
+	if len(p.c.replicas.live(p.req.Provider)) > 0 {
 		// Gone and not yet known to be dead, about to go, or only just come.
-		return k.notStarted("no replica of provider %s answers; waiting until it is known whether one lives", k.req.Provider)
+		return p.notStarted("no replica of provider %s answers; waiting until it is known whether one lives", p.req.Provider)
 	}
 
 	return nil
 }
 
-// claimForPlain claims the call's operation for a plain driver, which may be asked then.
+// claim claims the call's operation for a plain driver, which may be asked then.
 // Done says that the call has ended.
-func (k *call) claimForPlain(ctx context.Context) (done bool, err error) {
+func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
 	for range claimLooks {
-		switch d, err := k.consult(ctx); d {
+		switch d, err := p.consult(ctx); d {
 		case isDone:
 			return true, err
 		case mayAttach:
-			return true, k.notStarted("replica %s has the operation", k.target)
+			return true, p.notStarted("replica %s has the operation", p.target)
 		default:
 		}
-		if err := k.outwaitOthers(ctx); err != nil {
+		if err := p.outwaitOthers(ctx); err != nil {
 			return true, err
 		}
-		if err := k.noReplicaLives(); err != nil {
+		if err := p.noReplicaLives(); err != nil {
 			return true, err
 		}
-		if k.req.OnlyIfHeld || k.req.Look {
-			return true, k.nobodyHas()
+		if p.req.OnlyIfHeld || p.req.Look {
+			return true, p.nobodyHas()
 		}
-		if k.ran > 0 || !k.earlierCreate.IsZero() {
-			k.number, k.again = k.ran+1, true
+		if p.any() {
+			p.number, p.again = p.ran+1, true
 		}
 		// It is over, and to be seen in the cloud's lists, when the record goes.
-		life := acceptBy + k.req.Timeout + k.c.replicas.settles(k.req.Provider)
+		life := acceptBy + p.req.Timeout + p.c.replicas.settles(p.req.Provider)
 		claimedAt := time.Now()
-		sequence, err := k.writePlainClaim(ctx, driverv1.Claim_STATE_BEGUN, k.terms.GetSequence(), life)
+		sequence, err := p.write(ctx, driverv1.Claim_STATE_BEGUN, p.terms.GetSequence(), life)
 		switch {
 		case ctx.Err() != nil:
 			return true, ctx.Err() //nolint:wrapcheck // the caller's own
 		case errors.Is(err, errConflict):
 			continue // a replica has come, or another manager leads
 		case err != nil:
-			k.c.lost(k.req.Provider, err)
+			p.c.lost(p.req.Provider, err)
 
-			return true, k.notStarted("cannot claim the machine for a driver without sessions: %w", err)
+			return true, p.notStarted("cannot claim the machine for a driver without sessions: %w", err)
 		}
-		k.plainClaim, k.plainClaimAt = sequence, claimedAt
+		p.plainClaim, p.plainClaimAt = sequence, claimedAt
 
 		return false, nil
 	}
 
-	return true, k.notStarted("the claim on the machine changes all the time; looking again")
+	return true, p.notStarted("the claim on the machine changes all the time; looking again")
 }
 
-// writePlainClaim writes a claim for a plain driver in the place of the record with the
+// write writes a claim for a plain driver in the place of the record with the
 // expected sequence, which stays for so long; 0 is as long as any.
-func (k *call) writePlainClaim(ctx context.Context, state driverv1.Claim_State, expected uint64, life time.Duration) (uint64, error) {
-	subject, err := claimSubject(k.c.cfg.Cluster, k.req.Provider, MachineOf(k.req.Body).GetUid())
+func (p *plainCall) write(ctx context.Context, state driverv1.Claim_State, expected uint64, life time.Duration) (uint64, error) {
+	subject, err := claimSubject(p.c.cfg.Cluster, p.req.Provider, MachineOf(p.req.Body).GetUid())
 	if err != nil {
 		return 0, err
 	}
@@ -157,11 +168,11 @@ func (k *call) writePlainClaim(ctx context.Context, state driverv1.Claim_State, 
 		life = life.Truncate(time.Second) + time.Second // a TTL has whole seconds
 	}
 
-	return k.c.ledger(k.req.Provider).put(ctx, subject, &driverv1.Envelope{
-		OperationId: k.req.OperationID, Attempt: k.number, Replica: plainReplica,
+	return p.c.ledger(p.req.Provider).put(ctx, subject, &driverv1.Envelope{
+		OperationId: p.req.OperationID, Attempt: p.number, Replica: plainReplica,
 		Body: &driverv1.Envelope_Claim{Claim: &driverv1.Claim{
-			OperationId: k.req.OperationID, Attempt: k.number, Operation: k.op, Namespace: k.req.Namespace, Name: k.req.Name,
-			Provider: k.req.Provider, Replica: plainReplica, Epoch: k.c.cfg.Epoch(), State: state, ClaimedAt: timestamppb.Now(),
+			OperationId: p.req.OperationID, Attempt: p.number, Operation: p.op, Namespace: p.req.Namespace, Name: p.req.Name,
+			Provider: p.req.Provider, Replica: plainReplica, Epoch: p.c.cfg.Epoch(), State: state, ClaimedAt: timestamppb.Now(),
 		}},
 	}, expected, life)
 }
@@ -170,22 +181,22 @@ func (k *call) writePlainClaim(ctx context.Context, state driverv1.Claim_State, 
 // earlier attempts are over and to be seen in the cloud's lists, or a replica comes: a
 // plain driver does not say what identifies its creates. Where the claim was lost along
 // with its stream any mutation waits for their deadlines, as a plain driver may have one.
-func (k *call) outwaitOthers(ctx context.Context) error {
-	end := k.quietAt()
+func (p *plainCall) outwaitOthers(ctx context.Context) error {
+	end := p.quietAt()
 	switch {
-	case !k.earlierCreate.IsZero():
-		end = later(end, k.earlierCreate).Add(k.c.replicas.settles(k.req.Provider))
-	case k.ran == 0, k.unclaimed:
+	case !p.earlierCreate.IsZero():
+		end = later(end, p.earlierCreate).Add(p.c.replicas.settles(p.req.Provider))
+	case p.ran == 0, p.unclaimed:
 		return nil
-	case k.op == driverv1.Operation_OPERATION_CREATE:
-		end = end.Add(k.c.replicas.settles(k.req.Provider))
-	case k.terms.GetSequence() != 0:
+	case p.op == driverv1.Operation_OPERATION_CREATE:
+		end = end.Add(p.c.replicas.settles(p.req.Provider))
+	case p.terms.GetSequence() != 0:
 		return nil
 	}
-	for said := false; time.Now().Before(end) && len(k.c.replicas.live(k.req.Provider)) == 0; said = true {
+	for said := false; time.Now().Before(end) && len(p.c.replicas.live(p.req.Provider)) == 0; said = true {
 		if !said {
-			k.waits(k.notStarted("an earlier attempt is lost, and only a driver without sessions is there: "+
-				"that attempt's deadline and the settle time of provider %s come first, at %s", k.req.Provider, end.UTC().Format(time.RFC3339)))
+			p.waits(p.notStarted("an earlier attempt is lost, and only a driver without sessions is there: "+
+				"that attempt's deadline and the settle time of provider %s come first, at %s", p.req.Provider, end.UTC().Format(time.RFC3339)))
 		}
 		if err := sleep(ctx, askAgain); err != nil {
 			return err
@@ -195,35 +206,35 @@ func (k *call) outwaitOthers(ctx context.Context) error {
 	return nil
 }
 
-// plainListens reports whether there is a plain driver, by a request that has no body:
+// listens reports whether there is a plain driver, by a request that has no body:
 // whoever gets it answers that it does not know such [ENV-4]. One that does not answer
 // is there as well.
-func (k *call) plainListens(ctx context.Context) (there bool, err error) {
+func (p *plainCall) listens(ctx context.Context) (there bool, err error) {
 	subject, err := Subject{
-		Cluster: k.c.cfg.Cluster, Tree: TreePlain, Provider: k.req.Provider,
-		Verb: Verb(driverv1.Operation_OPERATION_STATUS), Namespace: k.req.Namespace, Name: k.req.Name,
+		Cluster: p.c.cfg.Cluster, Tree: TreePlain, Provider: p.req.Provider,
+		Verb: Verb(driverv1.Operation_OPERATION_STATUS), Namespace: p.req.Namespace, Name: p.req.Name,
 	}.Build()
 	if err != nil {
-		k.sendErr = err
+		p.sendErr = err
 
-		return false, k.unsendable()
+		return false, p.unsendable()
 	}
 	heard := make(chan bool, 1)
-	reply, done := k.c.register(k.req.Provider, func(m *nats.Msg) {
+	reply, done := p.c.register(p.req.Provider, func(m *nats.Msg) {
 		select {
 		case heard <- !isNoResponders(m):
 		default:
 		}
 	})
 	defer done()
-	if err := k.c.publish(subject, reply, &driverv1.Envelope{OperationId: nuid.Next(), Epoch: k.c.cfg.Epoch()}); err != nil {
-		return false, k.down()
+	if err := p.c.publish(subject, reply, &driverv1.Envelope{OperationId: nuid.Next(), Epoch: p.c.cfg.Epoch()}); err != nil {
+		return false, p.down()
 	}
 	limit := time.NewTimer(acceptTimeout)
 	defer limit.Stop()
 	select {
 	case there = <-heard:
-		k.c.sawPlain(k.req.Provider, there)
+		p.c.sawPlain(p.req.Provider, there)
 
 		return there, nil
 	case <-limit.C:
@@ -257,31 +268,31 @@ func (k *call) noDriver() error {
 		k.req.Provider, k.c.cfg.Cluster)
 }
 
-// releasePlainClaim gives back a claim under which nothing runs, so that nobody waits for
+// release gives back a claim under which nothing runs, so that nobody waits for
 // its end.
-func (k *call) releasePlainClaim(ctx context.Context) {
-	if k.plainClaim == 0 {
+func (p *plainCall) release(ctx context.Context) {
+	if p.plainClaim == 0 {
 		return
 	}
-	if _, err := k.writePlainClaim(ctx, driverv1.Claim_STATE_RELEASED, k.plainClaim, 0); err != nil {
-		k.log().Warn("the claim for a driver without sessions stays until the operation's time is over: it could not be given back", "err", err)
+	if _, err := p.write(ctx, driverv1.Claim_STATE_RELEASED, p.plainClaim, 0); err != nil {
+		p.log().Warn("the claim for a driver without sessions stays until the operation's time is over: it could not be given back", "err", err)
 	}
-	k.plainClaim = 0
+	p.plainClaim = 0
 }
 
-// plainAsk sends one request to the plain tree and waits for its one reply.
-func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
-	a := newAttempt(k.req.OperationID, k.number, TreePlain, "")
-	unregister, err := k.send(a)
+// request sends one request to the plain tree and waits for its one reply.
+func (p *plainCall) request(ctx context.Context) (*driverv1.Result, error) {
+	a := newAttempt(p.req.OperationID, p.number, TreePlain, "")
+	unregister, err := p.send(a)
 	defer unregister()
 	switch {
 	case err == nil:
-	case k.unsent(err) == gotUnsendable:
-		return nil, k.unsendable()
+	case p.unsent(err) == gotUnsendable:
+		return nil, p.unsendable()
 	default:
-		return nil, k.down()
+		return nil, p.down()
 	}
-	limit := time.NewTimer(k.req.Timeout)
+	limit := time.NewTimer(p.req.Timeout)
 	defer limit.Stop()
 	for {
 		select {
@@ -289,43 +300,43 @@ func (k *call) plainAsk(ctx context.Context) (*driverv1.Result, error) {
 			h := a.heard()
 			switch {
 			case h.result != nil:
-				k.taken = k.lastTry
-				k.c.sawPlain(k.req.Provider, true)
-				k.hasRun() // settle knows whether it is over
+				p.taken = p.lastTry
+				p.c.sawPlain(p.req.Provider, true)
+				p.hasRun() // settle knows whether it is over
 
 				return h.result, nil
 			case h.busy != nil:
-				k.releasePlainClaim(ctx)
+				p.release(ctx)
 
-				return nil, k.allBusy()
+				return nil, p.allBusy()
 			case h.nobody:
-				k.c.sawPlain(k.req.Provider, false)
-				k.releasePlainClaim(ctx)
+				p.c.sawPlain(p.req.Provider, false)
+				p.release(ctx)
 
-				return nil, k.noDriver()
+				return nil, p.noDriver()
 			}
 		case <-limit.C:
-			k.hasRun()
+			p.hasRun()
 
-			return nil, timeoutErrorf("the plain driver of provider %s did not answer within %s", k.req.Provider, k.req.Timeout)
+			return nil, timeoutErrorf("the plain driver of provider %s did not answer within %s", p.req.Provider, p.req.Timeout)
 		case <-ctx.Done():
 			return nil, ctx.Err() //nolint:wrapcheck // the caller's own
 		}
 	}
 }
 
-// plainLook asks a plain driver's List for the instance that an earlier create
+// look asks a plain driver's List for the instance that an earlier create
 // may have made. It returns a create's result when there is one.
-func (k *call) plainLook(ctx context.Context) (*driverv1.Result, error) {
-	machine := MachineOf(k.req.Body)
+func (p *plainCall) look(ctx context.Context) (*driverv1.Result, error) {
+	machine := MachineOf(p.req.Body)
 	list := Request{
-		Provider: k.req.Provider, Namespace: k.req.Namespace, Name: k.req.Name,
-		OperationID: k.req.OperationID + ".look", Timeout: k.req.Timeout,
+		Provider: p.req.Provider, Namespace: p.req.Namespace, Name: p.req.Name,
+		OperationID: p.req.OperationID + ".look", Timeout: p.req.Timeout,
 		Body: &driverv1.Envelope{Body: &driverv1.Envelope_List{
-			List: &driverv1.ListRequest{Class: ClassOf(k.req.Body)},
+			List: &driverv1.ListRequest{Class: ClassOf(p.req.Body)},
 		}},
 	}
-	out, err := k.c.Call(ctx, list)
+	out, err := p.c.Call(ctx, list)
 	if err != nil {
 		return nil, err
 	}

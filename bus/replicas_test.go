@@ -205,7 +205,7 @@ func TestBelievedHolderOutOfReach(t *testing.T) {
 		known.onSession(session("holder", 1, of), time.Now())
 		known.onSession(session("other", 1, of), time.Now())
 		req := benchCreate(time.Minute)
-		k := &call{c: b.caller, req: &req, op: opCreate, number: 1, ran: 1, target: "holder"}
+		k := newMutation(&call{c: b.caller, req: &req, op: opCreate, number: 1, past: past{ran: 1}, target: "holder"})
 		done, err := k.after(b.ctx, gotNobody, 0)
 		if done || err != nil || k.target != "holder" || k.number != 1 {
 			b.Errorf("after nobody at a live holder: done %v, %v, attempt %d at %q; want it asked again", done, err, k.number, k.target)

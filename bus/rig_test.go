@@ -29,7 +29,10 @@ func TestMain(m *testing.M) {
 			panic(err) //nolint:forbidigo // a number that flag itself would take
 		}
 	}
-	goleak.VerifyTestMain(m)
+	// nats-server leaves these behind where a stream is made while it shuts down.
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
+		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
 }
 
 const (

@@ -8,7 +8,7 @@ var mutations = []mutation{
 	},
 	{
 		name: "unanswered BEGUN counts", file: "begin.go", tests: "TestBeginUnacknowledged|TestModel",
-		old: "\t\tcase err != nil:\n\t\t\treturn s.refuseBegin", mutated: "\t\tcase err != nil && false:\n\t\t\treturn s.refuseBegin",
+		old: "\t\tcase err != nil:\n\t\t\treturn cs.refuseBegin", mutated: "\t\tcase err != nil && false:\n\t\t\treturn cs.refuseBegin",
 	},
 	{
 		name: "late BEGUN counts", file: "begin.go", tests: "TestModel", runs: "3000",
@@ -24,11 +24,11 @@ var mutations = []mutation{
 	},
 	{
 		name: "no recover after BEGUN", file: "mutate.go", tests: "TestDeadReplicasMutationGoesToAnother|TestModel",
-		old: "k.number, k.again = k.ran+1, true", mutated: "k.number = k.ran + 1",
+		old: "m.number, m.again = m.ran+1, true", mutated: "m.number = m.ran + 1",
 	},
 	{
 		name: "no wait without identity", file: "mutate.go", tests: "TestDeadReplicasCreateWithoutIdentityWaits|TestModel",
-		old: "case !k.unclaimed && now.Before(lost):", mutated: "case !k.unclaimed && now.Before(lost) && false:",
+		old: "case !m.unclaimed && now.Before(lost):", mutated: "case !m.unclaimed && now.Before(lost) && false:",
 	},
 	{
 		name: "stuck call is not feared", file: "mutate.go", tests: "TestStuck_NoIdentity",
@@ -45,11 +45,11 @@ var mutations = []mutation{
 	},
 	{
 		name: "young stream lost nothing", file: "consult.go", tests: "TestStreamLostBeforeACallBegins|TestModel", runs: "1000",
-		old: "(age > acceptBy+k.req.Timeout ||", mutated: "(age >= 0 ||",
+		old: "(age > acceptBy+r.req.Timeout ||", mutated: "(age >= 0 ||",
 	},
 	{
 		name: "lost create of another id", file: "consult.go", tests: "TestLostCreateOfAnotherOperation",
-		old: "\tk.fearEarlierCreate(c)\n", mutated: "\n",
+		old: "\tr.fearEarlierCreate(c)\n", mutated: "\n",
 	},
 	{
 		name: "later operation is replaced", file: "consult.go", tests: "TestJudgeClaim",
@@ -84,8 +84,8 @@ var mutations = []mutation{
 		old: "now = k.plainClaimAt", mutated: "now = now.Add(0)",
 	},
 	{
-		name: "lower epoch is accepted", file: "receive.go", tests: "TestLowerEpochIsRefused",
-		old: "h.request.GetEpoch() < highest {", mutated: "h.request.GetEpoch() < highest && false {",
+		name: "lower epoch is accepted", file: "managers.go", tests: "TestLowerEpochIsRefused",
+		old: "epoch < highest {", mutated: "epoch < highest && false {",
 	},
 	{
 		name: "late request is accepted", file: "receive.go", tests: "TestServerRefuses|TestModel",

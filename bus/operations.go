@@ -70,10 +70,10 @@ func (o *operations) admitRead(h *held, strange bool) (context.Context, refusal)
 // admit begins a mutation, or returns why not. An operation that is here already is known:
 // the request is attached to it, and neither begins anything nor is refused. Strange says
 // that its sender shares no version of the protocol.
-func (o *operations) admit(h *held, strange bool) (known *held, ctx context.Context, why refusal) {
+func (o *operations) admit(h *held, strange bool) (known *held, begun context.Context, why refusal) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if known = o.attachLocked(h); known != nil {
+	if known := o.attachLocked(h); known != nil {
 		return known, nil, nil
 	}
 	other := o.machines[h.machineKey()]
@@ -373,12 +373,12 @@ func (o *operations) jammed() error {
 	return nil
 }
 
-// inHand is how many operations run at this moment, and how many of them are reads.
-func (o *operations) inHand() (running, reads int) {
+// inHand is how many operations run at this moment, reads included.
+func (o *operations) inHand() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
-	return o.running + len(o.reads), len(o.reads)
+	return o.running + len(o.reads)
 }
 
 // cancel ends an operation early, unless its call may be at the provider.
@@ -464,9 +464,8 @@ func (o *operations) drain() int {
 	o.mu.Lock()
 	o.draining = true
 	o.mu.Unlock()
-	running, _ := o.inHand()
 
-	return running
+	return o.inHand()
 }
 
 // stop has no operation begin a call any more.

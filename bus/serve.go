@@ -224,11 +224,7 @@ func (s *Server) Replica() string { return s.cfg.Replica }
 func (s *Server) Refusal() error { return s.managers.refusal() }
 
 // Running is how many operations run at this moment, reads included.
-func (s *Server) Running() int {
-	running, _ := s.ops.inHand()
-
-	return running
-}
+func (s *Server) Running() int { return s.ops.inHand() }
 
 // Stuck counts the calls that have ignored their deadlines for longer than
 // [ServerConfig.StuckAfter] and have not returned, by operation. Each was answered with

@@ -20,7 +20,6 @@ var run = flag.Bool("mutants.run", false, "run the tests against each mutation, 
 type mutation struct {
 	name, file, old, mutated string
 	tests                    string // that must catch it: any of them
-	runs                     string // schedules of the model, if that is one of them
 }
 
 // A mutation makes some tests wait for what never comes, which bounds a run. All tests
@@ -32,11 +31,19 @@ const (
 
 var failed = regexp.MustCompile(`(?m)^(?:--- FAIL: |panic: )(.+)`)
 
-// TestApply sees to it that no mutation rots: each one's text is in its file, once.
+// TestApply sees to it that no mutation rots: each one's text is in its file, once, and
+// bus/SAFETY.md lists it.
 func TestApply(t *testing.T) {
 	t.Parallel()
+	listed, err := os.ReadFile("../SAFETY.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, m := range mutations {
 		m.apply(t)
+		if row := []byte("| " + m.name + " | "); !bytes.Contains(listed, row) {
+			t.Errorf("bus/SAFETY.md has no row for the mutation %q", m.name)
+		}
 	}
 }
 
@@ -55,13 +62,13 @@ func TestCaught(t *testing.T) { //nolint:paralleltest // one at a time, so that 
 	for name := range names {
 		all = append(all, name)
 	}
-	if out, err := try(t, build(t, nil), strings.Join(all, "|"), "", allTime); err != nil {
+	if out, err := try(t, build(t, nil), strings.Join(all, "|"), allTime); err != nil {
 		t.Fatalf("the code without a mutation must pass first: %v\n%s", err, out)
 	}
 	for _, m := range mutations {
 		t.Run(m.name, func(t *testing.T) {
 			started := time.Now()
-			out, err := try(t, build(t, &m), m.tests, m.runs, onceTime)
+			out, err := try(t, build(t, &m), m.tests, onceTime)
 			by := failed.FindSubmatch(out)
 			if err == nil || by == nil {
 				t.Fatalf("survives: %s in %s; add a test to bus that sees it (%v)\n%s", m.mutated, m.file, err, out)
@@ -119,14 +126,11 @@ func build(t *testing.T, m *mutation) (binary string) {
 }
 
 // try runs tests. Only a failed test or a panic makes a line that failed matches.
-func try(t *testing.T, binary, tests, runs string, limit time.Duration) ([]byte, error) {
+func try(t *testing.T, binary, tests string, limit time.Duration) ([]byte, error) {
 	t.Helper()
-	if runs == "" {
-		runs = "150"
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	test := exec.CommandContext(ctx, binary, "-test.failfast", "-test.run", "^("+tests+")$", "-model.runs", runs)
+	test := exec.CommandContext(ctx, binary, "-test.failfast", "-test.run", "^("+tests+")$")
 	test.Dir = ".."
 
 	return test.CombinedOutput() //nolint:wrapcheck // the test's own

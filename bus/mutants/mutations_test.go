@@ -11,7 +11,7 @@ var mutations = []mutation{
 		old: "\t\tcase err != nil:\n\t\t\treturn cs.refuseBegin", mutated: "\t\tcase err != nil && false:\n\t\t\treturn cs.refuseBegin",
 	},
 	{
-		name: "late BEGUN counts", file: "begin.go", tests: "TestModel", runs: "3000",
+		name: "late BEGUN counts", file: "begin.go", tests: "TestBeginAcknowledgedLate",
 		old: "case fresh:", mutated: "case fresh || err == nil:",
 	},
 	{
@@ -44,7 +44,7 @@ var mutations = []mutation{
 		mutated: "if c.GetState() == driverv1.Claim_STATE_RUNNING || c.GetState() == driverv1.Claim_STATE_RELEASED {",
 	},
 	{
-		name: "young stream lost nothing", file: "consult.go", tests: "TestStreamLostBeforeACallBegins|TestModel", runs: "1000",
+		name: "young stream lost nothing", file: "consult.go", tests: "TestClaimLostWithItsStream",
 		old: "(age > acceptBy+r.req.Timeout ||", mutated: "(age >= 0 ||",
 	},
 	{
@@ -68,7 +68,7 @@ var mutations = []mutation{
 		old: "case there.last < known.last:", mutated: "case there.last < known.last && false:",
 	},
 	{
-		name: "lost stream is made at once", file: "streams.go", tests: "TestModel", runs: "3000",
+		name: "lost stream is made at once", file: "streams.go", tests: "TestLostStreamIsMadeLater",
 		old: "wait := acceptBy - time.Since(st.gone)", mutated: "wait := -time.Since(st.gone)",
 	},
 	{
@@ -80,7 +80,7 @@ var mutations = []mutation{
 		old: "return !h.askedAgain || ", mutated: "return true || ",
 	},
 	{
-		name: "plain accept_by from sending", file: "call.go", tests: "TestModel", runs: "3000",
+		name: "plain accept_by from sending", file: "call.go", tests: "TestPlainRequestIsAsOldAsItsClaim",
 		old: "now = k.plainClaimAt", mutated: "now = now.Add(0)",
 	},
 	{

@@ -21,18 +21,21 @@ func lease(namespace string) *coordinationv1.Lease {
 	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: leaseName}}
 }
 
-// seldom is how rarely the faults of epochs are made, of the times that they are drawn:
-// nothing moves for some ten seconds after each.
+// seldom is how rarely the faults of epochs are made, of the times that they are drawn,
+// once each has hit as often as it is to: nothing moves for some ten seconds after each.
 const seldom = 4
+
+// due reports whether a fault that is made seldom is to be made.
+func (w *world) due(e event) bool { return !w.tally.hasHit(e.kind) || e.way%seldom == 0 }
 
 // epochBack deletes the Lease, or sets its count back, as the restore of a backup does.
 // Then the manager that leads is killed, so that the next one begins with that.
 func epochBack(ctx context.Context, w *world, t *target, e event) error {
-	if e.way%seldom > 1 {
+	if !w.due(e) {
 		return errMissed
 	}
 	err := w.onLease(ctx, "the Lease goes", func(ctx context.Context) error {
-		if e.way%2 == 0 {
+		if e.way/seldom%2 == 0 {
 			return client.IgnoreNotFound(w.kube.Delete(ctx, lease(w.name)))
 		}
 		return w.count(ctx, w.name, 0)
@@ -55,7 +58,7 @@ func strays(w *world) []*target {
 // strayManager has another manager of the same name lead for a while, with a higher
 // epoch than any before.
 func strayManager(ctx context.Context, w *world, _ *target, e event) error {
-	if e.way%seldom > 0 {
+	if !w.due(e) {
 		return errMissed
 	}
 	highest := uint64(0)

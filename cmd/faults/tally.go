@@ -81,6 +81,13 @@ func (t *tally) expect(kinds, absent []string) {
 	t.kinds, t.absent = kinds, absent
 }
 
+// hasHit reports whether a kind has happened as often as it is to.
+func (t *tally) hasHit(kind string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.hit[kind] >= t.each
+}
+
 // missing returns those kinds that have not happened as often as they are to.
 func (t *tally) missing() []string {
 	t.mu.Lock()

@@ -94,6 +94,13 @@ func (p *plainCall) ask(ctx context.Context) error {
 		return err
 	}
 	p.out.Plain = true
+	if instance, _ := createdOf(result); p.op == driverv1.Operation_OPERATION_CREATE &&
+		result.GetStatus().GetCode() == driverv1.Code_CODE_OK && instance.GetProviderId() == "" {
+		// There may be an instance, and nothing could ever find it: the next attempt looks.
+		result = failure(driverv1.Code_CODE_INTERNAL,
+			"the driver of provider "+p.req.Provider+" answered create with success, but without the instance's provider id [INSTANCE-1]")
+		result.OutcomeUnknown = true
+	}
 	if result.GetOutcomeUnknown() {
 		p.release(ctx) // it has ended, and may be tried again at once
 		p.hasEnded(p.number)

@@ -49,6 +49,45 @@ func (b *bench) plainDriver(answer func(*driverv1.Envelope) *driverv1.Result) (l
 	}
 }
 
+// made is the result of a create.
+func made() *driverv1.Result {
+	return &driverv1.Result{Payload: &driverv1.Result_Create{Create: &driverv1.CreateResponse{Instance: &driverv1.Instance{ProviderId: "i"}}}}
+}
+
+// A success that names no instance leaves open whether there is one. So the next attempt
+// looks for it under the same operation.
+func TestPlainSuccessWithoutProviderID(t *testing.T) {
+	t.Parallel()
+	onBench(t, func(b *bench) {
+		creates := 0
+		leave := b.plainDriver(func(env *driverv1.Envelope) *driverv1.Result {
+			switch {
+			case env.GetList() != nil:
+				return &driverv1.Result{Payload: &driverv1.Result_List{List: &driverv1.ListResponse{
+					Instances: []*driverv1.Instance{{ProviderId: "i", MachineUid: "uid", MachineName: "m"}},
+				}}}
+			case env.GetCreate() != nil:
+				creates++
+
+				return &driverv1.Result{Payload: &driverv1.Result_Create{Create: &driverv1.CreateResponse{Instance: &driverv1.Instance{NodeName: "n"}}}}
+			default:
+				return failure(driverv1.Code_CODE_UNIMPLEMENTED, "")
+			}
+		})
+		defer leave()
+		out, err := b.caller.Call(b.ctx, benchCreate(time.Minute))
+		if OriginOf(err) != OriginTimeout || CodeOf(err) != driverv1.Code_CODE_INTERNAL {
+			b.Fatalf("a success without a provider id: %v; want that its outcome is not known", err)
+		}
+		again := benchCreate(time.Minute)
+		again.Recover, again.Attempt, again.Until = true, out.Attempts, out.Until
+		out, err = b.caller.Call(b.ctx, again)
+		if id := out.Result.GetCreate().GetInstance().GetProviderId(); err != nil || id != "i" || creates != 1 {
+			b.Errorf("the next attempt: instance %q after %d creates, %v; want the one that is there", id, creates, err)
+		}
+	})
+}
+
 // claimEnds is when the record goes by itself that stands for the machine.
 func (b *bench) claimEnds() time.Time {
 	b.network.mu.Lock()
@@ -74,7 +113,7 @@ func TestPlainClaimOutlastsASlowLook(t *testing.T) {
 					b.Errorf("%s may run for %s after its claim has ended", env.GetOperationId(), end.Sub(b.claimEnds()))
 				}
 
-				return &driverv1.Result{}
+				return made()
 			default:
 				return failure(driverv1.Code_CODE_UNIMPLEMENTED, "")
 			}

@@ -62,7 +62,7 @@ func (b *bench) replacedByPlain(timeout time.Duration, begins, failover bool, wa
 
 			return &driverv1.Result{Payload: &driverv1.Result_List{List: &driverv1.ListResponse{}}}
 		case env.GetCreate() != nil:
-			return &driverv1.Result{}
+			return made()
 		default:
 			return failure(driverv1.Code_CODE_UNIMPLEMENTED, "")
 		}

@@ -136,7 +136,7 @@ func TestPlainRequestIsAsOldAsItsClaim(t *testing.T) {
 				b.Errorf("to be accepted until %s after its claim, want %s at most", by.Sub(claimed), acceptBy)
 			}
 
-			return &driverv1.Result{}
+			return made()
 		})
 		defer leave()
 		if out, err := b.caller.Call(b.ctx, benchCreate(time.Minute)); err != nil || !out.Plain {

@@ -34,7 +34,7 @@ func epochBack(ctx context.Context, w *world, t *target, e event) error {
 	if !w.due(e) {
 		return errMissed
 	}
-	err := w.onLease(ctx, "the Lease goes", func(ctx context.Context) error {
+	err := w.soon(ctx, "the Lease goes", func(ctx context.Context) error {
 		if e.way/seldom%2 == 0 {
 			return client.IgnoreNotFound(w.kube.Delete(ctx, lease(w.name)))
 		}
@@ -66,7 +66,7 @@ func strayManager(ctx context.Context, w *world, _ *target, e event) error {
 		highest = max(highest, s.GetEpoch())
 	}
 	const above = 100
-	err := w.onLease(ctx, "the stray manager's Lease counts on", func(ctx context.Context) error {
+	err := w.soon(ctx, "the stray manager's Lease counts on", func(ctx context.Context) error {
 		return w.count(ctx, w.strayNamespace(), int32(highest)+above)
 	})
 	if err != nil {
@@ -111,17 +111,6 @@ func (w *world) heardOf(epoch uint64) bool {
 		}
 	}
 	return false
-}
-
-// onLease does something to a Lease, if the API server is back soon.
-func (w *world) onLease(ctx context.Context, what string, do func(context.Context) error) error {
-	const patience = 10 * time.Second
-	within, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	if err := stack.Poll(within, what, do); err != nil {
-		return errors.Join(errMissed, err)
-	}
-	return nil
 }
 
 // count has a Lease count from elsewhere.

@@ -39,14 +39,17 @@ var faults = []fault{
 	{"kill-driver", drivers, func(_ context.Context, _ *world, t *target, e event) error { return t.unit.kill(e.length / 2) }},
 	{"freeze-driver", drivers, freeze},
 	{alone, lookers, freezeCreate},
+	{"hung-call", deafDrivers, hangCall},
 	{"freeze-mcm", managers, freeze},
 	{"freeze-nats", natsServers, freeze},
 	{"lose-nats", natsServers, loseServer},
 	{"disk-full", stores, diskFull},
+	{"name-reuse", namesOf, reuseName},
 	{"roll-back-store", stores, rollBackStore},
 	{"fail-over", theLead, failOver},
 	{"epoch-back", theLead, epochBack},
 	{"stray-manager", strays, strayManager},
+	{"namesake", namesakes, meetNamesake},
 	{"restart-api", func(w *world) []*target { return []*target{w.api} }, restartAPI},
 	{"cut-driver-nats", between("driver-nats"), cut},
 	{"cut-mcm-nats", between("mcm-nats"), cut},
@@ -143,6 +146,17 @@ func (w *world) rollout(ctx context.Context, identity string, e event, least int
 		})
 	})
 	if err != nil {
+		return errors.Join(errMissed, err)
+	}
+	return nil
+}
+
+// soon does something, if the API server is back soon.
+func (w *world) soon(ctx context.Context, what string, do func(context.Context) error) error {
+	const patience = 10 * time.Second
+	within, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err := stack.Poll(within, what, do); err != nil {
 		return errors.Join(errMissed, err)
 	}
 	return nil

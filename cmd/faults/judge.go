@@ -62,6 +62,9 @@ func (w *world) judge(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := w.patiently(ctx, "the Machines without a pool are to go", w.endReused); err != nil {
+		return err
+	}
 	// A Node whose Machine went without it is freed once no Machine can come for it any more.
 	w.patience += creationTimeout
 	if err := w.settle(ctx, "nothing is left", w.remains); err != nil {

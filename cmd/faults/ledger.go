@@ -87,7 +87,9 @@ func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, sums fig
 		} else {
 			found = append(found, l.remove(e, w)...)
 		}
-		if w.tooLate(e.MachineUID, e.Time) && !slices.Contains(l.late, e.ID) {
+		// What was left behind by force is collected later, and nothing made.
+		of, _ := w.lived(e.MachineUID)
+		if (created || !of.forced) && w.tooLate(e.MachineUID, e.Time) && !slices.Contains(l.late, e.ID) {
 			l.late = append(l.late, e.ID)
 		}
 	}

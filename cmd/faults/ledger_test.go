@@ -29,6 +29,7 @@ func TestReadLog(t *testing.T) {
 	for name, tc := range map[string]struct {
 		reason   string
 		identity cloudapi.Identity
+		forced   bool
 		entries  []cloudapi.LogEntry
 		want     map[string]int
 		lives    int
@@ -51,6 +52,16 @@ func TestReadLog(t *testing.T) {
 		"collected": {
 			reason:  "the finalizer went before the instance, and orphan collection came to the rescue",
 			entries: []cloudapi.LogEntry{created(1, "a"), deleted(29, "a")},
+			want:    map[string]int{leaked: 1}, lives: 1,
+		},
+		"left behind by force": {
+			reason: "nothing but the orphan collection could remove its instance", forced: true,
+			entries: []cloudapi.LogEntry{created(1, "a"), deleted(29, "a")},
+			lives:   1,
+		},
+		"late after force": {
+			reason: "by force or not, nothing is made for a machine that is gone", forced: true,
+			entries: []cloudapi.LogEntry{created(25, "a"), deleted(35, "a")},
 			want:    map[string]int{leaked: 1}, lives: 1,
 		},
 		"late": {
@@ -90,6 +101,9 @@ func TestReadLog(t *testing.T) {
 			m := seenMachine("uid", time.Time{})
 			m.Status.CurrentStatus.Phase = v1alpha1.MachineRunning
 			w.saw(m, false)
+			if tc.forced {
+				w.removed("uid")
+			}
 			w.saw(seenMachine("uid", at(10)), true)
 			for i := range tc.entries {
 				tc.entries[i].Identity = cmp.Or(tc.identity, cloudapi.IdentityToken)

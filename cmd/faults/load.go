@@ -39,20 +39,7 @@ const (
 // all of that name.
 func (w *world) createPools(ctx context.Context) error {
 	for _, identity := range identities {
-		if err := w.kube.Create(ctx, &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Name: objectName(identity), Namespace: w.name},
-			StringData: map[string]string{
-				"userData": "#cloud-config\nhostname: <<MACHINE_NAME>>\ntoken: " + bootstrap.Placeholder + "\n",
-				"apiToken": w.cloud.APIToken,
-			},
-		}); err != nil {
-			return err
-		}
-		class, err := w.class(identity)
-		if err != nil {
-			return err
-		}
-		if err := w.kube.Create(ctx, class); err != nil {
+		if err := w.createClass(ctx, w.kube, identity); err != nil {
 			return err
 		}
 		if err := w.kube.Create(ctx, w.pool(identity)); err != nil {
@@ -60,6 +47,24 @@ func (w *world) createPools(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// createClass makes the class of an identity, with its secret.
+func (w *world) createClass(ctx context.Context, kube client.Client, identity string) error {
+	if err := kube.Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: objectName(identity), Namespace: w.name},
+		StringData: map[string]string{
+			"userData": "#cloud-config\nhostname: <<MACHINE_NAME>>\ntoken: " + bootstrap.Placeholder + "\n",
+			"apiToken": w.cloud.APIToken,
+		},
+	}); err != nil {
+		return err
+	}
+	class, err := w.class(identity)
+	if err != nil {
+		return err
+	}
+	return kube.Create(ctx, class)
 }
 
 // objectName is an identity as Kubernetes writes names.

@@ -65,9 +65,10 @@ func (s *state) flaws() []finding {
 	have, going := map[string]int{}, map[string]int{}
 	for _, uid := range slices.Sorted(maps.Keys(s.machines)) {
 		m := s.machines[uid]
-		have[m.Spec.Class.Name]++
+		pool := m.Labels[v1alpha1.LabelKeyMachineDeployment] // none for one whose name was used again
+		have[pool]++
 		if m.DeletionTimestamp != nil {
-			going[m.Spec.Class.Name]++
+			going[pool]++
 		}
 		found = append(found, s.flawsOf(m)...)
 	}
@@ -85,7 +86,7 @@ func (s *state) flawsOf(m *v1alpha1.Machine) []finding {
 	uid := string(m.UID)
 	what := m.Name + " (" + uid + ")"
 	instances, node := s.instances[m.UID], s.nodes[m.Labels[v1alpha1.LabelKeyNode]]
-	pool := s.pools[m.Spec.Class.Name]
+	pool := s.pools[m.Labels[v1alpha1.LabelKeyMachineDeployment]]
 	switch {
 	case m.Status.CurrentStatus.Phase != v1alpha1.MachineRunning || m.DeletionTimestamp != nil:
 		return []finding{foundf(stuck, uid, 1, "machine %s is %q with %d instances, deleted: %t: %s", what,

@@ -57,6 +57,13 @@ func TestFlaws(t *testing.T) {
 			},
 			map[string]int{stuck: 1},
 		},
+		"a name used again": {
+			"it is of no pool", func(s *state) {
+				s.machines[uid].Labels = map[string]string{v1alpha1.LabelKeyNode: "node"}
+				s.pools["pool"].Spec.Replicas = 0
+			},
+			nil,
+		},
 		"orphans": {
 			"nobody goes by them", func(s *state) { s.instances["gone"] = make([]cloudapi.Instance, 2) },
 			map[string]int{leaked: 2},
@@ -120,8 +127,8 @@ func TestRemains(t *testing.T) {
 
 func wholeWorld(uid types.UID) *state {
 	m := seenMachine(string(uid), time.Time{})
-	m.Labels = map[string]string{v1alpha1.LabelKeyNode: "node", revisionLabel: "1"}
-	m.Spec.Class.Name, m.Spec.ProviderID = "pool", "id"
+	m.Labels = map[string]string{v1alpha1.LabelKeyNode: "node", v1alpha1.LabelKeyMachineDeployment: "pool", revisionLabel: "1"}
+	m.Spec.ProviderID = "id"
 	m.Status.CurrentStatus.Phase = v1alpha1.MachineRunning
 	pool := &v1alpha1.MachineDeployment{Spec: v1alpha1.MachineDeploymentSpec{Replicas: 1}}
 	pool.Spec.Template.Labels = map[string]string{revisionLabel: "1"}

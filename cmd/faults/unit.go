@@ -25,6 +25,7 @@ type target struct {
 	name string
 	// identity is what tells the creates of a driver apart; empty for what is no driver.
 	identity string
+	deaf     bool       // a driver that ignores its deadlines
 	busy     sync.Mutex // held by the fault at work
 	unit     *unit
 	link     *stack.Link

@@ -25,6 +25,8 @@ type witness struct {
 // A life is what was seen of a Machine.
 type life struct {
 	ran bool
+	// forced: it was removed by force, and has left its instance behind.
+	forced bool
 	// since is when it was to go, in whole seconds; zero while it was not.
 	since time.Time
 	// gone is when the witness heard that it is no more, which is later than it was;
@@ -47,6 +49,15 @@ func (w *witness) saw(m *v1alpha1.Machine, gone bool) {
 		l.gone = w.now()
 	}
 	w.seen[string(m.UID)] = l
+}
+
+// removed notes that a Machine goes by force, from now on: what it leaves is collected.
+func (w *witness) removed(uid string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l := w.seen[uid]
+	l.forced, l.since = true, w.now().Truncate(time.Second)
+	w.seen[uid] = l
 }
 
 // stop notes why the witness sees no more.

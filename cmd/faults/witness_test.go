@@ -40,6 +40,8 @@ func TestWitness(t *testing.T) {
 	w.saw(seenMachine("to go", at), true)
 	w.saw(seenMachine("replaced", at.Add(time.Second)), true)
 	w.saw(seenMachine("taken away", time.Time{}), true)
+	w.removed("by force")
+	w.saw(seenMachine("by force", time.Time{}), true)
 	there := map[types.UID]*v1alpha1.Machine{"in use": seenMachine("in use", time.Time{})}
 	if err := w.caughtUp(there); err != nil {
 		t.Errorf("all are known to be gone, but one that is not: %v", err)
@@ -69,6 +71,9 @@ func TestWitness(t *testing.T) {
 		if got := w.tooLate("to go", at.Add(after)); got != want {
 			t.Errorf("%s after it was to go, and it was gone after 10s: too late: %v", after, got)
 		}
+	}
+	if w.allows("by force", at) || !w.allows("by force", at.Add(10*time.Second)) {
+		t.Error("its instance may go once it was removed by force, and not before")
 	}
 	if w.tooLate("in use", at.Add(time.Hour)) || w.tooLate("unknown", at) {
 		t.Error("it is too late for what is not known to be gone")

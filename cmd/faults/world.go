@@ -51,9 +51,12 @@ type world struct {
 	patience time.Duration
 
 	api         *target
+	names       *target        // machines whose names the cloud takes once
 	lead        *target        // the manager that leads, whichever it is
 	stray       *stack.Process // a manager that runs during its fault only; nil for none
 	strayTarget *target
+	other       *namesake // nil before it is met
+	otherTarget *target
 	knobs       map[string]*target // of the cloud
 	managers    []*stack.Manager
 	managerSet  []*target
@@ -73,7 +76,8 @@ func runWorld(ctx context.Context, o *options, out io.Writer, cluster *stack.Dev
 	w := &world{
 		options: o, kind: kind, name: "faults-" + kind, cluster: cluster, tally: tally, witness: newWitness(), patience: healLimit,
 		api: &target{name: "the API server"}, lead: &target{name: "the mcm that leads"},
-		strayTarget: &target{name: "mcm-stray"}, knobs: map[string]*target{},
+		names:       &target{name: "the pool of " + uniqueName},
+		strayTarget: &target{name: "mcm-stray"}, otherTarget: &target{name: "mcm-namesake"}, knobs: map[string]*target{},
 		cloudLinks: map[string]*target{}, links: map[string][]*target{},
 	}
 	for _, name := range []string{"errors", "latency", "rate"} {
@@ -223,14 +227,16 @@ func (w *world) startDrivers(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			d, err := w.site.StartDriver(ctx, w.tap, stack.DriverOptions{
-				Name: name, NATSURL: urls, Clusters: []string{w.name},
-				Args: []string{"--provider", identity, "--identity", identity, "--settle-time", listLag.String(), "--slots", "8"},
-			})
+			args := []string{"--provider", identity, "--identity", identity, "--settle-time", listLag.String(), "--slots", "8"}
+			deaf := i+1 == deafReplica
+			if deaf {
+				args = append(args, "--mock-ignore-deadlines")
+			}
+			d, err := w.site.StartDriver(ctx, w.tap, stack.DriverOptions{Name: name, NATSURL: urls, Clusters: []string{w.name}, Args: args})
 			if err != nil {
 				return err
 			}
-			w.driverSet = append(w.driverSet, &target{name: name, identity: identity, unit: w.unit(d.Process)})
+			w.driverSet = append(w.driverSet, &target{name: name, identity: identity, deaf: deaf, unit: w.unit(d.Process)})
 		}
 	}
 	return nil

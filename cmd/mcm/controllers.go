@@ -223,6 +223,9 @@ func (m *mcm) addSafety(ctx context.Context) error {
 	if m.target != nil {
 		collector.Nodes = m.target.GetClient()
 	}
+	if m.tokens != nil {
+		collector.Tokens = m.tokens
+	}
 	if err := register(collector.Metrics.Collectors()); err != nil {
 		return err
 	}

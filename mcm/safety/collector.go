@@ -59,7 +59,9 @@ type Collector struct {
 	Cache      client.Reader
 	Dispatcher Dispatcher
 	// Nodes holds the target cluster's Nodes; nil without one.
-	Nodes    client.Client
+	Nodes client.Client
+	// Tokens are those with which nodes join; nil when there are none.
+	Tokens   Tokens
 	Events   record.EventRecorder
 	Metrics  *Metrics
 	Settings Settings
@@ -85,6 +87,11 @@ type sighting struct{ since, failed time.Time }
 
 // A key is an instance's identity.
 type key struct{ provider, providerID string }
+
+// Tokens is the part of bootstrap.Tokens that a Collector uses.
+type Tokens interface {
+	Delete(ctx context.Context, m *v1alpha1.Machine) error
+}
 
 // Start looks every period until ctx ends, and out of turn where Watch has seen a
 // cause. It implements manager.Runnable and runs on the leader only.

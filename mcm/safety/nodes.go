@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
 // notManaged is the value of the annotation on Nodes without a machine.
@@ -74,6 +75,18 @@ func (p *pass) mark(ctx context.Context, before *corev1.Node, managed bool) erro
 	p.log.Info("node marked", "node", node.Name, "managed", managed)
 
 	return nil
+}
+
+// removeToken removes the token with which an instance that is deleted could have joined:
+// its Machine went by force, and nothing else knows of it.
+func (p *pass) removeToken(ctx context.Context, o *dispatch.Orphan) error {
+	if p.Tokens == nil || o.MachineUID == "" {
+		return nil
+	}
+	m := &v1alpha1.Machine{}
+	m.Namespace, m.Name, m.UID = o.Namespace, o.MachineName, o.MachineUID
+
+	return p.Tokens.Delete(ctx, m)
 }
 
 // removeNode removes the Node of an instance that is deleted: it would keep its name

@@ -3,13 +3,16 @@ package safety_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/bootstrap"
 )
 
 // node makes a Node that a machine has claimed, or none with "".
@@ -68,6 +71,34 @@ func TestNodes(t *testing.T) {
 	r.machine(m.Name, "")
 	r.Pass(t.Context())
 	want(mine, "", false, "there is a machine again")
+}
+
+// A Machine that went by force leaves its token, which goes with its instance; no other does.
+func TestTokenOfAnOrphan(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	tokens := &bootstrap.Tokens{Target: r.WithWatch}
+	r.Tokens = tokens
+	there := func(uid string) bool {
+		t.Helper()
+		secrets := &corev1.SecretList{}
+		r.must(r.List(t.Context(), secrets, client.InNamespace(metav1.NamespaceSystem), client.MatchingLabels{bootstrap.LabelKeyMachineUID: uid}))
+
+		return len(secrets.Items) > 0
+	}
+	gone, other := "gone-"+r.namespace, "other-"+r.namespace // tokens of all tests are in one namespace
+	for _, uid := range []string{gone, other} {
+		m := &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "m", UID: types.UID(uid)}}
+		if _, err := tokens.Ensure(t.Context(), m, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.made("kept")
+	r.cloud.add(orphanID, "m", types.UID(gone))
+	r.passes()
+	if there(gone) || !there(other) {
+		t.Errorf("after the instance was deleted its machine's token is there: %t, another one's: %t", there(gone), there(other))
+	}
 }
 
 // The Node of an instance that is deleted goes with it; no other does.

@@ -270,6 +270,9 @@ func (p *pass) removeOne(ctx context.Context, o *dispatch.Orphan) (gone bool) {
 			log.Error(err, "the node of the instance is left")
 		}
 	}
+	if err := p.removeToken(ctx, o); err != nil {
+		log.Error(err, "the bootstrap token of the machine is left until it expires")
+	}
 
 	return true
 }

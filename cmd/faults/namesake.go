@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/machinebus/machinebus/cmd/internal/stack"
+)
+
+// A namesake is another control plane with an API server and a bus of its own. It has the
+// same name, namespace and classes, the same cloud account, and no Machine at all.
+type namesake struct {
+	cluster *stack.DevCluster
+	manager *stack.Manager
+	driver  *stack.Driver
+}
+
+// namesakes are the targets of meetNamesake.
+func namesakes(w *world) []*target { return []*target{w.otherTarget} }
+
+// meetNamesake has another control plane of the same name look for orphans in the same
+// cloud for a while: it must take none of this one's instances for its own.
+func meetNamesake(ctx context.Context, w *world, _ *target, e event) (err error) {
+	if !w.due(e) {
+		return errMissed
+	}
+	if w.other == nil {
+		if w.other, err = w.startNamesake(ctx); err != nil {
+			return err
+		}
+	} else if err := w.other.resume(ctx, w); err != nil {
+		return err
+	}
+	// Beyond the grace of an orphan, and a few looks.
+	const notices = 15 * time.Second
+	err = wait(ctx, notices)
+	return errors.Join(err, w.other.manager.Kill(), w.other.driver.Kill())
+}
+
+func (w *world) startNamesake(ctx context.Context) (*namesake, error) {
+	n := &namesake{}
+	var err error
+	if n.cluster, err = w.site.StartAPIServer(ctx); err != nil {
+		return nil, err
+	}
+	kube, err := stack.NewClient(n.cluster.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := stack.ApplyCRDs(ctx, kube, w.crds); err != nil {
+		return nil, err
+	}
+	if err := kube.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.name}}); err != nil {
+		return nil, err
+	}
+	for _, identity := range identities {
+		if err := w.createClass(ctx, kube, identity); err != nil {
+			return nil, err
+		}
+	}
+	n.manager, err = w.site.StartManager(ctx, stack.ManagerOptions{
+		Name: "mcm-namesake", Control: n.cluster.Kubeconfig, Namespace: w.name, Cluster: w.name, Args: managerArgs(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	tap, err := stack.OpenTap(ctx, n.manager.NATSURL, w.name)
+	if err != nil {
+		return nil, err
+	}
+	defer tap.Close()
+	n.driver, err = w.site.StartDriver(ctx, tap, stack.DriverOptions{
+		Name: "driver-namesake", NATSURL: n.manager.NATSURL, Clusters: []string{w.name},
+		Args: []string{"--provider", identities[0], "--identity", identities[0], "--settle-time", listLag.String()},
+	})
+	return n, err
+}
+
+// resume starts what the last meeting has ended.
+func (n *namesake) resume(ctx context.Context, w *world) error {
+	if err := n.manager.Restart(ctx); err != nil {
+		return err
+	}
+	p, err := w.site.Restart(n.driver.Process)
+	n.driver.Process = p
+	return err
+}

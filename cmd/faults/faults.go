@@ -27,9 +27,10 @@ type fault struct {
 	do      func(context.Context, *world, *target, event) error
 }
 
-// alone is the fault that is made while no other is at work: it needs a create, and
-// then a machine that comes and goes within seconds, which others mostly prevent.
-const alone = "freeze-create"
+// alone are the faults that are made while no other is at work. One needs a create, and
+// then a machine that comes and goes within seconds, which others mostly prevent. A backup
+// is restored while all that uses it is down.
+var alone = []string{"freeze-create", "etcd-restore"}
 
 // listLag is how long the cloud's lists may lag behind, which drivers know.
 const listLag = time.Second
@@ -38,7 +39,7 @@ const listLag = time.Second
 var faults = []fault{
 	{"kill-driver", drivers, func(_ context.Context, _ *world, t *target, e event) error { return t.unit.kill(e.length / 2) }},
 	{"freeze-driver", drivers, freeze},
-	{alone, lookers, freezeCreate},
+	{"freeze-create", lookers, freezeCreate},
 	{"hung-call", deafDrivers, hangCall},
 	{"freeze-mcm", managers, freeze},
 	{"freeze-nats", natsServers, freeze},
@@ -50,6 +51,7 @@ var faults = []fault{
 	{"epoch-back", theLead, epochBack},
 	{"stray-manager", strays, strayManager},
 	{"namesake", namesakes, meetNamesake},
+	{"etcd-restore", func(w *world) []*target { return []*target{w.api} }, restoreEtcd},
 	{"restart-api", func(w *world) []*target { return []*target{w.api} }, restartAPI},
 	{"cut-driver-nats", between("driver-nats"), cut},
 	{"cut-mcm-nats", between("mcm-nats"), cut},
@@ -290,7 +292,7 @@ const lanes = 3
 // enter waits until a fault may be made: beside any others, or alone. Nobody has a
 // target yet, so that all who have one come to their end.
 func (w *world) enter(f fault) (leave func()) {
-	if f.name == alone {
+	if slices.Contains(alone, f.name) {
 		w.atWork.Lock()
 		return w.atWork.Unlock
 	}

@@ -24,6 +24,9 @@ func (w *world) watchMachines(ctx context.Context) error {
 		const retry = 50 * time.Millisecond
 		next := int64(1) // revision
 		for ctx.Err() == nil {
+			if w.fromStart.Swap(false) {
+				next = 1
+			}
 			next, err = w.follow(ctx, history, next)
 			if err != nil {
 				w.witness.stop(err)
@@ -36,11 +39,20 @@ func (w *world) watchMachines(ctx context.Context) error {
 	return nil
 }
 
+// followAgain has the watch begin with the first version of all.
+func (w *world) followAgain() {
+	w.fromStart.Store(true)
+	if end := w.endFollow.Load(); end != nil {
+		(*end)()
+	}
+}
+
 // follow shows the witness what happens from a revision on, until the watch ends. It
 // returns the revision from which on nothing was shown.
 func (w *world) follow(ctx context.Context, history *clientv3.Client, next int64) (int64, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	w.endFollow.Store(&cancel)
 	// Custom resources are stored as JSON.
 	prefix := "/registry/" + v1alpha1.GroupName + "/machines/" + w.name + "/"
 	for r := range history.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithPrevKV(), clientv3.WithRev(next)) {

@@ -45,7 +45,7 @@ func (w *witness) saw(m *v1alpha1.Machine, gone bool) {
 	if t := m.DeletionTimestamp; t != nil {
 		l.since = t.Time
 	}
-	if gone {
+	if gone && l.gone.IsZero() {
 		l.gone = w.now()
 	}
 	w.seen[string(m.UID)] = l
@@ -58,6 +58,23 @@ func (w *witness) removed(uid string) {
 	l := w.seen[uid]
 	l.forced, l.since = true, w.now().Truncate(time.Second)
 	w.seen[uid] = l
+}
+
+// restored notes which Machines there are after etcd was put back to what it was before.
+// Those that came since have gone by force. Those that went are back; what was deleted of
+// them, was rightly.
+func (w *witness) restored(there map[types.UID]bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for uid, l := range w.seen {
+		switch {
+		case there[types.UID(uid)]:
+			l.gone = time.Time{}
+		case l.gone.IsZero():
+			l.forced, l.since, l.gone = true, w.now().Truncate(time.Second), w.now()
+		}
+		w.seen[uid] = l
+	}
 }
 
 // stop notes why the witness sees no more.

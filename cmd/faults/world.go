@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -46,7 +47,10 @@ type world struct {
 	tap     *stack.Tap
 	tally   *tally
 	witness *witness
-	foreign map[types.UID]bool // Nodes that are none of this world's
+	// fromStart has the watch of etcd begin at the beginning, endFollow ends the one there is.
+	fromStart atomic.Bool
+	endFollow atomic.Pointer[context.CancelFunc]
+	foreign   map[types.UID]bool // Nodes that are none of this world's
 	// patience is how long a wait of the judge may take.
 	patience time.Duration
 
@@ -169,7 +173,7 @@ func managerArgs() []string {
 	return []string{
 		"-v=2", "--machine-operation-timeout=" + operationTimeout.String(), "--retry-short=1s", "--retry-medium=2s", "--retry-long=3s",
 		"--resource-exhausted-retry=2s", "--machine-creation-timeout=" + creationTimeout.String(), "--machine-drain-timeout=20s",
-		"--machine-safety-orphan-vms-period=3s", "--machine-safety-orphan-vms-grace=9s",
+		"--machine-health-timeout=1m", "--machine-safety-orphan-vms-period=3s", "--machine-safety-orphan-vms-grace=9s",
 	}
 }
 

@@ -84,6 +84,9 @@ func (c *DevCluster) Restart(ctx context.Context) error {
 	return err
 }
 
+// EtcdDir is where etcd stores: it is not to be touched while the cluster runs.
+func (c *DevCluster) EtcdDir() string { return filepath.Join(c.dir, "internal", "etcd") }
+
 // UserKubeconfig is that of a user whom StartDevCluster made.
 func (c *DevCluster) UserKubeconfig(name string) string {
 	return filepath.Join(c.dir, name+".kubeconfig")

@@ -37,7 +37,18 @@ func restoreEtcd(ctx context.Context, w *world, _ *target, e event) (err error) 
 		return err
 	}
 	restore := func() error {
-		err := w.withoutAPI(ctx, func() error {
+		// What nobody has seen of the Machines would be lost.
+		err := w.soon(ctx, "all that happened to Machines is known", func(ctx context.Context) error {
+			s, err := w.look(ctx)
+			if err != nil {
+				return err
+			}
+			return w.witness.caughtUp(s.machines)
+		})
+		if err != nil {
+			return err
+		}
+		err = w.withoutAPI(ctx, func() error {
 			return errors.Join(os.RemoveAll(data), os.CopyFS(data, os.DirFS(kept)))
 		})
 		if err != nil {

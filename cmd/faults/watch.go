@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -66,6 +67,7 @@ func (w *world) follow(ctx context.Context, history *clientv3.Client, next int64
 			if err := json.Unmarshal(stored.Value, &m); err != nil {
 				return next, fmt.Errorf("etcd's version %d of %s: %w", e.Kv.ModRevision, e.Kv.Key, err)
 			}
+			m.ResourceVersion = strconv.FormatInt(e.Kv.ModRevision, 10) // which is not stored with it
 			w.witness.saw(&m, gone)
 			next = e.Kv.ModRevision + 1
 		}

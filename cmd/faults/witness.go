@@ -25,6 +25,8 @@ type witness struct {
 // A life is what was seen of a Machine.
 type life struct {
 	ran bool
+	// version is the last one that was seen.
+	version string
 	// forced: it was removed by force, and has left its instance behind.
 	forced bool
 	// since is when it was to go, in whole seconds; zero while it was not.
@@ -42,6 +44,7 @@ func (w *witness) saw(m *v1alpha1.Machine, gone bool) {
 	defer w.mu.Unlock()
 	l := w.seen[string(m.UID)]
 	l.ran = l.ran || m.Status.CurrentStatus.Phase == v1alpha1.MachineRunning
+	l.version = m.ResourceVersion
 	if t := m.DeletionTimestamp; t != nil {
 		l.since = t.Time
 	}
@@ -84,13 +87,18 @@ func (w *witness) stop(err error) {
 	w.err = err
 }
 
-// caughtUp returns an error while the witness has not heard of the end of a Machine
-// that is no more. It hears of all ends in their order.
+// caughtUp returns an error while the witness has not seen the Machines as they are, or
+// not heard of the end of one that is no more.
 func (w *witness) caughtUp(machines map[types.UID]*v1alpha1.Machine) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil {
 		return w.err
+	}
+	for uid, m := range machines {
+		if seen := w.seen[string(uid)].version; seen != m.ResourceVersion {
+			return fmt.Errorf("the watch of etcd has shown version %q of machine %s, which has %q", seen, uid, m.ResourceVersion)
+		}
 	}
 	for uid, l := range w.seen {
 		if l.gone.IsZero() && machines[types.UID(uid)] == nil {

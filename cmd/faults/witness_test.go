@@ -80,6 +80,35 @@ func TestWitness(t *testing.T) {
 	}
 }
 
+// What etcd has no more after it was restored has gone by force; what went since the
+// backup is back.
+func TestWitness_Restored(t *testing.T) {
+	t.Parallel()
+	at := testTime
+	w := witnessAt(at)
+	w.saw(seenMachine("stays", time.Time{}), false)
+	w.saw(seenMachine("came since", time.Time{}), false)
+	w.saw(seenMachine("went since", at.Add(-time.Second)), true)
+	w.restored(map[types.UID]bool{"stays": true, "went since": true})
+	later := at.Add(time.Minute)
+	if w.allows("stays", later) || !w.allows("came since", later) || w.allows("came since", at.Add(-time.Second)) {
+		t.Error("instances of what came since may go from now on, and no others")
+	}
+	if w.tooLate("went since", later) || !w.tooLate("came since", later) {
+		t.Error("instances may be made for what is there, and for nothing else")
+	}
+	back := seenMachine("went since", time.Time{})
+	back.ResourceVersion = "7"
+	there := map[types.UID]*v1alpha1.Machine{"stays": seenMachine("stays", time.Time{}), "went since": back}
+	if err := w.caughtUp(there); err == nil {
+		t.Error("it was not seen as it is now, and that is enough")
+	}
+	w.saw(back, false)
+	if err := w.caughtUp(there); err != nil {
+		t.Errorf("all was seen as it is: %v", err)
+	}
+}
+
 // TestLives counts machines that have been Running and are gone.
 func TestLives(t *testing.T) {
 	t.Parallel()

@@ -270,7 +270,7 @@ func (k *call) send(a *attempt) (unregister func(), err error) {
 	}
 	reply, unregister := k.c.register(k.req.Provider, k.listener(a))
 	k.begins()
-	err = k.c.publishTraced(subject, reply, k.req.TraceParent, k.envelope(a.tree, time.Now()))
+	err = k.c.publish(subject, reply, k.req.TraceParent, k.envelope(a.tree, time.Now()))
 	if err != nil {
 		k.log().Debug("request not sent", "err", err)
 	}

@@ -285,13 +285,9 @@ func (c *Caller) drop(subject, why string) {
 	c.log.Debug("reply dropped", "subject", subject, "why", why)
 }
 
-// publish sends a request whose answers come to reply.
-func (c *Caller) publish(subject, reply string, env *driverv1.Envelope) error {
-	return c.publishTraced(subject, reply, "", env)
-}
-
-// publishTraced is publish with a trace's header, none when it is empty.
-func (c *Caller) publishTraced(subject, reply, traceParent string, env *driverv1.Envelope) error {
+// publish sends a request whose answers come to reply, with a trace's header unless that is
+// empty.
+func (c *Caller) publish(subject, reply, traceParent string, env *driverv1.Envelope) error {
 	payload, err := Encode(env, "")
 	if err != nil {
 		return err
@@ -314,7 +310,7 @@ func (c *Caller) control(provider, replica, verb string, env *driverv1.Envelope)
 	}
 	env.Epoch = c.cfg.Epoch()
 
-	return c.publish(subject, "", env)
+	return c.publish(subject, "", "", env)
 }
 
 // Cancel asks the replica that holds an operation to end it early. The
@@ -364,7 +360,7 @@ func (c *Caller) ask(ctx context.Context, provider, replica, operationID string,
 		}
 	})
 	defer done()
-	err = c.publish(subject, reply, &driverv1.Envelope{
+	err = c.publish(subject, reply, "", &driverv1.Envelope{
 		OperationId: operationID, Attempt: attempt, Epoch: c.cfg.Epoch(),
 		Body: &driverv1.Envelope_Ops{Ops: &driverv1.OpsRequest{OperationId: operationID}},
 	})

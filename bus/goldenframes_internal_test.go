@@ -68,7 +68,7 @@ func goldenRequests(t *testing.T) map[string]*nats.Msg {
 		}
 		subject, err := k.subject(k.tree, replica)
 		if err == nil {
-			err = c.publishTraced(subject, goldenReply, k.req.TraceParent, k.envelope(k.tree, goldenTime(0)))
+			err = c.publish(subject, goldenReply, k.req.TraceParent, k.envelope(k.tree, goldenTime(0)))
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -234,7 +234,7 @@ func (p *plainCall) listens(ctx context.Context) (there bool, err error) {
 		}
 	})
 	defer done()
-	if err := p.c.publish(subject, reply, &driverv1.Envelope{OperationId: nuid.Next(), Epoch: p.c.cfg.Epoch()}); err != nil {
+	if err := p.c.publish(subject, reply, "", &driverv1.Envelope{OperationId: nuid.Next(), Epoch: p.c.cfg.Epoch()}); err != nil {
 		return false, p.down()
 	}
 	limit := time.NewTimer(acceptTimeout)

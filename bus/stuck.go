@@ -95,3 +95,93 @@ func stackOf(profile, operation string) string {
 
 	return text[:min(len(text), maxStack)]
 }
+
+// overdue reports whether a call has ignored its deadline for longer than some time.
+func (o *operations) overdue(now time.Time, by time.Duration) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+
+	return len(o.overdueLocked(now, by)) > 0
+}
+
+// overdueLocked returns the calls that have ignored their deadlines for longer than some
+// time and were not given up yet.
+func (o *operations) overdueLocked(now time.Time, by time.Duration) []*held {
+	var all []*held
+	consider := func(h *held) {
+		if !h.claiming && !h.returned && !h.stuck && now.Sub(h.deadline) >= by {
+			all = append(all, h)
+		}
+	}
+	for _, h := range o.machines {
+		consider(h)
+	}
+	for h := range o.reads {
+		consider(h)
+	}
+
+	return all
+}
+
+// stuckCalls counts the calls that ignore their deadlines, by operation.
+func (o *operations) stuckCalls() map[driverv1.Operation]int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	count := map[driverv1.Operation]int{}
+	for h := range o.stuck {
+		count[h.operation]++
+	}
+
+	return count
+}
+
+// jammed returns an error when calls that ignore their deadlines have all slots for some
+// operations, nil otherwise.
+func (o *operations) jammed() error {
+	taken := map[string]int{}
+	for op, calls := range o.stuckCalls() {
+		kind := "creates"
+		switch {
+		case !Mutates(op):
+			kind = "reads"
+		case op == driverv1.Operation_OPERATION_DELETE:
+			kind = "deletes"
+		}
+		if taken[kind] += calls; taken[kind] >= o.slots {
+			return fmt.Errorf("all %d slots for %s are taken by calls that ignore their deadlines: restart this replica; its log has their stacks",
+				o.slots, kind)
+		}
+	}
+
+	return nil
+}
+
+// giveUp records a result for each call that has ignored its deadline for longer than some
+// time, and returns these. The call itself keeps what it occupies.
+func (o *operations) giveUp(now time.Time, by time.Duration, resultOf func(*held) *driverv1.Result) map[*held]*driverv1.Result {
+	results := map[*held]*driverv1.Result{}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, h := range o.overdueLocked(now, by) {
+		h.stuck = true
+		o.stuck[h] = struct{}{}
+		results[h] = resultOf(h)
+		o.recordLocked(h, results[h], true)
+	}
+
+	return results
+}
+
+// unstick notes that the handler has returned. It reports whether its call was given up
+// before, and gives back what that has occupied.
+func (o *operations) unstick(h *held) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	h.returned = true
+	if h.stuck {
+		delete(o.stuck, h)
+		o.freeLocked(h)
+	}
+
+	return h.stuck
+}

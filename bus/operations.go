@@ -58,13 +58,14 @@ func (o *operations) admitRead(h *held, strange bool) (context.Context, refusal)
 	return o.beginLocked(h), nil
 }
 
-// admit begins a mutation, or returns why not. An operation that is here already is known:
-// the request is attached to it, and neither begins anything nor is refused. Strange says
-// that its sender shares no version of the protocol.
+// admit begins a mutation, or returns why not. A request for an operation that is here
+// already is attached to that, and neither begins anything nor is refused: known is what it
+// has to be answered with, or nil while the claim is awaited, after which it is answered
+// as any. Strange says that its sender shares no version of the protocol.
 func (o *operations) admit(h *held, strange bool) (known *held, begun context.Context, why refusal) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if known := o.attachLocked(h); known != nil {
+	if known, attached := o.attachLocked(h); attached {
 		return known, nil, nil
 	}
 	other := o.machines[h.machineKey()]
@@ -90,23 +91,28 @@ func (o *operations) admit(h *held, strange bool) (known *held, begun context.Co
 	return nil, o.beginLocked(h), nil
 }
 
-// attachLocked has the frames of an operation that is here already go to whoever asks for
-// it now. It returns nil when it is not here, or no longer counts.
-func (o *operations) attachLocked(h *held) *held {
+// attachLocked has the frames of an operation that is here already, and still counts, go to
+// whoever asks for it now. It returns the operation unless its claim is awaited.
+func (o *operations) attachLocked(h *held) (known *held, attached bool) {
 	known, ok := o.held[h.key()]
 	if !ok || known.outdated(h) {
 		if ok && known.result != nil {
 			delete(o.held, known.key()) // what another attempt has superseded is no answer
 		}
 
-		return nil
+		return nil, false
 	}
 	known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
 	known.earlierMayRun = known.earlierMayRun || h.earlierMayRun
 	known.askedAgain = known.askedAgain || !known.stored
-	known.answered = !known.claiming // until it is accepted
+	if known.claiming {
+		known.answered = false
 
-	return known
+		return nil, true
+	}
+	known.answered = true // until it is accepted
+
+	return known, true
 }
 
 // beginLocked counts an operation as running and returns its context. Neither a cancel

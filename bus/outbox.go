@@ -109,12 +109,6 @@ func (out *outbox) sendBusy(h *held, why refusal) {
 
 // sendAgain sends whoever was attached to a known operation what there is of it.
 func (out *outbox) sendAgain(known *held) {
-	out.ops.mu.Lock()
-	claiming := known.claiming
-	out.ops.mu.Unlock()
-	if claiming {
-		return // it is accepted in a moment
-	}
 	out.send(known, acceptedFrame())
 	out.ops.mu.Lock()
 	known.answered = false

@@ -175,12 +175,12 @@ func (s *Server) acceptMutation(h *held) {
 	}
 	known, ctx, why := s.ops.admit(h, s.managers.speakOther(h.cluster))
 	switch {
-	case known != nil:
-		s.out.sendAgain(known)
 	case why != nil:
 		s.out.sendBusy(h, why)
-	default:
+	case ctx != nil:
 		go s.worker.claimAndRun(ctx, h)
+	case known != nil:
+		s.out.sendAgain(known)
 	}
 }
 

@@ -16,8 +16,6 @@ import (
 const (
 	// acceptTimeout is how long the first frame may take.
 	acceptTimeout = 500 * time.Millisecond
-	// acceptBy is how old a mutation's request may be when a replica takes it.
-	acceptBy = 2 * time.Second
 	// lateBy is how much longer than its timeout an operation is waited for: the
 	// replica's clock starts later than ours.
 	lateBy = 5 * time.Second

@@ -14,10 +14,6 @@ import (
 // storeAgain is the time between tries to store an outcome.
 const storeAgain = 2 * SessionInterval
 
-func claimSubject(cluster, provider, machine string) (string, error) {
-	return Subject{Cluster: cluster, Tree: TreeClaim, Provider: provider, Machine: machine}.Build()
-}
-
 // claims write a replica's records into the operations streams: that it has an operation,
 // that a call of it begins, and what came of it. They are safe for concurrent use.
 type claims struct {
@@ -188,4 +184,21 @@ func (cs *claims) storeOutcomes(cluster string) {
 	for h, result := range cs.ops.unstored(cluster, time.Now(), storeAgain) {
 		cs.storeOutcome(h, result)
 	}
+}
+
+// outcome is what is stored of a result: in clear only what the Machine object
+// shows everybody anyway.
+func (cs *claims) outcome(h *held, r *driverv1.Result) *driverv1.Outcome {
+	instance, state := createdOf(r)
+	o := &driverv1.Outcome{
+		Code: r.GetStatus().GetCode(), RetryAfter: r.GetStatus().GetRetryAfter(),
+		ProviderId: instance.GetProviderId(), NodeName: instance.GetNodeName(), Addresses: instance.GetAddresses(),
+	}
+	if cs.cfg.Seal != nil {
+		o.Sealed = cs.cfg.Seal(h.cluster, &driverv1.SealedOutcome{
+			OperationId: h.id, Message: r.GetStatus().GetMessage(), LastKnownState: state,
+		})
+	}
+
+	return o
 }

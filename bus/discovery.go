@@ -20,9 +20,6 @@ import (
 // rather than by nats.go's micro package because that one runs an endpoint's
 // requests one by one and counts only what is answered inside its callback.
 
-// ServiceName is the name under which discovery shows the drivers of provider.
-func ServiceName(provider string) string { return "mcm-driver-" + provider }
-
 // A discovery answers for a replica. It is safe for concurrent use.
 type discovery struct {
 	part
@@ -98,12 +95,6 @@ func (d *discovery) identity() micro.ServiceIdentity {
 			"draining":        strconv.FormatBool(draining),
 		},
 	}
-}
-
-// IdentityName returns how people write a create identity: token, unique_name,
-// none, or unspecified.
-func IdentityName(id driverv1.CreateIdentity) string {
-	return strings.ToLower(strings.TrimPrefix(id.String(), "CREATE_IDENTITY_"))
 }
 
 func (d *discovery) info() micro.Info {

@@ -186,3 +186,11 @@ func RequestOf(env *driverv1.Envelope) proto.Message {
 		return nil
 	}
 }
+
+func failure(code driverv1.Code, message string) *driverv1.Result {
+	return &driverv1.Result{Status: &driverv1.Status{Code: code, Message: message}}
+}
+
+func resultFrame(r *driverv1.Result) *driverv1.Envelope {
+	return &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: r}}
+}

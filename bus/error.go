@@ -217,3 +217,20 @@ func CodeName(code driverv1.Code) string {
 
 	return "Unknown"
 }
+
+// headerText makes one line of an error text, short enough for a header.
+func headerText(text string) string {
+	const limit = 256
+	line := make([]rune, 0, min(len(text), limit))
+	for _, r := range text {
+		if len(line) == limit {
+			break
+		}
+		if r < ' ' {
+			r = ' '
+		}
+		line = append(line, r)
+	}
+
+	return string(line)
+}

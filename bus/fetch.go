@@ -239,3 +239,21 @@ func answerOf(m *nats.Msg) (*driverv1.Envelope, error) {
 
 	return env, nil
 }
+
+// Seal seals m for a control plane whose key is known, or returns nil.
+func (f *FetchClient) Seal(cluster string, m proto.Message) *driverv1.Sealed {
+	f.mu.Lock()
+	pin, known := f.pins[cluster]
+	f.mu.Unlock()
+	if !known {
+		return nil
+	}
+	box, err := f.key.Seal(m, pin)
+	if err != nil {
+		f.log.Warn("outcome not sealed", "cluster", cluster, "err", err)
+
+		return nil
+	}
+
+	return box
+}

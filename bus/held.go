@@ -102,7 +102,3 @@ func (h *held) doubt(result *driverv1.Result, cutOff bool) {
 func (h *held) recovers() bool {
 	return h.operation == driverv1.Operation_OPERATION_CREATE && h.request.GetRecover()
 }
-
-func failure(code driverv1.Code, message string) *driverv1.Result {
-	return &driverv1.Result{Status: &driverv1.Status{Code: code, Message: message}}
-}

@@ -11,7 +11,6 @@ import (
 const (
 	// keptResults and keptFor bound the results kept for an mcm that is away.
 	keptResults = 2048
-	keptFor     = 24 * time.Hour
 )
 
 // end records the result of an operation, of which doubt judges, and gives back what it

@@ -28,6 +28,13 @@ const (
 // that chooses a new leader takes longer; whoever asks comes again.
 const ledgerTimeout = time.Second
 
+const (
+	// keptFor is how long a stream keeps a record, and a replica its result, for an mcm that is away.
+	keptFor = 24 * time.Hour
+	// maxRecordBytes is how large a record may be.
+	maxRecordBytes = 1 << 20
+)
+
 var (
 	// errNoAnswer: what was asked may have been done.
 	errNoAnswer = errors.New("no answer from JetStream")
@@ -36,6 +43,8 @@ var (
 	errConflict = errors.New("another record is there")
 	// errRolledBack: a record that was acknowledged is not there.
 	errRolledBack = errors.New("an acknowledged record is gone")
+	// errNoJetStream: the server says that it has none; one that starts does, too.
+	errNoJetStream = errors.New("NATS has no JetStream for this user: switch it on in the server's configuration, for the user's account, and restart the server")
 	// errNoStream: there is no operations stream, and nothing was written.
 	errNoStream = errors.New("the operations stream is not there")
 )
@@ -215,4 +224,8 @@ func operationNumber(id string) (uint64, bool) {
 	n, err := strconv.ParseUint(id[strings.LastIndexByte(id, '.')+1:], 10, 64)
 
 	return n, err == nil
+}
+
+func claimSubject(cluster, provider, machine string) (string, error) {
+	return Subject{Cluster: cluster, Tree: TreeClaim, Provider: provider, Machine: machine}.Build()
 }

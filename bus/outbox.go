@@ -21,10 +21,6 @@ func acceptedFrame() *driverv1.Envelope {
 	return &driverv1.Envelope{Body: &driverv1.Envelope_Accepted{Accepted: &driverv1.Accepted{}}}
 }
 
-func resultFrame(r *driverv1.Result) *driverv1.Envelope {
-	return &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: r}}
-}
-
 // send publishes a frame of a held operation to whoever asked last; a result that does
 // not count yet waits until it is stored. A frame that cannot be sent is not lost: mcm
 // sees the operation in the next session and asks.
@@ -82,23 +78,6 @@ func (out *outbox) sendTo(reply, contentType, id string, attempt uint32, frame *
 	}
 
 	return nil
-}
-
-// headerText makes one line of an error text, short enough for a header.
-func headerText(text string) string {
-	const limit = 256
-	line := make([]rune, 0, min(len(text), limit))
-	for _, r := range text {
-		if len(line) == limit {
-			break
-		}
-		if r < ' ' {
-			r = ' '
-		}
-		line = append(line, r)
-	}
-
-	return string(line)
 }
 
 // sendBusy refuses an operation.

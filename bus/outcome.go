@@ -1,30 +1,11 @@
 package bus
 
 import (
-	"google.golang.org/protobuf/proto"
-
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // notKept stands for the text of an outcome whose replica could not seal it.
 const notKept = "the driver's own words were not kept: its replica did not know the control plane's key"
-
-// outcome is what is stored of a result: in clear only what the Machine object
-// shows everybody anyway.
-func (cs *claims) outcome(h *held, r *driverv1.Result) *driverv1.Outcome {
-	instance, state := createdOf(r)
-	o := &driverv1.Outcome{
-		Code: r.GetStatus().GetCode(), RetryAfter: r.GetStatus().GetRetryAfter(),
-		ProviderId: instance.GetProviderId(), NodeName: instance.GetNodeName(), Addresses: instance.GetAddresses(),
-	}
-	if cs.cfg.Seal != nil {
-		o.Sealed = cs.cfg.Seal(h.cluster, &driverv1.SealedOutcome{
-			OperationId: h.id, Message: r.GetStatus().GetMessage(), LastKnownState: state,
-		})
-	}
-
-	return o
-}
 
 // createdOf returns what a mutation's result says beside its status.
 func createdOf(r *driverv1.Result) (instance *driverv1.Instance, lastKnownState string) {
@@ -76,22 +57,4 @@ func resultOf(c *driverv1.Claim, key *SealKey) (r *driverv1.Result, partial bool
 	}
 
 	return r, partial
-}
-
-// Seal seals m for a control plane whose key is known, or returns nil.
-func (f *FetchClient) Seal(cluster string, m proto.Message) *driverv1.Sealed {
-	f.mu.Lock()
-	pin, known := f.pins[cluster]
-	f.mu.Unlock()
-	if !known {
-		return nil
-	}
-	box, err := f.key.Seal(m, pin)
-	if err != nil {
-		f.log.Warn("outcome not sealed", "cluster", cluster, "err", err)
-
-		return nil
-	}
-
-	return box
 }

@@ -3,7 +3,6 @@ package bus
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -14,21 +13,8 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// plainReplica stands for a plain driver in a claim: mcm claims for it.
-const plainReplica = "plain"
-
 // plainSeenFor is how long a plain driver that has answered is taken to be there.
 const plainSeenFor = 30 * time.Second
-
-// validReplica checks a replica's id. One name stands for drivers without sessions
-// [SESSION-2].
-func validReplica(id string) error {
-	if id == plainReplica {
-		return fmt.Errorf("replica %q: the name is reserved, as it stands for drivers without sessions: choose another one, or none", id)
-	}
-
-	return ValidToken("replica", id)
-}
 
 // A plainCall asks a driver that only answers: one request, one reply, no session. It
 // is asked only when no full replica of the provider lives, because nothing shows

@@ -17,8 +17,6 @@ import (
 
 // Clocks of the answering side; those of the asking side follow from them.
 const (
-	// SessionInterval is the time between a replica's signs of life.
-	SessionInterval = 500 * time.Millisecond
 	// deferredAccept is how long a read may run before its replica says that it
 	// has it, so that mcm can tell a slow answer from a dead replica.
 	deferredAccept = 100 * time.Millisecond
@@ -29,7 +27,6 @@ const (
 	defaultDrainTimeout = 10 * time.Minute
 	defaultHardStop     = 5 * time.Second
 	defaultStuckAfter   = 10 * time.Second
-	defaultTimeout      = time.Minute
 )
 
 // ErrLeft is wrapped by the error of a Run at whose end operations still ran, although

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 )
@@ -93,4 +94,13 @@ func clusterOf(subject string) (string, bool) {
 	cluster, _, more := strings.Cut(rest, ".")
 
 	return cluster, ok && more && ValidToken("cluster", cluster) == nil
+}
+
+// ServiceName is the name under which discovery shows the drivers of provider.
+func ServiceName(provider string) string { return "mcm-driver-" + provider }
+
+// IdentityName returns how people write a create identity: token, unique_name,
+// none, or unspecified.
+func IdentityName(id driverv1.CreateIdentity) string {
+	return strings.ToLower(strings.TrimPrefix(id.String(), "CREATE_IDENTITY_"))
 }

@@ -28,13 +28,9 @@ const (
 	apiTimeout = 5 * ledgerTimeout
 	// streamPatience is how long a call waits for the first word on a stream.
 	streamPatience = 3 * time.Second
-
-	maxRecordBytes = 1 << 20
 )
 
 var (
-	// errNoJetStream: the server says that it has none; one that starts does, too.
-	errNoJetStream = errors.New("NATS has no JetStream for this user: switch it on in the server's configuration, for the user's account, and restart the server")
 	// errReadsOnly: the Caller was made without operations streams.
 	errReadsOnly = errors.New("this Caller only reads: give CallerConfig.Operations, without which nothing can be claimed")
 )

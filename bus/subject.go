@@ -312,3 +312,16 @@ const ManagerInboxPrefix = "_INBOX_mcm"
 func InboxPrefix(provider string) string {
 	return "_INBOX_driver." + provider
 }
+
+// plainReplica stands for a plain driver in a claim: mcm claims for it.
+const plainReplica = "plain"
+
+// validReplica checks a replica's id. One name stands for drivers without sessions
+// [SESSION-2].
+func validReplica(id string) error {
+	if id == plainReplica {
+		return fmt.Errorf("replica %q: the name is reserved, as it stands for drivers without sessions: choose another one, or none", id)
+	}
+
+	return ValidToken("replica", id)
+}

@@ -75,9 +75,7 @@ type Caller struct {
 }
 
 // NewCaller starts to listen for replicas and replies. Close ends it.
-func NewCaller(conn *Conn, cfg CallerConfig) (*Caller, error) { return newCaller(conn, cfg) }
-
-func newCaller(conn wire, cfg CallerConfig) (*Caller, error) {
+func NewCaller(conn wire, cfg CallerConfig) (*Caller, error) {
 	if err := ValidToken("cluster", cfg.Cluster); err != nil {
 		return nil, err
 	}

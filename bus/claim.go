@@ -77,6 +77,14 @@ func (cs *claims) noteLocked(h *held, sequence uint64) {
 	}
 }
 
+// newest returns the sequence of an operation's newest record, 0 for none.
+func (cs *claims) newest(h *held) uint64 {
+	cs.ops.mu.Lock()
+	defer cs.ops.mu.Unlock()
+
+	return h.claim
+}
+
 // unclaimed makes a refusal of why a claim could not be written, nil of nil.
 func (cs *claims) unclaimed(h *held, err error) *driverv1.BusyReason {
 	reason := driverv1.BusyReason_BUSY_REASON_STORE

@@ -6,65 +6,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
-	"github.com/machinebus/machinebus/bus/embedded"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
-
-// newClaimRig is a rig with JetStream, whose caller makes operations streams.
-func newClaimRig(tb testing.TB) *rig {
-	tb.Helper()
-	r := &rig{srv: bustest.Server(tb, embedded.Options{StoreDir: tb.TempDir()})}
-	r.conn = bustest.Connect(tb, bus.Config{URLs: []string{r.srv.URL()}, Name: "mcm"})
-	r.caller = newCaller(tb, r.conn, bus.CallerConfig{Operations: &bus.StreamConfig{}})
-
-	return r
-}
-
-// stored returns the record of a subject in the operations stream, nil for none.
-func (r *rig) stored(tb testing.TB, tree bus.Tree, name string) *driverv1.Envelope {
-	tb.Helper()
-	nc := bustest.Raw(tb, r.srv.URL())
-	defer nc.Close()
-	subject := "mcm.v1." + cluster + "." + string(tree) + "." + provider + "." + name
-	m, err := nc.Request("$JS.API.DIRECT.GET."+bus.StreamName(cluster, provider)+"."+subject, nil, nats.DefaultTimeout*5)
-	if err != nil {
-		tb.Fatalf("read %s: %v", subject, err)
-	}
-	if m.Header.Get("Status") == "404" {
-		return nil
-	}
-	env, err := bus.Decode(m.Data, "")
-	if err != nil {
-		tb.Fatal(err)
-	}
-
-	return env
-}
-
-func (r *rig) claimOf(tb testing.TB, req bus.Request) *driverv1.Claim {
-	tb.Helper()
-
-	return r.stored(tb, bus.TreeClaim, bus.MachineOf(req.Body).GetUid()).GetClaim()
-}
-
-// then makes a request for the operation of req's machine that follows it.
-func then(req bus.Request, op, n string) bus.Request {
-	m := bus.MachineOf(req.Body)
-	req.OperationID = m.GetUid() + "." + op + "." + n
-	switch op {
-	case "delete":
-		req.Body = &driverv1.Envelope{Body: &driverv1.Envelope_Delete{Delete: &driverv1.DeleteRequest{Machine: m}}}
-	default:
-		req.Body = &driverv1.Envelope{Body: &driverv1.Envelope_Initialize{Initialize: &driverv1.InitializeRequest{Machine: m}}}
-	}
-
-	return req
-}
 
 func TestMutationIsClaimedAndItsOutcomeStored(t *testing.T) {
 	t.Parallel()

@@ -15,33 +15,6 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-func identity(id driverv1.CreateIdentity) func(*bus.ServerConfig) {
-	return func(cfg *bus.ServerConfig) { cfg.CreateIdentity = id }
-}
-
-// pair runs two replicas of one handler and returns the one that took req, and
-// the other.
-func (r *rig) pair(t *testing.T, g *gate, req bus.Request, change ...func(*bus.ServerConfig)) (
-	holder, other *replica, done <-chan answer,
-) {
-	t.Helper()
-	a, b := r.replica(t, g.handle, change...), r.replica(t, g.handle, change...)
-	accepted := make(chan string, 1)
-	req.OnAccepted = func(_ uint32, replica string) {
-		select {
-		case accepted <- replica:
-		default:
-		}
-	}
-	done = call(t.Context(), r.caller, req)
-	bustest.Receive(t, "the handler", g.entered)
-	if bustest.Receive(t, "accepted", accepted) == a.Replica() {
-		return a, b, done
-	}
-
-	return b, a, done
-}
-
 func TestDeadReplicasMutationGoesToAnother(t *testing.T) {
 	t.Parallel()
 	for name, id := range map[string]driverv1.CreateIdentity{

@@ -67,16 +67,6 @@ func newFetchRig(t *testing.T) *fetchRig {
 	return r
 }
 
-func newKey(t *testing.T) *bus.SealKey {
-	t.Helper()
-	key, err := bus.NewSealKey()
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	return key
-}
-
 // serve runs a manager until the function it returns is called.
 func (r *fetchRig) serve(t *testing.T, key *bus.SealKey) (stop func()) {
 	t.Helper()

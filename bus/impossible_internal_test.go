@@ -32,7 +32,7 @@ func TestKeptResultDoesNotFitAnyMore(t *testing.T) {
 		if _, err := b.caller.Call(b.ctx, req); err != nil {
 			b.Fatal(err)
 		}
-		b.pass(storeAgain)
+		b.pass(2 * SessionInterval)
 		b.network.mu.Lock()
 		r.port.most = large
 		b.network.mu.Unlock()

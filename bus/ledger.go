@@ -49,14 +49,6 @@ var (
 	errNoStream = errors.New("the operations stream is not there")
 )
 
-// StreamName returns the name of the operations stream of a provider. An
-// underscore in a name is written "=", so that no two pairs of names share a stream.
-func StreamName(cluster, provider string) string {
-	escape := strings.NewReplacer("_", "=")
-
-	return "MCM_OPS_" + escape.Replace(cluster) + "_" + escape.Replace(provider)
-}
-
 // A ledger is one side's access to an operations stream: it writes by
 // compare-and-set only. Replicas do not read: JetStream sends what it is asked for
 // to whatever reply subject the asker names, and so would publish for one provider

@@ -1,18 +1,11 @@
 package bus
 
 import (
-	"context"
 	"errors"
-	"log/slog"
 	"strings"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/nats-io/nats.go"
-
-	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 func TestAcknowledgement(t *testing.T) {
@@ -118,158 +111,7 @@ func FuzzLedger(f *testing.F) {
 		}
 		if r != nil {
 			c := r.envelope.GetClaim()
-			judgeClaim(c, "u.create.0", standing{})
 			resultOf(c, nil)
 		}
 	})
-}
-
-// A manager that takes over wants to know the stream's age for each operation without
-// a claim, all at once.
-func TestAgeIsAskedForOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newNetwork(1)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		go n.run(ctx)
-		p := n.port("mcm", true)
-		var asked atomic.Int32
-		tap, err := p.subscribe("$JS.API.STREAM.INFO.*", "", func(*nats.Msg) { asked.Add(1) })
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, err := newCaller(p, CallerConfig{Cluster: "default", Operations: &StreamConfig{}, Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.awaitStream(ctx, "virtual"); err != nil {
-			t.Fatal(err)
-		}
-		asked.Store(0)
-		const many = 1000
-		errs := make(chan error, many)
-		for range many {
-			go func() {
-				_, err := c.streams.ageOf(ctx, "virtual")
-				errs <- err
-			}()
-		}
-		for range many {
-			if err := <-errs; err != nil {
-				t.Error(err)
-			}
-		}
-		if n := asked.Load(); n == 0 || n > 3 {
-			t.Errorf("%d wanted to know the stream's age at a time, and it was asked for %d times", many, n)
-		}
-		c.Close()
-		if err := tap.Unsubscribe(); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-// A machine that was suspended does not know by its monotonic clock.
-func TestElapsedByEitherClock(t *testing.T) {
-	t.Parallel()
-	from := time.Now()
-	if got := elapsed(from, from.Add(time.Second)); got != time.Second {
-		t.Errorf("elapsed = %s, want 1s", got)
-	}
-	// Only the wall clock has moved: Round strips the monotonic reading.
-	if got := elapsed(from.Round(0), from.Add(time.Minute).Round(0)); got != time.Minute {
-		t.Errorf("elapsed = %s, want 1m", got)
-	}
-	if got := elapsed(from, from.Add(time.Second).Round(0).Add(-time.Hour)); got > 0 {
-		t.Errorf("elapsed = %s with the clock set back and no monotonic reading", got)
-	}
-}
-
-func TestJudgeClaim(t *testing.T) {
-	t.Parallel()
-	const id = "u.create.2"
-	claim := func(id string, state driverv1.Claim_State) *driverv1.Claim {
-		return &driverv1.Claim{OperationId: id, State: state, Replica: "r", Attempt: 1}
-	}
-	const (
-		running, begun    = driverv1.Claim_STATE_RUNNING, driverv1.Claim_STATE_BEGUN
-		settled, released = driverv1.Claim_STATE_SETTLED, driverv1.Claim_STATE_RELEASED
-	)
-	plain := claim(id, begun)
-	plain.Replica = plainReplica
-	for name, tc := range map[string]struct {
-		claim  *driverv1.Claim
-		who    standing
-		want   finding
-		reason string
-	}{
-		"none":              {want: isFree, reason: "nobody ever claimed the machine"},
-		"own outcome":       {claim: claim(id, settled), want: isOurs, reason: "it ended while nobody listened"},
-		"own, released":     {claim: claim(id, released), want: isFree, reason: "it ended, and is to be recovered"},
-		"own, live":         {claim: claim(id, running), who: standing{live: true}, want: isHeld, reason: "it runs"},
-		"own, begun":        {claim: claim(id, begun), who: standing{live: true}, want: isHeld, reason: "it runs"},
-		"own, denied":       {claim: claim(id, running), who: standing{live: true, denied: true}, want: isFree, reason: "the replica says so"},
-		"own, not heard":    {claim: claim(id, begun), who: standing{unheard: true}, want: isUnheard, reason: "it had no time to be heard"},
-		"own, silent":       {claim: claim(id, begun), want: isFree, reason: "whoever replaces the claim stops its replica"},
-		"own, plain":        {claim: plain, want: isPlain, reason: "nobody can ask it, and nothing stops it"},
-		"own, plain, asked": {claim: plain, who: standing{denied: true}, want: isFree, reason: "this side has written the claim, and not asked yet"},
-		"earlier, plain":    {claim: &driverv1.Claim{OperationId: "u.create.0", State: begun, Replica: plainReplica}, want: isFree, reason: "it has ended, or there was no later one"},
-		"earlier outcome":   {claim: claim("u.create.0", settled), want: isFree, reason: "an old outcome is never replayed"},
-		"earlier, live":     {claim: claim("u.create.0", running), who: standing{live: true}, want: isBusy, reason: "one mutation at a time"},
-		"earlier, silent":   {claim: claim("u.create.0", running), want: isFree, reason: "whoever replaces the claim stops its replica"},
-		"later":             {claim: claim("u.delete.3", settled), want: isStale, reason: "another manager is ahead"},
-		"same number":       {claim: claim("u.delete.2", settled), want: isStale, reason: "another operation has had the number, before a restore"},
-		"nonsense, running": {claim: claim("what?", running), want: isFree, reason: "whoever replaces it stops whoever wrote it"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := judgeClaim(tc.claim, id, tc.who); got != tc.want {
-				t.Errorf("judgeClaim = %d, want %d: %s", got, tc.want, tc.reason)
-			}
-		})
-	}
-}
-
-// That a replica has ended an operation says nothing of the next one that it has
-// accepted.
-func TestAnEndedOperationSaysNothingOfTheNext(t *testing.T) {
-	t.Parallel()
-	c := &Caller{replicas: newReplicas()}
-	c.since.Store(&time.Time{})
-	c.replicas.onSession(session("r", 1), time.Now())
-	k := claimReader{call: &call{c: c, req: &Request{Provider: "p", OperationID: "u.delete.2"}}}
-	claim := func(id string) *driverv1.Claim {
-		return &driverv1.Claim{OperationId: id, Attempt: 1, Replica: "r", State: driverv1.Claim_STATE_RUNNING}
-	}
-	earlier, own := claim("u.initialize.1"), claim(k.req.OperationID)
-	if got := judgeClaim(earlier, k.req.OperationID, k.standing(earlier, 1)); got != isBusy {
-		t.Fatalf("the earlier operation's claim is %v, want %v", got, isBusy)
-	}
-	k.over = earlier.GetOperationId()
-	if got := judgeClaim(earlier, k.req.OperationID, k.standing(earlier, 1)); got != isFree {
-		t.Errorf("the earlier operation's claim is %v once that has ended, want %v", got, isFree)
-	}
-	if got := judgeClaim(own, k.req.OperationID, k.standing(own, 1)); got != isHeld {
-		t.Errorf("the claim of this operation is %v, want %v: it runs there", got, isHeld)
-	}
-}
-
-func TestTextsAreShort(t *testing.T) {
-	t.Parallel()
-	for name, tc := range map[string]struct {
-		text, want, reason string
-	}{
-		"usual":  {"no capacity", "no capacity", "it is a cloud's own word"},
-		"most":   {strings.Repeat("x", maxText), strings.Repeat("x", maxText), "that still fits"},
-		"larger": {strings.Repeat("x", maxText+1), strings.Repeat("x", maxText) + "…", "the API server would not store any size"},
-		"inside": {strings.Repeat("x", maxText-1) + "éé", strings.Repeat("x", maxText-1) + "…", "no half letters"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := ErrorOf(&driverv1.Status{Code: driverv1.Code_CODE_UNAVAILABLE, Message: tc.text}).Error(); got != tc.want {
-				t.Errorf("%d bytes, want %d: %s", len(got), len(tc.want), tc.reason)
-			}
-		})
-	}
 }

@@ -132,7 +132,7 @@ func (c *modelCloud) begin(r *modelReplica, t *Task, machine string) (*cloudCall
 	if err := t.BeginMutation(); err != nil {
 		return nil, err
 	}
-	claim := r.claimOf(id)
+	claim := r.port.n.orderOf(t.Claim())
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	call := &cloudCall{by: r.name, id: id, claim: claim, begun: r.port.n.begunAt(claim), live: true, stopped: func() bool {
@@ -153,7 +153,7 @@ func (c *modelCloud) inFlight(call *cloudCall) bool {
 		return false
 	}
 
-	return !call.begun.IsZero() && time.Since(call.begun) <= beginBound
+	return !call.begun.IsZero() && time.Since(call.begun) <= time.Second
 }
 
 // judge says what is wrong about a call that begins. c.mu is held.

@@ -379,7 +379,7 @@ func (n *network) arrive(from *port, m *nats.Msg) {
 		n.arrive(from, answer)
 	}
 	if !taken && !stored && m.Reply != "" {
-		n.arrive(from, &nats.Msg{Subject: m.Reply, Header: nats.Header{headerStatus: {statusNoResponders}}})
+		n.arrive(from, &nats.Msg{Subject: m.Reply, Header: nats.Header{headerStatus: {"503"}}})
 	}
 }
 

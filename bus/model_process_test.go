@@ -31,14 +31,13 @@ func (m *model) replicaWith(name string, handle func(context.Context, *modelRepl
 	ops := []driverv1.Operation{
 		driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_INITIALIZE, driverv1.Operation_OPERATION_DELETE,
 	}
-	server, err := newServer(r.port, ServerConfig{
+	server, err := NewServer(r.port, ServerConfig{
 		Provider: "virtual", Replica: name, Slots: 4, Capabilities: ops, DrainTimeout: 3 * time.Second,
-		CreateIdentity: m.identity, SettleTime: m.settle, Logger: m.log.With("at", name),
+		CreateIdentity: m.identity, SettleTime: m.settle, Fence: m.fence, Logger: m.log.With("at", name),
 	}, HandlerFunc(func(ctx context.Context, t *Task) *driverv1.Result { return handle(ctx, r, t) }))
 	if err != nil {
 		panic(err) //nolint:forbidigo // of a fixed configuration
 	}
-	server.claims.unfenced = m.unfenced
 	r.server = server
 	ctx, stop := context.WithCancel(m.ctx)
 	r.stop = stop
@@ -53,18 +52,6 @@ func (m *model) replicaWith(name string, handle func(context.Context, *modelRepl
 }
 
 func (r *modelReplica) nap(ctx context.Context, d time.Duration) error { return r.port.nap(ctx, d) }
-
-// claimOf returns the place of an operation's claim among all records.
-func (r *modelReplica) claimOf(id string) uint64 {
-	claim := uint64(0)
-	r.server.ops.mu.Lock()
-	if h, ok := r.server.ops.held["default/"+id]; ok {
-		claim = h.claim
-	}
-	r.server.ops.mu.Unlock()
-
-	return r.port.n.orderOf(claim)
-}
 
 // A journal is what the API server remembers of the machines: which operation
 // runs, and whether it was begun. Only who leads can write.
@@ -123,7 +110,7 @@ type modelManager struct {
 func (m *model) newManager(epoch uint64) *modelManager {
 	mgr := &modelManager{m: m, name: fmt.Sprintf("mcm%d", epoch), epoch: epoch}
 	mgr.port = m.network.port(mgr.name, true)
-	caller, err := newCaller(mgr.port, CallerConfig{
+	caller, err := NewCaller(mgr.port, CallerConfig{
 		Cluster: "default", Epoch: func() uint64 { return epoch }, Logger: m.log.With("at", mgr.name),
 		Operations: &StreamConfig{first: m.network.first},
 	})

@@ -85,15 +85,15 @@ func (s *simStreams) get(m *nats.Msg, what string) (*nats.Msg, bool) {
 	r, ok := store.live(subject)
 	if !ok {
 		return &nats.Msg{Subject: m.Reply, Header: nats.Header{
-			headerStatus: {statusNotFound}, "Description": {"Message Not Found"},
+			headerStatus: {"404"}, "Description": {"Message Not Found"},
 		}}, true
 	}
 
 	answer := &nats.Msg{Subject: m.Reply, Data: r.data, Header: nats.Header{
-		headerSubject: {subject}, headerSequence: {strconv.FormatUint(r.sequence, 10)}, "Nats-Stream": {name},
+		"Nats-Subject": {subject}, "Nats-Sequence": {strconv.FormatUint(r.sequence, 10)}, "Nats-Stream": {name},
 	}}
 	if r.ttl != nil {
-		answer.Header[headerTTL] = r.ttl
+		answer.Header["Nats-TTL"] = r.ttl
 	}
 
 	return answer, true
@@ -113,7 +113,7 @@ func (s *simStreams) api(m *nats.Msg, what string) (*nats.Msg, bool) {
 	case verb == "STREAM.CREATE" && store == nil:
 		s.byName[name] = &simStore{config: cfg, made: time.Now(), last: max(cfg.FirstSeq, 1) - 1, records: map[string]simRecord{}}
 	case store == nil:
-		return answerTo(m, map[string]any{"error": apiError{Code: 404, ErrCode: codeStreamNotFound, Description: "stream not found"}}), true
+		return answerTo(m, map[string]any{"error": apiError{Code: 404, ErrCode: 10059, Description: "stream not found"}}), true
 	case verb == "STREAM.DELETE":
 		delete(s.byName, name)
 
@@ -131,9 +131,9 @@ func (s *simStreams) api(m *nats.Msg, what string) (*nats.Msg, bool) {
 
 func (s *simStreams) put(name string, store *simStore, m *nats.Msg) *nats.Msg {
 	before, _ := store.live(m.Subject)
-	if want := m.Header.Get(headerExpected); want != "" && want != strconv.FormatUint(before.sequence, 10) {
+	if want := m.Header.Get("Nats-Expected-Last-Subject-Sequence"); want != "" && want != strconv.FormatUint(before.sequence, 10) {
 		return answerTo(m, map[string]any{"stream": name, "seq": 0, "error": apiError{
-			Code: 400, ErrCode: codeWrongLast, Description: fmt.Sprintf("wrong last sequence: %d", before.sequence),
+			Code: 400, ErrCode: 10071, Description: fmt.Sprintf("wrong last sequence: %d", before.sequence),
 		}})
 	}
 	store.last++
@@ -141,8 +141,8 @@ func (s *simStreams) put(name string, store *simStore, m *nats.Msg) *nats.Msg {
 	if env, err := Decode(m.Data, ""); err == nil && env.GetClaim().GetState() == driverv1.Claim_STATE_BEGUN {
 		s.begun[s.order[store.last]] = time.Now()
 	}
-	after := simRecord{sequence: store.last, data: m.Data, ttl: m.Header[headerTTL]}
-	if ttl, err := time.ParseDuration(m.Header.Get(headerTTL)); err == nil {
+	after := simRecord{sequence: store.last, data: m.Data, ttl: m.Header["Nats-TTL"]}
+	if ttl, err := time.ParseDuration(m.Header.Get("Nats-TTL")); err == nil {
 		after.ends = time.Now().Add(ttl)
 	}
 	store.records[m.Subject] = after

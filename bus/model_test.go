@@ -15,6 +15,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/machinebus/machinebus/bus/internal/fencing"
+
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -223,7 +225,7 @@ type model struct {
 	cloud    *modelCloud
 	journal  *journal
 	machines int
-	unfenced bool
+	fence    fencing.Mode
 	identity driverv1.CreateIdentity
 	settle   time.Duration // of the cloud's lists
 
@@ -370,7 +372,6 @@ func (m *model) play(s schedule) {
 	m.plain.close()
 	for _, r := range m.all {
 		<-r.ended
-		r.server.ops.tasks.Wait()
 	}
 	stopNet()
 	net.Wait()
@@ -412,7 +413,10 @@ func playOut(t *testing.T, s schedule, unfenced bool) (o outcome) {
 	t.Helper()
 	log := &strings.Builder{}
 	synctest.Test(t, func(*testing.T) {
-		m := &model{unfenced: unfenced, log: modelLog(log)}
+		m := &model{log: modelLog(log)}
+		if unfenced {
+			m.fence = fencing.Disobeyed
+		}
 		m.play(s)
 		o = outcome{violations: m.cloud.violations, begun: m.cloud.begun}
 	})

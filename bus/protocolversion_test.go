@@ -2,11 +2,7 @@ package bus_test
 
 import (
 	"strings"
-	"sync/atomic"
 	"testing"
-	"time"
-
-	"github.com/nats-io/nats.go"
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
@@ -41,54 +37,6 @@ func TestProtocol_StrangeReplica(t *testing.T) {
 	if n := requests.Load(); n > 0 {
 		t.Errorf("the driver of a later protocol got %d requests", n)
 	}
-}
-
-// strangeReplica is on the bus as a driver of a later protocol, and counts what it is
-// asked for.
-func (r *rig) strangeReplica(t *testing.T) (requests *atomic.Int64) {
-	t.Helper()
-	conn, err := nats.Connect(r.srv.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conn.Close)
-	requests = &atomic.Int64{}
-	if _, err := conn.QueueSubscribe("mcm.v1.default.driver.virtual.>", "driver", func(*nats.Msg) { requests.Add(1) }); err != nil {
-		t.Fatal(err)
-	}
-	beat := make(chan struct{})
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		tick := time.NewTicker(bus.SessionInterval)
-		defer tick.Stop()
-		for sequence := uint64(1); ; sequence++ {
-			payload, err := bus.Encode(&driverv1.Envelope{Replica: "strange", Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
-				Cluster: cluster, Provider: provider, Replica: "strange", Sequence: sequence, Version: "9.0.0", ProtocolMin: 5, Protocol: 7,
-				Slots: 100, CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
-				Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_STATUS},
-			}}}, "")
-			if err != nil {
-				t.Error(err)
-
-				return
-			}
-			if err := conn.Publish("mcm.v1.default.session.virtual.strange", payload); err != nil {
-				t.Error(err)
-
-				return
-			}
-			select {
-			case <-beat:
-				return
-			case <-tick.C:
-			}
-		}
-	}()
-	t.Cleanup(func() { close(beat); <-done })
-	bustest.Eventually(t, "session of the driver of a later protocol", func() bool { return len(r.caller.Replicas()) == 1 })
-
-	return requests
 }
 
 // A driver takes no work from a manager of a later protocol, and takes it again from

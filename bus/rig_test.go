@@ -5,6 +5,8 @@ import (
 	"context"
 	"flag"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +20,7 @@ import (
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/embedded"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+	"github.com/nats-io/nats.go"
 )
 
 func TestMain(m *testing.M) {
@@ -307,4 +310,163 @@ func (v *violations) all() string {
 	defer v.mu.Unlock()
 
 	return v.lines.String()
+}
+
+// newClaimRig is a rig with JetStream, whose caller makes operations streams.
+func newClaimRig(tb testing.TB) *rig {
+	tb.Helper()
+	r := &rig{srv: bustest.Server(tb, embedded.Options{StoreDir: tb.TempDir()})}
+	r.conn = bustest.Connect(tb, bus.Config{URLs: []string{r.srv.URL()}, Name: "mcm"})
+	r.caller = newCaller(tb, r.conn, bus.CallerConfig{Operations: &bus.StreamConfig{}})
+
+	return r
+}
+
+// stored returns the record of a subject in the operations stream, nil for none.
+func (r *rig) stored(tb testing.TB, tree bus.Tree, name string) *driverv1.Envelope {
+	tb.Helper()
+	nc := bustest.Raw(tb, r.srv.URL())
+	defer nc.Close()
+	subject := "mcm.v1." + cluster + "." + string(tree) + "." + provider + "." + name
+	m, err := nc.Request("$JS.API.DIRECT.GET."+bus.StreamName(cluster, provider)+"."+subject, nil, nats.DefaultTimeout*5)
+	if err != nil {
+		tb.Fatalf("read %s: %v", subject, err)
+	}
+	if m.Header.Get("Status") == "404" {
+		return nil
+	}
+	env, err := bus.Decode(m.Data, "")
+	if err != nil {
+		tb.Fatal(err)
+	}
+
+	return env
+}
+
+func (r *rig) claimOf(tb testing.TB, req bus.Request) *driverv1.Claim {
+	tb.Helper()
+
+	return r.stored(tb, bus.TreeClaim, bus.MachineOf(req.Body).GetUid()).GetClaim()
+}
+
+func identity(id driverv1.CreateIdentity) func(*bus.ServerConfig) {
+	return func(cfg *bus.ServerConfig) { cfg.CreateIdentity = id }
+}
+
+// pair runs two replicas of one handler and returns the one that took req, and
+// the other.
+func (r *rig) pair(t *testing.T, g *gate, req bus.Request, change ...func(*bus.ServerConfig)) (
+	holder, other *replica, done <-chan answer,
+) {
+	t.Helper()
+	a, b := r.replica(t, g.handle, change...), r.replica(t, g.handle, change...)
+	accepted := make(chan string, 1)
+	req.OnAccepted = func(_ uint32, replica string) {
+		select {
+		case accepted <- replica:
+		default:
+		}
+	}
+	done = call(t.Context(), r.caller, req)
+	bustest.Receive(t, "the handler", g.entered)
+	if bustest.Receive(t, "accepted", accepted) == a.Replica() {
+		return a, b, done
+	}
+
+	return b, a, done
+}
+
+func (r *rig) ready(tb testing.TB) {
+	tb.Helper()
+	bustest.Eventually(tb, "the operations stream", func() bool {
+		states := r.caller.Streams()
+
+		return len(states) == 1 && states[0].Ready
+	})
+}
+
+// restart stops the server and has it run again, with or without its store.
+func (r *rig) restart(t *testing.T, dir string, keep bool) {
+	t.Helper()
+	r.srv.Stop()
+	if !keep {
+		if err := os.RemoveAll(filepath.Join(dir, "jetstream")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.srv.Restart(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// strangeReplica is on the bus as a driver of a later protocol, and counts what it is
+// asked for.
+func (r *rig) strangeReplica(t *testing.T) (requests *atomic.Int64) {
+	t.Helper()
+	conn, err := nats.Connect(r.srv.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	requests = &atomic.Int64{}
+	if _, err := conn.QueueSubscribe("mcm.v1.default.driver.virtual.>", "driver", func(*nats.Msg) { requests.Add(1) }); err != nil {
+		t.Fatal(err)
+	}
+	beat := make(chan struct{})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(bus.SessionInterval)
+		defer tick.Stop()
+		for sequence := uint64(1); ; sequence++ {
+			payload, err := bus.Encode(&driverv1.Envelope{Replica: "strange", Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
+				Cluster: cluster, Provider: provider, Replica: "strange", Sequence: sequence, Version: "9.0.0", ProtocolMin: 5, Protocol: 7,
+				Slots: 100, CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
+				Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_STATUS},
+			}}}, "")
+			if err != nil {
+				t.Error(err)
+
+				return
+			}
+			if err := conn.Publish("mcm.v1.default.session.virtual.strange", payload); err != nil {
+				t.Error(err)
+
+				return
+			}
+			select {
+			case <-beat:
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	t.Cleanup(func() { close(beat); <-done })
+	bustest.Eventually(t, "session of the driver of a later protocol", func() bool { return len(r.caller.Replicas()) == 1 })
+
+	return requests
+}
+
+func newKey(t *testing.T) *bus.SealKey {
+	t.Helper()
+	key, err := bus.NewSealKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return key
+}
+
+// then makes a request for the operation of req's machine that follows it.
+func then(req bus.Request, op, n string) bus.Request {
+	m := bus.MachineOf(req.Body)
+	req.OperationID = m.GetUid() + "." + op + "." + n
+	switch op {
+	case "delete":
+		req.Body = &driverv1.Envelope{Body: &driverv1.Envelope_Delete{Delete: &driverv1.DeleteRequest{Machine: m}}}
+	default:
+		req.Body = &driverv1.Envelope{Body: &driverv1.Envelope_Initialize{Initialize: &driverv1.InitializeRequest{Machine: m}}}
+	}
+
+	return req
 }

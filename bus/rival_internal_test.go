@@ -83,7 +83,7 @@ func (b *bench) resultAskedForAgain(tc askedAgainCase) {
 			b.Fatal(err)
 		}
 	}
-	b.pass(2 * storeAgain)
+	b.pass(2 * 2 * SessionInterval)
 	answer = b.caller.ask(b.ctx, "virtual", "replica", "uid.create.0", attempt)
 	state := b.claim().envelope.GetClaim().GetState()
 	if tc.overtaken && (again.heard().result != nil || len(answer.GetOperations()) != 0 || state != driverv1.Claim_STATE_RUNNING) {

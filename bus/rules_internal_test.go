@@ -40,7 +40,7 @@ func TestBeginAcknowledgedLate(t *testing.T) {
 		})
 		b.join("r", func(_ context.Context, r *modelReplica, t *Task) *driverv1.Result {
 			b.network.mu.Lock()
-			b.freezeFor(r.port, beginBound+100*time.Millisecond)
+			b.freezeFor(r.port, time.Second+100*time.Millisecond)
 			b.network.mu.Unlock()
 			if err := t.BeginMutation(); err != nil {
 				b.Errorf("a replica that is awake again: %v", err)

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/machinebus/machinebus/bus/internal/fencing"
+
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
 	"google.golang.org/protobuf/proto"
@@ -75,6 +77,10 @@ func (t *Task) Progress(message string) { t.worker.report(t.held, message) }
 // of a call cut off halfway nobody could tell.
 func (t *Task) BeginMutation() error { return t.worker.claims.mayBegin(t.ctx, t.held) }
 
+// Claim returns the stream sequence of the newest record of the operations stream that this
+// attempt has written; 0 before there is one, and for operations that change nothing.
+func (t *Task) Claim() uint64 { return t.worker.claims.newest(t.held) }
+
 // A ServerConfig describes a replica.
 type ServerConfig struct {
 	// Provider is what MachineClass.provider says; one subject token.
@@ -121,6 +127,8 @@ type ServerConfig struct {
 	// OnSettled is called after each operation, reads included, for metrics; it
 	// must not block. May be nil.
 	OnSettled func(op driverv1.Operation, code driverv1.Code, took time.Duration)
+	// Fence says whether the replica obeys the fence, for tests of what that prevents.
+	Fence fencing.Mode
 	// Logger receives what the replica does; nil means the default.
 	Logger *slog.Logger
 }
@@ -154,11 +162,7 @@ type Server struct {
 
 // NewServer checks the configuration and makes a replica; [Server.Run] makes it
 // answer.
-func NewServer(conn *Conn, cfg ServerConfig, handler Handler) (*Server, error) {
-	return newServer(conn, cfg, handler)
-}
-
-func newServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
+func NewServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
@@ -199,7 +203,7 @@ func newServer(conn wire, cfg ServerConfig, handler Handler) (*Server, error) {
 	p.stats = newServiceStats((&discovery{part: p}).endpoints())
 	s := &Server{part: p, replies: map[string]string{}, ops: newOperations(cfg.Slots, log), managers: newManagers(log)}
 	s.out = &outbox{part: p, ops: s.ops}
-	s.claims = &claims{part: p, ops: s.ops, out: s.out, unfenced: unfencedBuild, highest: map[string]ackedClaim{}}
+	s.claims = &claims{part: p, ops: s.ops, out: s.out, unfenced: cfg.Fence.Off(), highest: map[string]ackedClaim{}}
 	s.beat = &heartbeat{
 		part: p, started: time.Now(), ops: s.ops, managers: s.managers, claims: s.claims, renew: map[string]chan struct{}{},
 	}

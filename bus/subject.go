@@ -325,3 +325,11 @@ func validReplica(id string) error {
 
 	return ValidToken("replica", id)
 }
+
+// StreamName returns the name of the operations stream of a provider. An
+// underscore in a name is written "=", so that no two pairs of names share a stream.
+func StreamName(cluster, provider string) string {
+	escape := strings.NewReplacer("_", "=")
+
+	return "MCM_OPS_" + escape.Replace(cluster) + "_" + escape.Replace(provider)
+}

@@ -20,29 +20,6 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-func (r *rig) ready(tb testing.TB) {
-	tb.Helper()
-	bustest.Eventually(tb, "the operations stream", func() bool {
-		states := r.caller.Streams()
-
-		return len(states) == 1 && states[0].Ready
-	})
-}
-
-// restart stops the server and has it run again, with or without its store.
-func (r *rig) restart(t *testing.T, dir string, keep bool) {
-	t.Helper()
-	r.srv.Stop()
-	if !keep {
-		if err := os.RemoveAll(filepath.Join(dir, "jetstream")); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := r.srv.Restart(); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestServerRestart(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -21,7 +21,7 @@ type handler[S any] struct {
 	driver  Driver[S]
 	classes *classes[S]
 	metrics *metrics
-	replica *replica
+	replica *process
 	hard    context.Context // ends at the hard stop
 	verbs   map[driverv1.Operation]verb
 }
@@ -41,7 +41,7 @@ type call struct {
 	providerID string
 }
 
-func newHandler[S any](hard context.Context, driver Driver[S], classes *classes[S], m *metrics, r *replica) *handler[S] {
+func newHandler[S any](hard context.Context, driver Driver[S], classes *classes[S], m *metrics, r *process) *handler[S] {
 	h := &handler[S]{driver: driver, classes: classes, metrics: m, replica: r, hard: hard}
 	h.verbs = map[driverv1.Operation]verb{
 		driverv1.Operation_OPERATION_CREATE: h.create,

@@ -196,7 +196,7 @@ type world struct {
 	next  atomic.Int64
 
 	stop     context.CancelFunc
-	replica  *replica
+	replica  *process
 	served   chan error
 	sessions *nats.Subscription
 }
@@ -277,7 +277,7 @@ func (w *world) serve(d Driver[testSpec], cfg Config) {
 	}
 	ctx, stop := context.WithCancel(w.t.Context())
 	w.stop, w.served = stop, make(chan error, 1)
-	w.replica = newReplica(cfg)
+	w.replica = newProcess(cfg)
 	go func() { w.served <- serve(ctx, w.replica, d) }()
 	w.t.Cleanup(func() {
 		stop()

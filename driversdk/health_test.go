@@ -146,7 +146,7 @@ func TestServe_NoBus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := newReplica(cfg)
+	r := newProcess(cfg)
 	served := make(chan error, 1)
 	go func() { served <- serve(ctx, r, &testDriver{}) }()
 	eventually(t, "running without a bus", func() bool { return r.health.serving.Load() })

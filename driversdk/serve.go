@@ -36,11 +36,11 @@ func Serve[S any](ctx context.Context, cfg Config, d Driver[S]) error {
 		return err
 	}
 
-	return serve(ctx, newReplica(cfg), d)
+	return serve(ctx, newProcess(cfg), d)
 }
 
-// A replica is what [Serve] runs.
-type replica struct {
+// A process is what [Serve] runs: one replica of a driver.
+type process struct {
 	name   string
 	cfg    Config
 	log    *slog.Logger
@@ -49,18 +49,18 @@ type replica struct {
 	second chan os.Signal // signals that come while draining
 }
 
-// newReplica wants a complete configuration.
-func newReplica(cfg Config) *replica {
+// newProcess wants a complete configuration.
+func newProcess(cfg Config) *process {
 	// Unique among replicas and new with each process [SESSION-2].
 	name := strings.ToLower(rand.Text())
 
-	return &replica{
+	return &process{
 		name: name, cfg: cfg, second: make(chan os.Signal, 1),
 		log: cfg.Logger.With("provider", cfg.Provider, "replica", name),
 	}
 }
 
-func serve[S any](ctx context.Context, r *replica, d Driver[S]) error {
+func serve[S any](ctx context.Context, r *process, d Driver[S]) error {
 	m, err := newMetrics(r.cfg.Metrics)
 	if err != nil {
 		return err
@@ -107,7 +107,7 @@ func serve[S any](ctx context.Context, r *replica, d Driver[S]) error {
 	return r.run(ctx, hardStop)
 }
 
-func (r *replica) natsConfig() bus.Config {
+func (r *process) natsConfig() bus.Config {
 	n := r.cfg.NATS
 
 	return bus.Config{
@@ -117,7 +117,7 @@ func (r *replica) natsConfig() bus.Config {
 	}
 }
 
-func (r *replica) serverConfig(
+func (r *process) serverConfig(
 	capabilities []driverv1.Operation, m *metrics, changed func(string, *driverv1.Changed),
 ) bus.ServerConfig {
 	hostname, err := os.Hostname()
@@ -138,7 +138,7 @@ func (r *replica) serverConfig(
 }
 
 // run serves until ctx ends, then drains, and stops hard at a second signal.
-func (r *replica) run(ctx context.Context, hardStop func()) error {
+func (r *process) run(ctx context.Context, hardStop func()) error {
 	done := make(chan error, 1)
 	go func() { done <- withErrLeft(r.server.Run(ctx)) }()
 	r.health.serving.Store(true)

@@ -41,12 +41,12 @@ func (q *question) migrate(ctx context.Context, old *unstructured.Unstructured) 
 	if err != nil {
 		return nil, fmt.Errorf("write %s %s as JSON: %w", old.GetKind(), old.GetName(), err)
 	}
-	caller, err := bus.NewCaller(q.conn, bus.CallerConfig{Cluster: cluster, Logger: slog.New(slog.DiscardHandler)})
+	client, err := bus.NewCaller(q.conn, bus.CallerConfig{Cluster: cluster, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, err
 	}
-	defer caller.Close()
-	out, err := askAgain(ctx, caller, bus.Request{
+	defer client.Close()
+	out, err := askAgain(ctx, client, bus.Request{
 		Provider: q.provider, Namespace: old.GetNamespace(), Name: old.GetName(), Timeout: answerTimeout,
 		OperationID: "mcmctl.migrateclass." + string(uuid.NewUUID()),
 		Body: &driverv1.Envelope{Body: &driverv1.Envelope_MigrateClass{MigrateClass: &driverv1.MigrateClassRequest{
@@ -62,9 +62,9 @@ func (q *question) migrate(ctx context.Context, old *unstructured.Unstructured) 
 
 // askAgain asks until a replica that can answer was chosen: any of the provider's
 // is asked, and in the middle of an update only some can.
-func askAgain(ctx context.Context, caller *bus.Caller, req bus.Request) (out *bus.Outcome, err error) {
+func askAgain(ctx context.Context, client *bus.Caller, req bus.Request) (out *bus.Outcome, err error) {
 	for range mixedTries {
-		out, err = caller.Call(ctx, req)
+		out, err = client.Call(ctx, req)
 		if bus.CodeOf(err) != driverv1.Code_CODE_UNIMPLEMENTED {
 			return out, err
 		}

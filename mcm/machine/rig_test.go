@@ -373,7 +373,7 @@ func (r *rig) startDriverOf(t *testing.T, provider string, cloud *cloud, url str
 	return replica
 }
 
-func (r *rig) runDriver(t *testing.T, provider string, cloud *cloud, url string) (replica string, stop func()) {
+func (r *rig) runDriver(t *testing.T, provider string, cloud *cloud, url string) (id string, stop func()) {
 	t.Helper()
 	conn := bustest.Connect(t, bus.Config{
 		URLs: []string{url}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider),

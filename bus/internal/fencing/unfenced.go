@@ -1,5 +1,5 @@
 //go:build unfenced
 
-package bus
+package fencing
 
 const unfencedBuild = true

@@ -27,10 +27,10 @@ func NewAnnouncer(conn *Conn, cluster string) (*Announcer, error) {
 func (a *Announcer) Hello(h *driverv1.Hello) error {
 	h.Cluster = a.cluster
 	if h.GetProtocolMax() == 0 {
-		h.ProtocolMin, h.ProtocolMax = spoken.lowest, spoken.highest
+		h.ProtocolMin, h.ProtocolMax = Spoken.Lowest, Spoken.Highest
 	}
 
-	return a.publish(wildcard(a.cluster, TreeHello), &driverv1.Envelope{Body: &driverv1.Envelope_Hello{Hello: h}})
+	return a.publish(Pattern(a.cluster, TreeHello), &driverv1.Envelope{Body: &driverv1.Envelope_Hello{Hello: h}})
 }
 
 // Changed tells the replicas of a provider that a class or secret has a new
@@ -40,7 +40,7 @@ func (a *Announcer) Changed(provider string, change *driverv1.Changed) error {
 		return err
 	}
 
-	return a.publish(wildcard(a.cluster, TreeChanged, provider), &driverv1.Envelope{
+	return a.publish(Pattern(a.cluster, TreeChanged, provider), &driverv1.Envelope{
 		Body: &driverv1.Envelope_Changed{Changed: change},
 	})
 }
@@ -67,18 +67,18 @@ func (a *Announcer) publish(subject string, env *driverv1.Envelope) error {
 		return err
 	}
 
-	return a.conn.publish(&nats.Msg{Subject: subject, Data: payload})
+	return a.conn.Publish(&nats.Msg{Subject: subject, Data: payload})
 }
 
 // WatchHello passes on who leads a control plane; cluster may be "*". A hello that
 // does not fit its subject is dropped, as by [WatchSessions].
 func WatchHello(conn *Conn, cluster string, f func(*driverv1.Hello)) (stop func(), err error) {
-	return conn.watch(wildcard(cluster, TreeHello), func(m *nats.Msg) {
-		env, err := decodeMsg(m)
+	return conn.watch(Pattern(cluster, TreeHello), func(m *nats.Msg) {
+		env, err := DecodeMessage(m)
 		if err != nil {
 			return
 		}
-		if h := env.GetHello(); h != nil && m.Subject == wildcard(h.GetCluster(), TreeHello) {
+		if h := env.GetHello(); h != nil && m.Subject == Pattern(h.GetCluster(), TreeHello) {
 			f(h)
 		}
 	})
@@ -88,21 +88,21 @@ func WatchHello(conn *Conn, cluster string, f func(*driverv1.Hello)) (stop func(
 // may be "*". A session that does not fit its subject is dropped: NATS's
 // permissions vouch for the subject only. So is one of a replica "plain", as by mcm.
 func WatchSessions(conn *Conn, cluster string, f func(*driverv1.Session)) (stop func(), err error) {
-	return conn.watch(wildcard(cluster, TreeSession, "*", "*"), sessionsTo(func(s *driverv1.Session) {
-		if s.GetReplica() != plainReplica {
+	return conn.watch(Pattern(cluster, TreeSession, "*", "*"), SessionHandler(func(s *driverv1.Session) {
+		if s.GetReplica() != PlainReplica {
 			f(s)
 		}
 	}))
 }
 
-func sessionsTo(f func(*driverv1.Session)) nats.MsgHandler {
+func SessionHandler(f func(*driverv1.Session)) nats.MsgHandler {
 	return func(m *nats.Msg) {
-		env, err := decodeMsg(m)
+		env, err := DecodeMessage(m)
 		if err != nil {
 			return
 		}
 		s, subject := env.GetSession(), m.Subject
-		if s != nil && subject == wildcard(s.GetCluster(), TreeSession, s.GetProvider(), s.GetReplica()) {
+		if s != nil && subject == Pattern(s.GetCluster(), TreeSession, s.GetProvider(), s.GetReplica()) {
 			f(s)
 		}
 	}

@@ -6,8 +6,8 @@ import "time"
 const (
 	// SessionInterval is the time between a replica's signs of life.
 	SessionInterval = 500 * time.Millisecond
-	// acceptBy is how old a mutation's request may be when a replica takes it.
-	acceptBy = 2 * time.Second
-	// defaultTimeout is how long an attempt may take unless its request says otherwise.
-	defaultTimeout = time.Minute
+	// AcceptBy is how old a mutation's request may be when a replica takes it.
+	AcceptBy = 2 * time.Second
+	// DefaultTimeout is how long an attempt may take unless its request says otherwise.
+	DefaultTimeout = time.Minute
 )

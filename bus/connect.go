@@ -23,7 +23,7 @@ const (
 	pingInterval  = 5 * time.Second
 	pingsOut      = 2
 	reconnectWait = 250 * time.Millisecond
-	reconnectLog  = 10 * time.Second
+	LogPause      = 10 * time.Second
 	flushTimeout  = 2 * time.Second
 	firstTimeout  = 5 * time.Second
 )
@@ -249,9 +249,9 @@ func (c *Conn) OnUp(f func()) {
 // Up tells whether the connection stands at this moment.
 func (c *Conn) Up() bool { return c.nc.IsConnected() }
 
-// server returns the id of the server process that the connection leads to, which is
+// ServerID returns the id of the server process that the connection leads to, which is
 // another one after each of its starts; empty while there is none.
-func (c *Conn) server() string { return c.nc.ConnectedServerId() }
+func (c *Conn) ServerID() string { return c.nc.ConnectedServerId() }
 
 // Client returns the NATS client underneath, for who checks the contract and so has
 // to say what this package does not.
@@ -321,7 +321,7 @@ func (c *Conn) down(nc *nats.Conn, err error) {
 		return
 	}
 	c.mu.Lock()
-	quiet := time.Since(c.lastLog) < reconnectLog
+	quiet := time.Since(c.lastLog) < LogPause
 	if !quiet {
 		c.lastLog = time.Now()
 	}
@@ -344,16 +344,16 @@ func (c *Conn) asyncError(sub *nats.Subscription, err error) {
 	c.log.Error("NATS reports an error", "err", err, "subject", subject)
 }
 
-// errTooLarge is wrapped when a message will never fit; the rest of what
+// ErrTooLarge is wrapped when a message will never fit; the rest of what
 // publish returns passes when the connection comes back.
-var errTooLarge = errors.New("too large for the bus")
+var ErrTooLarge = errors.New("too large for the bus")
 
-// publish sends an envelope. It fails at once while the connection is down and
+// Publish sends an envelope. It fails at once while the connection is down and
 // when the message is larger than the server takes.
-func (c *Conn) publish(m *nats.Msg) error {
+func (c *Conn) Publish(m *nats.Msg) error {
 	if limit := c.nc.MaxPayload(); limit > 0 && int64(m.Size()) > limit {
 		return fmt.Errorf("%w: message of %d bytes on %s, where the server takes %d: raise max_payload",
-			errTooLarge, m.Size(), m.Subject, limit)
+			ErrTooLarge, m.Size(), m.Subject, limit)
 	}
 	if err := c.nc.PublishMsg(m); err != nil {
 		return fmt.Errorf("publish on %s: %w", m.Subject, err)
@@ -362,7 +362,7 @@ func (c *Conn) publish(m *nats.Msg) error {
 	return nil
 }
 
-func (c *Conn) subscribe(subject, queue string, f nats.MsgHandler) (subscription, error) {
+func (c *Conn) Subscribe(subject, queue string, f nats.MsgHandler) (Subscription, error) {
 	sub, err := c.nc.QueueSubscribe(subject, queue, f)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to %s: %w", subject, err)
@@ -373,7 +373,7 @@ func (c *Conn) subscribe(subject, queue string, f nats.MsgHandler) (subscription
 
 // watch subscribes for as long as stop is not called.
 func (c *Conn) watch(subject string, f nats.MsgHandler) (stop func(), err error) {
-	sub, err := c.subscribe(subject, "", f)
+	sub, err := c.Subscribe(subject, "", f)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/bus/optest"
 )
 
 func TestConnectRefuses(t *testing.T) {
@@ -95,7 +96,7 @@ func TestConnectHidesWhatIsSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	srv := bustest.Server(t, embedded.Options{ConfigFile: config})
-	var log violations
+	var log optest.Violations
 	conn, err := bus.Connect(t.Context(), bus.Config{
 		URLs: []string{strings.Replace(srv.URL(), "nats://", "hidden@", 1)}, FailFast: true,
 		Logger: slog.New(slog.NewTextHandler(&log, nil)),
@@ -103,10 +104,10 @@ func TestConnectHidesWhatIsSecret(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bustest.Eventually(t, "the log has the server", func() bool { return strings.Contains(log.all(), "***@127.0.0.1") })
+	bustest.Eventually(t, "the log has the server", func() bool { return strings.Contains(log.All(), "***@127.0.0.1") })
 	url := conn.URL()
 	conn.Close()
-	if text := log.all(); strings.Contains(text+url, "hidden") || !strings.Contains(text, "***@127.0.0.1") {
+	if text := log.All(); strings.Contains(text+url, "hidden") || !strings.Contains(text, "***@127.0.0.1") {
 		t.Errorf("the URL is %s, and the log is\n%s", url, text)
 	}
 }
@@ -159,29 +160,29 @@ func TestConnectWithoutServerWaits(t *testing.T) {
 // fail at once, not run later.
 func TestNothingOldIsSentAfterAnOutage(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := optest.NewRig(t)
 	seen := make(chan string, 99)
 	listen := func() {
-		nc := bustest.Raw(t, r.srv.URL())
+		nc := bustest.Raw(t, r.NATS.URL())
 		if _, err := nc.Subscribe("mcm.v1.*.audit.>", func(m *nats.Msg) { seen <- m.Subject }); err != nil || nc.Flush() != nil {
 			t.Fatal(err)
 		}
 	}
-	announcer, err := bus.NewAnnouncer(r.conn, cluster)
+	announcer, err := bus.NewAnnouncer(r.Conn, optest.Cluster)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.srv.Stop()
-	bustest.Eventually(t, "the outage is noticed", func() bool { return !r.conn.Up() })
-	if err := announcer.Audit(audit("old")); err == nil {
+	r.NATS.Stop()
+	bustest.Eventually(t, "the outage is noticed", func() bool { return !r.Conn.Up() })
+	if err := announcer.Audit(optest.Audit("old")); err == nil {
 		t.Error("publishing into an outage gave no error")
 	}
-	if err := r.srv.Restart(); err != nil {
+	if err := r.NATS.Restart(); err != nil {
 		t.Fatal(err)
 	}
 	listen()
-	bustest.Eventually(t, "the connection is back", r.conn.Up)
-	if err := announcer.Audit(audit("new")); err != nil {
+	bustest.Eventually(t, "the connection is back", r.Conn.Up)
+	if err := announcer.Audit(optest.Audit("new")); err != nil {
 		t.Fatal(err)
 	}
 	if got := bustest.Receive(t, "the new message", seen); !strings.HasSuffix(got, ".new") {

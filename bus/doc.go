@@ -1,19 +1,19 @@
-// Package bus is everything machinebus does with NATS, and nothing it does with
-// Kubernetes: connections, subjects, envelopes, errors, sealing, and the two
-// sides of an operation.
+// Package bus is everything machinebus does with NATS that both sides of an operation
+// share, and nothing it does with Kubernetes: connections, subjects, envelopes, errors,
+// sealing, and fetches of classes and secrets.
 //
-// The asking side is a [Caller]: [Caller.Call] has one operation done by
-// whichever driver replica can do it, and survives the death of the replica that
-// took it. The answering side is a [Server]: it takes operations from the
-// queue group of its provider, runs each in a [Handler], and keeps what came of
-// it until the asking side has stored it. Fetches go the other way: a
-// [FetchClient] in the driver asks, [ServeFetches] in the manager answers.
+// An operation has two sides, each in a package of its own:
 //
-// The package knows what an operation is called and whether it may be asked
-// twice. It does not know what a machine is for: controllers are in mcm, and the
-// interface that driver authors see is driversdk. The server that carries the
-// messages is not here either: package embedded starts one in process.
+//   - [github.com/machinebus/machinebus/bus/caller] asks. It has one operation done by
+//     whichever driver replica can do it, and survives the death of that replica.
+//   - [github.com/machinebus/machinebus/bus/replica] answers. It takes operations from the
+//     queue group of its provider, runs each, and keeps the outcome until it is stored.
 //
-// The wire contract is in proto/machinebus/driver/v1; clause ids such as
-// [CREATE-1] in this package's comments refer to it.
+// Fetches go the other way: a [FetchClient] in the driver asks, [ServeFetches] in the manager
+// answers.
+//
+// The package does not know what a machine is for: controllers are in mcm, and the interface
+// that driver authors see is driversdk. The server that carries the messages is in package
+// embedded. SAFETY.md argues why a machine is made once; the wire contract is in
+// proto/machinebus/driver/v1, and clause ids such as [CREATE-1] in comments refer to it.
 package bus

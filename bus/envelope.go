@@ -14,23 +14,23 @@ import (
 
 // Headers are few because each costs a few percent of a round trip.
 const (
-	headerContentType = "Content-Type"
-	contentTypeJSON   = "application/json"
-	headerTraceParent = "traceparent" // as the W3C spells it
+	HeaderContentType = "Content-Type"
+	ContentTypeJSON   = "application/json"
+	HeaderTraceParent = "traceparent" // as the W3C spells it
 
 	// From ADR-32, so that the nats CLI shows failures as failures.
-	headerError     = "Nats-Service-Error"
-	headerErrorCode = "Nats-Service-Error-Code"
+	HeaderError     = "Nats-Service-Error"
+	HeaderErrorCode = "Nats-Service-Error-Code"
 
-	headerStatus       = "Status"
+	HeaderStatus       = "Status"
 	statusNoResponders = "503"
 )
 
 var (
 	// errEmpty: only the server's "no responders" is empty [ENV-3].
 	errEmpty = errors.New("empty payload where an Envelope belongs")
-	// errEncode is wrapped when an envelope can never be sent.
-	errEncode = errors.New("encode envelope")
+	// ErrEncode is wrapped when an envelope can never be sent.
+	ErrEncode = errors.New("encode envelope")
 )
 
 var lenientJSON = protojson.UnmarshalOptions{DiscardUnknown: true}
@@ -66,36 +66,36 @@ func Encode(env *driverv1.Envelope, contentType string) ([]byte, error) {
 		payload, err = proto.Marshal(env)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errEncode, err)
+		return nil, fmt.Errorf("%w: %w", ErrEncode, err)
 	}
 	if len(payload) == 0 {
-		return nil, fmt.Errorf("%w: %w", errEncode, errEmpty)
+		return nil, fmt.Errorf("%w: %w", ErrEncode, errEmpty)
 	}
 
 	return payload, nil
 }
 
-func decodeMsg(m *nats.Msg) (*driverv1.Envelope, error) {
-	return Decode(m.Data, contentTypeOf(m))
+func DecodeMessage(m *nats.Msg) (*driverv1.Envelope, error) {
+	return Decode(m.Data, ContentTypeOf(m))
 }
 
-func traceParentOf(m *nats.Msg) string {
+func TraceParentOf(m *nats.Msg) string {
 	if m.Header == nil {
 		return ""
 	}
 
-	return m.Header.Get(headerTraceParent)
+	return m.Header.Get(HeaderTraceParent)
 }
 
-// contentTypeOf returns one spelling for JSON, which callers compare with.
-func contentTypeOf(m *nats.Msg) string {
+// ContentTypeOf returns one spelling for JSON, which callers compare with.
+func ContentTypeOf(m *nats.Msg) string {
 	if m.Header == nil {
 		return ""
 	}
 
-	contentType := m.Header.Get(headerContentType)
+	contentType := m.Header.Get(HeaderContentType)
 	if isJSON(contentType) {
-		return contentTypeJSON
+		return ContentTypeJSON
 	}
 
 	return contentType
@@ -104,16 +104,16 @@ func contentTypeOf(m *nats.Msg) string {
 // isJSON tells whether a content type is JSON, whatever its parameters: JSON is
 // always UTF-8.
 func isJSON(contentType string) bool {
-	if contentType == "" || contentType == contentTypeJSON {
+	if contentType == "" || contentType == ContentTypeJSON {
 		return contentType != "" // almost every message: no need to parse
 	}
 	mediaType, _, _ := mime.ParseMediaType(contentType) // empty unless the type itself is sound
 
-	return mediaType == contentTypeJSON
+	return mediaType == ContentTypeJSON
 }
 
-func isNoResponders(m *nats.Msg) bool {
-	return len(m.Data) == 0 && m.Header != nil && m.Header.Get(headerStatus) == statusNoResponders
+func IsNoResponders(m *nats.Msg) bool {
+	return len(m.Data) == 0 && m.Header != nil && m.Header.Get(HeaderStatus) == statusNoResponders
 }
 
 // OperationOf returns the operation an envelope asks for; unspecified when it
@@ -187,10 +187,10 @@ func RequestOf(env *driverv1.Envelope) proto.Message {
 	}
 }
 
-func failure(code driverv1.Code, message string) *driverv1.Result {
+func Failure(code driverv1.Code, message string) *driverv1.Result {
 	return &driverv1.Result{Status: &driverv1.Status{Code: code, Message: message}}
 }
 
-func resultFrame(r *driverv1.Result) *driverv1.Envelope {
+func ResultFrame(r *driverv1.Result) *driverv1.Envelope {
 	return &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: r}}
 }

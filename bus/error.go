@@ -55,7 +55,7 @@ type Error struct {
 	// from beginning; 0 for none. Any number above it may begin.
 	Later int64
 
-	err error
+	Err error
 }
 
 // NewError returns an error with a code, as a driver makes it. A nil err stays
@@ -65,34 +65,34 @@ func NewError(code driverv1.Code, err error) error {
 		return nil
 	}
 
-	return &Error{Code: code, Origin: OriginDriver, err: err}
+	return &Error{Code: code, Origin: OriginDriver, Err: err}
 }
 
 // Errorf is [NewError] with a formatted text; it wraps what %w names.
 func Errorf(code driverv1.Code, format string, args ...any) error {
-	return &Error{Code: code, Origin: OriginDriver, err: fmt.Errorf(format, args...)}
+	return &Error{Code: code, Origin: OriginDriver, Err: fmt.Errorf(format, args...)}
 }
 
-func busErrorf(format string, args ...any) *Error {
-	return &Error{Code: driverv1.Code_CODE_UNAVAILABLE, Origin: OriginBus, err: fmt.Errorf(format, args...)}
+func NothingRanf(format string, args ...any) *Error {
+	return &Error{Code: driverv1.Code_CODE_UNAVAILABLE, Origin: OriginBus, Err: fmt.Errorf(format, args...)}
 }
 
-func timeoutErrorf(format string, args ...any) *Error {
-	return &Error{Code: driverv1.Code_CODE_DEADLINE_EXCEEDED, Origin: OriginTimeout, err: fmt.Errorf(format, args...)}
+func OutcomeUnknownf(format string, args ...any) *Error {
+	return &Error{Code: driverv1.Code_CODE_DEADLINE_EXCEEDED, Origin: OriginTimeout, Err: fmt.Errorf(format, args...)}
 }
 
 // Error returns the text alone: the code and the origin are for whoever
 // decides, and are logged beside it.
 func (e *Error) Error() string {
-	if e.err == nil {
+	if e.Err == nil {
 		return CodeName(e.Code)
 	}
 
-	return e.err.Error()
+	return e.Err.Error()
 }
 
 // Unwrap returns the cause.
-func (e *Error) Unwrap() error { return e.err }
+func (e *Error) Unwrap() error { return e.Err }
 
 // CodeOf returns the code of any error: that of the outermost [Error] in its
 // chain, Canceled and DeadlineExceeded for a context's errors, OK for nil, and
@@ -159,7 +159,7 @@ func ErrorOf(s *driverv1.Status) error {
 	if code == driverv1.Code_CODE_OK {
 		return nil
 	}
-	e := &Error{Code: failureCode(code), Origin: OriginDriver, err: errors.New(short(s.GetMessage()))}
+	e := &Error{Code: failureCode(code), Origin: OriginDriver, Err: errors.New(Shorten(s.GetMessage()))}
 	if s.GetRetryAfter().IsValid() {
 		e.RetryAfter = max(0, s.GetRetryAfter().AsDuration())
 	}
@@ -167,17 +167,17 @@ func ErrorOf(s *driverv1.Status) error {
 	return e
 }
 
-// maxText is how much is believed of a driver's text. It goes into logs, Events
+// MaxText is how much is believed of a driver's text. It goes into logs, Events
 // and objects, and the API server stores none that is as large as a message of
 // NATS can be.
-const maxText = 8 << 10
+const MaxText = 8 << 10
 
-// short cuts a text to maxText bytes.
-func short(text string) string {
-	if len(text) <= maxText {
+// Shorten cuts a text to maxText bytes.
+func Shorten(text string) string {
+	if len(text) <= MaxText {
 		return text
 	}
-	cut := maxText
+	cut := MaxText
 	for cut > 0 && !utf8.RuneStart(text[cut]) {
 		cut--
 	}
@@ -218,8 +218,8 @@ func CodeName(code driverv1.Code) string {
 	return "Unknown"
 }
 
-// headerText makes one line of an error text, short enough for a header.
-func headerText(text string) string {
+// OneLine makes one line of an error text, short enough for a header.
+func OneLine(text string) string {
 	const limit = 256
 	line := make([]rune, 0, min(len(text), limit))
 	for _, r := range text {

@@ -13,9 +13,9 @@ func TestTextsAreShort(t *testing.T) {
 		text, want, reason string
 	}{
 		"usual":  {"no capacity", "no capacity", "it is a cloud's own word"},
-		"most":   {strings.Repeat("x", maxText), strings.Repeat("x", maxText), "that still fits"},
-		"larger": {strings.Repeat("x", maxText+1), strings.Repeat("x", maxText) + "…", "the API server would not store any size"},
-		"inside": {strings.Repeat("x", maxText-1) + "éé", strings.Repeat("x", maxText-1) + "…", "no half letters"},
+		"most":   {strings.Repeat("x", MaxText), strings.Repeat("x", MaxText), "that still fits"},
+		"larger": {strings.Repeat("x", MaxText+1), strings.Repeat("x", MaxText) + "…", "the API server would not store any size"},
+		"inside": {strings.Repeat("x", MaxText-1) + "éé", strings.Repeat("x", MaxText-1) + "…", "no half letters"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -204,10 +204,10 @@ func (f *FetchClient) ask(ctx context.Context, cluster, what string, env *driver
 	if err != nil {
 		return nil, err
 	}
-	subject := wildcard(cluster, TreeFetch, f.provider, what)
+	subject := Pattern(cluster, TreeFetch, f.provider, what)
 	for range fetchTries {
 		if !f.conn.Up() {
-			return nil, busErrorf("the bus cannot be reached; waiting for NATS")
+			return nil, NothingRanf("the bus cannot be reached; waiting for NATS")
 		}
 		var m *nats.Msg
 		tryCtx, cancel := context.WithTimeout(ctx, fetchTimeout)
@@ -219,17 +219,17 @@ func (f *FetchClient) ask(ctx context.Context, cluster, what string, env *driver
 		case ctx.Err() != nil:
 			return nil, fmt.Errorf("ask control plane %q: %w", cluster, ctx.Err())
 		case errors.Is(err, nats.ErrNoResponders):
-			return nil, busErrorf("no manager of control plane %q is on the bus", cluster)
+			return nil, NothingRanf("no manager of control plane %q is on the bus", cluster)
 		}
 	}
 
-	return nil, timeoutErrorf("control plane %q does not answer: %w", cluster, err)
+	return nil, OutcomeUnknownf("control plane %q does not answer: %w", cluster, err)
 }
 
 // answerOf decodes an answer; a bare result is the manager's way to say why it
 // cannot answer at all.
 func answerOf(m *nats.Msg) (*driverv1.Envelope, error) {
-	env, err := decodeMsg(m)
+	env, err := DecodeMessage(m)
 	if err != nil {
 		return nil, err
 	}

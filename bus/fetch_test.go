@@ -16,6 +16,7 @@ import (
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/bus/optest"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -29,7 +30,7 @@ type library struct {
 
 func newLibrary() *library {
 	return &library{
-		class: &driverv1.Class{Provider: provider, ProviderSpec: []byte(`{"size":"big"}`)},
+		class: &driverv1.Class{Provider: optest.Provider, ProviderSpec: []byte(`{"size":"big"}`)},
 		secret: &driverv1.SecretContent{
 			Reference: &driverv1.ObjectReference{Namespace: "shop", Name: "s"}, Data: map[string][]byte{"userData": []byte(marker)},
 		},
@@ -61,7 +62,7 @@ type fetchRig struct {
 
 func newFetchRig(t *testing.T) *fetchRig {
 	t.Helper()
-	r := &fetchRig{srv: bustest.Server(t, embedded.Options{}), key: newKey(t), lib: newLibrary()}
+	r := &fetchRig{srv: bustest.Server(t, embedded.Options{}), key: optest.NewKey(t), lib: newLibrary()}
 	r.serve(t, r.key)
 
 	return r
@@ -71,7 +72,7 @@ func newFetchRig(t *testing.T) *fetchRig {
 func (r *fetchRig) serve(t *testing.T, key *bus.SealKey) (stop func()) {
 	t.Helper()
 	conn := bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}, Name: "mcm"})
-	fs, err := bus.ServeFetches(conn, cluster, key, r.lib, bustest.Quiet())
+	fs, err := bus.ServeFetches(conn, optest.Cluster, key, r.lib, bustest.Quiet())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,20 +113,20 @@ func TestFetch(t *testing.T) {
 	}); err != nil || tap.Flush() != nil {
 		t.Fatal(err)
 	}
-	client := r.client(t, provider, map[string]string{cluster: r.key.Public()})
+	client := r.client(t, optest.Provider, map[string]string{optest.Cluster: r.key.Public()})
 	ref := &driverv1.ObjectReference{Namespace: "shop", Name: "c"}
-	class, err := client.Class(t.Context(), cluster, ref)
+	class, err := client.Class(t.Context(), optest.Cluster, ref)
 	if err != nil || !proto.Equal(class, r.lib.class) {
 		t.Errorf("Class = %v, %v", class, err)
 	}
-	secret, err := client.Secret(t.Context(), cluster, ref, r.lib.secret.GetReference())
+	secret, err := client.Secret(t.Context(), optest.Cluster, ref, r.lib.secret.GetReference())
 	if err != nil || string(secret.GetData()["userData"]) != marker {
 		t.Errorf("Secret = %v, %v", secret, err)
 	}
 	if len(r.lib.secret.GetNonce()) != 0 {
 		t.Error("the handler's own copy was written to")
 	}
-	values, err := client.Bootstrap(t.Context(), cluster, "op", &driverv1.Machine{Namespace: "shop", Name: "m"})
+	values, err := client.Bootstrap(t.Context(), optest.Cluster, "op", &driverv1.Machine{Namespace: "shop", Name: "m"})
 	if diff := cmp.Diff(map[string]string{"<<MACHINE_NAME>>": "m", "<<TOKEN>>": marker}, values); err != nil || diff != "" {
 		t.Errorf("Bootstrap: %v (-want +got):\n%s", err, diff)
 	}
@@ -139,7 +140,7 @@ func TestFetch(t *testing.T) {
 		return tapped.String()
 	}
 	bustest.Eventually(t, "the wiretap has heard the last answer", func() bool {
-		return strings.Count(seen(), bus.InboxPrefix(provider)) == 3
+		return strings.Count(seen(), bus.InboxPrefix(optest.Provider)) == 3
 	})
 	if strings.Contains(seen(), marker) {
 		t.Error("a wiretap can read what is secret")
@@ -154,9 +155,9 @@ func TestFetchTrust(t *testing.T) {
 	ref := &driverv1.ObjectReference{Namespace: "shop", Name: "s"}
 	t.Run("pinned to another key", func(t *testing.T) {
 		t.Parallel()
-		r, other := newFetchRig(t), newKey(t)
-		client := r.client(t, provider, map[string]string{cluster: other.Public()})
-		_, err := client.Secret(t.Context(), cluster, ref, ref)
+		r, other := newFetchRig(t), optest.NewKey(t)
+		client := r.client(t, optest.Provider, map[string]string{optest.Cluster: other.Public()})
+		_, err := client.Secret(t.Context(), optest.Cluster, ref, ref)
 		wantUntrusted(t, err)
 		if !strings.Contains(err.Error(), other.Public()) || !strings.Contains(err.Error(), r.key.Public()) {
 			t.Errorf("error = %v, want one that names both keys", err)
@@ -165,14 +166,14 @@ func TestFetchTrust(t *testing.T) {
 	t.Run("another key after the first", func(t *testing.T) {
 		t.Parallel()
 		r := &fetchRig{srv: bustest.Server(t, embedded.Options{}), lib: newLibrary()}
-		stop := r.serve(t, newKey(t))
-		client := r.client(t, provider, nil) // no pin: the first key is trusted from then on
-		if _, err := client.Secret(t.Context(), cluster, ref, ref); err != nil {
+		stop := r.serve(t, optest.NewKey(t))
+		client := r.client(t, optest.Provider, nil) // no pin: the first key is trusted from then on
+		if _, err := client.Secret(t.Context(), optest.Cluster, ref, ref); err != nil {
 			t.Fatal(err)
 		}
 		stop()
-		r.serve(t, newKey(t))
-		_, err := client.Secret(t.Context(), cluster, ref, ref)
+		r.serve(t, optest.NewKey(t))
+		_, err := client.Secret(t.Context(), optest.Cluster, ref, ref)
 		wantUntrusted(t, err)
 		if !strings.Contains(err.Error(), "is known by key") {
 			t.Errorf("error = %v, want the second key refused", err)
@@ -180,27 +181,27 @@ func TestFetchTrust(t *testing.T) {
 	})
 	t.Run("a seal for somebody else", func(t *testing.T) {
 		t.Parallel()
-		r := &fetchRig{srv: bustest.Server(t, embedded.Options{}), key: newKey(t), lib: newLibrary()}
-		r.answerSecrets(t, func(*driverv1.FetchSecretRequest) (string, []byte) { return newKey(t).Public(), nil })
-		_, err := r.client(t, provider, nil).Secret(t.Context(), cluster, ref, ref)
+		r := &fetchRig{srv: bustest.Server(t, embedded.Options{}), key: optest.NewKey(t), lib: newLibrary()}
+		r.answerSecrets(t, func(*driverv1.FetchSecretRequest) (string, []byte) { return optest.NewKey(t).Public(), nil })
+		_, err := r.client(t, optest.Provider, nil).Secret(t.Context(), optest.Cluster, ref, ref)
 		wantUntrusted(t, err)
 	})
 	t.Run("refusal travels", func(t *testing.T) {
 		t.Parallel()
-		_, err := newFetchRig(t).client(t, "other", nil).Class(t.Context(), cluster, ref)
-		wantError(t, err, bus.OriginDriver, driverv1.Code_CODE_PERMISSION_DENIED)
+		_, err := newFetchRig(t).client(t, "other", nil).Class(t.Context(), optest.Cluster, ref)
+		optest.WantError(t, err, bus.OriginDriver, driverv1.Code_CODE_PERMISSION_DENIED)
 	})
 	t.Run("nobody there", func(t *testing.T) {
 		t.Parallel()
 		r := &fetchRig{srv: bustest.Server(t, embedded.Options{})}
-		_, err := r.client(t, provider, nil).Class(t.Context(), cluster, ref)
-		wantError(t, err, bus.OriginBus, driverv1.Code_CODE_UNAVAILABLE)
+		_, err := r.client(t, optest.Provider, nil).Class(t.Context(), optest.Cluster, ref)
+		optest.WantError(t, err, bus.OriginBus, driverv1.Code_CODE_UNAVAILABLE)
 	})
 	t.Run("connection without the inbox prefix", func(t *testing.T) {
 		t.Parallel()
 		r := &fetchRig{srv: bustest.Server(t, embedded.Options{})}
 		conn := bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}})
-		if _, err := bus.NewFetchClient(conn, provider, nil, nil); err == nil || !strings.Contains(err.Error(), bus.InboxPrefix(provider)) {
+		if _, err := bus.NewFetchClient(conn, optest.Provider, nil, nil); err == nil || !strings.Contains(err.Error(), bus.InboxPrefix(optest.Provider)) {
 			t.Errorf("error = %v, want one that names the prefix: no manager would ever answer", err)
 		}
 	})
@@ -213,28 +214,28 @@ func TestSealForAKnownControlPlane(t *testing.T) {
 	t.Parallel()
 	r := newFetchRig(t)
 	secret := &driverv1.SealedOutcome{OperationId: "u.create.0", Message: "no capacity"}
-	pinned := r.client(t, provider, map[string]string{cluster: r.key.Public()})
+	pinned := r.client(t, optest.Provider, map[string]string{optest.Cluster: r.key.Public()})
 	if box := pinned.Seal("other", secret); box != nil {
 		t.Errorf("sealed for a control plane without a key: %v", box)
 	}
-	box, got := pinned.Seal(cluster, secret), &driverv1.SealedOutcome{}
+	box, got := pinned.Seal(optest.Cluster, secret), &driverv1.SealedOutcome{}
 	if err := r.key.Open(box, box.GetSender(), got); err != nil || !proto.Equal(got, secret) {
 		t.Errorf("the control plane opens %v, %v, want %v", got, err, secret)
 	}
-	if box := r.client(t, provider, nil).Seal(cluster, secret); box != nil {
+	if box := r.client(t, optest.Provider, nil).Seal(optest.Cluster, secret); box != nil {
 		t.Errorf("sealed before anything is known of the control plane: %v", box)
 	}
 }
 
 func TestFetchWithAnOldAnswer(t *testing.T) {
 	t.Parallel()
-	r := &fetchRig{srv: bustest.Server(t, embedded.Options{}), key: newKey(t), lib: newLibrary()}
+	r := &fetchRig{srv: bustest.Server(t, embedded.Options{}), key: optest.NewKey(t), lib: newLibrary()}
 	r.answerSecrets(t, func(req *driverv1.FetchSecretRequest) (string, []byte) {
 		return req.GetRecipient(), []byte("of another fetch")
 	})
-	client := r.client(t, provider, map[string]string{cluster: r.key.Public()})
+	client := r.client(t, optest.Provider, map[string]string{optest.Cluster: r.key.Public()})
 	ref := r.lib.secret.GetReference()
-	_, err := client.Secret(t.Context(), cluster, ref, ref)
+	_, err := client.Secret(t.Context(), optest.Cluster, ref, ref)
 	wantUntrusted(t, err)
 	if !strings.Contains(err.Error(), "another question") {
 		t.Errorf("error = %v, want the answer refused for its nonce", err)
@@ -245,7 +246,7 @@ func TestFetchWithAnOldAnswer(t *testing.T) {
 func (r *fetchRig) answerSecrets(t *testing.T, seal func(*driverv1.FetchSecretRequest) (recipient string, nonce []byte)) {
 	t.Helper()
 	nc := bustest.Raw(t, r.srv.URL())
-	_, err := nc.Subscribe("mcm.v1."+cluster+".fetch.>", func(m *nats.Msg) {
+	_, err := nc.Subscribe("mcm.v1."+optest.Cluster+".fetch.>", func(m *nats.Msg) {
 		env, err := bus.Decode(m.Data, "")
 		if err != nil {
 			t.Error(err)
@@ -276,7 +277,7 @@ func (r *fetchRig) answerSecrets(t *testing.T, seal func(*driverv1.FetchSecretRe
 // wantUntrusted fails unless an answer was refused for its seal, nonce or key.
 func wantUntrusted(tb testing.TB, err error) {
 	tb.Helper()
-	wantError(tb, err, bus.OriginDriver, driverv1.Code_CODE_UNAUTHENTICATED)
+	optest.WantError(tb, err, bus.OriginDriver, driverv1.Code_CODE_UNAUTHENTICATED)
 	if !errors.Is(err, bus.ErrUntrusted) {
 		tb.Errorf("error is %v, want %v", err, bus.ErrUntrusted)
 	}
@@ -297,14 +298,14 @@ func TestFetchReplyOutsideOfTheInboxIsNotAnswered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	subject := "mcm.v1." + cluster + ".fetch." + provider + ".class"
-	for _, reply := range []string{victim, bus.InboxPrefix("other") + ".x", bus.InboxPrefix(provider) + "x.y"} {
+	subject := "mcm.v1." + optest.Cluster + ".fetch." + optest.Provider + ".class"
+	for _, reply := range []string{victim, bus.InboxPrefix("other") + ".x", bus.InboxPrefix(optest.Provider) + "x.y"} {
 		if err := nc.PublishRequest(subject, reply, payload); err != nil {
 			t.Fatal(err)
 		}
 	}
 	// One that is answered, behind them in the same queue.
-	if _, err := r.client(t, provider, nil).Class(t.Context(), cluster, &driverv1.ObjectReference{Name: "c"}); err != nil {
+	if _, err := r.client(t, optest.Provider, nil).Class(t.Context(), optest.Cluster, &driverv1.ObjectReference{Name: "c"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := nc.Flush(); err != nil {
@@ -322,7 +323,7 @@ func TestFetchTooLarge(t *testing.T) {
 	t.Parallel()
 	r := newFetchRig(t)
 	r.lib.class.ProviderSpec = bytes.Repeat([]byte("x"), 5<<20)
-	_, err := r.client(t, provider, nil).Class(t.Context(), cluster, &driverv1.ObjectReference{Name: "c"})
+	_, err := r.client(t, optest.Provider, nil).Class(t.Context(), optest.Cluster, &driverv1.ObjectReference{Name: "c"})
 	if err == nil || !strings.Contains(err.Error(), "max_payload") {
 		t.Errorf("error = %v, want one that says what to raise", err)
 	}
@@ -330,7 +331,7 @@ func TestFetchTooLarge(t *testing.T) {
 
 func TestSealKey(t *testing.T) {
 	t.Parallel()
-	a, b := newKey(t), newKey(t)
+	a, b := optest.NewKey(t), optest.NewKey(t)
 	seed, err := a.Seed()
 	if err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/bus/optest"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -52,10 +53,10 @@ func (l *slowLibrary) Class(ctx context.Context, who string, req *driverv1.Fetch
 // beyond dropped; nobody else's.
 func TestFloodOfFetches(t *testing.T) {
 	t.Parallel()
-	r := &fetchRig{srv: bustest.Server(t, embedded.Options{}), key: newKey(t), lib: newLibrary()}
+	r := &fetchRig{srv: bustest.Server(t, embedded.Options{}), key: optest.NewKey(t), lib: newLibrary()}
 	lib := &slowLibrary{library: r.lib, slow: "flood", release: make(chan struct{})}
 	conn := bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}, Name: "mcm"})
-	server, err := bus.ServeFetches(conn, cluster, r.key, lib, bustest.Quiet())
+	server, err := bus.ServeFetches(conn, optest.Cluster, r.key, lib, bustest.Quiet())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +78,7 @@ func TestFloodOfFetches(t *testing.T) {
 	nc := bustest.Raw(t, r.srv.URL())
 	for i := range sent {
 		reply := fmt.Sprintf("%s.%d", bus.InboxPrefix(lib.slow), i)
-		if err := nc.PublishRequest("mcm.v1."+cluster+".fetch."+lib.slow+".class", reply, payload); err != nil {
+		if err := nc.PublishRequest("mcm.v1."+optest.Cluster+".fetch."+lib.slow+".class", reply, payload); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -85,7 +86,7 @@ func TestFloodOfFetches(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if _, err := r.client(t, provider, nil).Class(t.Context(), cluster, &driverv1.ObjectReference{Name: "c"}); err != nil {
+	if _, err := r.client(t, optest.Provider, nil).Class(t.Context(), optest.Cluster, &driverv1.ObjectReference{Name: "c"}); err != nil {
 		t.Errorf("another provider's fetch beside a flood: %v", err)
 	}
 	bustest.Eventually(t, "what is too much is dropped", func() bool { return server.Dropped() == sent-kept })
@@ -98,7 +99,7 @@ func TestFloodOfFetches(t *testing.T) {
 	if _, got := lib.count(); got > atOnce {
 		t.Errorf("%d of one provider were answered at once, want %d at most", got, atOnce)
 	}
-	if _, err := r.client(t, lib.slow, nil).Class(t.Context(), cluster, &driverv1.ObjectReference{Name: "c"}); err != nil {
+	if _, err := r.client(t, lib.slow, nil).Class(t.Context(), optest.Cluster, &driverv1.ObjectReference{Name: "c"}); err != nil {
 		t.Errorf("a fetch after the flood: %v", err)
 	}
 }

@@ -40,7 +40,7 @@ type FetchServer struct {
 	handler  FetchHandler
 	unsealed []string
 	log      *slog.Logger
-	sub      subscription
+	sub      Subscription
 	slots    chan struct{}
 	halt     chan struct{} // closed by Stop
 	dropped  atomic.Uint64
@@ -69,7 +69,7 @@ func ServeFetches(
 		slots: make(chan struct{}, fetchesAtOnce), halt: make(chan struct{}), lanes: map[string]*fetchLane{},
 	}
 	var err error
-	if s.sub, err = conn.subscribe(wildcard(cluster, TreeFetch, "*", "*"), fetchQueue, s.onFetch); err != nil {
+	if s.sub, err = conn.Subscribe(Pattern(cluster, TreeFetch, "*", "*"), fetchQueue, s.onFetch); err != nil {
 		return nil, err
 	}
 
@@ -112,7 +112,7 @@ func (s *FetchServer) onFetch(m *nats.Msg) {
 
 		return
 	}
-	env, err := decodeMsg(m)
+	env, err := DecodeMessage(m)
 	if err != nil {
 		s.dropped.Add(1)
 		s.log.Warn("fetch dropped: payload is no envelope", "subject", m.Subject, "err", err)
@@ -144,7 +144,7 @@ func (s *FetchServer) fetch(ctx context.Context, subject Subject, env *driverv1.
 			FetchedBootstrap: s.bootstrap(ctx, provider, body.FetchBootstrap),
 		}}
 	default:
-		return resultFrame(failure(driverv1.Code_CODE_UNIMPLEMENTED, "this manager serves no fetch "+subject.Verb))
+		return ResultFrame(Failure(driverv1.Code_CODE_UNIMPLEMENTED, "this manager serves no fetch "+subject.Verb))
 	}
 }
 
@@ -208,9 +208,9 @@ func (s *FetchServer) mayOpen(provider, recipient string) (bool, error) {
 }
 
 func (s *FetchServer) reply(m *nats.Msg, env *driverv1.Envelope) {
-	payload, err := Encode(env, contentTypeOf(m))
+	payload, err := Encode(env, ContentTypeOf(m))
 	if err == nil {
-		err = s.conn.publish(&nats.Msg{Subject: m.Reply, Data: payload})
+		err = s.conn.Publish(&nats.Msg{Subject: m.Reply, Data: payload})
 	}
 	if err == nil {
 		return
@@ -218,7 +218,7 @@ func (s *FetchServer) reply(m *nats.Msg, env *driverv1.Envelope) {
 	s.log.Warn("fetch not answered", "subject", m.Subject, "err", err)
 	// A class or secret too large for the bus must be an error that the driver
 	// can show, not a silence.
-	if small, encErr := Encode(resultFrame(failure(driverv1.Code_CODE_OUT_OF_RANGE, err.Error())), contentTypeOf(m)); encErr == nil {
-		_ = s.conn.publish(&nats.Msg{Subject: m.Reply, Data: small}) // best effort; the asker times out otherwise
+	if small, encErr := Encode(ResultFrame(Failure(driverv1.Code_CODE_OUT_OF_RANGE, err.Error())), ContentTypeOf(m)); encErr == nil {
+		_ = s.conn.Publish(&nats.Msg{Subject: m.Reply, Data: small}) // best effort; the asker times out otherwise
 	}
 }

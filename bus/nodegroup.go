@@ -42,9 +42,9 @@ const (
 	nodeGroupDelete    = "delete"
 )
 
-// nodeGroupVerb returns how a subject calls what an envelope asks for, and whether
+// NodeGroupVerb returns how a subject calls what an envelope asks for, and whether
 // that changes something; "" when it asks for nothing this version knows.
-func nodeGroupVerb(env *nodegroupv1.Envelope) (verb string, changes bool) {
+func NodeGroupVerb(env *nodegroupv1.Envelope) (verb string, changes bool) {
 	switch env.GetBody().(type) {
 	case *nodegroupv1.Envelope_Groups:
 		return nodeGroupGroups, false
@@ -93,7 +93,7 @@ func NewNodeGroupClient(conn *Conn, cluster string, log *slog.Logger) (*NodeGrou
 		conn: conn, cluster: cluster, log: log, up: conn.Up,
 		providers: map[string]time.Time{}, waiting: map[string]chan *nats.Msg{},
 	}
-	stop, err := conn.watch(wildcard(cluster, TreeReply, "*", nodeGroupCaller, "*"), c.onReply)
+	stop, err := conn.watch(Pattern(cluster, TreeReply, "*", nodeGroupCaller, "*"), c.onReply)
 	if err != nil {
 		return nil, err
 	}
@@ -166,12 +166,12 @@ func (c *NodeGroupClient) onReply(m *nats.Msg) {
 // An answer to any of them counts, however late. While replicas have no room for it,
 // which proves that nothing was done, it is sent again for as long as ctx lasts.
 func (c *NodeGroupClient) Ask(ctx context.Context, provider string, body *nodegroupv1.Envelope) (*nodegroupv1.Envelope, error) {
-	verb, changes := nodeGroupVerb(body)
+	verb, changes := NodeGroupVerb(body)
 	subject, err := Subject{Cluster: c.cluster, Tree: TreeNodeGroup, Provider: provider, Verb: verb}.Build()
 	if err != nil {
 		return nil, Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "ask about node groups: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, defaultTimeout)
+	ctx, cancel := context.WithTimeout(ctx, DefaultTimeout)
 	defer cancel()
 	w := &nodeGroupWish{
 		client: c, provider: provider, subject: subject, verb: verb, changes: changes,

@@ -84,17 +84,17 @@ func (w *nodeGroupWish) nothing() error {
 		return w.refusal // and nobody else has done anything
 	}
 
-	return busErrorf("replicas of provider %s are busy or stopping; nothing was done", w.provider)
+	return NothingRanf("replicas of provider %s are busy or stopping; nothing was done", w.provider)
 }
 
 // unknown says that nobody can tell; a refusal says nothing of what was sent before
 // it.
 func (w *nodeGroupWish) unknown() error {
 	if w.refusal != nil {
-		return timeoutErrorf("no answer from provider %s to %s, and to the same again: %w", w.provider, w.verb, w.refusal)
+		return OutcomeUnknownf("no answer from provider %s to %s, and to the same again: %w", w.provider, w.verb, w.refusal)
 	}
 
-	return timeoutErrorf("no answer from provider %s to %s: whether it was done will show", w.provider, w.verb)
+	return OutcomeUnknownf("no answer from provider %s to %s: whether it was done will show", w.provider, w.verb)
 }
 
 // send has one more replica asked.
@@ -103,14 +103,14 @@ func (w *nodeGroupWish) send(ctx context.Context) error {
 	if err != nil {
 		return Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "encode a request about node groups: %w", err)
 	}
-	reply := strings.Join([]string{root, w.client.cluster, string(TreeReply), w.provider, nodeGroupCaller, nuid.Next()}, ".")
+	reply := strings.Join([]string{Root, w.client.cluster, string(TreeReply), w.provider, nodeGroupCaller, nuid.Next()}, ".")
 	w.client.mu.Lock()
 	w.client.waiting[reply] = w.answers
 	w.client.mu.Unlock()
-	if err := w.client.conn.publish(&nats.Msg{Subject: w.subject, Reply: reply, Data: payload}); err != nil {
+	if err := w.client.conn.Publish(&nats.Msg{Subject: w.subject, Reply: reply, Data: payload}); err != nil {
 		w.client.forget(reply)
 
-		return busErrorf("ask provider %s about node groups: %w", w.provider, err)
+		return NothingRanf("ask provider %s about node groups: %w", w.provider, err)
 	}
 	w.open = append(w.open, reply)
 	w.tries++
@@ -121,17 +121,17 @@ func (w *nodeGroupWish) send(ctx context.Context) error {
 
 func nodeGroupRequest(id string, body *nodegroupv1.Envelope, timeout time.Duration, now time.Time) *nodegroupv1.Envelope {
 	return &nodegroupv1.Envelope{
-		RequestId: id, Body: body.GetBody(), Timeout: durationpb.New(timeout), AcceptBy: timestamppb.New(now.Add(acceptBy)),
+		RequestId: id, Body: body.GetBody(), Timeout: durationpb.New(timeout), AcceptBy: timestamppb.New(now.Add(AcceptBy)),
 	}
 }
 
 // hear takes up what came back. Neither an answer nor an error says to go on
 // waiting.
 func (w *nodeGroupWish) hear(m *nats.Msg) (answer *nodegroupv1.Envelope, err error) {
-	if isNoResponders(m) {
+	if IsNoResponders(m) {
 		w.close(m.Subject)
 		if w.idle() && w.refusal == nil {
-			return nil, busErrorf("no replica of provider %s that serves node groups is on the bus", w.provider)
+			return nil, NothingRanf("no replica of provider %s that serves node groups is on the bus", w.provider)
 		}
 
 		return nil, nil
@@ -189,9 +189,9 @@ func (w *nodeGroupWish) check(answer *nodegroupv1.Envelope) error {
 	}
 	switch {
 	case !given:
-		fault.err = fmt.Errorf("the driver of provider %s answered %s without what it was asked for", w.provider, w.verb)
+		fault.Err = fmt.Errorf("the driver of provider %s answered %s without what it was asked for", w.provider, w.verb)
 	case size < 0:
-		fault.err = fmt.Errorf("the driver of provider %s answered %s with a size of %d", w.provider, w.verb, size)
+		fault.Err = fmt.Errorf("the driver of provider %s answered %s with a size of %d", w.provider, w.verb, size)
 	default:
 		return nil
 	}
@@ -207,8 +207,8 @@ func (w *nodeGroupWish) close(reply string) {
 // nodeGroupTimeout is what is left of a context's time, within reason.
 func nodeGroupTimeout(ctx context.Context) time.Duration {
 	if deadline, ok := ctx.Deadline(); ok {
-		return min(time.Until(deadline), defaultTimeout)
+		return min(time.Until(deadline), DefaultTimeout)
 	}
 
-	return defaultTimeout
+	return DefaultTimeout
 }

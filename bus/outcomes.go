@@ -25,7 +25,7 @@ func ServeOutcomes(
 		return nil, err
 	}
 
-	return conn.watch(wildcard(cluster, TreeOutcomes), func(m *nats.Msg) {
+	return conn.watch(Pattern(cluster, TreeOutcomes), func(m *nats.Msg) {
 		// Anywhere else it would be a message of mcm's that it never meant to send.
 		if !strings.HasPrefix(m.Reply, OperatorInbox+".") && !strings.HasPrefix(m.Reply, nats.InboxPrefix) {
 			return
@@ -46,12 +46,12 @@ func ServeOutcomes(
 // changes w.
 func answerWaiting(conn *Conn, reply string, w *driverv1.OpsResponse) {
 	for _, op := range w.GetOperations() {
-		op.LastProgress = headerText(op.GetLastProgress())
+		op.LastProgress = OneLine(op.GetLastProgress())
 	}
 	for {
 		err := answer(conn, reply, &driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: w}})
 		all := len(w.GetOperations())
-		if !errors.Is(err, errTooLarge) || all <= 1 {
+		if !errors.Is(err, ErrTooLarge) || all <= 1 {
 			return
 		}
 		w.Operations = w.GetOperations()[:all/2]
@@ -65,7 +65,7 @@ func answer(conn *Conn, reply string, env *driverv1.Envelope) error {
 		return err
 	}
 
-	return conn.publish(&nats.Msg{Subject: reply, Data: payload})
+	return conn.Publish(&nats.Msg{Subject: reply, Data: payload})
 }
 
 // AskOutcomes returns a function that asks a control plane what has come of its
@@ -76,7 +76,7 @@ func AskOutcomes(
 ) (ask func(cluster string) error, stop func(), err error) {
 	inbox := conn.nc.NewInbox() + "."
 	stop, err = conn.watch(inbox+"*", func(m *nats.Msg) {
-		env, err := decodeMsg(m)
+		env, err := DecodeMessage(m)
 		switch {
 		case err != nil:
 		case env.GetAudit() != nil:
@@ -98,6 +98,6 @@ func AskOutcomes(
 			return err
 		}
 
-		return conn.publish(&nats.Msg{Subject: wildcard(cluster, TreeOutcomes), Reply: inbox + cluster, Data: payload})
+		return conn.Publish(&nats.Msg{Subject: Pattern(cluster, TreeOutcomes), Reply: inbox + cluster, Data: payload})
 	}, stop, nil
 }

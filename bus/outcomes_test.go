@@ -9,6 +9,7 @@ import (
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/bus/optest"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -22,16 +23,16 @@ func TestOutcomesWhenMuchWaits(t *testing.T) {
 	srv := bustest.Server(t, embedded.Options{ConfigFile: config})
 	conn := bustest.Connect(t, bus.Config{URLs: []string{srv.URL()}})
 	const all = 1000
-	stop, err := bus.ServeOutcomes(conn, cluster, func() []*driverv1.Audit {
-		huge := audit("huge")
+	stop, err := bus.ServeOutcomes(conn, optest.Cluster, func() []*driverv1.Audit {
+		huge := optest.Audit("huge")
 		huge.Namespace = strings.Repeat("x", 65536)
 
-		return []*driverv1.Audit{huge, audit("last")}
+		return []*driverv1.Audit{huge, optest.Audit("last")}
 	}, func() *driverv1.OpsResponse {
 		w := &driverv1.OpsResponse{Omitted: 1}
 		for range all {
 			w.Operations = append(w.Operations, &driverv1.OperationState{
-				OperationId: "x", Provider: provider, LastProgress: strings.Repeat("ü", 4096),
+				OperationId: "x", Provider: optest.Provider, LastProgress: strings.Repeat("ü", 4096),
 			})
 		}
 
@@ -49,7 +50,7 @@ func TestOutcomesWhenMuchWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(stop)
-	if err := ask(cluster); err != nil {
+	if err := ask(optest.Cluster); err != nil {
 		t.Fatal(err)
 	}
 	w := bustest.Receive(t, "what waits", waits)

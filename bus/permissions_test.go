@@ -11,7 +11,10 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/bus/optest"
+	"github.com/machinebus/machinebus/bus/replica"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -56,26 +59,26 @@ func TestLeastPermissionsSuffice(t *testing.T) {
 	if err := os.WriteFile(file, []byte(driverPermissions), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{srv: bustest.Server(t, embedded.Options{ConfigFile: file, StoreDir: t.TempDir()})}
-	as := func(user string) string { return "nats://" + user + ":" + user + "@" + r.srv.URL()[len("nats://"):] }
-	managerLog := &violations{}
-	r.conn = bustest.Connect(t, bus.Config{URLs: []string{as("mcm")}, InboxPrefix: bus.ManagerInboxPrefix, Logger: managerLog.logger()})
-	r.caller = newCaller(t, r.conn, bus.CallerConfig{Operations: &bus.StreamConfig{}})
+	r := &optest.Rig{NATS: bustest.Server(t, embedded.Options{ConfigFile: file, StoreDir: t.TempDir()})}
+	as := func(user string) string { return "nats://" + user + ":" + user + "@" + r.NATS.URL()[len("nats://"):] }
+	managerLog := &optest.Violations{}
+	r.Conn = bustest.Connect(t, bus.Config{URLs: []string{as("mcm")}, InboxPrefix: bus.ManagerInboxPrefix, Logger: managerLog.Logger()})
+	r.Caller = optest.NewCaller(t, r.Conn, caller.Config{Operations: &caller.StreamConfig{}})
 	lib := newLibrary()
-	fs, err := bus.ServeFetches(r.conn, cluster, newKey(t), lib, bustest.Quiet())
+	fs, err := bus.ServeFetches(r.Conn, optest.Cluster, optest.NewKey(t), lib, bustest.Quiet())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(fs.Stop)
 
-	log := &violations{}
-	conn := bustest.Connect(t, bus.Config{URLs: []string{as("driver")}, InboxPrefix: bus.InboxPrefix(provider), Logger: log.logger()})
-	fetches, err := bus.NewFetchClient(conn, provider, nil, bustest.Quiet())
+	log := &optest.Violations{}
+	conn := bustest.Connect(t, bus.Config{URLs: []string{as("driver")}, InboxPrefix: bus.InboxPrefix(optest.Provider), Logger: log.Logger()})
+	fetches, err := bus.NewFetchClient(conn, optest.Provider, nil, bustest.Quiet())
 	if err != nil {
 		t.Fatal(err)
 	}
 	// A create as the SDK does it: with its class and secret fetched on the way.
-	run(t, conn, func(ctx context.Context, t *bus.Task) *driverv1.Result {
+	optest.Run(t, conn, func(ctx context.Context, t *replica.Task) *driverv1.Result {
 		ref := lib.secret.GetReference()
 		if _, err := fetches.Class(ctx, t.Cluster, ref); err != nil {
 			return &driverv1.Result{Status: bus.StatusOf(err)}
@@ -85,31 +88,31 @@ func TestLeastPermissionsSuffice(t *testing.T) {
 		}
 		t.Progress("made")
 
-		return created(t)
+		return optest.Created(t)
 	})
 	bustest.Eventually(t, "the driver", func() bool {
-		reps := r.caller.Replicas()
+		reps := r.Caller.Replicas()
 
 		return len(reps) == 1
 	})
-	req := create("m")
-	out := wantOK(t, bustest.Receive(t, "the outcome", call(t.Context(), r.caller, req)))
-	if err := r.caller.Acknowledge(provider, out.Replica, req.OperationID); err != nil {
+	req := optest.Create("m")
+	out := optest.WantOK(t, bustest.Receive(t, "the outcome", optest.Call(t.Context(), r.Caller, req)))
+	if err := r.Caller.Acknowledge(optest.Provider, out.Replica, req.OperationID); err != nil {
 		t.Fatal(err)
 	}
-	wantOK(t, bustest.Receive(t, "the outcome of a second operation", call(t.Context(), r.caller, then(req, "initialize", "1"))))
-	wantOK(t, bustest.Receive(t, "the outcome of a read", call(t.Context(), r.caller, status("m"))))
+	optest.WantOK(t, bustest.Receive(t, "the outcome of a second operation", optest.Call(t.Context(), r.Caller, optest.Then(req, "initialize", "1"))))
+	optest.WantOK(t, bustest.Receive(t, "the outcome of a read", optest.Call(t.Context(), r.Caller, optest.Status("m"))))
 	nc := bustest.Raw(t, as("root"))
-	if _, err := nc.Request("$SRV.PING."+bus.ServiceName(provider), nil, nats.DefaultTimeout*5); err != nil {
+	if _, err := nc.Request("$SRV.PING."+bus.ServiceName(optest.Provider), nil, nats.DefaultTimeout*5); err != nil {
 		t.Errorf("discovery: %v", err)
 	}
-	if got := log.all(); got != "" {
+	if got := log.All(); got != "" {
 		t.Errorf("the driver overstepped its permissions: %q", got)
 	}
-	if got := managerLog.all(); got != "" {
+	if got := managerLog.All(); got != "" {
 		t.Errorf("the manager overstepped its permissions: %q", got)
 	}
-	stream := bus.StreamName(cluster, provider)
+	stream := bus.StreamName(optest.Cluster, optest.Provider)
 	for _, subject := range []string{
 		"mcm.v1.default.session.other.r", "mcm.v1.default.claim.other.u", "$JS.API.STREAM.INFO." + stream,
 		"$JS.API.STREAM.PURGE." + stream, "$JS.API.STREAM.MSG.GET." + stream, "$JS.API.STREAM.DELETE." + stream,

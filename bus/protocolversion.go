@@ -6,45 +6,45 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// spoken are the versions of the contract that this package speaks.
-var spoken = protocols{lowest: 1, highest: 1}
+// Spoken are the versions of the contract that this package speaks.
+var Spoken = Protocols{Lowest: 1, Highest: 1}
 
-// protocols are the versions of the contract that a peer speaks.
-type protocols struct{ lowest, highest uint32 }
+// Protocols are the versions of the contract that a peer speaks.
+type Protocols struct{ Lowest, Highest uint32 }
 
 // protocolsOf makes a range of what a peer says. One that says nothing speaks the
 // first version; one that names no lowest speaks the highest alone.
-func protocolsOf(lowest, highest uint32) protocols {
+func protocolsOf(lowest, highest uint32) Protocols {
 	highest = max(1, highest, lowest)
 	if lowest == 0 {
 		lowest = highest
 	}
 
-	return protocols{lowest: lowest, highest: highest}
+	return Protocols{Lowest: lowest, Highest: highest}
 }
 
-func (p protocols) String() string {
-	if p.lowest == p.highest {
-		return fmt.Sprint(p.lowest)
+func (p Protocols) String() string {
+	if p.Lowest == p.Highest {
+		return fmt.Sprint(p.Lowest)
 	}
 
-	return fmt.Sprintf("%d to %d", p.lowest, p.highest)
+	return fmt.Sprintf("%d to %d", p.Lowest, p.Highest)
 }
 
-// shares reports whether both speak some version.
-func (p protocols) shares(other protocols) bool {
-	return p.lowest <= other.highest && other.lowest <= p.highest
+// Shares reports whether both speak some version.
+func (p Protocols) Shares(other Protocols) bool {
+	return p.Lowest <= other.Highest && other.Lowest <= p.Highest
 }
 
-// refuses returns why a manager that speaks these versions cannot work with a
+// Refuses returns why a manager that speaks these versions cannot work with a
 // replica; nil if it can.
-func (p protocols) refuses(s *driverv1.Session) error {
+func (p Protocols) Refuses(s *driverv1.Session) error {
 	theirs := protocolsOf(s.GetProtocolMin(), s.GetProtocol())
-	if p.shares(theirs) {
+	if p.Shares(theirs) {
 		return nil
 	}
 	remedy := "upgrade the driver"
-	if theirs.lowest > p.highest {
+	if theirs.Lowest > p.Highest {
 		remedy = "upgrade mcm"
 	}
 
@@ -52,15 +52,15 @@ func (p protocols) refuses(s *driverv1.Session) error {
 		s.GetReplica(), s.GetProvider(), s.GetVersion(), theirs, p, remedy)
 }
 
-// refusesHello returns why a replica that speaks these versions cannot work with the
+// RefusesHello returns why a replica that speaks these versions cannot work with the
 // manager that leads; nil if it can.
-func (p protocols) refusesHello(h *driverv1.Hello) error {
+func (p Protocols) RefusesHello(h *driverv1.Hello) error {
 	theirs := protocolsOf(h.GetProtocolMin(), h.GetProtocolMax())
-	if p.shares(theirs) {
+	if p.Shares(theirs) {
 		return nil
 	}
 	remedy := "upgrade mcm"
-	if theirs.lowest > p.highest {
+	if theirs.Lowest > p.Highest {
 		remedy = "upgrade this driver"
 	}
 
@@ -70,4 +70,4 @@ func (p protocols) refusesHello(h *driverv1.Hello) error {
 
 // Refused returns why managers of this build give a replica no work: they share no
 // version of the protocol with it. It is nil if they do.
-func Refused(s *driverv1.Session) error { return spoken.refuses(s) }
+func Refused(s *driverv1.Session) error { return Spoken.Refuses(s) }

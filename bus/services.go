@@ -5,9 +5,10 @@ import (
 	"strings"
 	"time"
 
-	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // A Service is what a driver's replica says of itself to the discovery of NATS
@@ -44,7 +45,7 @@ func AskServices(conn *Conn, f func(Service)) (ask func() error, stop func(), er
 	}
 
 	return func() error {
-		return conn.publish(&nats.Msg{Subject: micro.APIPrefix + "." + micro.StatsVerb.String(), Reply: inbox})
+		return conn.Publish(&nats.Msg{Subject: micro.APIPrefix + "." + micro.StatsVerb.String(), Reply: inbox})
 	}, stop, nil
 }
 
@@ -90,7 +91,7 @@ func parseService(payload []byte) (Service, bool) {
 // clusterOf returns the control plane that an endpoint's subject, which may hold
 // wildcards, belongs to.
 func clusterOf(subject string) (string, bool) {
-	rest, ok := strings.CutPrefix(subject, root+".")
+	rest, ok := strings.CutPrefix(subject, Root+".")
 	cluster, _, more := strings.Cut(rest, ".")
 
 	return cluster, ok && more && ValidToken("cluster", cluster) == nil

@@ -8,14 +8,14 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// root starts every subject; the version in it lets two wire versions run side
+// Root starts every subject; the version in it lets two wire versions run side
 // by side.
-const root = "mcm.v1"
+const Root = "mcm.v1"
 
 // Queue groups. They are named explicitly because client libraries disagree on
 // a default.
 const (
-	driverQueue = "driver"
+	DriverQueue = "driver"
 	fetchQueue  = "mcm"
 )
 
@@ -52,9 +52,9 @@ const (
 
 // Verbs of TreeReplica beside the operations, and of TreeFetch.
 const (
-	verbOps    = "ops"
-	verbCancel = "cancel"
-	verbAck    = "ack"
+	VerbOps         = "ops"
+	VerbCancel      = "cancel"
+	VerbAcknowledge = "ack"
 
 	fetchClass     = "class"
 	fetchSecret    = "secret"
@@ -174,15 +174,15 @@ func layout(s *Subject) (fields [maxFields]*string, n int, known bool) {
 // provider, replica and verb.
 const controlFields = 3
 
-// errSubject is wrapped by everything that is wrong with a subject or a token.
-var errSubject = errors.New("not a machinebus subject")
+// ErrSubject is wrapped by everything that is wrong with a subject or a token.
+var ErrSubject = errors.New("not a machinebus subject")
 
 // Build returns the subject as text. Kubernetes names are escaped; it fails
 // when a field is empty or holds what a subject cannot carry.
 func (s Subject) Build() (string, error) {
 	fields, n, ok := layout(&s)
 	if !ok {
-		return "", fmt.Errorf("%w: unknown tree %q", errSubject, s.Tree)
+		return "", fmt.Errorf("%w: unknown tree %q", ErrSubject, s.Tree)
 	}
 	if err := ValidToken("cluster", s.Cluster); err != nil {
 		return "", err
@@ -190,13 +190,13 @@ func (s Subject) Build() (string, error) {
 	if s.Tree == TreeReplica && s.Namespace == "" && s.Name == "" {
 		n = controlFields
 	}
-	size := len(root) + len(s.Cluster) + len(s.Tree) + n + 2 // a dot before each
+	size := len(Root) + len(s.Cluster) + len(s.Tree) + n + 2 // a dot before each
 	for _, field := range fields[:n] {
 		size += len(*field)
 	}
 	var b strings.Builder
 	b.Grow(size)
-	b.WriteString(root)
+	b.WriteString(Root)
 	b.WriteByte('.')
 	b.WriteString(s.Cluster)
 	b.WriteByte('.')
@@ -204,7 +204,7 @@ func (s Subject) Build() (string, error) {
 	for _, field := range fields[:n] {
 		token := *field
 		if strings.Contains(token, "~") {
-			return "", fmt.Errorf("%w: %q holds a '~'", errSubject, token)
+			return "", fmt.Errorf("%w: %q holds a '~'", ErrSubject, token)
 		}
 		if field == &s.Namespace || field == &s.Name {
 			token = strings.ReplaceAll(token, ".", "~")
@@ -222,16 +222,16 @@ func (s Subject) Build() (string, error) {
 // ParseSubject takes a subject apart. It is the inverse of [Subject.Build].
 func ParseSubject(subject string) (Subject, error) {
 	var s Subject
-	rest, ours := strings.CutPrefix(subject, root+".")
+	rest, ours := strings.CutPrefix(subject, Root+".")
 	cluster, rest, more := strings.Cut(rest, ".")
 	if !ours || !more {
-		return s, fmt.Errorf("%w: %q does not start with %s.<cluster>.<tree>", errSubject, subject, root)
+		return s, fmt.Errorf("%w: %q does not start with %s.<cluster>.<tree>", ErrSubject, subject, Root)
 	}
 	tree, rest, more := strings.Cut(rest, ".")
 	s.Cluster, s.Tree = cluster, Tree(tree)
 	fields, n, ok := layout(&s)
 	if !ok {
-		return s, fmt.Errorf("%w: %q: unknown tree %q", errSubject, subject, s.Tree)
+		return s, fmt.Errorf("%w: %q: unknown tree %q", ErrSubject, subject, s.Tree)
 	}
 	if err := ValidToken("cluster", s.Cluster); err != nil {
 		return s, err
@@ -244,7 +244,7 @@ func ParseSubject(subject string) (Subject, error) {
 		n = controlFields
 	}
 	if n != values {
-		return s, fmt.Errorf("%w: %q: a %s subject has %d more tokens, not %d", errSubject, subject, s.Tree, n, values)
+		return s, fmt.Errorf("%w: %q: a %s subject has %d more tokens, not %d", ErrSubject, subject, s.Tree, n, values)
 	}
 	for _, field := range fields[:n] {
 		var value string
@@ -256,7 +256,7 @@ func ParseSubject(subject string) (Subject, error) {
 		if field == &s.Namespace || field == &s.Name {
 			*field = strings.ReplaceAll(value, "~", ".")
 		} else if strings.Contains(value, "~") {
-			return s, fmt.Errorf("%w: %q: token %q holds a '~'", errSubject, subject, value)
+			return s, fmt.Errorf("%w: %q: token %q holds a '~'", ErrSubject, subject, value)
 		}
 	}
 
@@ -267,7 +267,7 @@ func ParseSubject(subject string) (Subject, error) {
 // token of letters, digits, '-' and '_'. What names the thing in the error.
 func ValidToken(what, token string) error {
 	if err := validToken(token); err != nil || strings.Contains(token, "~") {
-		return fmt.Errorf("%w: %s %q: use only letters, digits, '-' and '_'", errSubject, what, token)
+		return fmt.Errorf("%w: %s %q: use only letters, digits, '-' and '_'", ErrSubject, what, token)
 	}
 
 	return nil
@@ -275,33 +275,33 @@ func ValidToken(what, token string) error {
 
 func validToken(token string) error {
 	if token == "" {
-		return fmt.Errorf("%w: empty token", errSubject)
+		return fmt.Errorf("%w: empty token", ErrSubject)
 	}
 	for i := range len(token) {
 		c := token[i]
 		switch {
 		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '~':
 		default:
-			return fmt.Errorf("%w: token %q holds %q", errSubject, token, c)
+			return fmt.Errorf("%w: token %q holds %q", ErrSubject, token, c)
 		}
 	}
 
 	return nil
 }
 
-// wildcard returns the subject pattern of everything below a tree's first
+// Pattern returns the subject pattern of everything below a tree's first
 // tokens, which must be valid or "*".
-func wildcard(cluster string, tree Tree, tokens ...string) string {
-	parts := append([]string{root, cluster, string(tree)}, tokens...)
+func Pattern(cluster string, tree Tree, tokens ...string) string {
+	parts := append([]string{Root, cluster, string(tree)}, tokens...)
 
 	return strings.Join(parts, ".")
 }
 
-// replyPrefix is where a replica of provider may send reply frames. A request
+// ReplyPrefix is where a replica of provider may send reply frames. A request
 // whose reply subject lies elsewhere would make the replica publish for
 // somebody else.
-func replyPrefix(cluster, provider string) string {
-	return root + "." + cluster + "." + string(TreeReply) + "." + provider + "."
+func ReplyPrefix(cluster, provider string) string {
+	return Root + "." + cluster + "." + string(TreeReply) + "." + provider + "."
 }
 
 // ManagerInboxPrefix is where mcm receives JetStream's answers.
@@ -313,13 +313,13 @@ func InboxPrefix(provider string) string {
 	return "_INBOX_driver." + provider
 }
 
-// plainReplica stands for a plain driver in a claim: mcm claims for it.
-const plainReplica = "plain"
+// PlainReplica stands for a plain driver in a claim: mcm claims for it.
+const PlainReplica = "plain"
 
-// validReplica checks a replica's id. One name stands for drivers without sessions
+// ValidReplica checks a replica's id. One name stands for drivers without sessions
 // [SESSION-2].
-func validReplica(id string) error {
-	if id == plainReplica {
+func ValidReplica(id string) error {
+	if id == PlainReplica {
 		return fmt.Errorf("replica %q: the name is reserved, as it stands for drivers without sessions: choose another one, or none", id)
 	}
 

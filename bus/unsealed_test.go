@@ -17,6 +17,7 @@ import (
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/bus/optest"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -58,13 +59,13 @@ func TestUnsealedAnswers(t *testing.T) {
 		allowed   []string
 		refusal   string
 	}{
-		"allowed":             {"the operator said so", required, false, []string{"x", provider}, ""},
-		"allowed in process":  {"the manager's own pipe needs no TLS, its clients do", required, true, []string{provider}, ""},
+		"allowed":             {"the operator said so", required, false, []string{"x", optest.Provider}, ""},
+		"allowed in process":  {"the manager's own pipe needs no TLS, its clients do", required, true, []string{optest.Provider}, ""},
 		"not allowed":         {"sealing is what happens without a word", required, false, nil, "--unsealed-providers"},
 		"another is":          {"the word counts for the provider it names", required, false, []string{"other"}, "--unsealed-providers"},
-		"without TLS":         {"everybody on the wire could read it", plain, false, []string{provider}, "TLS"},
-		"pipe, clients plain": {"the driver's wire counts, not the manager's", plain, true, []string{provider}, "TLS"},
-		"TLS is optional":     {"the driver's wire may be plain", optional, true, []string{provider}, "TLS"},
+		"without TLS":         {"everybody on the wire could read it", plain, false, []string{optest.Provider}, "TLS"},
+		"pipe, clients plain": {"the driver's wire counts, not the manager's", plain, true, []string{optest.Provider}, "TLS"},
+		"TLS is optional":     {"the driver's wire may be plain", optional, true, []string{optest.Provider}, "TLS"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -72,17 +73,17 @@ func TestUnsealedAnswers(t *testing.T) {
 			var r *fetchRig
 			ca := ""
 			if tc.tls == plain {
-				r = &fetchRig{srv: bustest.Server(t, embedded.Options{}), key: newKey(t), lib: newLibrary()}
+				r = &fetchRig{srv: bustest.Server(t, embedded.Options{}), key: optest.NewKey(t), lib: newLibrary()}
 			} else {
 				srv, file := tlsServer(t, tc.tls == optional)
-				r, ca = &fetchRig{srv: srv, key: newKey(t), lib: newLibrary()}, file
+				r, ca = &fetchRig{srv: srv, key: optest.NewKey(t), lib: newLibrary()}, file
 			}
 			cfg := bus.Config{URLs: []string{r.srv.URL()}, CA: ca}
 			if tc.inProcess {
 				cfg = bus.Config{InProcess: r.srv}
 			}
 			conn := bustest.Connect(t, cfg)
-			fs, err := bus.ServeFetches(conn, cluster, r.key, r.lib, bustest.Quiet(), tc.allowed...)
+			fs, err := bus.ServeFetches(conn, optest.Cluster, r.key, r.lib, bustest.Quiet(), tc.allowed...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -126,8 +127,8 @@ func TestUnsealedAnswers(t *testing.T) {
 func TestUnsealedOnlyWithoutAKey(t *testing.T) {
 	t.Parallel()
 	srv, ca := tlsServer(t, false)
-	lib, key, mine := newLibrary(), newKey(t), newKey(t)
-	fs, err := bus.ServeFetches(bustest.Connect(t, bus.Config{InProcess: srv}), cluster, key, lib, bustest.Quiet(), provider)
+	lib, key, mine := newLibrary(), optest.NewKey(t), optest.NewKey(t)
+	fs, err := bus.ServeFetches(bustest.Connect(t, bus.Config{InProcess: srv}), optest.Cluster, key, lib, bustest.Quiet(), optest.Provider)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +150,7 @@ type asker struct{ nc *nats.Conn }
 
 func newAsker(t *testing.T, url, ca string) asker {
 	t.Helper()
-	opts := []nats.Option{nats.CustomInboxPrefix(bus.InboxPrefix(provider))}
+	opts := []nats.Option{nats.CustomInboxPrefix(bus.InboxPrefix(optest.Provider))}
 	if ca != "" {
 		opts = append(opts, nats.RootCAs(ca))
 	}
@@ -168,7 +169,7 @@ func (a asker) ask(t *testing.T, what string, env *driverv1.Envelope) *driverv1.
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := a.nc.Request("mcm.v1."+cluster+".fetch."+provider+"."+what, payload, 10*time.Second)
+	m, err := a.nc.Request("mcm.v1."+optest.Cluster+".fetch."+optest.Provider+"."+what, payload, 10*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}

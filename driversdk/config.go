@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/replica"
 )
 
 // A Config says what a driver is and where its replica runs. What the author
@@ -129,7 +130,7 @@ func (c Config) complete() (Config, error) {
 	}
 	errs = append(errs, c.checkClusters()...)
 	if c.Slots == 0 {
-		c.Slots = bus.DefaultSlots()
+		c.Slots = replica.DefaultSlots()
 	}
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = 10 * time.Minute

@@ -13,13 +13,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/replica"
 )
 
 func TestConfig_RegisterFlags(t *testing.T) { // not parallel: the environment is the process's
 	defaults := Config{
 		Provider: "acme", Version: "0.0.0", CreateIdentity: IdentityNone, Clusters: []string{"default"},
-		NATS: NATSConfig{URLs: []string{"nats://127.0.0.1:4222"}}, Slots: bus.DefaultSlots(), DrainTimeout: 10 * time.Minute,
+		NATS: NATSConfig{URLs: []string{"nats://127.0.0.1:4222"}}, Slots: replica.DefaultSlots(), DrainTimeout: 10 * time.Minute,
 	}
 	with := func(change func(*Config)) Config {
 		c := defaults

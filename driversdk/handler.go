@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/replica"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -33,7 +34,7 @@ type verb func(ctx context.Context, c *call) (*driverv1.Result, error)
 // A call is one operation on its way through a handler.
 type call struct {
 	ctx   context.Context // ends at the deadline, when cancelled, at the hard stop
-	task  *bus.Task
+	task  *replica.Task
 	scrub scrubber
 	begun atomic.Bool // something may have been changed
 	log   *slog.Logger
@@ -77,7 +78,7 @@ func (h *handler[S]) capabilities() []driverv1.Operation {
 }
 
 // Handle does an operation; it is a [bus.Handler].
-func (h *handler[S]) Handle(ctx context.Context, t *bus.Task) *driverv1.Result {
+func (h *handler[S]) Handle(ctx context.Context, t *replica.Task) *driverv1.Result {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(h.hard, cancel)()

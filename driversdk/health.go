@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/replica"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -25,8 +25,8 @@ const (
 // process works, /readyz while it takes operations, /metrics.
 type health struct {
 	connected func() bool
-	refusal   func() error               // why no work is taken from managers, nil if it is; set before serving
-	server    atomic.Pointer[bus.Server] // nil while starting
+	refusal   func() error                   // why no work is taken from managers, nil if it is; set before serving
+	server    atomic.Pointer[replica.Server] // nil while starting
 	serving   atomic.Bool
 	draining  atomic.Bool
 }

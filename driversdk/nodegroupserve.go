@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/replica"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
@@ -21,7 +22,7 @@ type groupServer struct {
 }
 
 // nodeGroups returns what answers about node groups; nil when the driver has none.
-func nodeGroups(driver any, hard context.Context, log *slog.Logger) bus.NodeGroupHandler { //nolint:revive // the driver is the subject
+func nodeGroups(driver any, hard context.Context, log *slog.Logger) replica.NodeGroupHandler { //nolint:revive // the driver is the subject
 	d, ok := driver.(NodeGroups)
 	if !ok {
 		return nil

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/replica"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -294,7 +294,7 @@ func TestServe_Capabilities(t *testing.T) {
 	})
 	got := w.session(func(*driverv1.Session) bool { return true })
 	want := &driverv1.Session{
-		Version: "1.2.3", Kind: "K", ApiVersions: []string{"a/v1"}, Slots: uint32(bus.DefaultSlots()), CreateIdentity: IdentityToken,
+		Version: "1.2.3", Kind: "K", ApiVersions: []string{"a/v1"}, Slots: uint32(replica.DefaultSlots()), CreateIdentity: IdentityToken,
 		Capabilities: []driverv1.Operation{
 			driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_STATUS,
 			driverv1.Operation_OPERATION_LIST, driverv1.Operation_OPERATION_VALIDATE,

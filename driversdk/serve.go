@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/replica"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -44,7 +45,7 @@ type process struct {
 	name   string
 	cfg    Config
 	log    *slog.Logger
-	server *bus.Server
+	server *replica.Server
 	health health
 	second chan os.Signal // signals that come while draining
 }
@@ -96,7 +97,7 @@ func serve[S any](ctx context.Context, r *process, d Driver[S]) error {
 	server := r.serverConfig(h.capabilities(), m, known.changed)
 	server.Seal = fetch.Seal
 	server.NodeGroups = nodeGroups(d, hard, r.log)
-	r.server, err = bus.NewServer(conn, server, h)
+	r.server, err = replica.New(conn, server, h)
 	if err != nil {
 		return err
 	}
@@ -119,13 +120,13 @@ func (r *process) natsConfig() bus.Config {
 
 func (r *process) serverConfig(
 	capabilities []driverv1.Operation, m *metrics, changed func(string, *driverv1.Changed),
-) bus.ServerConfig {
+) replica.Config {
 	hostname, err := os.Hostname()
 	if err != nil {
 		r.log.Warn("this host has no name to show", "err", err)
 	}
 
-	return bus.ServerConfig{
+	return replica.Config{
 		Provider: r.cfg.Provider, Clusters: r.cfg.Clusters, Replica: r.name,
 		Version: r.cfg.Version, Hostname: hostname,
 		Slots: r.cfg.Slots, DrainTimeout: r.cfg.DrainTimeout, HardStop: r.cfg.hardStop, StuckAfter: r.cfg.stuckAfter,
@@ -177,7 +178,7 @@ var errLeft = errors.New("the manager will have other replicas look at what beca
 // withErrLeft adds to the bus's word on operations that were left behind what becomes
 // of them.
 func withErrLeft(err error) error {
-	if errors.Is(err, bus.ErrLeft) {
+	if errors.Is(err, replica.ErrLeft) {
 		return fmt.Errorf("%w: %w", err, errLeft)
 	}
 

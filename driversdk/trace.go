@@ -10,13 +10,14 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/replica"
 )
 
 const tracerName = "github.com/machinebus/machinebus/driversdk"
 
 // traced starts the span of an operation below the manager's, which says whether
 // there is one: it has sampled, and the replica does not decide anew.
-func (h *handler[S]) traced(ctx context.Context, t *bus.Task) (context.Context, trace.Span) {
+func (h *handler[S]) traced(ctx context.Context, t *replica.Task) (context.Context, trace.Span) {
 	if t.TraceParent == "" {
 		return ctx, trace.SpanFromContext(ctx)
 	}

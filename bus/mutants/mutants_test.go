@@ -71,7 +71,7 @@ func TestCaught(t *testing.T) { //nolint:paralleltest // one at a time, so that 
 			out, err := try(t, build(t, &m), m.tests, onceTime)
 			by := failed.FindSubmatch(out)
 			if err == nil || by == nil {
-				t.Fatalf("survives: %s in %s; add a test to bus that sees it (%v)\n%s", m.mutated, m.file, err, out)
+				t.Fatalf("survives: %s in %s; add a test that sees it (%v)\n%s", m.mutated, m.file, err, out)
 			}
 			t.Logf("%-28s caught by %-60s in %s", m.name, by[1], time.Since(started).Round(time.Second))
 		})
@@ -96,10 +96,13 @@ func (m mutation) apply(t *testing.T) (path string, text []byte) {
 	return path, bytes.Replace(text, []byte(m.old), []byte(m.mutated), 1)
 }
 
-// build makes the tests of bus with a mutation, or without one.
-func build(t *testing.T, m *mutation) (binary string) {
+// tested are the packages whose tests have to catch mutations.
+var tested = []string{"caller", "replica"}
+
+// build makes the tests of each tested package in dir, with a mutation or without one.
+func build(t *testing.T, m *mutation) (dir string) {
 	t.Helper()
-	dir := t.TempDir()
+	dir = t.TempDir()
 	replaced := map[string]string{}
 	if m != nil {
 		path, text := m.apply(t)
@@ -116,22 +119,30 @@ func build(t *testing.T, m *mutation) (binary string) {
 	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	binary = filepath.Join(dir, "bus.test")
-	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary, "..")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("a mutation has to compile: %v\n%s", err, out)
+	for _, name := range tested {
+		build := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"),
+			"-o", filepath.Join(dir, name), "../"+name)
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("a mutation has to compile: %v\n%s", err, out)
+		}
 	}
 
-	return binary
+	return dir
 }
 
-// try runs tests. Only a failed test or a panic makes a line that failed matches.
-func try(t *testing.T, binary, tests string, limit time.Duration) ([]byte, error) {
+// try runs tests of the packages built in dir, up to the first that fails. Only a failed test
+// or a panic makes a line that failed matches.
+func try(t *testing.T, dir, tests string, limit time.Duration) (out []byte, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	test := exec.CommandContext(ctx, binary, "-test.failfast", "-test.run", "^("+tests+")$")
-	test.Dir = ".."
+	for _, name := range tested {
+		test := exec.CommandContext(ctx, filepath.Join(dir, name), "-test.failfast", "-test.run", "^("+tests+")$")
+		test.Dir = "../" + name
+		if out, err = test.CombinedOutput(); err != nil {
+			break
+		}
+	}
 
-	return test.CombinedOutput() //nolint:wrapcheck // the test's own
+	return out, err //nolint:wrapcheck // the test's own
 }

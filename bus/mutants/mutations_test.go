@@ -2,93 +2,93 @@ package mutants
 
 var mutations = []mutation{
 	{
-		name: "refused BEGUN counts", file: "begin.go", tests: "TestCutOffReplicaIsFenced|TestModel",
+		name: "refused BEGUN counts", file: "replica/begin.go", tests: "TestCutOffReplicaIsFenced|TestModel",
 		old:     "driverv1.Claim_STATE_BEGUN), expected, 0)\n\tif err != nil {",
-		mutated: "driverv1.Claim_STATE_BEGUN), expected, 0)\n\tif _, replaced := conflictOf(err); err != nil && !replaced {",
+		mutated: "driverv1.Claim_STATE_BEGUN), expected, 0)\n\tif _, replaced := opstream.ConflictOf(err); err != nil && !replaced {",
 	},
 	{
-		name: "unanswered BEGUN counts", file: "begin.go", tests: "TestBeginUnacknowledged|TestModel",
+		name: "unanswered BEGUN counts", file: "replica/begin.go", tests: "TestBeginUnacknowledged|TestModel",
 		old: "\t\tcase err != nil:\n\t\t\treturn cs.refuseBegin", mutated: "\t\tcase err != nil && false:\n\t\t\treturn cs.refuseBegin",
 	},
 	{
-		name: "late BEGUN counts", file: "begin.go", tests: "TestBeginAcknowledgedLate",
+		name: "late BEGUN counts", file: "replica/begin.go", tests: "TestBeginAcknowledgedLate",
 		old: "case fresh:", mutated: "case fresh || err == nil:",
 	},
 	{
-		name: "two calls write at once", file: "begin.go", tests: "TestTwoCallsBeginAtOnce",
+		name: "two calls write at once", file: "replica/begin.go", tests: "TestTwoCallsBeginAtOnce",
 		old: "h.beginning.Lock() // or two calls would take each other's record for another attempt's\n\tdefer h.beginning.Unlock()\n", mutated: "\n",
 	},
 	{
-		name: "claim is not replaced", file: "claim.go", tests: "TestClaimRace|TestModel",
-		old: "case errors.Is(err, errConflict):\n", mutated: "case errors.Is(err, errConflict):\n\t\treturn nil\n",
+		name: "claim is not replaced", file: "replica/claim.go", tests: "TestClaimRace|TestModel",
+		old: "case errors.Is(err, opstream.ErrConflict):\n", mutated: "case errors.Is(err, opstream.ErrConflict):\n\t\treturn nil\n",
 	},
 	{
-		name: "no recover after BEGUN", file: "mutate.go", tests: "TestDeadReplicasMutationGoesToAnother|TestModel",
+		name: "no recover after BEGUN", file: "caller/mutate.go", tests: "TestDeadReplicasMutationGoesToAnother|TestModel",
 		old: "m.number, m.again = m.ran+1, true", mutated: "m.number = m.ran + 1",
 	},
 	{
-		name: "no wait without identity", file: "mutate.go", tests: "TestDeadReplicasCreateWithoutIdentityWaits|TestModel",
+		name: "no wait without identity", file: "caller/mutate.go", tests: "TestDeadReplicasCreateWithoutIdentityWaits|TestModel",
 		old: "case !m.unclaimed && now.Before(lost):", mutated: "case !m.unclaimed && now.Before(lost) && false:",
 	},
 	{
-		name: "stuck call is not feared", file: "mutate.go", tests: "TestStuck_NoIdentity",
+		name: "stuck call is not feared", file: "caller/mutate.go", tests: "TestStuck_NoIdentity",
 		old: `case stuck != "":`, mutated: `case stuck != "" && false:`,
 	},
 	{
-		name: "BEGUN is nothing begun", file: "consult.go", tests: "TestDeadReplicasCreateWithoutIdentityWaits|TestModel",
+		name: "BEGUN is nothing begun", file: "caller/consult.go", tests: "TestDeadReplicasCreateWithoutIdentityWaits|TestModel",
 		old: "if c.GetState() == driverv1.Claim_STATE_RUNNING {", mutated: "if runs(c) {",
 	},
 	{
-		name: "RELEASED is nothing begun", file: "consult.go", tests: "TestReleasedCreateWithoutIdentityWaits",
+		name: "RELEASED is nothing begun", file: "caller/consult.go", tests: "TestReleasedCreateWithoutIdentityWaits",
 		old:     "if c.GetState() == driverv1.Claim_STATE_RUNNING {",
 		mutated: "if c.GetState() == driverv1.Claim_STATE_RUNNING || c.GetState() == driverv1.Claim_STATE_RELEASED {",
 	},
 	{
-		name: "young stream lost nothing", file: "consult.go", tests: "TestClaimLostWithItsStream",
-		old: "(age > acceptBy+r.req.Timeout ||", mutated: "(age >= 0 ||",
+		name: "young stream lost nothing", file: "caller/consult.go", tests: "TestClaimLostWithItsStream",
+		old: "(age > bus.AcceptBy+r.req.Timeout ||", mutated: "(age >= 0 ||",
 	},
 	{
-		name: "lost create of another id", file: "consult.go", tests: "TestLostCreateOfAnotherOperation",
+		name: "lost create of another id", file: "caller/consult.go", tests: "TestLostCreateOfAnotherOperation",
 		old: "\tr.fearEarlierCreate(c)\n", mutated: "\n",
 	},
 	{
-		name: "later operation is replaced", file: "consult.go", tests: "TestJudgeClaim",
+		name: "later operation is replaced", file: "caller/consult.go", tests: "TestJudgeClaim",
 		old: "return isStale\n", mutated: "return isFree\n",
 	},
 	{
-		name: "plain claim is free", file: "consult.go", tests: "TestJudgeClaim|TestModel",
-		old: "case same && c.GetReplica() == plainReplica:", mutated: "case same && c.GetReplica() == plainReplica && false:",
+		name: "plain claim is free", file: "caller/consult.go", tests: "TestJudgeClaim|TestModel",
+		old: "case same && c.GetReplica() == bus.PlainReplica:", mutated: "case same && c.GetReplica() == bus.PlainReplica && false:",
 	},
 	{
-		name: "sequences begin at 1", file: "streams.go", tests: "TestStreamDeletedUnderUs|TestStreamIsMadeSafe",
+		name: "sequences begin at 1", file: "caller/streams.go", tests: "TestStreamDeletedUnderUs|TestStreamIsMadeSafe",
 		old: "return 1 + rand.Uint64N(1<<52)", mutated: "return 1 + 0*rand.Uint64N(1<<52)",
 	},
 	{
-		name: "rollback is not noticed", file: "streams.go", tests: "TestStoreRollsBack",
+		name: "rollback is not noticed", file: "caller/streams.go", tests: "TestStoreRollsBack",
 		old: "case there.last < known.last:", mutated: "case there.last < known.last && false:",
 	},
 	{
-		name: "lost stream is made at once", file: "streams.go", tests: "TestLostStreamIsMadeLater",
-		old: "wait := acceptBy - time.Since(st.gone)", mutated: "wait := -time.Since(st.gone)",
+		name: "lost stream is made at once", file: "caller/streams.go", tests: "TestLostStreamIsMadeLater",
+		old: "wait := bus.AcceptBy - time.Since(st.gone)", mutated: "wait := -time.Since(st.gone)",
 	},
 	{
-		name: "frame of another attempt", file: "attempt.go", tests: "TestFramesOfStrangersAreDropped|TestModel",
+		name: "frame of another attempt", file: "caller/attempt.go", tests: "TestFramesOfStrangersAreDropped|TestModel",
 		old: "case env.GetAttempt() != a.number:", mutated: "case env.GetAttempt() != a.number && false:",
 	},
 	{
-		name: "result counts unstored", file: "held.go", tests: "TestResultAskedForAgainCountsOnceStored",
+		name: "result counts unstored", file: "replica/held.go", tests: "TestResultAskedForAgainCountsOnceStored",
 		old: "return !h.askedAgain || ", mutated: "return true || ",
 	},
 	{
-		name: "plain accept_by from sending", file: "call.go", tests: "TestPlainRequestIsAsOldAsItsClaim",
+		name: "plain accept_by from sending", file: "caller/call.go", tests: "TestPlainRequestIsAsOldAsItsClaim",
 		old: "now = k.plainClaimAt", mutated: "now = now.Add(0)",
 	},
 	{
-		name: "lower epoch is accepted", file: "managers.go", tests: "TestLowerEpochIsRefused",
+		name: "lower epoch is accepted", file: "replica/managers.go", tests: "TestLowerEpochIsRefused",
 		old: "epoch < highest {", mutated: "epoch < highest && false {",
 	},
 	{
-		name: "late request is accepted", file: "receive.go", tests: "TestServerRefuses|TestModel",
+		name: "late request is accepted", file: "replica/receive.go", tests: "TestServerRefuses|TestModel",
 		old: "!h.started.After(by.AsTime())", mutated: "!h.started.After(by.AsTime()) || true",
 	},
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 	"github.com/machinebus/machinebus/driversdk"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -119,7 +120,7 @@ func (r *readRig) callCreate(ctx context.Context) error {
 	machine := env.GetStatus().GetMachine()
 	machine.Uid = "bus-" + strconv.FormatUint(reads.Add(1), 10)
 	id := machine.GetUid() + ".create.0"
-	out, err := r.caller.Call(ctx, bus.Request{
+	out, err := r.caller.Call(ctx, caller.Request{
 		Provider: readProvider, Namespace: "shop", Name: machine.GetName(), Timeout: readTimeout, OperationID: id,
 		Body: &driverv1.Envelope{Body: &driverv1.Envelope_Create{Create: &driverv1.CreateRequest{
 			Machine: machine, Class: env.GetStatus().GetClass(),

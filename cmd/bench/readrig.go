@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 	"github.com/machinebus/machinebus/driversdk"
@@ -31,7 +32,7 @@ const (
 // at the other end of a socket.
 type readRig struct {
 	server  *embedded.Server
-	caller  *bus.Caller
+	caller  *caller.Caller
 	peer    *nats.Conn
 	request *driverv1.Envelope // as the peer sends it
 	reply   *driverv1.Envelope
@@ -83,8 +84,8 @@ func newReadRig(ctx context.Context, o rigOptions) (r *readRig, err error) {
 		return r, err
 	}
 	r.closing(conn.Close)
-	asking := bus.CallerConfig{Cluster: readCluster, Operations: &bus.StreamConfig{Memory: r.server.InMemory()}, Logger: quiet}
-	if r.caller, err = bus.NewCaller(conn, asking); err != nil {
+	asking := caller.Config{Cluster: readCluster, Operations: &caller.StreamConfig{Memory: r.server.InMemory()}, Logger: quiet}
+	if r.caller, err = caller.New(conn, asking); err != nil {
 		return r, err
 	}
 	r.closing(r.caller.Close)
@@ -228,7 +229,7 @@ func (r *readRig) callPeer(ctx context.Context) error {
 
 // callBus is one status operation.
 func (r *readRig) callBus(ctx context.Context) error {
-	_, err := r.caller.Call(ctx, bus.Request{
+	_, err := r.caller.Call(ctx, caller.Request{
 		Provider: readProvider, Namespace: "shop", Name: "worker-1-7d9f8-abcde", Timeout: readTimeout,
 		OperationID: "read." + strconv.FormatUint(reads.Add(1), 10), Body: statusRequest(),
 	})

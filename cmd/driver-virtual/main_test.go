@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloud"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
@@ -151,7 +152,7 @@ type world struct {
 	natsURL  string
 	cloudURL string
 	admin    *cloudapi.Admin
-	caller   *bus.Caller
+	caller   *caller.Caller
 }
 
 func newWorld(t *testing.T, knobs cloudapi.Knobs) *world {
@@ -186,7 +187,7 @@ func newWorld(t *testing.T, knobs cloudapi.Knobs) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(fetches.Stop)
-	if w.caller, err = bus.NewCaller(conn, bus.CallerConfig{Cluster: "default", Operations: &bus.StreamConfig{Memory: true}, Logger: quiet}); err != nil {
+	if w.caller, err = caller.New(conn, caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(w.caller.Close)
@@ -215,10 +216,10 @@ var (
 	secretRef = &driverv1.ObjectReference{Namespace: "ns", Name: "cloud", Uid: "s", ResourceVersion: "1"}
 )
 
-func (w *world) call(body *driverv1.Envelope, operationID string) (*bus.Outcome, error) {
+func (w *world) call(body *driverv1.Envelope, operationID string) (*caller.Outcome, error) {
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()
-	out, err := w.caller.Call(ctx, bus.Request{
+	out, err := w.caller.Call(ctx, caller.Request{
 		Provider: "virtual", Namespace: "ns", Name: "m1", OperationID: operationID, Body: body, Timeout: patience,
 	})
 	if replica := out.Replica; replica != "" {
@@ -363,7 +364,7 @@ func TestMain_Kill(t *testing.T) {
 	first := run(t, "--nats-url", w.natsURL)
 	w.replicas(1)
 	type outcome struct {
-		out *bus.Outcome
+		out *caller.Outcome
 		err error
 	}
 	created := make(chan outcome, 1)

@@ -8,13 +8,14 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/embedded"
 )
 
 // connect joins the bus: an external NATS, or an embedded one that it starts.
 // The returned stop ends both.
-func (n *natsOptions) connect(ctx context.Context) (conn *bus.Conn, streams *bus.StreamConfig, stop func(), err error) {
-	streams = &bus.StreamConfig{Replicas: n.streamReplicas, Memory: n.streamStorage == storageMemory}
+func (n *natsOptions) connect(ctx context.Context) (conn *bus.Conn, streams *caller.StreamConfig, stop func(), err error) {
+	streams = &caller.StreamConfig{Replicas: n.streamReplicas, Memory: n.streamStorage == storageMemory}
 	log := slog.New(logr.ToSlogHandler(klog.Background().WithName("nats")))
 	cfg := n.config
 	cfg.Name, cfg.InboxPrefix, cfg.Logger = "mcm "+identity(), bus.ManagerInboxPrefix, log

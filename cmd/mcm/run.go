@@ -21,6 +21,7 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/cmd/internal/tracing"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
@@ -119,10 +120,10 @@ type mcm struct {
 	manager    ctrl.Manager
 	lock       *leaderLock
 	conn       *bus.Conn
-	streams    *bus.StreamConfig
+	streams    *caller.StreamConfig
 	events     record.EventRecorder
 	log        *slog.Logger
-	caller     *bus.Caller
+	caller     *caller.Caller
 	announcer  *bus.Announcer
 	dispatcher *dispatch.Dispatcher
 	reconciler *machine.Reconciler
@@ -173,7 +174,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	if m.announcer, err = bus.NewAnnouncer(m.conn, m.options.clusterName); err != nil {
 		return err
 	}
-	m.caller, err = bus.NewCaller(m.conn, bus.CallerConfig{
+	m.caller, err = caller.New(m.conn, caller.Config{
 		Cluster: m.options.clusterName, Owner: m.owner, Epoch: m.lock.Epoch, Operations: m.streams, Key: key, Logger: m.log,
 	})
 	if err != nil {

@@ -85,7 +85,7 @@ type driverRow struct {
 	LastSeen       time.Time `json:"lastSeen"`
 }
 
-func rowOf(r replica, now time.Time) driverRow {
+func rowOf(r knownReplica, now time.Time) driverRow {
 	s := r.session
 	row := driverRow{
 		Cluster: s.GetCluster(), Provider: s.GetProvider(), Replica: s.GetReplica(),
@@ -111,7 +111,7 @@ func rowOf(r replica, now time.Time) driverRow {
 	return row
 }
 
-func stateOf(r replica, now time.Time) string {
+func stateOf(r knownReplica, now time.Time) string {
 	switch {
 	case r.plain:
 		return "plain"
@@ -135,7 +135,7 @@ func verbs(ops []driverv1.Operation) []string {
 	return names
 }
 
-func printDrivers(w io.Writer, heard []replica, now time.Time, provider, out string, compact bool) error {
+func printDrivers(w io.Writer, heard []knownReplica, now time.Time, provider, out string, compact bool) error {
 	rows, others := []driverRow{}, []string{}
 	for _, r := range heard {
 		if provider == "" || r.session.GetProvider() == provider {

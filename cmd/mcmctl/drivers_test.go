@@ -12,23 +12,25 @@ import (
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
+	"github.com/machinebus/machinebus/bus/replica"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 func TestDrivers(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
-	startReplica(t, url, bus.ServerConfig{
+	startReplica(t, url, replica.Config{
 		Provider: "virtual", Replica: "one", Version: "1.2.3", Hostname: "node-a", Slots: 7,
 		Kind: "VirtualSpec", APIVersions: []string{"v1", "v2"}, Clusters: []string{"default", "other"},
 	}, ok)
-	startReplica(t, url, bus.ServerConfig{Provider: "metal", Replica: "two", Version: "0.1.0", Hostname: "node-b"}, ok)
+	startReplica(t, url, replica.Config{Provider: "metal", Replica: "two", Version: "0.1.0", Hostname: "node-b"}, ok)
 
 	type row struct{ Cluster, Provider, Replica, Version, Host, State, Running, Slots string }
 	one := row{"default", "virtual", "one", "1.2.3", "node-a", "serving", "0", "7"}
 	other := one
 	other.Cluster = "other"
-	two := row{"default", "metal", "two", "0.1.0", "node-b", "serving", "0", strconv.Itoa(bus.DefaultSlots())}
+	two := row{"default", "metal", "two", "0.1.0", "node-b", "serving", "0", strconv.Itoa(replica.DefaultSlots())}
 	cases := map[string]struct {
 		reason string
 		args   []string
@@ -113,10 +115,10 @@ func TestDrivers(t *testing.T) {
 func TestFigures(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
-	startReplica(t, url, bus.ServerConfig{Provider: "virtual", Replica: "one"}, func(context.Context, *bus.Task) *driverv1.Result {
+	startReplica(t, url, replica.Config{Provider: "virtual", Replica: "one"}, func(context.Context, *replica.Task) *driverv1.Result {
 		return &driverv1.Result{Status: &driverv1.Status{Code: driverv1.Code_CODE_RESOURCE_EXHAUSTED, Message: "sold out"}}
 	})
-	caller, err := bus.NewCaller(connectTo(t, url), bus.CallerConfig{Cluster: "default", Operations: &bus.StreamConfig{Memory: true}, Logger: quiet()})
+	caller, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +157,7 @@ func TestFigures(t *testing.T) {
 	}
 	want := []row{
 		{"metal", "plain", "-", "0", "0", "-"},
-		{"virtual", "serving", strconv.Itoa(bus.DefaultSlots()), "2", "2", "8:sold out"},
+		{"virtual", "serving", strconv.Itoa(replica.DefaultSlots()), "2", "2", "8:sold out"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want, +got:\n%s\n%s", diff, out)
@@ -243,7 +245,7 @@ func TestStates(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := stateOf(replica{session: tc.session, at: now.Add(-tc.silence)}, now); got != tc.want {
+			if got := stateOf(knownReplica{session: tc.session, at: now.Add(-tc.silence)}, now); got != tc.want {
 				t.Errorf("%s: want %s, got %s", tc.reason, tc.want, got)
 			}
 		})

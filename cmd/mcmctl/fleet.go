@@ -26,9 +26,9 @@ const (
 	forgetQueue = 2500 * time.Millisecond
 )
 
-// A replica is one that was heard of. One that serves several control planes is
+// A knownReplica is one that was heard of. One that serves several control planes is
 // heard of in each.
-type replica struct {
+type knownReplica struct {
 	session *driverv1.Session
 	at      time.Time
 	plain   bool // it gives no sign of life, and only discovery knows of it
@@ -37,7 +37,7 @@ type replica struct {
 }
 
 // silent tells that the replica must be taken for dead.
-func (r replica) silent(now time.Time) bool { return !r.plain && now.Sub(r.at) > silentAfter }
+func (r knownReplica) silent(now time.Time) bool { return !r.plain && now.Sub(r.at) > silentAfter }
 
 // fleet collects sessions, and what replicas answer to discovery. It is safe for
 // concurrent use.
@@ -45,7 +45,7 @@ type fleet struct {
 	cluster string // the only one of interest; * for all
 
 	mu       sync.Mutex
-	heard    map[[3]string]replica      // by cluster, provider, replica
+	heard    map[[3]string]knownReplica // by cluster, provider, replica
 	services map[[2]string]service      // by provider, replica
 	outcomes map[string]*driverv1.Audit // by operation id
 	queues   map[string]queue           // by cluster
@@ -61,7 +61,7 @@ type queue struct {
 
 // A picture is what a fleet looks like at a moment.
 type picture struct {
-	replicas []replica
+	replicas []knownReplica
 	outcomes []*driverv1.Audit // the newest operations that ended, oldest first
 	queues   map[string]queue  // what no driver has, by cluster
 }
@@ -75,7 +75,7 @@ type service struct {
 
 func newFleet(cluster string) *fleet {
 	return &fleet{
-		cluster: cluster, heard: map[[3]string]replica{}, services: map[[2]string]service{},
+		cluster: cluster, heard: map[[3]string]knownReplica{}, services: map[[2]string]service{},
 		outcomes: map[string]*driverv1.Audit{}, queues: map[string]queue{}, led: map[string]struct{}{},
 	}
 }
@@ -153,14 +153,14 @@ func (f *fleet) onSession(s *driverv1.Session) {
 
 		return
 	}
-	f.heard[key] = replica{session: s, at: time.Now()}
+	f.heard[key] = knownReplica{session: s, at: time.Now()}
 }
 
 // list returns who was heard of in the last ten seconds, in a stable order.
-func (f *fleet) list(now time.Time) []replica {
+func (f *fleet) list(now time.Time) []knownReplica {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var all []replica
+	var all []knownReplica
 	for key, r := range f.heard {
 		if now.Sub(r.at) > forgetAfter {
 			delete(f.heard, key)
@@ -173,7 +173,7 @@ func (f *fleet) list(now time.Time) []replica {
 		all = append(all, r)
 	}
 	all = append(all, f.plain(now)...)
-	slices.SortFunc(all, func(a, b replica) int {
+	slices.SortFunc(all, func(a, b knownReplica) int {
 		return cmp.Or(
 			cmp.Compare(a.session.GetCluster(), b.session.GetCluster()),
 			cmp.Compare(a.session.GetProvider(), b.session.GetProvider()),
@@ -186,12 +186,12 @@ func (f *fleet) list(now time.Time) []replica {
 
 // plain returns the drivers that answer discovery and give no sign of life: one
 // row for each control plane, as for others. f.mu is held.
-func (f *fleet) plain(now time.Time) []replica {
+func (f *fleet) plain(now time.Time) []knownReplica {
 	sessions := map[[2]string]bool{}
 	for key := range f.heard {
 		sessions[[2]string{key[1], key[2]}] = true
 	}
-	var all []replica
+	var all []knownReplica
 	for key, s := range f.services {
 		if now.Sub(s.at) > forgetAfter {
 			delete(f.services, key)
@@ -202,7 +202,7 @@ func (f *fleet) plain(now time.Time) []replica {
 			if sessions[key] || f.cluster != anyCluster && cluster != f.cluster {
 				continue
 			}
-			all = append(all, replica{
+			all = append(all, knownReplica{
 				at: s.at, plain: true, figures: figures, counted: true,
 				session: &driverv1.Session{
 					Cluster: cluster, Provider: s.Provider, Replica: s.Replica, Version: s.Version, Hostname: s.Hostname,

@@ -12,7 +12,9 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/bus/replica"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -64,14 +66,14 @@ func rawConn(t *testing.T, url string) *nats.Conn {
 }
 
 // startReplica runs a driver replica until the test ends.
-func startReplica(t *testing.T, url string, cfg bus.ServerConfig, handle bus.HandlerFunc) {
+func startReplica(t *testing.T, url string, cfg replica.Config, handle replica.HandlerFunc) {
 	t.Helper()
 	cfg.Logger, cfg.DrainTimeout = quiet(), time.Second
 	cfg.Capabilities = []driverv1.Operation{
 		driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_LIST,
 	}
 	cfg.CreateIdentity = driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN
-	srv, err := bus.NewServer(connectTo(t, url), cfg, handle)
+	srv, err := replica.New(connectTo(t, url), cfg, handle)
 	if err != nil {
 		t.Fatalf("bus.NewServer(...): %v", err)
 	}
@@ -86,11 +88,11 @@ func startReplica(t *testing.T, url string, cfg bus.ServerConfig, handle bus.Han
 	})
 }
 
-func ok(context.Context, *bus.Task) *driverv1.Result { return &driverv1.Result{} }
+func ok(context.Context, *replica.Task) *driverv1.Result { return &driverv1.Result{} }
 
 // createRequest asks for a machine.
-func createRequest(name string) bus.Request {
-	return bus.Request{
+func createRequest(name string) caller.Request {
+	return caller.Request{
 		Provider: "virtual", Namespace: "default", Name: name, OperationID: "uid-" + name + ".create.0", Timeout: bounded,
 		Body: &driverv1.Envelope{Body: &driverv1.Envelope_Create{Create: &driverv1.CreateRequest{
 			Machine: &driverv1.Machine{Namespace: "default", Name: name, Uid: "uid-" + strings.ReplaceAll(name, ".", "-")},
@@ -102,7 +104,7 @@ func createRequest(name string) bus.Request {
 // startCreate calls for a machine; the outcome is nobody's concern.
 func startCreate(t *testing.T, url, name string) {
 	t.Helper()
-	caller, err := bus.NewCaller(connectTo(t, url), bus.CallerConfig{Cluster: "default", Operations: &bus.StreamConfig{Memory: true}, Logger: quiet()})
+	caller, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
 	if err != nil {
 		t.Fatalf("bus.NewCaller(...): %v", err)
 	}

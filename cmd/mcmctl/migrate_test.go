@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/cmd/driver-virtual/virtual"
 	"github.com/machinebus/machinebus/driversdk"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -87,7 +88,7 @@ func TestMigrate(t *testing.T) {
 func TestMigrate_MixedFleet(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
-	startReplica(t, url, bus.ServerConfig{Provider: virtual.Provider, Slots: 1}, ok)
+	startReplica(t, url, replica.Config{Provider: virtual.Provider, Slots: 1}, ok)
 	serveVirtual(t, url)
 	for range 8 {
 		_, _, err := mcmctl(t, "migrate", "--nats-url", url, "--cluster", "default", "--provider", "virtual", "-f", "testdata/oldclass.yaml")
@@ -101,7 +102,7 @@ func TestMigrate_Refused(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
 	serveVirtual(t, url, "east", "west")
-	startReplica(t, url, bus.ServerConfig{Provider: "older", Slots: 1, Clusters: []string{"east"}}, ok)
+	startReplica(t, url, replica.Config{Provider: "older", Slots: 1, Clusters: []string{"east"}}, ok)
 	dir := t.TempDir()
 	file := func(name, text string) string {
 		path := filepath.Join(dir, name)

@@ -144,7 +144,7 @@ func tryOf(id string) int {
 	return n
 }
 
-func opRowOf(r replica, op *driverv1.OperationState, now time.Time) opRow {
+func opRowOf(r knownReplica, op *driverv1.OperationState, now time.Time) opRow {
 	row := opRow{
 		Cluster: r.session.GetCluster(), Provider: r.session.GetProvider(), Replica: r.session.GetReplica(),
 		Namespace: op.GetNamespace(), Name: op.GetName(), Operation: bus.Verb(op.GetOperation()),

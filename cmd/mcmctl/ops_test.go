@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/replica"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -18,8 +19,8 @@ func TestOps(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
 	started, release := make(chan string, 2), make(chan struct{})
-	startReplica(t, url, bus.ServerConfig{Provider: "virtual", Replica: "one"},
-		func(_ context.Context, task *bus.Task) *driverv1.Result {
+	startReplica(t, url, replica.Config{Provider: "virtual", Replica: "one"},
+		func(_ context.Context, task *replica.Task) *driverv1.Result {
 			name := bus.MachineOf(task.Request).GetName()
 			started <- name
 			if name == "m2" {
@@ -106,7 +107,7 @@ func TestOps(t *testing.T) {
 func TestOutcomes(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
-	startReplica(t, url, bus.ServerConfig{Provider: "virtual", Replica: "one"}, ok)
+	startReplica(t, url, replica.Config{Provider: "virtual", Replica: "one"}, ok)
 	began := time.Now().Add(-time.Minute)
 	audit := func(name, id string, waited time.Duration, code driverv1.Code) *driverv1.Audit {
 		return &driverv1.Audit{
@@ -250,7 +251,7 @@ func TestOpRowOf(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := opRowOf(replica{session: &driverv1.Session{}, at: now.Add(-tc.silence)}, tc.op, now)
+			got := opRowOf(knownReplica{session: &driverv1.Session{}, at: now.Add(-tc.silence)}, tc.op, now)
 			if got.State != tc.state || got.ElapsedSeconds != tc.elapsed {
 				t.Errorf("%s: want %s %v, got %s %v", tc.reason, tc.state, tc.elapsed, got.State, got.ElapsedSeconds)
 			}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -41,12 +42,12 @@ func (q *question) migrate(ctx context.Context, old *unstructured.Unstructured) 
 	if err != nil {
 		return nil, fmt.Errorf("write %s %s as JSON: %w", old.GetKind(), old.GetName(), err)
 	}
-	client, err := bus.NewCaller(q.conn, bus.CallerConfig{Cluster: cluster, Logger: slog.New(slog.DiscardHandler)})
+	client, err := caller.New(q.conn, caller.Config{Cluster: cluster, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, err
 	}
 	defer client.Close()
-	out, err := askAgain(ctx, client, bus.Request{
+	out, err := askAgain(ctx, client, caller.Request{
 		Provider: q.provider, Namespace: old.GetNamespace(), Name: old.GetName(), Timeout: answerTimeout,
 		OperationID: "mcmctl.migrateclass." + string(uuid.NewUUID()),
 		Body: &driverv1.Envelope{Body: &driverv1.Envelope_MigrateClass{MigrateClass: &driverv1.MigrateClassRequest{
@@ -62,7 +63,7 @@ func (q *question) migrate(ctx context.Context, old *unstructured.Unstructured) 
 
 // askAgain asks until a replica that can answer was chosen: any of the provider's
 // is asked, and in the middle of an update only some can.
-func askAgain(ctx context.Context, client *bus.Caller, req bus.Request) (out *bus.Outcome, err error) {
+func askAgain(ctx context.Context, client *caller.Caller, req caller.Request) (out *caller.Outcome, err error) {
 	for range mixedTries {
 		out, err = client.Call(ctx, req)
 		if bus.CodeOf(err) != driverv1.Code_CODE_UNIMPLEMENTED {
@@ -106,7 +107,7 @@ func (q *question) asker(ctx context.Context, op driverv1.Operation) (string, er
 }
 
 // choose picks the control plane out of the replicas heard.
-func (q *question) choose(heard []replica, op driverv1.Operation) (string, error) {
+func (q *question) choose(heard []knownReplica, op driverv1.Operation) (string, error) {
 	clusters, others, live := map[string]bool{}, []string{}, false
 	for _, r := range heard {
 		switch {

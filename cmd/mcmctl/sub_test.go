@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
@@ -34,9 +36,9 @@ func following(t *testing.T, args ...string) (out *output, stop context.CancelFu
 }
 
 // meet returns a caller that knows its driver.
-func meet(t *testing.T, url string) *bus.Caller {
+func meet(t *testing.T, url string) *caller.Caller {
 	t.Helper()
-	caller, err := bus.NewCaller(connectTo(t, url), bus.CallerConfig{Cluster: "default", Operations: &bus.StreamConfig{Memory: true}, Logger: quiet()})
+	caller, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
 	if err != nil {
 		t.Fatalf("bus.NewCaller(...): %v", err)
 	}
@@ -49,8 +51,8 @@ func meet(t *testing.T, url string) *bus.Caller {
 func TestSub(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
-	startReplica(t, url, bus.ServerConfig{Provider: "virtual", Replica: "one"},
-		func(context.Context, *bus.Task) *driverv1.Result {
+	startReplica(t, url, replica.Config{Provider: "virtual", Replica: "one"},
+		func(context.Context, *replica.Task) *driverv1.Result {
 			return &driverv1.Result{Payload: &driverv1.Result_Create{
 				Create: &driverv1.CreateResponse{Instance: &driverv1.Instance{ProviderId: "virtual://1"}},
 			}}
@@ -121,7 +123,7 @@ func TestSubStrangers(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
 	out, _, done := following(t, "mcm.v1.>", "--nats-url", url, "--count", "3", "-o", "json")
-	caller, err := bus.NewCaller(connectTo(t, url), bus.CallerConfig{Cluster: "default", Operations: &bus.StreamConfig{Memory: true}, Logger: quiet()})
+	caller, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +159,7 @@ func TestSubStrangers(t *testing.T) {
 func TestSubNodeGroups(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
-	startReplica(t, url, bus.ServerConfig{
+	startReplica(t, url, replica.Config{
 		Provider: "virtual", Replica: "one",
 		NodeGroups: func(_ context.Context, _ string, req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
 			return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resized{

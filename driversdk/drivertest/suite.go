@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -22,7 +23,7 @@ type suite struct {
 	cfg     Config
 	conn    *bus.Conn
 	nc      *nats.Conn
-	caller  *bus.Caller // makes the operations stream
+	caller  *caller.Caller // makes the operations stream
 	fetches *fetches
 	onFetch nats.MsgHandler
 	fetched *nats.Subscription
@@ -177,8 +178,8 @@ func (s *suite) flush(ctx context.Context) error {
 
 // startCaller has the operations stream made as the manager makes it.
 func (s *suite) startCaller() error {
-	caller, err := bus.NewCaller(s.conn, bus.CallerConfig{
-		Cluster: s.cfg.Cluster, Operations: &bus.StreamConfig{Memory: true}, Key: s.fetches.key, Logger: s.cfg.Logger,
+	caller, err := caller.New(s.conn, caller.Config{
+		Cluster: s.cfg.Cluster, Operations: &caller.StreamConfig{Memory: true}, Key: s.fetches.key, Logger: s.cfg.Logger,
 	})
 	if err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/autoscaler"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/proto/externalgrpc"
@@ -54,7 +55,7 @@ func newFleet(t *testing.T) *fleet {
 
 func (f *fleet) start() {
 	conn := bustest.Connect(f.t, bus.Config{URLs: []string{f.url}})
-	server, err := bus.NewServer(conn, bus.ServerConfig{
+	server, err := replica.New(conn, replica.Config{
 		Provider: f.provider, Version: "1.0.0", Logger: bustest.Quiet(), NodeGroups: f.answer,
 		Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_LIST},
 	}, nil)

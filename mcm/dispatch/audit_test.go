@@ -11,6 +11,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -37,7 +38,7 @@ func TestAuditTellsEveryEnd(t *testing.T) {
 	answers := func(code driverv1.Code, text string) func(*testing.T, *rig, *gate, *v1alpha1.Machine) {
 		return func(t *testing.T, r *rig, g *gate, _ *v1alpha1.Machine) {
 			t.Helper()
-			g.answer = func(*bus.Task) *driverv1.Result {
+			g.answer = func(*replica.Task) *driverv1.Result {
 				return &driverv1.Result{Status: bus.StatusOf(bus.Errorf(code, "%s", text))}
 			}
 			g.release()
@@ -95,7 +96,7 @@ func TestAuditTellsEveryEnd(t *testing.T) {
 			"only the end counts, not each attempt",
 			func(t *testing.T, r *rig, g *gate, _ *v1alpha1.Machine) {
 				t.Helper()
-				g.answer = func(task *bus.Task) *driverv1.Result {
+				g.answer = func(task *replica.Task) *driverv1.Result {
 					result := created(task)
 					if unknown {
 						result = &driverv1.Result{OutcomeUnknown: true, Status: bus.StatusOf(
@@ -174,7 +175,7 @@ func TestLogLinesOfTheEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
-			rep := r.replica(t, func(context.Context, *bus.Task) *driverv1.Result { return &driverv1.Result{Status: tc.status} })
+			rep := r.replica(t, func(context.Context, *replica.Task) *driverv1.Result { return &driverv1.Result{Status: tc.status} })
 			r.Start(tc.op)
 			r.until(t, tc.op.Machine.UID, dispatch.Done)
 			r.stop()

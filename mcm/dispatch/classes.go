@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -25,9 +26,9 @@ const (
 
 // A ClassCaller is the part of bus.Caller that asks about classes.
 type ClassCaller interface {
-	Call(ctx context.Context, req bus.Request) (*bus.Outcome, error)
+	Call(ctx context.Context, req caller.Request) (*caller.Outcome, error)
 	Room(provider string) <-chan struct{}
-	Replicas() []bus.Replica
+	Replicas() []caller.Replica
 }
 
 // Classes asks drivers about classes: questions that change nothing and may be
@@ -45,7 +46,7 @@ func NewClasses(caller ClassCaller) *Classes { return &Classes{caller: caller} }
 // not keep the class from being used. The error is the driver's own, with its code;
 // Unimplemented when replicas live and none of them validates classes.
 func (c *Classes) Validate(ctx context.Context, provider string, class Class) (warnings []string, err error) {
-	result, err := c.ask(ctx, driverv1.Operation_OPERATION_VALIDATE, bus.Request{
+	result, err := c.ask(ctx, driverv1.Operation_OPERATION_VALIDATE, caller.Request{
 		Provider: provider, Namespace: class.Object.Namespace, Name: class.Object.Name, Timeout: classTimeout,
 		OperationID: string(class.Object.UID) + ".validate." + string(uuid.NewUUID()),
 		Body: &driverv1.Envelope{Body: &driverv1.Envelope_Validate{
@@ -57,7 +58,7 @@ func (c *Classes) Validate(ctx context.Context, provider string, class Class) (w
 }
 
 // ask returns a driver's answer, however long it takes to get one.
-func (c *Classes) ask(ctx context.Context, op driverv1.Operation, req bus.Request) (*driverv1.Result, error) {
+func (c *Classes) ask(ctx context.Context, op driverv1.Operation, req caller.Request) (*driverv1.Result, error) {
 	refused := 0
 	for wait := firstClassWait; ; wait = min(2*wait, longestClassWait) {
 		room := c.caller.Room(req.Provider)

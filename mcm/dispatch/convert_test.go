@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -183,7 +184,7 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	d := New(t.Context(), nil, nil)
 	d.metrics.started("virtual", Create)()
-	d.metrics.finished("virtual", Create, nil, &bus.Outcome{Attempts: 2})
+	d.metrics.finished("virtual", Create, nil, &caller.Outcome{Attempts: 2})
 	registry := prometheus.NewRegistry()
 	for _, c := range d.Collectors() {
 		if err := registry.Register(c); err != nil {

@@ -12,14 +12,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // A Caller is the part of bus.Caller that a Dispatcher uses.
 type Caller interface {
-	Call(ctx context.Context, req bus.Request) (*bus.Outcome, error)
+	Call(ctx context.Context, req caller.Request) (*caller.Outcome, error)
 	Room(provider string) <-chan struct{}
-	Replicas() []bus.Replica
+	Replicas() []caller.Replica
 	Cancel(provider, operationID string) error
 	Acknowledge(provider, replica, operationID string) error
 }
@@ -65,7 +66,7 @@ type entry struct {
 	uid      types.UID
 	provider string
 	started  time.Time
-	request  bus.Request
+	request  caller.Request
 	turn     *turn
 	class    int64 // its generation; 0 when another manager sent the operation
 	span     trace.Span
@@ -126,7 +127,7 @@ func (d *Dispatcher) Start(op Operation) State {
 		quit: make(chan struct{}), span: startSpan(&op),
 	}
 	e.tellAt = e.started.Add(d.patient)
-	e.request = bus.Request{
+	e.request = caller.Request{
 		Provider: op.Provider, Namespace: op.Machine.Namespace, Name: op.Machine.Name,
 		OperationID: id, Body: request(&op), Timeout: op.Timeout, Recover: op.Recover, Attempt: op.Attempt,
 		OnlyIfHeld: op.OnlyIfHeld, TraceParent: traceParent(e.span),
@@ -202,7 +203,7 @@ func (d *Dispatcher) Settle(uid types.UID, id string) {
 func (d *Dispatcher) release(e *entry) {
 	log := d.log(e, &e.state)
 	// Only the number matters from now on.
-	e.settled, e.request, e.state = true, bus.Request{}, State{Phase: Done}
+	e.settled, e.request, e.state = true, caller.Request{}, State{Phase: Done}
 	if e.holder == "" {
 		return
 	}
@@ -349,7 +350,7 @@ func (d *Dispatcher) waits(e *entry, err error, attempts uint32) {
 
 // mayGo waits until an operation may be sent: until it has its turn and nothing bars
 // operations. False means that it has ended, or that the dispatcher ends.
-func (d *Dispatcher) mayGo(e *entry, req *bus.Request) bool {
+func (d *Dispatcher) mayGo(e *entry, req *caller.Request) bool {
 	if !d.awaitTurn(e, req) {
 		return false
 	}
@@ -363,7 +364,7 @@ func (d *Dispatcher) mayGo(e *entry, req *bus.Request) bool {
 			return false
 		}
 		if e.cancelled() && !req.Recover {
-			d.finish(e, &bus.Outcome{Waited: time.Since(e.started)}, Errorf(Canceled, "given up while waiting: %w", why))
+			d.finish(e, &caller.Outcome{Waited: time.Since(e.started)}, Errorf(Canceled, "given up while waiting: %w", why))
 
 			return false
 		}
@@ -376,7 +377,7 @@ func (d *Dispatcher) mayGo(e *entry, req *bus.Request) bool {
 // has is in flight, whatever the limits; the rest takes its place at the head of the
 // queue, as a manager journals operations before they have their turn. False means
 // that it has ended, or that the dispatcher ends.
-func (d *Dispatcher) takeUp(e *entry, req *bus.Request) bool {
+func (d *Dispatcher) takeUp(e *entry, req *caller.Request) bool {
 	look, found := *req, false
 	look.Look = true
 	look.OnAccepted = func(attempt uint32, replica string) {
@@ -390,7 +391,7 @@ func (d *Dispatcher) takeUp(e *entry, req *bus.Request) bool {
 		out, err := d.caller.Call(d.ctx, look)
 		switch {
 		case d.ctx.Err() != nil:
-		case errors.Is(err, bus.ErrNotHeld):
+		case errors.Is(err, caller.ErrNotHeld):
 			req.Attempt = out.Attempts
 			carryUntil(req, out)
 			d.queue.first(e.turn)
@@ -422,14 +423,14 @@ func (d *Dispatcher) takeUp(e *entry, req *bus.Request) bool {
 }
 
 // carry has the next call know of the attempts that may have had an effect.
-func carry(req *bus.Request, out *bus.Outcome, err error) {
+func carry(req *caller.Request, out *caller.Outcome, err error) {
 	if bus.OriginOf(err) == bus.OriginTimeout {
 		req.Recover, req.Attempt = true, out.Attempts
 		carryUntil(req, out)
 	}
 }
 
-func carryUntil(req *bus.Request, out *bus.Outcome) {
+func carryUntil(req *caller.Request, out *caller.Outcome) {
 	req.Until = out.Until
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -190,7 +191,7 @@ func TestWaitsForRoom(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	g := newGate(t)
-	r.replica(t, g.handle, func(c *bus.ServerConfig) { c.Slots = 1 })
+	r.replica(t, g.handle, func(c *replica.Config) { c.Slots = 1 })
 	first, second := newMachine("m1"), newMachine("m2")
 	r.Start(operation(dispatch.Create, first, 0))
 	bustest.Receive(t, "the driver to get the first create", g.entered)
@@ -211,7 +212,7 @@ func TestFailure(t *testing.T) {
 	t.Parallel()
 	r, machine := newRig(t), newMachine("m1")
 	g := newGate(t)
-	g.answer = func(*bus.Task) *driverv1.Result {
+	g.answer = func(*replica.Task) *driverv1.Result {
 		return &driverv1.Result{
 			Status: bus.StatusOf(&bus.Error{Code: driverv1.Code_CODE_RESOURCE_EXHAUSTED, RetryAfter: 7 * time.Second}),
 			Payload: &driverv1.Result_Create{
@@ -300,7 +301,7 @@ func TestOutcomeUnknown(t *testing.T) {
 	t.Parallel()
 	r, machine := newRig(t), newMachine("m1")
 	requests := make(chan *driverv1.Envelope, 9)
-	r.replica(t, func(_ context.Context, task *bus.Task) *driverv1.Result {
+	r.replica(t, func(_ context.Context, task *replica.Task) *driverv1.Result {
 		requests <- task.Request
 		if task.Request.GetAttempt() == 1 {
 			return &driverv1.Result{
@@ -492,7 +493,7 @@ func TestBarred(t *testing.T) {
 		return reason
 	})
 	var asked atomic.Int64
-	r.replica(t, func(ctx context.Context, task *bus.Task) *driverv1.Result {
+	r.replica(t, func(ctx context.Context, task *replica.Task) *driverv1.Result {
 		asked.Add(1)
 
 		return atOnce(ctx, task)

@@ -11,7 +11,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -46,7 +46,7 @@ type Leadership interface {
 type Epochs struct {
 	lead     Leadership
 	name     string
-	replicas func() []bus.Replica
+	replicas func() []caller.Replica
 	ahead    <-chan struct{}
 	log      logr.Logger
 
@@ -70,7 +70,7 @@ type rival struct {
 // NewEpochs returns the Epochs of the manager that says hello by this name. The
 // replicas are those that live, and ahead gets a value when one of them has heard a
 // higher epoch, as of a [bus.Caller].
-func NewEpochs(lead Leadership, name string, replicas func() []bus.Replica, ahead <-chan struct{}, log logr.Logger) *Epochs {
+func NewEpochs(lead Leadership, name string, replicas func() []caller.Replica, ahead <-chan struct{}, log logr.Logger) *Epochs {
 	return &Epochs{
 		lead: lead, name: name, replicas: replicas, ahead: ahead, log: log, heard: make(chan struct{}, 1),
 		raised: prometheus.NewCounter(prometheus.CounterOpts{

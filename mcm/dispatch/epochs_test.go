@@ -16,6 +16,8 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/caller"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -51,7 +53,7 @@ func (l *lead) Raise(_ context.Context, above uint64) error {
 func TestEpochs_DriversKnowHigher(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	rep := r.replica(t, func(context.Context, *bus.Task) *driverv1.Result {
+	rep := r.replica(t, func(context.Context, *replica.Task) *driverv1.Result {
 		return &driverv1.Result{Status: &driverv1.Status{Code: driverv1.Code_CODE_OK}}
 	})
 	conn := bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}, Name: "mcm"})
@@ -66,7 +68,7 @@ func TestEpochs_DriversKnowHigher(t *testing.T) {
 	bustest.Eventually(t, "the replica knows epoch 100", func() bool { return r.session(rep).GetEpoch() == 100 })
 
 	lead := newLead(1)
-	caller, err := bus.NewCaller(conn, bus.CallerConfig{Cluster: cluster, Epoch: lead.Epoch, Logger: bustest.Quiet()})
+	caller, err := caller.New(conn, caller.Config{Cluster: cluster, Epoch: lead.Epoch, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,9 +106,9 @@ func begin(t *testing.T, start func(context.Context) error) {
 }
 
 // heard has a driver replica say that it has heard of an epoch.
-func heard(epoch uint64) func() []bus.Replica {
-	return func() []bus.Replica {
-		return []bus.Replica{{Session: &driverv1.Session{Provider: provider, Replica: "r-1", Epoch: epoch}}}
+func heard(epoch uint64) func() []caller.Replica {
+	return func() []caller.Replica {
+		return []caller.Replica{{Session: &driverv1.Session{Provider: provider, Replica: "r-1", Epoch: epoch}}}
 	}
 }
 
@@ -139,7 +141,7 @@ type bubble struct {
 }
 
 // inBubble has do act before the manager leads, which it does with start.
-func inBubble(t *testing.T, name string, epoch uint64, replicas func() []bus.Replica, do func(*bubble)) {
+func inBubble(t *testing.T, name string, epoch uint64, replicas func() []caller.Replica, do func(*bubble)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{lead: newLead(epoch), ahead: make(chan struct{}, 1), lines: make(chan string, 100)}
@@ -201,7 +203,7 @@ func TestEpochs_Rival(t *testing.T) {
 func TestEpochs_RivalGone(t *testing.T) {
 	t.Parallel()
 	var known atomic.Uint64
-	inBubble(t, "own", 5, func() []bus.Replica { return heard(known.Load())() }, func(b *bubble) {
+	inBubble(t, "own", 5, func() []caller.Replica { return heard(known.Load())() }, func(b *bubble) {
 		b.start()
 		known.Store(200)
 		b.OnHello(&driverv1.Hello{Mcm: "stray", Epoch: 200})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -25,8 +26,8 @@ func ownedBy(set string, machine *v1alpha1.Machine) *v1alpha1.Machine {
 }
 
 // one lets one operation end after the other, in the order in which they come.
-func one(order chan<- string) bus.HandlerFunc {
-	return func(_ context.Context, t *bus.Task) *driverv1.Result {
+func one(order chan<- string) replica.HandlerFunc {
+	return func(_ context.Context, t *replica.Task) *driverv1.Result {
 		order <- bus.Verb(t.Operation) + " " + bus.MachineOf(t.Request).GetName()
 
 		return created(t)
@@ -96,7 +97,7 @@ func TestTakenUp(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	runs, g := make(chan string, 9), newGate(t)
-	r.replica(t, func(ctx context.Context, task *bus.Task) *driverv1.Result {
+	r.replica(t, func(ctx context.Context, task *replica.Task) *driverv1.Result {
 		runs <- bus.MachineOf(task.Request).GetName()
 
 		return g.handle(ctx, task)
@@ -152,7 +153,7 @@ func TestLostWithoutRoom(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	full := newGate(t)
-	r.replica(t, full.handle, func(c *bus.ServerConfig) { c.Slots = 1 })
+	r.replica(t, full.handle, func(c *replica.Config) { c.Slots = 1 })
 	r.Start(operation(dispatch.Create, newMachine("filler"), 0))
 	bustest.Receive(t, "the driver to get a create", full.entered)
 	op := operation(dispatch.Create, newMachine("lost"), 0)
@@ -174,13 +175,13 @@ func TestDeleteBesideHungCreates(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	g, deleted := newGate(t), make(chan string, 1)
-	rep := r.replica(t, func(ctx context.Context, task *bus.Task) *driverv1.Result {
+	rep := r.replica(t, func(ctx context.Context, task *replica.Task) *driverv1.Result {
 		if task.Operation == driverv1.Operation_OPERATION_DELETE {
 			return one(deleted)(ctx, task)
 		}
 
 		return g.handle(ctx, task)
-	}, func(c *bus.ServerConfig) { c.Slots = 2 })
+	}, func(c *replica.Config) { c.Slots = 2 })
 	for _, name := range []string{"m1", "m2", "m3", "m4"} {
 		r.Start(operation(dispatch.Create, newMachine(name), 0))
 	}
@@ -199,13 +200,13 @@ func TestNoisyDeployment(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	order, g := make(chan string, 100), newGate(t)
-	rep := r.replica(t, func(ctx context.Context, task *bus.Task) *driverv1.Result {
+	rep := r.replica(t, func(ctx context.Context, task *replica.Task) *driverv1.Result {
 		if bus.MachineOf(task.Request).GetName() == "blocker" {
 			return g.handle(ctx, task)
 		}
 
 		return one(order)(ctx, task)
-	}, func(c *bus.ServerConfig) { c.Slots = 1 })
+	}, func(c *replica.Config) { c.Slots = 1 })
 	r.Start(operation(dispatch.Create, newMachine("blocker"), 0))
 	bustest.Receive(t, "the driver to get the first create", g.entered)
 	bustest.Eventually(t, "session that says so", func() bool { return r.session(rep).GetRunning() == 1 })

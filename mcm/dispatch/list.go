@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -36,7 +36,7 @@ type Listed struct {
 // List returns the instances of a class as its driver knows them. It waits for
 // the answer, for at most a minute, and does not try again.
 func (d *Dispatcher) List(ctx context.Context, provider string, class Class) ([]Listed, error) {
-	out, err := d.caller.Call(ctx, bus.Request{
+	out, err := d.caller.Call(ctx, caller.Request{
 		Provider: provider, Namespace: class.Object.Namespace, Name: class.Object.Name, Timeout: listTimeout,
 		OperationID: string(class.Object.UID) + ".list." + rand.Text(),
 		Body: &driverv1.Envelope{Body: &driverv1.Envelope_List{
@@ -136,8 +136,8 @@ func (d *Dispatcher) Remove(
 }
 
 // call sends an operation once.
-func (d *Dispatcher) call(ctx context.Context, e *entry, op *Operation) (*bus.Outcome, error) {
-	return d.caller.Call(ctx, bus.Request{
+func (d *Dispatcher) call(ctx context.Context, e *entry, op *Operation) (*caller.Outcome, error) {
+	return d.caller.Call(ctx, caller.Request{
 		Provider: e.provider, Namespace: op.Machine.Namespace, Name: op.Machine.Name, OperationID: e.id, Body: request(op),
 		Timeout: op.Timeout,
 	})

@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 )
 
 // metrics count operations by provider, operation and code. They are safe for
@@ -90,7 +91,7 @@ func (m *metrics) queued(provider string, kind Kind) (granted func()) {
 	return g.Dec
 }
 
-func (m *metrics) finished(provider string, kind Kind, err error, out *bus.Outcome) {
+func (m *metrics) finished(provider string, kind Kind, err error, out *caller.Outcome) {
 	code := CodeOf(err)
 	m.waited.WithLabelValues(provider, string(kind)).Observe(out.Waited.Seconds())
 	m.took.WithLabelValues(provider, string(kind), code.String()).Observe(out.Took.Seconds())
@@ -100,7 +101,7 @@ func (m *metrics) finished(provider string, kind Kind, err error, out *bus.Outco
 
 // asked counts a request that a driver has answered, or that no answer came to. One
 // that reached none is none.
-func (m *metrics) asked(provider string, kind Kind, err error, out *bus.Outcome) {
+func (m *metrics) asked(provider string, kind Kind, err error, out *caller.Outcome) {
 	if bus.NothingRan(err) || out.Attempts == 0 && out.Result == nil {
 		return
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -18,14 +19,14 @@ import (
 func TestDriverRequests(t *testing.T) {
 	t.Parallel()
 	d := New(t.Context(), nil, nil)
-	one := &bus.Outcome{Attempts: 1, Took: 3 * time.Second}
+	one := &caller.Outcome{Attempts: 1, Took: 3 * time.Second}
 	for _, kind := range []Kind{Create, Initialize, Delete, Status} {
 		d.metrics.finished("virtual", kind, nil, one)
 	}
 	d.metrics.asked("virtual", listKind, nil, one)
 	d.metrics.finished("virtual", Create, Errorf(ResourceExhausted, "quota"), one)
 	d.metrics.finished("virtual", Status, Errorf(NotFound, "gone"), one)
-	d.metrics.finished("virtual", Delete, Errorf(Canceled, "in the queue"), &bus.Outcome{})                             // no driver was ever asked
+	d.metrics.finished("virtual", Delete, Errorf(Canceled, "in the queue"), &caller.Outcome{})                          // no driver was ever asked
 	d.metrics.finished("virtual", Create, &bus.Error{Code: driverv1.Code_CODE_UNAVAILABLE, Origin: bus.OriginBus}, one) // nor here
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(d.Collectors()...)

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 )
 
 // Status finds a machine's instance. It changes nothing, so it has no number and
@@ -43,7 +44,7 @@ func (d *Dispatcher) Ask(op Operation) State {
 	id := fmt.Sprintf("%s.%s.%x", uid, Status, rand.Uint64())
 	r := &reading{op: op, cancel: cancel, state: State{Phase: Waiting, ID: id, Kind: Status}}
 	d.readings[uid] = r
-	req := bus.Request{
+	req := caller.Request{
 		Provider: op.Provider, Namespace: op.Machine.Namespace, Name: op.Machine.Name,
 		OperationID: id, Body: request(&op), Timeout: op.Timeout,
 	}
@@ -56,7 +57,7 @@ func (d *Dispatcher) Ask(op Operation) State {
 }
 
 // read has a reading answered, for as long as it takes to find a driver.
-func (d *Dispatcher) read(ctx context.Context, r *reading, req bus.Request) {
+func (d *Dispatcher) read(ctx context.Context, r *reading, req caller.Request) {
 	defer d.metrics.started(req.Provider, Status)()
 	name := types.NamespacedName{Namespace: req.Namespace, Name: req.Name}
 	for {

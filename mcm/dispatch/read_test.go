@@ -6,11 +6,12 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-func reads(c *bus.ServerConfig) {
+func reads(c *replica.Config) {
 	c.Capabilities = append(c.Capabilities, driverv1.Operation_OPERATION_STATUS)
 }
 
@@ -29,7 +30,7 @@ func TestAsk(t *testing.T) {
 	}
 	contains(t, waiting.Reason, "no driver for provider virtual")
 	g := newGate(t)
-	g.answer = func(task *bus.Task) *driverv1.Result {
+	g.answer = func(task *replica.Task) *driverv1.Result {
 		id := task.Request.GetStatus().GetMachine().GetProviderId()
 
 		return &driverv1.Result{
@@ -84,7 +85,7 @@ func TestForgetAQuestion(t *testing.T) {
 	r, machine := newRig(t), newMachine("m1")
 	ended := make(chan struct{})
 	entered := make(chan struct{}, 1)
-	r.replica(t, func(ctx context.Context, _ *bus.Task) *driverv1.Result {
+	r.replica(t, func(ctx context.Context, _ *replica.Task) *driverv1.Result {
 		entered <- struct{}{}
 		<-ctx.Done()
 		close(ended)

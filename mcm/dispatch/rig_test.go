@@ -17,7 +17,9 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -40,7 +42,7 @@ type rig struct {
 type manager struct {
 	*dispatch.Dispatcher
 
-	caller  *bus.Caller
+	caller  *caller.Caller
 	logs    *lockedBuffer // JSON lines, of all verbosities
 	notices chan types.NamespacedName
 	stop    func()
@@ -57,7 +59,7 @@ func newRig(t *testing.T) *rig {
 func (r *rig) newManager(t *testing.T) *manager {
 	t.Helper()
 	conn := bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}, Name: "mcm"})
-	caller, err := bus.NewCaller(conn, bus.CallerConfig{Cluster: cluster, Operations: &bus.StreamConfig{Memory: true}, Logger: bustest.Quiet()})
+	caller, err := caller.New(conn, caller.Config{Cluster: cluster, Operations: &caller.StreamConfig{Memory: true}, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,12 +87,12 @@ func (r *rig) newManager(t *testing.T) *manager {
 }
 
 // replica starts a driver replica and returns when the rig's manager knows it.
-func (r *rig) replica(t *testing.T, h bus.HandlerFunc, change ...func(*bus.ServerConfig)) *bus.Server {
+func (r *rig) replica(t *testing.T, h replica.HandlerFunc, change ...func(*replica.Config)) *replica.Server {
 	t.Helper()
 	conn := bustest.Connect(t, bus.Config{
 		URLs: []string{r.srv.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider),
 	})
-	cfg := bus.ServerConfig{
+	cfg := replica.Config{
 		Provider: provider, Version: "1.2.3", Slots: 4, Logger: bustest.Quiet(), DrainTimeout: 10 * time.Millisecond,
 		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
 		Capabilities: []driverv1.Operation{
@@ -101,7 +103,7 @@ func (r *rig) replica(t *testing.T, h bus.HandlerFunc, change ...func(*bus.Serve
 	for _, f := range change {
 		f(&cfg)
 	}
-	rep, err := bus.NewServer(conn, cfg, h)
+	rep, err := replica.New(conn, cfg, h)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,10 +126,10 @@ func (r *rig) losable(t *testing.T, g *gate) (cut func()) {
 	t.Helper()
 	proxy := bustest.NewProxy(t, r.srv.URL())
 	conn := bustest.Connect(t, bus.Config{URLs: []string{proxy.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider)})
-	rep, err := bus.NewServer(conn, bus.ServerConfig{
+	rep, err := replica.New(conn, replica.Config{
 		Provider: provider, Logger: bustest.Quiet(), CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
 		Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_CREATE},
-	}, bus.HandlerFunc(g.handle))
+	}, replica.HandlerFunc(g.handle))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +143,7 @@ func (r *rig) losable(t *testing.T, g *gate) (cut func()) {
 }
 
 // session returns what the rig's manager last heard of a replica.
-func (r *rig) session(rep *bus.Server) *driverv1.Session {
+func (r *rig) session(rep *replica.Server) *driverv1.Session {
 	for _, known := range r.caller.Replicas() {
 		if known.Session.GetReplica() == rep.Replica() {
 			return known.Session
@@ -185,22 +187,22 @@ func operation(kind dispatch.Kind, machine *v1alpha1.Machine, number int64) disp
 // A gate is a handler whose operations wait to be let through; what they came
 // to is for answer to say.
 type gate struct {
-	entered chan *bus.Task
+	entered chan *replica.Task
 	open    chan struct{}
 	release func()
-	answer  func(*bus.Task) *driverv1.Result
+	answer  func(*replica.Task) *driverv1.Result
 }
 
 func newGate(t *testing.T) *gate {
 	t.Helper()
-	g := &gate{entered: make(chan *bus.Task, 100), open: make(chan struct{}), answer: created}
+	g := &gate{entered: make(chan *replica.Task, 100), open: make(chan struct{}), answer: created}
 	g.release = sync.OnceFunc(func() { close(g.open) })
 	t.Cleanup(g.release)
 
 	return g
 }
 
-func (g *gate) handle(ctx context.Context, t *bus.Task) *driverv1.Result {
+func (g *gate) handle(ctx context.Context, t *replica.Task) *driverv1.Result {
 	g.entered <- t
 	select {
 	case <-g.open:
@@ -211,7 +213,7 @@ func (g *gate) handle(ctx context.Context, t *bus.Task) *driverv1.Result {
 }
 
 // created is what a driver answers to any operation.
-func created(t *bus.Task) *driverv1.Result {
+func created(t *replica.Task) *driverv1.Result {
 	name := bus.MachineOf(t.Request).GetName()
 	instance := &driverv1.Instance{
 		ProviderId: "virtual://" + name, NodeName: "node-" + name,
@@ -230,7 +232,7 @@ func created(t *bus.Task) *driverv1.Result {
 }
 
 // at once answers without waiting.
-func atOnce(_ context.Context, t *bus.Task) *driverv1.Result { return created(t) }
+func atOnce(_ context.Context, t *replica.Task) *driverv1.Result { return created(t) }
 
 func contains(t *testing.T, text, part string) {
 	t.Helper()

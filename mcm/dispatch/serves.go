@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
@@ -154,7 +155,7 @@ func (d *Dispatcher) anyOf(v *vacancy) (Operation, bool) {
 // probe asks for a machine's status, of which only matters whether anybody answers.
 // Silence is no answer: somebody may merely listen in, as people do who want to know why
 // nothing happens. It is canceled when a replica has come.
-func (d *Dispatcher) probe(op Operation, room <-chan struct{}) (*bus.Outcome, error) {
+func (d *Dispatcher) probe(op Operation, room <-chan struct{}) (*caller.Outcome, error) {
 	ctx, end := context.WithCancel(d.ctx)
 	defer end()
 	go func() {
@@ -166,7 +167,7 @@ func (d *Dispatcher) probe(op Operation, room <-chan struct{}) (*bus.Outcome, er
 	}()
 	op.Kind = Status
 
-	return d.caller.Call(ctx, bus.Request{
+	return d.caller.Call(ctx, caller.Request{
 		Provider: op.Provider, Namespace: op.Machine.Namespace, Name: op.Machine.Name, Timeout: op.Timeout,
 		OperationID: fmt.Sprintf("%s.%s.%x", op.Machine.UID, Status, rand.Uint64()), Body: request(&op),
 	})

@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 )
 
 var replicasRefused = prometheus.NewDesc("mcm_dispatch_replicas_refused",
@@ -11,11 +12,11 @@ var replicasRefused = prometheus.NewDesc("mcm_dispatch_replicas_refused",
 	[]string{"provider"}, nil)
 
 // refusedCollector shows as metrics which replicas get no work.
-type refusedCollector func() []bus.Replica
+type refusedCollector func() []caller.Replica
 
 // RefusedCollector returns a collector of the replicas that speak another protocol;
 // bus.Caller.Replicas returns those that live.
-func RefusedCollector(replicas func() []bus.Replica) prometheus.Collector {
+func RefusedCollector(replicas func() []caller.Replica) prometheus.Collector {
 	return refusedCollector(replicas)
 }
 

@@ -6,19 +6,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 func TestRefusedCollector(t *testing.T) {
 	t.Parallel()
-	replica := func(provider string, lowest, highest uint32) bus.Replica {
-		return bus.Replica{Session: &driverv1.Session{Provider: provider, ProtocolMin: lowest, Protocol: highest}}
+	replica := func(provider string, lowest, highest uint32) caller.Replica {
+		return caller.Replica{Session: &driverv1.Session{Provider: provider, ProtocolMin: lowest, Protocol: highest}}
 	}
 	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(dispatch.RefusedCollector(func() []bus.Replica {
-		return []bus.Replica{replica("mixed", 1, 1), replica("mixed", 5, 7), replica("old", 0, 0), replica("wide", 1, 7), replica("later", 5, 7)}
+	registry.MustRegister(dispatch.RefusedCollector(func() []caller.Replica {
+		return []caller.Replica{replica("mixed", 1, 1), replica("mixed", 5, 7), replica("old", 0, 0), replica("wide", 1, 7), replica("later", 5, 7)}
 	}))
 	families, err := registry.Gather()
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 )
 
 var (
@@ -25,11 +25,11 @@ var (
 )
 
 // streamCollector shows the operations streams as metrics.
-type streamCollector func() []bus.StreamState
+type streamCollector func() []caller.StreamState
 
 // StreamCollector returns a collector of what states returns; bus.Caller.Streams
 // is such a function.
-func StreamCollector(states func() []bus.StreamState) prometheus.Collector {
+func StreamCollector(states func() []caller.StreamState) prometheus.Collector {
 	return streamCollector(states)
 }
 

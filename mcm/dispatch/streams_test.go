@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
@@ -15,8 +15,8 @@ import (
 func TestStreamCollector(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewPedanticRegistry()
-	if err := registry.Register(dispatch.StreamCollector(func() []bus.StreamState {
-		return []bus.StreamState{
+	if err := registry.Register(dispatch.StreamCollector(func() []caller.StreamState {
+		return []caller.StreamState{
 			{Provider: "acme", Ready: true, Leader: true, Bytes: 5, MaxBytes: 10}, {Provider: "other", Behind: 2, Rollbacks: 3, Bytes: 7, MaxBytes: -1},
 		}
 	})); err != nil {

@@ -12,12 +12,13 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // spanOf returns what a driver is told to put its spans below.
-func spanOf(t *testing.T, task *bus.Task) trace.SpanContext {
+func spanOf(t *testing.T, task *replica.Task) trace.SpanContext {
 	t.Helper()
 	ctx := propagation.TraceContext{}.Extract(t.Context(), propagation.MapCarrier{"traceparent": task.TraceParent})
 
@@ -70,7 +71,7 @@ func TestTraceOfAFailure(t *testing.T) {
 	exporter := tracetest.NewInMemoryExporter()
 	_, pass := sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter)).Tracer("test").Start(t.Context(), "pass")
 	g := newGate(t)
-	g.answer = func(*bus.Task) *driverv1.Result {
+	g.answer = func(*replica.Task) *driverv1.Result {
 		return &driverv1.Result{Status: bus.StatusOf(bus.Errorf(driverv1.Code_CODE_RESOURCE_EXHAUSTED, "words of a cloud"))}
 	}
 	g.release()

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -66,13 +67,13 @@ func (d *Dispatcher) queued(e *entry, attempts uint32) {
 }
 
 // finish notes what an operation came to, and tells everybody.
-func (d *Dispatcher) finish(e *entry, out *bus.Outcome, err error) {
+func (d *Dispatcher) finish(e *entry, out *caller.Outcome, err error) {
 	// Earlier calls have waited as well; all of it was before a replica took this
 	// last try.
 	out.Waited = max(out.Waited, time.Since(e.started)-out.Took)
 	state := State{
 		Phase: Done, ID: e.id, Kind: e.kind, Replica: out.Replica, Attempt: out.Attempts, Err: err, Took: out.Took,
-		Lost: errors.Is(err, bus.ErrNotHeld), SettleTime: d.settleTime(e.provider),
+		Lost: errors.Is(err, caller.ErrNotHeld), SettleTime: d.settleTime(e.provider),
 		Provider: e.provider, ClassGeneration: e.class,
 	}
 	state.Instance, state.LastKnownState, state.Stated = payload(out.Result)
@@ -96,7 +97,7 @@ func (d *Dispatcher) finish(e *entry, out *bus.Outcome, err error) {
 }
 
 // audit publishes what became of an operation. Nobody has to listen.
-func (d *Dispatcher) audit(e *entry, state *State, out *bus.Outcome) {
+func (d *Dispatcher) audit(e *entry, state *State, out *caller.Outcome) {
 	record := &driverv1.Audit{
 		OperationId: e.id, Operation: e.kind.wire(), Provider: e.provider,
 		Namespace: e.machine.Namespace, Name: e.machine.Name,
@@ -118,7 +119,7 @@ func (d *Dispatcher) settleTime(provider string) time.Duration {
 	var settle time.Duration
 	for _, r := range d.caller.Replicas() {
 		if r.Session.GetProvider() == provider {
-			settle = max(settle, bus.SettleTimeOf(r.Session))
+			settle = max(settle, caller.SettleTimeOf(r.Session))
 		}
 	}
 

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
@@ -75,7 +76,7 @@ func (d *Dispatcher) full(provider string, err error) bool {
 // awaitTurn waits until an operation may be sent. One that is given up before goes on
 // at once, to end as it may. False means that it has ended, or that the dispatcher
 // ends.
-func (d *Dispatcher) awaitTurn(e *entry, req *bus.Request) bool {
+func (d *Dispatcher) awaitTurn(e *entry, req *caller.Request) bool {
 	select {
 	case <-e.turn.granted:
 		return true
@@ -98,7 +99,7 @@ func (d *Dispatcher) awaitTurn(e *entry, req *bus.Request) bool {
 
 				return true
 			}
-			d.finish(e, &bus.Outcome{Waited: time.Since(e.started)},
+			d.finish(e, &caller.Outcome{Waited: time.Since(e.started)},
 				Errorf(Canceled, "given up while waiting: %s", d.queue.why(e.turn)))
 
 			return false
@@ -151,7 +152,7 @@ func (d *Dispatcher) spare(provider string) (n spare, known bool) {
 		}
 		known = true
 		for _, kind := range []Kind{Create, Delete} {
-			n[slotsOf(kind)] += max(0, bus.SlotsFree(s, kind.wire()))
+			n[slotsOf(kind)] += max(0, caller.SlotsFree(s, kind.wire()))
 		}
 	}
 

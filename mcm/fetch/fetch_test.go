@@ -22,6 +22,7 @@ import (
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
@@ -530,7 +531,7 @@ func TestChanged(t *testing.T) {
 	heard := map[notice]int{}
 	for _, provider := range []string{"virtual", "aws"} {
 		conn := bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider)})
-		server, err := bus.NewServer(conn, bus.ServerConfig{
+		server, err := replica.New(conn, replica.Config{
 			Provider: provider, Logger: bustest.Quiet(), DrainTimeout: time.Millisecond,
 			Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_LIST},
 			OnChanged: func(_ string, c *driverv1.Changed) {
@@ -538,7 +539,7 @@ func TestChanged(t *testing.T) {
 				defer mu.Unlock()
 				heard[notice{provider, c.GetKind().String(), c.GetReference().GetName()}]++
 			},
-		}, bus.HandlerFunc(func(context.Context, *bus.Task) *driverv1.Result { return nil }))
+		}, replica.HandlerFunc(func(context.Context, *replica.Task) *driverv1.Result { return nil }))
 		if err != nil {
 			t.Fatal(err)
 		}

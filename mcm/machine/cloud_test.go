@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -15,16 +16,16 @@ type cloud struct {
 	mu        sync.Mutex
 	instances map[string]string // providerID by machine uid
 	made      int               // instances ever made
-	tasks     []*bus.Task       // every operation that came
+	tasks     []*replica.Task   // every operation that came
 
 	// on is asked first; a result that is not nil is the answer.
-	on           func(ctx context.Context, t *bus.Task) *driverv1.Result
+	on           func(ctx context.Context, t *replica.Task) *driverv1.Result
 	noInitialize bool
-	entered      chan *bus.Task // gets every create that is held
+	entered      chan *replica.Task // gets every create that is held
 }
 
 func newCloud() *cloud {
-	return &cloud{instances: map[string]string{}, entered: make(chan *bus.Task, 100)}
+	return &cloud{instances: map[string]string{}, entered: make(chan *replica.Task, 100)}
 }
 
 func (c *cloud) capabilities() []driverv1.Operation {
@@ -38,7 +39,7 @@ func (c *cloud) capabilities() []driverv1.Operation {
 	return append(all, driverv1.Operation_OPERATION_INITIALIZE)
 }
 
-func (c *cloud) handle(ctx context.Context, t *bus.Task) *driverv1.Result {
+func (c *cloud) handle(ctx context.Context, t *replica.Task) *driverv1.Result {
 	c.mu.Lock()
 	c.tasks = append(c.tasks, t)
 	on := c.on
@@ -93,7 +94,7 @@ func found(m *driverv1.Machine) *driverv1.Result {
 // failLate makes the next instance, and says that it has failed to.
 func (c *cloud) failLate(code driverv1.Code) {
 	var once sync.Once
-	c.answer(func(_ context.Context, t *bus.Task) (result *driverv1.Result) {
+	c.answer(func(_ context.Context, t *replica.Task) (result *driverv1.Result) {
 		if t.Operation == create {
 			once.Do(func() {
 				c.mu.Lock()
@@ -111,7 +112,7 @@ func (c *cloud) failLate(code driverv1.Code) {
 
 // answerStatus sets what the driver says of a machine's instance.
 func (c *cloud) answerStatus(say func(*driverv1.Machine) *driverv1.Result) {
-	c.answer(func(_ context.Context, t *bus.Task) *driverv1.Result {
+	c.answer(func(_ context.Context, t *replica.Task) *driverv1.Result {
 		if t.Operation == status {
 			return say(bus.MachineOf(t.Request))
 		}
@@ -121,7 +122,7 @@ func (c *cloud) answerStatus(say func(*driverv1.Machine) *driverv1.Result) {
 }
 
 // answer sets what is asked first.
-func (c *cloud) answer(on func(ctx context.Context, t *bus.Task) *driverv1.Result) {
+func (c *cloud) answer(on func(ctx context.Context, t *replica.Task) *driverv1.Result) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.on = on
@@ -132,7 +133,7 @@ func (c *cloud) answer(on func(ctx context.Context, t *bus.Task) *driverv1.Resul
 func (c *cloud) failOnce(op driverv1.Operation, failure func(*driverv1.Machine) *driverv1.Result) {
 	var mu sync.Mutex
 	seen := map[string]bool{}
-	c.answer(func(_ context.Context, t *bus.Task) *driverv1.Result {
+	c.answer(func(_ context.Context, t *replica.Task) *driverv1.Result {
 		m := bus.MachineOf(t.Request)
 		mu.Lock()
 		defer mu.Unlock()
@@ -147,7 +148,7 @@ func (c *cloud) failOnce(op driverv1.Operation, failure func(*driverv1.Machine) 
 
 // hold keeps every create until open is closed.
 func (c *cloud) hold(open <-chan struct{}) {
-	c.answer(func(ctx context.Context, t *bus.Task) *driverv1.Result {
+	c.answer(func(ctx context.Context, t *replica.Task) *driverv1.Result {
 		if t.Operation != driverv1.Operation_OPERATION_CREATE {
 			return nil
 		}

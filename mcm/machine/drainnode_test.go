@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -116,7 +117,7 @@ func (r *rig) attached(t *testing.T, a *storagev1.VolumeAttachment) bool {
 // failIfInUse makes it an error to delete an instance whose Node has pods.
 func (r *rig) failIfInUse(t *testing.T) {
 	t.Helper()
-	r.cloud.answer(func(ctx context.Context, task *bus.Task) *driverv1.Result {
+	r.cloud.answer(func(ctx context.Context, task *replica.Task) *driverv1.Result {
 		if task.Operation != remove {
 			return nil
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/machine"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -64,7 +65,7 @@ func TestFailedForGood(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
 	failing := make(chan struct{})
-	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+	r.cloud.answer(func(_ context.Context, task *replica.Task) *driverv1.Result {
 		select {
 		case <-failing:
 			return nil
@@ -244,7 +245,7 @@ func TestDriverThatPanics(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	requests := make(chan *driverv1.Envelope, 9)
-	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+	r.cloud.answer(func(_ context.Context, task *replica.Task) *driverv1.Result {
 		if task.Operation != create {
 			return nil
 		}
@@ -341,7 +342,7 @@ func TestNameTaken(t *testing.T) {
 	r := newRunningRig(t)
 	taken := &atomic.Bool{}
 	taken.Store(true)
-	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+	r.cloud.answer(func(_ context.Context, task *replica.Task) *driverv1.Result {
 		if task.Operation != create || !taken.Load() {
 			return nil
 		}

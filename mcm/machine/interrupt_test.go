@@ -17,7 +17,9 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
@@ -186,7 +188,7 @@ func TestCreateEndsAfterDeletion(t *testing.T) {
 	open := make(chan struct{})
 	defer close(open)
 	began := make(chan *driverv1.Machine, 1)
-	r.cloud.answer(func(ctx context.Context, task *bus.Task) *driverv1.Result {
+	r.cloud.answer(func(ctx context.Context, task *replica.Task) *driverv1.Result {
 		switch task.Operation {
 		case create:
 			r.cloud.entered <- task
@@ -228,7 +230,7 @@ func TestDeletionTellsOfTheCreate(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
 	open := make(chan struct{})
-	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+	r.cloud.answer(func(_ context.Context, task *replica.Task) *driverv1.Result {
 		if task.Operation == create {
 			r.cloud.entered <- task
 			<-open // a cloud's call that nobody can cut off
@@ -257,7 +259,7 @@ func TestDeleteOfATakenOverCreateThatWaits(t *testing.T) {
 	r.limits = dispatch.Limits{Provider: dispatch.Limit{InFlight: 1}}
 	open, busy := make(chan struct{}), make(chan struct{})
 	defer close(open)
-	r.cloud.answer(func(ctx context.Context, task *bus.Task) *driverv1.Result {
+	r.cloud.answer(func(ctx context.Context, task *replica.Task) *driverv1.Result {
 		until := open
 		switch task.Operation {
 		case create:
@@ -568,14 +570,14 @@ func TestCriticalComponents(t *testing.T) {
 func TestJournalBehind(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.nats, r.streams = bustest.Server(t, embedded.Options{StoreDir: t.TempDir()}), &bus.StreamConfig{}
+	r.nats, r.streams = bustest.Server(t, embedded.Options{StoreDir: t.TempDir()}), &caller.StreamConfig{}
 	r.startDriver(t)
 	r.startManager(t)
 	m := r.machine("a")
 	r.create(t, m)
 	m = r.phase(t, m, v1alpha1.MachinePending)
 	const late = 1_790_000_000_000
-	_, err := r.caller.Call(t.Context(), bus.Request{
+	_, err := r.caller.Call(t.Context(), caller.Request{
 		Provider: provider, Namespace: m.Namespace, Name: m.Name, Timeout: patience,
 		OperationID: dispatch.OperationID(m.UID, dispatch.Delete, late),
 		Body: &driverv1.Envelope{Body: &driverv1.Envelope_Delete{Delete: &driverv1.DeleteRequest{

@@ -13,6 +13,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/lastgood"
@@ -158,7 +159,7 @@ func TestClassEditedIntoNonsense(t *testing.T) {
 			m := r.pending(t, "a")
 			class := r.acceptedClass(t)
 			r.change(t, class, func() { class.ProviderSpec.Raw = []byte(`{"size":7}`) })
-			r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+			r.cloud.answer(func(_ context.Context, task *replica.Task) *driverv1.Result {
 				if strings.HasPrefix(bus.ClassOf(task.Request).GetClass().GetResourceVersion(), "accepted.") {
 					return nil
 				}
@@ -190,7 +191,7 @@ func TestEditedClassComesFirst(t *testing.T) {
 	m := r.pending(t, "a")
 	class := r.acceptedClass(t)
 	r.change(t, class, func() { class.ProviderSpec.Raw = []byte(`{"size":"m"}`) })
-	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+	r.cloud.answer(func(_ context.Context, task *replica.Task) *driverv1.Result {
 		if task.Operation == remove && r.cloud.operations(remove) < 3 {
 			return failure(driverv1.Code_CODE_FAILED_PRECONDITION)
 		}

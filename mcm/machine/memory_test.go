@@ -9,6 +9,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -98,7 +99,7 @@ func TestStateBelongsToItsProvider(t *testing.T) {
 func TestStateOfACancelledCreate(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
-	r.cloud.answer(func(ctx context.Context, task *bus.Task) *driverv1.Result {
+	r.cloud.answer(func(ctx context.Context, task *replica.Task) *driverv1.Result {
 		if task.Operation != create {
 			return nil
 		}

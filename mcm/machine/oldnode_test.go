@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -16,7 +17,7 @@ import (
 // addressNamed has the cloud name Nodes after their addresses, all of them the
 // same until free is closed.
 func (r *rig) addressNamed(name string, free <-chan struct{}) {
-	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+	r.cloud.answer(func(_ context.Context, task *replica.Task) *driverv1.Result {
 		m := bus.MachineOf(task.Request)
 		if task.Operation != create {
 			return nil
@@ -149,7 +150,7 @@ func TestOldNodeInterrupted(t *testing.T) {
 			t.Cleanup(func() { r.forceDelete(t, node) })
 			r.create(t, node)
 			open := make(chan struct{})
-			r.cloud.answer(func(ctx context.Context, task *bus.Task) *driverv1.Result {
+			r.cloud.answer(func(ctx context.Context, task *replica.Task) *driverv1.Result {
 				m := bus.MachineOf(task.Request)
 				switch {
 				case task.Operation == create && r.cloud.operations(create) == 1:

@@ -9,6 +9,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -43,7 +44,7 @@ func TestOperationTimeoutOfAClass(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
 	timeouts := make(chan time.Duration, 10)
-	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+	r.cloud.answer(func(_ context.Context, task *replica.Task) *driverv1.Result {
 		if bus.Mutates(task.Operation) {
 			timeouts <- task.Request.GetTimeout().AsDuration()
 		}

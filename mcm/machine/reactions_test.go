@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/machine"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -217,7 +218,7 @@ func (tab *table) fail() {
 	for code, m := range tab.machines {
 		byName[m.Name] = code
 	}
-	tab.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+	tab.cloud.answer(func(_ context.Context, task *replica.Task) *driverv1.Result {
 		if task.Operation != tab.op || tab.mended.Load() {
 			return nil
 		}

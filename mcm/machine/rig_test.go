@@ -32,7 +32,9 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
@@ -83,14 +85,14 @@ type rig struct {
 	freezer   *machine.Freezer // nil without settings
 	metrics   *prometheus.Registry
 	nats      *embedded.Server
-	streams   *bus.StreamConfig // of the manager
+	streams   *caller.StreamConfig // of the manager
 	cloud     *cloud
-	requests  atomic.Int64  // of the manager to the API server
-	lines     lines         // of the manager's log
-	stop      func()        // stops the manager
-	seen      client.Reader // what the manager has heard of, from its cache
-	caller    *bus.Caller   // the manager's
-	slots     int           // of each driver; 0 means plenty
+	requests  atomic.Int64   // of the manager to the API server
+	lines     lines          // of the manager's log
+	stop      func()         // stops the manager
+	seen      client.Reader  // what the manager has heard of, from its cache
+	caller    *caller.Caller // the manager's
+	slots     int            // of each driver; 0 means plenty
 
 	dispatcher *dispatch.Dispatcher // the manager's
 }
@@ -101,7 +103,7 @@ func newRig(t *testing.T) *rig {
 	c, namespace := kubetest.Namespace(t, apiServer)
 	r := &rig{
 		Client: c, t: t, namespace: namespace, nats: bustest.Server(t, embedded.Options{}),
-		streams: &bus.StreamConfig{Memory: true}, cloud: newCloud(), settings: machine.DefaultSettings(), control: newGate(), target: newGate(),
+		streams: &caller.StreamConfig{Memory: true}, cloud: newCloud(), settings: machine.DefaultSettings(), control: newGate(), target: newGate(),
 	}
 	r.settings.Retry = machine.Retry{
 		Short: 100 * time.Millisecond, Medium: 200 * time.Millisecond, Long: 300 * time.Millisecond,
@@ -209,7 +211,7 @@ func (r *rig) startManager(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	caller, err := bus.NewCaller(conn, bus.CallerConfig{Cluster: clusterName, Operations: r.streams, Logger: bustest.Quiet()})
+	caller, err := caller.New(conn, caller.Config{Cluster: clusterName, Operations: r.streams, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -378,10 +380,10 @@ func (r *rig) runDriver(t *testing.T, provider string, cloud *cloud, url string)
 	conn := bustest.Connect(t, bus.Config{
 		URLs: []string{url}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider),
 	})
-	server, err := bus.NewServer(conn, bus.ServerConfig{
+	server, err := replica.New(conn, replica.Config{
 		Provider: provider, Slots: cmp.Or(r.slots, 100), Logger: bustest.Quiet(), DrainTimeout: 10 * time.Millisecond,
 		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, Capabilities: cloud.capabilities(),
-	}, bus.HandlerFunc(cloud.handle))
+	}, replica.HandlerFunc(cloud.handle))
 	if err != nil {
 		t.Fatal(err)
 	}

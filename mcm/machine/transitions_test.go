@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -163,7 +164,7 @@ func TestCreationTransitions(t *testing.T) { //nolint:tparallel // what follows 
 	r.create(t, node)
 	t.Cleanup(func() { r.forceDelete(t, node) })
 	untilLater(t, metav1.NewTime(time.Now())) // than all of them were made
-	r.cloud.answer(func(_ context.Context, task *bus.Task) *driverv1.Result {
+	r.cloud.answer(func(_ context.Context, task *replica.Task) *driverv1.Result {
 		m := bus.MachineOf(task.Request)
 		if answer := answers[m.GetName()]; answer != nil {
 			return answer(m, task.Operation)

@@ -22,7 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/kubetest"
@@ -56,9 +56,9 @@ type rig struct {
 	client.Client
 
 	namespace string
-	second    string       // namespace that is served too; empty for none
-	caller    *bus.Caller  // asks drivers to check classes; nil for nobody
-	failures  atomic.Int64 // that the controllers logged
+	second    string         // namespace that is served too; empty for none
+	caller    *caller.Caller // asks drivers to check classes; nil for nobody
+	failures  atomic.Int64   // that the controllers logged
 }
 
 func newRig(t *testing.T) *rig {

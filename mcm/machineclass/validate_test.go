@@ -11,7 +11,9 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/bus/replica"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -28,7 +30,7 @@ func newValidatingRig(t *testing.T) (*rig, *fleet) {
 	t.Helper()
 	f := &fleet{srv: bustest.Server(t, embedded.Options{}), asked: make(chan *driverv1.ClassReference, 100)}
 	conn := bustest.Connect(t, bus.Config{URLs: []string{f.srv.URL()}, Name: "mcm"})
-	caller, err := bus.NewCaller(conn, bus.CallerConfig{Cluster: "default", Logger: bustest.Quiet()})
+	caller, err := caller.New(conn, caller.Config{Cluster: "default", Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,12 +46,12 @@ func newValidatingRig(t *testing.T) (*rig, *fleet) {
 func (f *fleet) driver(t *testing.T, answer func(class string) *driverv1.Result, ops ...driverv1.Operation) {
 	t.Helper()
 	conn := bustest.Connect(t, bus.Config{URLs: []string{f.srv.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix("virtual")})
-	server, err := bus.NewServer(conn, bus.ServerConfig{
+	server, err := replica.New(conn, replica.Config{
 		Provider: "virtual", Slots: 4, Logger: bustest.Quiet(), CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
 		Capabilities: append([]driverv1.Operation{
 			driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_LIST,
 		}, ops...),
-	}, bus.HandlerFunc(func(_ context.Context, t *bus.Task) *driverv1.Result {
+	}, replica.HandlerFunc(func(_ context.Context, t *replica.Task) *driverv1.Result {
 		ref := t.Request.GetValidate().GetClass()
 		f.asked <- ref
 

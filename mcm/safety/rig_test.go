@@ -19,7 +19,9 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/kubetest"
@@ -65,7 +67,7 @@ func newRig(t *testing.T) *rig {
 	c, namespace := kubetest.Namespace(t, apiServer)
 	r := &rig{
 		WithWatch: c, t: t, namespace: namespace, clock: time.Now(),
-		cloud: &cloud{entered: make(chan *bus.Task, 10)},
+		cloud: &cloud{entered: make(chan *replica.Task, 10)},
 	}
 	r.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "boot"}})
 	r.create(&v1alpha1.MachineClass{
@@ -93,8 +95,8 @@ func (r *rig) newCollector(dispatcher *dispatch.Dispatcher) *safety.Collector {
 func (r *rig) newDispatcher() *dispatch.Dispatcher {
 	nats := bustest.Server(r.t, embedded.Options{})
 	conn := bustest.Connect(r.t, bus.Config{URLs: []string{nats.URL()}, Name: "mcm"})
-	caller, err := bus.NewCaller(conn, bus.CallerConfig{
-		Cluster: clusterName, Operations: &bus.StreamConfig{Memory: true}, Logger: bustest.Quiet(),
+	caller, err := caller.New(conn, caller.Config{
+		Cluster: clusterName, Operations: &caller.StreamConfig{Memory: true}, Logger: bustest.Quiet(),
 	})
 	r.must(err)
 	announcer, err := bus.NewAnnouncer(conn, clusterName)
@@ -103,15 +105,15 @@ func (r *rig) newDispatcher() *dispatch.Dispatcher {
 	dispatcher := dispatch.New(ctx, caller, announcer)
 	r.t.Cleanup(func() { cancel(); dispatcher.Wait(); caller.Close() })
 
-	server, err := bus.NewServer(
+	server, err := replica.New(
 		bustest.Connect(r.t, bus.Config{URLs: []string{nats.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider)}),
-		bus.ServerConfig{
+		replica.Config{
 			Provider: provider, Logger: bustest.Quiet(), DrainTimeout: 10 * time.Millisecond,
 			CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN,
 			Capabilities: []driverv1.Operation{
 				driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_LIST,
 			},
-		}, bus.HandlerFunc(r.cloud.handle))
+		}, replica.HandlerFunc(r.cloud.handle))
 	r.must(err)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Run(ctx) }()
@@ -213,7 +215,7 @@ type cloud struct {
 	listed    map[string]int           // by class
 	refuse    map[string]driverv1.Code // by class, what its lists end with
 	deletes   []*driverv1.Envelope
-	entered   chan *bus.Task // gets creates, which never end by themselves
+	entered   chan *replica.Task // gets creates, which never end by themselves
 }
 
 func (c *cloud) add(providerID, machine string, uid types.UID) {
@@ -262,7 +264,7 @@ func (c *cloud) deleted() []*driverv1.Envelope {
 	return c.deletes
 }
 
-func (c *cloud) handle(ctx context.Context, t *bus.Task) *driverv1.Result {
+func (c *cloud) handle(ctx context.Context, t *replica.Task) *driverv1.Result {
 	if t.Operation == driverv1.Operation_OPERATION_CREATE {
 		c.entered <- t
 		<-ctx.Done()

@@ -1,0 +1,140 @@
+package caller
+
+import (
+	"sync"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// doubtAfter is how many sessions in a row may contradict what is believed of
+// an attempt before its holder is asked: one can have been on its way already.
+const doubtAfter = 2
+
+// An attempt collects what is heard of one try at an operation. Frames only
+// ever overwrite its fields, so that a replica that floods delays nobody but
+// itself.
+type attempt struct {
+	id     string
+	number uint32
+	tree   bus.Tree
+	target string // the only replica that may answer; empty for any
+	notify chan struct{}
+
+	mu       sync.Mutex
+	holder   string
+	progress string
+	result   *driverv1.Result
+	busy     *driverv1.Busy
+	busyAt   string // the replica that said so
+	nobody   bool
+	doubts   int
+}
+
+func newAttempt(id string, number uint32, tree bus.Tree, target string) *attempt {
+	return &attempt{id: id, number: number, tree: tree, target: target, notify: make(chan struct{}, 1)}
+}
+
+// heard is a copy of what an attempt knows.
+type heard struct {
+	holder   string
+	progress string
+	result   *driverv1.Result
+	busy     *driverv1.Busy
+	busyAt   string
+	nobody   bool
+	doubt    bool
+}
+
+func (a *attempt) wake() {
+	select {
+	case a.notify <- struct{}{}:
+	default:
+	}
+}
+
+func (a *attempt) heard() heard {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	h := heard{
+		holder: a.holder, progress: a.progress, result: a.result, busy: a.busy, busyAt: a.busyAt, nobody: a.nobody,
+		doubt: a.doubts >= doubtAfter && a.result == nil,
+	}
+	if h.doubt {
+		a.doubts = 0 // asked now; doubt anew afterwards
+	}
+
+	return h
+}
+
+// onMessage takes a message on the attempt's reply subject. It returns why it
+// was not taken, or "".
+func (a *attempt) onMessage(m *nats.Msg) (dropped string) {
+	defer a.wake()
+	if bus.IsNoResponders(m) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.nobody = true
+
+		return ""
+	}
+	env, err := bus.DecodeMessage(m)
+	if err != nil {
+		return err.Error()
+	}
+
+	return a.onFrame(env)
+}
+
+// onFrame takes a frame only if it is of this operation, this attempt and the
+// replica that holds it.
+func (a *attempt) onFrame(env *driverv1.Envelope) (dropped string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case env.GetOperationId() != a.id:
+		return "frame of another operation"
+	case env.GetAttempt() != a.number:
+		return "frame of another attempt"
+	case a.tree != bus.TreePlain && env.GetReplica() == "":
+		return "frame without a replica"
+	case a.target != "" && env.GetReplica() != a.target:
+		return "frame of a replica that was not asked"
+	case a.holder != "" && env.GetReplica() != a.holder:
+		return "frame of a replica that does not hold the operation"
+	case a.result != nil:
+		return "frame after the result"
+	}
+	switch body := env.GetBody().(type) {
+	case *driverv1.Envelope_Accepted:
+		a.holder = env.GetReplica()
+	case *driverv1.Envelope_Progress:
+		a.holder, a.progress = env.GetReplica(), bus.OneLine(body.Progress.GetMessage())
+	case *driverv1.Envelope_Result:
+		a.holder, a.result = env.GetReplica(), body.Result
+	case *driverv1.Envelope_Busy:
+		a.busy, a.busyAt = body.Busy, env.GetReplica()
+	default:
+		return "frame of an unknown kind"
+	}
+
+	return ""
+}
+
+// onState takes what the holder's session says of the operation; nil when it
+// does not list it.
+func (a *attempt) onState(st *driverv1.OperationState) {
+	a.mu.Lock()
+	if st != nil && !st.GetSettled() {
+		a.doubts = 0
+	} else {
+		a.doubts++
+	}
+	wake := a.doubts >= doubtAfter
+	a.mu.Unlock()
+	if wake {
+		a.wake()
+	}
+}

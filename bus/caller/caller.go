@@ -1,0 +1,403 @@
+package caller
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/internal/opstream"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+const (
+	// acceptTimeout is how long the first frame may take.
+	acceptTimeout = 500 * time.Millisecond
+	// lateBy is how much longer than its timeout an operation is waited for: the
+	// replica's clock starts later than ours.
+	lateBy = 5 * time.Second
+)
+
+// A CallerConfig describes the asking side of one control plane.
+type Config struct {
+	// Cluster is the control plane's name on the bus.
+	Cluster string
+	// Owner is the uid of the control cluster, which each request of an operation says:
+	// drivers record it with the instances that they make. Empty means that none is
+	// recorded.
+	Owner string
+	// Epoch returns the current epoch; nil means that epochs are not counted.
+	Epoch func() uint64
+	// Operations says how operations streams are made, which mutations need; nil means
+	// that none are, and that the Caller does reads only.
+	Operations *StreamConfig
+	// Key opens what replicas have sealed for this control plane; nil means that
+	// texts of stored outcomes are not read.
+	Key *bus.SealKey
+	// Logger receives what happens; nil means the default.
+	Logger *slog.Logger
+}
+
+// A Caller has operations done by the driver replicas on the bus. It is safe
+// for concurrent use.
+type Caller struct {
+	conn           bus.Wire
+	cfg            Config
+	log            *slog.Logger
+	id             string
+	since          atomic.Pointer[time.Time] // when the connection was last made
+	restart        atomic.Pointer[time.Time] // when it was made to another server process than before; nil for never
+	server         atomic.Pointer[string]    // id of the process that it leads to; nil before it is made
+	replicas       *replicas
+	dropped        atomic.Uint64
+	countsNoEpochs bool
+	reserved       sync.Once // says that a replica has a name that none may have
+
+	timers timers
+
+	mu        sync.Mutex
+	waiting   map[string]func(*nats.Msg) // by reply subject
+	plainSeen map[string]time.Time       // when a plain driver was there, by provider
+
+	inquirer *opstream.Inquirer
+	behind   chan struct{} // a replica's session told a lower epoch than ours
+	ahead    chan struct{} // a replica's session told a higher epoch than ours
+	streams  *streams      // nil for none
+	replies  bus.Subscription
+	sessions bus.Subscription
+	ctx      context.Context //nolint:containedctx // of what runs until Close
+	stop     context.CancelFunc
+	closed   bool           // guarded by mu
+	done     sync.WaitGroup // added to under mu while not closed
+}
+
+// NewCaller starts to listen for replicas and replies. Close ends it.
+func New(conn bus.Wire, cfg Config) (*Caller, error) {
+	if err := bus.ValidToken("cluster", cfg.Cluster); err != nil {
+		return nil, err
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	countsNoEpochs := cfg.Epoch == nil
+	if countsNoEpochs {
+		cfg.Epoch = func() uint64 { return 0 }
+	}
+	c := &Caller{
+		conn: conn, cfg: cfg, log: cfg.Logger, id: nuid.Next(), countsNoEpochs: countsNoEpochs,
+		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){},
+		plainSeen: map[string]time.Time{}, behind: make(chan struct{}, 1), ahead: make(chan struct{}, 1),
+	}
+	c.ctx, c.stop = context.WithCancel(context.Background()) //nolint:forbidigo // ended by Close
+	if cfg.Operations != nil {
+		c.streams = &streams{c: c, config: *cfg.Operations, seen: map[string]*stream{}}
+	}
+	c.reconnected()
+	conn.OnUp(c.reconnected)
+	// Replies come on the connection that publishes the requests: only then does
+	// the server say that nobody listens.
+	var err error
+	if c.inquirer, err = opstream.NewInquirer(conn); err != nil {
+		return nil, err
+	}
+	if c.replies, err = conn.Subscribe(bus.Pattern(cfg.Cluster, bus.TreeReply, "*", c.id, "*"), "", c.onReply); err != nil {
+		return nil, err
+	}
+	c.sessions, err = conn.Subscribe(bus.Pattern(cfg.Cluster, bus.TreeSession, "*", "*"), "", bus.SessionHandler(c.onSession))
+	if err != nil {
+		return nil, err
+	}
+	c.spawn(func() { c.sweep(c.ctx) })
+
+	return c, nil
+}
+
+// spawn runs f, which ends with c.ctx, unless the Caller is closed.
+func (c *Caller) spawn(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.done.Go(f)
+	}
+}
+
+func (c *Caller) onSession(s *driverv1.Session) {
+	if s.GetReplica() == bus.PlainReplica {
+		c.reserved.Do(func() {
+			c.log.Warn("sessions of a replica with a reserved name are ignored, and nothing is sent to it by name: have it take another one",
+				"replica", s.GetReplica(), "provider", s.GetProvider())
+		})
+
+		return
+	}
+	c.replicas.onSession(s, time.Now())
+	if why, first := c.replicas.strange(s); first {
+		c.log.Error("a driver replica gets no work", "err", why)
+	}
+	switch own := c.cfg.Epoch(); {
+	case s.GetEpoch() < own:
+		signal(c.behind)
+	case s.GetEpoch() > own:
+		signal(c.ahead)
+	}
+	if c.streams != nil {
+		c.streams.report(c.streams.of(s.GetProvider()), s)
+	}
+}
+
+// hears returns since when replicas could be heard.
+func (c *Caller) hears() time.Time { return *c.since.Load() }
+
+func (c *Caller) reconnected() {
+	now := time.Now()
+	c.since.Store(&now)
+	if id := c.conn.ServerID(); id != "" {
+		if before := c.server.Swap(&id); before != nil && *before != id {
+			c.restart.Store(&now)
+		}
+	}
+	if c.streams != nil {
+		c.streams.checkAll()
+	}
+}
+
+// Close stops listening. Calls that still wait must be ended by their contexts.
+func (c *Caller) Close() {
+	_ = c.sessions.Unsubscribe() // fails only on a closed connection
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.stop()
+	c.done.Wait()
+	c.inquirer.Close()
+	_ = c.replies.Unsubscribe() // as above
+}
+
+// Replicas returns the live replicas of all providers.
+func (c *Caller) Replicas() []Replica { return c.replicas.list() }
+
+// Room returns a channel that is closed at the next sign that a replica of the
+// provider could take work: what to wait for after an error for which
+// [NothingRan] holds. A driver without sessions gives no such sign: wait for some
+// time as well.
+func (c *Caller) Room(provider string) <-chan struct{} { return c.replicas.room(provider) }
+
+// Behind gets a value when a replica shows that it has not heard of this manager's
+// epoch: it would still do what the one before sends. It is for one reader.
+func (c *Caller) Behind() <-chan struct{} { return c.behind }
+
+// Ahead gets a value when a replica shows that it has heard a higher epoch than this
+// manager's: it refuses what this one sends. It is for one reader.
+func (c *Caller) Ahead() <-chan struct{} { return c.ahead }
+
+// Dropped counts the frames that belonged to no operation in flight.
+func (c *Caller) Dropped() uint64 { return c.dropped.Load() }
+
+// leads reports whether this is the manager that leads, or one without epochs.
+func (c *Caller) leads() bool { return c.countsNoEpochs || c.cfg.Epoch() > 0 }
+
+// Up tells whether the bus can be reached at this moment.
+func (c *Caller) Up() bool { return c.conn.Up() }
+
+// sweep declares silent replicas dead. Its clock stands still while the silence
+// may be our own fault: without a connection, and when this process was starved.
+func (c *Caller) sweep(ctx context.Context) {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	last, deaf := time.Now(), false
+	// A loss shorter than a tick is seen by its end alone.
+	var back atomic.Bool
+	c.conn.OnUp(func() { back.Store(true) })
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := time.Now()
+		elapsed := now.Sub(last)
+		last = now
+		switch {
+		case !c.conn.Up():
+			deaf = true
+			c.replicas.excuse(now, elapsed)
+		case back.Swap(false) || deaf:
+			// Back on the bus: everyone gets a full death limit to be heard again.
+			deaf = false
+			c.replicas.excuse(now, deathLimit)
+		case elapsed > starved:
+			c.replicas.excuse(now, elapsed)
+		default:
+			c.logDead(c.replicas.sweep(now))
+		}
+	}
+}
+
+// logDead logs which replicas were taken for dead, in few lines however many they
+// are: anybody who may send a session can send thousands.
+func (c *Caller) logDead(dead []string) {
+	const few = 10
+	for i, key := range dead {
+		if i == few {
+			c.log.Warn("more replicas are not heard of any more", "replicas", len(dead)-few)
+
+			return
+		}
+		c.log.Warn("replica is not heard of any more; taken for dead", "replica", key, "limit", deathLimit)
+	}
+}
+
+// register has messages on a fresh reply subject passed to f.
+func (c *Caller) register(provider string, f func(*nats.Msg)) (reply string, unregister func()) {
+	reply = bus.Root + "." + c.cfg.Cluster + "." + string(bus.TreeReply) + "." + provider + "." + c.id + "." + nuid.Next()
+	c.mu.Lock()
+	c.waiting[reply] = f
+	c.mu.Unlock()
+
+	return reply, func() {
+		c.mu.Lock()
+		delete(c.waiting, reply)
+		c.mu.Unlock()
+	}
+}
+
+func (c *Caller) onReply(m *nats.Msg) {
+	c.mu.Lock()
+	f := c.waiting[m.Subject]
+	c.mu.Unlock()
+	if f == nil {
+		c.drop(m.Subject, "nobody waits for it")
+
+		return
+	}
+	f(m)
+}
+
+func (c *Caller) drop(subject, why string) {
+	c.dropped.Add(1)
+	c.log.Debug("reply dropped", "subject", subject, "why", why)
+}
+
+// publish sends a request whose answers come to reply, with a trace's header unless that is
+// empty.
+func (c *Caller) publish(subject, reply, traceParent string, env *driverv1.Envelope) error {
+	payload, err := bus.Encode(env, "")
+	if err != nil {
+		return err
+	}
+	m := &nats.Msg{Subject: subject, Reply: reply, Data: payload}
+	if traceParent != "" {
+		m.Header = nats.Header{bus.HeaderTraceParent: {traceParent}}
+	}
+
+	return c.conn.Publish(m)
+}
+
+// control sends one replica a control message that has no answer.
+func (c *Caller) control(provider, replica, verb string, env *driverv1.Envelope) error {
+	subject, err := bus.Subject{
+		Cluster: c.cfg.Cluster, Tree: bus.TreeReplica, Provider: provider, Replica: replica, Verb: verb,
+	}.Build()
+	if err != nil {
+		return err
+	}
+	env.Epoch = c.cfg.Epoch()
+
+	return c.publish(subject, "", "", env)
+}
+
+// Cancel asks the replica that holds an operation to end it early. The
+// operation's [Caller.Call] still returns its result. Nothing happens when no
+// replica is known to hold it, as when its request is still on the way: ask
+// again after [Request].OnAccepted.
+func (c *Caller) Cancel(provider, operationID string) error {
+	h, ok := c.replicas.holding(provider, operationID)
+	if !ok {
+		return nil
+	}
+
+	return c.control(provider, h.replica, bus.VerbCancel, &driverv1.Envelope{
+		OperationId: operationID,
+		Body:        &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: operationID}},
+	})
+}
+
+// Acknowledge tells a replica that the outcome of an operation is stored, so
+// that it may forget it.
+func (c *Caller) Acknowledge(provider, replica, operationID string) error {
+	return c.control(provider, replica, bus.VerbAcknowledge, &driverv1.Envelope{
+		OperationId: operationID,
+		Body:        &driverv1.Envelope_Acknowledge{Acknowledge: &driverv1.Acknowledge{OperationId: operationID}},
+	})
+}
+
+// ask asks one replica about one operation. It returns nil when the replica
+// does not answer in time. A replica that does not hold it will not take this
+// attempt, or an earlier one, any more.
+func (c *Caller) ask(ctx context.Context, provider, replica, operationID string, attempt uint32) *driverv1.OpsResponse {
+	subject, err := bus.Subject{
+		Cluster: c.cfg.Cluster, Tree: bus.TreeReplica, Provider: provider, Replica: replica, Verb: bus.VerbOps,
+	}.Build()
+	if err != nil {
+		return nil
+	}
+	got := make(chan *driverv1.OpsResponse, 1)
+	reply, done := c.register(provider, func(m *nats.Msg) {
+		env, err := bus.DecodeMessage(m)
+		if err != nil || env.GetOpsHeld() == nil || env.GetReplica() != replica {
+			return
+		}
+		select {
+		case got <- env.GetOpsHeld():
+		default:
+		}
+	})
+	defer done()
+	err = c.publish(subject, reply, "", &driverv1.Envelope{
+		OperationId: operationID, Attempt: attempt, Epoch: c.cfg.Epoch(),
+		Body: &driverv1.Envelope_Ops{Ops: &driverv1.OpsRequest{OperationId: operationID}},
+	})
+	if err != nil {
+		return nil
+	}
+	limit := time.NewTimer(acceptTimeout)
+	defer limit.Stop()
+	select {
+	case answer := <-got:
+		c.replicas.heardOf(provider, replica, answers)
+
+		return answer
+	case <-limit.C:
+		if c.conn.Up() {
+			c.replicas.heardOf(provider, replica, isMute)
+		}
+	case <-ctx.Done():
+	}
+
+	return nil
+}
+
+// sleep waits for d or for ctx's end.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+}
+
+// signal leaves a word on a channel of one place. It never blocks.
+func signal(ch chan<- struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}

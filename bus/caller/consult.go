@@ -1,0 +1,380 @@
+package caller
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/internal/opstream"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// A finding is what the claim on a machine means for an operation of it.
+type finding int
+
+const (
+	isFree    finding = iota // it may be replaced
+	isOurs                   // this operation's outcome is in it
+	isHeld                   // an attempt at this operation runs, at a replica that lives
+	isBusy                   // another operation runs, at a replica that lives
+	isStale                  // a later operation of the machine has begun
+	isPlain                  // a plain driver may have this operation; nobody can ask it
+	isUnheard                // it runs, and its replica has not had the time to be heard
+)
+
+// A standing is what is known of the replica that a claim names.
+type standing struct {
+	live    bool
+	unheard bool // the connection is too new to tell
+	denied  bool // it is this side itself, or it said that it does not have this attempt, or has ended it
+}
+
+// judgeClaim returns what a claim means for operation id. It reads no clock and
+// asks nobody.
+//
+// A claim whose replica is not heard of is free: whoever replaces it keeps that replica
+// from beginning anything more, and the claim's state says whether it has.
+func judgeClaim(c *driverv1.Claim, id string, who standing) finding {
+	same := c.GetOperationId() == id
+	switch {
+	case c == nil: // nothing, or nonsense
+		return isFree
+	case same && c.GetState() == driverv1.Claim_STATE_SETTLED:
+		return isOurs
+	case !same && laterThan(c.GetOperationId(), id):
+		return isStale
+	case !runs(c), who.denied:
+		return isFree
+	case same && c.GetReplica() == bus.PlainReplica:
+		return isPlain
+	case !who.live && who.unheard:
+		return isUnheard
+	case !who.live:
+		return isFree
+	case same:
+		return isHeld
+	default:
+		return isBusy
+	}
+}
+
+// laterThan reports whether an operation of a machine has come later than another one, or
+// under the same number. Number 0 does not count: every Machine without a journal begins
+// with it.
+func laterThan(operation, id string) bool {
+	old, known := opstream.OperationNumber(operation)
+	n, ok := opstream.OperationNumber(id)
+
+	return known && ok && old >= n && old > 0
+}
+
+// runs reports whether the attempt that a claim is for has not ended, as far as its
+// replica could say.
+func runs(c *driverv1.Claim) bool {
+	return c.GetState() == driverv1.Claim_STATE_RUNNING || c.GetState() == driverv1.Claim_STATE_BEGUN
+}
+
+// A decision is what a call does after it has read the claim.
+type decision int
+
+const (
+	mayProceed decision = iota // with k.terms
+	mayAttach                  // k.target has it
+	isDone                     // with the error returned, nil for an outcome in k.out
+)
+
+// A claimReader finds out from the claim on a call's machine what may follow.
+type claimReader struct {
+	*call
+
+	denied    map[string]uint32 // attempts that replicas said they do not have
+	over      string            // another operation of the machine, which has ended whatever its claim says
+	saidPlain bool              // that the call waits for a plain driver's claim to end
+}
+
+// consult reads the claim on the call's machine and finds out what may follow.
+func (r *claimReader) consult(ctx context.Context) (decision, error) {
+	for looks := 0; looks < claimLooks; {
+		c, sequence, err := r.readClaim(ctx)
+		if err != nil {
+			return isDone, err
+		}
+		r.unbegun = 0
+		switch found := judgeClaim(c, r.req.OperationID, r.standing(c, sequence)); found {
+		case isFree:
+			return r.mayReplace(ctx, c, sequence)
+		case isOurs:
+			return isDone, r.stored(c)
+		case isHeld:
+			r.holder(c.GetReplica(), c.GetAttempt())
+
+			return mayAttach, nil
+		case isStale:
+			return isDone, overtaken(c.GetOperationId())
+		case isUnheard, isPlain, isBusy:
+			if found != isPlain { // whose claim goes by itself
+				looks++
+			}
+			if err := r.outwait(ctx, found, c); err != nil {
+				return isDone, err
+			}
+		}
+	}
+
+	return isDone, r.notStarted("the claim on the machine changes all the time; looking again")
+}
+
+// outwait returns when the claim on the machine is worth another look.
+func (r *claimReader) outwait(ctx context.Context, found finding, c *driverv1.Claim) error {
+	switch found {
+	case isUnheard:
+		return sleep(ctx, time.Until(r.c.hears().Add(deathLimit)))
+	case isPlain:
+		return r.outwaitPlain(ctx, c)
+	default:
+		return r.askOther(ctx, c)
+	}
+}
+
+// outwaitPlain waits a while for the end of a claim that stands for a plain driver, which
+// does not say whether it still has the operation.
+func (r *claimReader) outwaitPlain(ctx context.Context, c *driverv1.Claim) error {
+	r.learns(c.GetAttempt())
+	if !r.saidPlain {
+		r.saidPlain = true
+		r.waits(r.notStarted("a driver of provider %s that keeps no session may be at attempt %d of the operation until its time is over",
+			r.req.Provider, c.GetAttempt()))
+	}
+
+	return sleep(ctx, askAgain)
+}
+
+// mayReplace takes a claim for the one that the next attempt replaces.
+func (r *claimReader) mayReplace(ctx context.Context, c *driverv1.Claim, sequence uint64) (decision, error) {
+	r.terms = &driverv1.ClaimTerms{Sequence: &sequence}
+	if sequence != 0 && sequence == r.plainClaim {
+		return mayProceed, nil // this side's own: what came before it was found out then
+	}
+	if err := r.doubtLostClaim(ctx, c, sequence); err != nil {
+		return isDone, err
+	}
+	r.fearEarlierCreate(c)
+	if c.GetOperationId() == r.req.OperationID {
+		r.learns(c.GetAttempt())
+		if c.GetState() == driverv1.Claim_STATE_RUNNING {
+			r.unbegun = c.GetAttempt()
+		}
+	}
+
+	return mayProceed, nil
+}
+
+// fearEarlierCreate notes that a create under another operation id was lost, as where the
+// Machine is from an older backup. No cloud keeps this create apart from that one by its
+// token, and the call may still take effect until its deadline.
+func (r *claimReader) fearEarlierCreate(c *driverv1.Claim) {
+	const create = driverv1.Operation_OPERATION_CREATE
+	lost := c.GetState() == driverv1.Claim_STATE_BEGUN || c.GetState() == driverv1.Claim_STATE_RELEASED
+	if !lost || r.op != create || c.GetOperation() != create || c.GetOperationId() == r.req.OperationID ||
+		c.GetReplica() == bus.PlainReplica { // whose claim stays as it is when the operation has ended
+		return
+	}
+	latest := time.Now().Add(bus.AcceptBy + r.req.Timeout)
+	r.earlierCreate, r.unclaimed = latest, false
+	if claimed := c.GetClaimedAt(); claimed.IsValid() { // by the replica's clock, which acceptBy allows for
+		if over := claimed.AsTime().Add(bus.AcceptBy + r.req.Timeout); over.Before(latest) {
+			r.earlierCreate = over
+		}
+	}
+}
+
+// overtaken is the error of an operation whose machine has a claim of a later one.
+func overtaken(later string) error {
+	number, _ := opstream.OperationNumber(later) // it has one, or it would not be later
+	if number >= math.MaxInt64 {
+		number = 0 // nothing comes after it
+	}
+
+	return &bus.Error{Code: driverv1.Code_CODE_ABORTED, Later: int64(number), Err: fmt.Errorf(
+		"operation %s of the machine came later: another manager leads, or the Machine is from an older backup", later)}
+}
+
+// doubtLostClaim notes, where an operation that may run has no claim, whether that was
+// lost along with the stream: then it may have begun something. It begins nothing more,
+// as the sequence that its replica expects never comes again.
+func (r *claimReader) doubtLostClaim(ctx context.Context, c *driverv1.Claim, sequence uint64) error {
+	r.unclaimed = false
+	lost := sequence == 0
+	if r.ran == 0 || !lost && (c == nil || c.GetOperationId() == r.req.OperationID) {
+		return nil
+	}
+	provider := r.req.Provider
+	if !r.taken.IsZero() {
+		r.c.lost(provider, opstream.ErrRolledBack) // a replica has had the claim that is not there
+	}
+	tried := time.Since(r.firstTry)
+	age, err := r.c.streams.ageOf(ctx, provider)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err() //nolint:wrapcheck // the caller's own
+	case err == nil:
+		// What an older stream may have known of has had its time. And one that was there
+		// before this call's first attempt would have that attempt's claim.
+		r.unclaimed = r.taken.IsZero() && (age > bus.AcceptBy+r.req.Timeout || !r.req.Recover && age > tried)
+	case lost:
+		r.c.lost(provider, err)
+
+		return r.notStarted("cannot tell whether the claim on the machine was lost: %w", err)
+	}
+
+	return nil
+}
+
+// readClaim returns the claim on the call's machine, nil for none, and its
+// sequence.
+func (r *claimReader) readClaim(ctx context.Context) (*driverv1.Claim, uint64, error) {
+	provider := r.req.Provider
+	subject, err := opstream.ClaimSubject(r.c.cfg.Cluster, provider, bus.MachineOf(r.req.Body).GetUid())
+	if err != nil {
+		r.sendErr = err
+
+		return nil, 0, r.unsendable()
+	}
+	found, err := r.c.ledger(provider).Last(ctx, subject)
+	switch {
+	case ctx.Err() != nil:
+		return nil, 0, ctx.Err() //nolint:wrapcheck // the caller's own
+	case err != nil:
+		r.c.lost(provider, err)
+
+		return nil, 0, r.notStarted("cannot tell who has the machine: %w", err)
+	case found == nil:
+		return nil, 0, nil
+	default:
+		return found.Envelope.GetClaim(), found.Sequence, nil
+	}
+}
+
+// standing gathers what is known of a claim's replica.
+func (r *claimReader) standing(c *driverv1.Claim, sequence uint64) standing {
+	return standing{
+		live:    r.c.replicas.lives(r.req.Provider, c.GetReplica()),
+		unheard: time.Until(r.c.hears().Add(deathLimit)) > 0,
+		denied: sequence != 0 && sequence == r.plainClaim || r.over != "" && r.over == c.GetOperationId() ||
+			r.denied[c.GetReplica()] >= c.GetAttempt() && r.denied[c.GetReplica()] > 0 && c.GetOperationId() == r.req.OperationID,
+	}
+}
+
+// denies notes that a replica will not take an attempt at this call's operation.
+func (r *claimReader) denies(replica string, attempt uint32) {
+	if r.denied == nil {
+		r.denied = map[string]uint32{}
+	}
+	r.denied[replica] = attempt
+}
+
+// askOther finds out whether another operation, whose claim says that it runs, does. It
+// returns an error while it does.
+func (r *claimReader) askOther(ctx context.Context, c *driverv1.Claim) error {
+	answer := r.c.ask(ctx, r.req.Provider, c.GetReplica(), c.GetOperationId(), c.GetAttempt())
+	if ctx.Err() != nil {
+		return ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+	busy := answer == nil
+	for _, st := range answer.GetOperations() {
+		busy = busy || !st.GetSettled()
+	}
+	if busy {
+		return r.notStarted("operation %s of this machine still runs at replica %s", c.GetOperationId(), c.GetReplica())
+	}
+	r.over = c.GetOperationId()
+
+	return nil
+}
+
+// stored ends the call with an outcome that was stored while nobody listened.
+func (r *claimReader) stored(c *driverv1.Claim) error {
+	result, partial := opstream.ResultOf(c, r.c.cfg.Key)
+	r.learns(c.GetAttempt())
+	r.out.Replica, r.out.Partial, r.taken = c.GetReplica(), partial, time.Now()
+	r.doubted = false // its replica was told of that, and stores what counts
+	r.c.log.Info("outcome found in the operations stream", "machine", r.req.Namespace+"/"+r.req.Name,
+		"operation_id", r.req.OperationID, "attempt", c.GetAttempt(), "replica", c.GetReplica())
+
+	return r.settle(result)
+}
+
+// open finds out which claim a first attempt has to replace.
+func (m *mutation) open(ctx context.Context) (done bool, err error) {
+	if n, ok := opstream.OperationNumber(m.req.OperationID); ok && n == 0 {
+		none := uint64(0)
+		m.terms = &driverv1.ClaimTerms{Sequence: &none} // the first operation of the machine, as far as we know
+
+		return false, nil
+	}
+	switch d, err := m.consult(ctx); d {
+	case isDone:
+		return true, err
+	case mayAttach:
+		return false, nil
+	default:
+		if m.any() { // begun by another caller
+			return m.attempt(ctx)
+		}
+
+		return false, nil
+	}
+}
+
+// onClaim goes on after the claim was found to be another one than expected.
+func (m *mutation) onClaim(ctx context.Context) (done bool, err error) {
+	if m.ran > 0 || m.again {
+		return m.next(ctx)
+	}
+	switch d, err := m.consult(ctx); d {
+	case isDone:
+		return true, err
+	case mayAttach:
+		return false, nil
+	default:
+	}
+	if m.any() {
+		return m.attempt(ctx)
+	}
+	// Nothing of this operation has run; it is the claim of an earlier one.
+	m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid)
+	if m.target == "" {
+		return true, m.allBusy()
+	}
+
+	return false, nil
+}
+
+// arrange makes sure that the call's operation can be claimed.
+func (m *mutation) arrange(ctx context.Context) (done bool, err error) {
+	_, err = m.subject(bus.TreeDriver, "")
+	if err == nil {
+		_, err = opstream.ClaimSubject(m.c.cfg.Cluster, m.req.Provider, bus.MachineOf(m.req.Body).GetUid())
+	}
+	switch {
+	case err != nil:
+		m.sendErr = err
+
+		return true, m.unsendable()
+	case m.c.streams == nil:
+		m.sendErr = errReadsOnly
+
+		return true, m.unsendable()
+	}
+	err = m.c.awaitStream(ctx, m.req.Provider)
+	switch {
+	case ctx.Err() != nil:
+		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	case err != nil:
+		return true, m.notStarted("waiting: %w", err)
+	default:
+		return false, nil
+	}
+}

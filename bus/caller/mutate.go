@@ -1,0 +1,436 @@
+package caller
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/internal/opstream"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+const (
+	// claimLooks bounds how often a call looks at the claim on its machine before it
+	// gives up for a while.
+	claimLooks = 5
+	// findMost bounds how many replicas are asked who holds an operation.
+	findMost = 64
+	// maxTries bounds the tries of one Call: more means that something refuses
+	// or dies again and again, which its caller should get to know.
+	maxTries = 100
+	// askAgain is the time between looks for a replica that may come back.
+	askAgain = bus.SessionInterval / 2
+	// storeTries is how many of these a call waits for the operations stream.
+	storeTries = 8
+)
+
+// A mutation is a call that must have its operation done once, whatever dies meanwhile.
+type mutation struct {
+	claimReader
+
+	unstored int // times that a replica could not write its claim
+}
+
+func newMutation(k *call) *mutation { return &mutation{claimReader: claimReader{call: k}} }
+
+// mutate has an operation done that must not be done twice.
+func (m *mutation) mutate(ctx context.Context) error {
+	if done, err := m.arrange(ctx); done {
+		return err
+	}
+	if m.again {
+		if done, err := m.resume(ctx); done {
+			return err
+		}
+	} else if done, err := m.open(ctx); done {
+		return err
+	}
+	for range maxTries {
+		if m.target == "" && m.c.replicas.full(m.req.Provider, m.op) {
+			return m.allBusy()
+		}
+		if err := m.choose(); err != nil {
+			return err
+		}
+		v, result, busy := m.try(ctx)
+		if v == gotResult {
+			return m.settle(result)
+		}
+		if done, err := m.after(ctx, v, busy); done {
+			return err
+		}
+	}
+
+	return m.notStarted("gave up after %d tries at replicas of provider %s; see their logs", maxTries, m.req.Provider)
+}
+
+// after decides what follows a try without a result: another one, when done is
+// false, for which it has chosen number and target.
+func (m *mutation) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (done bool, err error) {
+	switch v {
+	case gotDown:
+		return true, m.down()
+	case gotUnsendable:
+		return true, m.unsendable()
+	case gotNobody:
+		switch {
+		case m.target == "":
+			return true, (&plainCall{claimReader: m.claimReader}).mutate(ctx)
+		case m.attached():
+			return m.missing(ctx)
+		default:
+			m.shun(m.target) // left since its last session
+
+			return m.elsewhere()
+		}
+	case gotBusy:
+		return m.onBusy(ctx, busy)
+	case gotSilence:
+		m.hasRun()
+
+		return m.find(ctx)
+	case gotDeath:
+		m.log().Warn("replica died with an operation")
+		m.shun(m.out.Replica)
+
+		return m.next(ctx) // the claim tells whether it has begun anything
+	case gotDenial:
+		m.denies(m.out.Replica, m.number)
+
+		return m.next(ctx)
+	case gotLate:
+		return true, m.late()
+	default:
+		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+}
+
+// onBusy goes on after a refusal.
+func (m *mutation) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, err error) {
+	switch {
+	case why == driverv1.BusyReason_BUSY_REASON_MACHINE:
+		e := m.notStarted("another operation of this machine still runs at replica %s", m.out.Replica)
+		e.Code = driverv1.Code_CODE_ABORTED // room for others there may be
+
+		return true, e
+	case why == driverv1.BusyReason_BUSY_REASON_STALE:
+		return m.onStale(ctx)
+	case m.attached():
+		m.denies(m.out.Replica, m.number)
+
+		return m.next(ctx) // it would have answered with what it holds
+	case why == driverv1.BusyReason_BUSY_REASON_STUCK:
+		m.stuckAt = m.out.Replica
+
+		return m.elsewhere()
+	case why == driverv1.BusyReason_BUSY_REASON_STORE:
+		return m.awaitStore(ctx)
+	case why == driverv1.BusyReason_BUSY_REASON_CLAIM:
+		return m.onClaim(ctx)
+	default:
+		return m.elsewhere()
+	}
+}
+
+// onStale goes on after a replica has taken a request for an old one: the bus was
+// slow, or one of two clocks is wrong.
+func (m *mutation) onStale(ctx context.Context) (done bool, err error) {
+	m.log().Warn("a replica says that a request came too late; if it says so of all of them, compare its machine's clock with this one's")
+	if !m.attached() {
+		m.behind = m.out.Replica
+
+		return m.elsewhere()
+	}
+	// It has not said whether it holds the attempt.
+	answer := m.c.ask(ctx, m.req.Provider, m.out.Replica, m.req.OperationID, m.number)
+	switch {
+	case ctx.Err() != nil:
+		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	case answer != nil && !holds(answer):
+		m.denies(m.out.Replica, m.number)
+
+		return m.next(ctx)
+	case answer.GetResult() != nil:
+		return true, m.settle(answer.GetResult())
+	default:
+		return true, m.notStarted("replica %s may have the operation and takes requests for stale: compare its clock with mcm's", m.out.Replica)
+	}
+}
+
+// attached tells that the try went to a replica believed to hold this very
+// attempt: that nobody was reached does not mean that nothing runs.
+func (m *mutation) attached() bool { return m.target != "" && m.ran >= m.number }
+
+func (k *call) shun(replica string) {
+	if k.avoid == nil {
+		k.avoid = map[string]bool{}
+	}
+	k.avoid[replica] = true
+}
+
+// missing waits for the believed holder, which has lost its connection, to come
+// back or to be dead.
+func (m *mutation) missing(ctx context.Context) (done bool, err error) {
+	if !slices.Contains(m.c.replicas.live(m.req.Provider), m.target) {
+		m.shun(m.target)
+
+		return m.next(ctx)
+	}
+
+	return m.pause(ctx)
+}
+
+// pause passes the time until the replicas are looked at again.
+func (m *mutation) pause(ctx context.Context) (done bool, err error) {
+	err = sleep(ctx, askAgain)
+
+	return err != nil, err
+}
+
+// elsewhere sends the same attempt, which nobody took, to a replica with room.
+func (k *call) elsewhere() (done bool, err error) {
+	if k.out.Replica != "" {
+		k.shun(k.out.Replica) // its sessions may not say yet that it is full
+	}
+	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
+	if k.target == "" {
+		return true, k.allBusy()
+	}
+
+	return false, nil
+}
+
+// awaitStore gives an operations stream that has only just been made, or that chooses
+// another leader, the time to take claims.
+func (m *mutation) awaitStore(ctx context.Context) (done bool, err error) {
+	m.c.lost(m.req.Provider, opstream.ErrNoAnswer)
+	for m.unstored < storeTries {
+		m.unstored++
+		if err := sleep(ctx, askAgain); err != nil {
+			return true, err
+		}
+		if m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid); m.target != "" {
+			return false, nil
+		}
+	}
+
+	return true, m.notStarted("the operations stream %s does not take claims from replicas of provider %s: see the log of mcm and of NATS",
+		bus.StreamName(m.c.cfg.Cluster, m.req.Provider), m.req.Provider)
+}
+
+// next makes a further attempt after one that may have had an effect, unless that
+// turns out to run still or to have ended.
+func (m *mutation) next(ctx context.Context) (done bool, err error) {
+	switch d, err := m.consult(ctx); d {
+	case isDone:
+		return true, err
+	case mayAttach:
+		return false, nil
+	default:
+		return m.attempt(ctx)
+	}
+}
+
+// attempt chooses who makes the next attempt.
+func (m *mutation) attempt(ctx context.Context) (done bool, err error) {
+	if m.req.OnlyIfHeld {
+		return true, m.nobodyHas()
+	}
+	if back, err := m.waitForIdentity(ctx); back || err != nil {
+		return err != nil, err
+	}
+	if m.req.Look {
+		return true, m.nobodyHas()
+	}
+	m.number, m.again = m.ran+1, true
+	m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid)
+	if m.target == "" && m.c.replicas.unable(m.req.Provider, m.op) {
+		return true, bus.Errorf(driverv1.Code_CODE_UNIMPLEMENTED, "no replica of provider %s implements %s", m.req.Provider, bus.Verb(m.op))
+	}
+	if m.target == "" {
+		return true, m.noRoom("no replica of provider %s has room for a further attempt", m.req.Provider)
+	}
+
+	return false, nil
+}
+
+// ErrNotHeld is wrapped by the error of a Call with OnlyIfHeld or Look when no replica
+// holds the operation, and its outcome is not stored. An attempt that has begun may still
+// take effect until its deadline; none begins any more once its claim is replaced.
+var ErrNotHeld = errors.New("the outcome of the operation is not known")
+
+func (k *call) nobodyHas() error {
+	return bus.Errorf(driverv1.Code_CODE_NOT_FOUND, "%w: no replica of provider %s has it, and the operations stream has no result", ErrNotHeld, k.req.Provider)
+}
+
+// waitForIdentity waits, for a create that nothing tells apart from a lost one, until
+// the lost one's call cannot take effect unseen any more, or until its replica is back
+// with it.
+func (m *mutation) waitForIdentity(ctx context.Context) (back bool, err error) {
+	if m.op != driverv1.Operation_OPERATION_CREATE {
+		return false, nil
+	}
+	for said := ""; ; {
+		why := m.mayMakeTwo(time.Now())
+		if why == nil {
+			return false, nil
+		}
+		if text := why.Error(); text != said {
+			said = text
+			m.waits(why)
+		}
+		if _, err := m.pause(ctx); err != nil {
+			return false, err
+		}
+		if m.held() {
+			return true, nil
+		}
+	}
+}
+
+// mayMakeTwo returns why a further attempt at a create could make a second instance
+// unseen; nil if it cannot.
+func (m *mutation) mayMakeTwo(now time.Time) *bus.Error {
+	identified, settle := m.c.replicas.identity(m.req.Provider)
+	earlier, lost := m.earlierCreate.Add(settle), m.quietAt().Add(settle)
+	stuck := m.c.replicas.stuckAt(m.req.Provider, m.req.OperationID)
+	switch {
+	case !m.earlierCreate.IsZero() && now.Before(earlier):
+		return m.notStarted("a create of an earlier operation of this machine was lost, and no cloud tells the two apart: "+
+			"its deadline and the settle time come first, at %s", earlier.UTC().Format(time.RFC3339))
+	case identified:
+		return nil
+	case stuck != "":
+		return m.notStarted("creates of provider %s have no identity, and one for this machine ignores its deadline at replica %s: "+
+			"restart that replica, or it may make a second instance", m.req.Provider, stuck)
+	case !m.unclaimed && now.Before(lost):
+		return m.notStarted("creates of provider %s have no identity: the lost attempt's deadline and the settle time come first, at %s",
+			m.req.Provider, lost.UTC().Format(time.RFC3339))
+	default:
+		return nil
+	}
+}
+
+// holder has the next try go to who has an attempt.
+func (r *claimReader) holder(replica string, attempt uint32) {
+	r.learns(attempt)
+	r.target, r.number, r.terms = replica, attempt, nil
+}
+
+// held makes the replica that lists the operation the next target.
+func (m *mutation) held() bool {
+	h, ok := m.c.replicas.holding(m.req.Provider, m.req.OperationID)
+	switch {
+	case !ok, h.fenced: // the claim knows better
+		return false
+	}
+	m.holder(h.replica, max(1, h.attempt))
+
+	return true
+}
+
+// find looks for the replica that took a request without its frames reaching us. One
+// round of questions is enough: who has not answered has not begun anything, or its
+// claim will tell.
+func (m *mutation) find(ctx context.Context) (done bool, err error) {
+	asked := m.c.replicas.live(m.req.Provider)
+	asked = asked[:min(len(asked), findMost)]
+	if len(asked) == 0 {
+		return true, (&plainCall{claimReader: m.claimReader}).mutate(ctx) // a wiretap hid that nobody listens, or the claim tells
+	}
+	for i, answer := range m.askAll(ctx, asked) {
+		switch {
+		case answer == nil:
+		case holds(answer):
+			m.target, m.terms = asked[i], nil // it attaches us to what it runs
+
+			return false, nil
+		default:
+			m.denies(asked[i], m.number)
+		}
+	}
+	if ctx.Err() != nil {
+		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+
+	return m.next(ctx)
+}
+
+// askAll asks replicas about the call's attempt, all at once. Who has not answered
+// in time has a nil.
+func (m *mutation) askAll(ctx context.Context, replicas []string) []*driverv1.OpsResponse {
+	said := make([]*driverv1.OpsResponse, len(replicas))
+	var all sync.WaitGroup
+	for i, id := range replicas {
+		all.Go(func() { said[i] = m.c.ask(ctx, m.req.Provider, id, m.req.OperationID, m.number) })
+	}
+	all.Wait()
+
+	return said
+}
+
+// holds reports whether a replica has the operation by its own answer. An attempt that is
+// fenced does not count: another one may run in its place, and its result is the one that
+// will be stored.
+func holds(answer *driverv1.OpsResponse) bool {
+	for _, st := range answer.GetOperations() {
+		if !st.GetFenced() {
+			return true
+		}
+	}
+
+	return false
+}
+
+// resume looks, before an operation is tried again, for the replica that holds
+// it, once every live replica has had the time to say what it holds.
+func (m *mutation) resume(ctx context.Context) (done bool, err error) {
+	if !m.c.conn.Up() {
+		return true, m.down() // nobody can be heard
+	}
+	warm := time.NewTimer(time.Until(m.c.hears().Add(deathLimit)))
+	defer warm.Stop()
+	select {
+	case <-warm.C:
+	case <-ctx.Done():
+		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+	if m.held() {
+		return false, nil
+	}
+
+	return m.recall(ctx)
+}
+
+// late ends an operation whose holder lives but does not finish.
+func (k *call) late() error {
+	err := k.c.control(k.req.Provider, k.out.Replica, bus.VerbCancel, &driverv1.Envelope{
+		OperationId: k.req.OperationID,
+		Body:        &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: k.req.OperationID}},
+	})
+	if err != nil {
+		k.log().Warn("late operation not cancelled", "err", err)
+	}
+
+	return bus.OutcomeUnknownf("replica %s did not finish within %s", k.out.Replica, k.req.Timeout)
+}
+
+// recall takes up an operation that no replica lists: its claim tells what became
+// of it.
+func (m *mutation) recall(ctx context.Context) (done bool, err error) {
+	switch d, err := m.consult(ctx); d {
+	case isDone:
+		return true, err
+	case mayAttach:
+		return false, nil
+	default:
+	}
+	if !m.req.OnlyIfHeld && len(m.c.replicas.live(m.req.Provider)) == 0 {
+		return true, (&plainCall{claimReader: m.claimReader}).mutate(ctx)
+	}
+
+	return m.attempt(ctx)
+}

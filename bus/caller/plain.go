@@ -1,0 +1,352 @@
+package caller
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/internal/opstream"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// plainSeenFor is how long a plain driver that has answered is taken to be there.
+const plainSeenFor = 30 * time.Second
+
+// A plainCall asks a driver that only answers: one request, one reply, no session. It
+// is asked only when no full replica of the provider lives, because nothing shows
+// whether it is alive: its silence means nothing before the operation's timeout,
+// and then the outcome is unknown. It claims nothing: for a mutation this side does,
+// with a record that goes by itself once the operation's time is over.
+type plainCall struct{ claimReader }
+
+func newPlainCall(k *call) *plainCall { return &plainCall{claimReader{call: k}} }
+
+// read asks for what may be asked any number of times.
+func (p *plainCall) read(ctx context.Context) error {
+	if err := p.noReplicaLives(); err != nil {
+		return err
+	}
+
+	return p.ask(ctx)
+}
+
+// mutate asks for what must not be done twice.
+func (p *plainCall) mutate(ctx context.Context) error {
+	if err := p.noReplicaLives(); err != nil {
+		return err
+	}
+	if p.c.plainUnseen(p.req.Provider) {
+		there, err := p.listens(ctx)
+		switch {
+		case err != nil:
+			return err
+		case !there:
+			return p.noDriver()
+		}
+	}
+	if done, err := p.claim(ctx); done || err != nil {
+		return err
+	}
+	if p.again && p.op == driverv1.Operation_OPERATION_CREATE {
+		found, err := p.look(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err() //nolint:wrapcheck // the caller's own
+		case err != nil:
+			// Whatever became of the look, it says nothing about the create.
+			return bus.OutcomeUnknownf("cannot tell whether an earlier create made an instance: %w", err)
+		case found != nil:
+			p.out.Result, p.out.Plain = found, true
+
+			return nil
+		}
+		// The look may have taken as long as the claim was to last beyond it.
+		if done, err := p.claim(ctx); done || err != nil {
+			return err
+		}
+	}
+
+	return p.ask(ctx)
+}
+
+// ask asks a plain driver and ends the call with its answer.
+func (p *plainCall) ask(ctx context.Context) error {
+	result, err := p.request(ctx)
+	if err != nil {
+		return err
+	}
+	p.out.Plain = true
+	if instance, _ := opstream.InstanceOf(result); p.op == driverv1.Operation_OPERATION_CREATE &&
+		result.GetStatus().GetCode() == driverv1.Code_CODE_OK && instance.GetProviderId() == "" {
+		// There may be an instance, and nothing could ever find it: the next attempt looks.
+		result = bus.Failure(driverv1.Code_CODE_INTERNAL,
+			"the driver of provider "+p.req.Provider+" answered create with success, but without the instance's provider id [INSTANCE-1]")
+		result.OutcomeUnknown = true
+	}
+	if result.GetOutcomeUnknown() {
+		p.release(ctx) // it has ended, and may be tried again at once
+		p.hasEnded(p.number)
+	}
+
+	return p.settle(result)
+}
+
+// noReplicaLives returns nil when no full replica of the provider is known.
+func (p *plainCall) noReplicaLives() error {
+	if len(p.c.replicas.live(p.req.Provider)) > 0 {
+		// Gone and not yet known to be dead, about to go, or only just come.
+		return p.notStarted("no replica of provider %s answers; waiting until it is known whether one lives", p.req.Provider)
+	}
+
+	return nil
+}
+
+// claim claims the call's operation for a plain driver, which may be asked then.
+// Done says that the call has ended.
+func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
+	for range claimLooks {
+		switch d, err := p.consult(ctx); d {
+		case isDone:
+			return true, err
+		case mayAttach:
+			return true, p.notStarted("replica %s has the operation", p.target)
+		default:
+		}
+		if err := p.outwaitOthers(ctx); err != nil {
+			return true, err
+		}
+		if err := p.noReplicaLives(); err != nil {
+			return true, err
+		}
+		if p.req.OnlyIfHeld || p.req.Look {
+			return true, p.nobodyHas()
+		}
+		if p.any() {
+			p.number, p.again = p.ran+1, true
+		}
+		// It is over, and to be seen in the cloud's lists, when the record goes.
+		life := bus.AcceptBy + p.req.Timeout + p.c.replicas.settles(p.req.Provider)
+		claimedAt := time.Now()
+		sequence, err := p.write(ctx, driverv1.Claim_STATE_BEGUN, p.terms.GetSequence(), life)
+		switch {
+		case ctx.Err() != nil:
+			return true, ctx.Err() //nolint:wrapcheck // the caller's own
+		case errors.Is(err, opstream.ErrConflict):
+			continue // a replica has come, or another manager leads
+		case err != nil:
+			p.c.lost(p.req.Provider, err)
+
+			return true, p.notStarted("cannot claim the machine for a driver without sessions: %w", err)
+		}
+		p.plainClaim, p.plainClaimAt = sequence, claimedAt
+
+		return false, nil
+	}
+
+	return true, p.notStarted("the claim on the machine changes all the time; looking again")
+}
+
+// write writes a claim for a plain driver in the place of the record with the
+// expected sequence, which stays for so long; 0 is as long as any.
+func (p *plainCall) write(ctx context.Context, state driverv1.Claim_State, expected uint64, life time.Duration) (uint64, error) {
+	subject, err := opstream.ClaimSubject(p.c.cfg.Cluster, p.req.Provider, bus.MachineOf(p.req.Body).GetUid())
+	if err != nil {
+		return 0, err
+	}
+	if life > 0 {
+		life = life.Truncate(time.Second) + time.Second // a TTL has whole seconds
+	}
+
+	return p.c.ledger(p.req.Provider).Put(ctx, subject, &driverv1.Envelope{
+		OperationId: p.req.OperationID, Attempt: p.number, Replica: bus.PlainReplica,
+		Body: &driverv1.Envelope_Claim{Claim: &driverv1.Claim{
+			OperationId: p.req.OperationID, Attempt: p.number, Operation: p.op, Namespace: p.req.Namespace, Name: p.req.Name,
+			Provider: p.req.Provider, Replica: bus.PlainReplica, Epoch: p.c.cfg.Epoch(), State: state, ClaimedAt: timestamppb.Now(),
+		}},
+	}, expected, life)
+}
+
+// outwaitOthers waits, before a plain driver is asked for a create, until the calls of
+// earlier attempts are over and to be seen in the cloud's lists, or a replica comes: a
+// plain driver does not say what identifies its creates. Where the claim was lost along
+// with its stream any mutation waits for their deadlines, as a plain driver may have one.
+func (p *plainCall) outwaitOthers(ctx context.Context) error {
+	end := p.quietAt()
+	switch {
+	case !p.earlierCreate.IsZero():
+		end = later(end, p.earlierCreate).Add(p.c.replicas.settles(p.req.Provider))
+	case p.ran == 0, p.unclaimed:
+		return nil
+	case p.op == driverv1.Operation_OPERATION_CREATE:
+		end = end.Add(p.c.replicas.settles(p.req.Provider))
+	case p.terms.GetSequence() != 0:
+		return nil
+	}
+	for said := false; time.Now().Before(end) && len(p.c.replicas.live(p.req.Provider)) == 0; said = true {
+		if !said {
+			p.waits(p.notStarted("an earlier attempt is lost, and only a driver without sessions is there: "+
+				"that attempt's deadline and the settle time of provider %s come first, at %s", p.req.Provider, end.UTC().Format(time.RFC3339)))
+		}
+		if err := sleep(ctx, askAgain); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+// listens reports whether there is a plain driver, by a request that has no body:
+// whoever gets it answers that it does not know such [ENV-4]. One that does not answer
+// is there as well.
+func (p *plainCall) listens(ctx context.Context) (there bool, err error) {
+	subject, err := bus.Subject{
+		Cluster: p.c.cfg.Cluster, Tree: bus.TreePlain, Provider: p.req.Provider,
+		Verb: bus.Verb(driverv1.Operation_OPERATION_STATUS), Namespace: p.req.Namespace, Name: p.req.Name,
+	}.Build()
+	if err != nil {
+		p.sendErr = err
+
+		return false, p.unsendable()
+	}
+	heard := make(chan bool, 1)
+	reply, done := p.c.register(p.req.Provider, func(m *nats.Msg) {
+		select {
+		case heard <- !bus.IsNoResponders(m):
+		default:
+		}
+	})
+	defer done()
+	if err := p.c.publish(subject, reply, "", &driverv1.Envelope{OperationId: nuid.Next(), Epoch: p.c.cfg.Epoch()}); err != nil {
+		return false, p.down()
+	}
+	limit := time.NewTimer(acceptTimeout)
+	defer limit.Stop()
+	select {
+	case there = <-heard:
+		p.c.sawPlain(p.req.Provider, there)
+
+		return there, nil
+	case <-limit.C:
+		return true, nil
+	case <-ctx.Done():
+		return false, ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+}
+
+// sawPlain notes whether a plain driver of a provider was there just now.
+func (c *Caller) sawPlain(provider string, there bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if there {
+		c.plainSeen[provider] = time.Now()
+	} else {
+		delete(c.plainSeen, provider)
+	}
+}
+
+// plainUnseen reports whether no plain driver of a provider has answered of late.
+func (c *Caller) plainUnseen(provider string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	return time.Since(c.plainSeen[provider]) > plainSeenFor
+}
+
+func (k *call) noDriver() error {
+	return k.noRoom("no driver for provider %s is on the bus (cluster %q): start one, or correct the class's provider",
+		k.req.Provider, k.c.cfg.Cluster)
+}
+
+// release gives back a claim under which nothing runs, so that nobody waits for
+// its end.
+func (p *plainCall) release(ctx context.Context) {
+	if p.plainClaim == 0 {
+		return
+	}
+	if _, err := p.write(ctx, driverv1.Claim_STATE_RELEASED, p.plainClaim, 0); err != nil {
+		p.log().Warn("the claim for a driver without sessions stays until the operation's time is over: it could not be given back", "err", err)
+	}
+	p.plainClaim = 0
+}
+
+// request sends one request to the plain tree and waits for its one reply.
+func (p *plainCall) request(ctx context.Context) (*driverv1.Result, error) {
+	a := newAttempt(p.req.OperationID, p.number, bus.TreePlain, "")
+	unregister, err := p.send(a)
+	defer unregister()
+	switch {
+	case err == nil:
+	case p.unsent(err) == gotUnsendable:
+		return nil, p.unsendable()
+	default:
+		return nil, p.down()
+	}
+	limit := time.NewTimer(p.req.Timeout)
+	defer limit.Stop()
+	for {
+		select {
+		case <-a.notify:
+			h := a.heard()
+			switch {
+			case h.result != nil:
+				p.taken = p.lastTry
+				p.c.sawPlain(p.req.Provider, true)
+				p.hasRun() // settle knows whether it is over
+
+				return h.result, nil
+			case h.busy != nil:
+				p.release(ctx)
+
+				return nil, p.allBusy()
+			case h.nobody:
+				p.c.sawPlain(p.req.Provider, false)
+				p.release(ctx)
+
+				return nil, p.noDriver()
+			}
+		case <-limit.C:
+			p.hasRun()
+
+			return nil, bus.OutcomeUnknownf("the plain driver of provider %s did not answer within %s", p.req.Provider, p.req.Timeout)
+		case <-ctx.Done():
+			return nil, ctx.Err() //nolint:wrapcheck // the caller's own
+		}
+	}
+}
+
+// look asks a plain driver's List for the instance that an earlier create
+// may have made. It returns a create's result when there is one.
+func (p *plainCall) look(ctx context.Context) (*driverv1.Result, error) {
+	machine := bus.MachineOf(p.req.Body)
+	list := Request{
+		Provider: p.req.Provider, Namespace: p.req.Namespace, Name: p.req.Name,
+		OperationID: p.req.OperationID + ".look", Timeout: p.req.Timeout,
+		Body: &driverv1.Envelope{Body: &driverv1.Envelope_List{
+			List: &driverv1.ListRequest{Class: bus.ClassOf(p.req.Body)},
+		}},
+	}
+	out, err := p.c.Call(ctx, list)
+	if err != nil {
+		return nil, err
+	}
+	for _, instance := range out.Result.GetList().GetInstances() {
+		if instance.GetMachineUid() != machine.GetUid() &&
+			(instance.GetMachineUid() != "" || instance.GetMachineName() != machine.GetName()) {
+			continue
+		}
+		found, ok := proto.Clone(instance).(*driverv1.Instance)
+		if ok {
+			return &driverv1.Result{Payload: &driverv1.Result_Create{
+				Create: &driverv1.CreateResponse{Instance: found},
+			}}, nil
+		}
+	}
+
+	return nil, nil //nolint:nilnil // nothing was found, and that is no fault
+}

@@ -1,0 +1,121 @@
+package caller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/internal/opstream"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// probeMark stands for a machine, and for a replica, in the record by which managers find
+// out whether a stream takes writes. Neither can have that name.
+const probeMark = "~probe"
+
+// probe writes a record. A stream's server that could not write to its disk once still
+// answers questions, and refuses or ignores all writes until it is restarted.
+func (s *streams) probe(ctx context.Context, st *stream) error {
+	cluster, provider := s.c.cfg.Cluster, st.state.Provider
+	payload, err := bus.Encode(&driverv1.Envelope{Body: &driverv1.Envelope_Claim{Claim: &driverv1.Claim{
+		Provider: provider, Replica: probeMark, Epoch: s.c.cfg.Epoch(), State: driverv1.Claim_STATE_SETTLED, ClaimedAt: timestamppb.Now(),
+	}}}, "")
+	if err != nil {
+		return err
+	}
+	answer, err := s.c.inquirer.Ask(ctx, &nats.Msg{Subject: bus.Pattern(cluster, bus.TreeClaim, provider, probeMark), Data: payload}, apiTimeout)
+	sequence := uint64(0)
+	if err == nil {
+		sequence, err = opstream.SequenceOf(answer)
+	}
+	st.newest = max(st.newest, sequence)
+	switch {
+	case errors.Is(err, opstream.ErrNoAnswer):
+		st.unanswered++
+	case ctx.Err() == nil:
+		st.unanswered = 0
+	}
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+
+	return s.stuck(st, err)
+}
+
+// mostUnanswered is how many writes in a row may get no answer before the server counts
+// as one that takes none: a busy machine delays one.
+const mostUnanswered = 3
+
+// stuck makes of why a stream has not taken a write what people read, and has the server
+// restarted where that is ours.
+func (s *streams) stuck(st *stream, err error) error {
+	silent := errors.Is(err, opstream.ErrNoAnswer)
+	switch {
+	case strings.Contains(err.Error(), "maximum bytes"):
+		return fmt.Errorf("it takes no writes: %w: let it hold more (nats stream edit --max-bytes)", err)
+	case errors.Is(err, opstream.ErrNoStream):
+		return fmt.Errorf("it takes no writes: %w: it was deleted just now and is made again, or none of its NATS servers leads the others", err)
+	case silent && st.unanswered < mostUnanswered:
+		return fmt.Errorf("it did not answer a write: %w within %s; tries again", err, apiTimeout)
+	case s.config.Stuck != nil:
+		if why := s.config.Stuck(err); why != nil {
+			err = fmt.Errorf("%w: %w: free space there", err, why)
+		}
+
+		return fmt.Errorf("it takes no writes: %w; mcm restarts its NATS server by itself when that has space", err)
+	case silent:
+		return fmt.Errorf("it takes no writes: %w within %s, %d times in a row: if the disk of its NATS server is or was full, free space there, "+
+			"and restart that server, which takes none until then; else see that most of the servers that hold it run (nats stream info), "+
+			"and that mcm's user may publish to its subjects", err, apiTimeout, st.unanswered)
+	default:
+		return fmt.Errorf("it takes no writes: %w: free space where its NATS server stores streams, and restart that server, "+
+			"which takes none until then", err)
+	}
+}
+
+// noSpace reports whether a server's disk is full, which it says in words alone.
+func noSpace(err error) bool { return err != nil && strings.Contains(err.Error(), "no space left") }
+
+// checkTimeout is less than people and probers wait for an answer.
+const checkTimeout = time.Second
+
+// Check reports why creates and deletes cannot begin as far as NATS is concerned: the
+// text names the operations stream, the cause and the remedy. It is nil where they can,
+// and while that is not known yet.
+func (c *Caller) Check(ctx context.Context) error {
+	if c.streams == nil {
+		return nil
+	}
+	states := c.streams.list()
+	for _, st := range states {
+		if err := st.fault(); err != nil {
+			return err
+		}
+	}
+	if len(states) > 0 {
+		return nil
+	}
+	// No driver was met yet, and so no stream was made.
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	if err := c.streams.api(ctx, "STREAM.INFO."+bus.StreamName(c.cfg.Cluster, probeMark), nil); errors.Is(err, opstream.ErrNoJetStream) {
+		return err
+	}
+
+	return nil
+}
+
+// fault is nil for a stream that takes writes, and for one that was not looked at yet.
+func (s StreamState) fault() error {
+	if s.Ready || s.Problem == "" {
+		return nil
+	}
+
+	return fmt.Errorf("operations stream %s: %s", s.Name, s.Problem)
+}

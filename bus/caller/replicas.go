@@ -1,0 +1,498 @@
+package caller
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// Clocks of the asking side. A replica is suspect, and gets no new work, after
+// two missed sessions; it is dead after three.
+const (
+	suspectAfter = 2 * bus.SessionInterval
+	deathLimit   = 3 * bus.SessionInterval
+	sweepEvery   = 100 * time.Millisecond
+	// starved is how late a sweep may be before its lateness is taken for ours
+	// and not for the replicas' silence.
+	starved = 3 * sweepEvery
+)
+
+// A Replica is what is known of one driver replica.
+type Replica struct {
+	// Session is the newest it sent; it must not be changed.
+	Session *driverv1.Session
+	// Seen is when that arrived.
+	Seen time.Time
+}
+
+// replicas is the asking side's view of who lives. Its methods are safe for
+// concurrent use.
+type replicas struct {
+	protocols bus.Protocols // that the asking side speaks
+
+	mu      sync.Mutex
+	toldAt  time.Time // when a replica of another protocol was last logged
+	byKey   map[string]*peer
+	waiter  map[string]chan struct{} // by provider; closed at the next sign of room
+	longest map[string]time.Duration // settle time that its replicas ever had, by provider
+	// nameless are providers of which a replica had no identity for its creates.
+	nameless map[string]bool
+}
+
+type peer struct {
+	provider, id string
+	session      *driverv1.Session
+	seen         time.Time
+	refused      error  // it speaks another protocol, and is asked for nothing
+	told         bool   // which was logged
+	sent         [2]int // directed requests since that session, by slotsOf
+	trust        trust
+	gone         chan struct{} // closed when it is dead or has stopped
+	attempts     map[*attempt]struct{}
+}
+
+// trust is what is known of how a replica answers. A session alone says little: a
+// process that hangs may still send them, and one may be sent for a replica that
+// does not exist.
+type trust int
+
+const (
+	isMute   trust = iota - 1 // it did not answer when it was last asked
+	unproven                  // it was not asked yet
+	answers
+)
+
+func newReplicas() *replicas {
+	return &replicas{
+		protocols: bus.Spoken,
+		byKey:     map[string]*peer{}, waiter: map[string]chan struct{}{},
+		longest: map[string]time.Duration{}, nameless: map[string]bool{},
+	}
+}
+
+func replicaKey(provider, id string) string { return provider + "/" + id }
+
+// onSession takes a replica's sign of life, and tells the attempts it holds
+// what it says of them.
+func (r *replicas) onSession(s *driverv1.Session, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rep := r.get(s.GetProvider(), s.GetReplica(), now)
+	if rep.session.GetSequence() > s.GetSequence() {
+		return // overtaken on the way
+	}
+	rep.session, rep.seen, rep.sent, rep.refused = s, now, [2]int{}, r.protocols.Refuses(s)
+	r.longest[rep.provider] = max(r.longest[rep.provider], SettleTimeOf(s))
+	r.nameless[rep.provider] = r.nameless[rep.provider] || !identifies(s)
+	if s.GetStopped() {
+		r.remove(rep)
+
+		return
+	}
+	if rep.free(driverv1.Operation_OPERATION_CREATE) > 0 || rep.free(driverv1.Operation_OPERATION_DELETE) > 0 {
+		r.signal(rep.provider)
+	}
+	if len(rep.attempts) == 0 {
+		return
+	}
+	states := make(map[string]*driverv1.OperationState, len(s.GetOperations()))
+	for _, st := range s.GetOperations() {
+		if !st.GetStuck() {
+			states[st.GetOperationId()] = st
+		}
+	}
+	for a := range rep.attempts {
+		if st := states[a.id]; st != nil || s.GetOmitted() == 0 {
+			a.onState(st)
+		}
+	}
+}
+
+// strange returns why a replica that has sent a session is asked for nothing, and
+// whether to log that: once for each, and not for many at a time, as anybody who may
+// send a session can send thousands.
+func (r *replicas) strange(s *driverv1.Session) (why error, first bool) { //nolint:revive // the error is no failure of this
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rep, ok := r.byKey[replicaKey(s.GetProvider(), s.GetReplica())]
+	if !ok || rep.refused == nil {
+		return nil, false
+	}
+	if now := time.Now(); !rep.told && now.Sub(r.toldAt) > time.Second {
+		first, rep.told, r.toldAt = true, true, now
+	}
+
+	return rep.refused, first
+}
+
+// refusal returns why one of the provider's replicas is asked for nothing; nil if all
+// may be asked. While there is one, requests must not go to any replica: it could
+// take them.
+func (r *replicas) refusal(provider string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, rep := range r.byKey {
+		if rep.provider == provider && rep.refused != nil {
+			return rep.refused
+		}
+	}
+
+	return nil
+}
+
+// get returns the replica's entry, made when it is new.
+func (r *replicas) get(provider, id string, now time.Time) *peer {
+	key := replicaKey(provider, id)
+	rep, ok := r.byKey[key]
+	if !ok {
+		rep = &peer{
+			provider: provider, id: id, seen: now,
+			gone: make(chan struct{}), attempts: map[*attempt]struct{}{},
+		}
+		r.byKey[key] = rep
+	}
+
+	return rep
+}
+
+func (r *replicas) remove(rep *peer) {
+	delete(r.byKey, replicaKey(rep.provider, rep.id))
+	close(rep.gone)
+}
+
+// lives reports whether a replica is heard of.
+func (r *replicas) lives(provider, id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rep, ok := r.byKey[replicaKey(provider, id)]
+
+	return ok && rep.session != nil
+}
+
+// bind notes that a replica holds an attempt. The channel it returns is closed
+// when that replica is dead.
+func (r *replicas) bind(a *attempt, provider, id string) (gone <-chan struct{}, unbind func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rep := r.get(provider, id, time.Now())
+	rep.attempts[a] = struct{}{}
+
+	return rep.gone, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(rep.attempts, a)
+	}
+}
+
+// sweep declares replicas dead that were silent for too long.
+func (r *replicas) sweep(now time.Time) (dead []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, rep := range r.byKey {
+		if now.Sub(rep.seen) > deathLimit {
+			r.remove(rep)
+			dead = append(dead, replicaKey(rep.provider, rep.id))
+		}
+	}
+
+	return dead
+}
+
+// excuse adds to every replica's life the time in which it could not be heard.
+func (r *replicas) excuse(now time.Time, silence time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, rep := range r.byKey {
+		rep.seen = rep.seen.Add(silence)
+		if rep.seen.After(now) {
+			rep.seen = now
+		}
+	}
+}
+
+// slotsOf tells which of a replica's slots a mutation takes: 1 are those for deletes.
+func slotsOf(op driverv1.Operation) int {
+	if op == driverv1.Operation_OPERATION_DELETE {
+		return 1
+	}
+
+	return 0
+}
+
+// SlotsFree is how many mutations of a kind a replica can take by its own word.
+func SlotsFree(s *driverv1.Session, op driverv1.Operation) int {
+	if s == nil || s.GetDraining() || s.GetStopped() {
+		return 0
+	}
+	if op == driverv1.Operation_OPERATION_DELETE {
+		return int(s.GetSlots()) - int(s.GetDeleting())
+	}
+
+	return int(s.GetSlots()) - int(s.GetRunning()) + int(s.GetDeleting())
+}
+
+// free is how many mutations of a kind the replica can take, as far as is known.
+func (rep *peer) free(op driverv1.Operation) int {
+	if rep.refused != nil {
+		return 0
+	}
+
+	return SlotsFree(rep.session, op) - rep.sent[slotsOf(op)]
+}
+
+// heardOf notes whether a replica that was asked something has answered.
+func (r *replicas) heardOf(provider, id string, t trust) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if rep, ok := r.byKey[replicaKey(provider, id)]; ok {
+		rep.trust = t
+	}
+}
+
+// fits tells whether a replica can be asked for an operation now.
+func (rep *peer) fits(op driverv1.Operation, now time.Time) bool {
+	s := rep.session
+	switch {
+	case rep.refused != nil, now.Sub(rep.seen) > suspectAfter, s.GetDraining(), !slices.Contains(s.GetCapabilities(), op):
+		return false
+	default: // reads have slots of their own, which sessions do not tell
+		return !bus.Mutates(op) || rep.free(op) > 0
+	}
+}
+
+// pick returns the less loaded of two replicas with room, chosen at random among
+// those that are most to be trusted, and counts a request as sent to it; "" when
+// there is none.
+func (r *replicas) pick(provider string, op driverv1.Operation, now time.Time, except map[string]bool) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var fit []*peer
+	for _, rep := range r.byKey {
+		if rep.provider != provider || except[rep.id] || !rep.fits(op, now) {
+			continue
+		}
+		if len(fit) > 0 && rep.trust > fit[0].trust {
+			fit = fit[:0]
+		}
+		if len(fit) == 0 || rep.trust == fit[0].trust {
+			fit = append(fit, rep)
+		}
+	}
+	if len(fit) == 0 {
+		return ""
+	}
+	best := fit[rand.IntN(len(fit))]
+	if other := fit[rand.IntN(len(fit))]; other.free(op) > best.free(op) {
+		best = other
+	}
+	if bus.Mutates(op) {
+		best.sent[slotsOf(op)]++
+	}
+
+	return best.id
+}
+
+// live returns the ids of a provider's replicas, those that are most to be trusted
+// first.
+func (r *replicas) live(provider string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var all []*peer
+	for _, rep := range r.byKey {
+		if rep.provider == provider {
+			all = append(all, rep)
+		}
+	}
+	slices.SortFunc(all, func(a, b *peer) int { return int(b.trust - a.trust) })
+	ids := make([]string, 0, len(all))
+	for _, rep := range all {
+		ids = append(ids, rep.id)
+	}
+
+	return ids
+}
+
+// full tells that replicas of the provider are known and none has room.
+func (r *replicas) full(provider string, op driverv1.Operation) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := false
+	for _, rep := range r.byKey {
+		if rep.provider != provider || rep.session == nil {
+			continue
+		}
+		known = true
+		if rep.free(op) > 0 {
+			return false
+		}
+	}
+
+	return known
+}
+
+// unable tells that replicas of the provider are known and none implements op.
+func (r *replicas) unable(provider string, op driverv1.Operation) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := false
+	for _, rep := range r.byKey {
+		if rep.provider != provider || rep.session == nil {
+			continue
+		}
+		known = true
+		if slices.Contains(rep.session.GetCapabilities(), op) {
+			return false
+		}
+	}
+
+	return known
+}
+
+// A holding is a replica that has an operation.
+type holding struct {
+	replica string
+	attempt uint32
+	fenced  bool // it may begin nothing more for it
+	failed  bool // it has ended so
+}
+
+func (h holding) before(other holding) bool {
+	switch {
+	case h.fenced != other.fenced:
+		return other.fenced
+	case h.failed != other.failed:
+		return other.failed
+	default:
+		return h.attempt > other.attempt
+	}
+}
+
+// holding returns the replica that lists an operation in its session, or has
+// accepted it since: of several one that is not fenced, or else one that has not
+// failed, beside which no other attempt is to begin, or else that of the latest one.
+func (r *replicas) holding(provider, operationID string) (best holding, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	consider := func(h holding) {
+		if !ok || h.before(best) {
+			best, ok = h, true
+		}
+	}
+	for _, rep := range r.byKey {
+		if rep.provider != provider {
+			continue
+		}
+		for _, st := range rep.session.GetOperations() {
+			if st.GetOperationId() == operationID && !st.GetStuck() {
+				consider(holding{
+					replica: rep.id, attempt: st.GetAttempt(), fenced: st.GetFenced(),
+					failed: st.GetSettled() && st.GetCode() != driverv1.Code_CODE_OK,
+				})
+			}
+		}
+		for a := range rep.attempts {
+			if a.id == operationID {
+				consider(holding{replica: rep.id, attempt: a.number})
+			}
+		}
+	}
+
+	return best, ok
+}
+
+// stuckAt returns the live replica that lists an operation as one whose call ignores its
+// deadline; empty for none.
+func (r *replicas) stuckAt(provider, operationID string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, rep := range r.byKey {
+		if rep.provider != provider {
+			continue
+		}
+		for _, st := range rep.session.GetOperations() {
+			if st.GetStuck() && st.GetOperationId() == operationID {
+				return rep.id
+			}
+		}
+	}
+
+	return ""
+}
+
+// identity reports whether each of a provider's drivers names its creates so that the
+// cloud finds a second one, and returns the longest of their settle times. Those that are
+// gone count as well: a lost create was theirs. Without any the answer is no.
+func (r *replicas) identity(provider string) (identified bool, settle time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	settle, heard := r.longest[provider]
+
+	return heard && !r.nameless[provider], settle
+}
+
+// identifies reports whether a driver names its creates.
+func identifies(s *driverv1.Session) bool {
+	switch s.GetCreateIdentity() {
+	case driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME:
+		return true
+	default:
+		return false
+	}
+}
+
+// settles is the longest settle time that replicas of the provider have told, those
+// that are gone included.
+func (r *replicas) settles(provider string) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	return r.longest[provider]
+}
+
+// SettleTimeOf is how long the lists of a replica's provider may lag behind their
+// effects, as far as it is believed: an hour at most.
+func SettleTimeOf(s *driverv1.Session) time.Duration {
+	return max(0, min(s.GetSettleTime().AsDuration(), time.Hour))
+}
+
+// room returns a channel that is closed at the next sign that a replica of the
+// provider could take work.
+func (r *replicas) room(provider string) <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ch, ok := r.waiter[provider]
+	if !ok {
+		ch = make(chan struct{})
+		r.waiter[provider] = ch
+	}
+
+	return ch
+}
+
+func (r *replicas) signal(provider string) {
+	if ch, ok := r.waiter[provider]; ok {
+		close(ch)
+		delete(r.waiter, provider)
+	}
+}
+
+func (r *replicas) list() []Replica {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := make([]Replica, 0, len(r.byKey))
+	for _, rep := range r.byKey {
+		if rep.session != nil {
+			list = append(list, Replica{Session: rep.session, Seen: rep.seen})
+		}
+	}
+	slices.SortFunc(list, func(a, b Replica) int {
+		return strings.Compare(a.Session.GetProvider()+a.Session.GetReplica(), b.Session.GetProvider()+b.Session.GetReplica())
+	})
+
+	return list
+}

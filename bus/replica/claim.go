@@ -1,0 +1,214 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/internal/opstream"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// storeAgain is the time between tries to store an outcome.
+const storeAgain = 2 * bus.SessionInterval
+
+// claims write a replica's records into the operations streams: that it has an operation,
+// that a call of it begins, and what came of it. They are safe for concurrent use.
+type claims struct {
+	part
+
+	ops      *operations
+	out      *outbox
+	inquirer *opstream.Inquirer
+	unfenced bool // for tests that want to see what fencing is good for
+
+	highest map[string]ackedClaim // by cluster; guarded by ops.mu
+}
+
+// Ledger is the access to the operations stream of a control plane.
+func (cs *claims) ledger(cluster string) opstream.Ledger {
+	return opstream.Ledger{Inquirer: cs.inquirer, Stream: bus.StreamName(cluster, cs.cfg.Provider)}
+}
+
+// claim puts a claim of ours in the place of the one that the request's terms
+// allow to replace [CLAIM-1]. It returns why it could not.
+func (cs *claims) claim(ctx context.Context, h *held) *driverv1.BusyReason {
+	subject, err := opstream.ClaimSubject(h.cluster, cs.cfg.Provider, h.machine)
+	if err != nil {
+		return cs.unclaimed(h, err) // check has seen to it that this does not happen
+	}
+	terms := h.request.GetClaimTerms()
+	if terms.Sequence == nil {
+		return cs.unclaimed(h, opstream.ErrConflict) // it is not ours, or it would have been found
+	}
+	env := cs.claimEnvelope(h, driverv1.Claim_STATE_RUNNING)
+	// Not cut short by a deadline or a cancel: then it would not be known whether it is there.
+	seq, err := cs.ledger(h.cluster).Put(context.WithoutCancel(ctx), subject, env, terms.GetSequence(), 0)
+	if err == nil {
+		cs.ops.mu.Lock()
+		h.firstClaim = seq
+		cs.noteLocked(h, seq)
+		cs.ops.mu.Unlock()
+	}
+
+	return cs.unclaimed(h, err)
+}
+
+// An ackedClaim is the highest sequence that a stream has acknowledged to this replica.
+type ackedClaim struct {
+	sequence uint64
+	made     time.Time // when the stream was made
+}
+
+// noteLocked notes the sequence of an operation's newest record.
+func (cs *claims) noteLocked(h *held, sequence uint64) {
+	h.claim = sequence
+	made := h.request.GetClaimTerms().GetStreamMade()
+	if !made.IsValid() {
+		return
+	}
+	switch highest := cs.highest[h.cluster]; {
+	case made.AsTime().After(highest.made):
+		cs.highest[h.cluster] = ackedClaim{sequence, made.AsTime()}
+	case made.AsTime().Equal(highest.made):
+		cs.highest[h.cluster] = ackedClaim{max(sequence, highest.sequence), highest.made}
+	}
+}
+
+// newest returns the sequence of an operation's newest record, 0 for none.
+func (cs *claims) newest(h *held) uint64 {
+	cs.ops.mu.Lock()
+	defer cs.ops.mu.Unlock()
+
+	return h.claim
+}
+
+// unclaimed makes a refusal of why a claim could not be written, nil of nil.
+func (cs *claims) unclaimed(h *held, err error) *driverv1.BusyReason {
+	reason := driverv1.BusyReason_BUSY_REASON_STORE
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, opstream.ErrConflict):
+		reason = driverv1.BusyReason_BUSY_REASON_CLAIM
+	default:
+		// The request's number: h's own may change meanwhile.
+		cs.log.Warn("operation not claimed", "operation_id", h.id, "attempt", h.request.GetAttempt(), "err", err)
+	}
+
+	return &reason
+}
+
+// claimEnvelope is the record of a held operation. Its fields that change are
+// read under ops.mu.
+func (cs *claims) claimEnvelope(h *held, state driverv1.Claim_State) *driverv1.Envelope {
+	cs.ops.mu.Lock()
+	defer cs.ops.mu.Unlock()
+	c := &driverv1.Claim{
+		OperationId: h.id, Attempt: h.attempt, Operation: h.operation, Namespace: h.namespace, Name: h.name,
+		Provider: cs.cfg.Provider, Replica: cs.cfg.Replica, Epoch: h.request.GetEpoch(),
+		State: state, ClaimedAt: timestamppb.New(h.started),
+	}
+	if !h.ended.IsZero() {
+		c.EndedAt = timestamppb.New(h.ended)
+	}
+
+	return &driverv1.Envelope{OperationId: h.id, Attempt: h.attempt, Replica: cs.cfg.Replica, Body: &driverv1.Envelope_Claim{Claim: c}}
+}
+
+// storeOutcome writes what came of an operation in the place of its claim
+// [CLAIM-5], without waiting: mcm, if it is there, has the result sooner.
+func (cs *claims) storeOutcome(h *held, result *driverv1.Result) {
+	state := driverv1.Claim_STATE_SETTLED
+	if result.GetOutcomeUnknown() {
+		state = driverv1.Claim_STATE_RELEASED
+	}
+	env := cs.claimEnvelope(h, state)
+	if state == driverv1.Claim_STATE_SETTLED {
+		env.GetClaim().Outcome = cs.outcome(h, result)
+	}
+	cs.ops.mu.Lock()
+	expected := h.claim
+	h.storedAt = time.Now()
+	cs.ops.mu.Unlock()
+	subject, err := opstream.ClaimSubject(h.cluster, cs.cfg.Provider, h.machine)
+	var m *nats.Msg
+	if err == nil {
+		m, err = opstream.Message(subject, env, expected, 0)
+	}
+	if err == nil {
+		_, err = cs.inquirer.Send(m, func(answer *nats.Msg) { cs.onOutcomeStored(h, expected, answer) })
+	}
+	if err != nil {
+		cs.log.Debug("outcome not stored yet", "operation_id", h.id, "err", err)
+	}
+}
+
+func (cs *claims) onOutcomeStored(h *held, replaced uint64, answer *nats.Msg) {
+	seq, err := opstream.SequenceOf(answer)
+	_, final := opstream.ConflictOf(err) // what conflicts with a write under way may yet be stored
+	if awaited := cs.noteOutcome(h, replaced, seq, final, err); awaited != nil {
+		cs.out.send(h, bus.ResultFrame(awaited))
+	}
+}
+
+// noteOutcome notes how the stream has answered an outcome. It returns the result if
+// whoever asked for it waits for that.
+func (cs *claims) noteOutcome(h *held, replaced, seq uint64, final bool, err error) (awaited *driverv1.Result) {
+	cs.ops.mu.Lock()
+	defer cs.ops.mu.Unlock()
+	defer func() {
+		if h.stored && h.known && cs.ops.held[h.key()] == h {
+			delete(cs.ops.held, h.key())
+		}
+	}()
+	switch {
+	case err == nil:
+		if !h.counts() {
+			awaited = h.result
+		}
+		h.stored = true
+		cs.noteLocked(h, seq)
+		signal(cs.ops.acked)
+	case final && !h.stored && h.claim == replaced:
+		// Another attempt has taken our claim's place, or an acknowledgement was
+		// lost. Either way there is nothing more to write.
+		h.stored, h.fenced = true, true
+		if h.askedAgain && cs.ops.held[h.key()] == h {
+			delete(cs.ops.held, h.key()) // who waits for it asks, and finds what is stored
+		}
+		cs.log.Info("outcome not stored: the claim is not this attempt's any more", "operation_id", h.id, "attempt", h.attempt)
+	default:
+		cs.log.Debug("outcome not stored yet", "operation_id", h.id, "err", err)
+	}
+
+	return awaited
+}
+
+// storeOutcomes tries again what could not be stored.
+func (cs *claims) storeOutcomes(cluster string) {
+	for h, result := range cs.ops.unstored(cluster, time.Now(), storeAgain) {
+		cs.storeOutcome(h, result)
+	}
+}
+
+// outcome is what is stored of a result: in clear only what the Machine object
+// shows everybody anyway.
+func (cs *claims) outcome(h *held, r *driverv1.Result) *driverv1.Outcome {
+	instance, state := opstream.InstanceOf(r)
+	o := &driverv1.Outcome{
+		Code: r.GetStatus().GetCode(), RetryAfter: r.GetStatus().GetRetryAfter(),
+		ProviderId: instance.GetProviderId(), NodeName: instance.GetNodeName(), Addresses: instance.GetAddresses(),
+	}
+	if cs.cfg.Seal != nil {
+		o.Sealed = cs.cfg.Seal(h.cluster, &driverv1.SealedOutcome{
+			OperationId: h.id, Message: r.GetStatus().GetMessage(), LastKnownState: state,
+		})
+	}
+
+	return o
+}

@@ -1,0 +1,41 @@
+package replica
+
+import (
+	"fmt"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/internal/opstream"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// resultSpace is more than goes along with a result: ids, names and headers in its
+// frame, the operation's state in an answer to ops, the seal in its record.
+const resultSpace = 4 << 10
+
+// fits tells why a mutation's result cannot be sent, or not be stored; nil if it can.
+// Those of reads are large and many: send finds out.
+func (w *worker) fits(h *held, r *driverv1.Result) error {
+	if !bus.Mutates(h.operation) {
+		return nil
+	}
+	payload, err := bus.Encode(bus.ResultFrame(r), "")
+	if err != nil {
+		return err
+	}
+	limit, remedy := int(w.conn.MaxPayload()), ", or raise max_payload"
+	if limit <= 0 || limit >= opstream.MaxRecordBytes {
+		limit, remedy = opstream.MaxRecordBytes, "" // as large as a record may be, whatever the server takes
+	}
+	limit -= min(resultSpace, limit/4)
+	if len(payload) <= limit {
+		return nil
+	}
+	_, state := opstream.InstanceOf(r)
+
+	return fmt.Errorf("%w: %d bytes, of which the last known state has %d, and there is room for %d: have the driver keep less%s",
+		bus.ErrTooLarge, len(payload), len(state), limit, remedy)
+}
+
+func unsendable(err error) *driverv1.Result {
+	return bus.Failure(driverv1.Code_CODE_INTERNAL, "the driver's result cannot be sent: "+err.Error())
+}

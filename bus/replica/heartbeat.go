@@ -1,0 +1,186 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+const (
+	// maxSession bounds what each heartbeat sends: some five thousand operations.
+	maxSession = 512 << 10
+)
+
+// A heartbeat publishes a replica's sessions. It is safe for concurrent use.
+type heartbeat struct {
+	part
+
+	started  time.Time
+	ops      *operations
+	managers *managers
+	claims   *claims
+	renew    map[string]chan struct{} // asks for a session at once, by cluster
+
+	sequence uint64    // guarded by ops.mu
+	unsent   time.Time // when a session was last said not to be sent; guarded by ops.mu
+}
+
+// renewNow asks for a session to every cluster without waiting for the next
+// beat. It never blocks.
+func (b *heartbeat) renewNow() {
+	for _, cluster := range b.cfg.Clusters {
+		signal(b.renew[cluster])
+	}
+}
+
+// signal leaves a word on a channel of one place. It never blocks.
+func signal(ch chan<- struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// beat publishes a session to a cluster at every beat, and sooner when
+// something changed [SESSION-1].
+func (b *heartbeat) beat(ctx context.Context, cluster string) {
+	tick := time.NewTicker(bus.SessionInterval)
+	defer tick.Stop()
+	// A burst of settled operations must not become a burst of sessions.
+	const pause = bus.SessionInterval / 10
+	for {
+		b.publishSession(cluster, false)
+		hold := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			hold.Stop()
+
+			return
+		case <-hold.C:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			b.claims.storeOutcomes(cluster)
+		case <-b.renew[cluster]:
+		}
+	}
+}
+
+// publishSession sends a session to a cluster.
+func (b *heartbeat) publishSession(cluster string, stopped bool) {
+	if !b.conn.Up() {
+		return // nothing old is ever sent later
+	}
+	m, err := b.sessionMessage(b.session(cluster, stopped))
+	if err == nil {
+		err = b.conn.Publish(m)
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, bus.ErrTooLarge), errors.Is(err, bus.ErrEncode):
+		// The replica is taken for dead, although it works.
+		b.ops.mu.Lock()
+		quiet := time.Since(b.unsent) < bus.LogPause
+		if !quiet {
+			b.unsent = time.Now()
+		}
+		b.ops.mu.Unlock()
+		if !quiet {
+			b.log.Error("session not sent: mcm takes this replica for dead until it is", "err", err)
+		}
+	default:
+		b.log.Debug("session not sent", "err", err)
+	}
+}
+
+// sessionMessage makes the message of a session, with less said in it when it
+// would be larger than is good or than the server takes.
+func (b *heartbeat) sessionMessage(session *driverv1.Session) (*nats.Msg, error) {
+	subject := bus.Pattern(session.GetCluster(), bus.TreeSession, b.cfg.Provider, b.cfg.Replica)
+	env := &driverv1.Envelope{Replica: b.cfg.Replica, Body: &driverv1.Envelope_Session{Session: session}}
+	limit := maxSession
+	if most := int(b.conn.MaxPayload()); most > 0 {
+		limit = min(limit, most)
+	}
+	for _, shorten := range []func(*driverv1.Session, int){dropProgress, dropSettled, dropOthers, nil} {
+		payload, err := bus.Encode(env, "")
+		m := &nats.Msg{Subject: subject, Data: payload}
+		if err != nil || shorten == nil || m.Size() <= limit {
+			return m, err
+		}
+		shorten(session, m.Size()-limit)
+	}
+
+	return nil, nil //nolint:nilnil // not reached
+}
+
+// dropProgress leaves out what people would like to know and mcm does not need.
+func dropProgress(session *driverv1.Session, _ int) {
+	for _, op := range session.GetOperations() {
+		op.LastProgress = ""
+	}
+}
+
+// dropSettled leaves out settled operations until excess bytes are saved: mcm
+// asks for what it waits for.
+func dropSettled(session *driverv1.Session, excess int) {
+	dropSome(session, excess, (*driverv1.OperationState).GetSettled)
+}
+
+// dropOthers leaves out what runs as well.
+func dropOthers(session *driverv1.Session, excess int) {
+	dropSome(session, excess, func(*driverv1.OperationState) bool { return true })
+}
+
+func dropSome(session *driverv1.Session, excess int, some func(*driverv1.OperationState) bool) {
+	session.Operations = slices.DeleteFunc(session.Operations, func(op *driverv1.OperationState) bool {
+		if !some(op) || excess <= 0 {
+			return false
+		}
+		excess -= proto.Size(op)
+		session.Omitted++
+
+		return true
+	})
+}
+
+// Session says what the replica is and holds.
+func (b *heartbeat) session(cluster string, stopped bool) *driverv1.Session {
+	now := time.Now()
+	b.ops.mu.Lock()
+	defer b.ops.mu.Unlock()
+	b.sequence++
+	session := &driverv1.Session{
+		Cluster: cluster, Provider: b.cfg.Provider, Replica: b.cfg.Replica, Sequence: b.sequence,
+		StartedAt: timestamppb.New(b.started), Version: b.cfg.Version, Protocol: b.managers.protocols.Highest, ProtocolMin: b.managers.protocols.Lowest,
+		Slots: uint32(b.cfg.Slots), Running: uint32(b.ops.running), Deleting: uint32(b.ops.deleting),
+		Draining: b.ops.draining, Stopped: stopped,
+		CreateIdentity: b.cfg.CreateIdentity, Kind: b.cfg.Kind, ApiVersions: b.cfg.APIVersions,
+		Capabilities: b.cfg.Capabilities, Hostname: b.cfg.Hostname,
+		Epoch: b.managers.epoch(cluster),
+	}
+	if b.cfg.SettleTime > 0 {
+		session.SettleTime = durationpb.New(b.cfg.SettleTime)
+	}
+	if highest := b.claims.highest[cluster]; highest.sequence > 0 {
+		session.ClaimSequence, session.ClaimStreamMade = highest.sequence, timestamppb.New(highest.made)
+	}
+	session.Operations = b.ops.statesLocked(cluster, now)
+	slices.SortFunc(session.Operations, func(a, b *driverv1.OperationState) int {
+		return strings.Compare(a.GetOperationId(), b.GetOperationId())
+	})
+
+	return session
+}

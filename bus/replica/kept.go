@@ -1,0 +1,156 @@
+package replica
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/internal/opstream"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+const (
+	// keptResults and keptFor bound the results kept for an mcm that is away.
+	keptResults = 2048
+)
+
+// end records the result of an operation, of which doubt judges, and gives back what it
+// occupies.
+func (o *operations) end(h *held, result *driverv1.Result, cutOff bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.recordLocked(h, result, cutOff)
+	o.freeLocked(h)
+}
+
+// recordLocked records a result.
+func (o *operations) recordLocked(h *held, result *driverv1.Result, cutOff bool) {
+	now := time.Now()
+	if result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
+		h.doubt(result, cutOff)
+	}
+	h.result, h.ended = result, now
+	if bus.Mutates(h.operation) {
+		if result.GetOutcomeUnknown() {
+			delete(o.held, h.key()) // to be tried again under this very id [RESULT-4]
+		}
+		o.forgetOldLocked(now)
+	}
+}
+
+// forgetOldLocked bounds what is kept for an mcm that never acknowledges.
+func (o *operations) forgetOldLocked(now time.Time) {
+	var oldest *held
+	settled := 0
+	for key, h := range o.held {
+		switch {
+		case h.result == nil:
+			continue
+		case now.Sub(h.ended) > opstream.KeptFor:
+			delete(o.held, key)
+
+			continue
+		}
+		settled++
+		if oldest == nil || h.ended.Before(oldest.ended) {
+			oldest = h
+		}
+	}
+	if settled > keptResults {
+		o.log.Warn("too many results that mcm did not acknowledge; forgetting the oldest", "operation_id", oldest.id)
+		delete(o.held, oldest.key())
+	}
+}
+
+// acknowledge forgets a result that mcm has stored, once its claim has ended, too: nothing
+// else would end that.
+func (o *operations) acknowledge(key string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	h, ok := o.held[key]
+	switch {
+	case !ok || h.result == nil:
+	case !h.stored:
+		h.known = true
+	default:
+		delete(o.held, key)
+	}
+	signal(o.acked)
+}
+
+// answer returns what this replica has of a control plane's operations, or of the one
+// wanted. It takes no attempt any more that it does not have then [OPS-1].
+func (o *operations) answer(cluster, want string, attempt uint32, now time.Time) *driverv1.OpsResponse {
+	answer, denied := &driverv1.OpsResponse{}, true
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if want == "" {
+		answer.Operations = o.statesLocked(cluster, now)
+
+		return answer
+	}
+	if h, ok := o.held[cluster+"/"+want]; ok {
+		st := h.state(now)
+		answer.Operations = append(answer.Operations, st)
+		denied = st.GetFenced() // mcm goes on from it as from what is not here
+		if h.counts() {
+			answer.Result = h.result
+		}
+	}
+	if denied && attempt > 0 {
+		o.denials.add(cluster+"/"+want, attempt, now)
+	}
+
+	return answer
+}
+
+// statesLocked lists a control plane's mutations, with the calls that ignore their
+// deadlines.
+func (o *operations) statesLocked(cluster string, now time.Time) []*driverv1.OperationState {
+	var states []*driverv1.OperationState
+	for _, h := range o.held {
+		if h.cluster == cluster {
+			states = append(states, h.state(now))
+		}
+	}
+	for h := range o.stuck {
+		if h.cluster == cluster && bus.Mutates(h.operation) {
+			states = append(states, &driverv1.OperationState{
+				OperationId: h.id, Attempt: h.attempt, Operation: h.operation, Namespace: h.namespace, Name: h.name,
+				Elapsed: durationpb.New(now.Sub(h.started)), Stuck: true, LastProgress: "ignores its deadline; the replica's log has the stack",
+			})
+		}
+	}
+
+	return states
+}
+
+// unstored returns the results of a control plane's mutations that the operations stream
+// does not have, and that were last sent there longer than some time ago.
+func (o *operations) unstored(cluster string, now time.Time, ago time.Duration) map[*held]*driverv1.Result {
+	unstored := map[*held]*driverv1.Result{}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, h := range o.held {
+		if h.cluster == cluster && h.result != nil && !h.stored && now.Sub(h.storedAt) > ago {
+			unstored[h] = h.result
+		}
+	}
+
+	return unstored
+}
+
+// unstoredResults is how many results the operations streams do not have.
+func (o *operations) unstoredResults() int {
+	n := 0
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, h := range o.held {
+		if h.result != nil && !h.stored {
+			n++
+		}
+	}
+
+	return n
+}

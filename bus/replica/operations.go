@@ -1,0 +1,244 @@
+package replica
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// operations are what a replica has in hand: what runs, what has settled and is not
+// acknowledged, and the slots that this takes. It decides what may begin. It is safe for
+// concurrent use, and its mu guards each held's fields that change as well.
+type operations struct {
+	slots int
+	log   *slog.Logger
+	tasks sync.WaitGroup // of what runs; added to under mu while not draining
+	acked chan struct{}  // signals that a kept result went
+
+	mu       sync.Mutex
+	held     map[string]*held   // mutations running or not acknowledged, by cluster and operation id
+	machines map[string]*held   // running mutations, by cluster and machine uid
+	reads    map[*held]struct{} // running reads
+	stuck    map[*held]struct{} // of machines and reads, calls that were given up
+	denials  denials
+	running  int // mutations that occupy a slot
+	deleting int // those of them that are deletes
+	draining bool
+	stopped  bool // nothing is begun any more
+}
+
+func newOperations(slots int, log *slog.Logger) *operations {
+	return &operations{
+		slots: slots, log: log, acked: make(chan struct{}, 1), denials: denials{},
+		held: map[string]*held{}, machines: map[string]*held{}, reads: map[*held]struct{}{}, stuck: map[*held]struct{}{},
+	}
+}
+
+// A refusal is why an operation does not begin; nil if it does.
+type refusal = *driverv1.BusyReason
+
+// admitRead begins a read, or returns why not.
+func (o *operations) admitRead(h *held, strange bool) (context.Context, refusal) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case strange:
+		return nil, driverv1.BusyReason_BUSY_REASON_PROTOCOL.Enum()
+	case o.draining:
+		return nil, driverv1.BusyReason_BUSY_REASON_DRAINING.Enum()
+	case len(o.reads) >= o.slots:
+		return nil, driverv1.BusyReason_BUSY_REASON_SLOTS.Enum()
+	}
+	o.reads[h] = struct{}{}
+
+	return o.beginLocked(h), nil
+}
+
+// admit begins a mutation, or returns why not. A request for an operation that is here
+// already is attached to that, and neither begins anything nor is refused: known is what it
+// has to be answered with, or nil while the claim is awaited, after which it is answered
+// as any. Strange says that its sender shares no version of the protocol.
+func (o *operations) admit(h *held, strange bool) (known *held, begun context.Context, why refusal) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if known, attached := o.attachLocked(h); attached {
+		return known, nil, nil
+	}
+	other := o.machines[h.machineKey()]
+	switch {
+	case o.denials.covers(h):
+		return nil, nil, driverv1.BusyReason_BUSY_REASON_UNSPECIFIED.Enum() // it says only that nothing was done
+	case strange:
+		return nil, nil, driverv1.BusyReason_BUSY_REASON_PROTOCOL.Enum()
+	case o.draining:
+		return nil, nil, driverv1.BusyReason_BUSY_REASON_DRAINING.Enum()
+	case other != nil && other.stuck:
+		return nil, nil, driverv1.BusyReason_BUSY_REASON_STUCK.Enum()
+	case other != nil:
+		return nil, nil, driverv1.BusyReason_BUSY_REASON_MACHINE.Enum()
+	case o.takenLocked(h.operation) >= o.slots:
+		return nil, nil, driverv1.BusyReason_BUSY_REASON_SLOTS.Enum()
+	}
+	h.claiming = true
+	o.occupyLocked(h.operation, 1)
+	o.held[h.key()] = h
+	o.machines[h.machineKey()] = h
+
+	return nil, o.beginLocked(h), nil
+}
+
+// attachLocked has the frames of an operation that is here already, and still counts, go to
+// whoever asks for it now. It returns the operation unless its claim is awaited.
+func (o *operations) attachLocked(h *held) (known *held, attached bool) {
+	known, ok := o.held[h.key()]
+	if !ok || known.outdated(h) {
+		if ok && known.result != nil {
+			delete(o.held, known.key()) // what another attempt has superseded is no answer
+		}
+
+		return nil, false
+	}
+	known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
+	known.earlierMayRun = known.earlierMayRun || h.earlierMayRun
+	known.askedAgain = known.askedAgain || !known.stored
+	if known.claiming {
+		known.answered = false
+
+		return nil, true
+	}
+	known.answered = true // until it is accepted
+
+	return known, true
+}
+
+// beginLocked counts an operation as running and returns its context. Neither a cancel
+// nor a drain can slip in between.
+func (o *operations) beginLocked(h *held) context.Context {
+	timeout := bus.DefaultTimeout
+	if t := h.request.GetTimeout(); t.IsValid() && t.AsDuration() > 0 {
+		timeout = t.AsDuration()
+	}
+	h.deadline = time.Now().Add(timeout)
+	ctx, cancel := context.WithDeadline(context.Background(), h.deadline) //nolint:forbidigo // an operation outlives the Run that took it: drain decides
+	h.cancel = cancel
+	o.tasks.Add(1)
+
+	return ctx
+}
+
+// occupyLocked counts a mutation that begins, or with -1 one that has ended.
+func (o *operations) occupyLocked(op driverv1.Operation, by int) {
+	o.running += by
+	if op == driverv1.Operation_OPERATION_DELETE {
+		o.deleting += by
+	}
+}
+
+// takenLocked is how many of the slots that an operation could have are not free.
+func (o *operations) takenLocked(op driverv1.Operation) int {
+	if op == driverv1.Operation_OPERATION_DELETE {
+		return o.deleting
+	}
+
+	return o.running - o.deleting
+}
+
+// endClaim ends the wait for the claim of a mutation, which is given back if that was
+// refused.
+func (o *operations) endClaim(h *held, refused bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	h.claiming = false
+	if refused {
+		o.freeLocked(h)
+		delete(o.held, h.key())
+	}
+}
+
+// freeLocked gives back what an operation occupies.
+func (o *operations) freeLocked(h *held) {
+	if !bus.Mutates(h.operation) {
+		delete(o.reads, h)
+
+		return
+	}
+	o.occupyLocked(h.operation, -1)
+	delete(o.machines, h.machineKey())
+}
+
+// inHand is how many operations run at this moment, reads included.
+func (o *operations) inHand() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+
+	return o.running + len(o.reads)
+}
+
+// cancel ends an operation early, unless its call may be at the provider.
+func (o *operations) cancel(key string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	h, ok := o.held[key]
+	switch {
+	case !ok || h.result != nil:
+	case h.begun:
+		o.log.Info("cancel comes too late: the provider is at it", "operation_id", h.id)
+	default:
+		o.log.Info("cancelling on request", "operation_id", h.id)
+		h.cancel()
+	}
+}
+
+// cancelAll cancels what runs, and names the mutations among it.
+func (o *operations) cancelAll() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var ids []string
+	for _, h := range o.machines {
+		h.cancel()
+		ids = append(ids, h.id)
+	}
+	for h := range o.reads {
+		h.cancel()
+	}
+	slices.Sort(ids)
+
+	return ids
+}
+
+// slowReads returns the reads that have run for some time and were not accepted yet, which
+// they are with that.
+func (o *operations) slowReads(now time.Time, after time.Duration) []*held {
+	var slow []*held
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for h := range o.reads {
+		if !h.accepted && now.Sub(h.started) > after {
+			h.accepted = true
+			slow = append(slow, h)
+		}
+	}
+
+	return slow
+}
+
+// drain has nothing more admitted, and returns how many operations run.
+func (o *operations) drain() int {
+	o.mu.Lock()
+	o.draining = true
+	o.mu.Unlock()
+
+	return o.inHand()
+}
+
+// stop has no operation begin a call any more.
+func (o *operations) stop() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.stopped = true
+}

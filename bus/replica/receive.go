@@ -1,0 +1,262 @@
+package replica
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/internal/opstream"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// onRequest takes a request for any replica. It runs on the subscription's one
+// goroutine and must not block.
+func (s *Server) onRequest(m *nats.Msg) {
+	subject, env, ok := s.open(m)
+	if !ok {
+		return
+	}
+	s.accept(subject, env, m)
+}
+
+// onDirected takes what is for this replica alone: operations and control.
+func (s *Server) onDirected(m *nats.Msg) {
+	subject, env, ok := s.open(m)
+	if !ok {
+		return
+	}
+	switch subject.Verb {
+	case bus.VerbOps:
+		s.onOps(subject, env, m)
+	case bus.VerbCancel:
+		s.onCancel(subject, env)
+	case bus.VerbAcknowledge:
+		s.onAcknowledge(subject, env)
+	default:
+		s.accept(subject, env, m)
+	}
+}
+
+// open decodes a message, and drops what could only be answered by publishing
+// where this provider has no business.
+func (s *Server) open(m *nats.Msg) (bus.Subject, *driverv1.Envelope, bool) {
+	subject, err := bus.ParseSubject(m.Subject)
+	if err != nil {
+		s.drop("not a subject of ours", "subject", m.Subject, "err", err)
+
+		return subject, nil, false
+	}
+	if m.Reply != "" && !strings.HasPrefix(m.Reply, s.replies[subject.Cluster]) {
+		s.drop("reply subject outside of the provider's reply tree", "subject", m.Subject, "reply", m.Reply)
+
+		return subject, nil, false
+	}
+	env, err := bus.DecodeMessage(m)
+	if err != nil {
+		s.drop("payload is no envelope", "subject", m.Subject, "err", err)
+		if m.Reply != "" { // people try things out with `nats request`
+			_ = s.out.sendTo(m.Reply, bus.ContentTypeOf(m), "", 0, // it is logged
+				bus.ResultFrame(bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "payload is no envelope: "+err.Error())))
+		}
+
+		return subject, nil, false
+	}
+
+	return subject, env, true
+}
+
+func (s *Server) drop(why string, args ...any) {
+	s.stats.dropped.Add(1)
+	s.log.Warn("message dropped: "+why, args...)
+}
+
+// accept decides about a request: refuse it, attach to what runs already, or
+// run it.
+func (s *Server) accept(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg) {
+	op := bus.OperationOf(env)
+	h := &held{
+		cluster: subject.Cluster, id: env.GetOperationId(), operation: op, request: env,
+		machine: bus.MachineOf(env).GetUid(), namespace: subject.Namespace, name: subject.Name,
+		started: time.Now(), reply: m.Reply, contentType: bus.ContentTypeOf(m), attempt: env.GetAttempt(),
+		traceParent: bus.TraceParentOf(m), cancel: func() {}, earlierMayRun: env.GetEarlierMayRun(),
+	}
+	if m.Reply == "" {
+		s.drop("request without a reply subject", "subject", m.Subject)
+
+		return
+	}
+	if refusal := s.check(h, subject); refusal != nil {
+		refusal.OutcomeUnknown = refusal.GetOutcomeUnknown() || h.recovers()
+		refusal.NoEffect = refusal.GetOutcomeUnknown()
+		s.stats.refused(endpoint{h.cluster, op})
+		s.out.send(h, bus.ResultFrame(refusal))
+
+		return
+	}
+	if bus.Mutates(op) {
+		s.acceptMutation(h)
+
+		return
+	}
+	s.acceptRead(h)
+}
+
+func (s *Server) acceptRead(h *held) {
+	ctx, why := s.ops.admitRead(h, s.managers.speakOther(h.cluster))
+	if why != nil {
+		s.out.sendBusy(h, why)
+
+		return
+	}
+	s.worker.waiting.add(ctx, h)
+	go s.worker.runReads()
+}
+
+// check returns why a request cannot be served at all, or nil.
+func (s *Server) check(h *held, subject bus.Subject) *driverv1.Result {
+	if h.operation == driverv1.Operation_OPERATION_UNSPECIFIED || !slices.Contains(s.cfg.Capabilities, h.operation) {
+		return bus.Failure(driverv1.Code_CODE_UNIMPLEMENTED,
+			fmt.Sprintf("driver of provider %s does not implement %s", s.cfg.Provider, subject.Verb))
+	}
+	if subject.Verb != bus.Verb(h.operation) {
+		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT,
+			fmt.Sprintf("subject says %s, envelope says %s", subject.Verb, bus.Verb(h.operation)))
+	}
+	if h.id == "" {
+		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "request without an operation id")
+	}
+	if !bus.Mutates(h.operation) {
+		return nil
+	}
+	if h.contentType == bus.ContentTypeJSON {
+		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "JSON is accepted for operations that change nothing")
+	}
+	if h.machine == "" {
+		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+" without a machine uid")
+	}
+	if _, err := opstream.ClaimSubject(h.cluster, s.cfg.Provider, h.machine); err != nil {
+		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+": the machine's uid: "+err.Error())
+	}
+	if h.request.GetClaimTerms() == nil {
+		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+" without terms for its claim [CLAIM-6]")
+	}
+	if highest, leads := s.managers.leads(h.cluster, h.request.GetEpoch()); !leads {
+		refusal := bus.Failure(driverv1.Code_CODE_ABORTED,
+			fmt.Sprintf("request of epoch %d, but epoch %d leads", h.request.GetEpoch(), highest))
+		refusal.OutcomeUnknown = true // the manager that leads may have it done
+
+		return refusal
+	}
+
+	return nil
+}
+
+// stale tells that a request came too late to be taken [ENV-8].
+func (s *Server) stale(h *held) bool {
+	by := h.request.GetAcceptBy()
+	if !by.IsValid() || !h.started.After(by.AsTime()) {
+		return false
+	}
+	s.log.Warn("request refused: it was to be accepted earlier; if that is so for all of them, compare this machine's clock with mcm's",
+		"operation_id", h.id, "attempt", h.attempt, "late", h.started.Sub(by.AsTime()).Round(time.Millisecond))
+
+	return true
+}
+
+// acceptMutation runs a mutation, unless this replica has it already: then the
+// asker is attached to the running one, or gets its result again.
+func (s *Server) acceptMutation(h *held) {
+	if s.stale(h) {
+		s.out.sendBusy(h, driverv1.BusyReason_BUSY_REASON_STALE.Enum())
+
+		return
+	}
+	known, ctx, why := s.ops.admit(h, s.managers.speakOther(h.cluster))
+	switch {
+	case why != nil:
+		s.out.sendBusy(h, why)
+	case ctx != nil:
+		go s.worker.claimAndRun(ctx, h)
+	case known != nil:
+		s.out.sendAgain(known)
+	}
+}
+
+// outdated reports whether a request is for a later attempt, and either names another
+// claim than those of this operation, as an attempt made elsewhere meanwhile has taken
+// their place, or asks about such an attempt, of which an earlier failure says nothing.
+func (h *held) outdated(request *held) bool {
+	if request.attempt <= h.attempt {
+		return false
+	}
+	terms := request.request.GetClaimTerms()
+
+	// What stood there between the first and the last record of ours was ours.
+	other := terms.Sequence != nil && (terms.GetSequence() < h.firstClaim || terms.GetSequence() > h.claim)
+
+	return !h.claiming && other || h.failed() && request.earlierMayRun
+}
+
+// failed tells that the operation has ended so.
+func (h *held) failed() bool { return h.result.GetStatus().GetCode() != driverv1.Code_CODE_OK }
+
+// onOps tells what this replica holds, and the result of the one operation
+// asked for [OPS-1].
+func (s *Server) onOps(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg) {
+	if m.Reply == "" {
+		return
+	}
+	answer := s.ops.answer(subject.Cluster, env.GetOps().GetOperationId(), env.GetAttempt(), time.Now())
+	_ = s.out.sendTo(m.Reply, bus.ContentTypeOf(m), env.GetOperationId(), env.GetAttempt(), // it is logged
+		&driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: answer}})
+}
+
+func (s *Server) onCancel(subject bus.Subject, env *driverv1.Envelope) {
+	if env.GetEpoch() >= s.managers.epoch(subject.Cluster) {
+		s.ops.cancel(subject.Cluster + "/" + env.GetCancel().GetOperationId())
+	}
+}
+
+func (s *Server) onAcknowledge(subject bus.Subject, env *driverv1.Envelope) {
+	s.ops.acknowledge(subject.Cluster + "/" + env.GetAcknowledge().GetOperationId())
+}
+
+func (s *Server) onHello(m *nats.Msg) {
+	subject, err := bus.ParseSubject(m.Subject)
+	if err != nil {
+		return
+	}
+	env, err := bus.DecodeMessage(m)
+	if err != nil || env.GetHello() == nil {
+		s.drop("hello is no hello", "err", err)
+
+		return
+	}
+	// The subject's word counts: who may speak for one control plane must not
+	// raise another's epoch.
+	cluster, hello := subject.Cluster, env.GetHello()
+	if s.managers.hear(cluster, hello) {
+		s.log.Info("a manager leads", "cluster", cluster, "mcm", hello.GetMcm(), "epoch", hello.GetEpoch())
+		s.beat.renewNow()
+	}
+}
+
+func (s *Server) onChanged(m *nats.Msg) {
+	subject, err := bus.ParseSubject(m.Subject)
+	if err != nil {
+		return
+	}
+	env, err := bus.DecodeMessage(m)
+	if err != nil || env.GetChanged() == nil {
+		s.drop("notice of a change is none", "err", err)
+
+		return
+	}
+	if s.cfg.OnChanged != nil {
+		s.cfg.OnChanged(subject.Cluster, env.GetChanged())
+	}
+}

@@ -1,0 +1,189 @@
+package replica
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"runtime/pprof"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/internal/opstream"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+const (
+	// stuckCheck is the longest time between two looks for calls that ignore their
+	// deadlines.
+	stuckCheck = time.Second
+	// operationLabel marks the goroutines of a mutation, in profiles too.
+	operationLabel = "machinebus_operation"
+	// maxStack bounds what the log gets of a call's goroutines.
+	maxStack = 16 << 10
+)
+
+// giveUpStuck looks for calls that ignore their deadlines until ctx ends.
+func (w *worker) giveUpStuck(ctx context.Context) {
+	tick := time.NewTicker(min(stuckCheck, w.cfg.StuckAfter))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			w.giveUp(now)
+		}
+	}
+}
+
+// giveUp answers the calls that have ignored their deadlines for too long. Their late
+// results count for nothing, see lateReturn.
+func (w *worker) giveUp(now time.Time) {
+	if !w.ops.overdue(now, w.cfg.StuckAfter) {
+		return
+	}
+	// Before anything is noted: that takes long enough for a session to be sent, and a
+	// result is to come ahead of a session that does not list its operation.
+	profile := &bytes.Buffer{}
+	_ = pprof.Lookup("goroutine").WriteTo(profile, 1) // a Buffer takes everything
+	for h, result := range w.ops.giveUp(now, w.cfg.StuckAfter, w.stuckResult) {
+		w.tell(h, result)
+		w.log.Error("a driver call ignores its deadline; until it returns it keeps its slot, and other mutations from its machine: "+
+			"mend the driver, or restart this replica", "operation", bus.Verb(h.operation), "operation_id", h.id,
+			"machine", h.namespace+"/"+h.name, "attempt", h.request.GetAttempt(), "elapsed", now.Sub(h.started).Round(time.Millisecond),
+			"stack", stackOf(profile.String(), h.key()))
+		w.ops.tasks.Done()
+	}
+}
+
+func (w *worker) stuckResult(h *held) *driverv1.Result {
+	text := fmt.Sprintf("driver has not returned from %s %s after its deadline: restart replica %s, or mend the driver",
+		bus.Verb(h.operation), w.cfg.StuckAfter, w.cfg.Replica)
+	if bus.Mutates(h.operation) {
+		text += "; until it returns only other replicas do anything for the machine; the replica's log has the stack"
+	}
+
+	return bus.Failure(driverv1.Code_CODE_DEADLINE_EXCEEDED, text)
+}
+
+// lateReturn logs what came of a call that was given up before.
+func (w *worker) lateReturn(h *held, result *driverv1.Result) {
+	instance, _ := opstream.InstanceOf(result)
+	w.log.Warn("a driver call that ignored its deadline has returned; its slot and machine are free again",
+		"operation", bus.Verb(h.operation), "operation_id", h.id, "machine", h.namespace+"/"+h.name,
+		"elapsed", time.Since(h.started).Round(time.Millisecond),
+		"code", bus.CodeName(result.GetStatus().GetCode()), "provider_id", instance.GetProviderId())
+	w.beat.renewNow() // who waits for the slot learns of it
+}
+
+// stackOf returns what a profile of all goroutines says of those of one operation.
+func stackOf(profile, operation string) string {
+	label := strconv.Quote(operationLabel) + ":" + strconv.Quote(operation)
+	text := ""
+	for goroutine := range strings.SplitSeq(profile, "\n\n") {
+		switch {
+		case !strings.Contains(goroutine, label):
+		case strings.Contains(goroutine, ".(*worker).handle"): // the call itself comes first
+			text = goroutine + "\n" + text
+		default: // what it has started, such as connections
+			text += goroutine + "\n"
+		}
+	}
+	if text == "" {
+		return "not known; SIGQUIT ends this process and prints all stacks"
+	}
+
+	return text[:min(len(text), maxStack)]
+}
+
+// overdue reports whether a call has ignored its deadline for longer than some time.
+func (o *operations) overdue(now time.Time, by time.Duration) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+
+	return len(o.overdueLocked(now, by)) > 0
+}
+
+// overdueLocked returns the calls that have ignored their deadlines for longer than some
+// time and were not given up yet.
+func (o *operations) overdueLocked(now time.Time, by time.Duration) []*held {
+	var all []*held
+	consider := func(h *held) {
+		if !h.claiming && !h.returned && !h.stuck && now.Sub(h.deadline) >= by {
+			all = append(all, h)
+		}
+	}
+	for _, h := range o.machines {
+		consider(h)
+	}
+	for h := range o.reads {
+		consider(h)
+	}
+
+	return all
+}
+
+// stuckCalls counts the calls that ignore their deadlines, by operation.
+func (o *operations) stuckCalls() map[driverv1.Operation]int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	count := map[driverv1.Operation]int{}
+	for h := range o.stuck {
+		count[h.operation]++
+	}
+
+	return count
+}
+
+// jammed returns an error when calls that ignore their deadlines have all slots for some
+// operations, nil otherwise.
+func (o *operations) jammed() error {
+	taken := map[string]int{}
+	for op, calls := range o.stuckCalls() {
+		kind := "creates"
+		switch {
+		case !bus.Mutates(op):
+			kind = "reads"
+		case op == driverv1.Operation_OPERATION_DELETE:
+			kind = "deletes"
+		}
+		if taken[kind] += calls; taken[kind] >= o.slots {
+			return fmt.Errorf("all %d slots for %s are taken by calls that ignore their deadlines: restart this replica; its log has their stacks",
+				o.slots, kind)
+		}
+	}
+
+	return nil
+}
+
+// giveUp records a result for each call that has ignored its deadline for longer than some
+// time, and returns these. The call itself keeps what it occupies.
+func (o *operations) giveUp(now time.Time, by time.Duration, resultOf func(*held) *driverv1.Result) map[*held]*driverv1.Result {
+	results := map[*held]*driverv1.Result{}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, h := range o.overdueLocked(now, by) {
+		h.stuck = true
+		o.stuck[h] = struct{}{}
+		results[h] = resultOf(h)
+		o.recordLocked(h, results[h], true)
+	}
+
+	return results
+}
+
+// unstick notes that the handler has returned. It reports whether its call was given up
+// before, and gives back what that has occupied.
+func (o *operations) unstick(h *held) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	h.returned = true
+	if h.stuck {
+		delete(o.stuck, h)
+		o.freeLocked(h)
+	}
+
+	return h.stuck
+}

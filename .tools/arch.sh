@@ -54,8 +54,8 @@ function check_linked(package, path,    from, to) {
 	if (from == "driversdk" && kubernetes(path)) fail(package, path, "driver authors carry no Kubernetes")
 	if (from == "bus" && kubernetes(path)) fail(package, path, "bus is everything NATS and nothing Kubernetes")
 	if (from == "driversdk" && server(path)) fail(package, path, "no driver links a NATS server")
-	if (from == "bus" && server(path) && short(package) !~ "^bus/(embedded|bustest)(/|$)")
-		fail(package, path, "only bus/embedded and bus/bustest link a NATS server")
+	if (from == "bus" && server(path) && short(package) !~ "^bus/(embedded|bustest|optest)(/|$)")
+		fail(package, path, "only bus/embedded and test support link a NATS server")
 	if (from == "cmd" && to == "mcm" && meets % 2 == 0) meets += 1
 	if (from == "cmd" && to == "driversdk" && meets < 2) meets += 2
 }

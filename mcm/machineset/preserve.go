@@ -10,11 +10,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
 
 // wishOf is what was asked for about the machine's preservation. What its Node says
@@ -110,9 +110,9 @@ func (p *pass) annotate(ctx context.Context, machines []*v1alpha1.Machine, forma
 		}
 	}
 	for _, err := range errs {
-		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		if steps.Outdated(err) {
 			p.log.V(1).Info("machine has changed, looking again", "err", err.Error())
-			p.lookAgain(conflictRetry)
+			p.LookAgain(steps.ConflictRetry)
 
 			continue
 		}

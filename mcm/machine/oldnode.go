@@ -1,14 +1,12 @@
 package machine
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -96,11 +94,7 @@ func (p *pass) returnInstance(ctx context.Context) (next, error) {
 	}
 	gone := p.machine.Spec.ProviderID
 	p.machine.Spec.ProviderID = ""
-	p.journal = journal{
-		Settled: p.journal.Settled + 1, Failed: dispatch.Create, Class: p.version, StateOf: cmp.Or(p.journal.StateOf, p.journal.Provider),
-		Token:     p.journal.Token,
-		NotBefore: &metav1.Time{Time: p.now.Add(p.Settings.Retry.Medium)},
-	}
+	p.journal = p.journal.returned(p.now, p.Settings.Retry.Medium, p.version)
 	if err := p.patch(ctx); err != nil {
 		return wait, err
 	}

@@ -51,8 +51,7 @@ func (p *pass) operate(ctx context.Context, kind dispatch.Kind) (dispatch.State,
 	case dispatch.Stale:
 		// Either our cache has not seen yet what we stored, and this write is a
 		// conflict; or somebody turned the journal back, and this sets it right.
-		j := p.journal
-		p.journal = journal{Settled: state.Settled, Provider: j.Provider, StateOf: j.StateOf, Lost: j.Lost, Token: j.Token}
+		p.journal = p.journal.settleAs(state.Settled)
 
 		return state, again(conflictRetry), p.patch(ctx)
 	default:
@@ -127,9 +126,7 @@ func (p *pass) discard(ctx context.Context, state dispatch.State) error {
 // one that was begun before.
 func (p *pass) overtake(ctx context.Context, state dispatch.State, later int64) error {
 	behind := p.journal
-	p.journal.Settled, p.journal.Failed, p.journal.NotBefore = later+1, "", nil
-	p.journal = p.journal.begin(state.Kind, p.provider, false, p.now)
-	p.journal.LastGood = behind.LastGood
+	p.journal = behind.overtake(state.Kind, p.provider, later, p.now)
 	p.cautionf("JournalBehind", "%s continues as operation %d: this Machine counts %d, but its driver has seen operation %d "+
 		"(the Machine is from an older backup)", state.Kind, later+1, behind.Settled, later)
 	if err := p.patch(ctx); err != nil {
@@ -230,7 +227,7 @@ func (p *pass) failed(ctx context.Context, state dispatch.State, reason string, 
 	if err := p.patchStatus(ctx); err != nil {
 		return wait, err
 	}
-	p.journal = p.journal.failed(p.now, retry, p.version)
+	p.journal = p.journal.fail(p.now, retry, p.version)
 	if err := p.patch(ctx); err != nil {
 		return wait, err
 	}

@@ -213,7 +213,7 @@ func (p *pass) deleteAgain(ctx context.Context, state dispatch.State, after time
 	if err := p.patchStatus(ctx); err != nil {
 		return wait, err
 	}
-	p.journal = p.journal.failed(p.now, after, p.version)
+	p.journal = p.journal.fail(p.now, after, p.version)
 	if err := p.patch(ctx); err != nil {
 		return wait, err
 	}
@@ -232,7 +232,7 @@ func (p *pass) deleteFailed(ctx context.Context, state dispatch.State) (next, er
 	if err := p.patchStatus(ctx); err != nil {
 		return wait, err
 	}
-	p.journal = p.journal.failed(p.now, 0, p.version)
+	p.journal = p.journal.fail(p.now, 0, p.version)
 	p.journal.LastGood = true
 	p.cautionf("FailedDelete", "delete failed with %s (driver replica %s, attempt %d), next try at once with MachineClass %s "+
 		"as its driver last accepted it: %s", code, orPlain(state.Replica), state.Attempt, p.class.Object.Name, fault(state.Err))

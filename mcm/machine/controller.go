@@ -143,7 +143,7 @@ func (r *Reconciler) forgetMachine() handler.EventHandler {
 		DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			r.Dispatcher.Forget(e.Object.GetUID())
 			for _, s := range subjects(e.Object.GetUID()) {
-				r.told.Delete(s)
+				r.said.Delete(s)
 			}
 			r.unfound.Delete(e.Object.GetUID())
 			if r.Drainer != nil {

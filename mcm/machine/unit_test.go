@@ -183,10 +183,11 @@ func TestNodeHealth(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := &pass{Reconciler: &Reconciler{Settings: DefaultSettings()}, machine: &v1alpha1.Machine{}}
+			settings := DefaultSettings()
+			p := &machineNode{object: &object{settings: &settings, machine: &v1alpha1.Machine{}}}
 			p.machine.Spec.NodeConditions = c.own
 			if !c.none {
-				p.node = &corev1.Node{Status: corev1.NodeStatus{Conditions: c.conditions}}
+				p.found = &corev1.Node{Status: corev1.NodeStatus{Conditions: c.conditions}}
 			}
 			healthy, text := p.nodeHealth()
 			if healthy != (c.text == "") || text != c.text {

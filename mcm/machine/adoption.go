@@ -13,7 +13,7 @@ import (
 )
 
 // findInstance asks for the instance of a machine that came with one, or that
-// another manager has begun to make: a machine without a journal that is not new.
+// another manager has started to make: a machine without a journal that is not new.
 // The create of all others finds what there is by the machine's uid.
 func (c *creation) findInstance(ctx context.Context) (steps.Next, error) {
 	m := c.machine

@@ -104,10 +104,9 @@ func (c *creation) storeInstance(ctx context.Context, state dispatch.State) erro
 	c.journal = c.journal.settle()
 	c.journal.Provider = state.Provider
 	c.ops.beginOperation(dispatch.Initialize)
-	if err := c.patch(ctx); err != nil {
+	if err := c.ops.storeSettled(ctx, state.ID); err != nil {
 		return err
 	}
-	c.dispatcher.Settle(c.machine.UID, state.ID)
 	c.timings.observe(c.class.metricsKind(ctx), stageCreate, c.age())
 	c.class.noteAccepted(ctx, state)
 	if _, taken := c.said.LoadAndDelete(subject{c.machine.UID, aboutName}); taken {

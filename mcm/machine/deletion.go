@@ -15,7 +15,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/steps"
 )
 
-// deletion takes a machine out of the world: what was begun, instance, Node and object.
+// deletion removes a machine: it ends what is under way, then removes instance, Node
+// and object.
 type deletion struct {
 	*object
 	class      *machineClass
@@ -33,7 +34,7 @@ type deletion struct {
 // markTerminating notes that the machine is on its way out.
 func (d *deletion) markTerminating(ctx context.Context) (steps.Next, error) {
 	if !controllerutil.ContainsFinalizer(d.machine, v1alpha1.FinalizerName) {
-		return steps.Wait, nil // nothing was begun for it, or all is done
+		return steps.Wait, nil // nothing was started for it, or all is done
 	}
 	if d.machine.Status.CurrentStatus.Phase == v1alpha1.MachineTerminating {
 		return steps.Proceed, nil
@@ -104,38 +105,15 @@ func (d *deletion) repeatDelete(ctx context.Context, state dispatch.State, after
 		return steps.Wait, err
 	}
 	d.journal = d.journal.fail(d.now, after, d.class.version)
-	if err := d.patch(ctx); err != nil {
+	if err := d.ops.storeSettled(ctx, state.ID); err != nil {
 		return steps.Wait, err
 	}
-	d.dispatcher.Settle(d.machine.UID, state.ID)
 
 	return steps.Again(after), nil
 }
 
-// deleteFailed stores how a delete failed and when it is tried again: at once if
-// the class was edited since its driver made instances from it and may be why.
-func (o *operations) deleteFailed(ctx context.Context, state dispatch.State) (steps.Next, error) {
-	code := dispatch.CodeOf(state.Err)
-	if !o.class.mayRetryWithLastGood(code) {
-		return o.operationFailed(ctx, state, "FailedDelete", o.settings.Retry.delete(code))
-	}
-	if err := o.patchStatus(ctx); err != nil {
-		return steps.Wait, err
-	}
-	o.journal = o.journal.fail(o.now, 0, o.class.version)
-	o.journal.LastGood = true
-	o.cautionf("FailedDelete", "delete failed with %s (driver replica %s, attempt %d), next try at once with MachineClass %s "+
-		"as its driver last accepted it: %s", code, orPlain(state.Replica), state.Attempt, o.class.Object.Name, fault(state.Err))
-	if err := o.patch(ctx); err != nil {
-		return steps.Wait, err
-	}
-	o.dispatcher.Settle(o.machine.UID, state.ID)
-
-	return steps.Again(0), nil
-}
-
-// reportCannotDelete notes that the instance cannot be removed as the class stands. A
-// change of the class starts the next pass.
+// reportCannotDelete says why the class as it stands cannot be used to remove the
+// instance. A change of the class starts the next pass.
 func (d *deletion) reportCannotDelete(ctx context.Context, err error) (steps.Next, error) {
 	if dispatch.CodeOf(err) == dispatch.Unknown {
 		return steps.Wait, err // not the class's fault: the API server's
@@ -205,7 +183,7 @@ func (d *deletion) releaseMachine(ctx context.Context) (steps.Next, error) {
 	return steps.Wait, nil
 }
 
-// releaseTimed is release, and tells how long the deletion took.
+// releaseTimed is releaseMachine, and measures how long the deletion took.
 func (d *deletion) releaseTimed(ctx context.Context) (steps.Next, error) {
 	k := d.class.metricsKind(ctx) // before its class may go as well
 	n, err := d.releaseMachine(ctx)

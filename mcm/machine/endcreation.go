@@ -22,8 +22,8 @@ const (
 	cancelAgainMost = 30 * time.Second
 )
 
-// endCreation ends an operation that was begun before the deletion: only one
-// may be under way, and what it made must be known.
+// endCreation ends an operation that started before the deletion. Only one may be under
+// way, and its outcome must be known.
 func (d *deletion) endCreation(ctx context.Context) (steps.Next, error) {
 	kind := d.journal.Operation
 	if kind == "" || kind == dispatch.Delete {
@@ -37,10 +37,10 @@ func (d *deletion) endCreation(ctx context.Context) (steps.Next, error) {
 	}
 	classErr := d.class.lookupClass(ctx)
 	if !known && d.class.provider == "" {
-		return d.reportCannotDelete(ctx, classErr) // nobody can be asked what became of it
+		return d.reportCannotDelete(ctx, classErr) // no driver can be asked for its outcome
 	}
 	if !known {
-		// Begun by another manager: a replica may still have it.
+		// Another manager started it: a replica may still have it.
 		provider := cmp.Or(d.journal.Provider, d.class.provider)
 		state = d.dispatcher.Start(dispatch.Operation{
 			Kind: kind, Number: d.journal.Settled, Machine: d.ops.machineFor(provider), Class: d.class.Class, Provider: provider,
@@ -65,7 +65,7 @@ func (d *deletion) endCreation(ctx context.Context) (steps.Next, error) {
 	}
 }
 
-// reportEndingCreation tells what a deletion waits for whose machine is still being made.
+// reportEndingCreation says what a deletion waits for while the machine is still being made.
 func (d *deletion) reportEndingCreation(ctx context.Context, state dispatch.State) error {
 	who := "what came of it is not known yet"
 	if state.Phase == dispatch.Running && state.Attempt > 0 {
@@ -84,11 +84,10 @@ func (d *deletion) reportEndingCreation(ctx context.Context, state dispatch.Stat
 	return d.patchStatus(ctx)
 }
 
-// storeEndedCreation stores what an operation that was begun before the deletion came
-// to.
+// storeEndedCreation stores the outcome of an operation that started before the deletion.
 func (d *deletion) storeEndedCreation(ctx context.Context, state dispatch.State) (steps.Next, error) {
 	if dispatch.LaterOf(state.Err) > 0 {
-		state.Lost = true // this Machine is from an older backup: what was done since is not known here
+		state.Lost = true // this Machine is from an older backup, and later operations are not known here
 	}
 	if state.Kind == dispatch.Create && d.journal.First && state.Attempt == 0 && !state.Lost {
 		// No attempt ever reached a driver: there is nothing to delete, and no driver
@@ -110,10 +109,9 @@ func (d *deletion) storeEndedCreation(ctx context.Context, state dispatch.State)
 	if state.Kind == dispatch.Create && state.Lost {
 		d.noteLostCreation(state)
 	}
-	if err := d.patch(ctx); err != nil {
+	if err := d.ops.storeSettled(ctx, state.ID); err != nil {
 		return steps.Wait, err
 	}
-	d.dispatcher.Settle(d.machine.UID, state.ID)
 
 	return steps.Proceed, nil
 }
@@ -132,6 +130,6 @@ func (d *deletion) noteLostCreation(state dispatch.State) {
 	until := metav1.NewTime(d.now.Add(d.ops.operationTimeout() + state.SettleTime).
 		Truncate(time.Second).Add(time.Second)) // stored times have no fractions
 	d.journal.Lost = &until
-	d.notef("CreationLost", "Nobody knows whether the creation had an effect: the instance is deleted now, and looked for again at %s",
+	d.notef("CreationLost", "It is unknown whether the creation had an effect: the instance is deleted now, and looked for again at %s",
 		until.UTC().Format(time.RFC3339))
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
-// sayf and warnf record Events on the machine, about what is done. notef and
-// cautionf record those about what the next write to the machine stores, once it
-// is stored: after a conflict the next pass finds the same again.
+// sayf and warnf record an Event on the machine at once. notef and cautionf record one
+// about the next write to the machine, after that has succeeded: after a conflict the
+// next pass finds the same again.
 func (o *object) sayf(reason, format string, args ...any) {
 	o.events.Eventf(o.machine, corev1.EventTypeNormal, reason, format, args...)
 }
@@ -34,13 +34,13 @@ func (o *object) sayDeleted(providerID string, state dispatch.State) {
 		providerID, state.Took.Round(time.Millisecond), orPlain(state.Replica), state.Attempt)
 }
 
-// A subject is something about a machine that is said once.
+// A subject is a matter about which an Event on a machine is not repeated.
 type subject struct {
 	uid types.UID
 	of  string
 }
 
-// What there is to be said once.
+// The subjects of a machine.
 const (
 	aboutFields       = "fields"
 	aboutWish         = "wish"
@@ -53,8 +53,8 @@ func subjects(uid types.UID) []subject {
 	return []subject{{uid, aboutFields}, {uid, aboutWish}, {uid, aboutPreserve}, {uid, aboutPreserveWait}, {uid, aboutName}}
 }
 
-// isNews tells whether text is something else than what was last said of a subject;
-// that there is nothing to say any more is none.
+// isNews reports whether text differs from the last one about a subject. An empty text
+// is no news.
 func (o *object) isNews(of, text string) bool {
 	before, _ := o.said.Swap(subject{o.machine.UID, of}, text)
 

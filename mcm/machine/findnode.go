@@ -40,7 +40,7 @@ func (d *deletion) findNode(ctx context.Context) (steps.Next, error) {
 		return d.reportCannotDelete(ctx, err)
 	}
 	if d.inquiry.failureCountsFor() > 0 && d.settings.DrainPolicy.Left(m, d.now) <= 0 {
-		d.cautionf("NodeUnknown", "Goes on without draining the node: the driver could not tell which it is")
+		d.cautionf("NodeUnknown", "Goes on without draining the node: the driver could not find it")
 
 		return steps.Proceed, nil
 	}
@@ -71,9 +71,9 @@ func (d *deletion) askForNode(ctx context.Context) (steps.Next, error) {
 	}
 }
 
-// nodeUnknown stores that the driver cannot tell the machine's Node, and asks
-// again as long as there is time to drain it. A driver that finds several instances
-// never tells: then they are deleted all the same.
+// nodeUnknown stores that the driver cannot name the machine's Node, and asks again as
+// long as there is time to drain it. A driver that finds several instances never names
+// one: they are deleted all the same.
 func (d *deletion) nodeUnknown(ctx context.Context, state dispatch.State, retry time.Duration) (steps.Next, error) {
 	code := dispatch.CodeOf(state.Err).String()
 	d.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, code,
@@ -81,7 +81,7 @@ func (d *deletion) nodeUnknown(ctx context.Context, state dispatch.State, retry 
 	if left := d.settings.DrainPolicy.Left(d.machine, d.now); left > 0 {
 		return d.inquiry.retryLater(ctx, state, min(retry, left))
 	}
-	d.cautionf("NodeUnknown", "Goes on without draining the node: the driver cannot tell which it is: %s", fault(state.Err))
+	d.cautionf("NodeUnknown", "Goes on without draining the node: the driver cannot find it: %s", fault(state.Err))
 
 	return steps.Proceed, d.patchStatus(ctx)
 }

@@ -27,8 +27,8 @@ type health struct {
 }
 
 // followNode makes the machine's phase follow its Node: Running while that is
-// healthy, Unknown while it is not, Failed when it was so for too long or never
-// came.
+// healthy, Unknown while it is not, Failed when it was unhealthy for too long or never
+// joined.
 func (h *health) followNode(ctx context.Context) (steps.Next, error) {
 	if h.target == nil || h.machine.Labels[v1alpha1.LabelKeyNode] == "" {
 		return steps.Wait, nil
@@ -77,8 +77,8 @@ func (h *health) followHealth(ctx context.Context, healthy bool, text string) (s
 	}
 }
 
-// followNodeOut deletes the machine whose Node somebody deletes: the Node's
-// finalizer waits for that.
+// followNodeOut deletes a machine whose Node is being deleted: the Node's finalizer
+// waits for that.
 func (h *health) followNodeOut(ctx context.Context) (steps.Next, error) {
 	h.warnf("NodeDeleted", "Node %s is being deleted; its machine follows", h.node.found.Name)
 	err := h.control.Delete(ctx, h.machine, client.Preconditions{UID: uidOf(h.machine)})

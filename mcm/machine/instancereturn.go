@@ -16,10 +16,9 @@ import (
 // instanceReturn deletes an instance that must not join, of a machine that stays.
 type instanceReturn struct {
 	*object
-	class      *machineClass
-	ops        *operations
-	dispatcher Dispatcher
-	target     client.Client // nil without a target cluster
+	class  *machineClass
+	ops    *operations
+	target client.Client // nil without a target cluster
 }
 
 // nodeInTheWay returns the Node of another instance under whose name a new
@@ -40,7 +39,7 @@ func (r *instanceReturn) nodeInTheWay(ctx context.Context, i *dispatch.Instance)
 	id := node.Spec.ProviderID
 	switch {
 	case id != "" && v1alpha1.SameInstance(id, i.ProviderID), id == "" && node.Labels[v1alpha1.LabelKeyMachineName] == r.machine.Name:
-		return nil, nil //nolint:nilnil // it has joined already, before its create was told of
+		return nil, nil //nolint:nilnil // it has joined before the create's result arrived
 	case id == "" && !node.CreationTimestamp.Before(&r.machine.CreationTimestamp):
 		return nil, nil //nolint:nilnil // it may well be its own
 	default:
@@ -48,8 +47,8 @@ func (r *instanceReturn) nodeInTheWay(ctx context.Context, i *dispatch.Instance)
 	}
 }
 
-// beginReturn begins the deletion of an instance that must not join, because it
-// would take over another one's Node with all that is bound to it.
+// beginReturn starts the deletion of an instance that must not join: it would take over
+// another instance's Node with all that is bound to it.
 func (r *instanceReturn) beginReturn(ctx context.Context, state dispatch.State, node *corev1.Node) (steps.Next, error) {
 	r.setPhase(v1alpha1.MachineFailed)
 	r.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateFailed, "", v1alpha1.TextOldNode)
@@ -62,16 +61,15 @@ func (r *instanceReturn) beginReturn(ctx context.Context, state dispatch.State, 
 	r.ops.beginOperation(dispatch.Delete)
 	r.cautionf("OldNode", "Deletes instance %s: it would join as node %s, which is instance %q of before; "+
 		"delete that Node if its instance is gone", state.Instance.ProviderID, node.Name, node.Spec.ProviderID)
-	if err := r.patch(ctx); err != nil {
+	if err := r.ops.storeSettled(ctx, state.ID); err != nil {
 		return steps.Wait, err
 	}
-	r.dispatcher.Settle(r.machine.UID, state.ID)
 
 	return r.returnInstance(ctx)
 }
 
-// returnInstance goes on with what giveBack has begun. Then the machine is as if
-// it had never had an instance.
+// returnInstance goes on with what beginReturn started. Then the machine is as if it
+// had never had an instance.
 func (r *instanceReturn) returnInstance(ctx context.Context) (steps.Next, error) {
 	if !r.journal.Return {
 		return steps.Proceed, nil
@@ -104,10 +102,9 @@ func (r *instanceReturn) returnInstance(ctx context.Context) (steps.Next, error)
 	gone := r.machine.Spec.ProviderID
 	r.machine.Spec.ProviderID = ""
 	r.journal = r.journal.returned(r.now, r.settings.Retry.Medium, r.class.version)
-	if err := r.patch(ctx); err != nil {
+	if err := r.ops.storeSettled(ctx, state.ID); err != nil {
 		return steps.Wait, err
 	}
-	r.dispatcher.Settle(r.machine.UID, state.ID)
 	r.sayDeleted(gone, state)
 
 	return steps.Again(r.settings.Retry.Medium), nil

@@ -18,8 +18,8 @@ type joinToken struct {
 }
 
 // spendToken deletes the token of a machine that has joined, in time or not, and with
-// or without its critical components: nobody needs it now. That this fails is no reason
-// to hold the machine up, once it is journaled for whoever leads then; unspent is why.
+// or without its critical components: it is not needed any more. A failure does not
+// hold the machine up once it is journaled for the next leader; unspent is that failure.
 func (t *joinToken) spendToken(ctx context.Context) (unspent, err error) {
 	if t.tokens == nil || t.node.found == nil || !isReady(t.node.found.Status.Conditions) {
 		return nil, nil
@@ -52,7 +52,7 @@ func (t *joinToken) deleteToken(ctx context.Context) error {
 
 // withdrawToken deletes the token of a machine that goes without having joined.
 // Nothing can ask for another one any more: no operation of it is under way. One that
-// is being made at this moment is deleted by whoever makes it.
+// is being made at this moment is deleted by its maker.
 func (t *joinToken) withdrawToken(ctx context.Context) error {
 	spent := isReady(t.machine.Status.Conditions)
 	if t.tokens == nil || spent && !t.journal.Token {
@@ -62,7 +62,7 @@ func (t *joinToken) withdrawToken(ctx context.Context) error {
 	return t.deleteToken(ctx)
 }
 
-// isReady tells whether a Node with these conditions is Ready.
+// isReady reports whether a Node with these conditions is Ready.
 func isReady(conditions []corev1.NodeCondition) bool {
 	return slices.ContainsFunc(conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue

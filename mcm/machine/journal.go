@@ -15,14 +15,14 @@ import (
 
 // A journal is what the Machine's annotation says of its operations. It is
 // written before an operation is first sent, so that a manager that takes over
-// sends the same operation and not another one, and it is always read back, never
-// worked out anew.
+// sends the same operation and not another one. It is always read back, and never
+// computed again.
 type journal struct {
 	// Settled counts the operations whose outcome is stored.
 	Settled int64 `json:"settled"`
-	// Operation is the one begun and not settled; empty for none.
+	// Operation is the one under way; empty for none.
 	Operation dispatch.Kind `json:"operation,omitempty"`
-	// Begun is when.
+	// Begun is when it was journaled.
 	Begun *metav1.Time `json:"begun,omitempty"`
 	// Failed is the operation that was settled last if it failed, and NotBefore
 	// the earliest time for its next try. Class is the version of the class and
@@ -74,9 +74,8 @@ func readJournal(m client.Object) (journal, error) {
 	return j, nil
 }
 
-// UnderWay returns the id of the operation that the machine's journal says was
-// begun and not settled; empty for none. That an initialization is settled stands in
-// the phase alone, see markCreated.
+// UnderWay returns the id of the operation that is under way by the machine's journal;
+// empty for none. Only the phase says that an initialization is settled, see markCreated.
 func UnderWay(m *v1alpha1.Machine) (operationID string) {
 	j, err := readJournal(m)
 	if err != nil || j.Operation == "" || j.Operation == dispatch.Initialize && !creating(m) {
@@ -99,7 +98,7 @@ func (j journal) write(m *v1alpha1.Machine) error {
 	return nil
 }
 
-// stateIsOf tells whether status.lastKnownState may be a provider's.
+// stateIsOf reports whether status.lastKnownState may be a provider's.
 func (j journal) stateIsOf(provider string) bool {
 	owner := cmp.Or(j.StateOf, j.Provider)
 
@@ -168,8 +167,8 @@ func (j journal) returned(now time.Time, wait time.Duration, class string) journ
 	return next
 }
 
-// doubtful returns how long after now the delete that was begun has to be repeated,
-// because an instance may have appeared since; 0 for not at all.
+// doubtful reports whether the delete under way has to be repeated, and after how long,
+// because an instance may have appeared since it began.
 func (j journal) doubtful(now time.Time) (wait time.Duration, again bool) {
 	if j.Lost == nil || j.Begun != nil && !j.Begun.Before(j.Lost) {
 		return 0, false
@@ -178,8 +177,8 @@ func (j journal) doubtful(now time.Time) (wait time.Duration, again bool) {
 	return max(0, j.Lost.Sub(now)), true
 }
 
-// wait is how long to wait before the next operation, if that is another try: a
-// delete does not wait for what a create has to.
+// wait returns how long to wait before the next operation, if that is another try: a
+// delete does not wait for the retry of a create.
 func (j journal) wait(kind dispatch.Kind, now time.Time, class string) time.Duration {
 	if j.NotBefore == nil || j.Failed != kind || j.Class != class {
 		return 0

@@ -18,7 +18,7 @@ type Removed interface {
 }
 
 // classForDelete finds the class with which the machine's instance is deleted:
-// as it stands, as it was last accepted, or as it was before somebody removed it.
+// as it stands, as it was last accepted, or as it was before it was removed.
 // An error with a code says that there is none.
 func (c *machineClass) classForDelete(ctx context.Context) error {
 	err := c.lookupClass(ctx)
@@ -47,13 +47,13 @@ func (c *machineClass) classForDelete(ctx context.Context) error {
 	}
 }
 
-// providerChanged tells whether the class names another provider than the one that has, or
+// providerChanged reports whether the class names another provider than the one that has, or
 // may have, the machine's instance; that one would find nothing to delete, and say so.
 func (c *machineClass) providerChanged() bool {
 	return c.journal.Provider != "" && c.journal.Provider != c.provider
 }
 
-// providerChangedError is the error for a machine that has moved.
+// providerChangedError is the error for a machine whose class names another provider.
 func (c *machineClass) providerChangedError(remedy string) error {
 	return dispatch.Errorf(dispatch.FailedPrecondition, "MachineClass %s: field provider is %q, but %q has been asked for the machine's instance: "+
 		"set it back %s (if that provider can have nothing, remove the machine's annotation %s)",
@@ -92,7 +92,7 @@ func (c *machineClass) lastAccepted() *v1alpha1.MachineClass {
 	return former
 }
 
-// mayRetryWithLastGood tells whether a refused deletion is to be tried at once with the class
+// mayRetryWithLastGood reports whether a refused deletion is to be tried at once with the class
 // as it was last accepted.
 func (c *machineClass) mayRetryWithLastGood(code dispatch.Code) bool {
 	mayBeClass := code == dispatch.InvalidArgument || code == dispatch.FailedPrecondition

@@ -51,7 +51,7 @@ func (n *machineNode) readNode(ctx context.Context, from client.Reader, opts ...
 	return nil
 }
 
-// nodeHealth tells whether the Node is as it should be, and describes what is
+// nodeHealth reports whether the Node is as it should be, and describes what is
 // not.
 func (n *machineNode) nodeHealth() (healthy bool, text string) {
 	if n.found == nil {
@@ -81,7 +81,7 @@ func (n *machineNode) nodeHealth() (healthy bool, text string) {
 	return len(faults) == 0, strings.Join(faults, ", ")
 }
 
-// lacksComponents tells whether the Node of a machine that has yet to join still
+// lacksComponents reports whether the Node of a machine that has yet to join still
 // waits for its critical components.
 func (n *machineNode) lacksComponents() bool {
 	return n.machine.Status.CurrentStatus.Phase == v1alpha1.MachinePending && n.found != nil &&
@@ -104,7 +104,7 @@ func (n *machineNode) reallyUnhealthy(ctx context.Context) (bool, error) {
 	return !healthy || n.lacksComponents(), nil
 }
 
-// changeNode stores a change of the Node, provided that nobody else has changed it.
+// changeNode stores a change of the Node, if no other writer has changed it.
 func (n *machineNode) changeNode(ctx context.Context, change func(*corev1.Node)) error {
 	node := n.found.DeepCopy()
 	change(node)

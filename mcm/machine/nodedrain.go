@@ -31,8 +31,8 @@ type nodeDrain struct {
 }
 
 // drainNode has the pods of the machine's Node evicted before its instance goes.
-// It looks at the drain anew in every pass: a machine may become one that is to
-// be deleted by force.
+// It looks at the drain again in every pass: meanwhile the machine may have to be
+// deleted by force.
 func (d *nodeDrain) drainNode(ctx context.Context) (steps.Next, error) {
 	if d.drainer == nil || d.target == nil || d.machine.Labels[v1alpha1.LabelKeyNode] == "" || d.deletionBegan() {
 		return steps.Proceed, nil
@@ -67,27 +67,27 @@ func (d *nodeDrain) drainNode(ctx context.Context) (steps.Next, error) {
 	return n, d.reportDraining(ctx, state)
 }
 
-// endedByForce tells that the existing manager has ended the Node's pods by force, and
-// has yet to delete its VolumeAttachments. Its text stays until that is done.
+// endedByForce reports whether the existing manager has ended the Node's pods by force,
+// and has yet to delete its VolumeAttachments. Its text stays until that is done.
 func (d *nodeDrain) endedByForce() bool {
 	return strings.Contains(d.machine.Status.LastOperation.Description, v1alpha1.DeletionTextDeleteVolumeAttachments)
 }
 
-// reportDraining tells what the drain waits for. How an earlier one failed stands as
-// long as there is no more to say.
+// reportDraining says what the drain waits for. An earlier failure stays visible until
+// there is news.
 func (d *nodeDrain) reportDraining(ctx context.Context, state drain.State) error {
 	before := d.machine.Status.LastOperation.Description
-	told := strings.Contains(before, v1alpha1.DeletionTextDrain)
+	started := strings.Contains(before, v1alpha1.DeletionTextDrain)
 	text := v1alpha1.DeletionTextDrain
 	switch {
 	case d.endedByForce():
 		return nil
 	case state.Reason != "":
 		text += ": " + state.Reason
-	case told:
+	case started:
 		return nil
 	}
-	if !told {
+	if !started {
 		d.notef("Draining", "Evicts the pods of node %s", d.node.found.Name)
 	}
 	if state.Held && before != text {
@@ -98,7 +98,7 @@ func (d *nodeDrain) reportDraining(ctx context.Context, state drain.State) error
 	return d.patchStatus(ctx)
 }
 
-// reportDrainFailed tells how a drain failed that is tried again.
+// reportDrainFailed says why a drain failed that is tried again.
 func (d *nodeDrain) reportDrainFailed(ctx context.Context, state drain.State) error {
 	text := state.Err.Error() + ". " + v1alpha1.DeletionTextDrain
 	if d.machine.Status.LastOperation.Description != text {
@@ -109,11 +109,10 @@ func (d *nodeDrain) reportDrainFailed(ctx context.Context, state drain.State) er
 	return d.patchStatus(ctx)
 }
 
-// reportDrained tells that the deletion goes on. That a forced drain failed is only
-// told.
+// reportDrained says that the deletion goes on, also when a forced drain failed.
 func (d *nodeDrain) reportDrained(ctx context.Context, state drain.State) error {
 	if strings.Contains(d.machine.Status.LastOperation.Description, v1alpha1.DeletionTextDeleteVM) {
-		return nil // told before, and perhaps why it does not go on
+		return nil // said before, and perhaps why it does not go on
 	}
 	if state.Err != nil {
 		d.cautionf("FailedDrain", "Forced drain failed after %s, deletion goes on: %v", state.Took.Round(time.Millisecond), state.Err)

@@ -37,8 +37,8 @@ type object struct {
 	notes   []func() // Events and figures about what the next write stores
 }
 
-// patch stores what changed outside of status, provided that nobody else has
-// changed the object since it was read.
+// patch stores what changed outside of status, if no other writer has changed the
+// object since it was read.
 func (o *object) patch(ctx context.Context) error {
 	if _, has := o.machine.Annotations[v1alpha1.AnnotationKeyOperation]; has || o.journal != (journal{}) {
 		if err := o.journal.write(o.machine); err != nil {
@@ -63,9 +63,8 @@ func (o *object) patch(ctx context.Context) error {
 	return nil
 }
 
-// patchStatus stores what changed in status, provided that nobody else has
-// changed the object: a pass over an old copy must not undo what came since, and
-// half of one record in another's would be neither.
+// patchStatus stores what changed in status, if no other writer has changed the object:
+// a pass over an old copy must not undo later writes, or mix two records.
 func (o *object) patchStatus(ctx context.Context) error {
 	if equality.Semantic.DeepEqual(o.machine.Status, o.stored.Status) {
 		return nil
@@ -86,9 +85,9 @@ func (o *object) patchStatus(ctx context.Context) error {
 	return nil
 }
 
-// changes returns what has changed since the machine was stored, as a patch that
-// somebody else's change makes fail, and the object that takes the answer: an answer
-// that is decoded into the machine itself would leave in it what was not stored.
+// changes returns what has changed since the machine was stored, as a patch that fails if
+// the object has another version, and the object that takes the answer. Decoding the answer
+// into the machine itself would leave in it what was not stored.
 func (o *object) changes() (*v1alpha1.Machine, client.Patch, error) {
 	changes := client.MergeFromWithOptions(o.stored, client.MergeFromWithOptimisticLock{})
 	data, err := changes.Data(o.machine)
@@ -100,7 +99,7 @@ func (o *object) changes() (*v1alpha1.Machine, client.Patch, error) {
 	return answer, client.RawPatch(changes.Type(), data), nil
 }
 
-// wrote takes over what a write to the API server came to.
+// wrote takes over the object as a write has stored it, and records the notes about it.
 func (o *object) wrote(stored *v1alpha1.Machine) {
 	o.stored = stored.DeepCopy()
 	for _, note := range o.notes {
@@ -138,8 +137,8 @@ func (o *object) setLastOperation(
 	}
 }
 
-// operationAt is what the dispatcher knows of the operation that the journal says was
-// begun; false when it knows of none, or of a newer one than our cache.
+// operationAt returns the dispatcher's state of the operation that the journal says is
+// under way; false if it has none, or a newer one than our cache.
 func (o *object) operationAt(d Dispatcher) (dispatch.State, bool) {
 	state, known := d.State(o.machine.UID)
 
@@ -147,7 +146,7 @@ func (o *object) operationAt(d Dispatcher) (dispatch.State, bool) {
 }
 
 // failCreation sets phase and lastOperation for a creation that failed; the
-// text's form is parsed by other tools. It tells whether that is news.
+// text's form is parsed by other tools. It reports whether that is news.
 func (o *object) failCreation(err error, text func(code, message string) string) (news bool) {
 	code := dispatch.CodeOf(err)
 	before := o.machine.Status.LastOperation
@@ -162,9 +161,9 @@ func (o *object) failCreation(err error, text func(code, message string) string)
 	return before.Description != o.machine.Status.LastOperation.Description
 }
 
-// creating tells whether the machine's instance is still to be made or made
-// ready. A machine that Failed without ever having had one is tried further: only
-// its set, if it has one, replaces it.
+// creating reports whether the machine's instance is still to be made or made ready. A
+// machine that Failed without ever having had one is still tried: only its set, if it
+// has one, replaces it.
 func (o *object) creating() bool { return creating(o.machine) }
 
 func creating(m *v1alpha1.Machine) bool {
@@ -178,8 +177,8 @@ func creating(m *v1alpha1.Machine) bool {
 	}
 }
 
-// CreationTimeout is how long a machine may take to join: what it says itself,
-// or else otherwise.
+// CreationTimeout returns how long a machine may take to join: its own value, or else
+// the one passed as otherwise.
 func CreationTimeout(m *v1alpha1.Machine, otherwise time.Duration) time.Duration {
 	if text, ok := m.Annotations[v1alpha1.AnnotationKeyEffectiveCreationTimeout]; ok {
 		if d, err := time.ParseDuration(text); err == nil && d > 0 {
@@ -199,9 +198,9 @@ func (o *object) creationTimeout() time.Duration {
 
 func (o *object) age() time.Duration { return o.now.Sub(o.machine.CreationTimestamp.Time) }
 
-// isNew tells that no manager without a journal has done anything for the machine.
-// Such a one first adds its finalizer, and says nothing more of a create before that
-// has ended; this one adds it together with the journal.
+// isNew reports whether no manager without a journal has done anything for the machine.
+// Such a manager first adds its finalizer, and writes nothing else before its create has
+// ended. This one adds the finalizer together with the journal.
 func (o *object) isNew() bool {
 	m := o.machine
 	if _, journaled := m.Annotations[v1alpha1.AnnotationKeyOperation]; journaled || m.Spec.ProviderID != "" {
@@ -212,11 +211,11 @@ func (o *object) isNew() bool {
 		!controllerutil.ContainsFinalizer(o.stored, v1alpha1.FinalizerName)
 }
 
-// leaving tells whether the machine's instance is to go.
+// leaving reports whether the machine's instance is to go.
 func (o *object) leaving() bool { return !o.machine.DeletionTimestamp.IsZero() || o.journal.Return }
 
-// deletionBegan tells whether the instance's deletion has begun: nothing is left that
-// could end in order.
+// deletionBegan reports whether the instance's deletion has started: there is nothing
+// left to end in order.
 func (o *object) deletionBegan() bool {
 	return o.journal.Operation == dispatch.Delete || o.journal.Failed == dispatch.Delete
 }

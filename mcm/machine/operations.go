@@ -22,8 +22,8 @@ type operations struct {
 	unsent bool // this pass has journaled an operation that it has not sent yet
 }
 
-// runOperation begins an operation, or looks how it is doing. It lets the step go on
-// only when the operation is done; the step then stores what came of it.
+// runOperation starts an operation, or looks how far it is. It returns steps.Proceed
+// only when the operation is done; the step then stores its outcome.
 func (o *operations) runOperation(ctx context.Context, kind dispatch.Kind) (dispatch.State, steps.Next, error) {
 	if o.journal.Operation != kind {
 		if n, err := o.openOperation(ctx, kind); n.Stop || err != nil {
@@ -60,7 +60,7 @@ func (o *operations) runOperation(ctx context.Context, kind dispatch.Kind) (disp
 		return state, steps.Wait, o.reportRunning(ctx, state)
 	case dispatch.Stale:
 		// Either our cache has not seen yet what we stored, and this write is a
-		// conflict; or somebody turned the journal back, and this sets it right.
+		// conflict; or the journal was turned back, and this sets it right.
 		o.journal = o.journal.settleAs(state.Settled)
 
 		return state, steps.Again(steps.ConflictRetry), o.patch(ctx)
@@ -69,10 +69,10 @@ func (o *operations) runOperation(ctx context.Context, kind dispatch.Kind) (disp
 	}
 }
 
-// resumeOperation has an operation continue that another manager began, or this one before it was
-// restarted. It stores before anything is sent that a create may be with a driver: the
-// manager that began it, and no longer leads without knowing that, must not take it for one
-// that no driver has heard of, and let the Machine go without a delete.
+// resumeOperation continues an operation that another manager started, or this one before
+// its restart. Before anything is sent it stores that a create may be with a driver. The
+// manager that started it may not know yet that it no longer leads: it must not take the
+// create for one that no driver has received, and release the Machine without a delete.
 func (o *operations) resumeOperation(ctx context.Context, op *dispatch.Operation, known bool) error {
 	if known || o.unsent {
 		return nil
@@ -100,10 +100,10 @@ func (o *operations) openOperation(ctx context.Context, kind dispatch.Kind) (ste
 	return steps.Proceed, o.patch(ctx)
 }
 
-// awaitDriver holds up a create that no provider was asked for so far until somebody
-// serves the one that the class names. What is journaled binds the machine to that: a
-// manager that finds it could not tell that no driver has ever had it. Until then a
-// correction of the class is all it takes.
+// awaitDriver delays the first create until a driver serves the provider that the class
+// names. A journaled create binds the machine to that provider: another manager could
+// not know that no driver has ever received it. Until then, a correction of the class
+// is enough to choose another provider.
 func (o *operations) awaitDriver(ctx context.Context, kind dispatch.Kind) (steps.Next, error) {
 	if kind != dispatch.Create || o.journal.Provider != "" {
 		return steps.Proceed, nil
@@ -118,37 +118,28 @@ func (o *operations) awaitDriver(ctx context.Context, kind dispatch.Kind) (steps
 	return steps.Wait, o.reportWaiting(ctx, dispatch.State{Kind: kind, Reason: reason})
 }
 
-// discardOperation settles an operation that was given up before any driver saw it: the
-// class names another provider by now, and the next one goes there.
+// discardOperation settles an operation that was given up before any driver received it.
+// The class names another provider by now, and the next operation goes there.
 func (o *operations) discardOperation(ctx context.Context, state dispatch.State) error {
 	o.journal = o.journal.discard()
-	if err := o.patch(ctx); err != nil {
-		return err
-	}
-	o.dispatcher.Settle(o.machine.UID, state.ID)
 
-	return nil
+	return o.storeSettled(ctx, state.ID)
 }
 
-// overtakeLater takes an operation up again behind a later one whose claim the driver's
-// stream holds, as after the restore of an older backup of the Machine. What that one
-// and others did is not known here: so the new one looks before it makes anything, as
-// one that was begun before.
+// overtakeLater repeats an operation behind a later one whose claim the driver's stream
+// holds, as after the restore of an older backup of the Machine. The later operations
+// are not known here, so the new one looks before it makes anything.
 func (o *operations) overtakeLater(ctx context.Context, state dispatch.State, later int64) error {
 	behind := o.journal
 	o.journal = behind.overtake(state.Kind, o.class.provider, later, o.now)
 	o.cautionf("JournalBehind", "%s continues as operation %d: this Machine counts %d, but its driver has seen operation %d "+
 		"(the Machine is from an older backup)", state.Kind, later+1, behind.Settled, later)
-	if err := o.patch(ctx); err != nil {
-		return err
-	}
-	o.dispatcher.Settle(o.machine.UID, state.ID)
 
-	return nil
+	return o.storeSettled(ctx, state.ID)
 }
 
-// machineFor is the machine as a provider's driver may see it: what another
-// one's remembers of it is nothing to it, and may mislead it.
+// machineFor returns the machine as a provider's driver may see it, without the state of
+// another provider's driver.
 func (o *operations) machineFor(provider string) *v1alpha1.Machine {
 	m := o.machine.DeepCopy()
 	if !o.journal.stateIsOf(provider) {
@@ -158,8 +149,8 @@ func (o *operations) machineFor(provider string) *v1alpha1.Machine {
 	return m
 }
 
-// keepDriverState keeps what a driver wants to be told again, and notes whose it is.
-// The caller stores status and journal.
+// keepDriverState keeps the state that a driver wants back with the next operation, and
+// whose state it is. The caller stores status and journal.
 func (o *operations) keepDriverState(state dispatch.State) {
 	o.machine.Status.LastKnownState, o.journal.StateOf = state.LastKnownState, ""
 	if state.LastKnownState != "" {
@@ -176,7 +167,7 @@ func (o *operations) beginOperation(kind dispatch.Kind) {
 // textWaiting begins the description of a last operation that waits.
 const textWaiting = "Waiting: "
 
-// reportWaiting tells what the operation waits for, when it is anything to speak of.
+// reportWaiting says what the operation waits for, if the dispatcher gives a reason.
 func (o *operations) reportWaiting(ctx context.Context, state dispatch.State) error {
 	if state.Reason == "" {
 		return nil
@@ -187,15 +178,15 @@ func (o *operations) reportWaiting(ctx context.Context, state dispatch.State) er
 	}
 	kind := operationType(state.Kind)
 	if !o.machine.DeletionTimestamp.IsZero() {
-		kind = v1alpha1.MachineOperationDelete // whatever is asked, that is what for
+		kind = v1alpha1.MachineOperationDelete // whatever the operation, it serves the deletion
 	}
 	o.setLastOperation(kind, v1alpha1.MachineStateProcessing, "", text)
 
 	return o.patchStatus(ctx)
 }
 
-// operationTimeout is how long an attempt may take. What a class says wrongly
-// keeps machines from being made, not from being deleted.
+// operationTimeout returns how long an attempt may take. A wrong value in the class keeps
+// machines from being made, not from being deleted.
 func (o *operations) operationTimeout() time.Duration {
 	d, err := classTimeout(o.class.Object, o.settings.OperationTimeout)
 	if err != nil && o.unsent {
@@ -205,7 +196,7 @@ func (o *operations) operationTimeout() time.Duration {
 	return d
 }
 
-// reportRunning takes back what waiting has told.
+// reportRunning replaces the text of reportWaiting.
 func (o *operations) reportRunning(ctx context.Context, state dispatch.State) error {
 	if !state.Waited {
 		return nil
@@ -238,12 +229,43 @@ func (o *operations) operationFailed(ctx context.Context, state dispatch.State, 
 		return steps.Wait, err
 	}
 	o.journal = o.journal.fail(o.now, retry, o.class.version)
-	if err := o.patch(ctx); err != nil {
+	if err := o.storeSettled(ctx, state.ID); err != nil {
 		return steps.Wait, err
 	}
-	o.dispatcher.Settle(o.machine.UID, state.ID)
 	o.warnf(reason, "%s failed with %s (driver replica %s, attempt %d), next try in %s: %s", state.Kind,
 		dispatch.CodeOf(state.Err), orPlain(state.Replica), state.Attempt, retry, fault(state.Err))
 
 	return steps.Again(retry), nil
+}
+
+// storeSettled stores the journal, which says that an operation is settled. Then the
+// dispatcher forgets the operation.
+func (o *operations) storeSettled(ctx context.Context, id string) error {
+	if err := o.patch(ctx); err != nil {
+		return err
+	}
+	o.dispatcher.Settle(o.machine.UID, id)
+
+	return nil
+}
+
+// deleteFailed stores how a delete failed and when it is tried again: at once if
+// the class was edited since its driver made instances from it and may be why.
+func (o *operations) deleteFailed(ctx context.Context, state dispatch.State) (steps.Next, error) {
+	code := dispatch.CodeOf(state.Err)
+	if !o.class.mayRetryWithLastGood(code) {
+		return o.operationFailed(ctx, state, "FailedDelete", o.settings.Retry.delete(code))
+	}
+	if err := o.patchStatus(ctx); err != nil {
+		return steps.Wait, err
+	}
+	o.journal = o.journal.fail(o.now, 0, o.class.version)
+	o.journal.LastGood = true
+	o.cautionf("FailedDelete", "delete failed with %s (driver replica %s, attempt %d), next try at once with MachineClass %s "+
+		"as its driver last accepted it: %s", code, orPlain(state.Replica), state.Attempt, o.class.Object.Name, fault(state.Err))
+	if err := o.storeSettled(ctx, state.ID); err != nil {
+		return steps.Wait, err
+	}
+
+	return steps.Again(0), nil
 }

@@ -58,8 +58,7 @@ type Reconciler struct {
 	Tokens Tokens
 	// Drainer empties Nodes of Target; nil means that they are not drained.
 	Drainer Drainer
-	// Removed remembers classes and secrets that are gone; nil means that nothing
-	// does.
+	// Removed remembers classes and secrets that are gone; nil for none.
 	Removed  Removed
 	Events   record.EventRecorder
 	Settings Settings
@@ -102,7 +101,7 @@ func (r *Reconciler) newPass(m *v1alpha1.Machine, log logr.Logger) *pass {
 	token := &joinToken{object: o, node: node, tokens: r.Tokens}
 	p := &pass{
 		object: o, class: class,
-		returning:   &instanceReturn{object: o, class: class, ops: ops, dispatcher: r.Dispatcher, target: r.Target},
+		returning:   &instanceReturn{object: o, class: class, ops: ops, target: r.Target},
 		replacement: &replacement{object: o, live: r.Live, replacements: &r.replacements},
 		deletion: &deletion{
 			object: o, class: class, ops: ops, inquiry: ask, node: node, token: token,

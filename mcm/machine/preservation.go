@@ -21,9 +21,9 @@ type preservation struct {
 	drainer Drainer       // nil if Nodes are not drained
 }
 
-// preserveMachine keeps a machine, Failed or not, for somebody to look at for as long as
-// it is wanted and its time lasts. What it leaves to be done is found by the next
-// pass in the machine and its Node alone: the time is set first and cleared last.
+// preserveMachine keeps a machine, Failed or not, for inspection, as long as that is
+// wanted and its time lasts. The next pass finds what is left to do in the machine and
+// its Node alone: the time is set first and cleared last.
 func (p *preservation) preserveMachine(ctx context.Context) (steps.Next, error) {
 	if err := p.readWish(ctx); err != nil {
 		return steps.Wait, err
@@ -46,7 +46,7 @@ func (p *preservation) preserveMachine(ctx context.Context) (steps.Next, error) 
 
 		return steps.Proceed, p.preserveNode(ctx, until.Time)
 	case p.wish == v1alpha1.PreserveAuto:
-		// Whether it is preserved when it fails again is its set's to decide anew.
+		// Its set decides whether it is preserved when it fails again.
 		return steps.Proceed, p.endPreservation(ctx, "the machine has recovered", true)
 	case p.wish == v1alpha1.PreserveWhenFailed:
 		return steps.Proceed, p.endPreservation(ctx, "the machine has recovered", false)
@@ -55,8 +55,8 @@ func (p *preservation) preserveMachine(ctx context.Context) (steps.Next, error) 
 	}
 }
 
-// wantsPreservation tells whether the machine is to be preserved as things stand. A value that
-// nobody understands leaves it as it is.
+// wantsPreservation reports whether the machine is to be preserved as things stand. An unknown
+// value changes nothing.
 func (o *object) wantsPreservation(preserved bool) bool {
 	switch o.wish {
 	case v1alpha1.PreserveNow:
@@ -70,8 +70,8 @@ func (o *object) wantsPreservation(preserved bool) bool {
 	}
 }
 
-// warnNotPreserved tells that CRDs from before there was preservation have dropped the
-// machine's time.
+// warnNotPreserved warns that CRDs older than preservation have dropped the machine's
+// time.
 func (p *preservation) warnNotPreserved() {
 	text := "It is not preserved: the CRD of Machines knows no status.currentStatus.preserveExpiryTime: apply this version's CRDs"
 	if p.isNews(aboutPreserve, text) {
@@ -100,8 +100,8 @@ func (o *object) beginPreservation() {
 	})
 }
 
-// endPreservation gives back what preserveNode took, and lets go of the machine. To
-// forget is to remove the wish, so that it counts for this once.
+// endPreservation undoes preserveNode and releases the machine. Forget also removes the
+// wish, so that it counts only once.
 func (p *preservation) endPreservation(ctx context.Context, why string, forget bool) error {
 	current := &p.machine.Status.CurrentStatus
 	was := current.PreserveExpiryTime
@@ -128,9 +128,8 @@ func (p *preservation) endPreservation(ctx context.Context, why string, forget b
 	return p.patchStatus(ctx)
 }
 
-// awaitsReplacement tells that the machine's set is about to delete it. The time
-// that is over tells the set so; without it the set might choose to preserve the
-// machine once more.
+// awaitsReplacement reports whether the machine's set is about to delete it. The expired
+// time is the signal for that; without it the set might preserve the machine once more.
 func (p *preservation) awaitsReplacement() bool {
 	current, owner := p.machine.Status.CurrentStatus, metav1.GetControllerOfNoCopy(p.machine)
 
@@ -138,9 +137,9 @@ func (p *preservation) awaitsReplacement() bool {
 		owner != nil && owner.Kind == v1alpha1.KindMachineSet
 }
 
-// readWish finds out whether the machine is to be preserved. What its Node says
-// wins, also that it says nothing any more; that is noted on the machine, for the
-// machine's set and for when the Node is gone.
+// readWish finds out whether the machine is to be preserved. Its Node's annotation wins,
+// also when it was removed. It is noted on the machine, for the machine's set and for
+// the time when the Node is gone.
 func (p *preservation) readWish(ctx context.Context) error {
 	m := p.machine
 	if p.target != nil && m.Labels[v1alpha1.LabelKeyNode] != "" {
@@ -159,7 +158,7 @@ func (p *preservation) readWish(ctx context.Context) error {
 	_, own := m.Annotations[v1alpha1.AnnotationKeyPreserve]
 	switch {
 	case p.node.found == nil && own:
-		applied = "" // somebody has said so since the Node is gone
+		applied = "" // it was set on the machine after the Node was gone
 	case byNode:
 		p.wish = applied
 		delete(m.Annotations, v1alpha1.AnnotationKeyPreserve)
@@ -177,7 +176,7 @@ func (p *preservation) readWish(ctx context.Context) error {
 	return p.patch(ctx)
 }
 
-// warnInvalidWish says that nobody understands the wish, once.
+// warnInvalidWish says once that the wish is unknown.
 func (p *preservation) warnInvalidWish() {
 	text := ""
 	switch p.wish {
@@ -191,7 +190,7 @@ func (p *preservation) warnInvalidWish() {
 	}
 }
 
-// preservationChanged tells whether something has changed that preserve looks at.
+// preservationChanged reports whether something has changed that preserve looks at.
 func preservationChanged(before, after client.Object) bool {
 	b, ok := before.(*v1alpha1.Machine)
 	a, okToo := after.(*v1alpha1.Machine)

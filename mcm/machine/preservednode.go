@@ -18,7 +18,7 @@ import (
 var preservedTaint = corev1.Taint{Key: v1alpha1.TaintKeyPreserved, Effect: corev1.TaintEffectNoSchedule}
 
 // preserveNode keeps the cluster-autoscaler off the Node of a preserved machine,
-// and pods off it while the machine is Failed, and tells all that in a condition.
+// and pods off it while the machine is Failed, and shows that in a condition.
 func (p *preservation) preserveNode(ctx context.Context, until time.Time) error {
 	if p.node.found == nil || !p.node.found.DeletionTimestamp.IsZero() {
 		return nil
@@ -31,13 +31,13 @@ func (p *preservation) preserveNode(ctx context.Context, until time.Time) error 
 	if err != nil {
 		return err
 	}
-	told := ""
+	before := ""
 	if c := p.node.preservedCondition(); c != nil && c.Status == corev1.ConditionTrue {
-		told = c.Message
+		before = c.Message
 	}
 	message := ""
 	if failed {
-		message = p.drainPreserved(told)
+		message = p.drainPreserved(before)
 	} else if p.drainer != nil {
 		p.drainer.Forget(p.machine.UID) // the pods that are left may stay
 	}
@@ -50,17 +50,17 @@ func (p *preservation) preserveNode(ctx context.Context, until time.Time) error 
 	if err := p.node.setPreserved(ctx, corev1.ConditionTrue, reason, message); err != nil {
 		return err
 	}
-	if drained := v1alpha1.MessagePreservedDrained; strings.HasPrefix(message, drained) && !strings.HasPrefix(told, drained) {
+	if drained := v1alpha1.MessagePreservedDrained; strings.HasPrefix(message, drained) && !strings.HasPrefix(before, drained) {
 		p.sayf("Drained", "Node %s is drained, and kept", p.node.found.Name)
 	}
 
 	return nil
 }
 
-// drainPreserved has the pods of a Failed machine's Node evicted, and returns what
-// the condition is to begin with. Told is the condition's message of before.
-func (p *preservation) drainPreserved(told string) string {
-	if strings.HasPrefix(told, v1alpha1.MessagePreservedDrained) {
+// drainPreserved has the pods of a Failed machine's Node evicted, and returns the start
+// of the condition's message. Before is the message so far.
+func (p *preservation) drainPreserved(before string) string {
+	if strings.HasPrefix(before, v1alpha1.MessagePreservedDrained) {
 		return v1alpha1.MessagePreservedDrained
 	}
 	if p.drainer == nil {
@@ -68,7 +68,7 @@ func (p *preservation) drainPreserved(told string) string {
 	}
 	// The time to drain begins when the machine is both, preserved and Failed.
 	since := p.now
-	if c := p.node.preservedCondition(); told != "" {
+	if c := p.node.preservedCondition(); before != "" {
 		since = c.LastTransitionTime.Time
 	}
 	if t := p.machine.Status.CurrentStatus.LastUpdateTime.Time; t.After(since) {
@@ -97,7 +97,7 @@ func (p *preservation) drainPreserved(told string) string {
 	if after > 0 {
 		p.LookAgain(after)
 	}
-	if strings.HasPrefix(told, v1alpha1.MessagePreservedNotDrained) {
+	if strings.HasPrefix(before, v1alpha1.MessagePreservedNotDrained) {
 		return v1alpha1.MessagePreservedNotDrained // until there is more to say
 	}
 
@@ -114,7 +114,7 @@ func (p *preservation) warnPreservedDrain(reason, text string) {
 
 // releaseNode takes back what preserveNode did, if it did. To forget is to remove
 // the wish from the Node, too; released is false until that was seen to be gone: its
-// event starts the next pass, and the machine would be preserved anew before.
+// event starts the next pass, and the machine would be preserved again before.
 func (p *preservation) releaseNode(ctx context.Context, forget bool) (released bool, err error) {
 	if p.node.found == nil || !p.node.found.DeletionTimestamp.IsZero() {
 		return true, nil
@@ -122,13 +122,13 @@ func (p *preservation) releaseNode(ctx context.Context, forget bool) (released b
 	_, wished := p.node.found.Annotations[v1alpha1.AnnotationKeyPreserve]
 	forget = forget && wished
 	c := p.node.preservedCondition()
-	told := c != nil && c.Status == corev1.ConditionTrue
+	shown := c != nil && c.Status == corev1.ConditionTrue
 	timed := p.machine.Status.CurrentStatus.PreserveExpiryTime != nil
-	if !told && !timed && !slices.ContainsFunc(p.node.found.Spec.Taints, isPreservedTaint) && !forget {
+	if !shown && !timed && !slices.ContainsFunc(p.node.found.Spec.Taints, isPreservedTaint) && !forget {
 		return true, nil // as most are
 	}
 	err = p.node.changeNode(ctx, func(node *corev1.Node) {
-		if told || timed { // or the annotations are a rollout's
+		if shown || timed { // or the annotations are a rollout's
 			v1alpha1.KeepFromScaleDown(node, false)
 		}
 		taintPreserved(node, false)
@@ -136,7 +136,7 @@ func (p *preservation) releaseNode(ctx context.Context, forget bool) (released b
 			delete(node.Annotations, v1alpha1.AnnotationKeyPreserve)
 		}
 	})
-	if err == nil && told {
+	if err == nil && shown {
 		err = p.node.setPreserved(ctx, corev1.ConditionFalse, v1alpha1.ReasonPreservationStopped, "")
 	}
 

@@ -20,9 +20,9 @@ import (
 // pools there are none.
 const indexReplaced = "replaced"
 
-// tellAgain is after how long a machine that waits says so again, if it is another
-// one that it waits for: a thousand may.
-const tellAgain = time.Minute
+// repeatHeld is the time after which a waiting machine may name another machine that it
+// waits for: a thousand may wait.
+const repeatHeld = time.Minute
 
 // A pool is the machines of which only so many are replaced at a time, so that a
 // fault that makes all their Nodes unhealthy does not cost all their instances:
@@ -32,7 +32,7 @@ type pool struct {
 	set                   types.UID // without the label
 }
 
-// poolOf returns a machine's pool; false when nobody would replace it.
+// poolOf returns a machine's pool; false when it has no owner that would replace it.
 func poolOf(m *v1alpha1.Machine) (pool, bool) {
 	if name := m.Labels[v1alpha1.LabelKeyMachineDeployment]; name != "" {
 		return pool{namespace: m.Namespace, deployment: name}, true
@@ -61,7 +61,7 @@ func (p pool) key() string {
 	return "deployment/" + p.deployment
 }
 
-// replaced tells whether a machine counts as one that is being replaced: it is on
+// replaced reports whether a machine counts as one that is being replaced: it is on
 // its way out, or another one on its way in. Each counts once.
 func replaced(m *v1alpha1.Machine) bool {
 	if !m.DeletionTimestamp.IsZero() {
@@ -87,7 +87,7 @@ func replacedIn(o client.Object) []string {
 	return nil
 }
 
-// replacement asks for leave to give up an unhealthy machine.
+// replacement decides whether an unhealthy machine may be given up now.
 type replacement struct {
 	*object
 	live         client.Reader
@@ -96,7 +96,7 @@ type replacement struct {
 	held bool // the machine would be Failed if not for others of its pool
 }
 
-// mayFail tells whether a machine that has been unhealthy for longer than limit may
+// mayFail reports whether a machine that has been unhealthy for longer than limit may
 // become Failed now, or has to wait for others of its pool.
 func (r *replacement) mayFail(ctx context.Context, limit time.Duration) (bool, error) {
 	own, ok := poolOf(r.machine)
@@ -143,7 +143,7 @@ func (r *replacement) reportHeld(own pool, other string, limit time.Duration) {
 	current, last := r.machine.Status.CurrentStatus, r.machine.Status.LastOperation
 	// Nothing but this is said of a machine once its time is over.
 	first := last.LastUpdateTime.Time.Before(current.LastUpdateTime.Add(limit))
-	if !first && r.now.Sub(last.LastUpdateTime.Time) < tellAgain {
+	if !first && r.now.Sub(last.LastUpdateTime.Time) < repeatHeld {
 		return
 	}
 	text := fmt.Sprintf("Machine %s stays Unknown although unhealthy for longer than %s: "+

@@ -22,8 +22,8 @@ const (
 	stageDelete     stage = "delete"     // from the wish to delete it until all of it was gone
 )
 
-// timings tell how long the stages of machines' lives take, and how many never
-// joined. Only passes know that, so only the leader's are fed. They are safe for
+// timings measure how long the stages of machines' lives take, and how many machines
+// never joined. Only passes know that, so only the leader's are fed. They are safe for
 // concurrent use; the zero value is ready. Series are those of pools and not of
 // machines; they stay until the process ends, as counters have to.
 type timings struct {
@@ -73,7 +73,7 @@ func (t *timings) collectors() []prometheus.Collector {
 	return all
 }
 
-// A machineKind is what timings tell apart: a pool's machines of one instance
+// A machineKind is the group that timings are kept for: a pool's machines of one instance
 // type and zone. Each but the namespace may be empty.
 type machineKind struct{ namespace, deployment, instanceType, zone string }
 
@@ -105,7 +105,7 @@ func (c *machineClass) metricsKind(ctx context.Context) machineKind {
 		class = &v1alpha1.MachineClass{}
 		key := client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.Class.Name}
 		if err := c.control.Get(ctx, key, class, client.UnsafeDisableDeepCopy); err != nil {
-			c.log.V(1).Info("a duration is told without the instance type", "err", err.Error())
+			c.log.V(1).Info("a duration is recorded without the instance type", "err", err.Error())
 
 			return k
 		}

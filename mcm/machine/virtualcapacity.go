@@ -62,7 +62,7 @@ func (t *nodeTemplate) applyVirtualCapacity(ctx context.Context) error {
 }
 
 // appliedVirtualCapacity is what the Node was given last, as far as that can be
-// read; had tells that it was given something.
+// read; had reports whether it was given something.
 func (t *nodeTemplate) appliedVirtualCapacity() (last corev1.ResourceList, had bool) {
 	text, had := t.node.found.Annotations[v1alpha1.AnnotationKeyLastAppliedVirtualCapacity]
 	if !had {

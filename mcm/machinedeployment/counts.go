@@ -6,13 +6,13 @@ import (
 
 // counts are a set as a plan sees it.
 type counts struct {
-	Replicas    int32 // that it is told to have
+	Replicas    int32 // of its spec
 	Active      int32 // machines that are not being deleted
 	Available   int32 // of them
 	Terminating int32 // machines that are being deleted
 }
 
-// most is how many machines the set may come to have before it is told again.
+// most is how many machines the set may come to have before its replicas change again.
 func (c counts) most() int32 { return max(c.Replicas, c.Active) + c.Terminating }
 
 // sure is how many machines are still available once the set has deleted those
@@ -101,7 +101,7 @@ func (o *ownedSets) countsOfAll(sets []*v1alpha1.MachineSet) []counts {
 	return all
 }
 
-// available tells whether work can be put on a machine.
+// available reports whether work can be put on a machine.
 func available(m *v1alpha1.Machine) bool {
 	phase := m.Status.CurrentStatus.Phase
 

@@ -31,8 +31,8 @@ func (p *pass) deleteSets(ctx context.Context) (steps.Next, error) {
 	return steps.Proceed, nil
 }
 
-// deleteSet deletes a set that is still as it was read: one that the garbage
-// collector, say, has made nobody's since then is not the deployment's to delete.
+// deleteSet deletes a set that is still as it was read: a set that the garbage collector,
+// say, has orphaned since then is not the deployment's to delete.
 func (o *ownedSets) deleteSet(ctx context.Context, set *v1alpha1.MachineSet) error {
 	if !set.DeletionTimestamp.IsZero() {
 		return nil
@@ -45,8 +45,8 @@ func (o *ownedSets) deleteSet(ctx context.Context, set *v1alpha1.MachineSet) err
 	return nil
 }
 
-// removeFinalizer lets the API server remove the deployment, once it is sure that there
-// is no set which the cache does not show yet.
+// removeFinalizer lets the API server remove the deployment, if the API
+// server itself shows no set of it.
 func (p *pass) removeFinalizer(ctx context.Context) (steps.Next, error) {
 	if !controllerutil.ContainsFinalizer(p.deployment, v1alpha1.FinalizerName) {
 		return steps.Wait, nil

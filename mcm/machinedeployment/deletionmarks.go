@@ -112,13 +112,13 @@ func isTime(text string) bool {
 	return err == nil
 }
 
-// going tells of a machine that is on its way out. A Failed one is not: it may
+// going reports whether a machine is on its way out. A Failed one is not: it may
 // recover, or be preserved, and then its set would delete another one in its place.
 func going(m *v1alpha1.Machine) bool {
 	return !m.DeletionTimestamp.IsZero() || m.Status.CurrentStatus.Phase == v1alpha1.MachineTerminating
 }
 
-// lost tells of a machine that no work can be put on any more.
+// lost reports whether no work can be put on a machine any more.
 func lost(m *v1alpha1.Machine) bool {
 	return going(m) || m.Status.CurrentStatus.Phase == v1alpha1.MachineFailed
 }
@@ -146,7 +146,7 @@ func (d *deletionMarks) markMachine(ctx context.Context, m *v1alpha1.Machine, at
 	return nil
 }
 
-// isMarked tells whether a set deletes the machine for the cluster-autoscaler once it
+// isMarked reports whether a set deletes the machine for the cluster-autoscaler once it
 // hears of the deployment's last change.
 func (o *ownedSets) isMarked(m *v1alpha1.Machine) bool {
 	last, err := time.Parse(time.RFC3339, o.deployment.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler])

@@ -13,8 +13,7 @@ import (
 // counts as one that holds the deployment up: waiting for a driver, for one.
 const stillAfter = time.Minute
 
-// describeHoldups tells which machines keep the deployment from where it is to be and
-// why, as text for a condition; empty when there are none. It names one machine:
+// describeHoldups says which machines keep the deployment from its goal and why, as text for a condition; empty when there are none. It names one machine:
 // the one that has been in its way longest.
 func (p *progress) describeHoldups() string {
 	var found []*v1alpha1.Machine

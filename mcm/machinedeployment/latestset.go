@@ -67,7 +67,7 @@ func (l *latestSet) applyTemplate(set *v1alpha1.MachineSet) {
 	raiseRevision(set, last+1)
 }
 
-// publishRevision has the deployment tell the latest set's revision.
+// publishRevision notes the latest set's revision on the deployment.
 func (l *latestSet) publishRevision(ctx context.Context) error {
 	revision := revisionOf(l.latest.Annotations)
 	if revisionOf(l.deployment.Annotations) != revision {
@@ -81,8 +81,8 @@ func (l *latestSet) publishRevision(ctx context.Context) error {
 }
 
 // turnRollout is for a rollout that turns to another set before it is complete: that has a
-// deadline of its own. It says so before the deployment tells the set's revision,
-// by which the next pass would not know any more, should this one fail.
+// deadline of its own. The condition says so before the deployment shows the set's
+// revision: after that a next pass could not know it any more, should this one fail.
 func (l *latestSet) turnRollout(ctx context.Context) error {
 	current := conditionOf(&l.deployment.Status, v1alpha1.MachineDeploymentProgressing)
 	if current == nil || rolledOut(current) || l.progress.showsPause(current) {
@@ -97,7 +97,7 @@ func (l *latestSet) turnRollout(ctx context.Context) error {
 // createLatestSet makes the set of the current template. It returns false when it
 // has to be tried again.
 func (l *latestSet) createLatestSet(ctx context.Context, replicas int32) (bool, error) {
-	// Of sets that somebody else has made since, for one, a stale cache does not tell.
+	// A stale cache does not show sets that another manager has made since, for example.
 	if current, err := l.matchesAPIServer(ctx); !current || err != nil {
 		return false, err
 	}
@@ -125,8 +125,8 @@ func (l *latestSet) createLatestSet(ctx context.Context, replicas int32) (bool, 
 	return true, l.publishRevision(ctx)
 }
 
-// matchesAPIServer tells whether what this pass has seen of the deployment's template and
-// sets is what the API server has.
+// matchesAPIServer reports whether the API server has the same template and sets of the
+// deployment as this pass.
 func (o *ownedSets) matchesAPIServer(ctx context.Context) (bool, error) {
 	d := &v1alpha1.MachineDeployment{}
 	if err := o.live.Get(ctx, client.ObjectKeyFromObject(o.deployment), d); err != nil {
@@ -187,7 +187,7 @@ func (l *latestSet) handleTakenName(ctx context.Context, want *v1alpha1.MachineS
 		return fmt.Errorf("read machine set %s: %w", client.ObjectKeyFromObject(want), err)
 	}
 	if metav1.IsControlledBy(set, l.deployment) && sameTemplate(&set.Spec.Template, &want.Spec.Template) {
-		l.ledger.wrote(set) // made by an earlier leader, for one
+		l.ledger.wrote(set) // made by an earlier leader, for example
 
 		return nil
 	}

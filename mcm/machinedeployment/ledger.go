@@ -132,8 +132,8 @@ func (l *ledger) missing(deployment types.UID, cached []*v1alpha1.MachineSet) ma
 }
 
 // awaitCache ends the pass while the cache is behind what is known of the
-// deployment's sets: their events start the next one. What somebody else removed
-// before the cache saw it has no event, so the API server is asked, too.
+// deployment's sets: their events start the next one. A set that was
+// removed before the cache saw it has no event, so the API server is asked, too.
 func (o *ownedSets) awaitCache(ctx context.Context) (steps.Next, error) {
 	behind := false
 	for uid, e := range o.ledger.missing(o.deployment.UID, o.sets) {

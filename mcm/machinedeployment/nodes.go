@@ -129,7 +129,7 @@ type nodeWish struct {
 	protects, protected bool // the same for the annotations
 }
 
-// granted tells whether a Node is as wished.
+// granted reports whether a Node is as wished.
 func (w nodeWish) granted(node *corev1.Node) bool {
 	if w.taints && slices.ContainsFunc(node.Spec.Taints, isOurTaint) != w.tainted {
 		return false
@@ -149,8 +149,7 @@ func (w nodeWish) grant(node *corev1.Node) {
 	}
 }
 
-// changeNode grants a wish, provided that nobody else has changed the Node since
-// it was read. A Node that is not there is left alone.
+// changeNode grants a wish, if no other writer has changed the Node since it was read. A Node that is not there is left alone.
 func (n *nodeTending) changeNode(ctx context.Context, name string, wish nodeWish) error {
 	cached := &corev1.Node{}
 	// Each pass reads all Nodes of a deployment, and most are as they should be.
@@ -185,7 +184,7 @@ func (n *nodeTending) changeNode(ctx context.Context, name string, wish nodeWish
 	}
 	*tries++
 	err = fmt.Errorf("store node %s: %w", name, err)
-	n.faults.note(name, err, n.clock()) // the pass may have begun long ago
+	n.faults.note(name, err, n.clock()) // the pass may have started long ago
 
 	return err
 }

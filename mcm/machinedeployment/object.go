@@ -28,8 +28,8 @@ type object struct {
 	log        logr.Logger
 }
 
-// patch stores what changed in the deployment outside of status, provided that
-// nobody else has changed it since it was read.
+// patch stores what changed in the deployment outside of status, if no other writer has
+// changed it since it was read.
 func (o *object) patch(ctx context.Context) error {
 	if equality.Semantic.DeepEqual(o.deployment.ObjectMeta, o.stored.ObjectMeta) &&
 		equality.Semantic.DeepEqual(o.deployment.Spec, o.stored.Spec) {
@@ -54,6 +54,7 @@ func (o *object) warnf(reason, format string, args ...any) {
 	o.events.Eventf(o.stored, corev1.EventTypeWarning, reason, format, args...)
 }
 
+// storeStatus stores the status, if it has changed.
 func (o *object) storeStatus(ctx context.Context) error {
 	if equality.Semantic.DeepEqual(o.deployment.Status, o.stored.Status) {
 		return nil

@@ -28,7 +28,7 @@ type ownedSets struct {
 }
 
 // claimSets finds the deployment's sets. It adopts those that match its selector
-// and are nobody's, and releases those of its own that no longer match.
+// and have no owner, and releases those of its own that no longer match.
 func (o *ownedSets) claimSets(ctx context.Context) (steps.Next, error) {
 	list := &v1alpha1.MachineSetList{}
 	if err := o.control.List(ctx, list, client.InNamespace(o.deployment.Namespace), client.UnsafeDisableDeepCopy); err != nil {
@@ -94,7 +94,8 @@ func (o *ownedSets) controllerRef() *metav1.OwnerReference {
 	return metav1.NewControllerRef(o.deployment, v1alpha1.SchemeGroupVersion.WithKind(v1alpha1.KindMachineDeployment))
 }
 
-// releaseSet makes a set nobody's that the selector does not select any more.
+// releaseSet removes the deployment as owner of a set that the selector does not select
+// any more.
 func (o *ownedSets) releaseSet(ctx context.Context, set *v1alpha1.MachineSet) error {
 	before := set.DeepCopy()
 	set.OwnerReferences = slices.DeleteFunc(set.OwnerReferences, func(ref metav1.OwnerReference) bool { return ref.UID == o.deployment.UID })
@@ -107,8 +108,8 @@ func (o *ownedSets) releaseSet(ctx context.Context, set *v1alpha1.MachineSet) er
 	return nil
 }
 
-// patchSet stores what changed in a set, provided that nobody else has changed it
-// since it was read, and notes it in the ledger.
+// patchSet stores what changed in a set, if no other writer has changed it since it was
+// read, and notes it in the ledger.
 func (o *ownedSets) patchSet(ctx context.Context, set, before *v1alpha1.MachineSet) error {
 	err := o.control.Patch(ctx, set, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	if err != nil {

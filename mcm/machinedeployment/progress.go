@@ -42,13 +42,13 @@ func (p *progress) reportProgress() {
 	p.awaitDeadline()
 }
 
-// showsPause tells whether the condition is to say that the deployment is paused, and
+// showsPause reports whether the condition is to say that the deployment is paused, and
 // nothing else.
 func (p *progress) showsPause(current *v1alpha1.MachineDeploymentCondition) bool {
 	return p.deployment.Spec.Paused && (current == nil || current.Reason != v1alpha1.ReasonProgressDeadlineExceeded)
 }
 
-// reportStart says that a rollout to the latest set has begun.
+// reportStart says that a rollout to the latest set has started.
 func (p *progress) reportStart() {
 	if p.created != "" {
 		p.setProgressing(corev1.ConditionTrue, v1alpha1.ReasonNewMachineSetCreated, fmt.Sprintf("Created new machine set %q", p.created))
@@ -58,7 +58,7 @@ func (p *progress) reportStart() {
 }
 
 // reportError adds the error that the pass met to what the condition Progressing
-// says, in place of an earlier one. It is no word on the progress.
+// says, in place of an earlier one. It says nothing about the progress.
 func (p *progress) reportError(err error) {
 	current := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentProgressing)
 	if current == nil || p.fault != "" { // which says it
@@ -121,24 +121,24 @@ func (p *progress) reportUnderWay(current *v1alpha1.MachineDeploymentCondition) 
 	current.Message = message
 }
 
-// startsRollout tells whether this is the first that the condition says of a rollout.
+// startsRollout reports whether the condition has said nothing yet about the rollout.
 func (p *progress) startsRollout(current *v1alpha1.MachineDeploymentCondition) bool {
 	return current == nil || rolledOut(current) || p.turned
 }
 
-// rolledOut tells whether the last rollout was told to be complete.
+// rolledOut reports whether the condition says that the last rollout is complete.
 func rolledOut(current *v1alpha1.MachineDeploymentCondition) bool {
 	return current != nil && current.Reason == v1alpha1.ReasonNewMachineSetAvailable
 }
 
-// onlyScaled tells whether all machines are of the latest set: that is no rollout.
+// onlyScaled reports whether all machines are of the latest set: that is no rollout.
 func (p *progress) onlyScaled() bool {
 	status := &p.deployment.Status
 
 	return p.latest != nil && status.Replicas == status.UpdatedReplicas && !p.hasOldMachines()
 }
 
-// hasAdvanced tells whether the machines have come nearer to what they are to be.
+// hasAdvanced reports whether the machines have come nearer to what they are to be.
 func (p *progress) hasAdvanced() bool {
 	before, now := &p.stored.Status, &p.deployment.Status
 
@@ -162,7 +162,8 @@ func (p *progress) messageAtStandstill(current *v1alpha1.MachineDeploymentCondit
 	return p.messageSubject() + " is progressing."
 }
 
-// messageSubject is who a message is about: the latest set, or what goes before it.
+// messageSubject is the subject of a message: the latest set, or the removal of old
+// machines before it is made.
 func (p *progress) messageSubject() string {
 	if p.latest == nil {
 		return "Removal of the earlier machine sets' machines"
@@ -171,7 +172,7 @@ func (p *progress) messageSubject() string {
 	return fmt.Sprintf("MachineSet %q", p.latest.Name)
 }
 
-// isOverdue tells whether there was no progress for too long.
+// isOverdue reports whether there was no progress for too long.
 func (p *progress) isOverdue(current *v1alpha1.MachineDeploymentCondition) bool {
 	return current.Reason == v1alpha1.ReasonProgressDeadlineExceeded ||
 		p.deployment.Spec.ProgressDeadlineSeconds != nil && p.untilDeadline(current) <= 0
@@ -195,8 +196,8 @@ func (p *progress) awaitDeadline() {
 	p.LookAgain(p.untilDeadline(current))
 }
 
-// reportPause says in the condition that the deployment was paused or resumed.
-// That a rollout made no progress stays said.
+// reportPause says in the condition that the deployment was paused or resumed. It does
+// not replace the message that a rollout made no progress.
 func (p *progress) reportPause(context.Context) (steps.Next, error) {
 	current := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentProgressing)
 	if current != nil && current.Reason == v1alpha1.ReasonProgressDeadlineExceeded {

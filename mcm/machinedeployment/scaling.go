@@ -100,9 +100,9 @@ func (o *ownedSets) activeSets() []*v1alpha1.MachineSet {
 	return active
 }
 
-// forwardScaleTime tells the sets when the cluster-autoscaler last changed the replicas,
-// though they did not change in sum. In the middle of a rollout the machines that
-// go are made up for by the latest set.
+// forwardScaleTime notes on the sets when the cluster-autoscaler last changed the
+// replicas, though their sum did not change. In the middle of a rollout the latest set
+// replaces the machines that go.
 func (s *scaling) forwardScaleTime(ctx context.Context, active []*v1alpha1.MachineSet) error {
 	for _, set := range active {
 		at, ok := s.deployment.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler]
@@ -121,7 +121,7 @@ func (s *scaling) forwardScaleTime(ctx context.Context, active []*v1alpha1.Machi
 	return nil
 }
 
-// rolloutFillsUp tells whether a rollout gives the latest set what it does not get now.
+// rolloutFillsUp reports whether a rollout gives the latest set what it does not get now.
 func (s *scaling) rolloutFillsUp() bool {
 	return !s.deployment.Spec.Paused && s.deployment.Spec.Strategy.Type != v1alpha1.InPlaceUpdateMachineDeploymentStrategyType
 }
@@ -144,24 +144,24 @@ func (s *scaling) divideAmong(active []*v1alpha1.MachineSet, fewer int32) []int3
 		allowed += limitsOf(&s.deployment.Spec).surge
 	}
 	shares := make([]share, len(active))
-	var told, left, most int32
+	var wanted, left, most int32
 	for i, set := range active {
 		before, _ := replicasNoted(set, v1alpha1.AnnotationKeyMaxReplicas)
 		c := s.countsWithoutMarked(set)
 		shares[i] = share{counts: c, Grows: set == s.latest, Max: before}
-		told, left, most = told+set.Spec.Replicas, left+c.Replicas, most+c.most()
+		wanted, left, most = wanted+set.Spec.Replicas, left+c.Replicas, most+c.most()
 	}
 	room := allowed - most
 	if !s.rolloutFillsUp() {
-		// Nobody goes on from here: somebody has to have them, and machines that are
-		// on their way out hold nothing back. Where fewer are wished for, only the
-		// chosen ones beyond these are made up for.
+		// No rollout goes on from here: one set has to grow, and machines that are on
+		// their way out delay nothing. Where fewer are wished for, only marked machines
+		// beyond that number are replaced.
 		if !slices.ContainsFunc(shares, func(s share) bool { return s.Grows }) {
 			shares[len(shares)-1].Grows = true
 		}
 		room = allowed - left
 		if fewer > 0 {
-			room = min(room, told-left-fewer)
+			room = min(room, wanted-left-fewer)
 		}
 	}
 

@@ -19,7 +19,7 @@ type statusReport struct {
 
 // report stores what this pass has seen, and the error that it met: then the spec
 // does not count as observed, as perhaps no set has what changed in it. Only this,
-// turn and refuse write status.
+// turnRollout and reportInvalid write status.
 func (r *statusReport) report(ctx context.Context, err error) error {
 	if r.sorted {
 		r.countReplicas()
@@ -63,7 +63,7 @@ func (o *ownedSets) countReplicas() {
 	}
 }
 
-// isComplete tells whether all machines there are have the current template and can
+// isComplete reports whether all machines there are have the current template and can
 // be worked with, in the number wished for.
 func (o *ownedSets) isComplete() bool {
 	if o.latest == nil || o.latest.Status.ObservedGeneration < o.latest.Generation {
@@ -90,7 +90,7 @@ func (r *statusReport) reportAvailability() {
 	}
 }
 
-// failureOf returns the condition by which a set tells that it cannot create or delete
+// failureOf returns the condition which says that a set cannot create or delete
 // machines; nil when it can.
 func failureOf(set *v1alpha1.MachineSet) *v1alpha1.MachineSetCondition {
 	for i := range set.Status.Conditions {

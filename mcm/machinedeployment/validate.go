@@ -28,7 +28,7 @@ func (p *pass) validate(ctx context.Context) (steps.Next, error) {
 	return steps.Proceed, nil
 }
 
-// reportInvalid tells what is wrong with the deployment, in an Event and for as long as
+// reportInvalid says what is wrong with the deployment, in an Event and for as long as
 // it lasts in the condition Progressing. The rest of its status is what it was.
 func (p *pass) reportInvalid(ctx context.Context, event, message string) error {
 	p.warnf(event, "%s", message)
@@ -128,7 +128,7 @@ func invalidLimits(path string, limits v1alpha1.UpdateConfiguration) error {
 	return errors.Join(errs...)
 }
 
-// selects tells whether a selector that was validated selects labels.
+// selects reports whether a selector that was validated selects labels.
 func selects(selector *metav1.LabelSelector, set map[string]string) bool {
 	if selector == nil {
 		return false

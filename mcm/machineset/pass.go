@@ -85,8 +85,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 // take makes set the one that the pass is about.
 func (p *pass) take(set *v1alpha1.MachineSet) { p.set, p.stored = set.DeepCopy(), set }
 
-// patch stores what changed outside of status, provided that nobody else has
-// changed the object since it was read.
+// patch stores what changed outside of status, if no other writer has changed the
+// object since it was read.
 func (p *pass) patch(ctx context.Context) error {
 	err := p.Client.Patch(ctx, p.set, client.MergeFromWithOptions(p.stored, client.MergeFromWithOptimisticLock{}))
 	if err != nil {

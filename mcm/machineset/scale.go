@@ -110,7 +110,7 @@ func machineFor(set *v1alpha1.MachineSet) *v1alpha1.Machine {
 }
 
 // delete deletes machines. One that is no longer what was looked at is looked at
-// again: it may have recovered, or somebody has taken it out of the set.
+// again: it may have recovered, or a user has taken it out of the set.
 func (p *pass) delete(ctx context.Context, machines []*v1alpha1.Machine) {
 	var mu sync.Mutex
 	gone := map[*v1alpha1.Machine]bool{}
@@ -121,7 +121,7 @@ func (p *pass) delete(ctx context.Context, machines []*v1alpha1.Machine) {
 			return fmt.Errorf("delete machine %s: %w", m.Name, err)
 		}
 		if err == nil {
-			p.tellDeleted(m)
+			p.reportDeleted(m)
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -147,8 +147,8 @@ func (p *pass) delete(ctx context.Context, machines []*v1alpha1.Machine) {
 	}
 }
 
-// tellDeleted tells of a machine whose deletion was asked for.
-func (p *pass) tellDeleted(m *v1alpha1.Machine) {
+// reportDeleted reports that a machine's deletion was asked for.
+func (p *pass) reportDeleted(m *v1alpha1.Machine) {
 	if unhealthy(m) {
 		staleMachines.Inc()
 	}

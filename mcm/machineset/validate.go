@@ -14,11 +14,11 @@ import (
 )
 
 // EventInvalid is the reason of the Event on a set that nothing can be done for
-// until somebody corrects it.
+// until it is corrected.
 const EventInvalid = "InvalidMachineSet"
 
-// validate stops at a set that contradicts itself, and tells so in an Event and for
-// as long as it lasts in a condition. What it has is counted all the same. The
+// validate stops at a set that contradicts itself. It says so in an Event, and for as
+// long as that lasts in a condition. What it has is counted all the same. The
 // correction is an event.
 func (p *pass) validate(ctx context.Context) (steps.Next, error) {
 	selector, err := selectorOf(p.set)

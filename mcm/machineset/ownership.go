@@ -98,7 +98,7 @@ func (p *pass) sortMachines(found []*v1alpha1.Machine) {
 	}
 }
 
-// releaseMachines gives up machines that the selector no longer matches: somebody took
+// releaseMachines gives up machines that the selector no longer matches: a user took
 // them out of the set to look at them, or to keep them.
 func (p *pass) releaseMachines(ctx context.Context) (steps.Next, error) {
 	for _, m := range p.strays {
@@ -118,7 +118,7 @@ func (p *pass) releaseMachines(ctx context.Context) (steps.Next, error) {
 	return steps.Proceed, nil
 }
 
-// adopt takes machines that match and that nobody controls. It must only be
+// adopt takes machines that match and have no controller. It must only be
 // called with what was read from the API server: a set that was deleted meanwhile
 // must not take any.
 func (p *pass) adopt(ctx context.Context) error {
@@ -137,7 +137,7 @@ func (p *pass) adopt(ctx context.Context) error {
 }
 
 // patchMachine stores a machine's owner references, which a merge patch replaces
-// as a whole, provided that nobody else has changed the machine.
+// as a whole, if no other writer has changed the machine.
 func (p *pass) patchMachine(ctx context.Context, m, stored *v1alpha1.Machine) error {
 	err := p.Client.Patch(ctx, m, client.MergeFromWithOptions(stored, client.MergeFromWithOptimisticLock{}))
 	if err != nil {

@@ -37,7 +37,7 @@ func (p *pass) spareMachines(ctx context.Context) (steps.Next, error) {
 }
 
 // readSelector is all that a set on its way out is looked at for. A selector that
-// does not even match the template tells nothing of machines that were taken out:
+// does not even match the template says nothing about machines that were taken out:
 // then all are the set's.
 func (p *pass) readSelector(context.Context) (steps.Next, error) {
 	selector, err := metav1.LabelSelectorAsSelector(p.set.Spec.Selector)
@@ -72,7 +72,7 @@ func (p *pass) deleteMachines(ctx context.Context) (steps.Next, error) {
 func (p *pass) listLeft(ctx context.Context) error {
 	selector, err := metav1.LabelSelectorAsSelector(p.set.Spec.Selector)
 	if err != nil {
-		return nil //nolint:nilerr // whoever broke the selector leaves the rest to the garbage collector
+		return nil //nolint:nilerr // with a broken selector the garbage collector deletes the rest
 	}
 	list := &v1alpha1.MachineList{}
 	err = p.Live.List(ctx, list, client.InNamespace(p.set.Namespace), client.MatchingLabelsSelector{Selector: selector})

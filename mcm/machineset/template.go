@@ -22,7 +22,7 @@ func (p *pass) propagate(ctx context.Context) (steps.Next, error) {
 		}
 	}
 	p.errs = append(p.errs, inParallel(len(behind), func(i int) error {
-		// The patch holds only these fields, so it undoes nobody's work even if
+		// The patch holds only these fields, so it undoes no other change even if
 		// the machine has changed since it was read.
 		err := p.Client.Patch(ctx, wanted[i], client.MergeFrom(behind[i]))
 		if client.IgnoreNotFound(err) != nil {
@@ -35,7 +35,7 @@ func (p *pass) propagate(ctx context.Context) (steps.Next, error) {
 	return steps.Proceed, nil
 }
 
-// followsTemplate tells whether the machine is as the template wants it.
+// followsTemplate reports whether the machine is as the template wants it.
 func followsTemplate(set *v1alpha1.MachineSet, m *v1alpha1.Machine) bool {
 	template := &set.Spec.Template.Spec
 	settings := template.MachineConfiguration

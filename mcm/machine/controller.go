@@ -46,7 +46,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, nod
 	}
 	b := ctrl.NewControllerManagedBy(mgr).
 		Named("machine").
-		// Status and journal are this controller's own; it need not hear of them.
+		// Status and journal are this controller's own.
 		For(&v1alpha1.Machine{}, builder.WithPredicates(predicate.Or[client.Object](
 			predicate.GenerationChangedPredicate{}, outside()))).
 		Watches(&v1alpha1.Machine{}, r.forgetMachine()).
@@ -106,7 +106,7 @@ func (r *Reconciler) index(ctx context.Context, indexer client.FieldIndexer) err
 	return nil
 }
 
-// notices is a source of the machines that a notifier tells of.
+// notices is a source of the machines that a notifier names.
 func notices(notifier Notifier) source.Source {
 	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		notifier.Notify(func(name types.NamespacedName) { queue.Add(reconcile.Request{NamespacedName: name}) })
@@ -137,13 +137,13 @@ func outside() predicate.Predicate {
 }
 
 // forgetMachine has dispatcher and drainer forget a machine once no pass can see
-// it any more: before, a pass over an old copy would begin its operation anew.
+// it any more: before, a pass over an old copy would start its operation again.
 func (r *Reconciler) forgetMachine() handler.EventHandler {
 	return handler.Funcs{
 		DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			r.Dispatcher.Forget(e.Object.GetUID())
 			for _, s := range subjects(e.Object.GetUID()) {
-				r.told.Delete(s)
+				r.said.Delete(s)
 			}
 			r.unfound.Delete(e.Object.GetUID())
 			if r.Drainer != nil {

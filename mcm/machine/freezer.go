@@ -23,9 +23,9 @@ import (
 )
 
 // A Freezer stops the reconciler while the API server of the control or of the
-// target cluster cannot be read: nobody can tell then how Nodes are. Only
-// deletions go on. Afterwards the health timeout of every Unknown machine begins
-// anew. It runs where the leader does. Its fields are set once and only read.
+// target cluster cannot be read: the state of Nodes is unknown then. Only
+// deletions go on. Afterwards the health timeout of every Unknown machine starts
+// again. It runs where the leader does. Its fields are set once and only read.
 type Freezer struct {
 	// Control and Target are the API servers themselves, not caches; Target is nil
 	// when there is no target cluster.
@@ -34,26 +34,26 @@ type Freezer struct {
 	// Namespace is the one whose machines are served; empty means all.
 	Namespace string
 	Settings  FreezeSettings
-	// Unwatched returns for how long nobody had looked at machines when this process
-	// began to. Longer than the timeout is as if they had been frozen. Nil means that
-	// it is not known, which changes nothing.
+	// Unwatched returns how long no manager had looked at machines when this process
+	// started to. A time over the timeout counts as a freeze. Nil means unknown, which
+	// changes nothing.
 	Unwatched func() time.Duration
 	// Memory outlives this process; nil means that nothing does.
 	Memory FreezeMemory
 	Events record.EventRecorder
 
-	state   atomic.Int32
-	failing time.Time // since when an API server cannot be read; zero while both can
-	began   time.Time // when machines were frozen
-	cause   string    // and why
-	told    bool      // an Event was, of this freeze
-	noted   bool      // in Memory
-	stuck   stuck
-	release atomic.Pointer[func(context.Context, []client.ObjectKey)]
+	state    atomic.Int32
+	failing  time.Time // since when an API server cannot be read; zero while both can
+	began    time.Time // when machines were frozen
+	cause    string    // and why
+	reported bool      // whether an Event was recorded about this freeze
+	noted    bool      // in Memory
+	stuck    stuck
+	release  atomic.Pointer[func(context.Context, []client.ObjectKey)]
 }
 
-// A FreezeMemory tells a manager whether the one before it has left machines frozen:
-// of an outage of the target cluster nothing else does.
+// A FreezeMemory says whether the previous manager left machines frozen. Nothing else
+// records an outage of the target cluster.
 type FreezeMemory interface {
 	// Frozen returns what was last noted, by whichever manager.
 	Frozen(ctx context.Context) (bool, error)
@@ -76,15 +76,15 @@ func DefaultFreezeSettings() FreezeSettings {
 
 func (s FreezeSettings) hurry() time.Duration { return s.Timeout / 5 }
 
-// States of a Freezer.
+// The states of a Freezer.
 const (
-	idle      int32 = iota // not begun, as in a manager that does not lead
+	idle      int32 = iota // not started, as in a manager that does not lead
 	undecided              // no API server was read yet: machines wait
 	watching
 	frozen
 )
 
-// stops tells whether a machine that is not to be deleted is left alone.
+// stops reports whether a machine that is not to be deleted is left alone.
 func (f *Freezer) stops(uid types.UID) bool {
 	if f == nil || f.state.Load() != watching {
 		return f != nil
@@ -97,11 +97,11 @@ func (f *Freezer) stops(uid types.UID) bool {
 // Start looks at the API servers until ctx ends.
 func (f *Freezer) Start(ctx context.Context) error {
 	f.state.Store(undecided)
-	if why := f.before(ctx); why != "" {
+	if why := f.frozenBefore(ctx); why != "" {
 		f.freeze(ctx, why)
 	}
 	for {
-		timer := time.NewTimer(f.look(ctx))
+		timer := time.NewTimer(f.checkServers(ctx))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
@@ -112,11 +112,11 @@ func (f *Freezer) Start(ctx context.Context) error {
 	}
 }
 
-// before tells why machines count as frozen from the beginning; "" if they do not.
-func (f *Freezer) before(ctx context.Context) (why string) {
+// frozenBefore says why machines count as frozen from the start; "" if they do not.
+func (f *Freezer) frozenBefore(ctx context.Context) (why string) {
 	if f.Unwatched != nil {
 		if away := f.Unwatched(); away > f.Settings.Timeout {
-			return fmt.Sprintf("nobody has looked at machines for %s", away)
+			return fmt.Sprintf("no manager has looked at machines for %s", away)
 		}
 	}
 	if f.Memory == nil {
@@ -125,17 +125,17 @@ func (f *Freezer) before(ctx context.Context) (why string) {
 	ctx, cancel := context.WithTimeout(ctx, f.Settings.hurry())
 	defer cancel()
 	switch left, err := f.Memory.Frozen(ctx); {
-	case err != nil: // a reset too many costs time, one too few an instance
-		return "it is not known whether the manager before had frozen them: " + err.Error()
+	case err != nil: // a needless reset costs time, a missing one an instance
+		return "it is unknown whether the previous manager had frozen them: " + err.Error()
 	case left:
-		return "the manager before had frozen them, and ended"
+		return "the previous manager had frozen them, and ended"
 	default:
 		return ""
 	}
 }
 
-// look looks at the API servers once, and returns when to do so again.
-func (f *Freezer) look(ctx context.Context) time.Duration {
+// checkServers reads from the API servers once, and returns when to do so again.
+func (f *Freezer) checkServers(ctx context.Context) time.Duration {
 	began := time.Now()
 	err := f.probe(ctx)
 	if err == nil {
@@ -150,10 +150,10 @@ func (f *Freezer) look(ctx context.Context) time.Duration {
 		f.failing = began
 		f.log(ctx).Info("machines will be frozen if this goes on", "for", f.Settings.Timeout.String(), "why", err.Error())
 	}
-	if !f.told && time.Since(f.failing) > f.Settings.Timeout {
-		f.told = true
+	if !f.reported && time.Since(f.failing) > f.Settings.Timeout {
+		f.reported = true
 		f.freeze(ctx, err.Error())
-		f.tell(ctx, corev1.EventTypeWarning, "MachinesFrozen", "Machines are left alone, only deletions go on: "+f.cause)
+		f.announce(ctx, corev1.EventTypeWarning, "MachinesFrozen", "Machines are left alone, only deletions go on: "+f.cause)
 	}
 
 	return f.Settings.hurry()
@@ -210,8 +210,8 @@ func (f *Freezer) Collectors() []prometheus.Collector {
 	})}
 }
 
-// afterThaw is a source of the machines that the Freezer lets go: passes that it
-// stopped are not made up for by anything else.
+// afterThaw is a source of the machines that the Freezer releases. Nothing else repeats
+// the passes that it stopped.
 func (r *Reconciler) afterThaw() source.Source {
 	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		release := func(ctx context.Context, keys []client.ObjectKey) {
@@ -237,7 +237,7 @@ func (r *Reconciler) afterThaw() source.Source {
 	})
 }
 
-// letGo has these machines looked at; all of them if none is named.
+// letGo starts passes over these machines, or over all if none is named.
 func (f *Freezer) letGo(ctx context.Context, keys ...client.ObjectKey) {
 	if release := f.release.Load(); release != nil {
 		(*release)(ctx, keys)

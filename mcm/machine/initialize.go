@@ -7,76 +7,77 @@ import (
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
 
 // initializeInstance has done what must follow creation, by drivers that know
 // of any such thing.
-func (p *pass) initializeInstance(ctx context.Context) (next, error) {
-	if !p.creating() || p.initialized {
-		return proceed, nil
+func (c *creation) initializeInstance(ctx context.Context) (steps.Next, error) {
+	if !c.creating() || c.initialized {
+		return steps.Proceed, nil
 	}
-	state, n, err := p.operate(ctx, dispatch.Initialize)
-	if n.stop || err != nil {
+	state, n, err := c.ops.runOperation(ctx, dispatch.Initialize)
+	if n.Stop || err != nil {
 		return n, err
 	}
 	if state.Err != nil && dispatch.CodeOf(state.Err) != dispatch.Unimplemented {
-		return p.initializeFailed(ctx, state)
+		return c.initializeFailed(ctx, state)
 	}
 	if state.LastKnownState != "" {
-		p.remember(state)
+		c.ops.keepDriverState(state)
 	}
 	if state.Err == nil { // and not only because the driver knows of no such thing
-		p.initTook = &state.Took
+		c.initTook = &state.Took
 	}
 
-	return proceed, p.described(ctx, state.Instance)
+	return steps.Proceed, c.storeDescription(ctx, state.Instance)
 }
 
-// described stores what a driver says of an instance that was there before its
+// storeDescription stores what a driver says of an instance that was there before its
 // machine: adopting it was guesswork.
-func (p *pass) described(ctx context.Context, i *dispatch.Instance) error {
+func (c *creation) storeDescription(ctx context.Context, i *dispatch.Instance) error {
 	switch {
 	case i == nil:
-	case p.Target == nil:
-		p.machine.Status.Addresses = addresses(i)
+	case c.target == nil:
+		c.machine.Status.Addresses = addresses(i)
 	case i.NodeName != "":
-		metav1.SetMetaDataLabel(&p.machine.ObjectMeta, v1alpha1.LabelKeyNode, i.NodeName)
+		metav1.SetMetaDataLabel(&c.machine.ObjectMeta, v1alpha1.LabelKeyNode, i.NodeName)
 	}
 
-	return p.patch(ctx)
+	return c.patch(ctx)
 }
 
-func (p *pass) initializeFailed(ctx context.Context, state dispatch.State) (next, error) {
+func (c *creation) initializeFailed(ctx context.Context, state dispatch.State) (steps.Next, error) {
 	if state.LastKnownState != "" {
-		p.remember(state)
+		c.ops.keepDriverState(state)
 	}
-	p.failCreation(state.Err, v1alpha1.InitializeFailedText)
+	c.failCreation(state.Err, v1alpha1.InitializeFailedText)
 
-	return p.failed(ctx, state, "FailedInitialize", p.Settings.Retry.Short)
+	return c.ops.operationFailed(ctx, state, "FailedInitialize", c.settings.Retry.Short)
 }
 
 // markCreated notes that the instance is there, which settles its
 // initialization: the phase says so, and saves a write to the journal.
-func (p *pass) markCreated(ctx context.Context) (next, error) {
-	if !p.creating() {
-		return proceed, nil
+func (c *creation) markCreated(ctx context.Context) (steps.Next, error) {
+	if !c.creating() {
+		return steps.Proceed, nil
 	}
-	if p.Target == nil {
-		p.setPhase(v1alpha1.MachineAvailable)
-		p.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateSuccessful, "", v1alpha1.TextCreated)
+	if c.target == nil {
+		c.setPhase(v1alpha1.MachineAvailable)
+		c.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateSuccessful, "", v1alpha1.TextCreated)
 	} else {
-		p.setPhase(v1alpha1.MachinePending)
-		p.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateProcessing, "", v1alpha1.TextCreating)
+		c.setPhase(v1alpha1.MachinePending)
+		c.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateProcessing, "", v1alpha1.TextCreating)
 	}
-	if err := p.patchStatus(ctx); err != nil {
-		return wait, err
+	if err := c.patchStatus(ctx); err != nil {
+		return steps.Wait, err
 	}
-	if p.initTook != nil {
-		p.timings.observe(p.kind(ctx), stageInitialize, *p.initTook)
+	if c.initTook != nil {
+		c.timings.observe(c.class.metricsKind(ctx), stageInitialize, *c.initTook)
 	}
-	if p.journal.Operation == dispatch.Initialize {
-		p.Dispatcher.Settle(p.machine.UID, dispatch.OperationID(p.machine.UID, dispatch.Initialize, p.journal.Settled))
+	if c.journal.Operation == dispatch.Initialize {
+		c.dispatcher.Settle(c.machine.UID, dispatch.OperationID(c.machine.UID, dispatch.Initialize, c.journal.Settled))
 	}
 
-	return proceed, nil
+	return steps.Proceed, nil
 }

@@ -45,7 +45,7 @@ func TestDeleteDuringCreate(t *testing.T) {
 	}
 }
 
-// hasToken tells whether there is a token to join with as a machine.
+// hasToken reports whether there is a token to join with as a machine.
 func (r *rig) hasToken(t *testing.T, m *v1alpha1.Machine) bool {
 	t.Helper()
 	secrets := &corev1.SecretList{}

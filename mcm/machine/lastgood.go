@@ -18,107 +18,106 @@ type Removed interface {
 }
 
 // classForDelete finds the class with which the machine's instance is deleted:
-// as it stands, as it was last accepted, or as it was before somebody removed it.
+// as it stands, as it was last accepted, or as it was before it was removed.
 // An error with a code says that there is none.
-func (p *pass) classForDelete(ctx context.Context) error {
-	err := p.lookupClass(ctx)
-	if _, running := p.begun(); running {
+func (c *machineClass) classForDelete(ctx context.Context) error {
+	err := c.lookupClass(ctx)
+	if _, running := c.operationAt(c.dispatcher); running {
 		// It was sent with a class; what comes of it does not depend on what the
 		// class is by now.
 		return nil
 	}
 	// A class that names no provider, or an impossible one, is spoiled too.
-	if former := p.lastAccepted(); former != nil && (p.provider == "" || p.moved() || p.journal.LastGood) {
-		now := p.version // a change of the class as it stands is what ends a wait
-		err = p.useClass(ctx, former)
-		p.version = now
+	if former := c.lastAccepted(); former != nil && (c.provider == "" || c.providerChanged() || c.journal.LastGood) {
+		now := c.version // a change of the class as it stands is what ends a wait
+		err = c.useClass(ctx, former)
+		c.version = now
 	}
 	switch {
-	case err != nil && (dispatch.CodeOf(err) == dispatch.Unknown || p.provider == ""):
+	case err != nil && (dispatch.CodeOf(err) == dispatch.Unknown || c.provider == ""):
 		return err
-	case p.moved():
-		return p.elsewhere("until the machine is gone")
+	case c.providerChanged():
+		return c.providerChangedError("until the machine is gone")
 	case err == nil:
 		return nil
 	default:
-		p.lacking = err // some drivers have credentials of their own
+		c.lacking = err // some drivers have credentials of their own
 
 		return nil
 	}
 }
 
-// moved tells whether the class names another provider than the one that has, or
+// providerChanged reports whether the class names another provider than the one that has, or
 // may have, the machine's instance; that one would find nothing to delete, and say so.
-func (p *pass) moved() bool { return p.journal.Provider != "" && p.journal.Provider != p.provider }
+func (c *machineClass) providerChanged() bool {
+	return c.journal.Provider != "" && c.journal.Provider != c.provider
+}
 
-// elsewhere is the error for a machine that has moved.
-func (p *pass) elsewhere(remedy string) error {
+// providerChangedError is the error for a machine whose class names another provider.
+func (c *machineClass) providerChangedError(remedy string) error {
 	return dispatch.Errorf(dispatch.FailedPrecondition, "MachineClass %s: field provider is %q, but %q has been asked for the machine's instance: "+
 		"set it back %s (if that provider can have nothing, remove the machine's annotation %s)",
-		p.class.Object.Name, p.class.Object.Provider, p.journal.Provider, remedy, v1alpha1.AnnotationKeyOperation)
+		c.Object.Name, c.Object.Provider, c.journal.Provider, remedy, v1alpha1.AnnotationKeyOperation)
 }
 
 // removedClass and removedSecret are what is remembered of an object that is
 // gone; only deletions use it.
-func (p *pass) removedClass(key client.ObjectKey) *v1alpha1.MachineClass {
-	if p.Removed == nil || !p.leaving() {
+func (c *machineClass) removedClass(key client.ObjectKey) *v1alpha1.MachineClass {
+	if c.removed == nil || !c.leaving() {
 		return nil
 	}
 
-	return p.Removed.Class(key)
+	return c.removed.Class(key)
 }
 
-func (p *pass) removedSecret(key client.ObjectKey) *corev1.Secret {
-	if p.Removed == nil || !p.leaving() {
+func (c *machineClass) removedSecret(key client.ObjectKey) *corev1.Secret {
+	if c.removed == nil || !c.leaving() {
 		return nil
 	}
 
-	return p.Removed.Secret(key)
+	return c.removed.Secret(key)
 }
-
-// leaving tells whether the machine's instance is to go.
-func (p *pass) leaving() bool { return !p.machine.DeletionTimestamp.IsZero() || p.journal.Return }
 
 // lastAccepted is the class as its driver last made an instance from it; nil when
 // that is how it stands, or unknown.
-func (p *pass) lastAccepted() *v1alpha1.MachineClass {
-	if p.class.Object == nil {
+func (c *machineClass) lastAccepted() *v1alpha1.MachineClass {
+	if c.Object == nil {
 		return nil
 	}
-	former, err := lastgood.LastAccepted(p.class.Object)
+	former, err := lastgood.LastAccepted(c.Object)
 	if err != nil {
-		p.log.Info("last accepted version of the class cannot be read", "err", err.Error())
+		c.log.Info("last accepted version of the class cannot be read", "err", err.Error())
 	}
 
 	return former
 }
 
-// another tells whether a refused deletion is to be tried at once with the class
+// mayRetryWithLastGood reports whether a refused deletion is to be tried at once with the class
 // as it was last accepted.
-func (p *pass) another(code dispatch.Code) bool {
+func (c *machineClass) mayRetryWithLastGood(code dispatch.Code) bool {
 	mayBeClass := code == dispatch.InvalidArgument || code == dispatch.FailedPrecondition
 
-	return mayBeClass && !p.journal.LastGood && p.lastAccepted() != nil
+	return mayBeClass && !c.journal.LastGood && c.lastAccepted() != nil
 }
 
-// accept notes on the class that its driver makes instances from it as it
+// noteAccepted notes on the class that its driver makes instances from it as it
 // stands. That this does not work is no reason to stop a machine.
-func (p *pass) accept(ctx context.Context, state dispatch.State) {
-	class := p.class.Object
+func (c *machineClass) noteAccepted(ctx context.Context, state dispatch.State) {
+	class := c.Object
 	if class == nil || state.ClassGeneration == 0 || state.ClassGeneration != class.Generation {
 		return // it was edited since, or another manager had sent it
 	}
 	// Many machines of a class come at once, before the cache knows of the first.
-	if last, _ := p.accepted.Swap(class.UID, class.Generation); last == class.Generation {
+	if last, _ := c.accepted.Swap(class.UID, class.Generation); last == class.Generation {
 		return
 	}
 	noted := class.DeepCopy()
 	changed, err := lastgood.Accept(noted)
 	if err == nil && changed {
-		err = p.Control.Patch(ctx, noted, client.MergeFrom(class))
+		err = c.control.Patch(ctx, noted, client.MergeFrom(class))
 	}
 	if err != nil {
-		p.accepted.Delete(class.UID)
-		p.log.Info("accepted version of the class not noted", "class", class.Name, "err", err.Error())
+		c.accepted.Delete(class.UID)
+		c.log.Info("accepted version of the class not noted", "class", class.Name, "err", err.Error())
 	}
 }

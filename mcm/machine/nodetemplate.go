@@ -1,32 +1,66 @@
 package machine
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
+// nodeTemplate puts on a Node what its machine and the machine's class say.
+type nodeTemplate struct {
+	*object
+	node   *machineNode
+	target client.Client
+}
+
+// claimNode writes on the Node whose it is and what its template says, and keeps
+// it from being deleted behind the machine's back.
+func (t *nodeTemplate) claimNode(ctx context.Context) error {
+	if t.node.found == nil || !t.node.found.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	node := t.node.found.DeepCopy()
+	t.applyTemplate(node)
+	metav1.SetMetaDataLabel(&node.ObjectMeta, v1alpha1.LabelKeyMachineName, t.machine.Name)
+	controllerutil.AddFinalizer(node, v1alpha1.FinalizerNameNode)
+	if equality.Semantic.DeepEqual(node.ObjectMeta, t.node.found.ObjectMeta) && equality.Semantic.DeepEqual(node.Spec, t.node.found.Spec) {
+		return nil
+	}
+	err := t.target.Patch(ctx, node, client.MergeFromWithOptions(t.node.found, client.MergeFromWithOptimisticLock{}))
+	if err != nil {
+		return fmt.Errorf("claim node %s: %w", node.Name, err)
+	}
+	t.node.found = node
+
+	return nil
+}
+
 // applyTemplate has a Node carry the labels, annotations and taints of its
 // machine's nodeTemplate, and lose those that the template had before and has no
 // more. What others put there stays. What was applied last stands on the Node.
-func (p *pass) applyTemplate(node *corev1.Node) {
+func (t *nodeTemplate) applyTemplate(node *corev1.Node) {
 	text, had := node.Annotations[v1alpha1.AnnotationKeyLastAppliedNodeTemplate]
 	var last v1alpha1.NodeTemplateSpec
 	if had {
 		if err := json.Unmarshal([]byte(text), &last); err != nil {
-			p.log.Info("what was applied to the node is unreadable; nothing is taken away from it", "node", node.Name, "err", err.Error())
+			t.log.Info("what was applied to the node is unreadable; nothing is taken away from it", "node", node.Name, "err", err.Error())
 			last = v1alpha1.NodeTemplateSpec{}
 		}
 	}
 	var want v1alpha1.NodeTemplateSpec
-	want.Labels, _ = validLabels(p.machine.Spec.NodeTemplateSpec.Labels)
-	want.Annotations, _ = validAnnotations(p.machine.Spec.NodeTemplateSpec.Annotations)
-	want.Spec.Taints, _ = validTaints(p.machine.Spec.NodeTemplateSpec.Spec.Taints)
+	want.Labels, _ = validLabels(t.machine.Spec.NodeTemplateSpec.Labels)
+	want.Annotations, _ = validAnnotations(t.machine.Spec.NodeTemplateSpec.Annotations)
+	want.Spec.Taints, _ = validTaints(t.machine.Spec.NodeTemplateSpec.Spec.Taints)
 	// Those are not the template's to give.
 	delete(want.Labels, v1alpha1.LabelKeyMachineName)
 	delete(want.Annotations, v1alpha1.AnnotationKeyLastAppliedNodeTemplate)
@@ -39,7 +73,7 @@ func (p *pass) applyTemplate(node *corev1.Node) {
 	}
 	applied, err := json.Marshal(want)
 	if err != nil {
-		p.log.Error(err, "what was applied to the node cannot be noted", "node", node.Name)
+		t.log.Error(err, "what was applied to the node cannot be noted", "node", node.Name)
 
 		return
 	}

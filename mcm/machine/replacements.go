@@ -24,7 +24,7 @@ type replacements struct {
 
 // A taken counts as a machine that is being replaced until the cache shows
 // something newer than the version that is to be overwritten: whether the write
-// succeeded, failed, or nobody knows.
+// succeeded, failed, or has an unknown outcome.
 type taken struct {
 	pool    pool
 	name    types.NamespacedName
@@ -41,9 +41,9 @@ type waiting struct {
 func (r *replacements) take(
 	ctx context.Context, cache client.Reader, own pool, m *v1alpha1.Machine, most int,
 ) (other string, free bool, err error) {
-	r.mu.Lock() // also while the cache is read: who comes next must see both
+	r.mu.Lock() // also while the cache is read: the next caller must see both
 	defer r.mu.Unlock()
-	if err := r.dropSeen(ctx, cache, own); err != nil {
+	if err := r.dropSeenLocked(ctx, cache, own); err != nil {
 		return "", false, err
 	}
 	list := &v1alpha1.MachineList{}
@@ -51,7 +51,7 @@ func (r *replacements) take(
 	if err != nil {
 		return "", false, err
 	}
-	if other, free = r.room(own, m.UID, list.Items, most); free {
+	if other, free = r.roomLocked(own, m.UID, list.Items, most); free {
 		if r.taken == nil {
 			r.taken = map[types.UID]taken{}
 		}
@@ -66,15 +66,15 @@ func (r *replacements) take(
 func (r *replacements) confirm(own pool, m types.UID, machines []v1alpha1.Machine, most int) (other string, free bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if other, free = r.room(own, m, machines, most); !free {
+	if other, free = r.roomLocked(own, m, machines, most); !free {
 		delete(r.taken, m)
 	}
 
 	return other, free
 }
 
-// room counts the others of a pool that are being replaced. r.mu is held.
-func (r *replacements) room(own pool, m types.UID, machines []v1alpha1.Machine, most int) (other string, free bool) {
+// roomLocked counts the others of a pool that are being replaced; r.mu is held.
+func (r *replacements) roomLocked(own pool, m types.UID, machines []v1alpha1.Machine, most int) (other string, free bool) {
 	others := map[types.UID]string{}
 	for i := range machines {
 		if p, ok := poolOf(&machines[i]); ok && p == own && replaced(&machines[i]) {
@@ -96,8 +96,8 @@ func (r *replacements) room(own pool, m types.UID, machines []v1alpha1.Machine, 
 	return other, len(others) < most
 }
 
-// dropSeen forgets what the cache shows by now. r.mu is held.
-func (r *replacements) dropSeen(ctx context.Context, cache client.Reader, own pool) error {
+// dropSeenLocked forgets what the cache shows by now; r.mu is held.
+func (r *replacements) dropSeenLocked(ctx context.Context, cache client.Reader, own pool) error {
 	for uid, t := range r.taken {
 		if t.pool != own {
 			continue

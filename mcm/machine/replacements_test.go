@@ -82,7 +82,7 @@ func TestRoom(t *testing.T) {
 		for _, n := range row.taken {
 			r.taken[types.UID("uid of "+n)] = taken{pool: own, name: types.NamespacedName{Namespace: "n", Name: n}}
 		}
-		other, free := r.room(own, "uid of "+self, row.machines, row.most)
+		other, free := r.roomLocked(own, "uid of "+self, row.machines, row.most)
 		if other != row.other || free != row.free {
 			t.Errorf("%s: room is %t beside %q, want %t beside %q: %s", name, free, other, row.free, row.other, row.reason)
 		}

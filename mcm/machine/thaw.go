@@ -18,9 +18,9 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// stuck are the Unknown machines whose health timeout has yet to begin anew after a
-// freeze, by their uids, and what keeps it from that; empty before it was tried. They
-// are left alone until it has: a webhook that refuses one keeps no other. It is safe for
+// stuck are the Unknown machines whose health timeout has yet to be reset after a freeze,
+// by their uids, and what prevents that; empty before the first try. They are left alone
+// until then: a webhook that refuses one delays no other. It is safe for
 // concurrent use; its zero value is empty.
 type stuck struct {
 	mu  sync.RWMutex
@@ -64,9 +64,9 @@ func (s *stuck) empty() bool {
 	return len(s.why) == 0
 }
 
-// thaw lets the reconciler go on, with stuck machines once their timeouts have begun
-// anew. A pass over an old copy of one cannot store anything then. It does what is left
-// of that, and may be called at any time when both API servers can be read.
+// thaw lets the reconciler go on, with stuck machines once their timeouts are reset. A
+// pass over an old copy of one cannot store anything then. It continues where an earlier
+// call stopped, and may be called whenever both API servers can be read.
 func (f *Freezer) thaw(ctx context.Context) error {
 	if before := f.state.Load(); before != watching {
 		if before == frozen {
@@ -77,9 +77,9 @@ func (f *Freezer) thaw(ctx context.Context) error {
 		f.state.Store(watching)
 		f.letGo(ctx)
 		if before == frozen {
-			f.told = false
+			f.reported = false
 			f.log(ctx).Info("machines are not frozen any more")
-			f.tell(ctx, corev1.EventTypeNormal, "MachinesThawed", fmt.Sprintf(
+			f.announce(ctx, corev1.EventTypeNormal, "MachinesThawed", fmt.Sprintf(
 				"Machines are looked at again, and health timeouts begin anew; since %s they had been left alone: %s",
 				f.began.UTC().Format(time.RFC3339), f.cause))
 		}
@@ -110,7 +110,7 @@ func (f *Freezer) stickTimed(ctx context.Context) error {
 	return nil
 }
 
-// timed tells whether a machine's health timeout runs.
+// timed reports whether a machine's health timeout runs.
 func timed(m *v1alpha1.Machine) bool {
 	return m.Status.CurrentStatus.Phase == v1alpha1.MachineUnknown && m.DeletionTimestamp.IsZero()
 }
@@ -148,7 +148,7 @@ func (f *Freezer) unstick(ctx context.Context) error {
 			if lost := f.probe(ctx); lost != nil {
 				return lost
 			}
-			f.tellStuck(ctx, m, err, why)
+			f.reportStuck(ctx, m, err, why)
 			f.stuck.set(m.UID, fault(err))
 
 			continue
@@ -182,42 +182,42 @@ func (f *Freezer) resetTimeout(ctx context.Context, m *v1alpha1.Machine) error {
 	return client.IgnoreNotFound(err)
 }
 
-// tellStuck says why a machine stays frozen, unless that is known or passes by itself.
-func (f *Freezer) tellStuck(ctx context.Context, m *v1alpha1.Machine, err error, known string) {
+// reportStuck says why a machine stays frozen, unless that is known or passes by itself.
+func (f *Freezer) reportStuck(ctx context.Context, m *v1alpha1.Machine, err error, known string) {
 	if apierrors.IsConflict(err) || fault(err) == known {
 		return
 	}
 	f.log(ctx).Error(err, "one machine stays frozen", "machine", client.ObjectKeyFromObject(m))
 	f.Events.Eventf(m, corev1.EventTypeWarning, "HealthTimeoutNotReset",
-		"The machine is left alone until its health timeout can begin anew after an outage: %s", fault(err))
+		"The machine is left alone until its health timeout can be reset after an outage: %s", fault(err))
 }
 
-// toldOf bounds how many objects an Event about all machines is recorded on.
-const toldOf = 100
+// maxAnnounced bounds the number of objects that get an Event about all machines.
+const maxAnnounced = 100
 
-// tell records an Event where somebody looks who wonders why nothing happens to
-// machines: on MachineDeployments, and on sets and machines that belong to nobody. While
-// the control cluster is away nobody can be told.
-func (f *Freezer) tell(ctx context.Context, kind, reason, text string) {
+// announce records an Event on MachineDeployments, and on sets and machines without an
+// owner: a user who wonders why nothing happens looks there. While the control cluster
+// is away no Event can be recorded.
+func (f *Freezer) announce(ctx context.Context, kind, reason, text string) {
 	ctx, cancel := context.WithTimeout(ctx, f.Settings.hurry())
 	defer cancel()
-	told := 0
+	count := 0
 	for _, list := range []client.ObjectList{
 		&v1alpha1.MachineDeploymentList{}, &v1alpha1.MachineSetList{}, &v1alpha1.MachineList{},
 	} {
 		err := f.Control.List(ctx, list, client.InNamespace(f.Namespace))
 		if err == nil {
 			err = meta.EachListItem(list, func(o runtime.Object) error {
-				if owned, ok := o.(metav1.Object); ok && metav1.GetControllerOfNoCopy(owned) == nil && told < toldOf {
+				if owned, ok := o.(metav1.Object); ok && metav1.GetControllerOfNoCopy(owned) == nil && count < maxAnnounced {
 					f.Events.Event(o, kind, reason, text)
-					told++
+					count++
 				}
 
 				return nil
 			})
 		}
 		if err != nil {
-			f.log(ctx).Info("no Event tells of this", "reason", reason, "err", err.Error())
+			f.log(ctx).Info("no Event could be recorded", "reason", reason, "err", err.Error())
 
 			return
 		}

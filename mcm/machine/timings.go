@@ -8,7 +8,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
@@ -23,8 +22,8 @@ const (
 	stageDelete     stage = "delete"     // from the wish to delete it until all of it was gone
 )
 
-// timings tell how long the stages of machines' lives take, and how many never
-// joined. Only passes know that, so only the leader's are fed. They are safe for
+// timings measure how long the stages of machines' lives take, and how many machines
+// never joined. Only passes know that, so only the leader's are fed. They are safe for
 // concurrent use; the zero value is ready. Series are those of pools and not of
 // machines; they stay until the process ends, as counters have to.
 type timings struct {
@@ -74,7 +73,7 @@ func (t *timings) collectors() []prometheus.Collector {
 	return all
 }
 
-// A machineKind is what timings tell apart: a pool's machines of one instance
+// A machineKind is the group that timings are kept for: a pool's machines of one instance
 // type and zone. Each but the namespace may be empty.
 type machineKind struct{ namespace, deployment, instanceType, zone string }
 
@@ -92,21 +91,21 @@ func (t *timings) observe(k machineKind, s stage, took time.Duration) {
 
 func (t *timings) failedToJoin(k machineKind) { t.made().failed.WithLabelValues(k.labels()...).Inc() }
 
-// kind finds out what kind of machine this is, by the class in the cache: most
+// metricsKind finds out what kind of machine this is, by the class in the cache: most
 // steps need none. The zone is the one that the Node is labelled with, or else the
 // class's.
-func (p *pass) kind(ctx context.Context) machineKind {
-	m := p.machine
+func (c *machineClass) metricsKind(ctx context.Context) machineKind {
+	m := c.machine
 	k := machineKind{
 		namespace: m.Namespace, deployment: m.Labels[v1alpha1.LabelKeyMachineDeployment],
 		zone: m.Spec.NodeTemplateSpec.Labels[corev1.LabelTopologyZone],
 	}
-	class := p.class.Object
+	class := c.Object
 	if class == nil {
 		class = &v1alpha1.MachineClass{}
 		key := client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.Class.Name}
-		if err := p.Control.Get(ctx, key, class, client.UnsafeDisableDeepCopy); err != nil {
-			p.log.V(1).Info("a duration is told without the instance type", "err", err.Error())
+		if err := c.control.Get(ctx, key, class, client.UnsafeDisableDeepCopy); err != nil {
+			c.log.V(1).Info("a duration is recorded without the instance type", "err", err.Error())
 
 			return k
 		}
@@ -119,16 +118,4 @@ func (p *pass) kind(ctx context.Context) machineKind {
 	}
 
 	return k
-}
-
-// timedRelease is release, and tells how long the deletion took.
-func (p *pass) timedRelease(ctx context.Context) (next, error) {
-	k := p.kind(ctx) // before its class may go as well
-	n, err := p.release(ctx)
-	// Without a write of ours it was another pass that released it.
-	if err == nil && !controllerutil.ContainsFinalizer(p.stored, v1alpha1.FinalizerName) {
-		p.timings.observe(k, stageDelete, p.now.Sub(p.machine.DeletionTimestamp.Time))
-	}
-
-	return n, err
 }

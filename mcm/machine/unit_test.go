@@ -32,7 +32,7 @@ func TestJournal(t *testing.T) {
 		"begun again": {
 			"who was asked before may have something",
 			`{"settled":2,"operation":"create","begun":"` + at.UTC().Format(time.RFC3339) + `","provider":"virtual"}`,
-			journal{Settled: 2, Failed: dispatch.Create, Provider: "virtual"}.begin(dispatch.Create, "virtual", true, now),
+			journal{Settled: 2, Failed: dispatch.Create, carried: carried{Provider: "virtual"}}.begin(dispatch.Create, "virtual", true, now),
 		},
 		"begun of another manager's": {
 			"that manager may have had something made",
@@ -46,12 +46,12 @@ func TestJournal(t *testing.T) {
 		"return discarded": {
 			"the instance must not join",
 			`{"settled":3,"provider":"virtual","return":true}`,
-			journal{Settled: 2, Provider: "virtual", Return: true}.begin(dispatch.Delete, "virtual", false, now).discard(),
+			journal{Settled: 2, carried: carried{Provider: "virtual", Return: true}}.begin(dispatch.Delete, "virtual", false, now).discard(),
 		},
 		"failed": {
 			"what failed, with which class, and until when to wait",
 			`{"settled":3,"failed":"delete","notBefore":"` + at.UTC().Format(time.RFC3339) + `","class":"7/8"}`,
-			journal{Settled: 2, Operation: dispatch.Delete}.failed(now, 0, "7/8"),
+			journal{Settled: 2, Operation: dispatch.Delete}.fail(now, 0, "7/8"),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -98,7 +98,7 @@ func TestResync(t *testing.T) {
 func TestJournalWait(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	failed := journal{Operation: dispatch.Create}.failed(now, time.Minute, "7")
+	failed := journal{Operation: dispatch.Create}.fail(now, time.Minute, "7")
 	for name, c := range map[string]struct {
 		reason, class string
 		journal       journal
@@ -183,10 +183,11 @@ func TestNodeHealth(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := &pass{Reconciler: &Reconciler{Settings: DefaultSettings()}, machine: &v1alpha1.Machine{}}
+			settings := DefaultSettings()
+			p := &machineNode{object: &object{settings: &settings, machine: &v1alpha1.Machine{}}}
 			p.machine.Spec.NodeConditions = c.own
 			if !c.none {
-				p.node = &corev1.Node{Status: corev1.NodeStatus{Conditions: c.conditions}}
+				p.found = &corev1.Node{Status: corev1.NodeStatus{Conditions: c.conditions}}
 			}
 			healthy, text := p.nodeHealth()
 			if healthy != (c.text == "") || text != c.text {

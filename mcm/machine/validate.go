@@ -17,8 +17,8 @@ import (
 // for as long.
 const maxOperationTimeout = 24 * time.Hour
 
-// validateClass tells why no instance can be made of a class, whatever its driver
-// says.
+// validateClass returns an error if no instance can be made of a class, whatever its
+// driver says.
 func validateClass(class *v1alpha1.MachineClass) error {
 	if _, err := classTimeout(class, 0); err != nil {
 		return err

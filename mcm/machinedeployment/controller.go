@@ -44,7 +44,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, wor
 
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("machinedeployment").
-		// Status is this controller's own; it need not hear of it.
+		// Status is this controller's own.
 		For(&v1alpha1.MachineDeployment{}, builder.WithPredicates(predicate.Or[client.Object](
 			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, predicate.LabelChangedPredicate{},
 			deletionChanged()))).
@@ -70,8 +70,8 @@ func add(q queue, requests []reconcile.Request) {
 	}
 }
 
-// setEvents has the deployments of a set looked at. The set is none's yet when
-// it is an orphan: then each deployment of the namespace that selects it is asked.
+// setEvents has the deployments of a set looked at. For a set without
+// an owner these are all deployments of the namespace that select it.
 func (r *Reconciler) setEvents() handler.EventHandler {
 	enqueue := func(ctx context.Context, o client.Object, q queue) { add(q, r.deploymentsOfSet(ctx, o)) }
 
@@ -136,7 +136,7 @@ func (r *Reconciler) deploymentOfMachine(ctx context.Context, m client.Object) [
 	set := &v1alpha1.MachineSet{}
 	key := client.ObjectKey{Namespace: m.GetNamespace(), Name: owner.Name}
 	if err := r.Control.Get(ctx, key, set, client.UnsafeDisableDeepCopy); err != nil {
-		return nil // without its set it is nobody's
+		return nil // without its set it has no deployment
 	}
 	if metav1.GetControllerOf(set) == nil {
 		return nil

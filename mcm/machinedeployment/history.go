@@ -6,17 +6,18 @@ import (
 	"slices"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
 
-// cleanHistory deletes the sets of the earliest revisions that a rollback could go
+// deleteOldRevisions deletes the sets of the earliest revisions that a rollback could go
 // to, beyond the number to keep. In the middle of a rollout it waits.
-func (p *pass) cleanHistory(ctx context.Context) (bool, error) {
-	limit := p.deployment.Spec.RevisionHistoryLimit
-	if limit == nil || p.latest == nil || !p.deployment.Spec.Paused && !p.complete() {
-		return true, nil
+func (o *ownedSets) deleteOldRevisions(ctx context.Context) (steps.Next, error) {
+	limit := o.deployment.Spec.RevisionHistoryLimit
+	if limit == nil || o.latest == nil || !o.deployment.Spec.Paused && !o.isComplete() {
+		return steps.Proceed, nil
 	}
 	var spare []*v1alpha1.MachineSet
-	for _, set := range p.old {
+	for _, set := range o.old {
 		if set.DeletionTimestamp.IsZero() {
 			spare = append(spare, set)
 		}
@@ -27,15 +28,15 @@ func (p *pass) cleanHistory(ctx context.Context) (bool, error) {
 	})
 	for _, set := range spare[:max(0, len(spare)-int(*limit))] {
 		idle := set.Spec.Replicas == 0 && set.Status.Replicas == 0 && set.Status.ObservedGeneration >= set.Generation &&
-			len(p.machines[set.UID]) == 0
+			len(o.machines[set.UID]) == 0
 		if !idle {
 			continue
 		}
-		if err := p.deleteSet(ctx, set); err != nil {
-			return false, err
+		if err := o.deleteSet(ctx, set); err != nil {
+			return steps.Wait, err
 		}
-		p.log.Info("machine set of an old revision deleted", "machineset", set.Name, "revision", revisionOf(set.Annotations))
+		o.log.Info("machine set of an old revision deleted", "machineset", set.Name, "revision", revisionOf(set.Annotations))
 	}
 
-	return true, nil
+	return steps.Proceed, nil
 }

@@ -13,10 +13,9 @@ import (
 // counts as one that holds the deployment up: waiting for a driver, for one.
 const stillAfter = time.Minute
 
-// holdups tells which machines keep the deployment from where it is to be and
-// why, as text for a condition; empty when there are none. It names one machine:
+// describeHoldups says which machines keep the deployment from its goal and why, as text for a condition; empty when there are none. It names one machine:
 // the one that has been in its way longest.
-func (p *pass) holdups() string {
+func (p *progress) describeHoldups() string {
 	var found []*v1alpha1.Machine
 	for _, set := range p.sets {
 		for _, m := range p.machines[set.UID] {
@@ -51,7 +50,7 @@ func (p *pass) holdups() string {
 	return text
 }
 
-func (p *pass) holdsUp(m *v1alpha1.Machine) bool {
+func (p *progress) holdsUp(m *v1alpha1.Machine) bool {
 	switch m.Status.CurrentStatus.Phase {
 	case v1alpha1.MachineCrashLoopBackOff, v1alpha1.MachineFailed, v1alpha1.MachineUnknown:
 		return true
@@ -66,7 +65,7 @@ func (p *pass) holdsUp(m *v1alpha1.Machine) bool {
 	}
 	left := stillAfter - p.now.Sub(since)
 	if left > 0 {
-		p.lookAgain(left)
+		p.LookAgain(left)
 	}
 
 	return left <= 0

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
 
 // A ledger keeps what the cache of MachineSets must show before a plan may be
@@ -48,7 +49,7 @@ func (l *ledger) seed(ctx context.Context, live client.Reader, namespace string)
 		return fmt.Errorf("list machine deployments: %w", err)
 	}
 	for i := range list.Items {
-		l.note(&list.Items[i])
+		l.noteLocked(&list.Items[i])
 	}
 	l.deployments = map[types.UID]int64{}
 	for i := range deployments.Items {
@@ -59,8 +60,8 @@ func (l *ledger) seed(ctx context.Context, live client.Reader, namespace string)
 	return nil
 }
 
-// current tells whether a cached deployment is no older than at the start.
-func (l *ledger) current(d *v1alpha1.MachineDeployment) bool {
+// isCurrent reports whether a cached deployment is no older than at the start.
+func (l *ledger) isCurrent(d *v1alpha1.MachineDeployment) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if d.Generation < l.deployments[d.UID] {
@@ -75,10 +76,11 @@ func (l *ledger) current(d *v1alpha1.MachineDeployment) bool {
 func (l *ledger) wrote(set *v1alpha1.MachineSet) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.note(set)
+	l.noteLocked(set)
 }
 
-func (l *ledger) note(set *v1alpha1.MachineSet) {
+// noteLocked notes a set; l.mu is held.
+func (l *ledger) noteLocked(set *v1alpha1.MachineSet) {
 	owner := metav1.GetControllerOf(set)
 	if owner == nil {
 		return
@@ -130,26 +132,28 @@ func (l *ledger) missing(deployment types.UID, cached []*v1alpha1.MachineSet) ma
 }
 
 // awaitCache ends the pass while the cache is behind what is known of the
-// deployment's sets: their events start the next one. What somebody else removed
-// before the cache saw it has no event, so the API server is asked, too.
-func (p *pass) awaitCache(ctx context.Context) (bool, error) {
+// deployment's sets: their events start the next one. A set that was
+// removed before the cache saw it has no event, so the API server is asked, too.
+func (o *ownedSets) awaitCache(ctx context.Context) (steps.Next, error) {
 	behind := false
-	for uid, e := range p.ledger.missing(p.deployment.UID, p.sets) {
+	for uid, e := range o.ledger.missing(o.deployment.UID, o.sets) {
 		set := &v1alpha1.MachineSet{}
-		err := p.Live.Get(ctx, client.ObjectKey{Namespace: p.deployment.Namespace, Name: e.name}, set)
+		err := o.live.Get(ctx, client.ObjectKey{Namespace: o.deployment.Namespace, Name: e.name}, set)
 		if client.IgnoreNotFound(err) != nil {
-			return false, fmt.Errorf("read machine set %s: %w", e.name, err)
+			return steps.Wait, fmt.Errorf("read machine set %s: %w", e.name, err)
 		}
-		if err != nil || set.UID != uid || !metav1.IsControlledBy(set, p.deployment) {
-			p.ledger.drop(p.deployment.UID, uid)
+		if err != nil || set.UID != uid || !metav1.IsControlledBy(set, o.deployment) {
+			o.ledger.drop(o.deployment.UID, uid)
 
 			continue
 		}
 		behind = true
 	}
 	if behind {
-		p.lookAgain(conflictRetry)
+		o.LookAgain(steps.ConflictRetry)
+
+		return steps.Wait, nil
 	}
 
-	return !behind, nil
+	return steps.Proceed, nil
 }

@@ -144,12 +144,12 @@ func collect(ch chan<- prometheus.Metric, d *v1alpha1.MachineDeployment) {
 		seen[c.Type] = true
 		send(conditionDesc, inventory.ConditionNumber(c.Status), string(c.Type))
 	}
-	told := map[string]bool{}
+	listed := map[string]bool{}
 	for _, m := range d.Status.FailedMachines {
-		if told[m.Name] {
+		if listed[m.Name] {
 			continue
 		}
-		told[m.Name] = true
+		listed[m.Name] = true
 		send(failedDesc, 1, m.Name, m.ProviderID, m.OwnerRef, string(m.LastOperation.State), string(m.LastOperation.Type))
 	}
 }

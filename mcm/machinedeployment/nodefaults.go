@@ -43,8 +43,8 @@ func (f *nodeFaults) note(name string, err error, now time.Time) {
 	f.byName[name] = nodeFault{err, now}
 }
 
-// of tells whether a Node is known as one that could not be changed, and why, if that
-// was so short a while ago that it is not to be tried again.
+// of reports whether a Node could not be changed before, and why, if that is so recent
+// that it is not to be tried again.
 func (f *nodeFaults) of(name string, now time.Time) (known bool, recent error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,73 +14,87 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
+
+// nodeTending changes the Nodes of a deployment for the time of a rollout.
+type nodeTending struct {
+	*ownedSets
+	target   client.Client // nil without a target cluster
+	annotate bool          // whether the cluster-autoscaler is kept off Nodes
+	faults   *nodeFaults
+	clock    func() time.Time
+
+	errs []error // of Nodes, without which the pass goes on
+	// How many of them this pass has tried, for the first time and again.
+	tries, retries int
+}
 
 // tendNodes keeps new pods off the Nodes that a rollout is going to replace, and
 // the cluster-autoscaler off all of the deployment's Nodes while it is under way.
-func (p *pass) tendNodes(ctx context.Context) (bool, error) {
-	if p.Target == nil || p.latest == nil || p.deployment.Spec.Paused {
-		return true, nil
+func (n *nodeTending) tendNodes(ctx context.Context) (steps.Next, error) {
+	if n.target == nil || n.latest == nil || n.deployment.Spec.Paused {
+		return steps.Proceed, nil
 	}
-	rolling := p.deployment.Spec.Strategy.Type == v1alpha1.RollingUpdateMachineDeploymentStrategyType
+	rolling := n.deployment.Spec.Strategy.Type == v1alpha1.RollingUpdateMachineDeploymentStrategyType
 	if rolling {
-		for _, set := range p.old {
-			if err := p.tend(ctx, set, true, p.Settings.AnnotateNodes); err != nil {
-				return false, err
+		for _, set := range n.old {
+			if err := n.tendSet(ctx, set, true, n.annotate); err != nil {
+				return steps.Wait, err
 			}
 		}
 	}
 
-	if err := p.tend(ctx, p.latest, false, rolling && p.oldMachines() && p.Settings.AnnotateNodes); err != nil {
-		return false, err
+	if err := n.tendSet(ctx, n.latest, false, rolling && n.hasOldMachines() && n.annotate); err != nil {
+		return steps.Wait, err
 	}
-	if err := p.nodeError(); err != nil {
-		p.log.V(1).Info("nodes cannot be changed", "err", err.Error(), "nodes", len(p.nodeErrs))
+	if err := n.summarizeErrors(); err != nil {
+		n.log.V(1).Info("nodes cannot be changed", "err", err.Error(), "nodes", len(n.errs))
 		// Not an error of the pass: its retries would take the place of all other times.
-		p.lookAgain(nodeRetry)
+		n.LookAgain(nodeRetry)
 	}
 
-	return true, nil
+	return steps.Proceed, nil
 }
 
-// nodeError sums up what the pass met at Nodes. How many these are by now is no part
+// summarizeErrors sums up what the pass met at Nodes. How many these are by now is no part
 // of it: that changes with every few that are tried.
-func (p *pass) nodeError() error {
-	switch len(p.nodeErrs) {
+func (n *nodeTending) summarizeErrors() error {
+	switch len(n.errs) {
 	case 0:
 		return nil
 	case 1:
-		return p.nodeErrs[0]
+		return n.errs[0]
 	default:
-		return fmt.Errorf("%w, and other nodes", p.nodeErrs[0])
+		return fmt.Errorf("%w, and other nodes", n.errs[0])
 	}
 }
 
-func (p *pass) oldMachines() bool { return total(p.countsOfAll(p.old), counts.most) > 0 }
+func (o *ownedSets) hasOldMachines() bool { return total(o.countsOfAll(o.old), counts.most) > 0 }
 
-// tend gives all Nodes of a set the taint and the annotations, or takes them
+// tendSet gives all Nodes of a set the taint and the annotations, or takes them
 // away, and notes at the set that its Nodes have the taint.
-func (p *pass) tend(ctx context.Context, set *v1alpha1.MachineSet, tainted, annotated bool) error {
+func (n *nodeTending) tendSet(ctx context.Context, set *v1alpha1.MachineSet, tainted, annotated bool) error {
 	wasTainted := set.Annotations[v1alpha1.AnnotationKeyPreferNoSchedule] == v1alpha1.TaintValuePreferNoSchedule
 	done := true // neither the others nor the rollout wait for a Node
-	for _, m := range byNode(p.machines[set.UID]) {
+	for _, m := range byNode(n.machines[set.UID]) {
 		// A preserved machine's Node has the annotations for a reason of its own.
 		wish := nodeWish{
 			taints: tainted || wasTainted, tainted: tainted,
 			protects: annotated || m.Status.CurrentStatus.PreserveExpiryTime.IsZero(), protected: annotated,
 		}
-		err := p.changeNode(ctx, m.Labels[v1alpha1.LabelKeyNode], wish)
+		err := n.changeNode(ctx, m.Labels[v1alpha1.LabelKeyNode], wish)
 		switch {
 		case err == nil:
 			continue
 		case apierrors.IsConflict(err) || errors.Is(err, errLater): // Nodes change often
-			p.lookAgain(conflictRetry)
+			n.LookAgain(steps.ConflictRetry)
 		default:
-			p.nodeErrs = append(p.nodeErrs, err)
+			n.errs = append(n.errs, err)
 		}
 		done = false
 	}
-	if !done || tainted == wasTainted || tainted && len(p.machines[set.UID]) == 0 {
+	if !done || tainted == wasTainted || tainted && len(n.machines[set.UID]) == 0 {
 		return nil
 	}
 	before := set.DeepCopy()
@@ -89,7 +104,7 @@ func (p *pass) tend(ctx context.Context, set *v1alpha1.MachineSet, tainted, anno
 		delete(set.Annotations, v1alpha1.AnnotationKeyPreferNoSchedule)
 	}
 
-	return p.patchSet(ctx, set, before)
+	return n.patchSet(ctx, set, before)
 }
 
 // byNode returns the machines that have a Node, in the order of its name: what is
@@ -114,7 +129,7 @@ type nodeWish struct {
 	protects, protected bool // the same for the annotations
 }
 
-// granted tells whether a Node is as wished.
+// granted reports whether a Node is as wished.
 func (w nodeWish) granted(node *corev1.Node) bool {
 	if w.taints && slices.ContainsFunc(node.Spec.Taints, isOurTaint) != w.tainted {
 		return false
@@ -134,22 +149,21 @@ func (w nodeWish) grant(node *corev1.Node) {
 	}
 }
 
-// changeNode grants a wish, provided that nobody else has changed the Node since
-// it was read. A Node that is not there is left alone.
-func (p *pass) changeNode(ctx context.Context, name string, wish nodeWish) error {
+// changeNode grants a wish, if no other writer has changed the Node since it was read. A Node that is not there is left alone.
+func (n *nodeTending) changeNode(ctx context.Context, name string, wish nodeWish) error {
 	cached := &corev1.Node{}
 	// Each pass reads all Nodes of a deployment, and most are as they should be.
-	if err := p.Target.Get(ctx, client.ObjectKey{Name: name}, cached, client.UnsafeDisableDeepCopy); err != nil {
+	if err := n.target.Get(ctx, client.ObjectKey{Name: name}, cached, client.UnsafeDisableDeepCopy); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	if wish.granted(cached) {
 		return nil
 	}
 	// Those that are known to fail take no try from those that are not.
-	known, err := p.nodeFaults.of(name, p.now)
-	tries := &p.nodeTries
+	known, err := n.faults.of(name, n.now)
+	tries := &n.tries
 	if known {
-		tries = &p.nodeRetries
+		tries = &n.retries
 	}
 	switch {
 	case err != nil:
@@ -159,9 +173,9 @@ func (p *pass) changeNode(ctx context.Context, name string, wish nodeWish) error
 	}
 	node := cached.DeepCopy()
 	wish.grant(node)
-	err = p.Target.Patch(ctx, node, client.MergeFromWithOptions(cached, client.MergeFromWithOptimisticLock{}))
+	err = n.target.Patch(ctx, node, client.MergeFromWithOptions(cached, client.MergeFromWithOptimisticLock{}))
 	if err = client.IgnoreNotFound(err); err == nil {
-		p.nodeFaults.forget(name)
+		n.faults.forget(name)
 
 		return nil
 	}
@@ -170,7 +184,7 @@ func (p *pass) changeNode(ctx context.Context, name string, wish nodeWish) error
 	}
 	*tries++
 	err = fmt.Errorf("store node %s: %w", name, err)
-	p.nodeFaults.note(name, err, p.clock()) // the pass may have begun long ago
+	n.faults.note(name, err, n.clock()) // the pass may have started long ago
 
 	return err
 }

@@ -3,19 +3,15 @@ package machinedeployment
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/go-logr/logr"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
 
 // Settings are the same for all deployments.
@@ -43,52 +39,43 @@ type Reconciler struct {
 	nodeFaults nodeFaults
 }
 
-// A pass is one look at one deployment.
+// A pass is one look at one deployment. It ties together the parts that take its steps.
 type pass struct {
-	*Reconciler
-	deployment *v1alpha1.MachineDeployment // working copy
-	stored     *v1alpha1.MachineDeployment // as the API server is known to have it
-	now        time.Time
-	log        logr.Logger
-
-	sets     []*v1alpha1.MachineSet // of the deployment, oldest first
-	latest   *v1alpha1.MachineSet   // the one of sets that has the current template; nil when there is none
-	old      []*v1alpha1.MachineSet // the others
-	sorted   bool                   // whether the sets were sorted into these
-	machines map[types.UID][]*v1alpha1.Machine
-
-	turned   bool    // whether the rollout under way has turned to another set
-	created  string  // name of the set that this pass has made
-	fault    string  // why the set could not be made
-	nodeErrs []error // of Nodes, without which the pass goes on
-	// How many of them this pass has tried, for the first time and again.
-	nodeTries, nodeRetries int
-	after                  time.Duration // when to look again; 0 for no sooner than resync
+	*ownedSets
+	scaling   *scaling
+	latestSet *latestSet
+	rollout   *rollout
+	progress  *progress
+	status    *statusReport
+	nodes     *nodeTending
+	marks     *deletionMarks
 }
 
-// A step returns whether the pass goes on with the next one.
-type step func(p *pass, ctx context.Context) (bool, error)
+func (r *Reconciler) newPass(d *v1alpha1.MachineDeployment, log logr.Logger) *pass {
+	sets := &ownedSets{
+		object: &object{control: r.Control, events: r.Events, deployment: d.DeepCopy(), stored: d, now: r.clock(), log: log},
+		live:   r.Live, ledger: &r.ledger,
+	}
+	p := &pass{
+		ownedSets: sets, scaling: &scaling{sets}, progress: &progress{ownedSets: sets}, marks: &deletionMarks{sets},
+		nodes: &nodeTending{ownedSets: sets, target: r.Target, annotate: r.Settings.AnnotateNodes, faults: &r.nodeFaults, clock: r.clock},
+	}
+	p.latestSet = &latestSet{sets, p.scaling, p.progress}
+	p.rollout = &rollout{sets, p.scaling, p.latestSet, p.progress}
+	p.status = &statusReport{sets, p.progress, p.nodes}
 
-var liveSteps = []step{
-	(*pass).validate,
-	(*pass).addFinalizer,
-	(*pass).claimSets,
-	(*pass).awaitCache,
-	(*pass).findMachines,
-	(*pass).markTriggered,
-	(*pass).followPause,
-	(*pass).rollBack,
-	(*pass).findLatest,
-	(*pass).rescale,
-	(*pass).tendNodes,
-	(*pass).rollOut,
-	(*pass).cleanHistory,
+	return p
 }
 
-var deletionSteps = []step{
-	(*pass).claimSets,
-	(*pass).deleteSets,
-	(*pass).release,
+func (p *pass) liveSteps() []steps.Step {
+	return []steps.Step{
+		p.validate, p.addFinalizer, p.claimSets, p.awaitCache, p.findMachines, p.marks.markTriggered, p.progress.reportPause,
+		p.rollBack, p.latestSet.findLatestSet, p.scaling.rescale, p.nodes.tendNodes, p.rollout.rollOut, p.deleteOldRevisions,
+	}
+}
+
+func (p *pass) deletionSteps() []steps.Step {
+	return []steps.Step{p.claimSets, p.deleteSets, p.removeFinalizer}
 }
 
 // Reconcile takes one deployment as far as it can go at this moment.
@@ -100,98 +87,37 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.Control.Get(ctx, req.NamespacedName, d); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if !r.ledger.current(d) {
-		return reconcile.Result{RequeueAfter: conflictRetry}, nil
+	if !r.ledger.isCurrent(d) {
+		return reconcile.Result{RequeueAfter: steps.ConflictRetry}, nil
 	}
-	p := &pass{Reconciler: r, deployment: d.DeepCopy(), stored: d, now: r.clock(), log: logr.FromContextOrDiscard(ctx)}
+	p := r.newPass(d, logr.FromContextOrDiscard(ctx))
 	err := p.run(ctx)
-	if conflict(err) {
-		// Somebody wrote or removed an object since our cache saw it; its event
-		// starts the next pass.
-		p.log.V(1).Info("object has changed, looking again", "err", err.Error())
 
-		return reconcile.Result{RequeueAfter: conflictRetry}, nil
-	}
-	if err != nil {
-		return reconcile.Result{}, err
-	}
-	if p.after == 0 || p.after > resync {
-		p.after = resync
-	}
-
-	return reconcile.Result{RequeueAfter: p.after}, nil
+	return steps.Result(p.log, steps.Sooner(resync, p.After()), err)
 }
 
-// resync is how often a deployment is looked at without a cause.
+// resync is how often a deployment is looked at if no event asks for it.
 const resync = 10 * time.Minute
-
-// conflictRetry is for the case that the event of a conflicting write was seen
-// before our own write failed.
-const conflictRetry = 200 * time.Millisecond
-
-func conflict(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
 func (p *pass) run(ctx context.Context) error {
 	if !p.deployment.DeletionTimestamp.IsZero() {
-		return p.steps(ctx, deletionSteps)
+		_, err := steps.Run(ctx, p.deletionSteps()...)
+
+		return err
 	}
-	err := p.steps(ctx, liveSteps)
-	if conflict(err) {
+	_, err := steps.Run(ctx, p.liveSteps()...)
+	if steps.Outdated(err) {
 		return err // the next pass meets the rest again
 	}
 	if !p.sorted && err == nil {
 		return nil // there is nothing to report yet
 	}
-	told := p.report(ctx, err)
-	if err != nil && conflict(told) {
-		told = nil // the next pass tells it, and this one ends with the error itself
+	reported := p.status.report(ctx, err)
+	if err != nil && steps.Outdated(reported) {
+		reported = nil // the next pass reports it, and this one ends with the error itself
 	}
 
-	return errors.Join(err, told)
-}
-
-func (p *pass) steps(ctx context.Context, steps []step) error {
-	for _, do := range steps {
-		if proceed, err := do(p, ctx); !proceed || err != nil {
-			return err
-		}
-	}
-
-	return nil
-}
-
-// lookAgain has the deployment looked at in d, or earlier if that was asked for.
-func (p *pass) lookAgain(d time.Duration) {
-	d = max(d, time.Millisecond)
-	if p.after == 0 || d < p.after {
-		p.after = d
-	}
-}
-
-// patch stores what changed in the deployment outside of status, provided that
-// nobody else has changed it since it was read.
-func (p *pass) patch(ctx context.Context) error {
-	if equality.Semantic.DeepEqual(p.deployment.ObjectMeta, p.stored.ObjectMeta) &&
-		equality.Semantic.DeepEqual(p.deployment.Spec, p.stored.Spec) {
-		return nil
-	}
-	status := p.deployment.Status
-	err := p.Control.Patch(ctx, p.deployment, client.MergeFromWithOptions(p.stored, client.MergeFromWithOptimisticLock{}))
-	if err != nil {
-		return fmt.Errorf("store deployment %s: %w", client.ObjectKeyFromObject(p.stored), err)
-	}
-	p.stored = p.deployment.DeepCopy()
-	p.deployment.Status = status // the answer holds the stored one
-
-	return nil
-}
-
-func (p *pass) notef(reason, format string, args ...any) {
-	p.Events.Eventf(p.stored, corev1.EventTypeNormal, reason, format, args...)
-}
-
-func (p *pass) warnf(reason, format string, args ...any) {
-	p.Events.Eventf(p.stored, corev1.EventTypeWarning, reason, format, args...)
+	return errors.Join(err, reported)
 }
 
 func (r *Reconciler) clock() time.Time {

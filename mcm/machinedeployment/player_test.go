@@ -48,7 +48,7 @@ func (p *player) release(class string, n int) {
 	p.held[class] = n
 }
 
-// mayCome tells whether one more machine of a set may come up, running apart.
+// mayCome reports whether one more machine of a set may come up, running apart.
 func (p *player) mayCome(class string, running int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -157,7 +157,7 @@ func (p *player) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	return reconcile.Result{}, p.report(ctx, set)
 }
 
-// chosen tells whether the set has heard of the replicas for which the autoscaler
+// chosen reports whether the set has heard of the replicas for which the autoscaler
 // has chosen the machine.
 func chosen(set *v1alpha1.MachineSet, m *v1alpha1.Machine) bool {
 	told := set.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler]

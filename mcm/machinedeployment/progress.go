@@ -1,87 +1,65 @@
 package machinedeployment
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
 
-// conditionOf returns a condition to read and write; nil when there is none.
-func conditionOf(s *v1alpha1.MachineDeploymentStatus, kind v1alpha1.MachineDeploymentConditionType) *v1alpha1.MachineDeploymentCondition {
-	for i := range s.Conditions {
-		if s.Conditions[i].Type == kind {
-			return &s.Conditions[i]
-		}
-	}
+// progress writes the condition Progressing.
+type progress struct {
+	*ownedSets
 
-	return nil
+	turned  bool   // whether the rollout under way has turned to another set
+	created string // the name of the set that this pass has made
+	fault   string // why no set could be made
 }
 
-// condition sets a condition. LastUpdateTime is that of the last call, since the
-// progress deadline runs from it.
-func (p *pass) condition(
-	kind v1alpha1.MachineDeploymentConditionType, status corev1.ConditionStatus, reason, message string,
-) {
-	now := metav1.NewTime(p.now.Truncate(time.Second))
-	c := conditionOf(&p.deployment.Status, kind)
-	if c == nil {
-		p.deployment.Status.Conditions = append(p.deployment.Status.Conditions, v1alpha1.MachineDeploymentCondition{Type: kind})
-		c = &p.deployment.Status.Conditions[len(p.deployment.Status.Conditions)-1]
-	}
-	if c.Status != status {
-		c.LastTransitionTime = now
-	}
-	c.Status, c.Reason, c.Message, c.LastUpdateTime = status, reason, message, now
-}
-
-func (p *pass) progress(status corev1.ConditionStatus, reason, message string) {
-	p.condition(v1alpha1.MachineDeploymentProgressing, status, reason, message)
-}
-
-// followProgress says in the condition Progressing how the rollout goes, compared
+// reportProgress says in the condition Progressing how the rollout goes, compared
 // with the status that is stored. A rollout that stands still, and a deployment
 // that cannot be scaled, name the machine that is to blame.
-func (p *pass) followProgress() {
+func (p *progress) reportProgress() {
 	switch current := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentProgressing); {
-	case p.tellsPause(current):
+	case p.showsPause(current):
 		return
 	case p.created != "":
-		p.tellBegin()
+		p.reportStart()
 	case p.fault != "":
-		p.faulty()
-	case p.latest == nil && !p.oldMachines():
+		p.reportFault()
+	case p.latest == nil && !p.hasOldMachines():
 		return // it is about to be made
-	case p.complete():
-		p.completed(current)
+	case p.isComplete():
+		p.reportCompletion(current)
 	default:
-		p.underWay(current)
+		p.reportUnderWay(current)
 	}
 	p.awaitDeadline()
 }
 
-// tellsPause tells whether the condition is to say that the deployment is paused, and
+// showsPause reports whether the condition is to say that the deployment is paused, and
 // nothing else.
-func (p *pass) tellsPause(current *v1alpha1.MachineDeploymentCondition) bool {
+func (p *progress) showsPause(current *v1alpha1.MachineDeploymentCondition) bool {
 	return p.deployment.Spec.Paused && (current == nil || current.Reason != v1alpha1.ReasonProgressDeadlineExceeded)
 }
 
-// tellBegin says that a rollout to the latest set has begun.
-func (p *pass) tellBegin() {
+// reportStart says that a rollout to the latest set has started.
+func (p *progress) reportStart() {
 	if p.created != "" {
-		p.progress(corev1.ConditionTrue, v1alpha1.ReasonNewMachineSetCreated, fmt.Sprintf("Created new machine set %q", p.created))
+		p.setProgressing(corev1.ConditionTrue, v1alpha1.ReasonNewMachineSetCreated, fmt.Sprintf("Created new machine set %q", p.created))
 	} else {
-		p.progress(corev1.ConditionTrue, v1alpha1.ReasonFoundNewMachineSet, fmt.Sprintf("Found new machine set %q", p.latest.Name))
+		p.setProgressing(corev1.ConditionTrue, v1alpha1.ReasonFoundNewMachineSet, fmt.Sprintf("Found new machine set %q", p.latest.Name))
 	}
 }
 
-// tellError adds the error that the pass met to what the condition Progressing
-// says, in place of an earlier one. It is no word on the progress.
-func (p *pass) tellError(err error) {
+// reportError adds the error that the pass met to what the condition Progressing
+// says, in place of an earlier one. It says nothing about the progress.
+func (p *progress) reportError(err error) {
 	current := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentProgressing)
 	if current == nil || p.fault != "" { // which says it
 		return
@@ -92,76 +70,76 @@ func (p *pass) tellError(err error) {
 	}
 }
 
-// faulty says why the set could not be made, and since when: the same again is no
+// reportFault says why the set could not be made, and since when: the same again is no
 // news.
-func (p *pass) faulty() {
+func (p *progress) reportFault() {
 	current := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentProgressing)
 	if current == nil || current.Reason != v1alpha1.ReasonMachineSetCreateError || current.Message != p.fault {
-		p.progress(corev1.ConditionFalse, v1alpha1.ReasonMachineSetCreateError, p.fault)
+		p.setProgressing(corev1.ConditionFalse, v1alpha1.ReasonMachineSetCreateError, p.fault)
 	}
 }
 
-func (p *pass) completed(current *v1alpha1.MachineDeploymentCondition) {
-	message := p.subject() + " has successfully progressed."
+func (p *progress) reportCompletion(current *v1alpha1.MachineDeploymentCondition) {
+	message := p.messageSubject() + " has successfully progressed."
 	switch {
 	case current == nil || current.Reason != v1alpha1.ReasonNewMachineSetAvailable || current.Status != corev1.ConditionTrue:
-		p.progress(corev1.ConditionTrue, v1alpha1.ReasonNewMachineSetAvailable, message)
+		p.setProgressing(corev1.ConditionTrue, v1alpha1.ReasonNewMachineSetAvailable, message)
 	default:
 		current.Message = message
 	}
 }
 
-// underWay is for a deployment that is not where it is to be.
-func (p *pass) underWay(current *v1alpha1.MachineDeploymentCondition) {
+// reportUnderWay is for a deployment that is not where it is to be.
+func (p *progress) reportUnderWay(current *v1alpha1.MachineDeploymentCondition) {
 	status := &p.deployment.Status
-	begins := p.begins(current)
+	begins := p.startsRollout(current)
 	var message string
 	switch {
 	case rolledOut(current) && p.onlyScaled():
-		message = p.subject() + " has successfully progressed."
+		message = p.messageSubject() + " has successfully progressed."
 	case begins && p.latest == nil:
-		message = p.subject() + " is progressing."
-		p.progress(corev1.ConditionTrue, v1alpha1.ReasonMachineSetUpdated, message)
+		message = p.messageSubject() + " is progressing."
+		p.setProgressing(corev1.ConditionTrue, v1alpha1.ReasonMachineSetUpdated, message)
 	case begins:
-		p.tellBegin()
+		p.reportStart()
 		message = conditionOf(status, v1alpha1.MachineDeploymentProgressing).Message
-	case p.advanced() || current.Reason == v1alpha1.ReasonMachineSetCreateError || current.Reason == v1alpha1.ReasonInvalidSpec:
-		message = p.subject() + " is progressing."
-		p.progress(corev1.ConditionTrue, v1alpha1.ReasonMachineSetUpdated, message)
-	case p.overdue(current):
-		message = p.subject() + " has timed out progressing."
+	case p.hasAdvanced() || current.Reason == v1alpha1.ReasonMachineSetCreateError || current.Reason == v1alpha1.ReasonInvalidSpec:
+		message = p.messageSubject() + " is progressing."
+		p.setProgressing(corev1.ConditionTrue, v1alpha1.ReasonMachineSetUpdated, message)
+	case p.isOverdue(current):
+		message = p.messageSubject() + " has timed out progressing."
 		if current.Reason != v1alpha1.ReasonProgressDeadlineExceeded {
-			p.progress(corev1.ConditionFalse, v1alpha1.ReasonProgressDeadlineExceeded, message)
+			p.setProgressing(corev1.ConditionFalse, v1alpha1.ReasonProgressDeadlineExceeded, message)
 		}
 	default:
-		message = p.standing(current)
+		message = p.messageAtStandstill(current)
 	}
 	current = conditionOf(status, v1alpha1.MachineDeploymentProgressing)
-	if why := p.holdups(); why != "" {
+	if why := p.describeHoldups(); why != "" {
 		message += " " + why
 	}
 	current.Message = message
 }
 
-// begins tells whether this is the first that the condition says of a rollout.
-func (p *pass) begins(current *v1alpha1.MachineDeploymentCondition) bool {
+// startsRollout reports whether the condition has said nothing yet about the rollout.
+func (p *progress) startsRollout(current *v1alpha1.MachineDeploymentCondition) bool {
 	return current == nil || rolledOut(current) || p.turned
 }
 
-// rolledOut tells whether the last rollout was told to be complete.
+// rolledOut reports whether the condition says that the last rollout is complete.
 func rolledOut(current *v1alpha1.MachineDeploymentCondition) bool {
 	return current != nil && current.Reason == v1alpha1.ReasonNewMachineSetAvailable
 }
 
-// onlyScaled tells whether all machines are of the latest set: that is no rollout.
-func (p *pass) onlyScaled() bool {
+// onlyScaled reports whether all machines are of the latest set: that is no rollout.
+func (p *progress) onlyScaled() bool {
 	status := &p.deployment.Status
 
-	return p.latest != nil && status.Replicas == status.UpdatedReplicas && !p.oldMachines()
+	return p.latest != nil && status.Replicas == status.UpdatedReplicas && !p.hasOldMachines()
 }
 
-// advanced tells whether the machines have come nearer to what they are to be.
-func (p *pass) advanced() bool {
+// hasAdvanced reports whether the machines have come nearer to what they are to be.
+func (p *progress) hasAdvanced() bool {
 	before, now := &p.stored.Status, &p.deployment.Status
 
 	return now.UpdatedReplicas > before.UpdatedReplicas ||
@@ -169,8 +147,8 @@ func (p *pass) advanced() bool {
 		now.ReadyReplicas > before.ReadyReplicas || now.AvailableReplicas > before.AvailableReplicas
 }
 
-// standing is what the condition says without the machine that was to blame.
-func (p *pass) standing(current *v1alpha1.MachineDeploymentCondition) string {
+// messageAtStandstill is what the condition says without the machine that was to blame.
+func (p *progress) messageAtStandstill(current *v1alpha1.MachineDeploymentCondition) string {
 	switch {
 	case p.latest == nil:
 	case current.Reason == v1alpha1.ReasonNewMachineSetCreated:
@@ -181,11 +159,12 @@ func (p *pass) standing(current *v1alpha1.MachineDeploymentCondition) string {
 		return "Deployment is resumed"
 	}
 
-	return p.subject() + " is progressing."
+	return p.messageSubject() + " is progressing."
 }
 
-// subject is who a message is about: the latest set, or what goes before it.
-func (p *pass) subject() string {
+// messageSubject is the subject of a message: the latest set, or the removal of old
+// machines before it is made.
+func (p *progress) messageSubject() string {
 	if p.latest == nil {
 		return "Removal of the earlier machine sets' machines"
 	}
@@ -193,14 +172,14 @@ func (p *pass) subject() string {
 	return fmt.Sprintf("MachineSet %q", p.latest.Name)
 }
 
-// overdue tells whether there was no progress for too long.
-func (p *pass) overdue(current *v1alpha1.MachineDeploymentCondition) bool {
+// isOverdue reports whether there was no progress for too long.
+func (p *progress) isOverdue(current *v1alpha1.MachineDeploymentCondition) bool {
 	return current.Reason == v1alpha1.ReasonProgressDeadlineExceeded ||
-		p.deployment.Spec.ProgressDeadlineSeconds != nil && p.left(current) <= 0
+		p.deployment.Spec.ProgressDeadlineSeconds != nil && p.untilDeadline(current) <= 0
 }
 
-// left is the time until the progress deadline.
-func (p *pass) left(current *v1alpha1.MachineDeploymentCondition) time.Duration {
+// untilDeadline is the time until the progress deadline.
+func (p *progress) untilDeadline(current *v1alpha1.MachineDeploymentCondition) time.Duration {
 	deadline := time.Duration(*p.deployment.Spec.ProgressDeadlineSeconds) * time.Second
 
 	return current.LastUpdateTime.Add(deadline).Sub(p.now)
@@ -208,11 +187,29 @@ func (p *pass) left(current *v1alpha1.MachineDeploymentCondition) time.Duration 
 
 // awaitDeadline has a deployment looked at when a rollout without progress would
 // be overdue.
-func (p *pass) awaitDeadline() {
+func (p *progress) awaitDeadline() {
 	current := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentProgressing)
 	if current == nil || p.deployment.Spec.ProgressDeadlineSeconds == nil || current.Reason == v1alpha1.ReasonNewMachineSetAvailable ||
-		p.overdue(current) {
+		p.isOverdue(current) {
 		return
 	}
-	p.lookAgain(p.left(current))
+	p.LookAgain(p.untilDeadline(current))
+}
+
+// reportPause says in the condition that the deployment was paused or resumed. It does
+// not replace the message that a rollout made no progress.
+func (p *progress) reportPause(context.Context) (steps.Next, error) {
+	current := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentProgressing)
+	if current != nil && current.Reason == v1alpha1.ReasonProgressDeadlineExceeded {
+		return steps.Proceed, nil
+	}
+	pausedBefore := current != nil && current.Reason == v1alpha1.ReasonDeploymentPaused
+	switch {
+	case p.deployment.Spec.Paused && !pausedBefore:
+		p.setProgressing(corev1.ConditionUnknown, v1alpha1.ReasonDeploymentPaused, "Deployment is paused")
+	case !p.deployment.Spec.Paused && pausedBefore:
+		p.setProgressing(corev1.ConditionUnknown, v1alpha1.ReasonDeploymentResumed, "Deployment is resumed")
+	}
+
+	return steps.Proceed, nil
 }

@@ -73,20 +73,20 @@ func TestUnderWay(t *testing.T) {
 					Type: v1alpha1.MachineDeploymentProgressing, Status: tc.status, Reason: tc.before, LastUpdateTime: metav1.NewTime(now.Add(-tc.age)),
 				}}
 			}
-			p := &pass{
-				Reconciler: &Reconciler{}, deployment: d, stored: d.DeepCopy(), now: now, latest: tc.latest, turned: tc.turned,
+			p := &progress{turned: tc.turned, ownedSets: &ownedSets{
+				object: &object{deployment: d, stored: d.DeepCopy(), now: now}, latest: tc.latest,
 				sets: []*v1alpha1.MachineSet{old}, old: []*v1alpha1.MachineSet{old},
 				machines: map[types.UID][]*v1alpha1.Machine{"old": {{
 					Status: v1alpha1.MachineStatus{CurrentStatus: v1alpha1.CurrentStatus{Phase: v1alpha1.MachineRunning}},
 				}}},
-			}
-			p.followProgress()
+			}}
+			p.reportProgress()
 			c := conditionOf(&d.Status, v1alpha1.MachineDeploymentProgressing)
 			if diff := cmp.Diff(tc.want, string(c.Status)+" "+c.Reason+": "+c.Message); diff != "" {
 				t.Errorf("%s: -want, +got:\n%s", tc.reason, diff)
 			}
-			if overdue := c.Reason == v1alpha1.ReasonProgressDeadlineExceeded; overdue == (p.after > 0) {
-				t.Errorf("%s: the next look is in %s", tc.reason, p.after)
+			if overdue := c.Reason == v1alpha1.ReasonProgressDeadlineExceeded; overdue == (p.After() > 0) {
+				t.Errorf("%s: the next look is in %s", tc.reason, p.After())
 			}
 		})
 	}

@@ -13,7 +13,7 @@ type share struct {
 	counts
 
 	Grows bool  // it gets what there is more; none does when the rollout sees to that
-	Max   int32 // replicas + surge of the deployment when the set was last told; 0 for unknown
+	Max   int32 // replicas + surge of the deployment as last noted on the set; 0 for unknown
 }
 
 // divide works out the replicas of a deployment's active sets, oldest first, when

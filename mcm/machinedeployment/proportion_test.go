@@ -174,7 +174,7 @@ func TestUnmarked(t *testing.T) {
 			d, set := &v1alpha1.MachineDeployment{}, &v1alpha1.MachineSet{}
 			d.Annotations = map[string]string{v1alpha1.AnnotationKeyLastReplicaChangeByScaler: last}
 			set.UID, set.Spec.Replicas = "set", tc.replicas
-			p := &pass{deployment: d, machines: map[types.UID][]*v1alpha1.Machine{}}
+			p := &ownedSets{object: &object{deployment: d}, machines: map[types.UID][]*v1alpha1.Machine{}}
 			for i := range tc.others + len(tc.marks) {
 				m := &v1alpha1.Machine{}
 				m.Status.CurrentStatus.Phase = v1alpha1.MachineRunning
@@ -188,7 +188,7 @@ func TestUnmarked(t *testing.T) {
 				}
 				p.machines[set.UID] = append(p.machines[set.UID], m)
 			}
-			if diff := cmp.Diff(tc.want, p.unmarked(set)); diff != "" {
+			if diff := cmp.Diff(tc.want, p.countsWithoutMarked(set)); diff != "" {
 				t.Errorf("%s: -want, +got:\n%s", tc.reason, diff)
 			}
 		})

@@ -4,39 +4,8 @@ import (
 	"context"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
-
-// counts are a set as a plan sees it.
-type counts struct {
-	Replicas    int32 // that it is told to have
-	Active      int32 // machines that are not being deleted
-	Available   int32 // of them
-	Terminating int32 // machines that are being deleted
-}
-
-// most is how many machines the set may come to have before it is told again.
-func (c counts) most() int32 { return max(c.Replicas, c.Active) + c.Terminating }
-
-// sure is how many machines are still available once the set has deleted those
-// that it has too many of. Which these are is the set's decision.
-func (c counts) sure() int32 {
-	return max(0, c.Available-max(0, c.Active-c.Replicas))
-}
-
-// broken is how many of the set's replicas are unavailable, whatever it has yet
-// to delete.
-func (c counts) broken() int32 { return max(0, c.Replicas-c.Available) }
-
-func total(all []counts, of func(counts) int32) int32 {
-	var sum int32
-	for _, c := range all {
-		sum += of(c)
-	}
-
-	return sum
-}
-
-func replicasOf(c counts) int32 { return c.Replicas }
 
 // plan works out the next step of a rolling update: the replicas of the latest
 // set and those of the old ones, which are in the order of their age. It changes
@@ -85,44 +54,52 @@ func planLatest(desired int32, l limits, latest counts, old []counts) int32 {
 	return latest.Replicas + max(0, min(room, desired-latest.Replicas))
 }
 
+// A rollout moves replicas to the latest set, as the strategy says.
+type rollout struct {
+	*ownedSets
+	scaling   *scaling
+	latestSet *latestSet
+	progress  *progress
+}
+
 // rollOut takes the next step of the strategy.
-func (p *pass) rollOut(ctx context.Context) (bool, error) {
-	if p.deployment.Spec.Paused {
-		return true, nil
+func (r *rollout) rollOut(ctx context.Context) (steps.Next, error) {
+	if r.deployment.Spec.Paused {
+		return steps.Proceed, nil
 	}
-	switch p.deployment.Spec.Strategy.Type {
+	switch r.deployment.Spec.Strategy.Type {
 	case v1alpha1.RecreateMachineDeploymentStrategyType:
-		return true, p.recreate(ctx)
+		return steps.Proceed, r.recreateMachines(ctx)
 	case v1alpha1.InPlaceUpdateMachineDeploymentStrategyType:
-		return true, p.inPlace(ctx)
+		return steps.Proceed, r.holdInPlaceUpdate(ctx)
 	default:
-		return true, p.roll(ctx)
+		return steps.Proceed, r.rollingUpdate(ctx)
 	}
 }
 
-// roll replaces old machines by new ones a few at a time.
-func (p *pass) roll(ctx context.Context) error {
-	desired, l := p.deployment.Spec.Replicas, limitsOf(&p.deployment.Spec)
-	old := p.countsOfAll(p.old)
-	if p.latest == nil {
-		return p.begin(ctx, planLatest(desired, l, counts{}, old))
+// rollingUpdate replaces old machines by new ones a few at a time.
+func (r *rollout) rollingUpdate(ctx context.Context) error {
+	desired, l := r.deployment.Spec.Replicas, limitsOf(&r.deployment.Spec)
+	old := r.countsOfAll(r.old)
+	if r.latest == nil {
+		return r.startRollout(ctx, planLatest(desired, l, counts{}, old))
 	}
-	next, replicas := plan(desired, l, p.countsOf(p.latest), old)
-	if err := p.resize(ctx, p.latest, next); err != nil {
+	next, replicas := plan(desired, l, r.countsOf(r.latest), old)
+	if err := r.scaling.resizeSet(ctx, r.latest, next); err != nil {
 		return err
 	}
 
-	return p.resizeOld(ctx, replicas)
+	return r.resizeOld(ctx, replicas)
 }
 
 // resizeOld gives the old sets their replicas. Those of earlier revisions, which
 // have none, are left in peace.
-func (p *pass) resizeOld(ctx context.Context, replicas []int32) error {
-	for i, set := range p.old {
+func (r *rollout) resizeOld(ctx context.Context, replicas []int32) error {
+	for i, set := range r.old {
 		if set.Spec.Replicas == 0 && replicas[i] == 0 {
 			continue
 		}
-		if err := p.resize(ctx, set, replicas[i]); err != nil {
+		if err := r.scaling.resizeSet(ctx, set, replicas[i]); err != nil {
 			return err
 		}
 	}
@@ -130,14 +107,29 @@ func (p *pass) resizeOld(ctx context.Context, replicas []int32) error {
 	return nil
 }
 
-// begin makes the first machines of the current template, if it may.
-func (p *pass) begin(ctx context.Context, replicas int32) error {
-	if p.deployment.Labels[v1alpha1.LabelKeyFreeze] == v1alpha1.LabelValueTrue {
-		p.fault = "The deployment is frozen: no new machine set is made until it is unfrozen"
+// startRollout makes the first machines of the current template, if it may.
+func (r *rollout) startRollout(ctx context.Context, replicas int32) error {
+	if r.deployment.Labels[v1alpha1.LabelKeyFreeze] == v1alpha1.LabelValueTrue {
+		r.progress.fault = "The deployment is frozen: no new machine set is made until it is unfrozen"
 
 		return nil
 	}
-	_, err := p.createLatest(ctx, replicas)
+	_, err := r.latestSet.createLatestSet(ctx, replicas)
 
 	return err
+}
+
+// recreateMachines deletes all old machines before it makes new ones.
+func (r *rollout) recreateMachines(ctx context.Context) error {
+	if err := r.resizeOld(ctx, make([]int32, len(r.old))); err != nil {
+		return err
+	}
+	if total(r.countsOfAll(r.old), counts.most) > 0 {
+		return nil // the end of the last one starts the next pass
+	}
+	if r.latest == nil {
+		return r.startRollout(ctx, r.deployment.Spec.Replicas)
+	}
+
+	return r.scaling.resizeSet(ctx, r.latest, r.deployment.Spec.Replicas)
 }

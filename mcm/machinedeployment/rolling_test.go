@@ -188,7 +188,7 @@ func (f *fleet) done() bool {
 	return f.sets[0] == full(f.desired) && total(f.sets[1:], counts.most) == 0
 }
 
-// settle lets everything happen in turn, and tells whether the rollout ends.
+// settle lets everything happen in turn, and reports whether the rollout ends.
 func (f *fleet) settle() bool {
 	const rounds = 1000
 	for range rounds {

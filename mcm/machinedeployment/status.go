@@ -3,55 +3,45 @@ package machinedeployment
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
+// A statusReport writes the status of a deployment.
+type statusReport struct {
+	*ownedSets
+	progress *progress
+	nodes    *nodeTending
+}
+
 // report stores what this pass has seen, and the error that it met: then the spec
 // does not count as observed, as perhaps no set has what changed in it. Only this,
-// turn and refuse write status.
-func (p *pass) report(ctx context.Context, err error) error {
-	if p.sorted {
-		p.count()
-		p.followAvailability()
-		p.copyFailure()
-		p.followProgress()
+// turnRollout and reportInvalid write status.
+func (r *statusReport) report(ctx context.Context, err error) error {
+	if r.sorted {
+		r.countReplicas()
+		r.reportAvailability()
+		r.reportReplicaFailure()
+		r.progress.reportProgress()
 		if err == nil {
-			p.deployment.Status.ObservedGeneration = p.deployment.Generation
+			r.deployment.Status.ObservedGeneration = r.deployment.Generation
 		}
 	}
-	p.tellError(errors.Join(p.nodeError(), err))
+	r.progress.reportError(errors.Join(r.nodes.summarizeErrors(), err))
 
-	return p.storeStatus(ctx)
+	return r.storeStatus(ctx)
 }
 
-func (p *pass) storeStatus(ctx context.Context) error {
-	if equality.Semantic.DeepEqual(p.deployment.Status, p.stored.Status) {
-		return nil
-	}
-	// The lock keeps a pass over an old copy from undoing what a later one has said.
-	err := p.Control.Status().Patch(ctx, p.deployment, client.MergeFromWithOptions(p.stored, client.MergeFromWithOptimisticLock{}))
-	if err != nil {
-		return fmt.Errorf("store status of deployment %s: %w", client.ObjectKeyFromObject(p.stored), err)
-	}
-	p.stored = p.deployment.DeepCopy()
-
-	return nil
-}
-
-// count sums up what the sets report of themselves.
-func (p *pass) count() {
-	s := &p.deployment.Status
+// countReplicas sums up what the sets report of themselves.
+func (o *ownedSets) countReplicas() {
+	s := &o.deployment.Status
 	s.Replicas, s.ReadyReplicas, s.AvailableReplicas, s.PreservedFailedReplicas, s.UpdatedReplicas = 0, 0, 0, 0, 0
 	s.FailedMachines, s.FailedMachineCount = nil, 0
 	var wanted int32
-	for _, set := range p.sets {
+	for _, set := range o.sets {
 		wanted += set.Spec.Replicas
 		s.Replicas += set.Status.Replicas
 		s.ReadyReplicas += set.Status.ReadyReplicas
@@ -60,7 +50,7 @@ func (p *pass) count() {
 		// Another set controller lists all of them and does not count.
 		s.FailedMachineCount += max(set.Status.FailedMachineCount, int32(len(set.Status.FailedMachines)))
 		failed := slices.Clone(set.Status.FailedMachines)
-		if set == p.latest {
+		if set == o.latest {
 			s.FailedMachines = append(failed, s.FailedMachines...)
 		} else {
 			s.FailedMachines = append(s.FailedMachines, failed...)
@@ -68,27 +58,27 @@ func (p *pass) count() {
 	}
 	s.FailedMachines = v1alpha1.FirstFailedMachines(s.FailedMachines)
 	s.UnavailableReplicas = max(0, wanted-s.AvailableReplicas)
-	if p.latest != nil {
-		s.UpdatedReplicas = p.latest.Status.Replicas
+	if o.latest != nil {
+		s.UpdatedReplicas = o.latest.Status.Replicas
 	}
 }
 
-// complete tells whether all machines there are have the current template and can
+// isComplete reports whether all machines there are have the current template and can
 // be worked with, in the number wished for.
-func (p *pass) complete() bool {
-	if p.latest == nil || p.latest.Status.ObservedGeneration < p.latest.Generation {
+func (o *ownedSets) isComplete() bool {
+	if o.latest == nil || o.latest.Status.ObservedGeneration < o.latest.Generation {
 		return false
 	}
-	p.count()
-	s, desired := &p.deployment.Status, p.deployment.Spec.Replicas
+	o.countReplicas()
+	s, desired := &o.deployment.Status, o.deployment.Spec.Replicas
 
 	return s.UpdatedReplicas == desired && s.Replicas == desired && s.AvailableReplicas == desired &&
-		p.latest.Spec.Replicas == desired && total(p.countsOfAll(p.old), replicasOf) == 0
+		o.latest.Spec.Replicas == desired && total(o.countsOfAll(o.old), replicasOf) == 0
 }
 
-func (p *pass) followAvailability() {
-	s := &p.deployment.Status
-	least := max(0, p.deployment.Spec.Replicas-limitsOf(&p.deployment.Spec).unavailable-s.PreservedFailedReplicas)
+func (r *statusReport) reportAvailability() {
+	s := &r.deployment.Status
+	least := max(0, r.deployment.Spec.Replicas-limitsOf(&r.deployment.Spec).unavailable-s.PreservedFailedReplicas)
 	status, reason, message := corev1.ConditionTrue, v1alpha1.ReasonMinimumReplicasAvailable, v1alpha1.MessageMinimumReplicasAvailable
 	if s.AvailableReplicas < least {
 		status, reason = corev1.ConditionFalse, v1alpha1.ReasonMinimumReplicasUnavailable
@@ -96,11 +86,11 @@ func (p *pass) followAvailability() {
 	}
 	current := conditionOf(s, v1alpha1.MachineDeploymentAvailable)
 	if current == nil || current.Status != status || current.Reason != reason {
-		p.condition(v1alpha1.MachineDeploymentAvailable, status, reason, message)
+		r.setCondition(v1alpha1.MachineDeploymentAvailable, status, reason, message)
 	}
 }
 
-// failureOf returns the condition by which a set tells that it cannot create or delete
+// failureOf returns the condition which says that a set cannot create or delete
 // machines; nil when it can.
 func failureOf(set *v1alpha1.MachineSet) *v1alpha1.MachineSetCondition {
 	for i := range set.Status.Conditions {
@@ -112,15 +102,15 @@ func failureOf(set *v1alpha1.MachineSet) *v1alpha1.MachineSetCondition {
 	return nil
 }
 
-// failure is that of the latest set, or else of an old one that still has machines;
+// replicaFailure is that of the latest set, or else of an old one that still has machines;
 // nil when there is none.
-func (p *pass) failure() *v1alpha1.MachineSetCondition {
+func (r *statusReport) replicaFailure() *v1alpha1.MachineSetCondition {
 	var failure *v1alpha1.MachineSetCondition
-	for _, set := range p.sets {
-		if set != p.latest && set.Status.Replicas == 0 && p.countsOf(set).most() == 0 {
+	for _, set := range r.sets {
+		if set != r.latest && set.Status.Replicas == 0 && r.countsOf(set).most() == 0 {
 			continue // whatever is wrong with it holds nothing up
 		}
-		if c := failureOf(set); c != nil && (failure == nil || set == p.latest) {
+		if c := failureOf(set); c != nil && (failure == nil || set == r.latest) {
 			failure = c
 		}
 	}
@@ -128,10 +118,10 @@ func (p *pass) failure() *v1alpha1.MachineSetCondition {
 	return failure
 }
 
-// copyFailure shows at the deployment that a set cannot create or delete machines.
-func (p *pass) copyFailure() {
-	failure := p.failure()
-	s := &p.deployment.Status
+// reportReplicaFailure shows at the deployment that a set cannot create or delete machines.
+func (r *statusReport) reportReplicaFailure() {
+	failure := r.replicaFailure()
+	s := &r.deployment.Status
 	current := conditionOf(s, v1alpha1.MachineDeploymentReplicaFailure)
 	switch {
 	case failure == nil && current != nil:
@@ -143,6 +133,6 @@ func (p *pass) copyFailure() {
 		}
 		s.Conditions = kept
 	case failure != nil && (current == nil || current.Reason != failure.Reason || current.Message != failure.Message):
-		p.condition(v1alpha1.MachineDeploymentReplicaFailure, failure.Status, failure.Reason, failure.Message)
+		r.setCondition(v1alpha1.MachineDeploymentReplicaFailure, failure.Status, failure.Reason, failure.Message)
 	}
 }

@@ -43,10 +43,10 @@ func TestFailedMachinesAreBounded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			text := tc.latest.Status.FailedMachines[0].LastOperation.Description
-			p := &pass{
-				deployment: &v1alpha1.MachineDeployment{}, sets: []*v1alpha1.MachineSet{tc.old, tc.latest}, latest: tc.latest,
+			p := &ownedSets{
+				object: &object{deployment: &v1alpha1.MachineDeployment{}}, sets: []*v1alpha1.MachineSet{tc.old, tc.latest}, latest: tc.latest,
 			}
-			p.count()
+			p.countReplicas()
 			s := p.deployment.Status
 			if len(s.FailedMachines) != tc.listed || s.FailedMachineCount != tc.counted {
 				t.Fatalf("lists %d and counts %d, want %d and %d: %s", len(s.FailedMachines), s.FailedMachineCount, tc.listed, tc.counted, tc.reason)
@@ -91,9 +91,9 @@ func TestAvailability(t *testing.T) {
 			}
 			set := &v1alpha1.MachineSet{}
 			set.Status.AvailableReplicas, set.Status.PreservedFailedReplicas = tc.available, tc.preserved
-			p := &pass{deployment: d, sets: []*v1alpha1.MachineSet{set}, latest: set}
-			p.count()
-			p.followAvailability()
+			p := &statusReport{ownedSets: &ownedSets{object: &object{deployment: d}, sets: []*v1alpha1.MachineSet{set}, latest: set}}
+			p.countReplicas()
+			p.reportAvailability()
 			c := conditionOf(&d.Status, v1alpha1.MachineDeploymentAvailable)
 			if got := string(c.Status) + "/" + c.Reason; got != tc.want {
 				t.Errorf("condition is %s, want %s: %s", got, tc.want, tc.reason)
@@ -136,14 +136,14 @@ func TestCopyFailure(t *testing.T) {
 			}
 			old, latest := failing("old", tc.old), failing("new", tc.latest)
 			old.Status.Replicas = tc.reported
-			p := &pass{
-				deployment: &v1alpha1.MachineDeployment{}, sets: []*v1alpha1.MachineSet{old, latest}, latest: latest,
+			p := &statusReport{ownedSets: &ownedSets{
+				object: &object{deployment: &v1alpha1.MachineDeployment{}}, sets: []*v1alpha1.MachineSet{old, latest}, latest: latest,
 				machines: map[types.UID][]*v1alpha1.Machine{old.UID: make([]*v1alpha1.Machine, tc.machines)},
-			}
+			}}
 			for i := range p.machines[old.UID] {
 				p.machines[old.UID][i] = &v1alpha1.Machine{}
 			}
-			p.copyFailure()
+			p.reportReplicaFailure()
 			got := ""
 			if c := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentReplicaFailure); c != nil {
 				got = c.Message

@@ -28,7 +28,7 @@ func decisive(t *v1alpha1.MachineTemplateSpec) v1alpha1.MachineTemplateSpec {
 	return d
 }
 
-// sameTemplate tells whether a change from a to b needs no rollout.
+// sameTemplate reports whether a change from a to b needs no rollout.
 func sameTemplate(a, b *v1alpha1.MachineTemplateSpec) bool {
 	return equality.Semantic.DeepEqual(decisive(a), decisive(b))
 }

@@ -12,29 +12,30 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
 
 // validate ends the pass for a deployment that cannot be understood, and says why.
-func (p *pass) validate(ctx context.Context) (bool, error) {
+func (p *pass) validate(ctx context.Context) (steps.Next, error) {
 	if err := invalid(&p.deployment.Spec); err != nil {
-		return false, p.refuse(ctx, v1alpha1.ReasonInvalidSpec, fmt.Sprintf("Nothing is done until the spec is corrected: %v", err))
+		return steps.Wait, p.reportInvalid(ctx, v1alpha1.ReasonInvalidSpec, fmt.Sprintf("Nothing is done until the spec is corrected: %v", err))
 	}
 	if selector := p.deployment.Spec.Selector; len(selector.MatchLabels)+len(selector.MatchExpressions) == 0 {
-		return false, p.refuse(ctx, v1alpha1.EventSelectingAll,
+		return steps.Wait, p.reportInvalid(ctx, v1alpha1.EventSelectingAll,
 			"This deployment is selecting all machines. A non-empty selector is required.")
 	}
 
-	return true, nil
+	return steps.Proceed, nil
 }
 
-// refuse tells what is wrong with the deployment, in an Event and for as long as
+// reportInvalid says what is wrong with the deployment, in an Event and for as long as
 // it lasts in the condition Progressing. The rest of its status is what it was.
-func (p *pass) refuse(ctx context.Context, event, message string) error {
+func (p *pass) reportInvalid(ctx context.Context, event, message string) error {
 	p.warnf(event, "%s", message)
 	p.deployment.Status.ObservedGeneration = p.deployment.Generation
 	current := conditionOf(&p.deployment.Status, v1alpha1.MachineDeploymentProgressing)
 	if current == nil || current.Reason != v1alpha1.ReasonInvalidSpec || current.Message != message {
-		p.progress(corev1.ConditionFalse, v1alpha1.ReasonInvalidSpec, message)
+		p.setProgressing(corev1.ConditionFalse, v1alpha1.ReasonInvalidSpec, message)
 	}
 
 	return p.storeStatus(ctx)
@@ -127,7 +128,7 @@ func invalidLimits(path string, limits v1alpha1.UpdateConfiguration) error {
 	return errors.Join(errs...)
 }
 
-// selects tells whether a selector that was validated selects labels.
+// selects reports whether a selector that was validated selects labels.
 func selects(selector *metav1.LabelSelector, set map[string]string) bool {
 	if selector == nil {
 		return false
@@ -138,10 +139,10 @@ func selects(selector *metav1.LabelSelector, set map[string]string) bool {
 }
 
 // addFinalizer keeps the deployment until its sets are gone.
-func (p *pass) addFinalizer(ctx context.Context) (bool, error) {
+func (p *pass) addFinalizer(ctx context.Context) (steps.Next, error) {
 	if !controllerutil.AddFinalizer(p.deployment, v1alpha1.FinalizerName) {
-		return true, nil
+		return steps.Proceed, nil
 	}
 
-	return true, p.patch(ctx)
+	return steps.Proceed, p.patch(ctx)
 }

@@ -77,7 +77,7 @@ func (r *Reconciler) machineEvents() handler.EventHandler {
 	}
 }
 
-// matters tells whether a change of a machine can make a difference to its set.
+// matters reports whether a change of a machine can make a difference to its set.
 // The conditions of its Node and the journal of its operations make none.
 func matters(before, after *v1alpha1.Machine) bool {
 	return before.Generation != after.Generation ||
@@ -111,8 +111,8 @@ func withoutJournal(m *v1alpha1.Machine) map[string]string {
 	return kept
 }
 
-// enqueue has the machine's set looked at; of a machine that nobody controls all
-// sets that may adopt it.
+// enqueue starts a pass over the machine's set, or, for a machine without a controller,
+// over all sets that may adopt it.
 func (r *Reconciler) enqueue(ctx context.Context, machine client.Object, q queue) {
 	if ref := metav1.GetControllerOfNoCopy(machine); ref != nil {
 		if ref.Kind == v1alpha1.KindMachineSet {

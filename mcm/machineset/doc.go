@@ -2,12 +2,12 @@
 // what lacks, deletes what is too much in a fixed order, replaces what Failed, and
 // hands changes of the template that need no new machine down to those there are.
 //
-// Each file holds one step of a pass over one set. Most passes only read the
+// Most passes over a set only read the
 // cache. A pass that finds something to create, delete or adopt there reads set
 // and machines from the API server first, and acts on that alone, so that a cache
 // that lags behind costs a request and never a machine.
 //
 // A set only makes and deletes Machine objects. Their instances, Nodes and status
-// are the business of the machine controller, ours or somebody else's; how sets
+// are the business of the machine controller, ours or another one; how sets
 // follow each other in a rollout is that of machine deployments.
 package machineset

@@ -73,7 +73,7 @@ func collect(ch chan<- prometheus.Metric, set *v1alpha1.MachineSet) {
 	for _, n := range setNumbers {
 		inventory.Gauge(ch, n.desc, float64(n.value(set)), set.Name, set.Namespace)
 	}
-	// Status may be somebody else's, and two equal series would spoil the scrape.
+	// Status may be another controller's, and two equal series would spoil the scrape.
 	conditions, failed := map[v1alpha1.MachineSetConditionType]bool{}, map[string]bool{}
 	for _, c := range set.Status.Conditions {
 		if conditions[c.Type] {

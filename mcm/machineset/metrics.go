@@ -17,7 +17,7 @@ var staleMachines = prometheus.NewCounter(prometheus.CounterOpts{
 // process.
 func Collectors() []prometheus.Collector { return []prometheus.Collector{staleMachines} }
 
-// unhealthy tells whether a machine Failed because its Node was unhealthy.
+// unhealthy reports whether a machine Failed because its Node was unhealthy.
 func unhealthy(m *v1alpha1.Machine) bool {
 	return m.Status.CurrentStatus.Phase == v1alpha1.MachineFailed &&
 		m.Status.LastOperation.Type == v1alpha1.MachineOperationHealthCheck

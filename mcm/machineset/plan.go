@@ -14,7 +14,7 @@ const burst = 100
 type plan struct {
 	delete []*v1alpha1.Machine
 	create int
-	// preserve tells that the choice of Failed machines to preserve has changed.
+	// preserve says that the choice of Failed machines to preserve has changed.
 	preserve bool
 	// recheck is when a machine's preservation ends; zero for never.
 	recheck time.Time
@@ -57,7 +57,7 @@ func planFor(set *v1alpha1.MachineSet, machines []*v1alpha1.Machine, now time.Ti
 	return &p
 }
 
-// mayGrow tells whether nothing keeps the set from making machines.
+// mayGrow reports whether nothing keeps the set from making machines.
 func mayGrow(set *v1alpha1.MachineSet) bool {
 	_, disabled := set.Labels[v1alpha1.LabelKeyScaleUpDisabled]
 

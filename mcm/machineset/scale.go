@@ -14,24 +14,25 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
 
 // parallel is how many requests one pass has under way at once.
 const parallel = 16
 
 // scale brings the set to its replicas.
-func (p *pass) scale(ctx context.Context) (next, error) {
+func (p *pass) scale(ctx context.Context) (steps.Next, error) {
 	plan := planFor(p.set, p.machines, p.now)
 	if plan.nothing() && len(p.orphans) == 0 {
 		p.recheck(plan)
 
-		return proceed, nil
+		return steps.Proceed, nil
 	}
-	if n, err := p.lookLive(ctx); n == wait || err != nil {
+	if n, err := p.findMachinesLive(ctx); n.Stop || err != nil {
 		return n, err
 	}
 	if err := p.adopt(ctx); err != nil {
-		return wait, err
+		return steps.Wait, err
 	}
 	p.preserve(ctx)
 	plan = planFor(p.set, p.machines, p.now)
@@ -39,12 +40,12 @@ func (p *pass) scale(ctx context.Context) (next, error) {
 	p.delete(ctx, plan.delete)
 	p.create(ctx, plan.create)
 
-	return proceed, nil
+	return steps.Proceed, nil
 }
 
 func (p *pass) recheck(plan *plan) {
 	if !plan.recheck.IsZero() {
-		p.lookAgain(plan.recheck.Sub(p.now) + time.Second)
+		p.LookAgain(plan.recheck.Sub(p.now) + time.Second)
 	}
 }
 
@@ -77,7 +78,7 @@ func (p *pass) create(ctx context.Context, n int) {
 }
 
 func (p *pass) createOne(ctx context.Context) (*v1alpha1.Machine, error) {
-	m := p.newMachine()
+	m := machineFor(p.set)
 	if err := p.Client.Create(ctx, m); err != nil {
 		return nil, fmt.Errorf("create a machine: %w", err)
 	}
@@ -87,18 +88,18 @@ func (p *pass) createOne(ctx context.Context) (*v1alpha1.Machine, error) {
 	return m, nil
 }
 
-// newMachine returns a machine as the template says.
-func (p *pass) newMachine() *v1alpha1.Machine {
-	template := p.set.Spec.Template.DeepCopy()
+// machineFor returns a machine as the template says.
+func machineFor(set *v1alpha1.MachineSet) *v1alpha1.Machine {
+	template := set.Spec.Template.DeepCopy()
 	m := &v1alpha1.Machine{
 		ObjectMeta: metav1.ObjectMeta{
-			GenerateName: p.set.Name + "-", Namespace: p.set.Namespace,
+			GenerateName: set.Name + "-", Namespace: set.Namespace,
 			Labels: template.Labels, Annotations: maps.Clone(template.Annotations), Finalizers: template.Finalizers,
-			OwnerReferences: []metav1.OwnerReference{p.reference()},
+			OwnerReferences: []metav1.OwnerReference{controllerRef(set)},
 		},
 		Spec: template.Spec,
 	}
-	if text, ok := p.set.Annotations[v1alpha1.AnnotationKeyEffectiveCreationTimeout]; ok {
+	if text, ok := set.Annotations[v1alpha1.AnnotationKeyEffectiveCreationTimeout]; ok {
 		metav1.SetMetaDataAnnotation(&m.ObjectMeta, v1alpha1.AnnotationKeyEffectiveCreationTimeout, text)
 		if d, err := time.ParseDuration(text); err == nil {
 			m.Spec.MachineCreationTimeout = &metav1.Duration{Duration: d}
@@ -109,7 +110,7 @@ func (p *pass) newMachine() *v1alpha1.Machine {
 }
 
 // delete deletes machines. One that is no longer what was looked at is looked at
-// again: it may have recovered, or somebody has taken it out of the set.
+// again: it may have recovered, or a user has taken it out of the set.
 func (p *pass) delete(ctx context.Context, machines []*v1alpha1.Machine) {
 	var mu sync.Mutex
 	gone := map[*v1alpha1.Machine]bool{}
@@ -120,7 +121,7 @@ func (p *pass) delete(ctx context.Context, machines []*v1alpha1.Machine) {
 			return fmt.Errorf("delete machine %s: %w", m.Name, err)
 		}
 		if err == nil {
-			p.tellDeleted(m)
+			p.reportDeleted(m)
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -138,7 +139,7 @@ func (p *pass) delete(ctx context.Context, machines []*v1alpha1.Machine) {
 	for _, err := range errs {
 		if apierrors.IsConflict(err) {
 			p.log.V(1).Info("machine has changed, looking again", "err", err.Error())
-			p.lookAgain(conflictRetry)
+			p.LookAgain(steps.ConflictRetry)
 
 			continue
 		}
@@ -146,8 +147,8 @@ func (p *pass) delete(ctx context.Context, machines []*v1alpha1.Machine) {
 	}
 }
 
-// tellDeleted tells of a machine whose deletion was asked for.
-func (p *pass) tellDeleted(m *v1alpha1.Machine) {
+// reportDeleted reports that a machine's deletion was asked for.
+func (p *pass) reportDeleted(m *v1alpha1.Machine) {
 	if unhealthy(m) {
 		staleMachines.Inc()
 	}

@@ -13,15 +13,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
 
 // report stores what the pass saw. The set's metadata
 // and spec are as stored: no step leaves changes of them behind.
-func (p *pass) report(ctx context.Context) (next, error) {
+func (p *pass) report(ctx context.Context) (steps.Next, error) {
 	status := statusOf(p.set, p.machines, p.now)
 	status.Conditions = withFailure(status.Conditions, p.failure, p.now)
 
-	return proceed, p.storeStatus(ctx, status)
+	return steps.Proceed, p.storeStatus(ctx, status)
 }
 
 // storeStatus stores a status, if it says something new.

@@ -10,21 +10,22 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
 
 // EventInvalid is the reason of the Event on a set that nothing can be done for
-// until somebody corrects it.
+// until it is corrected.
 const EventInvalid = "InvalidMachineSet"
 
-// validate stops at a set that contradicts itself, and tells so in an Event and for
-// as long as it lasts in a condition. What it has is counted all the same. The
+// validate stops at a set that contradicts itself. It says so in an Event, and for as
+// long as that lasts in a condition. What it has is counted all the same. The
 // correction is an event.
-func (p *pass) validate(ctx context.Context) (next, error) {
+func (p *pass) validate(ctx context.Context) (steps.Next, error) {
 	selector, err := selectorOf(p.set)
 	if err == nil {
 		p.selector = selector
 
-		return proceed, nil
+		return steps.Proceed, nil
 	}
 	message := "Nothing is done for this set: " + err.Error()
 	p.Events.Eventf(p.set, corev1.EventTypeWarning, EventInvalid, "%s", message)
@@ -33,12 +34,12 @@ func (p *pass) validate(ctx context.Context) (next, error) {
 		Type: v1alpha1.MachineSetReplicaFailure, Status: corev1.ConditionTrue, Reason: v1alpha1.ReasonInvalidSpec, Message: message,
 	}
 	p.selector = nil // it may be what is wrong
-	if _, err := p.look(ctx); err != nil {
-		return wait, err
+	if _, err := p.findMachines(ctx); err != nil {
+		return steps.Wait, err
 	}
 	_, err = p.report(ctx)
 
-	return wait, err
+	return steps.Wait, err
 }
 
 // selectorOf returns the set's selector, or everything that is wrong with the set.

@@ -6,13 +6,13 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// leaving tells whether the machine is on its way out. It does not count for its
+// leaving reports whether the machine is on its way out. It does not count for its
 // set any more.
 func leaving(m *v1alpha1.Machine) bool {
 	return !m.DeletionTimestamp.IsZero() || m.Status.CurrentStatus.Phase == v1alpha1.MachineTerminating
 }
 
-// discarded tells whether the machine goes whatever the number of replicas: it
+// discarded reports whether the machine goes whatever the number of replicas: it
 // Failed, or the autoscaler chose it.
 func discarded(set *v1alpha1.MachineSet, m *v1alpha1.Machine, now time.Time) bool {
 	if m.Status.CurrentStatus.Phase == v1alpha1.MachineFailed && !kept(m, now) {
@@ -22,8 +22,8 @@ func discarded(set *v1alpha1.MachineSet, m *v1alpha1.Machine, now time.Time) boo
 	return chosen(set, m)
 }
 
-// kept tells whether a Failed machine is preserved, or is about to be because
-// somebody asked for it.
+// kept reports whether a Failed machine is preserved, or is about to be because a user
+// asked for it.
 func kept(m *v1alpha1.Machine, now time.Time) bool {
 	if m.Status.CurrentStatus.PreserveExpiryTime != nil {
 		return preserved(m, now)
@@ -36,7 +36,7 @@ func kept(m *v1alpha1.Machine, now time.Time) bool {
 	}
 }
 
-// chosen tells whether the autoscaler marked the machine no later than it last
+// chosen reports whether the autoscaler marked the machine no later than it last
 // set the replicas. A machine marked later belongs to a number of replicas that
 // has not reached the set yet: deleted now, it would be replaced.
 func chosen(set *v1alpha1.MachineSet, m *v1alpha1.Machine) bool {

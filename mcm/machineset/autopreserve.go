@@ -10,11 +10,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
 
 // wishOf is what was asked for about the machine's preservation. What its Node says
@@ -23,9 +23,9 @@ func wishOf(m *v1alpha1.Machine) string {
 	return cmp.Or(m.Annotations[v1alpha1.AnnotationKeyLastAppliedNodePreserveValue], m.Annotations[v1alpha1.AnnotationKeyPreserve])
 }
 
-// byChoice tells whether it was the set that wished for the machine's preservation.
-// What a Node says is somebody's wish, whatever the value: the set can neither
-// write nor remove it.
+// byChoice reports whether it was the set that wished for the machine's preservation.
+// A Node's annotation is a user's wish, whatever the value: the set can neither write nor
+// remove it.
 func byChoice(m *v1alpha1.Machine) bool {
 	return m.Annotations[v1alpha1.AnnotationKeyPreserve] == v1alpha1.PreserveAuto &&
 		m.Annotations[v1alpha1.AnnotationKeyLastAppliedNodePreserveValue] == ""
@@ -73,7 +73,7 @@ func failedOnes(set *v1alpha1.MachineSet, machines []*v1alpha1.Machine, ok func(
 	return found
 }
 
-// preserve tells the machine controller which Failed machines the set preserves. It
+// preserve marks the Failed machines that the set preserves for the machine controller. It
 // must only be called with what was read from the API server.
 func (p *pass) preserve(ctx context.Context) {
 	keep, letGo := choosePreserved(p.set, p.machines, p.now)
@@ -85,8 +85,8 @@ func (p *pass) preserve(ctx context.Context) {
 	})
 }
 
-// annotate changes machines, provided that nobody else has changed them: a user may
-// have said what becomes of one.
+// annotate changes machines, if no other writer has changed them: a user may have decided
+// about one.
 func (p *pass) annotate(ctx context.Context, machines []*v1alpha1.Machine, format string, change func(*v1alpha1.Machine)) {
 	var mu sync.Mutex
 	changed := map[*v1alpha1.Machine]*v1alpha1.Machine{}
@@ -110,9 +110,9 @@ func (p *pass) annotate(ctx context.Context, machines []*v1alpha1.Machine, forma
 		}
 	}
 	for _, err := range errs {
-		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		if steps.Outdated(err) {
 			p.log.V(1).Info("machine has changed, looking again", "err", err.Error())
-			p.lookAgain(conflictRetry)
+			p.LookAgain(steps.ConflictRetry)
 
 			continue
 		}

@@ -20,9 +20,9 @@ import (
 // pools there are none.
 const indexReplaced = "replaced"
 
-// tellAgain is after how long a machine that waits says so again, if it is another
-// one that it waits for: a thousand may.
-const tellAgain = time.Minute
+// repeatHeld is the time after which a waiting machine may name another machine that it
+// waits for: a thousand may wait.
+const repeatHeld = time.Minute
 
 // A pool is the machines of which only so many are replaced at a time, so that a
 // fault that makes all their Nodes unhealthy does not cost all their instances:
@@ -32,7 +32,7 @@ type pool struct {
 	set                   types.UID // without the label
 }
 
-// poolOf returns a machine's pool; false when nobody would replace it.
+// poolOf returns a machine's pool; false when it has no owner that would replace it.
 func poolOf(m *v1alpha1.Machine) (pool, bool) {
 	if name := m.Labels[v1alpha1.LabelKeyMachineDeployment]; name != "" {
 		return pool{namespace: m.Namespace, deployment: name}, true
@@ -61,7 +61,7 @@ func (p pool) key() string {
 	return "deployment/" + p.deployment
 }
 
-// replaced tells whether a machine counts as one that is being replaced: it is on
+// replaced reports whether a machine counts as one that is being replaced: it is on
 // its way out, or another one on its way in. Each counts once.
 func replaced(m *v1alpha1.Machine) bool {
 	if !m.DeletionTimestamp.IsZero() {
@@ -87,23 +87,32 @@ func replacedIn(o client.Object) []string {
 	return nil
 }
 
-// mayFail tells whether a machine that has been unhealthy for longer than limit may
+// replacement decides whether an unhealthy machine may be given up now.
+type replacement struct {
+	*object
+	live         client.Reader
+	replacements *replacements
+
+	held bool // the machine would be Failed if not for others of its pool
+}
+
+// mayFail reports whether a machine that has been unhealthy for longer than limit may
 // become Failed now, or has to wait for others of its pool.
-func (p *pass) mayFail(ctx context.Context, limit time.Duration) (bool, error) {
-	own, ok := poolOf(p.machine)
+func (r *replacement) mayFail(ctx context.Context, limit time.Duration) (bool, error) {
+	own, ok := poolOf(r.machine)
 	if !ok {
 		return true, nil
 	}
-	other, free, err := p.replacements.take(ctx, p.Control, own, p.stored, p.Settings.MaxReplacements)
+	other, free, err := r.replacements.take(ctx, r.control, own, r.stored, r.settings.MaxReplacements)
 	if err == nil && free {
 		// The cache may not show yet what the leader before did, or users.
-		other, free, err = p.confirmTaken(ctx, own)
+		other, free, err = r.confirmTaken(ctx, own)
 	}
 	if err != nil {
 		return false, fmt.Errorf("count the machines of %s that are being replaced: %w", own, err)
 	}
 	if !free {
-		p.hold(own, other, limit)
+		r.reportHeld(own, other, limit)
 	}
 
 	return free, nil
@@ -111,52 +120,38 @@ func (p *pass) mayFail(ctx context.Context, limit time.Duration) (bool, error) {
 
 // confirmTaken asks the API server itself whether there is room for one more, and
 // gives back what was taken if there is not.
-func (p *pass) confirmTaken(ctx context.Context, own pool) (other string, free bool, err error) {
+func (r *replacement) confirmTaken(ctx context.Context, own pool) (other string, free bool, err error) {
 	opts := []client.ListOption{client.InNamespace(own.namespace)}
 	if own.deployment != "" {
 		opts = append(opts, client.MatchingLabels{v1alpha1.LabelKeyMachineDeployment: own.deployment})
 	}
 	list := &v1alpha1.MachineList{}
-	if err := p.Live.List(ctx, list, opts...); err != nil {
-		p.replacements.release(p.machine.UID)
+	if err := r.live.List(ctx, list, opts...); err != nil {
+		r.replacements.release(r.machine.UID)
 
 		return "", false, err
 	}
-	other, free = p.replacements.confirm(own, p.machine.UID, list.Items, p.Settings.MaxReplacements)
+	other, free = r.replacements.confirm(own, r.machine.UID, list.Items, r.settings.MaxReplacements)
 
 	return other, free, nil
 }
 
-// hold has the machine say what it waits for, with an Event at first.
-func (p *pass) hold(own pool, other string, limit time.Duration) {
-	p.held = true
-	p.replacements.wait(p.machine, own)
-	current, last := p.machine.Status.CurrentStatus, p.machine.Status.LastOperation
+// reportHeld has the machine say what it waits for, with an Event at first.
+func (r *replacement) reportHeld(own pool, other string, limit time.Duration) {
+	r.held = true
+	r.replacements.wait(r.machine, own)
+	current, last := r.machine.Status.CurrentStatus, r.machine.Status.LastOperation
 	// Nothing but this is said of a machine once its time is over.
 	first := last.LastUpdateTime.Time.Before(current.LastUpdateTime.Add(limit))
-	if !first && p.now.Sub(last.LastUpdateTime.Time) < tellAgain {
+	if !first && r.now.Sub(last.LastUpdateTime.Time) < repeatHeld {
 		return
 	}
 	text := fmt.Sprintf("Machine %s stays Unknown although unhealthy for longer than %s: "+
-		"no more than %d of %s may be replaced at a time, and %s is", p.machine.Name, limit, p.Settings.MaxReplacements, own, other)
-	p.setLastOperation(v1alpha1.MachineOperationHealthCheck, v1alpha1.MachineStateProcessing, "", text)
+		"no more than %d of %s may be replaced at a time, and %s is", r.machine.Name, limit, r.settings.MaxReplacements, own, other)
+	r.setLastOperation(v1alpha1.MachineOperationHealthCheck, v1alpha1.MachineStateProcessing, "", text)
 	if first {
-		p.cautionf("ReplacementDelayed", "%s", text)
+		r.cautionf("ReplacementDelayed", "%s", text)
 	}
-}
-
-// reallyUnhealthy asks the API server itself whether the machine's Node is not as it
-// should be: what follows costs an instance, and a cache that was cut off may
-// take half a minute to hear of anything.
-func (p *pass) reallyUnhealthy(ctx context.Context) (bool, error) {
-	cached := p.node
-	defer func() { p.node = cached }()
-	if err := p.readNode(ctx, p.LiveNodes); err != nil {
-		return false, err
-	}
-	healthy, _ := p.nodeHealth()
-
-	return !healthy || p.lacksComponents(), nil
 }
 
 // replacementEnded has machines that wait looked at when there may be room.

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
 
 // indexController finds machines by the uid of the object that controls them; the
@@ -31,58 +32,58 @@ func owned(m, set client.Object) bool {
 	return ref != nil && ref.UID == set.GetUID()
 }
 
-// look finds the set's machines, and those it may adopt, in the cache.
-func (p *pass) look(ctx context.Context) (next, error) {
+// findMachines finds the set's machines, and those it may adopt, in the cache.
+func (p *pass) findMachines(ctx context.Context) (steps.Next, error) {
 	var found []*v1alpha1.Machine
 	for _, controller := range []string{string(p.set.UID), ""} {
 		list := &v1alpha1.MachineList{}
 		err := p.Client.List(ctx, list, client.InNamespace(p.set.Namespace),
 			client.MatchingFields{indexController: controller}, client.UnsafeDisableDeepCopy)
 		if err != nil {
-			return wait, fmt.Errorf("list machines of set %s/%s: %w", p.set.Namespace, p.set.Name, err)
+			return steps.Wait, fmt.Errorf("list machines of set %s/%s: %w", p.set.Namespace, p.set.Name, err)
 		}
 		for i := range list.Items {
 			found = append(found, &list.Items[i])
 		}
 	}
-	p.sort(found)
+	p.sortMachines(found)
 
-	return proceed, nil
+	return steps.Proceed, nil
 }
 
-// lookLive replaces what the pass knows from the cache by what the API server
+// findMachinesLive replaces what the pass knows from the cache by what the API server
 // says. It stops at a set that is no longer the same or wants nothing any more.
-func (p *pass) lookLive(ctx context.Context) (next, error) {
+func (p *pass) findMachinesLive(ctx context.Context) (steps.Next, error) {
 	set := &v1alpha1.MachineSet{}
 	err := p.Live.Get(ctx, client.ObjectKeyFromObject(p.set), set)
 	if client.IgnoreNotFound(err) != nil {
-		return wait, fmt.Errorf("read machine set %s/%s: %w", p.set.Namespace, p.set.Name, err)
+		return steps.Wait, fmt.Errorf("read machine set %s/%s: %w", p.set.Namespace, p.set.Name, err)
 	}
 	// One that is gone has no uid.
 	if set.UID != p.set.UID || !set.DeletionTimestamp.IsZero() {
-		return wait, nil // the event of its deletion is still to come
+		return steps.Wait, nil // the event of its deletion is still to come
 	}
 	p.take(set)
-	if n, err := p.validate(ctx); n == wait || err != nil {
+	if n, err := p.validate(ctx); n.Stop || err != nil {
 		return n, err
 	}
 	list := &v1alpha1.MachineList{}
 	err = p.Live.List(ctx, list, client.InNamespace(set.Namespace), client.MatchingLabelsSelector{Selector: p.selector})
 	if err != nil {
-		return wait, fmt.Errorf("list machines of set %s/%s: %w", set.Namespace, set.Name, err)
+		return steps.Wait, fmt.Errorf("list machines of set %s/%s: %w", set.Namespace, set.Name, err)
 	}
 	found := make([]*v1alpha1.Machine, 0, len(list.Items))
 	for i := range list.Items {
 		found = append(found, &list.Items[i])
 	}
-	p.sort(found)
+	p.sortMachines(found)
 
-	return proceed, nil
+	return steps.Proceed, nil
 }
 
-// sort tells the set's machines from those it may adopt and those to let go.
+// sortMachines separates the set's machines from those it may adopt and those to let go.
 // Without a selector all that it owns are its own.
-func (p *pass) sort(found []*v1alpha1.Machine) {
+func (p *pass) sortMachines(found []*v1alpha1.Machine) {
 	p.machines, p.orphans, p.strays = nil, nil, nil
 	for _, m := range found {
 		matches := p.selector != nil && p.selector.Matches(labels.Set(m.Labels))
@@ -97,9 +98,9 @@ func (p *pass) sort(found []*v1alpha1.Machine) {
 	}
 }
 
-// release gives up machines that the selector no longer matches: somebody took
+// releaseMachines gives up machines that the selector no longer matches: a user took
 // them out of the set to look at them, or to keep them.
-func (p *pass) release(ctx context.Context) (next, error) {
+func (p *pass) releaseMachines(ctx context.Context) (steps.Next, error) {
 	for _, m := range p.strays {
 		if !m.DeletionTimestamp.IsZero() {
 			continue
@@ -109,21 +110,21 @@ func (p *pass) release(ctx context.Context) (next, error) {
 			return ref.UID == p.set.UID
 		})
 		if err := p.patchMachine(ctx, free, m); err != nil {
-			return wait, err
+			return steps.Wait, err
 		}
 		p.log.Info("released machine", "machine", m.Name)
 	}
 
-	return proceed, nil
+	return steps.Proceed, nil
 }
 
-// adopt takes machines that match and that nobody controls. It must only be
+// adopt takes machines that match and have no controller. It must only be
 // called with what was read from the API server: a set that was deleted meanwhile
 // must not take any.
 func (p *pass) adopt(ctx context.Context) error {
 	for _, m := range p.orphans {
 		mine := m.DeepCopy()
-		mine.OwnerReferences = append(mine.OwnerReferences, p.reference())
+		mine.OwnerReferences = append(mine.OwnerReferences, controllerRef(p.set))
 		if err := p.patchMachine(ctx, mine, m); err != nil {
 			return err
 		}
@@ -136,7 +137,7 @@ func (p *pass) adopt(ctx context.Context) error {
 }
 
 // patchMachine stores a machine's owner references, which a merge patch replaces
-// as a whole, provided that nobody else has changed the machine.
+// as a whole, if no other writer has changed the machine.
 func (p *pass) patchMachine(ctx context.Context, m, stored *v1alpha1.Machine) error {
 	err := p.Client.Patch(ctx, m, client.MergeFromWithOptions(stored, client.MergeFromWithOptimisticLock{}))
 	if err != nil {
@@ -146,6 +147,6 @@ func (p *pass) patchMachine(ctx context.Context, m, stored *v1alpha1.Machine) er
 	return nil
 }
 
-func (p *pass) reference() metav1.OwnerReference {
-	return *metav1.NewControllerRef(p.set, v1alpha1.SchemeGroupVersion.WithKind(v1alpha1.KindMachineSet))
+func controllerRef(set *v1alpha1.MachineSet) metav1.OwnerReference {
+	return *metav1.NewControllerRef(set, v1alpha1.SchemeGroupVersion.WithKind(v1alpha1.KindMachineSet))
 }

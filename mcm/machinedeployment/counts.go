@@ -4,6 +4,38 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
+// counts are a set as a plan sees it.
+type counts struct {
+	Replicas    int32 // of its spec
+	Active      int32 // machines that are not being deleted
+	Available   int32 // of them
+	Terminating int32 // machines that are being deleted
+}
+
+// most is how many machines the set may come to have before its replicas change again.
+func (c counts) most() int32 { return max(c.Replicas, c.Active) + c.Terminating }
+
+// sure is how many machines are still available once the set has deleted those
+// that it has too many of. Which these are is the set's decision.
+func (c counts) sure() int32 {
+	return max(0, c.Available-max(0, c.Active-c.Replicas))
+}
+
+// broken is how many of the set's replicas are unavailable, whatever it has yet
+// to delete.
+func (c counts) broken() int32 { return max(0, c.Replicas-c.Available) }
+
+func total(all []counts, of func(counts) int32) int32 {
+	var sum int32
+	for _, c := range all {
+		sum += of(c)
+	}
+
+	return sum
+}
+
+func replicasOf(c counts) int32 { return c.Replicas }
+
 // limits are how many machines there may be beyond the replicas, and how many
 // may be unavailable, in a rollout.
 type limits struct{ surge, unavailable int32 }
@@ -16,9 +48,9 @@ func limitsOf(spec *v1alpha1.MachineDeploymentSpec) limits {
 }
 
 // countsOf sums up a set as plans see it.
-func (p *pass) countsOf(set *v1alpha1.MachineSet) counts {
+func (o *ownedSets) countsOf(set *v1alpha1.MachineSet) counts {
 	c := counts{Replicas: set.Spec.Replicas}
-	for _, m := range p.machines[set.UID] {
+	for _, m := range o.machines[set.UID] {
 		c = c.with(m)
 	}
 
@@ -40,14 +72,14 @@ func (c counts) with(m *v1alpha1.Machine) counts {
 	return c
 }
 
-// unmarked is countsOf for when the set hears of the cluster-autoscaler's last
+// countsWithoutMarked is countsOf for when the set hears of the cluster-autoscaler's last
 // change of replicas: those for which it has only machines that it then deletes
 // are taken from it, or it would make others for them.
-func (p *pass) unmarked(set *v1alpha1.MachineSet) counts {
+func (o *ownedSets) countsWithoutMarked(set *v1alpha1.MachineSet) counts {
 	c := counts{Replicas: set.Spec.Replicas}
 	var marked int32
-	for _, m := range p.machines[set.UID] {
-		if p.marked(m) {
+	for _, m := range o.machines[set.UID] {
+		if o.isMarked(m) {
 			marked++
 		} else {
 			c = c.with(m)
@@ -60,16 +92,16 @@ func (p *pass) unmarked(set *v1alpha1.MachineSet) counts {
 	return c
 }
 
-func (p *pass) countsOfAll(sets []*v1alpha1.MachineSet) []counts {
+func (o *ownedSets) countsOfAll(sets []*v1alpha1.MachineSet) []counts {
 	all := make([]counts, len(sets))
 	for i, set := range sets {
-		all[i] = p.countsOf(set)
+		all[i] = o.countsOf(set)
 	}
 
 	return all
 }
 
-// available tells whether work can be put on a machine.
+// available reports whether work can be put on a machine.
 func available(m *v1alpha1.Machine) bool {
 	phase := m.Status.CurrentStatus.Phase
 

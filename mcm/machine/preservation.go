@@ -10,50 +10,59 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
 
-// preserve keeps a machine, Failed or not, for somebody to look at for as long as
-// it is wanted and its time lasts. What it leaves to be done is found by the next
-// pass in the machine and its Node alone: the time is set first and cleared last.
-func (p *pass) preserve(ctx context.Context) (next, error) {
+// preservation keeps a machine and its Node for a time.
+type preservation struct {
+	*object
+	node    *machineNode
+	target  client.Client // nil without a target cluster
+	drainer Drainer       // nil if Nodes are not drained
+}
+
+// preserveMachine keeps a machine, Failed or not, for inspection, as long as that is
+// wanted and its time lasts. The next pass finds what is left to do in the machine and
+// its Node alone: the time is set first and cleared last.
+func (p *preservation) preserveMachine(ctx context.Context) (steps.Next, error) {
 	if err := p.readWish(ctx); err != nil {
-		return wait, err
+		return steps.Wait, err
 	}
 	until := p.machine.Status.CurrentStatus.PreserveExpiryTime
 	switch {
 	case until != nil && !until.After(p.now):
-		return proceed, p.endPreservation(ctx, "its time is over", true)
-	case p.wanted(until != nil):
+		return steps.Proceed, p.endPreservation(ctx, "its time is over", true)
+	case p.wantsPreservation(until != nil):
 		p.beginPreservation()
 		if err := p.patchStatus(ctx); err != nil {
-			return wait, err
+			return steps.Wait, err
 		}
 		if until = p.machine.Status.CurrentStatus.PreserveExpiryTime; until == nil {
-			p.tellNotPreserved()
+			p.warnNotPreserved()
 
-			return proceed, nil
+			return steps.Proceed, nil
 		}
-		p.lookAgain(until.Sub(p.now))
+		p.LookAgain(until.Sub(p.now))
 
-		return proceed, p.preserveNode(ctx, until.Time)
+		return steps.Proceed, p.preserveNode(ctx, until.Time)
 	case p.wish == v1alpha1.PreserveAuto:
-		// Whether it is preserved when it fails again is its set's to decide anew.
-		return proceed, p.endPreservation(ctx, "the machine has recovered", true)
+		// Its set decides whether it is preserved when it fails again.
+		return steps.Proceed, p.endPreservation(ctx, "the machine has recovered", true)
 	case p.wish == v1alpha1.PreserveWhenFailed:
-		return proceed, p.endPreservation(ctx, "the machine has recovered", false)
+		return steps.Proceed, p.endPreservation(ctx, "the machine has recovered", false)
 	default:
-		return proceed, p.endPreservation(ctx, "it is not wanted any more", false)
+		return steps.Proceed, p.endPreservation(ctx, "it is not wanted any more", false)
 	}
 }
 
-// wanted tells whether the machine is to be preserved as things stand. A value that
-// nobody understands leaves it as it is.
-func (p *pass) wanted(preserved bool) bool {
-	switch p.wish {
+// wantsPreservation reports whether the machine is to be preserved as things stand. An unknown
+// value changes nothing.
+func (o *object) wantsPreservation(preserved bool) bool {
+	switch o.wish {
 	case v1alpha1.PreserveNow:
 		return true
 	case v1alpha1.PreserveWhenFailed, v1alpha1.PreserveAuto:
-		return p.machine.Status.CurrentStatus.Phase == v1alpha1.MachineFailed
+		return o.machine.Status.CurrentStatus.Phase == v1alpha1.MachineFailed
 	case v1alpha1.PreserveNever, "":
 		return false
 	default:
@@ -61,43 +70,43 @@ func (p *pass) wanted(preserved bool) bool {
 	}
 }
 
-// tellNotPreserved tells that CRDs from before there was preservation have dropped the
-// machine's time.
-func (p *pass) tellNotPreserved() {
+// warnNotPreserved warns that CRDs older than preservation have dropped the machine's
+// time.
+func (p *preservation) warnNotPreserved() {
 	text := "It is not preserved: the CRD of Machines knows no status.currentStatus.preserveExpiryTime: apply this version's CRDs"
-	if p.news(aboutPreserve, text) {
+	if p.isNews(aboutPreserve, text) {
 		p.warnf("CannotPreserve", "%s", text)
 	}
 }
 
 // beginPreservation gives the machine its time if it is to be preserved and has
 // none.
-func (p *pass) beginPreservation() {
-	current := &p.machine.Status.CurrentStatus
-	if current.PreserveExpiryTime != nil || !p.wanted(false) {
+func (o *object) beginPreservation() {
+	current := &o.machine.Status.CurrentStatus
+	if current.PreserveExpiryTime != nil || !o.wantsPreservation(false) {
 		return
 	}
-	timeout := p.Settings.PreserveTimeout
-	if own := p.machine.Spec.MachinePreserveTimeout; own != nil {
+	timeout := o.settings.PreserveTimeout
+	if own := o.machine.Spec.MachinePreserveTimeout; own != nil {
 		timeout = own.Duration
 	}
-	until := metav1.NewTime(p.now.Add(timeout)).Rfc3339Copy() // as it is stored
+	until := metav1.NewTime(o.now.Add(timeout)).Rfc3339Copy() // as it is stored
 	current.PreserveExpiryTime = &until
-	wish := p.wish
-	p.notes = append(p.notes, func() {
-		if p.machine.Status.CurrentStatus.PreserveExpiryTime != nil { // or the CRDs have dropped it
-			p.sayf("Preserved", "Kept until %s, as %s says %q", until.UTC().Format(time.RFC3339), v1alpha1.AnnotationKeyPreserve, wish)
+	wish := o.wish
+	o.notes = append(o.notes, func() {
+		if o.machine.Status.CurrentStatus.PreserveExpiryTime != nil { // or the CRDs have dropped it
+			o.sayf("Preserved", "Kept until %s, as %s says %q", until.UTC().Format(time.RFC3339), v1alpha1.AnnotationKeyPreserve, wish)
 		}
 	})
 }
 
-// endPreservation gives back what preserveNode took, and lets go of the machine. To
-// forget is to remove the wish, so that it counts for this once.
-func (p *pass) endPreservation(ctx context.Context, why string, forget bool) error {
+// endPreservation undoes preserveNode and releases the machine. Forget also removes the
+// wish, so that it counts only once.
+func (p *preservation) endPreservation(ctx context.Context, why string, forget bool) error {
 	current := &p.machine.Status.CurrentStatus
 	was := current.PreserveExpiryTime
-	if p.Drainer != nil {
-		p.Drainer.Forget(p.machine.UID)
+	if p.drainer != nil {
+		p.drainer.Forget(p.machine.UID)
 	}
 	if released, err := p.releaseNode(ctx, forget); !released || err != nil {
 		return err
@@ -119,38 +128,37 @@ func (p *pass) endPreservation(ctx context.Context, why string, forget bool) err
 	return p.patchStatus(ctx)
 }
 
-// awaitsReplacement tells that the machine's set is about to delete it. The time
-// that is over tells the set so; without it the set might choose to preserve the
-// machine once more.
-func (p *pass) awaitsReplacement() bool {
+// awaitsReplacement reports whether the machine's set is about to delete it. The expired
+// time is the signal for that; without it the set might preserve the machine once more.
+func (p *preservation) awaitsReplacement() bool {
 	current, owner := p.machine.Status.CurrentStatus, metav1.GetControllerOfNoCopy(p.machine)
 
 	return current.Phase == v1alpha1.MachineFailed && !current.PreserveExpiryTime.After(p.now) &&
 		owner != nil && owner.Kind == v1alpha1.KindMachineSet
 }
 
-// readWish finds out whether the machine is to be preserved. What its Node says
-// wins, also that it says nothing any more; that is noted on the machine, for the
-// machine's set and for when the Node is gone.
-func (p *pass) readWish(ctx context.Context) error {
+// readWish finds out whether the machine is to be preserved. Its Node's annotation wins,
+// also when it was removed. It is noted on the machine, for the machine's set and for
+// the time when the Node is gone.
+func (p *preservation) readWish(ctx context.Context) error {
 	m := p.machine
-	if p.Target != nil && m.Labels[v1alpha1.LabelKeyNode] != "" {
-		if err := p.lookupNode(ctx); err != nil {
+	if p.target != nil && m.Labels[v1alpha1.LabelKeyNode] != "" {
+		if err := p.node.lookupNode(ctx); err != nil {
 			return err
 		}
 	}
 	applied := m.Annotations[v1alpha1.AnnotationKeyLastAppliedNodePreserveValue]
 	byNode := applied != ""
-	if p.node != nil {
+	if p.node.found != nil {
 		var says bool
-		applied, says = p.node.Annotations[v1alpha1.AnnotationKeyPreserve]
+		applied, says = p.node.found.Annotations[v1alpha1.AnnotationKeyPreserve]
 		byNode = byNode || says
 	}
 	p.wish = m.Annotations[v1alpha1.AnnotationKeyPreserve]
 	_, own := m.Annotations[v1alpha1.AnnotationKeyPreserve]
 	switch {
-	case p.node == nil && own:
-		applied = "" // somebody has said so since the Node is gone
+	case p.node.found == nil && own:
+		applied = "" // it was set on the machine after the Node was gone
 	case byNode:
 		p.wish = applied
 		delete(m.Annotations, v1alpha1.AnnotationKeyPreserve)
@@ -160,7 +168,7 @@ func (p *pass) readWish(ctx context.Context) error {
 	} else {
 		metav1.SetMetaDataAnnotation(&m.ObjectMeta, v1alpha1.AnnotationKeyLastAppliedNodePreserveValue, applied)
 	}
-	p.tellWish()
+	p.warnInvalidWish()
 	if equality.Semantic.DeepEqual(m.Annotations, p.stored.Annotations) {
 		return nil // as of most machines
 	}
@@ -168,8 +176,8 @@ func (p *pass) readWish(ctx context.Context) error {
 	return p.patch(ctx)
 }
 
-// tellWish says that nobody understands the wish, once.
-func (p *pass) tellWish() {
+// warnInvalidWish says once that the wish is unknown.
+func (p *preservation) warnInvalidWish() {
 	text := ""
 	switch p.wish {
 	case "", v1alpha1.PreserveNow, v1alpha1.PreserveWhenFailed, v1alpha1.PreserveAuto, v1alpha1.PreserveNever:
@@ -177,12 +185,12 @@ func (p *pass) tellWish() {
 		text = fmt.Sprintf("annotation %s is %q, which is ignored: want %s, %s or %s", v1alpha1.AnnotationKeyPreserve, p.wish,
 			v1alpha1.PreserveNow, v1alpha1.PreserveWhenFailed, v1alpha1.PreserveNever)
 	}
-	if p.news(aboutWish, text) {
+	if p.isNews(aboutWish, text) {
 		p.warnf("InvalidField", "%s", text)
 	}
 }
 
-// preservationChanged tells whether something has changed that preserve looks at.
+// preservationChanged reports whether something has changed that preserve looks at.
 func preservationChanged(before, after client.Object) bool {
 	b, ok := before.(*v1alpha1.Machine)
 	a, okToo := after.(*v1alpha1.Machine)

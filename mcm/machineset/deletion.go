@@ -10,49 +10,50 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
+	"github.com/machinebus/machinebus/mcm/steps"
 )
 
 // addFinalizer keeps the set until its machines are gone.
-func (p *pass) addFinalizer(ctx context.Context) (next, error) {
+func (p *pass) addFinalizer(ctx context.Context) (steps.Next, error) {
 	if !controllerutil.AddFinalizer(p.set, v1alpha1.FinalizerName) {
-		return proceed, nil
+		return steps.Proceed, nil
 	}
 
-	return proceed, p.patch(ctx)
+	return steps.Proceed, p.patch(ctx)
 }
 
 // spareMachines lets go of a set whose machines are to outlive it
 // (kubectl delete --cascade=orphan): the garbage collector frees them.
-func (p *pass) spareMachines(ctx context.Context) (next, error) {
+func (p *pass) spareMachines(ctx context.Context) (steps.Next, error) {
 	if !controllerutil.ContainsFinalizer(p.set, v1alpha1.FinalizerName) {
-		return wait, nil
+		return steps.Wait, nil
 	}
 	if !controllerutil.ContainsFinalizer(p.set, metav1.FinalizerOrphanDependents) {
-		return proceed, nil
+		return steps.Proceed, nil
 	}
 	controllerutil.RemoveFinalizer(p.set, v1alpha1.FinalizerName)
 
-	return wait, p.patch(ctx)
+	return steps.Wait, p.patch(ctx)
 }
 
 // readSelector is all that a set on its way out is looked at for. A selector that
-// does not even match the template tells nothing of machines that were taken out:
+// does not even match the template says nothing about machines that were taken out:
 // then all are the set's.
-func (p *pass) readSelector(context.Context) (next, error) {
+func (p *pass) readSelector(context.Context) (steps.Next, error) {
 	selector, err := metav1.LabelSelectorAsSelector(p.set.Spec.Selector)
 	if err == nil && selector.Matches(labels.Set(p.set.Spec.Template.Labels)) {
 		p.selector = selector
 	}
 
-	return proceed, nil
+	return steps.Proceed, nil
 }
 
 // deleteMachines deletes all machines of a set that is being deleted.
-func (p *pass) deleteMachines(ctx context.Context) (next, error) {
+func (p *pass) deleteMachines(ctx context.Context) (steps.Next, error) {
 	if len(p.machines) == 0 {
 		// The cache may not know them yet.
 		if err := p.listLeft(ctx); err != nil {
-			return wait, err
+			return steps.Wait, err
 		}
 	}
 	var left []*v1alpha1.Machine
@@ -63,7 +64,7 @@ func (p *pass) deleteMachines(ctx context.Context) (next, error) {
 	}
 	p.delete(ctx, left)
 
-	return proceed, nil
+	return steps.Proceed, nil
 }
 
 // listLeft reads from the API server what machines of the set there are. Those
@@ -71,7 +72,7 @@ func (p *pass) deleteMachines(ctx context.Context) (next, error) {
 func (p *pass) listLeft(ctx context.Context) error {
 	selector, err := metav1.LabelSelectorAsSelector(p.set.Spec.Selector)
 	if err != nil {
-		return nil //nolint:nilerr // whoever broke the selector leaves the rest to the garbage collector
+		return nil //nolint:nilerr // with a broken selector the garbage collector deletes the rest
 	}
 	list := &v1alpha1.MachineList{}
 	err = p.Live.List(ctx, list, client.InNamespace(p.set.Namespace), client.MatchingLabelsSelector{Selector: selector})
@@ -89,11 +90,11 @@ func (p *pass) listLeft(ctx context.Context) error {
 
 // removeFinalizer lets the API server remove a set that has no machines left. The
 // event of each one that goes starts another pass.
-func (p *pass) removeFinalizer(ctx context.Context) (next, error) {
+func (p *pass) removeFinalizer(ctx context.Context) (steps.Next, error) {
 	if len(p.machines) > 0 {
-		return proceed, nil
+		return steps.Proceed, nil
 	}
 	controllerutil.RemoveFinalizer(p.set, v1alpha1.FinalizerName)
 
-	return wait, p.patch(ctx)
+	return steps.Wait, p.patch(ctx)
 }

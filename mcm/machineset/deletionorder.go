@@ -39,7 +39,7 @@ func deletedBefore(a, b *v1alpha1.Machine, now time.Time) int {
 	)
 }
 
-// comparePreserved puts preserved machines last: those that nobody asked to
+// comparePreserved puts preserved machines last: those that no user asked to
 // preserve before the others, and then those whose time ends earlier.
 func comparePreserved(a, b *v1alpha1.Machine, now time.Time) int {
 	if pa, pb := spared(a, now), spared(b, now); !pa || !pb {
@@ -61,7 +61,7 @@ func compareTimes(a, b *metav1.Time) int {
 	return a.Compare(b.Time)
 }
 
-// spared tells whether the machine is preserved, or is about to be.
+// spared reports whether the machine is preserved, or is about to be.
 func spared(m *v1alpha1.Machine, now time.Time) bool {
 	return preserved(m, now) || m.Status.CurrentStatus.Phase == v1alpha1.MachineFailed && kept(m, now)
 }
@@ -90,7 +90,7 @@ func compareBool(a, b bool) int {
 	}
 }
 
-// preserved tells whether the machine is kept although it Failed.
+// preserved reports whether the machine is kept although it Failed.
 func preserved(m *v1alpha1.Machine, now time.Time) bool {
 	until := m.Status.CurrentStatus.PreserveExpiryTime
 

@@ -21,9 +21,9 @@ type testSet struct {
 	broken  int // beside them
 }
 
-// testPass looks at sets whose replicas are as many as they have machines, the
+// testScaling looks at sets whose replicas are as many as they have machines, the
 // latest last, of a deployment that had so many replicas when they were told.
-func testPass(before, desired, surge int32, sets []testSet, change func(*pass)) *pass {
+func testScaling(before, desired, surge int32, sets []testSet, change func(*scaling)) *scaling {
 	const at = "2026-08-11T07:00:00Z"
 	d := &v1alpha1.MachineDeployment{}
 	d.Annotations = map[string]string{v1alpha1.AnnotationKeyLastReplicaChangeByScaler: at}
@@ -34,7 +34,7 @@ func testPass(before, desired, surge int32, sets []testSet, change func(*pass)) 
 			MaxSurge: new(intstr.FromInt32(surge)), MaxUnavailable: new(intstr.FromInt32(1)),
 		}},
 	}
-	p := &pass{deployment: d, machines: map[types.UID][]*v1alpha1.Machine{}}
+	p := &scaling{&ownedSets{object: &object{deployment: d}, machines: map[types.UID][]*v1alpha1.Machine{}}}
 	for i, s := range sets {
 		set := &v1alpha1.MachineSet{}
 		set.UID, set.Spec.Replicas = types.UID(fmt.Sprint(i)), int32(s.running+s.broken)
@@ -69,10 +69,10 @@ func testPass(before, desired, surge int32, sets []testSet, change func(*pass)) 
 	return p
 }
 
-func paused(p *pass) { p.deployment.Spec.Paused = true }
+func paused(p *scaling) { p.deployment.Spec.Paused = true }
 
 // toBeMade is for a template that has no set yet.
-func toBeMade(p *pass) { p.old, p.latest = p.sets, nil }
+func toBeMade(p *scaling) { p.old, p.latest = p.sets, nil }
 
 // TestParts changes the replicas of a deployment whose sets are in the middle of a
 // rollout, or about to be.
@@ -82,7 +82,7 @@ func TestParts(t *testing.T) {
 		reason                 string
 		before, desired, surge int32
 		sets                   []testSet // oldest first
-		change                 func(*pass)
+		change                 func(*scaling)
 		want                   []int32 // of those that have replicas
 	}{
 		"broken": {
@@ -133,7 +133,7 @@ func TestParts(t *testing.T) {
 		"paused before the new set is made": {
 			"then the youngest", 4, 6, 0,
 			[]testSet{{running: 3}, {running: 1}},
-			func(p *pass) { paused(p); toBeMade(p) },
+			func(p *scaling) { paused(p); toBeMade(p) },
 			[]int32{3, 3},
 		},
 		"paused, one set": {
@@ -166,8 +166,8 @@ func TestParts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := testPass(tc.before, tc.desired, tc.surge, tc.sets, tc.change)
-			got := p.parts(p.active(), max(0, tc.before-tc.desired))
+			p := testScaling(tc.before, tc.desired, tc.surge, tc.sets, tc.change)
+			got := p.divideReplicas(p.activeSets(), max(0, tc.before-tc.desired))
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("%s: -want, +got:\n%s", tc.reason, diff)
 			}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
 )
 
 // cleanUpLimit bounds what is done once checking has ended, for whatever reason.
@@ -21,10 +23,10 @@ func Run(t *testing.T, cfg Config) *Report { //nolint:thelper // it is the test,
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.end()
-	report := &Report{Provider: s.cfg.Provider, Replica: s.target, Plain: s.plain}
+	defer s.bench.Close()
+	report := &Report{Provider: s.bench.Provider, Replica: s.bench.Target, Plain: s.bench.Plain}
 	for _, c := range clauses() {
-		if !s.cfg.wants(c.ID) {
+		if !wants(s.bench.Config, c.ID) {
 			continue
 		}
 		t.Run(c.ID, func(t *testing.T) {
@@ -52,7 +54,7 @@ func Run(t *testing.T, cfg Config) *Report { //nolint:thelper // it is the test,
 // with each finding as it comes; it may be nil. The error says why the driver could
 // not be checked at all; what is wrong with it is in the report.
 func Check(ctx context.Context, cfg Config, tell func(Finding)) (*Report, error) {
-	if _, err := cfg.complete(); err != nil { // whatever may be wrong with the driver
+	if _, err := complete(cfg); err != nil { // whatever may be wrong with the driver
 		return nil, err
 	}
 	started := time.Now()
@@ -63,10 +65,10 @@ func Check(ctx context.Context, cfg Config, tell func(Finding)) (*Report, error)
 	if err != nil {
 		return nil, err
 	}
-	defer s.end()
-	report := &Report{Provider: s.cfg.Provider, Replica: s.target, Plain: s.plain}
+	defer s.bench.Close()
+	report := &Report{Provider: s.bench.Provider, Replica: s.bench.Target, Plain: s.bench.Plain}
 	for _, c := range clauses() {
-		if !s.cfg.wants(c.ID) || ctx.Err() != nil {
+		if !wants(s.bench.Config, c.ID) || ctx.Err() != nil {
 			continue
 		}
 		f := s.look(ctx, c)
@@ -86,38 +88,32 @@ func Check(ctx context.Context, cfg Config, tell func(Finding)) (*Report, error)
 	return report, nil
 }
 
-func (c Config) wants(id string) bool {
-	if len(c.Only) == 0 {
-		return true
-	}
-
-	return slices.Contains(c.Only, id)
-}
+func wants(cfg Config, id string) bool { return len(cfg.Only) == 0 || slices.Contains(cfg.Only, id) }
 
 // look checks one clause and removes what was made for it.
 func (s *suite) look(ctx context.Context, c Clause) Finding {
 	f := Finding{Clause: c, Verdict: Passed}
 	started := time.Now()
-	err := s.applies(c)
+	err := s.run(ctx, func(k *check) { k.applies(c) })
 	if err == nil {
-		limit, cancel := context.WithTimeoutCause(ctx, 2*s.cfg.Timeout+cleanUpLimit, errors.New("the check took too long"))
-		err = c.check(limit, s)
+		limit, cancel := context.WithTimeoutCause(ctx, 2*s.bench.Timeout+cleanUpLimit, errors.New("the check took too long"))
+		err = s.run(limit, c.check)
 		cancel()
-		if cleaned := s.cleanUp(ctx); cleaned != nil && err == nil {
+		if cleaned := s.run(ctx, (*check).cleanUp); cleaned != nil && err == nil {
 			err = cleaned
 		}
 	}
-	var why skip
+	var why bench.Skip
 	switch {
 	case c.Manager:
 		f.Verdict = Manager
 	case err != nil && ctx.Err() != nil: // it is the checking that has ended
 		f.Verdict, err = Skipped, context.Cause(ctx)
-	case errors.As(err, &why) && s.cfg.Strict && !why.unbound && !slices.Contains(s.cfg.MaySkip, c.ID):
+	case errors.As(err, &why) && s.bench.Strict && !why.Unbound && !slices.Contains(s.bench.MaySkip, c.ID):
 		f.Verdict = Failed
 		err = fmt.Errorf("skipped, which it may not be: %w", err)
 	case errors.As(err, &why):
-		f.Verdict, f.Unbound = Skipped, why.unbound
+		f.Verdict, f.Unbound = Skipped, why.Unbound
 	case err != nil:
 		f.Verdict = Failed
 	}
@@ -134,5 +130,5 @@ func (s *suite) finally(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), cleanUpLimit, errors.New("cleaning up took too long"))
 	defer cancel()
 
-	return errors.Join(s.cleanUp(ctx), s.leftovers(ctx))
+	return errors.Join(s.run(ctx, (*check).cleanUp), s.run(ctx, func(c *check) { c.NothingLeft() }))
 }

@@ -1,4 +1,4 @@
-package drivertest
+package bench
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/machinebus/machinebus/bus"
@@ -109,7 +108,7 @@ type Process interface {
 	Start(ctx context.Context) error
 }
 
-// withDefaults fills in what was left open.
+// withDefaults sets what is zero.
 func (c Config) withDefaults() Config {
 	if c.Cluster == "" {
 		c.Cluster = "default"
@@ -133,7 +132,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// checkNames finds fault with what the driver is to be told apart by.
+// checkNames checks what the driver is identified by.
 func (c Config) checkNames() []error {
 	errs := []error{bus.ValidToken("provider", c.Provider), bus.ValidToken("cluster", c.Cluster)}
 	if c.OtherCluster != "" {
@@ -146,25 +145,10 @@ func (c Config) checkNames() []error {
 	return errs
 }
 
-// checkClauses finds fault with what is said of clauses.
-func (c Config) checkClauses() []error {
-	var errs []error
-	for _, id := range slices.Concat(c.Only, c.MaySkip) {
-		if _, ok := clauseOf(id); !ok {
-			errs = append(errs, fmt.Errorf("there is no clause %q", id))
-		}
-	}
-	if len(c.MaySkip) > 0 && !c.Strict {
-		errs = append(errs, errors.New("to name clauses that may be skipped means nothing where all may: it needs strict"))
-	}
-
-	return errs
-}
-
-// complete fills in what was left open, and names all that is wrong at once.
-func (c Config) complete() (Config, error) {
+// Complete sets defaults, and returns an error that names all that is wrong.
+func (c Config) Complete() (Config, error) {
 	c = c.withDefaults()
-	errs := slices.Concat(c.checkNames(), c.checkClauses())
+	errs := c.checkNames()
 	if c.Timeout < 0 || c.Wait < 0 || c.Patience < 0 || c.Repeat < 0 {
 		errs = append(errs, errors.New("timeout, wait, patience and repeat must not be negative"))
 	}
@@ -175,7 +159,7 @@ func (c Config) complete() (Config, error) {
 		errs = append(errs, errors.New("the class's providerSpec is no JSON"))
 	}
 	for _, ref := range []Reference{c.Class.SecretRef, c.Class.CredentialsSecretRef} {
-		if ref.Name != "" && c.secret(ref) == nil {
+		if ref.Name != "" && c.secretOf(ref) == nil {
 			errs = append(errs, fmt.Errorf("the class refers to secret %s/%s, which was not given", ref.Namespace, ref.Name))
 		}
 	}
@@ -183,7 +167,7 @@ func (c Config) complete() (Config, error) {
 	return c, errors.Join(errs...)
 }
 
-func (c Config) secret(ref Reference) *Secret {
+func (c Config) secretOf(ref Reference) *Secret {
 	for n := range c.Secrets {
 		if s := &c.Secrets[n]; s.Namespace == ref.Namespace && s.Name == ref.Name {
 			return s

@@ -94,7 +94,7 @@ func checkKept(c *check) {
 	c.Pause(aWhile) // for results that must not be forgotten
 	for _, d := range all {
 		c.Step("a result that was not acknowledged", func() {
-			c.listedSettled(d)
+			listedSettled(c, d)
 			c.repeated(d)
 		})
 	}
@@ -105,7 +105,7 @@ func checkKept(c *check) {
 }
 
 // listedSettled looks for a settled operation where the manager looks for it.
-func (c *check) listedSettled(d *done) {
+func listedSettled(c *check, d *done) {
 	held := d.Held()
 	switch {
 	case len(held.GetOperations()) == 0:
@@ -134,10 +134,10 @@ func checkDenial(c *check) {
 		if held := c.Ops(o.ID, 2); len(held.GetOperations()) > 0 {
 			c.Failf("ops lists an operation that was never asked for")
 		}
-		unclear := c.takes(o, 2, asked)
+		unclear := takes(c, o, 2, asked)
 		c.Pause(time.Until(asked.Add(denialKept * 3 / 4)))
-		if !unclear && !c.takes(o, 1, asked) { // an earlier attempt is denied along with it
-			c.deniesFenced()
+		if !unclear && !takes(c, o, 1, asked) { // an earlier attempt is denied along with it
+			deniesFenced(c)
 
 			return
 		}
@@ -147,7 +147,7 @@ func checkDenial(c *check) {
 
 // takes asks for an attempt that was denied. Unclear is true when the denial did not count
 // any more by the time of the answer.
-func (c *check) takes(o *bench.Operation, attempt uint32, denied time.Time) (unclear bool) {
+func takes(c *check, o *bench.Operation, attempt uint32, denied time.Time) (unclear bool) {
 	f, came := o.Send(func(env *driverv1.Envelope) { env.Attempt = attempt }).First()
 	if !came || f.GetBusy() != nil {
 		return false
@@ -161,15 +161,15 @@ func (c *check) takes(o *bench.Operation, attempt uint32, denied time.Time) (unc
 
 // deniesFenced asks for an attempt that the replica does not hold, as it lists the
 // operation as fenced, and whose claim another replica has since.
-func (c *check) deniesFenced() {
+func deniesFenced(c *check) {
 	for range windows {
-		if !c.takesFenced(c.begin(remove)) {
+		if !takesFenced(c, c.begin(remove)) {
 			return
 		}
 	} // it has denied what it does not list at all
 }
 
-func (c *check) takesFenced(p *pending) (unclear bool) {
+func takesFenced(c *check, p *pending) (unclear bool) {
 	p.Usurp()
 	c.Fetches.With(noClass, func() {
 		p.release()
@@ -183,20 +183,20 @@ func (c *check) takesFenced(p *pending) (unclear bool) {
 		return !slices.ContainsFunc(c.Ops(p.ID, later).GetOperations(), func(o *driverv1.OperationState) bool { return !o.GetFenced() })
 	})
 
-	return denied && c.takes(p.Operation, later, asked) // else it is as good as held, and no manager goes on from it
+	return denied && takes(c, p.Operation, later, asked) // else it is as good as held, and no manager goes on from it
 }
 
 // checkAttach asks for operations that the replica has already: one that runs, one whose
 // result it keeps, one that failed before another attempt, and one that another attempt
 // has superseded.
 func checkAttach(c *check) {
-	c.Step("asked for an operation that runs", c.attaches)
+	c.Step("asked for an operation that runs", func() { attaches(c) })
 	d := c.onceInVain(remove)
 	c.Step("a result that is kept", func() { c.repeated(d) })
 	d.Acknowledge()
-	c.Step("a failure that is kept, asked for by a later attempt while the call of one in between may run", c.outdated)
-	c.Step("a result that is kept, asked for by the sequence of a record of its claim", c.attachesToRecords)
-	c.Step("with another replica's attempt in between", c.superseded)
+	c.Step("a failure that is kept, asked for by a later attempt while the call of one in between may run", func() { outdated(c) })
+	c.Step("a result that is kept, asked for by the sequence of a record of its claim", func() { attachesToRecords(c) })
+	c.Step("with another replica's attempt in between", func() { superseded(c) })
 }
 
 // unset leaves the sequence of the claim's terms unset.
@@ -209,19 +209,20 @@ func attempt(n uint32) bench.Change {
 
 // attaches asks for a running operation by later attempts, whose frames they are from
 // then on.
-func (c *check) attaches() {
+func attaches(c *check) {
 	p := c.begin(create)
 	p.askAgain(recovering)
 	var x *bench.Exchange
 	c.Step("by a request that leaves the sequence of its claim unset", func() { x = p.askAgain(attempt(3), unset) })
 	p.release()
 	providerID := c.Created(x.Result())
-	both := c.alsoEarlier(p)
+	both := alsoEarlier(c, p)
 	p.Acknowledge()
+	_, _, misnumbered := x.Tally()
 	if both {
 		c.Failf("the result went to the earlier reply subject as well")
 	}
-	if x.Misnumbered() {
+	if misnumbered {
 		c.Failf("a frame does not say attempt %d, which is the one that asked last", x.Attempt)
 	}
 	p.One(providerID)
@@ -229,10 +230,10 @@ func (c *check) attaches() {
 
 // alsoEarlier reports whether a result came to where the operation was asked for
 // first. One that was made a second time may come a moment after the other.
-func (c *check) alsoEarlier(p *pending) bool {
+func alsoEarlier(c *check, p *pending) bool {
 	const moment, look = 500 * time.Millisecond, 20 * time.Millisecond
 	for range moment / look {
-		if p.x.Results() > 0 {
+		if _, results, _ := p.x.Tally(); results > 0 {
 			return true
 		}
 		c.Pause(look)
@@ -243,7 +244,7 @@ func (c *check) alsoEarlier(p *pending) bool {
 
 // attachesToRecords asks for later attempts at a create, each by another sequence at
 // which its claim has been: mcm may have read any of them.
-func (c *check) attachesToRecords() {
+func attachesToRecords(c *check) {
 	d := c.once(create)
 	d.Ended()
 	later := slices.Concat(d.Claims(driverv1.Claim_STATE_BEGUN), d.Claims(driverv1.Claim_STATE_SETTLED))
@@ -267,7 +268,7 @@ func (c *check) attachesToRecords() {
 
 // outdated has a create fail, and asks for a later attempt at it while one in between
 // may run.
-func (c *check) outdated() {
+func outdated(c *check) {
 	d := c.onceInVain(create)
 	if d.result.GetStatus().GetCode() == ok { // it needs no class
 		return
@@ -284,7 +285,7 @@ func (c *check) outdated() {
 
 // superseded asks for a third attempt after a second one of another replica: the first is
 // no answer to that, neither while it runs nor when it has ended.
-func (c *check) superseded() {
+func superseded(c *check) {
 	p := c.begin(remove)
 	p.Usurp()
 	p.Send(attempt(3)).WantBusy("a request for the third attempt, while the first runs,", driverv1.BusyReason_BUSY_REASON_MACHINE)

@@ -66,7 +66,7 @@ func checkRefusedClaim(c *check) {
 	}
 	refused("a request whose terms do not hold", unfit, driverv1.BusyReason_BUSY_REASON_CLAIM)
 	refused("a request without a sequence in its terms, for an operation that it does not have,", unset, driverv1.BusyReason_BUSY_REASON_CLAIM)
-	defer c.RefuseClaims()()
+	defer c.Stream.Refuse()()
 	fresh := terms(&driverv1.ClaimTerms{Sequence: proto.Uint64(0)})
 	refused("a delete, while the operations stream takes no claims,", fresh, driverv1.BusyReason_BUSY_REASON_STORE)
 }

@@ -121,20 +121,20 @@ func (c *check) rival() (taken bool) {
 }
 
 func checkUniqueName(c *check) {
-	c.identifies(driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME, "unique_name")
+	identifies(c, driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME, "unique_name")
 	if !c.rival() {
 		c.Failf("the cloud let two machines of one name have instances: the name is not what identifies a create")
 	}
 }
 
-func (c *check) identifies(by driverv1.CreateIdentity, name string) {
+func identifies(c *check, by driverv1.CreateIdentity, name string) {
 	if c.Session().GetCreateIdentity() != by {
 		c.Unboundf("binds drivers whose create identity is %s", name)
 	}
 }
 
 func checkToken(c *check) {
-	c.identifies(driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, "token")
+	identifies(c, driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, "token")
 	if c.Cloud.Tokens == nil {
 		c.Skipf("only the cloud sees the token (Config.Cloud.Tokens)")
 	}

@@ -19,22 +19,22 @@ var fenceClauses = []Clause{
 // checkFence takes the claim of a create that waits to start from it, in every way that
 // there is.
 func checkFence(c *check) {
-	c.recordsStart()
+	recordsStart(c)
 	c.Step("a create that was accepted before another attempt took its claim's place", func() {
-		c.keepsFrom(func(p *pending) { p.Usurp() })
+		keepsFrom(c, func(p *pending) { p.Usurp() })
 	})
 	c.Step("a create that was accepted before its claim was lost along with the operations stream", func() {
-		c.keepsFrom(func(*pending) { c.LoseStream() })
+		keepsFrom(c, func(*pending) { c.Stream.Lose() })
 	})
 	c.Step("a create that was accepted before the operations stream ceased to take claims", func() {
 		restore := func() {}
-		c.keepsFrom(func(*pending) { restore = c.RefuseClaims() })
+		keepsFrom(c, func(*pending) { restore = c.Stream.Refuse() })
 		restore()
 	})
 }
 
 // recordsStart looks for the record in STATE_BEGUN that a create writes before its call.
-func (c *check) recordsStart() {
+func recordsStart(c *check) {
 	d := c.once(create)
 	c.Created(d.result)
 	d.Ended()
@@ -51,7 +51,7 @@ func (c *check) recordsStart() {
 }
 
 // keepsFrom lets a create go on that has lost its claim. It fails if it was carried out, or has written its claim again.
-func (c *check) keepsFrom(lose func(*pending)) {
+func keepsFrom(c *check, lose func(*pending)) {
 	p := c.begin(create)
 	lose(p)
 	before, _ := p.Claim()
@@ -70,7 +70,7 @@ func (c *check) keepsFrom(lose func(*pending)) {
 func checkLate(c *check) {
 	const tooLate = 3 * time.Second / 2 // more than the second for which an acknowledgement counts
 	p := c.begin(create)
-	restore := c.RefuseClaims()
+	restore := c.Stream.Refuse()
 	stop := p.AcknowledgeLate(tooLate)
 	result := p.finish()
 	stop()
@@ -86,15 +86,15 @@ func checkFencedCall(c *check) {
 	p := c.atCloud(c.Timeout)
 	p.Usurp()
 	c.Step("a create that was at the cloud when another attempt took its claim's place", func() { p.One(c.Created(p.finish())) })
-	c.Step("a create that was at the cloud when another attempt took its claim's place, and that was asked for again", c.overtaken)
+	c.Step("a create that was at the cloud when another attempt took its claim's place, and that was asked for again", func() { overtaken(c) })
 }
 
 // overtaken asks again for a create that is at the cloud, and has another replica's attempt take its claim's place before it
 // ends: the stream refuses its outcome, so no manager may hear of that.
-func (c *check) overtaken() {
+func overtaken(c *check) {
 	p := c.atCloud(c.Timeout)
 	x := p.askAgain(recovering)
-	x.Moved() // it needs no result
+	x.NeedsNone() // it needs no result
 	p.Usurp()
 	p.release()
 	uncounted := func(result *driverv1.Result) { // a result that another attempt's may contradict

@@ -95,7 +95,7 @@ func checkChanged(c *check) {
 }
 
 // refusesSecret asks the driver to list, for which it gets wrong secrets, and then the right ones.
-func (c *check) refusesSecret(wrong bench.Answers) {
+func refusesSecret(c *check, wrong bench.Answers) {
 	if c.Class.SecretRef.Name == "" && c.Class.CredentialsSecretRef.Name == "" {
 		c.Skipf("the class refers to no secret")
 	}
@@ -113,14 +113,14 @@ func (c *check) refusesSecret(wrong bench.Answers) {
 }
 
 func checkNonce(c *check) {
-	c.Step("a secret came with another nonce than was asked with", func() { c.refusesSecret(bench.Answers{Nonce: true}) })
+	c.Step("a secret came with another nonce than was asked with", func() { refusesSecret(c, bench.Answers{Nonce: true}) })
 }
 
 func checkForged(c *check) {
 	if !c.Fetches.Sealed() && c.Fetches.Count(bench.FetchSecret) > 0 {
 		c.Skipf("the driver does not open seals")
 	}
-	c.Step("a secret came sealed with another key than that of the control plane", func() { c.refusesSecret(bench.Answers{Seal: true}) })
+	c.Step("a secret came sealed with another key than that of the control plane", func() { refusesSecret(c, bench.Answers{Seal: true}) })
 }
 
 // ofInstances are the codes that say what there is of an instance.
@@ -138,7 +138,7 @@ func checkRefused(c *check) {
 	for _, kind := range []string{bench.FetchClass, bench.FetchSecret, bench.FetchBootstrap} {
 		for _, code := range ofInstances {
 			c.Step("its fetch of a "+kind+" was answered "+bus.CodeName(code), func() {
-				c.Fetches.With(bench.Answers{Refused: kind, Code: code}, func() { c.passesOn(m) })
+				c.Fetches.With(bench.Answers{Refused: kind, Code: code}, func() { passesOn(c, m) })
 			})
 		}
 	}
@@ -146,7 +146,7 @@ func checkRefused(c *check) {
 
 // passesOn fails if an operation says of an instance what was said of the class, the
 // secret, or the values for its user data. The machine has one instance.
-func (c *check) passesOn(m *made) {
+func passesOn(c *check, m *made) {
 	for _, asked := range []struct {
 		what string
 		do   func() *driverv1.Result

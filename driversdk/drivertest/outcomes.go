@@ -25,8 +25,8 @@ func (c *check) mustDoubt(result *driverv1.Result) {
 }
 
 func checkOutcomeUnknown(c *check) {
-	c.unlooked()
-	c.keptFromStarting(c.mustDoubt)
+	unlooked(c)
+	keptFromStarting(c, c.mustDoubt)
 	p := c.atCloud(time.Second)
 	result := p.x.ResultWithin(p.timeout + c.Patience)
 	if !result.GetOutcomeUnknown() {
@@ -36,7 +36,7 @@ func checkOutcomeUnknown(c *check) {
 }
 
 // unlooked has a create with recover fail before it can look for what an earlier attempt has made.
-func (c *check) unlooked() {
+func unlooked(c *check) {
 	fetched := c.Fetches.Count(bench.FetchClass)
 	var result *driverv1.Result
 	c.Fetches.With(noClass, func() { result = c.NewMachine().Do(create, recovering) })
@@ -47,7 +47,7 @@ func (c *check) unlooked() {
 }
 
 // keptFromStarting has a create fail that its replica must not start any more, as another attempt has its claim's place.
-func (c *check) keptFromStarting(judge func(*driverv1.Result)) {
+func keptFromStarting(c *check, judge func(*driverv1.Result)) {
 	if c.Plain { // which claims nothing
 		return
 	}
@@ -60,7 +60,7 @@ func (c *check) keptFromStarting(judge func(*driverv1.Result)) {
 
 // doubted has creates fail that are asked for while the call of an earlier attempt may
 // still run: one that finds no class, and one whose name is taken where the cloud minds.
-func (c *check) doubted(judge func(*driverv1.Result)) {
+func doubted(c *check, judge func(*driverv1.Result)) {
 	try := func(m *bench.Machine) {
 		if result := m.Do(create, doubting); result.GetStatus().GetCode() != ok {
 			judge(result)
@@ -74,13 +74,13 @@ func (c *check) doubted(judge func(*driverv1.Result)) {
 }
 
 func checkDoubted(c *check) {
-	c.doubted(c.mustDoubt)
-	c.Step("create that ran already when it was asked for while an earlier attempt may run", c.doubtedLater)
+	doubted(c, c.mustDoubt)
+	c.Step("create that ran already when it was asked for while an earlier attempt may run", func() { doubtedLater(c) })
 }
 
 // doubtedLater has a create fail, for its name is taken, that is asked for again while
 // it runs: only the second request says that the call of an earlier attempt may run.
-func (c *check) doubtedLater() {
+func doubtedLater(c *check) {
 	p := c.beginFor(c.first().Namesake(), create)
 	x := p.askAgain(doubting)
 	p.release()
@@ -97,6 +97,6 @@ func checkNoEffect(c *check) {
 			c.Failf("it was answered %s, without no_effect", bench.Said(result))
 		}
 	}
-	c.doubted(judge)
-	c.keptFromStarting(judge)
+	doubted(c, judge)
+	keptFromStarting(c, judge)
 }

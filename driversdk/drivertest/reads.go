@@ -136,12 +136,12 @@ func checkVolumeIDs(c *check) {
 }
 
 // validate asks whether the class could be used.
-func (c *check) validate() *driverv1.Result {
+func validate(c *check) *driverv1.Result {
 	return c.Read(&driverv1.Envelope{Body: &driverv1.Envelope_Validate{Validate: &driverv1.ValidateRequest{Class: c.Fetches.Refs()}}})
 }
 
 func checkValidate(c *check) {
-	c.unchanged(func() { c.Want(ok, "validate of the class, which instances are made from,", c.validate()) })
+	c.unchanged(func() { c.Want(ok, "validate of the class, which instances are made from,", validate(c)) })
 }
 
 // checkFaultyField puts an object into a text field of the providerSpec.
@@ -164,7 +164,7 @@ func checkFaultyField(c *check) {
 	c.Must(err)
 	fetched := c.Fetches.Count(bench.FetchClass)
 	var result *driverv1.Result
-	c.Fetches.With(bench.Answers{Spec: faulty}, func() { result = c.validate() })
+	c.Fetches.With(bench.Answers{Spec: faulty}, func() { result = validate(c) })
 	if c.Fetches.Count(bench.FetchClass) == fetched {
 		c.Skipf("the driver does not ask for the class")
 	}

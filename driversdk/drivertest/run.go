@@ -103,7 +103,7 @@ func (s *suite) look(ctx context.Context, c Clause) Finding {
 			err = cleaned
 		}
 	}
-	var why bench.Skip
+	var why bench.SkipError
 	switch {
 	case c.Manager:
 		f.Verdict = Manager

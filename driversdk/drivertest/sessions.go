@@ -54,13 +54,13 @@ func checkHello(c *check) {
 // checkResults lets deadlines pass, and looks whether everything that was accepted got
 // its result.
 func checkResults(c *check) {
-	c.endsInTime("list", func() {
+	endsInTime(c, "list", func() {
 		r := c.ListRequest()
 		within(bench.Silence)(r.Env)
 		c.Send(r).ResultWithin(c.atLatest())
 	})
 	m := c.NewMachine()
-	c.endsInTime("delete", func() {
+	endsInTime(c, "delete", func() {
 		o := m.Operation(remove)
 		o.Send(within(bench.Silence)).ResultWithin(c.atLatest())
 		o.Acknowledge()
@@ -82,7 +82,7 @@ const (
 func (c *check) atLatest() time.Duration { return bench.Silence + min(lateness, c.Patience) }
 
 // endsInTime holds the class back while a request waits for it, until its time is over.
-func (c *check) endsInTime(what string, ask func()) {
+func endsInTime(c *check, what string, ask func()) {
 	var err error
 	for range stalls {
 		release := c.HoldFetches()
@@ -97,15 +97,15 @@ func (c *check) endsInTime(what string, ask func()) {
 
 func checkSessions(c *check) {
 	c.Witnessed("SESSION-1")
-	c.punctual()
+	punctual(c)
 	if c.Process == nil {
 		c.Skipf("they come in time; whether they do while it drains takes a driver that may be stopped and started %s", bench.ByProcess)
 	}
-	c.drained()
+	drained(c)
 }
 
 // punctual listens for sessions in a row without a gap.
-func (c *check) punctual() {
+func punctual(c *check) {
 	const inARow = 4
 	const mostBetween = bus.SessionInterval + bus.SessionInterval/4 // with what a scheduler may add
 	var late time.Duration
@@ -125,10 +125,10 @@ func (c *check) punctual() {
 }
 
 // drained stops the replica in the middle of an operation, and starts it again.
-func (c *check) drained() {
+func drained(c *check) {
 	p := &pending{release: func() {}}
 	err := c.Try(func() { p = c.begin(remove) })
-	if _, skipped := errors.AsType[bench.Skip](err); !skipped {
+	if _, skipped := errors.AsType[bench.SkipError](err); !skipped {
 		c.Must(err)
 	}
 	old := c.Target

@@ -24,8 +24,8 @@ func checkOutcomeStored(c *check) {
 	})
 	c.Step("an operation that failed", func() { c.Fetches.With(noClass, func() { ends(remove) }) })
 	c.Step("a create of unknown outcome", func() { c.Fetches.With(noClass, func() { ends(create, recovering) }) })
-	c.Step("an operation whose claim is another replica's by now", c.sparesOthers)
-	c.Step("an operation whose outcome was not stored at once", c.storesLater)
+	c.Step("an operation whose claim is another replica's by now", func() { sparesOthers(c) })
+	c.Step("an operation whose outcome was not stored at once", func() { storesLater(c) })
 	c.Witnessed("CLAIM-5")
 }
 
@@ -39,7 +39,7 @@ func (c *check) fail(p *pending) (result *driverv1.Result) {
 
 // sparesOthers puts another replica's claim in the place of that of a running
 // operation.
-func (c *check) sparesOthers() {
+func sparesOthers(c *check) {
 	p := c.begin(remove)
 	sequence := p.Usurp()
 	c.fail(p)
@@ -51,9 +51,9 @@ func (c *check) sparesOthers() {
 
 // storesLater keeps the stream from taking the outcome of an operation until its
 // result was acknowledged.
-func (c *check) storesLater() {
+func storesLater(c *check) {
 	p := c.begin(remove)
-	restore := c.RefuseClaims()
+	restore := c.Stream.Refuse()
 	result := c.fail(p)
 	c.Ops("", 0) // behind the acknowledgement
 	restore()

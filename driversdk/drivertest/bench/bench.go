@@ -119,7 +119,7 @@ func (c *Check) listen() {
 		c.Subscribe("mcm.v1."+c.OtherCluster+".reply."+c.Provider+".*.*", c.onReply)
 	}
 	c.answerFetches()
-	c.startCaller()
+	c.Stream.start()
 }
 
 // Subscribe has f called, on one goroutine, with what comes to a subject from the time it returns.
@@ -174,7 +174,7 @@ func (c *Check) meet() {
 			c.Provider, c.Wait, c.Cluster)
 	}
 	if !c.Plain {
-		c.AwaitStream()
+		c.Stream.Await()
 	}
 }
 
@@ -234,7 +234,7 @@ func (c *Check) AwaitSuccessor(old string) {
 
 		return c.ChooseTarget() && c.Target != old
 	})
-	c.AwaitStream()
+	c.Stream.Await()
 }
 
 // Hello announces another leading manager than any before, as changed.

@@ -48,6 +48,7 @@ type Exchange struct {
 	frames  chan Frame
 
 	// Guarded by Bench.mu.
+	came              int
 	accepted, results int
 	moved             bool // its result may go elsewhere
 	misnumbered       bool // a frame said another attempt
@@ -238,35 +239,19 @@ func (x *Exchange) WantCode(what string, code driverv1.Code) {
 	x.c.Want(code, what, f.GetResult())
 }
 
-// Moved: the result may go to another request of the operation, or never come.
-func (x *Exchange) Moved() {
+// NeedsNone has no result demanded of the exchange.
+func (x *Exchange) NeedsNone() {
 	x.c.mu.Lock()
 	defer x.c.mu.Unlock()
 	x.moved = true
 }
 
-// Misnumbered reports whether a frame said another attempt.
-func (x *Exchange) Misnumbered() bool {
+// Tally returns how many frames and results have come, and whether a frame said another attempt.
+func (x *Exchange) Tally() (frames, results int, misnumbered bool) {
 	x.c.mu.Lock()
 	defer x.c.mu.Unlock()
 
-	return x.misnumbered
-}
-
-// Answered reports whether a frame has come.
-func (x *Exchange) Answered() bool {
-	x.c.mu.Lock()
-	defer x.c.mu.Unlock()
-
-	return x.accepted+x.results > 0 || len(x.frames) > 0
-}
-
-// Results returns how many results have come.
-func (x *Exchange) Results() int {
-	x.c.mu.Lock()
-	defer x.c.mu.Unlock()
-
-	return x.results
+	return x.came, x.results, x.misnumbered
 }
 
 // Waiting returns how many frames have come that were not read.
@@ -379,13 +364,6 @@ func (c *Check) ListWhenFree() {
 
 		return result != nil
 	})
-}
-
-// control says something to the replica that is not answered.
-func (c *Check) control(verb string, env *driverv1.Envelope) {
-	if !c.Plain {
-		c.Publish(&nats.Msg{Subject: c.Below("replica." + c.Provider + "." + c.Target + "." + verb), Data: c.Encode(env, "")})
-	}
 }
 
 // Ops asks the replica what it holds of an operation.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/machinebus/machinebus/bus"
@@ -121,16 +122,20 @@ func (o *Operation) Run(changes ...Change) *driverv1.Result {
 
 // Acknowledge lets the replica forget the result.
 func (o *Operation) Acknowledge() {
-	o.c.control("ack", &driverv1.Envelope{OperationId: o.ID, Epoch: o.c.Epoch, Body: &driverv1.Envelope_Acknowledge{
-		Acknowledge: &driverv1.Acknowledge{OperationId: o.ID},
-	}})
+	o.control("ack", &driverv1.Envelope{Body: &driverv1.Envelope_Acknowledge{Acknowledge: &driverv1.Acknowledge{OperationId: o.ID}}})
 }
 
 // Cancel asks the replica to end the operation.
 func (o *Operation) Cancel() {
-	o.c.control("cancel", &driverv1.Envelope{OperationId: o.ID, Epoch: o.c.Epoch, Body: &driverv1.Envelope_Cancel{
-		Cancel: &driverv1.Cancel{OperationId: o.ID},
-	}})
+	o.control("cancel", &driverv1.Envelope{Body: &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: o.ID}}})
+}
+
+// control sends the replica a message that is not answered.
+func (o *Operation) control(verb string, env *driverv1.Envelope) {
+	if c := o.c; !c.Plain {
+		env.OperationId, env.Epoch = o.ID, c.Epoch
+		c.Publish(&nats.Msg{Subject: c.Below("replica." + c.Provider + "." + c.Target + "." + verb), Data: c.Encode(env, "")})
+	}
 }
 
 // Held asks the replica what it holds of the operation.

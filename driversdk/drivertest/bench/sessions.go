@@ -73,6 +73,6 @@ func (b *Bench) onSession(m *nats.Msg) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	all := append(b.sessions[replica], got)
-	b.sessions[replica] = all[max(0, len(all)-sessionsKept):]
+	b.sessions[replica] = append(b.sessions[replica], got)
+	b.sessions[replica] = b.sessions[replica][max(0, len(b.sessions[replica])-sessionsKept):]
 }

@@ -3,166 +3,18 @@ package bench
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"strconv"
-	"strings"
 	"sync"
-	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/machinebus/machinebus/bus"
-	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-const (
-	headerExpected = "Nats-Expected-Last-Subject-Sequence"
-	headerSequence = "Nats-Sequence"
-)
+// A Stream is the operations stream, with which checks do what only NATS may.
+type Stream struct {
+	*Runner
 
-// Claimed is a record that was written on a claim's subject.
-type Claimed struct {
-	*driverv1.Claim
-
-	// Expected is the sequence in whose place it was to be put.
-	Expected string
-}
-
-// ExpectedSequence is Expected as a number, and reports whether it is one.
-func (r Claimed) ExpectedSequence() (sequence uint64, ok bool) {
-	sequence, err := strconv.ParseUint(r.Expected, 10, 64)
-
-	return sequence, err == nil
-}
-
-func (b *Bench) onClaim(m *nats.Msg) {
-	if strings.HasPrefix(m.Subject, b.Below("claim."+b.Provider+".~")) {
-		return // no machine's: a manager tries there whether the stream takes writes
-	}
-	env, err := bus.Decode(m.Data, m.Header.Get(headerContentType))
-	if err != nil {
-		b.Blamef("CLAIM-1", "a message on %s is no envelope: %v", m.Subject, err)
-
-		return
-	}
-	b.mu.Lock()
-	known := len(b.sessions[env.GetReplica()]) > 0
-	b.claims = append(b.claims, Claimed{env.GetClaim(), m.Header.Get(headerExpected)})
-	b.mu.Unlock()
-	if !known {
-		b.Blamef("ENV-7", "the envelope of a claim says replica %q, which has sent no session", env.GetReplica())
-	}
-}
-
-// Claims returns the records of the operation's claim in one state.
-func (o *Operation) Claims(state driverv1.Claim_State) []Claimed {
-	o.c.mu.Lock()
-	defer o.c.mu.Unlock()
-	var found []Claimed
-	for _, c := range o.c.claims {
-		if c.GetOperationId() == o.ID && c.GetState() == state {
-			found = append(found, c)
-		}
-	}
-
-	return found
-}
-
-// Claim reads the machine's claim from the operations stream; sequence 0 means that there is none.
-func (m *Machine) Claim() (sequence uint64, env *driverv1.Envelope) {
-	answer := m.c.ask("$JS.API.DIRECT.GET."+bus.StreamName(m.c.Cluster, m.c.Provider)+"."+m.claimSubject(), nil, nil)
-	switch answer.Header.Get(headerStatus) {
-	case "":
-	case "404":
-		return 0, nil
-	default:
-		m.c.Failf("read %s from the operations stream: %s", m.claimSubject(), answer.Header.Get("Description"))
-	}
-	sequence, err := strconv.ParseUint(answer.Header.Get(headerSequence), 10, 64)
-	m.c.Must(err)
-	env, err = bus.Decode(answer.Data, "")
-	m.c.Must(err)
-
-	return sequence, env
-}
-
-func (m *Machine) claimSubject() string { return m.c.Below("claim." + m.c.Provider + "." + m.GetUid()) }
-
-// Replace writes the machine's claim in the place of the one with the expected sequence. It reports false if another one
-// is there.
-func (m *Machine) Replace(env *driverv1.Envelope, expected uint64) (stored bool) {
-	answer := m.c.ask(m.claimSubject(), m.c.Encode(env, ""), nats.Header{headerExpected: {strconv.FormatUint(expected, 10)}})
-	var ack refusal
-	m.c.Must(json.Unmarshal(answer.Data, &ack))
-	const wrongLast, wrongLastConstant = 10071, 10164
-	if ack.Error != nil && ack.Error.Code != wrongLast && ack.Error.Code != wrongLastConstant {
-		m.c.Failf("operations stream: %s", ack.Error.Description)
-	}
-
-	return ack.Error == nil
-}
-
-// Usurp puts another replica's attempt in the place of the machine's claim, and returns its sequence.
-func (m *Machine) Usurp() (sequence uint64) {
-	sequence, env := m.Claim()
-	env.GetClaim().Attempt, env.GetClaim().Replica = env.GetClaim().GetAttempt()+1, "conformance"
-	if !m.Replace(env, sequence) {
-		m.c.Failf("the claim of a running operation could not be replaced")
-	}
-	sequence, _ = m.Claim()
-
-	return sequence
-}
-
-// Ended waits until the claim says how the operation has ended.
-func (o *Operation) Ended() (claim *driverv1.Claim) {
-	o.c.Eventually("the end of operation "+o.ID+" is stored", func() bool {
-		_, env := o.Claim()
-		claim = env.GetClaim()
-		ended := claim.GetState() == driverv1.Claim_STATE_SETTLED || claim.GetState() == driverv1.Claim_STATE_RELEASED
-
-		return claim.GetOperationId() == o.ID && ended
-	})
-
-	return claim
-}
-
-// Opens fails unless the part of an outcome that was sealed for the manager is as the result.
-func (o *Operation) Opens(sealed *driverv1.Sealed, result *driverv1.Result) {
-	have := &driverv1.SealedOutcome{}
-	if err := o.c.Fetches.key.Open(sealed, sealed.GetSender(), have); err != nil {
-		o.c.Failf("the sealed part of the outcome does not open: %w", err)
-	}
-	if have.GetOperationId() != o.ID || have.GetMessage() != result.GetStatus().GetMessage() || have.GetLastKnownState() != lastKnownState(result) {
-		o.c.Failf("the sealed part of the outcome is of another operation, or differs from the result")
-	}
-}
-
-// AcknowledgeLate plays the operations stream to the machine's claim, until stop: it acknowledges the first record in
-// STATE_BEGUN after this delay, and all else at once.
-func (m *Machine) AcknowledgeLate(delay time.Duration) (stop func()) {
-	c, first := m.c, true // the subscription has one goroutine
-	sub := c.Subscribe(m.claimSubject(), func(m *nats.Msg) {
-		env, err := bus.Decode(m.Data, "")
-		expected, malformed := strconv.ParseUint(m.Header.Get(headerExpected), 10, 64)
-		if errors.Join(err, malformed) != nil {
-			return // a stream would refuse it, or another clause has it
-		}
-		answer := func() { // a check sees whether it came
-			_ = m.Respond(fmt.Appendf(nil, `{"stream":%q,"seq":%d}`, bus.StreamName(c.Cluster, c.Provider), expected+1))
-		}
-		if first && env.GetClaim().GetState() == driverv1.Claim_STATE_BEGUN {
-			first = false
-			time.AfterFunc(delay, answer)
-		} else {
-			answer()
-		}
-	})
-	stop = sync.OnceFunc(func() { _ = sub.Unsubscribe() }) // fails only on a closed connection
-	c.Cleanup(stop)
-
-	return stop
+	b *Bench
 }
 
 // A refusal is how JetStream answers a request that it does not take.
@@ -174,77 +26,77 @@ type refusal struct {
 }
 
 // ask has a request to JetStream answered.
-func (c *Check) ask(subject string, data []byte, header nats.Header) *nats.Msg {
-	ctx, cancel := context.WithTimeout(c.ctx, c.Patience)
+func (s Stream) ask(subject string, data []byte, header nats.Header) *nats.Msg {
+	ctx, cancel := context.WithTimeout(s.ctx, s.patience)
 	defer cancel()
-	answer, err := c.conn.Client().RequestMsgWithContext(ctx, &nats.Msg{Subject: subject, Data: data, Header: header})
+	answer, err := s.b.conn.Client().RequestMsgWithContext(ctx, &nats.Msg{Subject: subject, Data: data, Header: header})
 	if err != nil {
-		c.Failf("operations stream, %s: %w", subject, err)
+		s.Failf("operations stream, %s: %w", subject, err)
 	}
 
 	return answer
 }
 
-// streamAPI makes a request about the operations stream, and returns the answer.
-func (c *Check) streamAPI(what string, body []byte) []byte {
-	subject := "STREAM." + what + "." + bus.StreamName(c.Cluster, c.Provider)
-	answer := c.ask("$JS.API."+subject, body, nil)
+// api makes a request about the operations stream, and returns the answer.
+func (s Stream) api(what string, body []byte) []byte {
+	subject := "STREAM." + what + "." + bus.StreamName(s.b.Cluster, s.b.Provider)
+	answer := s.ask("$JS.API."+subject, body, nil)
 	var refused refusal
-	c.Must(json.Unmarshal(answer.Data, &refused))
+	s.Must(json.Unmarshal(answer.Data, &refused))
 	if refused.Error != nil {
-		c.Failf("%s: %s", subject, refused.Error.Description)
+		s.Failf("%s: %s", subject, refused.Error.Description)
 	}
 
 	return answer.Data
 }
 
-// RefuseClaims has the operations stream take no claims until restore, or until the check ends. Those that are in it stay. A replica's
-// write is not answered then: the bench listens there.
-func (c *Check) RefuseClaims() (restore func()) {
+// Refuse has the operations stream take no claims until restore, or until the check ends. Those that are in it stay. A
+// replica's write is not answered then: the bench listens there.
+func (s Stream) Refuse() (restore func()) {
 	var info struct {
 		Config map[string]any `json:"config"`
 	}
-	c.Must(json.Unmarshal(c.streamAPI("INFO", nil), &info))
+	s.Must(json.Unmarshal(s.api("INFO", nil), &info))
 	delete(info.Config, "first_seq") // is said once only
-	info.Config["subjects"] = []string{c.Below("claim." + c.Provider + ".none")}
+	info.Config["subjects"] = []string{s.b.Below("claim." + s.b.Provider + ".none")}
 	body, err := json.Marshal(info.Config)
-	c.Must(err)
-	restore = sync.OnceFunc(c.RestoreStream)
-	c.Cleanup(restore)
-	c.streamAPI("UPDATE", body)
+	s.Must(err)
+	restore = sync.OnceFunc(s.Restore)
+	s.Cleanup(restore)
+	s.api("UPDATE", body)
 
 	return restore
 }
 
-// LoseStream deletes the operations stream, and has it made again.
-func (c *Check) LoseStream() {
-	c.streamAPI("DELETE", nil)
-	c.RestoreStream()
+// Lose deletes the operations stream, and has it made again.
+func (s Stream) Lose() {
+	s.api("DELETE", nil)
+	s.Restore()
 }
 
-// RestoreStream has the operations stream made, or as it should be, again.
-func (c *Check) RestoreStream() {
-	c.caller.Close()
-	c.startCaller()
-	c.AwaitStream()
+// Restore has the operations stream made, or as it should be, again.
+func (s Stream) Restore() {
+	s.b.caller.Close()
+	s.start()
+	s.Await()
 }
 
-// startCaller has the operations stream made as the manager makes it.
-func (c *Check) startCaller() {
-	caller, err := bus.NewCaller(c.conn, bus.CallerConfig{
-		Cluster: c.Cluster, Operations: &bus.StreamConfig{Memory: true}, Key: c.Fetches.key, Logger: c.Logger,
+// start has the operations stream made as the manager makes it.
+func (s Stream) start() {
+	caller, err := bus.NewCaller(s.b.conn, bus.CallerConfig{
+		Cluster: s.b.Cluster, Operations: &bus.StreamConfig{Memory: true}, Key: s.b.Fetches.key, Logger: s.b.Logger,
 	})
-	c.Must(err)
-	if c.caller == nil {
-		c.close = append(c.close, func() { c.caller.Close() })
+	s.Must(err)
+	if s.b.caller == nil {
+		s.b.close = append(s.b.close, func() { s.b.caller.Close() })
 	}
-	c.caller = caller
+	s.b.caller = caller
 }
 
-// AwaitStream waits until replicas can claim.
-func (c *Check) AwaitStream() {
-	c.Within(c.Wait, "the operations stream is there (drivers that send sessions need a NATS with JetStream)", func() bool {
-		streams := c.caller.Streams()
+// Await waits until replicas can claim.
+func (s Stream) Await() {
+	s.Within(s.b.Wait, "the operations stream is there (drivers that send sessions need a NATS with JetStream)", func() bool {
+		streams := s.b.caller.Streams()
 
 		return len(streams) > 0 && streams[0].Ready
 	})

@@ -96,6 +96,7 @@ func (w *Witness) examineInstances(x *Exchange, r *driverv1.Result) {
 func (b *Bench) count(x *Exchange, f Frame) {
 	b.mu.Lock()
 	first := x.accepted+x.results == 0
+	x.came++
 	x.misnumbered = x.misnumbered || f.GetAttempt() != x.Attempt
 	switch {
 	case f.GetAccepted() != nil:

@@ -18,21 +18,9 @@ const cleanUpLimit = 2 * time.Minute
 // or come to it within cfg.Wait. The report is for those who want to know more, such as
 // what was skipped.
 func Run(t *testing.T, cfg Config) *Report { //nolint:thelper // it is the test, not a helper of one
-	started := time.Now()
-	s, err := open(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.bench.Close()
-	report := &Report{Provider: s.bench.Provider, Replica: s.bench.Target, Plain: s.bench.Plain}
-	for _, c := range clauses() {
-		if !wants(s.bench.Config, c.ID) {
-			continue
-		}
+	report, err := checkAll(t.Context(), cfg, func(c Clause, look func(context.Context) Finding) {
 		t.Run(c.ID, func(t *testing.T) {
-			f := s.look(t.Context(), c)
-			report.Findings = append(report.Findings, f)
-			switch f.Verdict {
+			switch f := look(t.Context()); f.Verdict {
 			case Failed:
 				t.Errorf("%s: %s", c.Says, f.Detail)
 			case Skipped, Manager:
@@ -40,55 +28,55 @@ func Run(t *testing.T, cfg Config) *Report { //nolint:thelper // it is the test,
 			case Passed:
 			}
 		})
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := s.finally(t.Context()); err != nil {
-		report.Left = err.Error()
-		t.Error(err)
+	if report.Left != "" {
+		t.Error(report.Left)
 	}
-	report.Took = time.Since(started)
 
 	return report
 }
 
 // Check checks a driver as [Run] does, without package testing. Tell is called
 // with each finding as it comes; it may be nil. The error says why the driver could
-// not be checked at all; what is wrong with it is in the report.
+// not be checked at all, or not to the end; what is wrong with it is in the report.
 func Check(ctx context.Context, cfg Config, tell func(Finding)) (*Report, error) {
-	if _, err := complete(cfg); err != nil { // whatever may be wrong with the driver
-		return nil, err
-	}
+	return checkAll(ctx, cfg, func(_ Clause, look func(context.Context) Finding) {
+		if f := look(ctx); tell != nil {
+			tell(f)
+		}
+	})
+}
+
+// checkAll calls each with every clause that is wanted, until ctx ends, and cleans up.
+func checkAll(ctx context.Context, cfg Config, each func(c Clause, look func(context.Context) Finding)) (*Report, error) {
 	started := time.Now()
 	s, err := open(ctx, cfg)
-	if ctx.Err() != nil && err != nil {
-		err = context.Cause(ctx)
-	}
 	if err != nil {
 		return nil, err
 	}
 	defer s.bench.Close()
 	report := &Report{Provider: s.bench.Provider, Replica: s.bench.Target, Plain: s.bench.Plain}
 	for _, c := range clauses() {
-		if !wants(s.bench.Config, c.ID) || ctx.Err() != nil {
+		if len(cfg.Only) > 0 && !slices.Contains(cfg.Only, c.ID) || ctx.Err() != nil {
 			continue
 		}
-		f := s.look(ctx, c)
-		report.Findings = append(report.Findings, f)
-		if tell != nil {
-			tell(f)
-		}
+		each(c, func(ctx context.Context) Finding {
+			f := s.look(ctx, c)
+			report.Findings = append(report.Findings, f)
+
+			return f
+		})
 	}
 	if err := s.finally(ctx); err != nil {
 		report.Left = err.Error()
 	}
 	report.Took = time.Since(started)
-	if ctx.Err() != nil {
-		return report, context.Cause(ctx)
-	}
 
-	return report, nil
+	return report, context.Cause(ctx)
 }
-
-func wants(cfg Config, id string) bool { return len(cfg.Only) == 0 || slices.Contains(cfg.Only, id) }
 
 // look checks one clause and removes what was made for it.
 func (s *suite) look(ctx context.Context, c Clause) Finding {

@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,7 +78,7 @@ func open(ctx context.Context, cfg Config) (*suite, error) {
 	}
 	s := &suite{}
 	if s.bench, err = bench.Open(ctx, cfg); err != nil {
-		return nil, err
+		return nil, cmp.Or(context.Cause(ctx), err)
 	}
 	err = s.run(ctx, func(c *check) {
 		s.groups = nodegroups.Join(c.Check)
@@ -89,7 +90,7 @@ func open(ctx context.Context, cfg Config) (*suite, error) {
 	if err != nil {
 		s.bench.Close()
 
-		return nil, err
+		return nil, cmp.Or(context.Cause(ctx), err)
 	}
 
 	return s, nil

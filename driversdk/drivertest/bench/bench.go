@@ -34,12 +34,13 @@ type Bench struct {
 	// Epoch is the one of the manager that leads.
 	Epoch uint64
 
-	conn    *bus.Conn
-	caller  *bus.Caller // makes the operations stream
-	fetched *nats.Subscription
-	replies string // prefix of reply subjects
-	prefix  string // of machines' names
-	close   []func()
+	conn      *bus.Conn
+	caller    *bus.Caller // makes the operations stream
+	announcer *bus.Announcer
+	fetched   *nats.Subscription
+	replies   string // prefix of reply subjects
+	prefix    string // of machines' names
+	close     []func()
 
 	mu        sync.Mutex
 	exchanges map[string]*Exchange // by reply subject
@@ -68,7 +69,10 @@ func Open(ctx context.Context, cfg Config) (*Bench, error) {
 	b.close = append(b.close, b.conn.Close)
 	fetchCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	b.close = append(b.close, stop)
-	if b.Fetches, err = newFetches(fetchCtx, cfg, b.conn.Client()); err == nil {
+	if b.announcer, err = bus.NewAnnouncer(b.conn, b.Cluster); err == nil {
+		b.Fetches, err = newFetches(fetchCtx, cfg, b.conn.Client())
+	}
+	if err == nil {
 		b.confidential = b.Fetches.confidential
 		err = b.Run(ctx, func(c *Check) {
 			c.listen()
@@ -111,23 +115,19 @@ func (b *Bench) Serves(op driverv1.Operation) bool {
 
 // listen plays the manager's side.
 func (c *Check) listen() {
-	c.Subscribe(c.replies+"*", c.onReply)
-	c.Subscribe(c.Below("session."+c.Provider+".*"), c.onSession)
-	c.Subscribe(c.Below("claim."+c.Provider+".*"), c.onClaim)
+	c.Subscribe(c.replies+"*", "", c.onReply)
+	c.Subscribe(c.Below("session."+c.Provider+".*"), "", c.onSession)
+	c.Subscribe(c.Below("claim."+c.Provider+".*"), "", c.onClaim)
 	if c.OtherCluster != "" {
-		c.Subscribe("mcm.v1."+c.OtherCluster+".fetch."+c.Provider+".*", c.Fetches.onFetch)
-		c.Subscribe("mcm.v1."+c.OtherCluster+".reply."+c.Provider+".*.*", c.onReply)
+		c.Subscribe("mcm.v1."+c.OtherCluster+".fetch."+c.Provider+".*", "", c.Fetches.onFetch)
+		c.Subscribe("mcm.v1."+c.OtherCluster+".reply."+c.Provider+".*.*", "", c.onReply)
 	}
 	c.answerFetches()
 	c.Stream.start()
 }
 
-// Subscribe has f called, on one goroutine, with what comes to a subject from the time it returns.
-func (c *Check) Subscribe(subject string, f nats.MsgHandler) *nats.Subscription {
-	return c.join(subject, "", f)
-}
-
-func (c *Check) join(subject, queue string, f nats.MsgHandler) *nats.Subscription {
+// Subscribe has f called, on one goroutine, with what comes to a subject from the time it returns. An empty queue is none.
+func (c *Check) Subscribe(subject, queue string, f nats.MsgHandler) *nats.Subscription {
 	sub, err := c.conn.Client().QueueSubscribe(subject, queue, f)
 	c.Must(err)
 	ctx, cancel := context.WithTimeout(c.ctx, c.Patience)
@@ -146,7 +146,7 @@ func (c *Check) Publish(m *nats.Msg) {
 
 // answerFetches has fetches of the control plane answered.
 func (c *Check) answerFetches() {
-	c.fetched = c.Subscribe(c.Below("fetch."+c.Provider+".*"), c.Fetches.onFetch)
+	c.fetched = c.Subscribe(c.Below("fetch."+c.Provider+".*"), "", c.Fetches.onFetch)
 }
 
 // WithoutManager runs f while no manager is there to be asked for classes.
@@ -243,16 +243,12 @@ func (c *Check) Hello(change func(*driverv1.Hello)) {
 	if change != nil {
 		change(hello)
 	}
-	announcer, err := bus.NewAnnouncer(c.conn, c.Cluster)
-	c.Must(err)
-	c.Must(announcer.Hello(hello))
+	c.Must(c.announcer.Hello(hello))
 }
 
 // Changed announces that an object has changed.
 func (c *Check) Changed(kind driverv1.Changed_Kind, ref *driverv1.ObjectReference) {
-	announcer, err := bus.NewAnnouncer(c.conn, c.Cluster)
-	c.Must(err)
-	c.Must(announcer.Changed(c.Provider, &driverv1.Changed{Kind: kind, Reference: ref}))
+	c.Must(c.announcer.Changed(c.Provider, &driverv1.Changed{Kind: kind, Reference: ref}))
 }
 
 // queueRounds is how many requests are sent to see that a queue group shares them.
@@ -264,7 +260,7 @@ func (c *Check) Shared(tree string, behind func(), ask func() (answered func() b
 	behind() // so that the driver has what it needs for its answers
 	var mu sync.Mutex
 	ours := 0
-	others := c.join(tree, "driver", func(*nats.Msg) {
+	others := c.Subscribe(tree, "driver", func(*nats.Msg) {
 		mu.Lock()
 		defer mu.Unlock()
 		ours++

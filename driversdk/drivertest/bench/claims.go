@@ -142,7 +142,7 @@ func (o *Operation) Opens(sealed *driverv1.Sealed, result *driverv1.Result) {
 // STATE_BEGUN after this delay, and all else at once.
 func (m *Machine) AcknowledgeLate(delay time.Duration) (stop func()) {
 	c, first := m.c, true // the subscription has one goroutine
-	sub := c.Subscribe(m.claimSubject(), func(m *nats.Msg) {
+	sub := c.Subscribe(m.claimSubject(), "", func(m *nats.Msg) {
 		env, err := bus.Decode(m.Data, "")
 		expected, malformed := strconv.ParseUint(m.Header.Get(headerExpected), 10, 64)
 		if errors.Join(err, malformed) != nil {

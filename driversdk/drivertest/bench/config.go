@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -108,55 +109,27 @@ type Process interface {
 	Start(ctx context.Context) error
 }
 
-// withDefaults sets what is zero.
-func (c Config) withDefaults() Config {
-	if c.Cluster == "" {
-		c.Cluster = "default"
-	}
-	if c.Timeout == 0 {
-		c.Timeout = time.Minute
-	}
-	if c.Wait == 0 {
-		c.Wait = 30 * time.Second
-	}
-	if c.Patience == 0 {
-		c.Patience = 10 * time.Second
-	}
-	if c.Repeat == 0 {
-		c.Repeat = 3
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-
-	return c
-}
-
-// checkNames checks what the driver is identified by.
-func (c Config) checkNames() []error {
+// Complete sets defaults, and returns an error that names all that is wrong.
+func (c Config) Complete() (Config, error) {
+	c.Cluster = cmp.Or(c.Cluster, "default")
+	c.Timeout = cmp.Or(c.Timeout, time.Minute)
+	c.Wait = cmp.Or(c.Wait, 30*time.Second)
+	c.Patience = cmp.Or(c.Patience, 10*time.Second)
+	c.Repeat = cmp.Or(c.Repeat, 3)
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	errs := []error{bus.ValidToken("provider", c.Provider), bus.ValidToken("cluster", c.Cluster)}
 	if c.OtherCluster != "" {
 		errs = append(errs, bus.ValidToken("other cluster", c.OtherCluster))
 	}
-	if c.OtherNodeGroup != "" && (c.NodeGroup == "" || c.NodeGroup == c.OtherNodeGroup) {
-		errs = append(errs, errors.New("the other node group needs a node group to be another than"))
-	}
-
-	return errs
-}
-
-// Complete sets defaults, and returns an error that names all that is wrong.
-func (c Config) Complete() (Config, error) {
-	c = c.withDefaults()
-	errs := c.checkNames()
-	if c.Timeout < 0 || c.Wait < 0 || c.Patience < 0 || c.Repeat < 0 {
-		errs = append(errs, errors.New("timeout, wait, patience and repeat must not be negative"))
-	}
-	if c.Class.Namespace == "" || c.Class.Name == "" {
-		errs = append(errs, errors.New("the class needs a namespace and a name"))
-	}
-	if len(c.Class.ProviderSpec) > 0 && !json.Valid(c.Class.ProviderSpec) {
-		errs = append(errs, errors.New("the class's providerSpec is no JSON"))
+	for what, is := range map[string]bool{
+		"the other node group must differ from the node group, which it needs": c.OtherNodeGroup != "" && (c.NodeGroup == "" || c.NodeGroup == c.OtherNodeGroup),
+		"timeout, wait, patience and repeat must not be negative":              min(c.Timeout, c.Wait, c.Patience, time.Duration(c.Repeat)) < 0,
+		"the class needs a namespace and a name":                               c.Class.Namespace == "" || c.Class.Name == "",
+		"the class's providerSpec is no JSON":                                  len(c.Class.ProviderSpec) > 0 && !json.Valid(c.Class.ProviderSpec),
+	} {
+		if is {
+			errs = append(errs, errors.New(what))
+		}
 	}
 	for _, ref := range []Reference{c.Class.SecretRef, c.Class.CredentialsSecretRef} {
 		if ref.Name != "" && c.secretOf(ref) == nil {

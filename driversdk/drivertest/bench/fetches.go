@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/machinebus/machinebus/bus"
@@ -36,14 +38,11 @@ type Fetches struct {
 	key    *bus.SealKey
 	forged *bus.SealKey
 
-	mu       sync.Mutex
-	answers  Answers
-	version  int
-	counts   map[string]int
-	waiting  int             // fetches held now
-	gate     <-chan struct{} // closed: answers go out
-	sealed   bool            // the driver can open seals
-	outsides []string        // reply subjects where they must not be
+	mu      sync.Mutex
+	answers Answers
+	version int
+	seen    Seen
+	gate    <-chan struct{} // closed: answers go out
 }
 
 // Answers is what is wrong with the answers to fetches; the zero value is nothing.
@@ -69,7 +68,7 @@ func newFetches(ctx context.Context, cfg Config, conn *nats.Conn) (*Fetches, err
 	open := make(chan struct{})
 	close(open)
 
-	return &Fetches{ctx: ctx, cfg: cfg, conn: conn, key: key, forged: forged, version: 1, counts: map[string]int{}, gate: open}, errors.Join(err, keyErr)
+	return &Fetches{ctx: ctx, cfg: cfg, conn: conn, key: key, forged: forged, version: 1, seen: Seen{Counts: map[string]int{}}, gate: open}, errors.Join(err, keyErr)
 }
 
 // confidential returns what the driver must not reveal, by its name.
@@ -121,14 +120,9 @@ func (f *Fetches) Named(what string) []*driverv1.ObjectReference {
 	if what == FetchClass {
 		return []*driverv1.ObjectReference{refs.GetClass()}
 	}
-	var named []*driverv1.ObjectReference
-	for _, ref := range []*driverv1.ObjectReference{refs.GetSecret(), refs.GetCredentialsSecret()} {
-		if ref != nil {
-			named = append(named, ref)
-		}
-	}
+	secrets := []*driverv1.ObjectReference{refs.GetSecret(), refs.GetCredentialsSecret()}
 
-	return named
+	return slices.DeleteFunc(secrets, func(ref *driverv1.ObjectReference) bool { return ref == nil })
 }
 
 // Touch gives class and secrets a new version, so that a driver has to fetch them.
@@ -155,51 +149,42 @@ func (f *Fetches) With(answers Answers, do func()) {
 // driver that needs them has to wait.
 func (c *Check) HoldFetches() (release func()) {
 	gate := make(chan struct{})
-	f := c.Fetches
-	f.Touch()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.gate = gate
 	release = sync.OnceFunc(func() { close(gate) })
 	c.Cleanup(release)
+	c.Fetches.mu.Lock()
+	defer c.Fetches.mu.Unlock()
+	c.Fetches.version++
+	c.Fetches.gate = gate
 
 	return release
 }
 
-// Held reports whether a fetch waits for its answer.
-func (f *Fetches) Held() bool {
+// Seen is what came of a driver's fetches.
+type Seen struct {
+	// Counts has how many fetches of a kind have come, and Waiting how many wait for their answers.
+	Counts  map[string]int
+	Waiting int
+	// Opens: the driver has asked for a secret that it can open.
+	Opens bool
+	// Outside are reply subjects that are not below the provider's inbox prefix.
+	Outside []string
+}
+
+// Seen returns what came so far.
+func (f *Fetches) Seen() Seen {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	seen := f.seen
+	seen.Counts = maps.Clone(seen.Counts)
 
-	return f.waiting > 0
+	return seen
 }
 
 // Count returns how many fetches of a kind have come.
-func (f *Fetches) Count(kind string) int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (f *Fetches) Count(kind string) int { return f.Seen().Counts[kind] }
 
-	return f.counts[kind]
-}
-
-// Sealed reports whether the driver has asked for a secret that it can open.
-func (f *Fetches) Sealed() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-
-	return f.sealed
-}
-
-// Outside returns a reply subject of a fetch that is not below the provider's inbox prefix; empty if there is none.
-func (f *Fetches) Outside() (reply, prefix string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.outsides) > 0 {
-		reply = f.outsides[0]
-	}
-
-	return reply, bus.InboxPrefix(f.cfg.Provider) + "."
-}
+// InboxPrefix is what reply subjects of fetches have to begin with.
+func (f *Fetches) InboxPrefix() string { return bus.InboxPrefix(f.cfg.Provider) + "." }
 
 // onFetch runs on the subscription's goroutine.
 func (f *Fetches) onFetch(m *nats.Msg) {
@@ -210,9 +195,9 @@ func (f *Fetches) onFetch(m *nats.Msg) {
 	contentType := m.Header.Get(headerContentType)
 	env, err := bus.Decode(m.Data, contentType)
 	f.mu.Lock()
-	f.counts[subject.Verb]++
-	if !strings.HasPrefix(m.Reply, bus.InboxPrefix(subject.Provider)+".") {
-		f.outsides = append(f.outsides, m.Reply)
+	f.seen.Counts[subject.Verb]++
+	if !strings.HasPrefix(m.Reply, f.InboxPrefix()) {
+		f.seen.Outside = append(f.seen.Outside, m.Reply)
 		err = nats.ErrBadSubject
 	}
 	gate := f.gate
@@ -236,14 +221,14 @@ func (f *Fetches) wait(gate <-chan struct{}) {
 	default:
 	}
 	f.mu.Lock()
-	f.waiting++
+	f.seen.Waiting++
 	f.mu.Unlock()
 	select {
 	case <-gate:
 	case <-f.ctx.Done():
 	}
 	f.mu.Lock()
-	f.waiting--
+	f.seen.Waiting--
 	f.mu.Unlock()
 }
 
@@ -320,12 +305,10 @@ func (f *Fetches) secret(req *driverv1.FetchSecretRequest) *driverv1.FetchSecret
 	}
 	if req.GetRecipient() == "" { // a driver that cannot open seals; this bus is for tests
 		response.Unsealed = content
-
-		return response
+	} else {
+		f.seen.Opens = true
+		response.Sealed, response.Status = seal(key, content, req.GetRecipient())
 	}
-	f.sealed = true
-	sealed, err := key.Seal(content, req.GetRecipient())
-	response.Status, response.Sealed = bus.StatusOf(err), sealed
 
 	return response
 }
@@ -341,11 +324,15 @@ func (f *Fetches) bootstrap(req *driverv1.FetchBootstrapRequest) *driverv1.Fetch
 	content := &driverv1.BootstrapContent{Nonce: req.GetNonce(), Values: values}
 	if req.GetRecipient() == "" {
 		response.Unsealed = content
-
-		return response
+	} else {
+		response.Sealed, response.Status = seal(f.key, content, req.GetRecipient())
 	}
-	sealed, err := f.key.Seal(content, req.GetRecipient())
-	response.Status, response.Sealed = bus.StatusOf(err), sealed
 
 	return response
+}
+
+func seal(key *bus.SealKey, content proto.Message, recipient string) (*driverv1.Sealed, *driverv1.Status) {
+	sealed, err := key.Seal(content, recipient)
+
+	return sealed, bus.StatusOf(err)
 }

@@ -52,7 +52,7 @@ func Join(c *bench.Check) *Groups {
 		witness: &c.Witness, replies: c.Below("reply." + c.Provider + "." + nuid.Next() + "."),
 		were: map[string]*group{}, calls: map[string]*call{},
 	}
-	c.Subscribe(g.replies+"*", g.onReply)
+	c.Subscribe(g.replies+"*", "", g.onReply)
 
 	return g
 }

@@ -11,9 +11,9 @@ var claimClauses = []Clause{
 	{ID: "CLAIM-1", Says: "claims before it accepts", binds: full, check: checkClaims},
 	{ID: "CLAIM-2", Says: "expects the sequence that the request names", binds: full, check: checkTerms},
 	{ID: "CLAIM-3", Says: "is busy when the claim is refused", binds: full, check: checkRefusedClaim},
-	{ID: "CLAIM-4", Says: "calls no cloud without a claim", binds: full, check: checkNoClaimNoCall},
+	{ID: "CLAIM-4", Says: "calls no cloud without a claim", binds: full, check: refused("a create that cannot be claimed", unfit, bench.Busy())},
 	{ID: "CLAIM-5", Says: "puts the outcome in the place of its own claim only", binds: full, check: checkOutcomeStored},
-	{ID: "CLAIM-6", Says: "refuses a mutation without terms for its claim", binds: full, check: checkNoTerms},
+	{ID: "CLAIM-6", Says: "refuses a mutation without terms for its claim", binds: full, check: refused("a create without claim_terms", terms(nil), bench.Code(driverv1.Code_CODE_INVALID_ARGUMENT))},
 }
 
 // checkClaims holds the claim of an operation that runs against its request.
@@ -57,31 +57,21 @@ func terms(t *driverv1.ClaimTerms) bench.Change {
 	return func(env *driverv1.Envelope) { env.ClaimTerms = t }
 }
 
-// unfit are terms that no claim in the stream fits: streams begin far above it.
-var unfit = terms(&driverv1.ClaimTerms{Sequence: proto.Uint64(1)})
+var (
+	// unfit are terms that no claim in the stream fits: streams begin far above it.
+	unfit = terms(&driverv1.ClaimTerms{Sequence: proto.Uint64(1)})
+	// fresh are those for a machine without a claim.
+	fresh = terms(&driverv1.ClaimTerms{Sequence: proto.Uint64(0)})
+	// unset leaves the sequence unset.
+	unset = terms(&driverv1.ClaimTerms{})
+)
 
 func checkRefusedClaim(c *check) {
 	refused := func(what string, terms bench.Change, reason driverv1.BusyReason) {
-		c.NewMachine().Operation(remove).Send(terms).WantBusy(what, reason)
+		c.NewMachine().Operation(remove).Send(terms).Want(what, bench.Busy(reason))
 	}
 	refused("a request whose terms do not hold", unfit, driverv1.BusyReason_BUSY_REASON_CLAIM)
 	refused("a request without a sequence in its terms, for an operation that it does not have,", unset, driverv1.BusyReason_BUSY_REASON_CLAIM)
 	defer c.Stream.Refuse()()
-	fresh := terms(&driverv1.ClaimTerms{Sequence: proto.Uint64(0)})
 	refused("a delete, while the operations stream takes no claims,", fresh, driverv1.BusyReason_BUSY_REASON_STORE)
-}
-
-func checkNoTerms(c *check) {
-	m := c.NewMachine()
-	m.Operation(create).Send(terms(nil)).WantCode("a create without claim_terms", driverv1.Code_CODE_INVALID_ARGUMENT)
-	m.None("the create had no claim_terms")
-}
-
-func checkNoClaimNoCall(c *check) {
-	m := c.NewMachine()
-	f := m.Operation(create).Send(unfit).Answer()
-	m.None("the create could not be claimed")
-	if f.GetBusy() == nil {
-		c.Failf("a create that could not be claimed was answered %s, not busy", f)
-	}
 }

@@ -74,7 +74,7 @@ func (c *check) atCloudWithin(timeout time.Duration) *pending {
 	c.Cleanup(p.release)
 	p.x = p.Send(within(timeout))
 	if !c.Plain { // which would answer with its result only
-		p.x.Accepted()
+		p.x.Want("a create", bench.Accepted)
 	}
 	limit, cancel := context.WithTimeout(c.Context(), timeout+bench.Silence)
 	defer cancel()
@@ -102,7 +102,7 @@ func (p *pending) finish() *driverv1.Result {
 // askAgain asks for a mutation that runs, by a request that differs, and waits until the replica has accepted it.
 func (p *pending) askAgain(changes ...bench.Change) *bench.Exchange {
 	x := p.Send(changes...)
-	x.Accepted()
+	x.Want("a request for an operation that runs", bench.Accepted)
 
 	return x
 }

@@ -141,7 +141,7 @@ func drained(c *check) {
 	})
 	if err == nil {
 		c.Eventually("the replica, asked to stop, says that it drains", func() bool { return c.Session().GetDraining() })
-		c.NewMachine().Operation(remove).Send().WantBusy("a new operation of a replica that drains", 0)
+		c.NewMachine().Operation(remove).Send().Want("a new operation of a replica that drains", bench.Busy())
 		c.Want(ok, "the operation that ran when the replica was asked to stop", p.finish())
 	}
 	c.Eventually("the replica, asked to stop, says that it has stopped", func() bool { return c.Session().GetStopped() })

@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -31,8 +32,8 @@ type Frame struct {
 
 	ContentType string
 	// Empty: it has no payload.
-	Empty  bool
-	nobody bool // the server says that nobody listens
+	Empty        bool
+	noResponders bool // the server says so: no subscriber is there
 }
 
 // An Exchange is one request and the frames that came to its reply subject.
@@ -116,8 +117,8 @@ func (b *Bench) onReply(m *nats.Msg) {
 		return
 	}
 	f := Frame{ContentType: m.Header.Get(headerContentType), Empty: len(m.Data) == 0}
-	f.nobody = f.Empty && m.Header.Get(headerStatus) == "503"
-	if !f.nobody {
+	f.noResponders = f.Empty && m.Header.Get(headerStatus) == "503"
+	if !f.noResponders {
 		env, err := bus.Decode(m.Data, f.ContentType)
 		if err != nil {
 			b.Blamef("ENV-3", "a frame of %s is no envelope: %v", x.verb, err)
@@ -139,8 +140,8 @@ func (x *Exchange) Next(limit time.Duration) (Frame, bool) {
 	defer timer.Stop()
 	select {
 	case f := <-x.frames:
-		if f.nobody {
-			x.c.Failf("%s: nobody listens on its subject", x.verb)
+		if f.noResponders {
+			x.c.Failf("%s: no subscriber is on its subject", x.verb)
 		}
 
 		return f, true
@@ -152,7 +153,7 @@ func (x *Exchange) Next(limit time.Duration) (Frame, bool) {
 	return Frame{}, false
 }
 
-// Until is the first frame that is wanted. It fails if there is none, or none before within the limit.
+// Until returns the first frame that is wanted. It fails if no frame comes within the limit after the one before.
 func (x *Exchange) Until(limit time.Duration, wanted func(Frame) bool) Frame {
 	for {
 		f, ok := x.Next(limit)
@@ -167,23 +168,18 @@ func (x *Exchange) Until(limit time.Duration, wanted func(Frame) bool) Frame {
 
 func ends(f Frame) bool { return f.GetResult() != nil || f.GetBusy() != nil }
 
-// First returns the first frame that is no progress, and reports whether it came at once.
-func (x *Exchange) First() (Frame, bool) {
+// First returns the first frame that is no progress, and reports whether it came within the limit.
+func (x *Exchange) First(limit time.Duration) (Frame, bool) {
 	for {
-		if f, ok := x.Next(x.c.Patience); !ok || f.GetProgress() == nil {
+		if f, ok := x.Next(limit); !ok || f.GetProgress() == nil {
 			return f, ok
 		}
 	}
 }
 
-// Answer is First, but fails if no frame came.
+// Answer is the first frame that is no progress, which has to come at once.
 func (x *Exchange) Answer() Frame {
-	f, ok := x.First()
-	if !ok {
-		x.c.Failf("%s: no frame within %s", x.verb, x.c.Patience)
-	}
-
-	return f
+	return x.Until(x.c.Patience, func(f Frame) bool { return f.GetProgress() == nil })
 }
 
 // Result waits for the result, and fails if the replica is busy.
@@ -212,31 +208,32 @@ func (x *Exchange) Taken() bool {
 	return f.GetBusy() == nil
 }
 
-// Accepted fails unless the request was accepted.
-func (x *Exchange) Accepted() {
-	if !x.Taken() {
-		x.c.Failf("%s was answered busy instead of accepted", x.verb)
-	}
+// A Want is what a frame has to be.
+type Want struct {
+	text string
+	is   func(Frame) bool
 }
 
-// WantBusy fails unless the first frame says busy, for this reason; 0 means any.
-func (x *Exchange) WantBusy(what string, reason driverv1.BusyReason) {
-	f := x.Answer()
-	switch {
-	case f.GetBusy() == nil && reason == 0:
-		x.c.Failf("%s was answered %s, not busy", what, f)
-	case f.GetBusy() == nil, reason != 0 && f.GetBusy().GetReason() != reason:
-		x.c.Failf("%s was answered %s, not busy (%s)", what, f, reason)
-	}
+// Accepted wants a frame that says so.
+var Accepted = Want{"accepted", func(f Frame) bool { return f.GetAccepted() != nil }}
+
+// Busy wants a frame that says busy, for any of these reasons; none means any.
+func Busy(reasons ...driverv1.BusyReason) Want {
+	return Want{fmt.Sprintf("busy %v", reasons), func(f Frame) bool {
+		return f.GetBusy() != nil && (len(reasons) == 0 || slices.Contains(reasons, f.GetBusy().GetReason()))
+	}}
 }
 
-// WantCode fails unless the first frame is a result with this code.
-func (x *Exchange) WantCode(what string, code driverv1.Code) {
-	f := x.Answer()
-	if f.GetResult() == nil {
-		x.c.Failf("%s was answered %s, not %s", what, f, bus.CodeName(code))
+// Code wants a result with this code.
+func Code(code driverv1.Code) Want {
+	return Want{bus.CodeName(code), func(f Frame) bool { return f.GetResult() != nil && f.GetResult().GetStatus().GetCode() == code }}
+}
+
+// Want fails unless the first frame is as wanted; what describes the request.
+func (x *Exchange) Want(what string, want Want) {
+	if f := x.Answer(); !want.is(f) {
+		x.c.Failf("%s was answered %s, not %s", what, f, want.text)
 	}
-	x.c.Want(code, what, f.GetResult())
 }
 
 // NeedsNone has no result demanded of the exchange.

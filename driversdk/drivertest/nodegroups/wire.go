@@ -4,7 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -24,8 +24,7 @@ type call struct {
 	id      string
 	answers chan *nodegroupv1.Envelope
 
-	mu   sync.Mutex
-	came int // answers
+	came atomic.Int32 // answers
 }
 
 // answersKept is more than a request has answers.
@@ -79,11 +78,8 @@ func (g *Groups) onReply(m *nats.Msg) {
 	if c == nil {
 		return
 	}
-	c.mu.Lock()
-	c.came++
-	came := c.came
-	c.mu.Unlock()
-	var answer *nodegroupv1.Envelope // nil says that nobody listens
+	came := c.came.Add(1)
+	var answer *nodegroupv1.Envelope // nil says that no subscriber is there
 	if len(m.Data) > 0 || m.Header.Get("Status") != "503" {
 		answer = &nodegroupv1.Envelope{}
 		if err := proto.Unmarshal(m.Data, answer); err != nil {
@@ -101,12 +97,7 @@ func (g *Groups) onReply(m *nats.Msg) {
 }
 
 // answered reports whether an answer has come.
-func (c *call) answered() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-
-	return c.came > 0
-}
+func (c *call) answered() bool { return c.came.Load() > 0 }
 
 // answer waits for the answer to a request.
 func (c *Check) answer(made *call) *nodegroupv1.Envelope {
@@ -115,7 +106,7 @@ func (c *Check) answer(made *call) *nodegroupv1.Envelope {
 	select {
 	case a := <-made.answers:
 		if a == nil {
-			c.Failf("node groups, %s: nobody listens on its subject", made.verb)
+			c.Failf("node groups, %s: no subscriber is on its subject", made.verb)
 		}
 
 		return a

@@ -60,7 +60,7 @@ func lookInto(url string, p *process) Config {
 }
 
 // A driver that keeps the contract passes, also when nothing lends a look.
-func TestRun(t *testing.T) { //nolint:tparallel // one check follows the other
+func TestRun(t *testing.T) {
 	t.Parallel()
 	srv := bustest.Server(t, embedded.Options{})
 	startProcess(t, srv.URL(), traits{})

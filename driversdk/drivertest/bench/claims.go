@@ -28,13 +28,6 @@ type Claimed struct {
 	Expected string
 }
 
-// ExpectedSequence is Expected as a number, and reports whether it is one.
-func (r Claimed) ExpectedSequence() (sequence uint64, ok bool) {
-	sequence, err := strconv.ParseUint(r.Expected, 10, 64)
-
-	return sequence, err == nil
-}
-
 func (b *Bench) onClaim(m *nats.Msg) {
 	if strings.HasPrefix(m.Subject, b.Below("claim."+b.Provider+".~")) {
 		return // no machine's: a manager tries there whether the stream takes writes

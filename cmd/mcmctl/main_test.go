@@ -75,7 +75,7 @@ func startReplica(t *testing.T, url string, cfg replica.Config, handle replica.H
 	cfg.CreateIdentity = driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN
 	srv, err := replica.New(connectTo(t, url), cfg, handle)
 	if err != nil {
-		t.Fatalf("bus.NewServer(...): %v", err)
+		t.Fatalf("replica.New(...): %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -106,7 +106,7 @@ func startCreate(t *testing.T, url, name string) {
 	t.Helper()
 	caller, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
 	if err != nil {
-		t.Fatalf("bus.NewCaller(...): %v", err)
+		t.Fatalf("caller.New(...): %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var calls sync.WaitGroup

@@ -40,7 +40,7 @@ func meet(t *testing.T, url string) *caller.Caller {
 	t.Helper()
 	caller, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
 	if err != nil {
-		t.Fatalf("bus.NewCaller(...): %v", err)
+		t.Fatalf("caller.New(...): %v", err)
 	}
 	t.Cleanup(caller.Close)
 	await(t, "the driver", func() bool { return len(caller.Replicas()) == 1 })

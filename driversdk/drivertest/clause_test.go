@@ -50,7 +50,7 @@ func TestClauses(t *testing.T) {
 		if c.Says == "" {
 			t.Errorf("clause %s: nothing is said of it", c.ID)
 		}
-		if c.Manager != (c.check == nil) || c.Manager != (c.who == nobody) {
+		if c.Manager != (c.check == nil) || c.Manager != (c.binds == manager) {
 			t.Errorf("clause %s: want a check, or that it binds the manager", c.ID)
 		}
 	}

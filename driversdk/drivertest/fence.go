@@ -1,193 +1,115 @@
 package drivertest
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"strconv"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// checkFence takes the claim of a create that waits to begin from it, in every way that
-// there is.
-func checkFence(ctx context.Context, s *suite) error {
-	if err := s.recordsBegin(ctx); err != nil {
-		return err
-	}
-	for _, loss := range []struct {
-		what string
-		lose func(context.Context, *machine) error
-	}{
-		{"another attempt took its claim's place", func(ctx context.Context, m *machine) error {
-			_, err := s.usurp(ctx, m)
-
-			return err
-		}},
-		{"its claim was lost along with the operations stream", func(ctx context.Context, _ *machine) error {
-			if err := s.streamAPI(ctx, "DELETE", nil, nil); err != nil {
-				return err
-			}
-
-			return s.restore(ctx)
-		}},
-		{"the operations stream ceased to take claims", func(ctx context.Context, _ *machine) error { return s.refuse(ctx) }},
-	} {
-		if err := s.keepsFrom(ctx, loss.lose); err != nil {
-			return fmt.Errorf("a create that was accepted before %s: %w", loss.what, err)
-		}
-	}
-
-	return nil
+var fenceClauses = []Clause{
+	{ID: "FENCE-1", Says: "starts nothing before its claim says so, in the place of its own", binds: full, check: checkFence},
+	{ID: "FENCE-2", Says: "starts nothing by an acknowledgement that came too late", binds: full, check: checkLate},
+	{ID: "FENCE-3", Says: "cuts off no call at the cloud for it; asked for again, its result counts once it is stored", binds: full, check: checkFencedCall},
+	{ID: "RESULT-4", Says: "does not keep a result that it does not know", binds: full, check: checkUnknownNotKept},
 }
 
-// recordsBegin looks for the record that the call of a create begins.
-func (s *suite) recordsBegin(ctx context.Context) error {
-	d, err := s.once(ctx, create)
-	if err != nil {
-		return err
-	}
-	if _, err := createdOf(d.result); err != nil {
-		return err
-	}
-	if _, err := s.endOfClaim(ctx, d.m, d.id); err != nil {
-		return err
-	}
-	s.acknowledge(d.id)
-	begun := s.claimsOf(d.id, driverv1.Claim_STATE_BEGUN)
+// checkFence takes the claim of a create that waits to start from it, in every way that
+// there is.
+func checkFence(c *check) {
+	recordsStart(c)
+	c.Step("a create that was accepted before another attempt took its claim's place", func() {
+		keepsFrom(c, func(p *pending) { p.Usurp() })
+	})
+	c.Step("a create that was accepted before its claim was lost along with the operations stream", func() {
+		keepsFrom(c, func(*pending) { c.Stream.Lose() })
+	})
+	c.Step("a create that was accepted before the operations stream ceased to take claims", func() {
+		restore := func() {}
+		keepsFrom(c, func(*pending) { restore = c.Stream.Refuse() })
+		restore()
+	})
+}
+
+// recordsStart looks for the record in STATE_BEGUN that a create writes before its call.
+func recordsStart(c *check) {
+	d := c.once(create)
+	c.Created(d.result)
+	d.Ended()
+	d.Acknowledge()
+	begun, running := d.Claims(driverv1.Claim_STATE_BEGUN), d.Claims(driverv1.Claim_STATE_RUNNING)
 	if len(begun) == 0 {
-		return errors.New("a create succeeded, and its claim was never STATE_BEGUN")
+		c.Failf("a create succeeded, and its claim was never STATE_BEGUN")
 	}
-	running := s.claimsOf(d.id, driverv1.Claim_STATE_RUNNING)
-	have, want := begun[0].GetClaim(), proto.CloneOf(running[len(running)-1].GetClaim())
+	have, want := begun[0].Claim, proto.CloneOf(running[len(running)-1].Claim)
 	want.State, want.ClaimedAt = have.GetState(), have.GetClaimedAt()
 	if !proto.Equal(have, want) {
-		return fmt.Errorf("the record that a create begins is {%v}, not {%v}", have, want)
-	}
-
-	return nil
-}
-
-// keepsFrom lets a create go on that was kept from beginning, and looks whether it has
-// begun, or has written its claim again.
-func (s *suite) keepsFrom(ctx context.Context, lose func(context.Context, *machine) error) error {
-	p, err := s.begin(ctx, create)
-	if err != nil {
-		return err
-	}
-	defer p.release()
-	var before, after uint64
-	var result *driverv1.Result
-	if err = lose(ctx, p.m); err == nil {
-		before, _, err = s.record(ctx, s.claimSubject(p.m))
-	}
-	if err == nil {
-		result, err = s.finish(ctx, p)
-	}
-	if err == nil {
-		after, _, err = s.record(ctx, s.claimSubject(p.m))
-	}
-	if err := errors.Join(s.restore(ctx), err); err != nil {
-		return err
-	}
-	switch {
-	case result.GetStatus().GetCode() == driverv1.Code_CODE_OK:
-		return errors.New("it was carried out all the same")
-	case after != before:
-		return errors.New("it has written a claim that was not its own any more")
-	default:
-		return s.none(ctx, p.m, "the replica had to start nothing for it")
+		c.Failf("the record by which a create starts is {%v}, not {%v}", have, want)
 	}
 }
 
-// checkLate is the operations stream for a create that waits to begin, and acknowledges
+// keepsFrom lets a create go on that has lost its claim. It fails if it was carried out, or has written its claim again.
+func keepsFrom(c *check, lose func(*pending)) {
+	p := c.begin(create)
+	lose(p)
+	before, _ := p.Claim()
+	result := p.finish()
+	if after, _ := p.Claim(); after != before {
+		c.Failf("it has written a claim that was not its own any more")
+	}
+	if result.GetStatus().GetCode() == ok {
+		c.Failf("it was carried out all the same")
+	}
+	p.None("the replica had to start nothing for it")
+}
+
+// checkLate is the operations stream for a create that waits to start, and acknowledges
 // so late that it does not count.
-func checkLate(ctx context.Context, s *suite) error {
-	p, err := s.begin(ctx, create)
-	if err != nil {
-		return err
-	}
-	defer p.release()
-	var result *driverv1.Result
-	stop := func() {}
-	if err = s.refuse(ctx); err == nil {
-		stop, err = s.acknowledgeLate(ctx, p.m)
-	}
-	if err == nil {
-		result, err = s.finish(ctx, p)
-	}
+func checkLate(c *check) {
+	const tooLate = 3 * time.Second / 2 // more than the second for which an acknowledgement counts
+	p := c.begin(create)
+	restore := c.Stream.Refuse()
+	stop := p.AcknowledgeLate(tooLate)
+	result := p.finish()
 	stop()
-	if err := errors.Join(s.restore(ctx), err); err != nil {
-		return err
+	restore()
+	if result.GetStatus().GetCode() != ok {
+		p.None("the replica had to start nothing for a create whose claim was not acknowledged in time")
+	} else if len(p.Claims(driverv1.Claim_STATE_BEGUN)) < 2 {
+		c.Failf("a create started although its claim was acknowledged only %s after it was written", tooLate)
 	}
-	if result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
-		return s.none(ctx, p.m, "the replica had to start nothing for a create whose claim was not acknowledged in time")
-	}
-	if len(s.claimsOf(p.id, driverv1.Claim_STATE_BEGUN)) < 2 {
-		return fmt.Errorf("a create began although its claim was acknowledged only %s after it was written", tooLate)
-	}
-
-	return nil
 }
 
-// tooLate is more than the second for which an acknowledgement counts.
-const tooLate = 3 * time.Second / 2
+func checkFencedCall(c *check) {
+	p := c.atCloud(c.Timeout)
+	p.Usurp()
+	c.Step("a create that was at the cloud when another attempt took its claim's place", func() { p.One(c.Created(p.finish())) })
+	c.Step("a create that was at the cloud when another attempt took its claim's place, and that was asked for again", func() { overtaken(c) })
+}
 
-// acknowledgeLate acknowledges, until stop, what is written to a machine's claim: the
-// first record that a call begins too late, and everything else at once.
-func (s *suite) acknowledgeLate(ctx context.Context, m *machine) (stop func(), err error) {
-	first := true // the subscription has one goroutine
-	sub, err := s.nc.Subscribe(s.claimSubject(m), func(m *nats.Msg) {
-		env, err := bus.Decode(m.Data, "")
-		expected, malformed := strconv.ParseUint(m.Header.Get(headerExpected), 10, 64)
-		if errors.Join(err, malformed) != nil {
-			return // a stream would refuse it, or another clause has it
+// overtaken asks again for a create that is at the cloud, and has another replica's attempt take its claim's place before it
+// ends: the stream refuses its outcome, so no manager may hear of that.
+func overtaken(c *check) {
+	p := c.atCloud(c.Timeout)
+	x := p.askAgain(recovering)
+	x.NeedsNone() // it needs no result
+	p.Usurp()
+	p.release()
+	uncounted := func(result *driverv1.Result) { // a result that another attempt's may contradict
+		if result != nil && !result.GetOutcomeUnknown() {
+			c.Failf("it was answered %s, although another attempt has its claim's place", bench.Said(result))
 		}
-		answer := func() {
-			_ = m.Respond(fmt.Appendf(nil, `{"stream":%q,"seq":%d}`, bus.StreamName(s.cfg.Cluster, s.cfg.Provider), expected+1)) // a check sees what comes of it
+	}
+	c.Eventually("the replica forgets an operation whose claim another attempt has replaced", func() bool {
+		held := p.Held()
+		uncounted(held.GetResult())
+		for x.Waiting() > 0 {
+			f, _ := x.Next(c.Patience)
+			uncounted(f.GetResult())
 		}
-		if first && env.GetClaim().GetState() == driverv1.Claim_STATE_BEGUN {
-			first = false
-			time.AfterFunc(tooLate, answer)
-		} else {
-			answer()
-		}
+
+		return len(held.GetOperations()) == 0
 	})
-	if err != nil {
-		return func() {}, fmt.Errorf("subscribe to the claim of a machine: %w", err)
-	}
-
-	return func() { _ = sub.Unsubscribe() }, s.flush(ctx) // fails only on a closed connection
-}
-
-func checkFencedCall(ctx context.Context, s *suite) error {
-	p, err := s.atCloud(ctx, s.cfg.Timeout)
-	if err != nil {
-		return err
-	}
-	defer p.release()
-	if _, err := s.usurp(ctx, p.m); err != nil {
-		return err
-	}
-	result, err := s.finish(ctx, p)
-	if err != nil {
-		return err
-	}
-	instance, err := createdOf(result)
-	if err != nil {
-		return fmt.Errorf("a create that was at the cloud when another attempt took its claim's place: %w", err)
-	}
-	if err := s.one(ctx, p.m, instance.GetProviderId()); err != nil {
-		return err
-	}
-	if err := s.overtaken(ctx); err != nil {
-		return fmt.Errorf("a create that was at the cloud when another attempt took its claim's place, and that was asked for again: %w", err)
-	}
-
-	return nil
 }

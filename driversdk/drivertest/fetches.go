@@ -1,309 +1,192 @@
 package drivertest
 
 import (
-	"context"
-	"encoding/json"
-	"maps"
-	"strconv"
-	"strings"
-	"sync"
-	"time"
-
-	"github.com/nats-io/nats.go"
-	"google.golang.org/protobuf/types/known/durationpb"
+	"crypto/rand"
+	"slices"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// comeAgain is what is said where there is no class to be had.
-const comeAgain = 7 * time.Second
-
-// Kinds of fetches, as subjects name them.
-const (
-	whatClass     = "class"
-	whatSecret    = "secret"
-	whatBootstrap = "bootstrap"
-)
-
-// fetches answers a driver's fetches as the manager does, or as it must not. That
-// is why bus.ServeFetches will not do.
-type fetches struct {
-	cfg    Config
-	conn   *nats.Conn
-	key    *bus.SealKey
-	forged *bus.SealKey
-
-	mu      sync.Mutex
-	version int
-	counts  map[string]int
-	waiting int             // fetches held now
-	gate    chan struct{}   // closed: answers go out
-	spec    json.RawMessage // instead of the class's; nil for that
-	secret  map[string][]byte
-	wrong   forgery
-	away    bool // there is no class to be had
-	refused refusal
-	sealed  bool     // the driver can open seals
-	outside []string // reply subjects where they must not be
+var fetchClauses = []Clause{
+	{ID: "REF-1", Says: "fetches the version that a request names", check: checkVersions},
+	{ID: "CHANGED-1", Says: "forgets what has changed", binds: full, check: checkChanged},
+	{ID: "FETCH-2", Says: "refuses a secret with another nonce", check: checkNonce},
+	{ID: "FETCH-3", Says: "opens seals with the key that it trusts", check: checkForged},
+	{ID: "FETCH-5", Says: "what a fetch was answered is not told of an instance", check: checkRefused},
+	{ID: "FETCH-4", Says: "unsealed answers need the operator's leave and TLS", Manager: true, binds: manager},
 }
 
-// A refusal is a kind of fetch, and the code that it is answered with; the zero value
-// refuses none.
-type refusal struct {
+// A kept object is one of which the driver may hold a version that has become old.
+type kept struct {
 	what string
-	code driverv1.Code
+	kind driverv1.Changed_Kind
+	// use takes the newest version; it may be called again and again.
+	use func()
 }
 
-// A forgery is what is wrong with the secrets that are sent.
-type forgery int
-
-const (
-	genuine forgery = iota
-	otherNonce
-	otherKey
-)
-
-func (r refusal) status() *driverv1.Status {
-	return &driverv1.Status{Code: r.code, Message: "the suite refuses this " + r.what}
-}
-
-func newFetches(cfg Config, conn *nats.Conn) (*fetches, error) {
-	key := cfg.Key
-	if key == nil {
-		var err error
-		if key, err = bus.NewSealKey(); err != nil {
-			return nil, err
+// keeps returns what the driver asks for, of class and secret.
+func (c *check) keeps() (found []kept) {
+	m := c.first()
+	o := m.create
+	list := func() { c.List() }
+	both := func() { // not every driver needs the secret to list
+		c.List()
+		c.Created(o.Run())
+		o = m.Operation(create)
+	}
+	list()
+	for _, k := range []kept{
+		{bench.FetchClass, driverv1.Changed_KIND_CLASS, list}, {bench.FetchSecret, driverv1.Changed_KIND_SECRET, both},
+	} {
+		if c.Fetches.Count(k.what) > 0 {
+			found = append(found, k)
 		}
 	}
-	forged, err := bus.NewSealKey()
-	if err != nil {
-		return nil, err
+	if len(found) == 0 {
+		c.Skipf("the driver asks for no class")
 	}
-	open := make(chan struct{})
-	close(open)
 
-	return &fetches{cfg: cfg, conn: conn, key: key, forged: forged, version: 1, counts: map[string]int{}, gate: open}, nil
+	return found
 }
 
-// refs names the class and its secrets in their present version.
-func (f *fetches) refs() *driverv1.ClassReference {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	class := f.cfg.Class
-
-	return &driverv1.ClassReference{
-		Class:             f.ref(Reference{class.Namespace, class.Name}, "class"),
-		Secret:            f.ref(class.SecretRef, "secret"),
-		CredentialsSecret: f.ref(class.CredentialsSecretRef, "secret"),
+// asksAgain reports whether the driver has asked for an object since, or does so to make another instance, for which it
+// needs all there is. One that lists by its class has to ask for that one to list.
+func (c *check) asksAgain(what string, before int) bool {
+	if c.Fetches.Count(what) == before && (what != bench.FetchClass || !c.suite.listsByClass) {
+		c.first()
 	}
+
+	return c.Fetches.Count(what) > before
 }
 
-func (f *fetches) ref(r Reference, kind string) *driverv1.ObjectReference {
-	if r.Name == "" {
-		return nil
-	}
-
-	return &driverv1.ObjectReference{
-		Namespace: r.Namespace, Name: r.Name, Uid: "conformance-" + kind + "-" + r.Name, ResourceVersion: strconv.Itoa(f.version),
-	}
-}
-
-// named are the references of a kind that requests name.
-func (f *fetches) named(what string) []*driverv1.ObjectReference {
-	refs := f.refs()
-	if what == whatClass {
-		return []*driverv1.ObjectReference{refs.GetClass()}
-	}
-	var named []*driverv1.ObjectReference
-	for _, ref := range []*driverv1.ObjectReference{refs.GetSecret(), refs.GetCredentialsSecret()} {
-		if ref != nil {
-			named = append(named, ref)
+// checkVersions names other versions of class and secret than the driver has.
+func checkVersions(c *check) {
+	found := c.keeps()
+	for range c.Repeat {
+		for _, k := range found {
+			before := c.Fetches.Count(k.what)
+			c.Fetches.Touch()
+			k.use()
+			if !c.asksAgain(k.what, before) {
+				c.Failf("a request named another version of the %s than the driver has, and it did not ask for it", k.what)
+			}
 		}
 	}
-
-	return named
 }
 
-// touch gives class and secrets a new version, so that a driver has to fetch them.
-func (f *fetches) touch() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.version++
-}
-
-// alter gives out another providerSpec or secret until undo, under new versions.
-func (f *fetches) alter(change func(*fetches)) (undo func()) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.version++
-	change(f)
-
-	return func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.version++
-		f.spec, f.secret, f.wrong, f.away, f.refused = nil, nil, genuine, false, refusal{}
-	}
-}
-
-// hold keeps answers back until release, and gives class and secrets a new
-// version: whoever needs them has to wait.
-func (f *fetches) hold() (release func()) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.version++
-	gate := make(chan struct{})
-	f.gate = gate
-
-	return sync.OnceFunc(func() { close(gate) })
-}
-
-func (f *fetches) held() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-
-	return f.waiting > 0
-}
-
-func (f *fetches) count(what string) int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-
-	return f.counts[what]
-}
-
-// onFetch runs on the subscription's goroutine.
-func (f *fetches) onFetch(ctx context.Context, m *nats.Msg) {
-	subject, err := bus.ParseSubject(m.Subject)
-	if err != nil {
-		return
-	}
-	contentType := m.Header.Get(headerContentType)
-	env, err := bus.Decode(m.Data, contentType)
-	f.mu.Lock()
-	f.counts[subject.Verb]++
-	if !strings.HasPrefix(m.Reply, bus.InboxPrefix(subject.Provider)+".") {
-		f.outside = append(f.outside, m.Reply)
-		err = errOutside
-	}
-	gate := f.gate
-	f.mu.Unlock()
-	if err != nil {
-		return // as the manager does
-	}
-	go func() {
-		f.wait(ctx, gate)
-		payload, err := bus.Encode(f.answer(env), contentType)
-		if err == nil {
-			_ = f.conn.Publish(m.Reply, payload) // the driver asks again, or fails a check
+// checkChanged announces that class and secret have changed, under the versions that the driver has.
+func checkChanged(c *check) {
+	for _, k := range c.keeps() {
+		before := c.Fetches.Count(k.what)
+		for _, ref := range c.Fetches.Named(k.what) {
+			c.Changed(k.kind, ref)
 		}
-	}()
-}
+		// Notices and requests come on different subjects, in any order.
+		if !c.Poll(c.Patience, func() bool {
+			k.use()
 
-func (f *fetches) wait(ctx context.Context, gate <-chan struct{}) {
-	select {
-	case <-gate:
-		return
-	default:
-	}
-	f.mu.Lock()
-	f.waiting++
-	f.mu.Unlock()
-	select {
-	case <-gate:
-	case <-ctx.Done():
-	}
-	f.mu.Lock()
-	f.waiting--
-	f.mu.Unlock()
-}
-
-func (f *fetches) answer(env *driverv1.Envelope) *driverv1.Envelope {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	switch body := env.GetBody().(type) {
-	case *driverv1.Envelope_FetchClass:
-		return &driverv1.Envelope{Body: &driverv1.Envelope_FetchedClass{FetchedClass: f.class(body.FetchClass)}}
-	case *driverv1.Envelope_FetchSecret:
-		return &driverv1.Envelope{Body: &driverv1.Envelope_FetchedSecret{FetchedSecret: f.sealedSecret(body.FetchSecret)}}
-	case *driverv1.Envelope_FetchBootstrap:
-		return &driverv1.Envelope{Body: &driverv1.Envelope_FetchedBootstrap{FetchedBootstrap: f.bootstrap(body.FetchBootstrap)}}
-	default:
-		return &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: &driverv1.Result{
-			Status: &driverv1.Status{Code: driverv1.Code_CODE_UNIMPLEMENTED, Message: "no such fetch"},
-		}}}
+			return c.Fetches.Count(k.what) > before
+		}) && !c.asksAgain(k.what, before) {
+			c.Failf("after a notice that a %s has changed, the driver still uses the one that it had", k.what)
+		}
 	}
 }
 
-func (f *fetches) class(req *driverv1.FetchClassRequest) *driverv1.FetchClassResponse {
-	class := f.cfg.Class
-	if f.away {
-		return &driverv1.FetchClassResponse{Status: &driverv1.Status{
-			Code: driverv1.Code_CODE_UNAVAILABLE, Message: "no class at the moment", RetryAfter: durationpb.New(comeAgain),
-		}}
+// refusesSecret asks the driver to list, for which it gets wrong secrets, and then the right ones.
+func refusesSecret(c *check, wrong bench.Answers) {
+	if c.Class.SecretRef.Name == "" && c.Class.CredentialsSecretRef.Name == "" {
+		c.Skipf("the class refers to no secret")
 	}
-	if f.refused.what == whatClass {
-		return &driverv1.FetchClassResponse{Status: f.refused.status()}
+	c.List() // it knows our key from now on
+	before := c.Fetches.Count(bench.FetchSecret)
+	var result *driverv1.Result
+	c.Fetches.With(wrong, func() { result = c.ListResult() })
+	if c.Fetches.Count(bench.FetchSecret) == before {
+		c.Skipf("the driver lists without the secret")
 	}
-	if req.GetClass().GetNamespace() != class.Namespace || req.GetClass().GetName() != class.Name {
-		return &driverv1.FetchClassResponse{Status: &driverv1.Status{Code: driverv1.Code_CODE_NOT_FOUND, Message: "no such class"}}
+	if result.GetStatus().GetCode() == ok {
+		c.Failf("the driver took it")
 	}
-	spec := class.ProviderSpec
-	if f.spec != nil {
-		spec = f.spec
-	}
-
-	return &driverv1.FetchClassResponse{Class: &driverv1.Class{
-		Reference: f.ref(Reference{class.Namespace, class.Name}, "class"), Provider: f.cfg.Provider,
-		ProviderSpec: spec, Labels: class.Labels, Annotations: class.Annotations,
-	}}
+	c.Step("with the genuine secret again", func() { c.List() })
 }
 
-func (f *fetches) sealedSecret(req *driverv1.FetchSecretRequest) *driverv1.FetchSecretResponse {
-	if f.refused.what == whatSecret {
-		return &driverv1.FetchSecretResponse{Status: f.refused.status()}
-	}
-	ref := Reference{req.GetSecret().GetNamespace(), req.GetSecret().GetName()}
-	secret := f.cfg.secret(ref)
-	if secret == nil {
-		return &driverv1.FetchSecretResponse{Status: &driverv1.Status{Code: driverv1.Code_CODE_NOT_FOUND, Message: "no such secret"}}
-	}
-	content := &driverv1.SecretContent{Nonce: req.GetNonce(), Reference: f.ref(ref, "secret"), Data: secret.Data}
-	if f.secret != nil {
-		content.Data = f.secret
-	}
-	key := f.key
-	switch f.wrong {
-	case otherNonce:
-		content.Nonce = append([]byte("another "), req.GetNonce()...)
-	case otherKey:
-		key = f.forged
-	case genuine:
-	}
-	if req.GetRecipient() == "" { // a driver that cannot open seals; this bus is for tests
-		return &driverv1.FetchSecretResponse{Unsealed: content}
-	}
-	f.sealed = true
-	sealed, err := key.Seal(content, req.GetRecipient())
-
-	return &driverv1.FetchSecretResponse{Status: bus.StatusOf(err), Sealed: sealed}
+func checkNonce(c *check) {
+	c.Step("a secret came with another nonce than was asked with", func() { refusesSecret(c, bench.Answers{Nonce: true}) })
 }
 
-func (f *fetches) bootstrap(req *driverv1.FetchBootstrapRequest) *driverv1.FetchBootstrapResponse {
-	if f.refused.what == whatBootstrap {
-		return &driverv1.FetchBootstrapResponse{Status: f.refused.status()}
+func checkForged(c *check) {
+	if !c.Fetches.Seen().Opens && c.Fetches.Count(bench.FetchSecret) > 0 {
+		c.Skipf("the driver does not open seals")
 	}
-	values := maps.Clone(f.cfg.Bootstrap)
-	if values == nil {
-		values = map[string]string{}
-	}
-	values["<<MACHINE_NAME>>"] = req.GetMachine()
-	content := &driverv1.BootstrapContent{Nonce: req.GetNonce(), Values: values}
-	if req.GetRecipient() == "" {
-		return &driverv1.FetchBootstrapResponse{Unsealed: content}
-	}
-	sealed, err := f.key.Seal(content, req.GetRecipient())
+	c.Step("a secret came sealed with another key than that of the control plane", func() { refusesSecret(c, bench.Answers{Seal: true}) })
+}
 
-	return &driverv1.FetchBootstrapResponse{Status: bus.StatusOf(err), Sealed: sealed}
+// ofInstances are the codes that say what there is of an instance.
+var ofInstances = []driverv1.Code{
+	driverv1.Code_CODE_NOT_FOUND, driverv1.Code_CODE_OUT_OF_RANGE, driverv1.Code_CODE_UNINITIALIZED,
+}
+
+// checkRefused answers fetches with codes by which an operation would say what there
+// is of an instance.
+func checkRefused(c *check) {
+	m := c.firstNamed()
+	if c.Fetches.Count(bench.FetchClass) == 0 {
+		c.Skipf("the driver does not ask for classes")
+	}
+	for _, kind := range []string{bench.FetchClass, bench.FetchSecret, bench.FetchBootstrap} {
+		for _, code := range ofInstances {
+			c.Step("its fetch of a "+kind+" was answered "+bus.CodeName(code), func() {
+				c.Fetches.With(bench.Answers{Refused: kind, Code: code}, func() { passesOn(c, m) })
+			})
+		}
+	}
+}
+
+// passesOn fails if an operation says of an instance what was said of the class, the
+// secret, or the values for its user data. The machine has one instance.
+func passesOn(c *check, m *made) {
+	for _, asked := range []struct {
+		what string
+		do   func() *driverv1.Result
+	}{
+		{"create of a new machine", func() *driverv1.Result { return c.NewMachine().Do(create) }}, // its user data needs values
+		{"create", func() *driverv1.Result { return m.Do(create) }},
+		{"status", m.StatusResult},
+		{"list", c.ListResult},
+		{"delete", func() *driverv1.Result { return c.NewMachine().Do(remove) }},
+	} {
+		result := asked.do()
+		if result.GetInstanceStatus().GetInstance() == nil && slices.Contains(ofInstances, result.GetStatus().GetCode()) {
+			c.Failf("%s was answered %s, which speaks of an instance", asked.what, bench.Said(result))
+		}
+	}
+}
+
+// checkInbox looks at where the driver asked to be answered.
+func checkInbox(c *check) {
+	seen := c.Fetches.Seen()
+	if len(seen.Outside) > 0 {
+		c.Failf("a fetch asked to be answered to %q, not below %q", seen.Outside, c.Fetches.InboxPrefix())
+	}
+	if len(seen.Counts) == 0 {
+		c.Skipf("the driver fetches nothing")
+	}
+}
+
+// checkTexts gives the driver credentials that are wrong, and looks whether its
+// errors repeat them.
+func checkTexts(c *check) {
+	for _, secret := range c.Secrets {
+		wrong := map[string][]byte{}
+		for key := range secret.Data {
+			wrong[key] = []byte("wrong-" + rand.Text())
+		}
+		c.Fetches.With(bench.Answers{Secret: wrong}, func() {
+			c.ListResult()
+			c.NewMachine().Do(create)
+		})
+	}
+	c.Witnessed("STATUSTEXT-1")
 }

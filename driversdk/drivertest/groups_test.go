@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
@@ -61,13 +62,13 @@ func (r *replica) doGroup(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
 		return pools.instances(body.Instances.GetGroup())
 	case *nodegroupv1.Envelope_Resize:
 		if stale {
-			return groupStatus(aborted, "stale")
+			return groupStatus(driverv1.Code_CODE_ABORTED, "stale")
 		}
 
 		return pools.resize(req.GetRequestId(), body.Resize)
 	case *nodegroupv1.Envelope_Delete:
 		if stale {
-			return groupStatus(aborted, "stale")
+			return groupStatus(driverv1.Code_CODE_ABORTED, "stale")
 		}
 
 		return pools.remove(body.Delete)
@@ -138,15 +139,15 @@ func (p *pools) resize(request string, req *nodegroupv1.ResizeRequest) *nodegrou
 	coming := slices.DeleteFunc(slices.Clone(pool.members), func(m *member) bool { return m.state() != creating })
 	switch {
 	case size != req.GetExpectedTarget() && p.fault != "RESIZE-1":
-		return groupStatus(aborted, "another size")
+		return groupStatus(driverv1.Code_CODE_ABORTED, "another size")
 	case target > poolMax && p.fault != "RESIZE-2":
 		return groupStatus(driverv1.Code_CODE_OUT_OF_RANGE, "too many")
 	case int(size-target) > len(coming) && p.fault != "RESIZE-3":
-		return groupStatus(precondition, "they have come")
+		return groupStatus(driverv1.Code_CODE_FAILED_PRECONDITION, "they have come")
 	}
 	if p.fault == "RESIZE-1/steps" { // what was compared is old when it is used
 		p.mu.Unlock()
-		<-time.After(silence)
+		<-time.After(bench.Silence)
 		p.mu.Lock()
 	}
 	pool.requests = append(pool.requests, request)
@@ -184,7 +185,7 @@ func (p *pools) remove(req *nodegroupv1.DeleteRequest) *nodegroupv1.Envelope {
 	case foreign:
 		return groupStatus(driverv1.Code_CODE_INVALID_ARGUMENT, "of another group")
 	case pool.size("")-int32(len(victims)) < pool.min && len(victims) > 0 && p.fault != "REMOVE-4":
-		return groupStatus(precondition, "too few would be left")
+		return groupStatus(driverv1.Code_CODE_FAILED_PRECONDITION, "too few would be left")
 	}
 	for n, m := range victims {
 		if p.fault == "REMOVE-1" {

@@ -439,32 +439,32 @@ func (r *replica) store(o *op, state driverv1.Claim_State) (stored, conflict boo
 	if err != nil {
 		return false, false, 0
 	}
-	stored, err = acknowledged(answer)
-	seq, there := ackOf(answer)
+	seq, there, stored, conflict := ackOf(answer)
 	if stored {
 		r.mu.Lock()
 		o.claimSeq = seq
 		r.mu.Unlock()
 	}
 
-	return stored, err == nil && !stored, there
+	return stored, conflict, there
 }
 
 // ackOf returns the sequence that was stored, or the one in the way.
-func ackOf(m *nats.Msg) (seq, conflict uint64) {
+func ackOf(m *nats.Msg) (seq, there uint64, stored, conflict bool) {
 	var ack struct {
 		Sequence uint64 `json:"seq"`
 		Error    struct {
+			Code        int    `json:"err_code"`
 			Description string `json:"description"`
 		} `json:"error"`
 	}
 	if json.Unmarshal(m.Data, &ack) != nil {
-		return 0, 0
+		return 0, 0, false, false
 	}
 	text := ack.Error.Description
-	conflict, _ = strconv.ParseUint(strings.TrimSpace(text[strings.LastIndexByte(text, ':')+1:]), 10, 64)
+	there, _ = strconv.ParseUint(strings.TrimSpace(text[strings.LastIndexByte(text, ':')+1:]), 10, 64)
 
-	return ack.Sequence, conflict
+	return ack.Sequence, there, ack.Error.Code == 0, ack.Error.Code == 10071 || ack.Error.Code == 10164
 }
 
 // limited does a mutation within its time, unless it is cancelled.

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/nats-io/nuid"
+
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -32,7 +34,7 @@ func (r *replica) do(cluster string, env *driverv1.Envelope, o *op) *driverv1.Re
 		return r.volumeIDs(body.VolumeIds)
 	case *driverv1.Envelope_Validate:
 		if r.fault == "VALIDATE-1" {
-			r.cloud.make(cluster, &driverv1.Machine{Name: "trial", Uid: uid()}, "")
+			r.cloud.make(cluster, &driverv1.Machine{Name: "trial", Uid: nuid.Next()}, "")
 		}
 
 		return &driverv1.Result{Payload: &driverv1.Result_Validate{Validate: &driverv1.ValidateResponse{}}}
@@ -139,7 +141,7 @@ func (r *replica) create(m *driverv1.Machine, o *op) *driverv1.Result {
 	if r.identity == driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN {
 		token = o.env.GetOperationId()
 		if r.fault == "IDENTITY-1" {
-			token = uid()
+			token = nuid.Next()
 		}
 	}
 
@@ -263,7 +265,7 @@ func (r *replica) volumeIDs(req *driverv1.VolumeIDsRequest) *driverv1.Result {
 
 func (r *replica) migrateClass(cluster string, req *driverv1.MigrateClassRequest) *driverv1.Result {
 	if r.fault == "MIGRATECLASS-1" {
-		r.cloud.make(cluster, &driverv1.Machine{Name: "migrated", Uid: uid()}, "")
+		r.cloud.make(cluster, &driverv1.Machine{Name: "migrated", Uid: nuid.Next()}, "")
 	}
 	if req.GetKind() != "AcmeMachineClass" {
 		return resultOf(driverv1.Code_CODE_INVALID_ARGUMENT, fmt.Sprintf("kind %s: want AcmeMachineClass", req.GetKind()))

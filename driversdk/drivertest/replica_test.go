@@ -11,10 +11,16 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 const testProvider = "acme"
+
+const (
+	headerContentType = "Content-Type"
+	headerExpected    = "Nats-Expected-Last-Subject-Sequence"
+)
 
 // otherCluster is the second control plane that replicas serve.
 const otherCluster = "other"
@@ -31,7 +37,7 @@ type traits struct {
 	sees     bool                    // it lists without asking for class or secret
 }
 
-// A replica is a driver written without the SDK and without bus.Server: it knows
+// A replica is a driver written without the SDK and without replica.Server: it knows
 // the contract, and has maps for a cloud.
 type replica struct {
 	traits
@@ -162,7 +168,7 @@ func (r *replica) send(reply, contentType string, req, frame *driverv1.Envelope)
 	frame.OperationId, frame.Attempt, frame.Replica = req.GetOperationId(), req.GetAttempt(), r.id
 	switch r.fault {
 	case "ENV-1":
-		contentType = contentTypeJSON
+		contentType = bench.ContentTypeJSON
 	case "ENV-2":
 		contentType = ""
 	case "ENV-2/failed":

@@ -56,7 +56,7 @@ type Report struct {
 	Took time.Duration
 }
 
-// OK tells whether the driver keeps the contract as far as it was checked, and
+// OK reports whether the driver keeps the contract as far as it was checked, and
 // nothing was left behind.
 func (r *Report) OK() bool { return r.Left == "" && len(r.Of(Failed)) == 0 }
 

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
 )
 
 // cleanUpLimit bounds what is done once checking has ended, for whatever reason.
@@ -16,21 +18,9 @@ const cleanUpLimit = 2 * time.Minute
 // or come to it within cfg.Wait. The report is for those who want to know more, such as
 // what was skipped.
 func Run(t *testing.T, cfg Config) *Report { //nolint:thelper // it is the test, not a helper of one
-	started := time.Now()
-	s, err := open(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.end()
-	report := &Report{Provider: s.cfg.Provider, Replica: s.target, Plain: s.plain}
-	for _, c := range clauses() {
-		if !s.cfg.wants(c.ID) {
-			continue
-		}
+	report, err := checkAll(t.Context(), cfg, func(c Clause, look func(context.Context) Finding) {
 		t.Run(c.ID, func(t *testing.T) {
-			f := s.look(t.Context(), c)
-			report.Findings = append(report.Findings, f)
-			switch f.Verdict {
+			switch f := look(t.Context()); f.Verdict {
 			case Failed:
 				t.Errorf("%s: %s", c.Says, f.Detail)
 			case Skipped, Manager:
@@ -38,86 +28,80 @@ func Run(t *testing.T, cfg Config) *Report { //nolint:thelper // it is the test,
 			case Passed:
 			}
 		})
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := s.finally(t.Context()); err != nil {
-		report.Left = err.Error()
-		t.Error(err)
+	if report.Left != "" {
+		t.Error(report.Left)
 	}
-	report.Took = time.Since(started)
 
 	return report
 }
 
 // Check checks a driver as [Run] does, without package testing. Tell is called
 // with each finding as it comes; it may be nil. The error says why the driver could
-// not be checked at all; what is wrong with it is in the report.
+// not be checked at all, or not to the end; what is wrong with it is in the report.
 func Check(ctx context.Context, cfg Config, tell func(Finding)) (*Report, error) {
-	if _, err := cfg.complete(); err != nil { // whatever may be wrong with the driver
-		return nil, err
-	}
+	return checkAll(ctx, cfg, func(_ Clause, look func(context.Context) Finding) {
+		if f := look(ctx); tell != nil {
+			tell(f)
+		}
+	})
+}
+
+// checkAll calls each with every clause that is wanted, until ctx ends, and cleans up.
+func checkAll(ctx context.Context, cfg Config, each func(c Clause, look func(context.Context) Finding)) (*Report, error) {
 	started := time.Now()
 	s, err := open(ctx, cfg)
-	if ctx.Err() != nil && err != nil {
-		err = context.Cause(ctx)
-	}
 	if err != nil {
 		return nil, err
 	}
-	defer s.end()
-	report := &Report{Provider: s.cfg.Provider, Replica: s.target, Plain: s.plain}
+	defer s.bench.Close()
+	report := &Report{Provider: s.bench.Provider, Replica: s.bench.Target, Plain: s.bench.Plain}
 	for _, c := range clauses() {
-		if !s.cfg.wants(c.ID) || ctx.Err() != nil {
+		if len(cfg.Only) > 0 && !slices.Contains(cfg.Only, c.ID) || ctx.Err() != nil {
 			continue
 		}
-		f := s.look(ctx, c)
-		report.Findings = append(report.Findings, f)
-		if tell != nil {
-			tell(f)
-		}
+		each(c, func(ctx context.Context) Finding {
+			f := s.look(ctx, c)
+			report.Findings = append(report.Findings, f)
+
+			return f
+		})
 	}
 	if err := s.finally(ctx); err != nil {
 		report.Left = err.Error()
 	}
 	report.Took = time.Since(started)
-	if ctx.Err() != nil {
-		return report, context.Cause(ctx)
-	}
 
-	return report, nil
-}
-
-func (c Config) wants(id string) bool {
-	if len(c.Only) == 0 {
-		return true
-	}
-
-	return slices.Contains(c.Only, id)
+	return report, context.Cause(ctx)
 }
 
 // look checks one clause and removes what was made for it.
 func (s *suite) look(ctx context.Context, c Clause) Finding {
 	f := Finding{Clause: c, Verdict: Passed}
 	started := time.Now()
-	err := s.applies(c)
+	err := s.run(ctx, func(k *check) { k.applies(c) })
 	if err == nil {
-		limit, cancel := context.WithTimeoutCause(ctx, 2*s.cfg.Timeout+cleanUpLimit, errors.New("the check took too long"))
-		err = c.check(limit, s)
+		limit, cancel := context.WithTimeoutCause(ctx, 2*s.bench.Timeout+cleanUpLimit, errors.New("the check took too long"))
+		err = s.run(limit, c.check)
 		cancel()
-		if cleaned := s.cleanUp(ctx); cleaned != nil && err == nil {
+		if cleaned := s.run(ctx, (*check).cleanUp); cleaned != nil && err == nil {
 			err = cleaned
 		}
 	}
-	var why skip
+	var why bench.SkipError
 	switch {
 	case c.Manager:
 		f.Verdict = Manager
 	case err != nil && ctx.Err() != nil: // it is the checking that has ended
 		f.Verdict, err = Skipped, context.Cause(ctx)
-	case errors.As(err, &why) && s.cfg.Strict && !why.unbound && !slices.Contains(s.cfg.MaySkip, c.ID):
+	case errors.As(err, &why) && s.bench.Strict && !why.Unbound && !slices.Contains(s.bench.MaySkip, c.ID):
 		f.Verdict = Failed
 		err = fmt.Errorf("skipped, which it may not be: %w", err)
 	case errors.As(err, &why):
-		f.Verdict, f.Unbound = Skipped, why.unbound
+		f.Verdict, f.Unbound = Skipped, why.Unbound
 	case err != nil:
 		f.Verdict = Failed
 	}
@@ -134,5 +118,5 @@ func (s *suite) finally(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), cleanUpLimit, errors.New("cleaning up took too long"))
 	defer cancel()
 
-	return errors.Join(s.cleanUp(ctx), s.leftovers(ctx))
+	return errors.Join(s.run(ctx, (*check).cleanUp), s.run(ctx, func(c *check) { c.NothingLeft() }))
 }

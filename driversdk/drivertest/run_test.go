@@ -42,7 +42,7 @@ func testConfig(url string) Config {
 	return Config{
 		NATS: bus.Config{URLs: []string{url}}, Provider: testProvider, Timeout: 10 * time.Second, Repeat: 2,
 		Class: Class{
-			Namespace: "ns", Name: "small", ProviderSpec: []byte(`{"size":"small"}`), SecretRef: Reference{"ns", "cloud"},
+			Namespace: "ns", Name: "small", ProviderSpec: []byte(`{"size":"small"}`), SecretRef: Reference{Namespace: "ns", Name: "cloud"},
 		},
 		Secrets: []Secret{{Namespace: "ns", Name: "cloud", Data: map[string][]byte{"token": []byte(testToken)}}},
 	}
@@ -60,7 +60,7 @@ func lookInto(url string, p *process) Config {
 }
 
 // A driver that keeps the contract passes, also when nothing lends a look.
-func TestRun(t *testing.T) { //nolint:tparallel // one check follows the other
+func TestRun(t *testing.T) {
 	t.Parallel()
 	srv := bustest.Server(t, embedded.Options{})
 	startProcess(t, srv.URL(), traits{})
@@ -77,13 +77,13 @@ func TestCheck(t *testing.T) {
 		skipped func(Clause) bool
 	}{
 		"unique name": {"a full replica whose names are unique", traits{}, func(c Clause) bool {
-			return c.who == plainly || c.ID == "IDENTITY-1"
+			return c.binds == plainly || c.ID == "IDENTITY-1"
 		}},
 		"token": {"a full replica that passes tokens", traits{identity: token}, func(c Clause) bool {
-			return c.who == plainly || c.ID == "IDENTITY-2"
+			return c.binds == plainly || c.ID == "IDENTITY-2"
 		}},
 		"plain": {"a driver that only answers", traits{plain: true}, func(c Clause) bool {
-			return c.who == full || c.who == groups
+			return c.binds == full || c.binds == groups
 		}},
 	}
 	for name, tc := range cases {

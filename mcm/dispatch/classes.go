@@ -24,7 +24,7 @@ const (
 	mixedTries = 32
 )
 
-// A ClassCaller is the part of bus.Caller that asks about classes.
+// A ClassCaller is the part of caller.Caller that asks about classes.
 type ClassCaller interface {
 	Call(ctx context.Context, req caller.Request) (*caller.Outcome, error)
 	Room(provider string) <-chan struct{}

@@ -16,7 +16,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// A Caller is the part of bus.Caller that a Dispatcher uses.
+// A Caller is the part of caller.Caller that a Dispatcher uses.
 type Caller interface {
 	Call(ctx context.Context, req caller.Request) (*caller.Outcome, error)
 	Room(provider string) <-chan struct{}

@@ -69,7 +69,7 @@ type rival struct {
 
 // NewEpochs returns the Epochs of the manager that says hello by this name. The
 // replicas are those that live, and ahead gets a value when one of them has heard a
-// higher epoch, as of a [bus.Caller].
+// higher epoch, as of a [caller.Caller].
 func NewEpochs(lead Leadership, name string, replicas func() []caller.Replica, ahead <-chan struct{}, log logr.Logger) *Epochs {
 	return &Epochs{
 		lead: lead, name: name, replicas: replicas, ahead: ahead, log: log, heard: make(chan struct{}, 1),

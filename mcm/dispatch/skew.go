@@ -15,7 +15,7 @@ var replicasRefused = prometheus.NewDesc("mcm_dispatch_replicas_refused",
 type refusedCollector func() []caller.Replica
 
 // RefusedCollector returns a collector of the replicas that speak another protocol;
-// bus.Caller.Replicas returns those that live.
+// caller.Caller.Replicas returns those that live.
 func RefusedCollector(replicas func() []caller.Replica) prometheus.Collector {
 	return refusedCollector(replicas)
 }

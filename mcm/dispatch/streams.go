@@ -27,7 +27,7 @@ var (
 // streamCollector shows the operations streams as metrics.
 type streamCollector func() []caller.StreamState
 
-// StreamCollector returns a collector of what states returns; bus.Caller.Streams
+// StreamCollector returns a collector of what states returns; caller.Caller.Streams
 // is such a function.
 func StreamCollector(states func() []caller.StreamState) prometheus.Collector {
 	return streamCollector(states)

@@ -34,7 +34,7 @@ func asked(env *nodegroupv1.Envelope) *nodegroupv1.Envelope {
 	return env
 }
 
-// answered is an answer as bus.Server sends it.
+// answered is an answer as replica.Server sends it.
 func answered(env *nodegroupv1.Envelope) *nodegroupv1.Envelope {
 	env.RequestId, env.Replica = "q", "r"
 

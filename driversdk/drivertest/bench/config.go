@@ -1,12 +1,12 @@
-package drivertest
+package bench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/machinebus/machinebus/bus"
@@ -109,73 +109,30 @@ type Process interface {
 	Start(ctx context.Context) error
 }
 
-// withDefaults fills in what was left open.
-func (c Config) withDefaults() Config {
-	if c.Cluster == "" {
-		c.Cluster = "default"
-	}
-	if c.Timeout == 0 {
-		c.Timeout = time.Minute
-	}
-	if c.Wait == 0 {
-		c.Wait = 30 * time.Second
-	}
-	if c.Patience == 0 {
-		c.Patience = 10 * time.Second
-	}
-	if c.Repeat == 0 {
-		c.Repeat = 3
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-
-	return c
-}
-
-// checkNames finds fault with what the driver is to be told apart by.
-func (c Config) checkNames() []error {
+// Complete sets defaults, and returns an error that names all that is wrong.
+func (c Config) Complete() (Config, error) {
+	c.Cluster = cmp.Or(c.Cluster, "default")
+	c.Timeout = cmp.Or(c.Timeout, time.Minute)
+	c.Wait = cmp.Or(c.Wait, 30*time.Second)
+	c.Patience = cmp.Or(c.Patience, 10*time.Second)
+	c.Repeat = cmp.Or(c.Repeat, 3)
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	errs := []error{bus.ValidToken("provider", c.Provider), bus.ValidToken("cluster", c.Cluster)}
 	if c.OtherCluster != "" {
 		errs = append(errs, bus.ValidToken("other cluster", c.OtherCluster))
 	}
-	if c.OtherNodeGroup != "" && (c.NodeGroup == "" || c.NodeGroup == c.OtherNodeGroup) {
-		errs = append(errs, errors.New("the other node group needs a node group to be another than"))
-	}
-
-	return errs
-}
-
-// checkClauses finds fault with what is said of clauses.
-func (c Config) checkClauses() []error {
-	var errs []error
-	for _, id := range slices.Concat(c.Only, c.MaySkip) {
-		if _, ok := clauseOf(id); !ok {
-			errs = append(errs, fmt.Errorf("there is no clause %q", id))
+	for what, is := range map[string]bool{
+		"the other node group must differ from the node group, which it needs": c.OtherNodeGroup != "" && (c.NodeGroup == "" || c.NodeGroup == c.OtherNodeGroup),
+		"timeout, wait, patience and repeat must not be negative":              min(c.Timeout, c.Wait, c.Patience, time.Duration(c.Repeat)) < 0,
+		"the class needs a namespace and a name":                               c.Class.Namespace == "" || c.Class.Name == "",
+		"the class's providerSpec is no JSON":                                  len(c.Class.ProviderSpec) > 0 && !json.Valid(c.Class.ProviderSpec),
+	} {
+		if is {
+			errs = append(errs, errors.New(what))
 		}
 	}
-	if len(c.MaySkip) > 0 && !c.Strict {
-		errs = append(errs, errors.New("to name clauses that may be skipped means nothing where all may: it needs strict"))
-	}
-
-	return errs
-}
-
-// complete fills in what was left open, and names all that is wrong at once.
-func (c Config) complete() (Config, error) {
-	c = c.withDefaults()
-	errs := slices.Concat(c.checkNames(), c.checkClauses())
-	if c.Timeout < 0 || c.Wait < 0 || c.Patience < 0 || c.Repeat < 0 {
-		errs = append(errs, errors.New("timeout, wait, patience and repeat must not be negative"))
-	}
-	if c.Class.Namespace == "" || c.Class.Name == "" {
-		errs = append(errs, errors.New("the class needs a namespace and a name"))
-	}
-	if len(c.Class.ProviderSpec) > 0 && !json.Valid(c.Class.ProviderSpec) {
-		errs = append(errs, errors.New("the class's providerSpec is no JSON"))
-	}
 	for _, ref := range []Reference{c.Class.SecretRef, c.Class.CredentialsSecretRef} {
-		if ref.Name != "" && c.secret(ref) == nil {
+		if ref.Name != "" && c.secretOf(ref) == nil {
 			errs = append(errs, fmt.Errorf("the class refers to secret %s/%s, which was not given", ref.Namespace, ref.Name))
 		}
 	}
@@ -183,7 +140,7 @@ func (c Config) complete() (Config, error) {
 	return c, errors.Join(errs...)
 }
 
-func (c Config) secret(ref Reference) *Secret {
+func (c Config) secretOf(ref Reference) *Secret {
 	for n := range c.Secrets {
 		if s := &c.Secrets[n]; s.Namespace == ref.Namespace && s.Name == ref.Name {
 			return s

@@ -121,6 +121,9 @@ func (s *Server) start(listen string) (err error) {
 
 		return err
 	}
+	if config := srv.JetStreamConfig(); config != nil { // none once the server has switched JetStream off
+		dir.dir = config.StoreDir
+	}
 	s.mu.Lock()
 	s.srv, s.url, s.certificates, s.tls, s.store = srv, srv.ClientURL(), certificates, requiresTLS(o), dir
 	s.stopped = s.lookAfterCertificates()
@@ -182,6 +185,9 @@ func (s *Server) serverOptions(listen string, dir store) (*server.Options, error
 		return nil, fmt.Errorf("NATS configuration (%s): %w", orNone(s.opts.ConfigFile), err)
 	}
 	o.NoSigs = true // signals are the program's
+	if !theirs["jetstream.sync_interval"] && !theirs["jetstream.sync"] {
+		o.SyncAlways = true // what the server has acknowledged outlives a power cut
+	}
 	if err := s.checkInsecure(o); err != nil {
 		discard(o)
 
@@ -205,7 +211,7 @@ func relative(path string) (string, error) {
 }
 
 // configured returns the top-level settings of the configuration file, in lower
-// case as the server takes them.
+// case as the server takes them, and those of JetStream as jetstream.name.
 func (s *Server) configured() (map[string]bool, error) {
 	keys := map[string]bool{}
 	if s.opts.ConfigFile == "" {
@@ -215,8 +221,14 @@ func (s *Server) configured() (map[string]bool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("NATS configuration file %s: %w", s.opts.ConfigFile, err)
 	}
-	for key := range settings {
-		keys[strings.ToLower(key)] = true
+	for key, value := range settings {
+		key = strings.ToLower(key)
+		keys[key] = true
+		if block, ok := value.(map[string]any); ok && key == "jetstream" {
+			for name := range block {
+				keys[key+"."+strings.ToLower(name)] = true
+			}
+		}
 	}
 
 	return keys, nil

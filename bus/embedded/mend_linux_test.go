@@ -2,6 +2,7 @@ package embedded_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,9 +17,23 @@ import (
 // A server that could not write to its disk takes no writes when there is room again. It
 // is restarted then, not before, and has all that it has acknowledged.
 func TestMend(t *testing.T) { //nolint:paralleltest // in a process of its own
+	mends(t, func(_ *testing.T, dir string) embedded.Options { return embedded.Options{StoreDir: dir} })
+}
+
+// The same where the configuration file says where the store is.
+func TestMend_ConfigFile(t *testing.T) { //nolint:paralleltest // in a process of its own
+	mends(t, func(t *testing.T, dir string) embedded.Options {
+		t.Helper()
+
+		return embedded.Options{ConfigFile: write(t, t.TempDir(), "nats.conf", fmt.Sprintf("jetstream { store_dir: %q }", dir))}
+	})
+}
+
+func mends(t *testing.T, options func(*testing.T, string) embedded.Options) {
+	t.Helper()
 	bustest.OnSmallDisk(t, "12m", func(t *testing.T, disk bustest.Disk) {
 		t.Helper()
-		srv := mustStart(t, embedded.Options{StoreDir: disk.Dir})
+		srv := mustStart(t, options(t, disk.Dir))
 		js, err := jetstream.New(connect(t, srv.URL(), nats.MaxReconnects(-1)))
 		if err != nil {
 			t.Fatal(err)

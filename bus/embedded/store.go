@@ -21,6 +21,7 @@ const (
 type store struct {
 	settings  string // of the server, in its configuration's syntax
 	temporary string // directory that goes with the server; empty for none
+	dir       string // where the server that runs keeps its streams; empty without JetStream
 }
 
 // openStore makes the directory that JetStream needs even where it keeps all streams in
@@ -33,13 +34,13 @@ func (s *Server) openStore() (store, error) {
 	case theirs["jetstream"]:
 		return store{}, nil
 	case theirs["store_dir"], theirs["storedir"]:
-		return store{settings: "jetstream { " + syncAlways + " }"}, nil
+		return store{settings: "jetstream: enabled"}, nil
 	case s.opts.StoreDir != "":
 		if err := os.MkdirAll(s.opts.StoreDir, 0o700); err != nil {
 			return store{}, fmt.Errorf("NATS store directory: %w", err)
 		}
 
-		return store{settings: fmt.Sprintf("jetstream { store_dir: %q, %s }", s.opts.StoreDir, syncAlways)}, nil
+		return store{settings: fmt.Sprintf("jetstream { store_dir: %q }", s.opts.StoreDir)}, nil
 	default:
 		dir, err := os.MkdirTemp("", "machinebus-nats-")
 		if err != nil {
@@ -49,10 +50,6 @@ func (s *Server) openStore() (store, error) {
 		return store{settings: fmt.Sprintf("jetstream { store_dir: %q, max_file_store: 0 }", dir), temporary: dir}, nil
 	}
 }
-
-// syncAlways has the server answer only once a record is on the disk: what it has
-// acknowledged outlives a power cut.
-const syncAlways = "sync_interval: always"
 
 // close removes what must not stay.
 func (s store) close() error {
@@ -84,14 +81,10 @@ func (s *Server) Mend(cause error) error {
 	s.mending.Lock()
 	defer s.mending.Unlock()
 	s.mu.Lock()
-	srv, inMemory, last := s.srv, s.store.temporary != "", s.mended
+	srv, dir, inMemory, last := s.srv, s.store.dir, s.store.temporary != "", s.mended
 	s.mu.Unlock()
 	if srv == nil || inMemory || time.Since(last) < mendAgain {
 		return nil
-	}
-	dir := s.opts.StoreDir
-	if config := srv.JetStreamConfig(); config != nil {
-		dir = config.StoreDir
 	}
 	if err := takesWrites(dir); err != nil {
 		return fmt.Errorf("NATS store directory: no room for another %d bytes: %w", mendRoom, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -31,6 +32,7 @@ func TestNATSCluster(t *testing.T) {
 		"leader steps down": {"another server of three leads a stream, whose writes of that moment are lost or not", (*clusterEnv).stepDown},
 		"rolling restart":   {"an update of NATS, each server with its store", (*clusterEnv).restartAll},
 		"leader is lost":    {"the leader's disk is gone with it", (*clusterEnv).loseLeader},
+		"follower is away":  {"two of three go on, and mcm shows that the third is behind", (*clusterEnv).loseFollower},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newClusterBus(newEnv(t))
@@ -63,6 +65,7 @@ type clusterEnv struct {
 
 	nats     *stack.NATSCluster
 	js       jetstream.JetStream
+	manager  *stack.Manager
 	tap      *stack.Tap
 	drivers  map[string][]*stack.Driver // by identity
 	classes  map[string]string
@@ -84,7 +87,7 @@ func newClusterBus(own *env) *clusterEnv {
 	e.js, err = jetstream.New(nc)
 	e.must(err)
 	// Where nothing identifies a create, the next waits for the lost one's deadline.
-	_, e.tap = e.startManager(e.nats.URL(), "--nats-stream-replicas=3", "--machine-operation-timeout=6s")
+	e.manager, e.tap = e.startManager(e.nats.URL(), "--nats-stream-replicas=3", "--machine-operation-timeout=6s")
 	for _, identity := range identities {
 		for i := range 2 {
 			d, err := e.site.StartDriver(e.ctx(), e.tap, stack.DriverOptions{
@@ -214,6 +217,31 @@ func (e *clusterEnv) loseLeader() {
 		return
 	}
 	e.Fatalf("no server is called %s", info.Cluster.Leader)
+}
+
+// loseFollower keeps a server away that follows the stream of the drivers without identity,
+// while they create.
+func (e *clusterEnv) loseFollower() {
+	e.Helper()
+	info, err := e.stream(e.ctx(), "none")
+	e.must(err)
+	behind := func() float64 {
+		return e.counter(e.manager, "mcm_dispatch_operations_stream_replicas_behind", `provider="none"`)
+	}
+	i := slices.IndexFunc(e.nats.Servers, func(s *stack.NATSServer) bool { return s.Name == info.Cluster.Replicas[0].Name })
+	server := e.nats.Servers[i]
+	e.create()
+	e.must(server.Kill())
+	e.eventually("mcm shows that a server is behind", func(context.Context) error { return atLeast(behind(), 1) })
+	e.create()
+	e.must(server.Restart(e.ctx()))
+	e.awaitStreams()
+	e.eventually("mcm shows that no server is behind", func(context.Context) error {
+		if n := behind(); n > 0 {
+			return fmt.Errorf("%g are", n)
+		}
+		return nil
+	})
 }
 
 // wantLive expects one instance of each machine.

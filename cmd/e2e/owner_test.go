@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/machinebus/machinebus/cmd/internal/stack"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
@@ -117,6 +118,37 @@ func TestNamesakeIsHeard(t *testing.T) {
 	a.waitRunning(second)
 	a.eventually("the orphan is gone", func(ctx context.Context) error { return a.absent(ctx, cloud, orphan.ID) })
 	a.eventually("the manager is ready", manager.Ready)
+}
+
+// TestOtherManagerIsHeard has a second manager of the same cluster, name and namespace lead
+// on one bus, as after a cluster was cloned: neither collects what may be the other's.
+func TestOtherManagerIsHeard(t *testing.T) {
+	e := newEnv(t)
+	nats, err := e.site.StartNATS(e.ctx())
+	e.must(err)
+	first, tap := e.startManager(nats.URL, collecting...)
+	drivers := e.startDrivers(1, nats.URL, tap)
+	e.createClass()
+	e.waitRunning(e.createMachines(1, className)...)
+	before := e.waitEpoch(tap, drivers, 1)
+	second, err := e.site.StartManager(e.ctx(), stack.ManagerOptions{
+		Name: "second", Control: e.cluster.Kubeconfig, Namespace: e.name, Cluster: e.name, NATSURL: nats.URL, Args: collecting,
+	})
+	e.must(err)
+	e.waitEpoch(tap, drivers, before+1)
+	cloud, err := cloudapi.NewClient(e.cloud.Endpoint, e.cloud.APIToken)
+	e.must(err)
+	barred := func() float64 { return e.counter(second, "mcm_safety_orphan_passes_total", `outcome="barred"`) }
+	e.eventually("the manager that drivers follow hears the other one", func(context.Context) error { return atLeast(barred(), 1) })
+	orphan := e.plant(cloud, "orphan")
+	last := barred()
+	const many = 20 // looks, which take longer than the grace period
+	e.eventually("there were many more looks", func(context.Context) error { return atLeast(barred(), last+many) })
+	if _, err := cloud.Get(e.ctx(), orphan.ID); err != nil {
+		t.Errorf("instance %s without a machine: %v", orphan.ID, err)
+	}
+	e.must(first.Stop())
+	e.eventually("the orphan is gone", func(ctx context.Context) error { return e.absent(ctx, cloud, orphan.ID) })
 }
 
 // TestMachineNameIsUsedAgain has a machine come whose name an earlier machine's instance

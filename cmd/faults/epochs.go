@@ -28,22 +28,37 @@ const seldom = 4
 // due reports whether a fault that is made seldom is to be made.
 func (w *world) due(e event) bool { return !w.tally.hasHit(e.kind) || e.way%seldom == 0 }
 
-// epochBack deletes the Lease, or sets its count back, as the restore of a backup does.
-// Then the manager that leads is killed, so that the next one begins with that.
-func epochBack(ctx context.Context, w *world, t *target, e event) error {
-	if !w.due(e) {
+// lowest is the epoch with which a manager begins whose Lease counts from 0, at most.
+const lowest = 2
+
+// epochBack kills the manager that leads, and deletes the Lease, or sets its count back,
+// as the restore of a backup does. The next one begins with that, below what drivers
+// know, and has to get above it.
+func epochBack(ctx context.Context, w *world, _ *target, e event) error {
+	if !w.due(e) || w.highestHeard() <= lowest {
 		return errMissed
 	}
-	err := w.soon(ctx, "the Lease goes", func(ctx context.Context) error {
-		if e.way/seldom%2 == 0 {
-			return client.IgnoreNotFound(w.kube.Delete(ctx, lease(w.name)))
-		}
-		return w.count(ctx, w.name, 0)
+	err := w.hitLeader(ctx, func(u *unit) error {
+		return u.down(func() error {
+			return w.soon(ctx, "the Lease goes", func(ctx context.Context) error {
+				if e.way/seldom%2 == 0 {
+					return client.IgnoreNotFound(w.kube.Delete(ctx, lease(w.name)))
+				}
+				return w.count(ctx, w.name, 0)
+			})
+		})
 	})
 	if err != nil {
 		return err
 	}
-	return failOver(ctx, w, t, e)
+	const notices = 30 * time.Second
+	within, cancel := context.WithTimeout(ctx, notices)
+	defer cancel()
+	err = stack.Poll(within, "a manager gets above what drivers know", shows("mcm_dispatch_epoch_raised_total", w.managers...))
+	if err != nil && ctx.Err() == nil {
+		return errors.Join(errMissed, err)
+	}
+	return err
 }
 
 // strays are the targets of strayManager: there is one where a manager can be apart
@@ -61,10 +76,7 @@ func strayManager(ctx context.Context, w *world, _ *target, e event) error {
 	if !w.due(e) {
 		return errMissed
 	}
-	highest := uint64(0)
-	for _, s := range w.tap.Sessions() {
-		highest = max(highest, s.GetEpoch())
-	}
+	highest := w.highestHeard()
 	const above = 100
 	err := w.soon(ctx, "the stray manager's Lease counts on", func(ctx context.Context) error {
 		return w.count(ctx, w.strayNamespace(), int32(highest)+above)
@@ -87,7 +99,7 @@ func strayManager(ctx context.Context, w *world, _ *target, e event) error {
 			return nil
 		default:
 		}
-		if !w.heardOf(highest + above) {
+		if w.highestHeard() < highest+above {
 			return errMissed
 		}
 		return nil
@@ -103,14 +115,12 @@ func strayManager(ctx context.Context, w *world, _ *target, e event) error {
 	}
 }
 
-// heardOf reports whether a driver has heard of an epoch, or of a higher one.
-func (w *world) heardOf(epoch uint64) bool {
+// highestHeard is the highest epoch that a driver has heard of.
+func (w *world) highestHeard() (highest uint64) {
 	for _, s := range w.tap.Sessions() {
-		if s.GetEpoch() >= epoch {
-			return true
-		}
+		highest = max(highest, s.GetEpoch())
 	}
-	return false
+	return highest
 }
 
 // count has a Lease count from elsewhere.

@@ -44,7 +44,7 @@ var faults = []fault{
 	{"freeze-mcm", managers, freeze},
 	{"freeze-nats", natsServers, freeze},
 	{"lose-nats", natsServers, loseServer},
-	{"disk-full", stores, diskFull},
+	{"disk-full", disks, diskFull},
 	{"name-reuse", namesOf, reuseName},
 	{"roll-back-store", stores, rollBackStore},
 	{"fail-over", theLead, failOver},
@@ -199,23 +199,28 @@ func loseServer(ctx context.Context, _ *world, t *target, e event) error {
 	return wait(ctx, e.length)
 }
 
-// failOver kills the manager that leads, whichever it is. There may be none for a
-// while, or another fault may be at it.
+// failOver kills the manager that leads.
 func failOver(ctx context.Context, w *world, _ *target, e event) error {
+	return w.hitLeader(ctx, func(u *unit) error { return u.kill(e.length) })
+}
+
+// hitLeader does something to the manager that leads, whichever it is. There may be none
+// for a while, or another fault may be at it.
+func (w *world) hitLeader(ctx context.Context, do func(*unit) error) error {
 	const patience = 10 * time.Second
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	var killed error
+	var done error
 	err := stack.Poll(within, "an mcm leads", func(ctx context.Context) error {
-		if killed = w.killLeader(ctx, e.length); errors.Is(killed, errMissed) {
-			return killed
+		if done = w.tryLeader(ctx, do); errors.Is(done, errMissed) {
+			return done
 		}
 		return nil
 	})
-	return errors.Join(killed, err)
+	return errors.Join(done, err)
 }
 
-func (w *world) killLeader(ctx context.Context, away time.Duration) error {
+func (w *world) tryLeader(ctx context.Context, do func(*unit) error) error {
 	for i, m := range w.managers {
 		t := w.managerSet[i]
 		if !t.busy.TryLock() {
@@ -223,7 +228,7 @@ func (w *world) killLeader(ctx context.Context, away time.Duration) error {
 		}
 		err := errMissed
 		if w.inCharge(ctx, m) {
-			err = t.unit.kill(away)
+			err = do(t.unit)
 		}
 		t.busy.Unlock()
 		if !errors.Is(err, errMissed) {

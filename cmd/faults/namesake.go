@@ -35,10 +35,24 @@ func meetNamesake(ctx context.Context, w *world, _ *target, e event) (err error)
 	} else if err := w.other.resume(ctx, w); err != nil {
 		return err
 	}
-	// Beyond the grace of an orphan, and a few looks.
-	const notices = 15 * time.Second
-	err = wait(ctx, notices)
-	return errors.Join(err, w.other.manager.Kill(), w.other.driver.Kill())
+	return errors.Join(w.beside(ctx, e, w.other.manager), w.other.manager.Kill(), w.other.driver.Kill())
+}
+
+// beside returns when a namesake has seen instances that are none of its own, for longer
+// than the grace of an orphan.
+func (w *world) beside(ctx context.Context, e event, namesake *stack.Manager) error {
+	if err := w.rollout(ctx, identities[0], e, 2); err != nil {
+		return err
+	}
+	const sees = 20 * time.Second
+	within, cancel := context.WithTimeout(ctx, sees)
+	defer cancel()
+	err := stack.Poll(within, "the namesake sees instances of another owner", shows("mcm_safety_foreign_instances", namesake))
+	if err != nil {
+		return errors.Join(errMissed, err)
+	}
+	const grace = 15 * time.Second // and a few looks
+	return wait(ctx, grace)
 }
 
 func (w *world) startNamesake(ctx context.Context) (*namesake, error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -37,12 +38,14 @@ func restoreEtcd(ctx context.Context, w *world, _ *target, e event) (err error) 
 		return err
 	}
 	restore := func() error {
+		var before map[types.UID]*v1alpha1.Machine
 		// What nobody has seen of the Machines would be lost.
 		err := w.soon(ctx, "all that happened to Machines is known", func(ctx context.Context) error {
 			s, err := w.look(ctx)
 			if err != nil {
 				return err
 			}
+			before = s.machines
 			return w.witness.caughtUp(s.machines)
 		})
 		if err != nil {
@@ -54,7 +57,7 @@ func restoreEtcd(ctx context.Context, w *world, _ *target, e event) (err error) 
 		if err != nil {
 			return err
 		}
-		return w.beginAgain(ctx)
+		return w.beginAgain(ctx, before)
 	}
 	for _, t := range w.managerSet {
 		next := restore
@@ -77,7 +80,8 @@ func (w *world) withoutAPI(ctx context.Context, do func() error) error {
 // beginAgain shows the witness what etcd has by now, and has it follow that from the
 // beginning. What the judge waits for may take longer from now on: a Node that was
 // registered since the backup does not come back, and its machine has its creation timeout.
-func (w *world) beginAgain(ctx context.Context) error {
+// It returns [errMissed] where the Machines are as they were before.
+func (w *world) beginAgain(ctx context.Context, before map[types.UID]*v1alpha1.Machine) error {
 	var machines v1alpha1.MachineList
 	err := stack.Poll(ctx, "the restored Machines are listed", func(ctx context.Context) error {
 		return w.kube.List(ctx, &machines, client.InNamespace(w.name))
@@ -92,5 +96,15 @@ func (w *world) beginAgain(ctx context.Context) error {
 	w.witness.restored(there)
 	w.followAgain()
 	w.patience = healLimit + creationTimeout
+	if unchanged(before, machines.Items) {
+		return errMissed
+	}
 	return nil
+}
+
+// unchanged reports whether Machines are in the versions that they were in before.
+func unchanged(before map[types.UID]*v1alpha1.Machine, now []v1alpha1.Machine) bool {
+	return len(before) == len(now) && !slices.ContainsFunc(now, func(m v1alpha1.Machine) bool {
+		return before[m.UID] == nil || before[m.UID].ResourceVersion != m.ResourceVersion
+	})
 }

@@ -29,13 +29,24 @@ func rollBackStore(ctx context.Context, w *world, t *target, e event) (err error
 	if err := stack.Poll(within, t.name+" is ready", m.Ready); err != nil {
 		return errors.Join(errMissed, err)
 	}
-	if err := wait(ctx, e.length); err != nil {
+	// There is something to lose then.
+	if err := errors.Join(w.rollout(ctx, identities[e.pick%len(identities)], e, 2), wait(ctx, e.length)); err != nil {
 		return err
 	}
-	return t.unit.down(func() error {
+	err = t.unit.down(func() error {
 		if err := os.RemoveAll(m.Store); err != nil {
 			return err
 		}
 		return os.CopyFS(m.Store, os.DirFS(kept))
 	})
+	if err != nil {
+		return err
+	}
+	within, cancel = context.WithTimeout(ctx, patience)
+	defer cancel()
+	err = stack.Poll(within, t.name+" notices", shows("mcm_dispatch_operations_stream_rollbacks_total", m))
+	if err != nil && ctx.Err() == nil {
+		return errors.Join(errMissed, err)
+	}
+	return err
 }

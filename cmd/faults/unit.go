@@ -3,13 +3,9 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -209,32 +205,6 @@ func (u *unit) replica() string {
 		return string(found[1])
 	}
 	return ""
-}
-
-// leads tells whether a manager is the leader.
-func leads(ctx context.Context, m *stack.Manager) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.Address+"/metrics", http.NoBody)
-	if err != nil {
-		return false, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return false, err
-	}
-	defer resp.Body.Close()
-	const enough = 8 << 20
-	body, err := io.ReadAll(io.LimitReader(resp.Body, enough))
-	if err != nil {
-		return false, fmt.Errorf("metrics of %s: %w", m.Name, err)
-	}
-	for line := range strings.Lines(string(body)) {
-		if strings.HasPrefix(line, "leader_election_master_status{") {
-			return strings.HasSuffix(strings.TrimSpace(line), " 1"), nil
-		}
-	}
-	return false, nil
 }
 
 // wait passes time, which is what these faults are made of.

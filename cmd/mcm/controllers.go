@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -207,6 +208,10 @@ func (m *mcm) addFreeze(ctx context.Context) error {
 	return deployments.SetupWithManager(ctx, m.manager)
 }
 
+// uncertain returns why an instance without a Machine may be another manager's; nil if
+// no other manager of this name is heard.
+func (m *mcm) uncertain() error { return cmp.Or(m.namesake.Heard(), m.epochs.Beside()) }
+
 // addSafety adds what looks for instances without a machine.
 func (m *mcm) addSafety(ctx context.Context) error {
 	o, settings := m.options, m.options.safety
@@ -214,7 +219,7 @@ func (m *mcm) addSafety(ctx context.Context) error {
 	settings.NodeGrace, settings.DeleteTimeout = o.settings.CreationTimeout, o.settings.OperationTimeout
 	collector := &safety.Collector{
 		Reader: m.manager.GetAPIReader(), Cache: m.manager.GetClient(), Dispatcher: m.dispatcher,
-		Events: m.events, Metrics: safety.NewMetrics(), Settings: settings, Owner: m.owner, Barred: m.namesake.Heard,
+		Events: m.events, Metrics: safety.NewMetrics(), Settings: settings, Owner: m.owner, Barred: m.uncertain,
 	}
 	if len(settings.AdoptOwners) > 0 {
 		klog.Background().Info("instances of these owners are taken for ours: those without a machine are deleted (--adopt-owner)",

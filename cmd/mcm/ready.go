@@ -11,22 +11,20 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
-
-	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
 // cachesPatience is how long a check waits for caches: probers wait longer.
 const cachesPatience = time.Second
 
 // addChecks serves /healthz and /readyz beside /metrics.
-func (m *mcm) addChecks(namesake *dispatch.Namesake, epochs *dispatch.Epochs) error {
+func (m *mcm) addChecks() error {
 	caches := map[string]synced{"control": m.manager.GetCache()}
 	if m.target != nil {
 		caches["target"] = m.target.GetCache()
 	}
 	ready := &healthz.Handler{Checks: told(klog.Background().WithName("ready"), map[string]healthz.Checker{
-		"namesake": namesake.Check,
-		"epoch":    epochs.Check,
+		"namesake": m.namesake.Check,
+		"epoch":    m.epochs.Check,
 		"bus": func(*http.Request) error {
 			if !m.conn.Up() {
 				return errors.New("NATS cannot be reached")

@@ -130,6 +130,7 @@ type mcm struct {
 	removed    *machineclass.Removed
 	owner      string // uid of the control cluster
 	namesake   *dispatch.Namesake
+	epochs     *dispatch.Epochs
 	validator  *machineclass.Validator // nil when it is switched off
 	target     cluster.Cluster         // nil when there is none
 	tokens     *bootstrap.Tokens       // nil when there is none
@@ -201,21 +202,21 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 		return err
 	}
 
-	epochs := dispatch.NewEpochs(m.lock, identity(), m.caller.Replicas, m.caller.Ahead(), klog.Background().WithName("epoch"))
-	if _, err := bus.WatchHello(m.conn, m.options.clusterName, epochs.OnHello); err != nil {
+	m.epochs = dispatch.NewEpochs(m.lock, identity(), m.caller.Replicas, m.caller.Ahead(), klog.Background().WithName("epoch"))
+	if _, err := bus.WatchHello(m.conn, m.options.clusterName, m.epochs.OnHello); err != nil {
 		return err
 	}
-	if err := register(epochs.Collectors()); err != nil {
+	if err := register(m.epochs.Collectors()); err != nil {
 		return err
 	}
 
 	return errors.Join(
-		m.manager.Add(epochs),
+		m.manager.Add(m.epochs),
 		m.manager.Add(&dispatch.Hello{Greeter: m.announcer, Epoch: m.lock.Epoch, Behind: m.caller.Behind(), Message: &driverv1.Hello{
 			ClusterUid: m.owner, Key: key.Public(), Mcm: identity(), Version: version(), Scope: m.options.scope(),
 		}}),
 		m.manager.Add(m.fetches(key)),
-		m.addChecks(m.namesake, epochs),
+		m.addChecks(),
 	)
 }
 

@@ -57,7 +57,9 @@ type Epochs struct {
 	mu      sync.Mutex
 	leading bool
 	rival   rival
+	beside  rival // the last one heard while this manager led, whatever its epoch
 	warned  rival // the one last logged
+	refused error // why drivers refuse the present epoch, and it stays; nil if not
 }
 
 // A rival is another manager that says that it leads.
@@ -91,7 +93,9 @@ func (e *Epochs) Collectors() []prometheus.Collector {
 			Name: "mcm_dispatch_rival_heard",
 			Help: "1 while this manager leads and another one says that it leads with an epoch that is not lower; else 0.",
 		}, func() float64 {
-			if e.Check(nil) != nil {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if e.rivaledLocked() != nil {
 				return 1
 			}
 
@@ -108,10 +112,14 @@ func (e *Epochs) OnHello(h *driverv1.Hello) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if h.GetEpoch() < own && h.GetMcm() != e.rival.name {
+	other := rival{name: h.GetMcm(), epoch: h.GetEpoch(), seen: time.Now()}
+	if e.leading {
+		e.beside = other
+	}
+	if other.epoch < own && other.name != e.rival.name {
 		return // a manager that was replaced, and does not know yet
 	}
-	e.rival = rival{name: h.GetMcm(), epoch: h.GetEpoch(), seen: time.Now()}
+	e.rival = other
 	signalHeard(e.heard)
 }
 
@@ -123,22 +131,44 @@ func signalHeard(ch chan struct{}) {
 }
 
 // Check is a readiness check. It fails while this manager leads and another one does
-// with an epoch that is not lower.
+// with an epoch that is not lower, and while drivers have heard a higher one and none
+// above that can be stored.
 func (e *Epochs) Check(_ *http.Request) error {
-	own := e.lead.Epoch()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if r := e.rival; e.leading && r.lives(own) {
-		return r.fault(own)
+
+	return cmp.Or(e.rivaledLocked(), e.refused)
+}
+
+// rivaledLocked names the manager that leads beside this one with an epoch that is not
+// lower; nil for none.
+func (e *Epochs) rivaledLocked() error {
+	if own := e.lead.Epoch(); e.leading && e.rival.lives(own) {
+		return e.rival.fault(own)
 	}
 
 	return nil
 }
 
-// lives reports whether the rival was heard lately with an epoch that is not lower.
-func (r rival) lives(own uint64) bool {
-	return !r.seen.IsZero() && time.Since(r.seen) < rivalGone && r.epoch >= own
+// Beside names another manager of this control plane that was heard within the last 8s
+// while this one led, whatever its epoch; nil for none. It may have made instances whose
+// Machines this manager's cluster does not have, as where a cluster was cloned.
+func (e *Epochs) Beside() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.beside.fresh() {
+		return nil
+	}
+
+	return fmt.Errorf("manager %s leads with epoch %d beside this one: end one of the two managers",
+		cmp.Or(e.beside.name, "without a name"), e.beside.epoch)
 }
+
+// fresh reports whether the rival was heard lately.
+func (r rival) fresh() bool { return !r.seen.IsZero() && time.Since(r.seen) < rivalGone }
+
+// lives reports whether the rival was heard lately with an epoch that is not lower.
+func (r rival) lives(own uint64) bool { return r.fresh() && r.epoch >= own }
 
 func (r rival) fault(own uint64) error {
 	return fmt.Errorf("manager %s leads with epoch %d beside this one with epoch %d, and drivers follow the higher epoch: "+
@@ -183,6 +213,8 @@ func (e *Epochs) settle(ctx context.Context) time.Duration {
 	case !other.lives(own):
 		above, source = e.highest()
 		if above <= own {
+			e.refuse(nil)
+
 			return 0
 		}
 	case other.epoch == own && e.name > other.name:
@@ -201,15 +233,25 @@ func (e *Epochs) settle(ctx context.Context) time.Duration {
 		if ctx.Err() == nil {
 			e.log.Error(err, "the epoch stays below what drivers have heard, and they refuse creates and deletes; retries",
 				"epoch", own, "heard", above, "from", source, "after", raiseEvery)
+			e.refuse(fmt.Errorf("%s has heard epoch %d and refuses creates and deletes of epoch %d, and no higher one can be stored: %w",
+				source, above, own, err))
 		}
 
 		return raiseEvery
 	}
+	e.refuse(nil)
 	e.raised.Inc()
 	e.log.Error(nil, "the epoch was raised: drivers had heard one that was not lower. The Lease was deleted or restored, or another manager led",
 		"before", own, "heard", above, "from", source, "epoch", e.lead.Epoch())
 
 	return raiseEvery
+}
+
+// refuse notes why drivers refuse the present epoch, and it stays; nil for no more.
+func (e *Epochs) refuse(why error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.refused = why
 }
 
 // highest returns the highest epoch that a living replica has heard.

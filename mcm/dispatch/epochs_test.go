@@ -265,20 +265,73 @@ func TestEpochs_MadeUp(t *testing.T) {
 	})
 }
 
-// A manager that cannot store an epoch does not use it, and tries again.
+// A manager that cannot store an epoch does not use it, is not ready meanwhile, and
+// tries again.
 func TestEpochs_NotStored(t *testing.T) {
 	t.Parallel()
 	inBubble(t, "own", 5, heard(100), func(b *bubble) {
 		b.refused.Store(true)
+		if err := b.Check(nil); err != nil {
+			t.Errorf("a manager that does not lead is not ready: %v", err)
+		}
 		b.start()
 		pass(time.Minute)
 		if got := b.Epoch(); got != 5 {
 			t.Errorf("epoch %d, which nothing has stored", got)
+		}
+		const text = "driver replica virtual/r-1 has heard epoch 100 and refuses creates and deletes of epoch 5"
+		if err := b.Check(nil); err == nil || !strings.Contains(err.Error(), text) || !strings.Contains(err.Error(), "the Lease is another's") {
+			t.Errorf("check is %v, want %q and the cause", err, text)
 		}
 		b.refused.Store(false)
 		pass(6 * time.Second)
 		if got := b.Epoch(); got != 101 {
 			t.Errorf("epoch %d once it can be stored, want 101", got)
 		}
+		if err := b.Check(nil); err != nil {
+			t.Errorf("the epoch is stored, and the check says %v", err)
+		}
 	})
+}
+
+// A manager that could not store an epoch is ready again once nobody refuses its own.
+func TestEpochs_NotStoredAndNotNeeded(t *testing.T) {
+	t.Parallel()
+	var known atomic.Uint64
+	known.Store(100)
+	inBubble(t, "own", 5, func() []bus.Replica { return heard(known.Load())() }, func(b *bubble) {
+		b.refused.Store(true)
+		b.start()
+		if err := b.Check(nil); err == nil {
+			t.Error("it is ready although drivers refuse its epoch")
+		}
+		known.Store(5) // the drivers were restarted
+		pass(6 * time.Second)
+		if err := b.Check(nil); err != nil {
+			t.Errorf("no driver refuses its epoch, and the check says %v", err)
+		}
+	})
+}
+
+// Another manager of this cluster may have made instances whose Machines this one's
+// register does not have: while it is heard, whatever its epoch, nothing is collected.
+func TestEpochs_Beside(t *testing.T) {
+	t.Parallel()
+	for _, epoch := range []uint64{4, 5, 200} {
+		inBubble(t, "own", 5, heard(0), func(b *bubble) {
+			b.start()
+			b.OnHello(&driverv1.Hello{Mcm: "own", Epoch: 5})
+			if err := b.Beside(); err != nil {
+				t.Errorf("it hears itself, and says %v", err)
+			}
+			b.OnHello(&driverv1.Hello{Mcm: "other", Epoch: epoch})
+			if err := b.Beside(); err == nil || !strings.Contains(err.Error(), "manager other") {
+				t.Errorf("beside another manager of epoch %d it says %v, want that one's name", epoch, err)
+			}
+			pass(time.Minute)
+			if err := b.Beside(); err != nil {
+				t.Errorf("the other manager is gone, and it says %v", err)
+			}
+		})
+	}
 }

@@ -132,9 +132,6 @@ func (c *Collector) NeedLeaderElection() bool { return true }
 func (c *Collector) Pass(ctx context.Context, providers ...string) {
 	log := ctrl.LoggerFrom(ctx).WithName("safety")
 	p := &pass{Collector: c, log: log, now: time.Now(), providers: providers}
-	if c.foreign == nil {
-		c.foreign = map[key]bool{}
-	}
 	if c.Now != nil {
 		p.now = c.Now()
 	}
@@ -170,6 +167,7 @@ type pass struct {
 	classes []v1alpha1.MachineClass
 	lists   []listing
 	known   *register
+	strange map[key]bool // becomes Collector.foreign
 }
 
 func (p *pass) run(ctx context.Context) (outcome, error) {

@@ -44,6 +44,12 @@ func (f *found) key() key { return key{f.Provider, f.ProviderID} }
 // remembers these and all others.
 func (p *pass) orphans() []found {
 	all, seen := []found{}, p.startOver()
+	p.strange = map[key]bool{}
+	for k := range p.foreign {
+		if !p.looksAt(k.provider) {
+			p.strange[k] = true
+		}
+	}
 	for i := range p.lists {
 		l := &p.lists[i]
 		p.leaveForeign(l)
@@ -85,9 +91,14 @@ func (p *pass) orphans() []found {
 			}
 		}
 	}
-	p.seen = seen
+	p.seen, p.foreign = seen, p.strange
 
 	return all
+}
+
+// looksAt reports whether all that a provider's drivers have is listed at this look.
+func (p *pass) looksAt(provider string) bool {
+	return !slices.Contains(p.unlisted, provider) && (p.whole() || slices.Contains(p.providers, provider))
 }
 
 // startOver forgets what the metrics show of the classes that are looked at, and

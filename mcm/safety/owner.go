@@ -47,10 +47,11 @@ func (p *pass) leaveForeign(l *listing) {
 		}
 		p.Metrics.foreign.WithLabelValues(l.class.Object.Namespace, l.class.Object.Name, reason).Inc()
 		k := key{l.provider, instance.ProviderID}
-		if p.foreign[k] {
+		known := p.foreign[k]
+		p.strange[k] = true
+		if known {
 			continue
 		}
-		p.foreign[k] = true
 		fresh[reason] = instance
 		p.log.Info("instance is left alone: its owner is not this control cluster", "provider_id", instance.ProviderID,
 			"machine", instance.MachineName, "uid", instance.MachineUID, "owner", instance.Owner)

@@ -8,9 +8,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/machinebus/machinebus/mcm/safety"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // Only what is proven ours is deleted: another control plane may have the same name and
@@ -59,6 +61,44 @@ func TestOwner(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// An instance of another owner is told of once for as long as it is there, also while its
+// driver cannot list it, and again when it comes back.
+func TestForeignInstanceIsToldOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	events := record.NewFakeRecorder(100)
+	r.Events = events
+	m := r.made("a")
+	const others = "virtual:///others"
+	look := func(what string, want int) {
+		t.Helper()
+		r.Pass(t.Context())
+		told := 0
+		for len(events.Events) > 0 {
+			if strings.Contains(<-events.Events, safety.EventForeignInstances) {
+				told++
+			}
+		}
+		if told != want {
+			t.Errorf("%s: told of %d times, want %d", what, told, want)
+		}
+	}
+	r.cloud.addOf("other-uid", others)
+	look("it comes", 1)
+	look("it is there", 0)
+	r.cloud.refuse = map[string]driverv1.Code{"small": driverv1.Code_CODE_UNAVAILABLE}
+	look("the driver cannot list it", 0)
+	r.cloud.refuse = nil
+	look("the driver can", 0)
+	r.cloud.instances = r.cloud.instances[:1]
+	look("it is gone", 0)
+	r.cloud.addOf("other-uid", others)
+	look("it is back", 1)
+	if diff := cmp.Diff([]string{m.Spec.ProviderID, others}, r.cloud.left()); diff != "" {
+		t.Errorf("instances left (-want +got):\n%s", diff)
 	}
 }
 

@@ -30,13 +30,13 @@ func TestFaults(t *testing.T) {
 	}{
 		{"cluster", "all that there is but etcd-restore, after which a machine may need its creation timeout", []string{
 			"--seed=1", "--lifecycles=25", "--bus=cluster",
-			"--kinds=kill-driver,freeze-driver,freeze-create,hung-call,freeze-mcm,freeze-nats,lose-nats,name-reuse,fail-over,epoch-back," +
+			"--kinds=kill-driver,freeze-driver,freeze-create,hung-call,freeze-mcm,freeze-nats,lose-nats,disk-full,name-reuse,fail-over,epoch-back," +
 				"stray-manager,namesake,restart-api,cut-driver-nats,cut-mcm-nats,cut-nats-nats,cut-mcm-api,cut-driver-cloud,one-way,delay," +
 				"cloud-errors,cloud-latency,cloud-rate,cloud-lists",
 		}},
 		{"embedded", "there is one mcm, and NATS goes with it", []string{
 			"--seed=1", "--lifecycles=10", "--bus=embedded",
-			"--kinds=kill-driver,freeze-driver,freeze-mcm,fail-over,epoch-back,cut-driver-nats,cloud-errors,cloud-lists",
+			"--kinds=kill-driver,freeze-driver,freeze-mcm,disk-full,roll-back-store,fail-over,epoch-back,cut-driver-nats,cloud-errors,cloud-lists",
 		}},
 	} {
 		if out, err := run(t, tc.name, tc.args...); err != nil || !strings.HasSuffix(out, "lost 0 doubled 0 leaked 0 stuck 0\n") {

@@ -193,6 +193,17 @@ func TestManagersWithOneStoreNeverOverlap(t *testing.T) {
 	}
 }
 
+// TestDriversReachAManagerThatIsNotReady keeps drivers on the NATS server in mcm while mcm
+// is not ready, as with a full disk: what they have goes on.
+func TestDriversReachAManagerThatIsNotReady(t *testing.T) {
+	t.Parallel()
+	for _, dir := range []string{"kustomize/install", "kustomize/install-two-clusters/control"} {
+		if !typed[corev1.Service](t, objects(t, dir), "Service", "mcm").Spec.PublishNotReadyAddresses {
+			t.Errorf("%s: the Service mcm leads to no mcm that is not ready", dir)
+		}
+	}
+}
+
 // ensureNamespaces makes the namespaces as deploy/ has them, and what admission
 // wants to find there.
 func ensureNamespaces(t *testing.T) {

@@ -17,20 +17,50 @@ import (
 // does not answer at all.
 const claimsLimit = 5 * time.Second
 
+// Lagging returns the names of the NATS servers that hold a provider's operations stream
+// and are offline or lack records of it.
+func Lagging(ctx context.Context, natsURL, cluster, provider string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, claimsLimit)
+	defer cancel()
+	js, done, err := openJetStream(natsURL)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	stream, err := js.Stream(ctx, bus.StreamName(cluster, provider))
+	if err != nil {
+		return nil, fmt.Errorf("stream of %s: %w", provider, err)
+	}
+	var names []string
+	if servers := stream.CachedInfo().Cluster; servers != nil {
+		for _, s := range servers.Replicas {
+			if s.Offline || !s.Current {
+				names = append(names, s.Name)
+			}
+		}
+	}
+	return names, nil
+}
+
+func openJetStream(natsURL string) (js jetstream.JetStream, done func(), err error) {
+	nc, err := nats.Connect(natsURL, nats.Name("machinebus claims"))
+	if err != nil {
+		return nil, nil, fmt.Errorf("connect to %s: %w", natsURL, err)
+	}
+	js, err = jetstream.New(nc)
+	return js, nc.Close, err
+}
+
 // HeldClaims returns the claims to machines of these providers. What has ended leaves
 // its outcome in the claim's place, which goes by its age and is not told.
 func HeldClaims(ctx context.Context, natsURL, cluster string, providers ...string) ([]*driverv1.Claim, error) {
 	ctx, cancel := context.WithTimeout(ctx, claimsLimit)
 	defer cancel()
-	nc, err := nats.Connect(natsURL, nats.Name("machinebus claims"))
-	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", natsURL, err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
+	js, done, err := openJetStream(natsURL)
 	if err != nil {
 		return nil, err
 	}
+	defer done()
 	var held []*driverv1.Claim
 	for _, provider := range providers {
 		stream, err := js.Stream(ctx, bus.StreamName(cluster, provider))

@@ -299,7 +299,7 @@ func TestEpochs_NotStoredAndNotNeeded(t *testing.T) {
 	t.Parallel()
 	var known atomic.Uint64
 	known.Store(100)
-	inBubble(t, "own", 5, func() []bus.Replica { return heard(known.Load())() }, func(b *bubble) {
+	inBubble(t, "own", 5, func() []caller.Replica { return heard(known.Load())() }, func(b *bubble) {
 		b.refused.Store(true)
 		b.start()
 		if err := b.Check(nil); err == nil {

@@ -95,6 +95,8 @@ func WatchSessions(conn *Conn, cluster string, f func(*driverv1.Session)) (stop 
 	}))
 }
 
+// SessionHandler returns a handler of session messages, which passes on those that fit their
+// subject: NATS's permissions vouch for the subject only.
 func SessionHandler(f func(*driverv1.Session)) nats.MsgHandler {
 	return func(m *nats.Msg) {
 		env, err := DecodeMessage(m)

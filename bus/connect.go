@@ -362,6 +362,8 @@ func (c *Conn) Publish(m *nats.Msg) error {
 	return nil
 }
 
+// Subscribe has messages passed to f, from one goroutine. Members of a queue group share
+// them; an empty queue is no group.
 func (c *Conn) Subscribe(subject, queue string, f nats.MsgHandler) (Subscription, error) {
 	sub, err := c.nc.QueueSubscribe(subject, queue, f)
 	if err != nil {

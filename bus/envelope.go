@@ -75,10 +75,12 @@ func Encode(env *driverv1.Envelope, contentType string) ([]byte, error) {
 	return payload, nil
 }
 
+// DecodeMessage reads the Envelope in a message.
 func DecodeMessage(m *nats.Msg) (*driverv1.Envelope, error) {
 	return Decode(m.Data, ContentTypeOf(m))
 }
 
+// TraceParentOf returns a message's W3C traceparent, empty for none.
 func TraceParentOf(m *nats.Msg) string {
 	if m.Header == nil {
 		return ""
@@ -112,6 +114,7 @@ func isJSON(contentType string) bool {
 	return mediaType == ContentTypeJSON
 }
 
+// IsNoResponders reports whether the server says that nothing listens on a request's subject.
 func IsNoResponders(m *nats.Msg) bool {
 	return len(m.Data) == 0 && m.Header != nil && m.Header.Get(HeaderStatus) == statusNoResponders
 }
@@ -187,10 +190,12 @@ func RequestOf(env *driverv1.Envelope) proto.Message {
 	}
 }
 
+// Failure returns the result of an operation that has failed.
 func Failure(code driverv1.Code, message string) *driverv1.Result {
 	return &driverv1.Result{Status: &driverv1.Status{Code: code, Message: message}}
 }
 
+// ResultFrame returns the frame that carries a result.
 func ResultFrame(r *driverv1.Result) *driverv1.Envelope {
 	return &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: r}}
 }

@@ -73,10 +73,12 @@ func Errorf(code driverv1.Code, format string, args ...any) error {
 	return &Error{Code: code, Origin: OriginDriver, Err: fmt.Errorf(format, args...)}
 }
 
+// NothingRanf returns an Unavailable error that proves that no driver has seen the request.
 func NothingRanf(format string, args ...any) *Error {
 	return &Error{Code: driverv1.Code_CODE_UNAVAILABLE, Origin: OriginBus, Err: fmt.Errorf(format, args...)}
 }
 
+// OutcomeUnknownf returns a DeadlineExceeded error: whether the request was done is not known.
 func OutcomeUnknownf(format string, args ...any) *Error {
 	return &Error{Code: driverv1.Code_CODE_DEADLINE_EXCEEDED, Origin: OriginTimeout, Err: fmt.Errorf(format, args...)}
 }

@@ -18,11 +18,15 @@ type Wire interface { //nolint:interfacebloat // it is what a connection does, a
 	ServerID() string
 }
 
+// A Subscription brings messages until it is ended: Unsubscribe drops those that wait, Drain
+// delivers them first.
 type Subscription interface {
 	Unsubscribe() error
 	Drain() error
 }
 
+// Inbox returns a fresh subject that this connection may listen to.
 func (c *Conn) Inbox() string { return c.nc.NewInbox() }
 
+// MaxPayload returns the most bytes that the server takes in a message, 0 while that is not known.
 func (c *Conn) MaxPayload() int64 { return c.nc.MaxPayload() }

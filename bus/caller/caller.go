@@ -23,7 +23,7 @@ const (
 	lateBy = 5 * time.Second
 )
 
-// A CallerConfig describes the asking side of one control plane.
+// A Config describes the asking side of one control plane.
 type Config struct {
 	// Cluster is the control plane's name on the bus.
 	Cluster string
@@ -76,7 +76,7 @@ type Caller struct {
 	done     sync.WaitGroup // added to under mu while not closed
 }
 
-// NewCaller starts to listen for replicas and replies. Close ends it.
+// New starts to listen for replicas and replies. Close ends it.
 func New(conn bus.Wire, cfg Config) (*Caller, error) {
 	if err := bus.ValidToken("cluster", cfg.Cluster); err != nil {
 		return nil, err

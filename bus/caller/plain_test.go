@@ -126,11 +126,11 @@ func TestReplicaCalledPlain(t *testing.T) {
 	log := &optest.Violations{}
 	srv := bustest.Server(t, embedded.Options{})
 	conn := bustest.Connect(t, bus.Config{URLs: []string{srv.URL()}})
-	caller, err := caller.New(conn, caller.Config{Cluster: optest.Cluster, Logger: log.Warnings()})
+	client, err := caller.New(conn, caller.Config{Cluster: optest.Cluster, Logger: log.Warnings()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(caller.Close)
+	t.Cleanup(client.Close)
 	heard := make(chan string, 9)
 	stop, err := bus.WatchSessions(conn, optest.Cluster, func(s *driverv1.Session) { heard <- s.GetReplica() })
 	if err != nil {
@@ -157,8 +157,8 @@ func TestReplicaCalledPlain(t *testing.T) {
 			t.Errorf("a session of replica %q is passed on", name)
 		}
 	}
-	bustest.Eventually(t, "the other replica is known", func() bool { return len(caller.Replicas()) > 0 })
-	if all := caller.Replicas(); len(all) != 1 || all[0].Session.GetReplica() != "other" {
+	bustest.Eventually(t, "the other replica is known", func() bool { return len(client.Replicas()) > 0 })
+	if all := client.Replicas(); len(all) != 1 || all[0].Session.GetReplica() != "other" {
 		t.Errorf("replicas = %v, want the other one alone", all)
 	}
 	if n := strings.Count(log.All(), "reserved"); n != 1 {

@@ -22,9 +22,9 @@ func (b *bench) freezeFor(p *port, d time.Duration) {
 
 // claimsOf calls f, with the network's mu held, for each claim of a replica that the
 // operations stream takes.
-func (b *bench) claimsOf(replica string, f func(*driverv1.Claim)) {
+func (b *bench) claimsOf(replicaID string, f func(*driverv1.Claim)) {
 	b.network.server.onPut = func(_ string, _, after []byte) {
-		if env, err := bus.Decode(after, ""); err == nil && env.GetClaim().GetReplica() == replica {
+		if env, err := bus.Decode(after, ""); err == nil && env.GetClaim().GetReplica() == replicaID {
 			f(env.GetClaim())
 		}
 	}

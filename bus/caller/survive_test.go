@@ -172,12 +172,12 @@ func TestStreamFillsUp(t *testing.T) {
 			proxy := bustest.NewProxy(t, r.NATS.URL())
 			r.Conn = bustest.Connect(t, bus.Config{URLs: []string{proxy.URL()}})
 			log := &optest.Violations{}
-			caller, err := caller.New(r.Conn, caller.Config{Cluster: optest.Cluster, Operations: &caller.StreamConfig{}, Logger: log.Warnings()})
+			client, err := caller.New(r.Conn, caller.Config{Cluster: optest.Cluster, Operations: &caller.StreamConfig{}, Logger: log.Warnings()})
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(caller.Close)
-			r.Caller = caller
+			t.Cleanup(client.Close)
+			r.Caller = client
 			r.Replica(t, g.Handle)
 			r.Ready(t)
 			js, err := jetstream.New(bustest.Raw(t, r.NATS.URL()))
@@ -245,12 +245,12 @@ func TestWithoutJetStream(t *testing.T) {
 	r := &optest.Rig{NATS: bustest.Server(t, embedded.Options{ConfigFile: file})}
 	log := &optest.Violations{}
 	r.Conn = bustest.Connect(t, bus.Config{URLs: []string{r.NATS.URL()}})
-	caller, err := caller.New(r.Conn, caller.Config{Cluster: optest.Cluster, Operations: &caller.StreamConfig{}, Logger: log.Warnings()})
+	client, err := caller.New(r.Conn, caller.Config{Cluster: optest.Cluster, Operations: &caller.StreamConfig{}, Logger: log.Warnings()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(caller.Close)
-	r.Caller = caller
+	t.Cleanup(client.Close)
+	r.Caller = client
 	g := optest.NewGate(t)
 	g.Release()
 	r.Replica(t, g.Handle)

@@ -48,13 +48,14 @@ const (
 	Cluster  = "default"
 )
 
-// A rig is a bus with the asking side on it.
+// A Rig is a bus with the asking side on it.
 type Rig struct {
 	NATS   *embedded.Server
 	Conn   *bus.Conn
 	Caller *caller.Caller
 }
 
+// NewRig starts a server with its store in memory, and a caller on it.
 func NewRig(tb testing.TB) *Rig {
 	tb.Helper()
 	r := &Rig{NATS: bustest.Server(tb, embedded.Options{})}
@@ -64,19 +65,20 @@ func NewRig(tb testing.TB) *Rig {
 	return r
 }
 
+// NewCaller makes a caller that ends with the test.
 func NewCaller(tb testing.TB, conn *bus.Conn, cfg caller.Config) *caller.Caller {
 	tb.Helper()
 	cfg.Cluster, cfg.Logger = Cluster, bustest.Quiet()
 	if cfg.Operations == nil {
 		cfg.Operations = &caller.StreamConfig{Memory: true}
 	}
-	caller, err := caller.New(conn, cfg)
+	client, err := caller.New(conn, cfg)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(caller.Close)
+	tb.Cleanup(client.Close)
 
-	return caller
+	return client
 }
 
 // A Replica is a running driver behind a proxy of its own.
@@ -131,6 +133,7 @@ func (r *Rig) Replica(tb testing.TB, h replica.HandlerFunc, change ...func(*repl
 	return rep
 }
 
+// Sees waits until the rig's caller has heard a replica.
 func (r *Rig) Sees(tb testing.TB, rep *Replica) {
 	tb.Helper()
 	bustest.Eventually(tb, "session of the new replica", func() bool { return r.Session(rep) != nil })
@@ -147,9 +150,10 @@ func (r *Rig) Session(rep *Replica) *driverv1.Session {
 	return nil
 }
 
+// Serial numbers what the tests make, so that no two share a name.
 var Serial atomic.Uint64
 
-// create is a request nobody made before.
+// Create returns a request for the create of a machine that no other test has.
 func Create(machine string) caller.Request {
 	uid := strings.ReplaceAll(machine, ".", "-") + "-" + strconv.FormatUint(Serial.Add(1), 10)
 
@@ -161,6 +165,7 @@ func Create(machine string) caller.Request {
 	}
 }
 
+// Status returns a request for a machine's status.
 func Status(machine string) caller.Request {
 	return caller.Request{
 		Provider: Provider, Namespace: "shop", Name: machine, Timeout: time.Minute,
@@ -171,7 +176,7 @@ func Status(machine string) caller.Request {
 	}
 }
 
-// created is what a driver answers to any create or status.
+// Created is what a driver answers to any create or status.
 func Created(t *replica.Task) *driverv1.Result {
 	instance := &driverv1.Instance{ProviderId: "virtual://" + bus.MachineOf(t.Request).GetName()}
 	if t.Operation == driverv1.Operation_OPERATION_STATUS {
@@ -183,7 +188,7 @@ func Created(t *replica.Task) *driverv1.Result {
 	return &driverv1.Result{Payload: &driverv1.Result_Create{Create: &driverv1.CreateResponse{Instance: instance}}}
 }
 
-// A gate is a handler whose operations wait to be let through.
+// A Gate is a handler whose operations wait to be let through.
 type Gate struct {
 	Entered chan *replica.Task
 	Open    chan struct{}
@@ -192,6 +197,7 @@ type Gate struct {
 	Begins  bool // a call that changes something is at the provider while they wait
 }
 
+// NewGate makes a gate that lets everything through when the test ends.
 func NewGate(tb testing.TB) *Gate {
 	tb.Helper()
 	g := &Gate{Entered: make(chan *replica.Task, 100), Open: make(chan struct{})}
@@ -200,8 +206,10 @@ func NewGate(tb testing.TB) *Gate {
 	return g
 }
 
+// Release lets all operations through, from now on too.
 func (g *Gate) Release() { g.once.Do(func() { close(g.Open) }) }
 
+// Handle is the gate's [replica.HandlerFunc].
 func (g *Gate) Handle(ctx context.Context, t *replica.Task) *driverv1.Result {
 	g.Runs.Add(1)
 	if g.Begins {
@@ -218,12 +226,13 @@ func (g *Gate) Handle(ctx context.Context, t *replica.Task) *driverv1.Result {
 	}
 }
 
-// An answer is what a Call in the background returned.
+// An Answer is what a Call in the background returned.
 type Answer struct {
 	Out *caller.Outcome
 	Err error
 }
 
+// Call has an operation done in the background.
 func Call(ctx context.Context, c *caller.Caller, req caller.Request) <-chan Answer {
 	ch := make(chan Answer, 1)
 	go func() {
@@ -234,7 +243,7 @@ func Call(ctx context.Context, c *caller.Caller, req caller.Request) <-chan Answ
 	return ch
 }
 
-// wantOK fails unless the operation succeeded.
+// WantOK fails unless the operation succeeded.
 func WantOK(tb testing.TB, a Answer) *caller.Outcome {
 	tb.Helper()
 	if a.Err != nil {
@@ -244,6 +253,7 @@ func WantOK(tb testing.TB, a Answer) *caller.Outcome {
 	return a.Out
 }
 
+// WantError fails unless an error has this origin and code.
 func WantError(tb testing.TB, err error, origin bus.Origin, code driverv1.Code) {
 	tb.Helper()
 	if err == nil || bus.OriginOf(err) != origin || bus.CodeOf(err) != code {
@@ -252,13 +262,14 @@ func WantError(tb testing.TB, err error, origin bus.Origin, code driverv1.Code) 
 	}
 }
 
+// Audit returns a message about the end of a machine's create.
 func Audit(machine string) *driverv1.Audit {
 	return &driverv1.Audit{
 		OperationId: "x", Provider: Provider, Operation: driverv1.Operation_OPERATION_CREATE, Namespace: "shop", Name: machine,
 	}
 }
 
-// run runs a replica on a connection of its own making until the test ends.
+// Run runs a replica on a connection of its own making until the test ends.
 func Run(tb testing.TB, conn *bus.Conn, h replica.HandlerFunc, change ...func(*replica.Config)) *replica.Server {
 	tb.Helper()
 	cfg := replica.Config{
@@ -288,12 +299,13 @@ func Run(tb testing.TB, conn *bus.Conn, h replica.HandlerFunc, change ...func(*r
 	return server
 }
 
-// violations keeps what a connection logs as errors.
+// Violations keeps what a connection logs as errors.
 type Violations struct {
 	mu    sync.Mutex
 	lines bytes.Buffer
 }
 
+// Write keeps a line.
 func (v *Violations) Write(p []byte) (int, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -301,15 +313,17 @@ func (v *Violations) Write(p []byte) (int, error) {
 	return v.lines.Write(p)
 }
 
+// Logger returns a logger that keeps errors.
 func (v *Violations) Logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(v, &slog.HandlerOptions{Level: slog.LevelError}))
 }
 
-// Warnings is logger for a test that expects to be warned.
+// Warnings is Logger for a test that expects to be warned.
 func (v *Violations) Warnings() *slog.Logger {
 	return slog.New(slog.NewTextHandler(v, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
+// All returns the lines so far.
 func (v *Violations) All() string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -317,7 +331,7 @@ func (v *Violations) All() string {
 	return v.lines.String()
 }
 
-// newClaimRig is a rig with JetStream, whose caller makes operations streams.
+// NewStoredRig is [NewRig] with the store on disk.
 func NewStoredRig(tb testing.TB) *Rig {
 	tb.Helper()
 	r := &Rig{NATS: bustest.Server(tb, embedded.Options{StoreDir: tb.TempDir()})}
@@ -348,12 +362,14 @@ func (r *Rig) Stored(tb testing.TB, tree bus.Tree, name string) *driverv1.Envelo
 	return env
 }
 
+// ClaimOf returns the claim on a request's machine, nil for none.
 func (r *Rig) ClaimOf(tb testing.TB, req caller.Request) *driverv1.Claim {
 	tb.Helper()
 
 	return r.Stored(tb, bus.TreeClaim, bus.MachineOf(req.Body).GetUid()).GetClaim()
 }
 
+// Identity returns a change of configuration: what identifies creates.
 func Identity(id driverv1.CreateIdentity) func(*replica.Config) {
 	return func(cfg *replica.Config) { cfg.CreateIdentity = id }
 }
@@ -381,6 +397,7 @@ func (r *Rig) Pair(t *testing.T, g *Gate, req caller.Request, change ...func(*re
 	return b, a, done
 }
 
+// Ready waits until the operations stream takes writes.
 func (r *Rig) Ready(tb testing.TB) {
 	tb.Helper()
 	bustest.Eventually(tb, "the operations stream", func() bool {
@@ -452,6 +469,7 @@ func (r *Rig) StrangeReplica(t *testing.T) (requests *atomic.Int64) {
 	return requests
 }
 
+// NewKey returns a new key for sealing.
 func NewKey(t *testing.T) *bus.SealKey {
 	t.Helper()
 	key, err := bus.NewSealKey()
@@ -462,7 +480,7 @@ func NewKey(t *testing.T) *bus.SealKey {
 	return key
 }
 
-// then makes a request for the operation of req's machine that follows it.
+// Then makes a request for the operation of req's machine that follows it.
 func Then(req caller.Request, op, n string) caller.Request {
 	m := bus.MachineOf(req.Body)
 	req.OperationID = m.GetUid() + "." + op + "." + n

@@ -82,7 +82,7 @@ func (t *Task) BeginMutation() error { return t.worker.claims.mayBegin(t.ctx, t.
 // attempt has written; 0 before there is one, and for operations that change nothing.
 func (t *Task) Claim() uint64 { return t.worker.claims.newest(t.held) }
 
-// A ServerConfig describes a replica.
+// A Config describes a replica.
 type Config struct {
 	// Provider is what MachineClass.provider says; one subject token.
 	Provider string
@@ -120,7 +120,7 @@ type Config struct {
 	// [Server.Stuck]; 0 means 10 seconds.
 	StuckAfter time.Duration
 	// Seal seals for a control plane what only it may read of an outcome; nil, or
-	// a nil box, leaves that out of what is stored. [FetchClient.Seal] is one.
+	// a nil box, leaves that out of what is stored. [bus.FetchClient.Seal] is one.
 	Seal func(cluster string, m proto.Message) *driverv1.Sealed
 	// OnChanged is called for each notice that a class or secret has a new
 	// version; it must not block. May be nil.
@@ -161,7 +161,7 @@ type Server struct {
 	endGroups  context.CancelFunc
 }
 
-// NewServer checks the configuration and makes a replica; [Server.Run] makes it
+// New checks the configuration and makes a replica; [Server.Run] makes it
 // answer.
 func New(conn bus.Wire, cfg Config, handler Handler) (*Server, error) {
 	if cfg.Logger == nil {
@@ -229,7 +229,7 @@ func (s *Server) Refusal() error { return s.managers.refusal() }
 func (s *Server) Running() int { return s.ops.inHand() }
 
 // Stuck counts the calls that have ignored their deadlines for longer than
-// [ServerConfig.StuckAfter] and have not returned, by operation. Each was answered with
+// [Config.StuckAfter] and have not returned, by operation. Each was answered with
 // DEADLINE_EXCEEDED. Until it returns it keeps its slot, and its machine from other
 // mutations at this replica.
 func (s *Server) Stuck() map[driverv1.Operation]int { return s.ops.stuckCalls() }

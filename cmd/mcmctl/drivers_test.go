@@ -118,14 +118,14 @@ func TestFigures(t *testing.T) {
 	startReplica(t, url, replica.Config{Provider: "virtual", Replica: "one"}, func(context.Context, *replica.Task) *driverv1.Result {
 		return &driverv1.Result{Status: &driverv1.Status{Code: driverv1.Code_CODE_RESOURCE_EXHAUSTED, Message: "sold out"}}
 	})
-	caller, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
+	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(caller.Close)
-	await(t, "the replica", func() bool { return len(caller.Replicas()) == 1 })
+	t.Cleanup(client.Close)
+	await(t, "the replica", func() bool { return len(client.Replicas()) == 1 })
 	for _, name := range []string{"m1", "m2"} {
-		if out, err := caller.Call(t.Context(), createRequest(name)); bus.CodeOf(err) != driverv1.Code_CODE_RESOURCE_EXHAUSTED {
+		if out, err := client.Call(t.Context(), createRequest(name)); bus.CodeOf(err) != driverv1.Code_CODE_RESOURCE_EXHAUSTED {
 			t.Fatalf("create of %s: %+v, %v", name, out, err)
 		}
 	}

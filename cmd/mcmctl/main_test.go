@@ -104,7 +104,7 @@ func createRequest(name string) caller.Request {
 // startCreate calls for a machine; the outcome is nobody's concern.
 func startCreate(t *testing.T, url, name string) {
 	t.Helper()
-	caller, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
+	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
 	if err != nil {
 		t.Fatalf("caller.New(...): %v", err)
 	}
@@ -112,7 +112,7 @@ func startCreate(t *testing.T, url, name string) {
 	var calls sync.WaitGroup
 	calls.Go(func() {
 		for {
-			_, err := caller.Call(ctx, createRequest(name))
+			_, err := client.Call(ctx, createRequest(name))
 			if bus.OriginOf(err) != bus.OriginBus {
 				return
 			}
@@ -127,7 +127,7 @@ func startCreate(t *testing.T, url, name string) {
 	t.Cleanup(func() {
 		cancel()
 		calls.Wait()
-		caller.Close()
+		client.Close()
 	})
 }
 

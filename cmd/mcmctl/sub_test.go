@@ -38,14 +38,14 @@ func following(t *testing.T, args ...string) (out *output, stop context.CancelFu
 // meet returns a caller that knows its driver.
 func meet(t *testing.T, url string) *caller.Caller {
 	t.Helper()
-	caller, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
+	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
 	if err != nil {
 		t.Fatalf("caller.New(...): %v", err)
 	}
-	t.Cleanup(caller.Close)
-	await(t, "the driver", func() bool { return len(caller.Replicas()) == 1 })
+	t.Cleanup(client.Close)
+	await(t, "the driver", func() bool { return len(client.Replicas()) == 1 })
 
-	return caller
+	return client
 }
 
 func TestSub(t *testing.T) {
@@ -57,11 +57,11 @@ func TestSub(t *testing.T) {
 				Create: &driverv1.CreateResponse{Instance: &driverv1.Instance{ProviderId: "virtual://1"}},
 			}}
 		})
-	caller := meet(t, url)
+	client := meet(t, url)
 	all, _, allDone := following(t, "--nats-url", url, "--count", "5")
 	lines, _, linesDone := following(t, "reply.>", "--nats-url", url, "--count", "2", "-o", "json")
 	beats, stopBeats, beatsDone := following(t, "session.virtual.*", "--nats-url", url)
-	if _, err := caller.Call(t.Context(), createRequest("m1.example")); err != nil {
+	if _, err := client.Call(t.Context(), createRequest("m1.example")); err != nil {
 		t.Fatalf("Caller.Call(...): %v", err)
 	}
 
@@ -123,11 +123,11 @@ func TestSubStrangers(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
 	out, _, done := following(t, "mcm.v1.>", "--nats-url", url, "--count", "3", "-o", "json")
-	caller, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
+	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer caller.Close()
+	defer client.Close()
 	conn := rawConn(t, url)
 	for _, data := range []string{"+ACK", "", "{}"} {
 		if err := conn.Publish("mcm.v1.stranger", []byte(data)); err != nil {

@@ -39,7 +39,7 @@ type Classes struct {
 }
 
 // NewClasses returns a Classes that asks through a caller.
-func NewClasses(caller ClassCaller) *Classes { return &Classes{caller: caller} }
+func NewClasses(client ClassCaller) *Classes { return &Classes{caller: client} }
 
 // Validate asks the driver of a provider whether a class could be used. It waits
 // for as long as no replica answers, until ctx ends. Warnings are faults that do

@@ -83,9 +83,9 @@ type entry struct {
 
 // New returns a Dispatcher whose operations let go when ctx ends: then they go
 // on at their drivers, for the next manager to take up.
-func New(ctx context.Context, caller Caller, auditor Auditor) *Dispatcher {
+func New(ctx context.Context, client Caller, auditor Auditor) *Dispatcher {
 	return &Dispatcher{
-		caller: caller, auditor: auditor, metrics: newMetrics(), queue: newQueue(Limits{}), patient: tellAfter, ctx: ctx,
+		caller: client, auditor: auditor, metrics: newMetrics(), queue: newQueue(Limits{}), patient: tellAfter, ctx: ctx,
 		machines: map[types.UID]*entry{}, readings: map[types.UID]*reading{}, vacancies: map[string]*vacancy{},
 		answered: map[string]bool{}, notify: func(types.NamespacedName) {}, barred: func() error { return nil },
 	}

@@ -94,7 +94,7 @@ func TestCreate(t *testing.T) {
 	}
 }
 
-func checkAudit(t *testing.T, m *nats.Msg, replica string) {
+func checkAudit(t *testing.T, m *nats.Msg, replicaID string) {
 	t.Helper()
 	if want := "mcm.v1.default.audit.virtual.create.shop.m1"; m.Subject != want {
 		t.Errorf("audit subject is %s, want %s", m.Subject, want)
@@ -115,7 +115,7 @@ func checkAudit(t *testing.T, m *nats.Msg, replica string) {
 		a.GetOperation(), a.GetAttempts(), a.GetStatus().GetCode(),
 	}
 	want := facts{
-		"m1-uid.create.0", provider, "shop", "m1", replica, "virtual://m1",
+		"m1-uid.create.0", provider, "shop", "m1", replicaID, "virtual://m1",
 		driverv1.Operation_OPERATION_CREATE, 1, driverv1.Code_CODE_OK,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

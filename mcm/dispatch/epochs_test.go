@@ -68,13 +68,13 @@ func TestEpochs_DriversKnowHigher(t *testing.T) {
 	bustest.Eventually(t, "the replica knows epoch 100", func() bool { return r.session(rep).GetEpoch() == 100 })
 
 	lead := newLead(1)
-	caller, err := caller.New(conn, caller.Config{Cluster: cluster, Epoch: lead.Epoch, Logger: bustest.Quiet()})
+	client, err := caller.New(conn, caller.Config{Cluster: cluster, Epoch: lead.Epoch, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(caller.Close)
-	epochs := dispatch.NewEpochs(lead, "now", caller.Replicas, caller.Ahead(), logr.Discard())
-	hello := &dispatch.Hello{Greeter: announcer, Message: &driverv1.Hello{Mcm: "now"}, Epoch: lead.Epoch, Behind: caller.Behind()}
+	t.Cleanup(client.Close)
+	epochs := dispatch.NewEpochs(lead, "now", client.Replicas, client.Ahead(), logr.Discard())
+	hello := &dispatch.Hello{Greeter: announcer, Message: &driverv1.Hello{Mcm: "now"}, Epoch: lead.Epoch, Behind: client.Behind()}
 	begin(t, epochs.Start)
 	begin(t, hello.Start)
 	bustest.Eventually(t, "the replica knows the manager's epoch", func() bool {

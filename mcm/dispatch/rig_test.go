@@ -59,7 +59,7 @@ func newRig(t *testing.T) *rig {
 func (r *rig) newManager(t *testing.T) *manager {
 	t.Helper()
 	conn := bustest.Connect(t, bus.Config{URLs: []string{r.srv.URL()}, Name: "mcm"})
-	caller, err := caller.New(conn, caller.Config{Cluster: cluster, Operations: &caller.StreamConfig{Memory: true}, Logger: bustest.Quiet()})
+	client, err := caller.New(conn, caller.Config{Cluster: cluster, Operations: &caller.StreamConfig{Memory: true}, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,14 +72,14 @@ func (r *rig) newManager(t *testing.T) *manager {
 	ctx = logr.NewContext(ctx, logr.FromSlogHandler(slog.NewJSONHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	m := &manager{
 		logs:       logs,
-		Dispatcher: dispatch.New(ctx, caller, announcer), caller: caller,
+		Dispatcher: dispatch.New(ctx, client, announcer), caller: client,
 		notices: make(chan types.NamespacedName, 1000),
 	}
 	m.Notify(func(name types.NamespacedName) { m.notices <- name })
 	m.stop = sync.OnceFunc(func() {
 		cancel()
 		m.Wait()
-		caller.Close()
+		client.Close()
 	})
 	t.Cleanup(m.stop)
 

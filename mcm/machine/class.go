@@ -49,9 +49,9 @@ func (c *machineClass) resolveClass(ctx context.Context) (steps.Next, error) {
 
 		return steps.Proceed, nil
 	}
-	if err == nil && c.Class.Secret != nil && !c.userData {
+	if err == nil && c.Secret != nil && !c.userData {
 		err = dispatch.Errorf(dispatch.InvalidArgument, "userdata field not found in secret for machine %q: "+
-			"Secret %s/%s needs a key %q", c.machine.Name, c.Class.Secret.GetNamespace(), c.Class.Secret.GetName(), userDataKey)
+			"Secret %s/%s needs a key %q", c.machine.Name, c.Secret.GetNamespace(), c.Secret.GetName(), userDataKey)
 	}
 	if err == nil {
 		err = validateClass(c.Object)
@@ -122,10 +122,10 @@ func (c *machineClass) useClass(ctx context.Context, class *v1alpha1.MachineClas
 		return err
 	}
 	c.userData = false
-	if c.Class.Secret, err = c.lookupSecret(ctx, "secretRef", class.SecretRef); err != nil {
+	if c.Secret, err = c.lookupSecret(ctx, "secretRef", class.SecretRef); err != nil {
 		return err
 	}
-	c.Class.Credentials, err = c.lookupSecret(ctx, "credentialsSecretRef", class.CredentialsSecretRef)
+	c.Credentials, err = c.lookupSecret(ctx, "credentialsSecretRef", class.CredentialsSecretRef)
 
 	return err
 }

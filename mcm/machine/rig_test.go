@@ -211,16 +211,16 @@ func (r *rig) startManager(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	caller, err := caller.New(conn, caller.Config{Cluster: clusterName, Operations: r.streams, Logger: bustest.Quiet()})
+	asking, err := caller.New(conn, caller.Config{Cluster: clusterName, Operations: r.streams, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.caller = caller
+	r.caller = asking
 	announcer, err := bus.NewAnnouncer(conn, clusterName)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dispatcher := dispatch.New(logr.NewContext(ctx, mgr.GetLogger()), caller, announcer)
+	dispatcher := dispatch.New(logr.NewContext(ctx, mgr.GetLogger()), asking, announcer)
 	r.dispatcher = dispatcher
 	dispatcher.Limit(r.limits)
 	r.seen = mgr.GetClient()
@@ -265,7 +265,7 @@ func (r *rig) startManager(t *testing.T) {
 		}
 		dispatcher.Wait()
 		waitForDrains()
-		caller.Close()
+		asking.Close()
 		conn.Close()
 	})
 	t.Cleanup(r.stop)
@@ -353,7 +353,7 @@ func (c counter) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // startDriver starts a replica of the cloud's driver.
-func (r *rig) startDriver(t *testing.T) (replica string) {
+func (r *rig) startDriver(t *testing.T) (replicaID string) {
 	t.Helper()
 
 	return r.startDriverOf(t, provider, r.cloud, r.nats.URL())
@@ -368,11 +368,11 @@ func (r *rig) stoppableDriver(t *testing.T) (stop func()) {
 }
 
 // startDriverOf is startDriver for any provider, with its own way to the bus.
-func (r *rig) startDriverOf(t *testing.T, provider string, cloud *cloud, url string) (replica string) {
+func (r *rig) startDriverOf(t *testing.T, provider string, cloud *cloud, url string) (replicaID string) {
 	t.Helper()
-	replica, _ = r.runDriver(t, provider, cloud, url)
+	replicaID, _ = r.runDriver(t, provider, cloud, url)
 
-	return replica
+	return replicaID
 }
 
 func (r *rig) runDriver(t *testing.T, provider string, cloud *cloud, url string) (id string, stop func()) {

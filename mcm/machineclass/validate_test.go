@@ -30,13 +30,13 @@ func newValidatingRig(t *testing.T) (*rig, *fleet) {
 	t.Helper()
 	f := &fleet{srv: bustest.Server(t, embedded.Options{}), asked: make(chan *driverv1.ClassReference, 100)}
 	conn := bustest.Connect(t, bus.Config{URLs: []string{f.srv.URL()}, Name: "mcm"})
-	caller, err := caller.New(conn, caller.Config{Cluster: "default", Logger: bustest.Quiet()})
+	asking, err := caller.New(conn, caller.Config{Cluster: "default", Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(caller.Close)
+	t.Cleanup(asking.Close)
 	r := newRig(t)
-	r.caller = caller
+	r.caller = asking
 	r.run(t)
 
 	return r, f

@@ -95,15 +95,15 @@ func (r *rig) newCollector(dispatcher *dispatch.Dispatcher) *safety.Collector {
 func (r *rig) newDispatcher() *dispatch.Dispatcher {
 	nats := bustest.Server(r.t, embedded.Options{})
 	conn := bustest.Connect(r.t, bus.Config{URLs: []string{nats.URL()}, Name: "mcm"})
-	caller, err := caller.New(conn, caller.Config{
+	asking, err := caller.New(conn, caller.Config{
 		Cluster: clusterName, Operations: &caller.StreamConfig{Memory: true}, Logger: bustest.Quiet(),
 	})
 	r.must(err)
 	announcer, err := bus.NewAnnouncer(conn, clusterName)
 	r.must(err)
 	ctx, cancel := context.WithCancel(r.t.Context())
-	dispatcher := dispatch.New(ctx, caller, announcer)
-	r.t.Cleanup(func() { cancel(); dispatcher.Wait(); caller.Close() })
+	dispatcher := dispatch.New(ctx, asking, announcer)
+	r.t.Cleanup(func() { cancel(); dispatcher.Wait(); asking.Close() })
 
 	server, err := replica.New(
 		bustest.Connect(r.t, bus.Config{URLs: []string{nats.URL()}, Name: "driver", InboxPrefix: bus.InboxPrefix(provider)}),
@@ -123,7 +123,7 @@ func (r *rig) newDispatcher() *dispatch.Dispatcher {
 			r.t.Error(err)
 		}
 	})
-	bustest.Eventually(r.t, "session of the driver", func() bool { return len(caller.Replicas()) == 1 })
+	bustest.Eventually(r.t, "session of the driver", func() bool { return len(asking.Replicas()) == 1 })
 
 	return dispatcher
 }

@@ -40,7 +40,7 @@ func TestRun(t *testing.T) {
 					return n, err
 				}
 			}
-			n, err := Run(t.Context(), step(Proceed, nil), step(c.second, c.err), step(Proceed, nil))
+			n, err := Run(t.Context(), step(Proceed, nil), step(c.second, c.err), step(Proceed, nil)) //nolint:gocritic // the third is like the first: only one of them is taken
 			if taken != c.taken || n != c.want || !errors.Is(err, c.err) {
 				t.Errorf("takes %d steps and returns %+v, %v; want %d, %+v, %v: %s", taken, n, err, c.taken, c.want, c.err, c.reason)
 			}

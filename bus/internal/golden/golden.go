@@ -193,7 +193,7 @@ func writeJSON(t *testing.T, file string, v any) {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, append(content, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(file, append(content, '\n'), 0o644); err != nil { //nolint:gosec // files of the repository
 		t.Fatal(err)
 	}
 }

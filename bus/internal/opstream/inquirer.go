@@ -34,6 +34,7 @@ type inquiry struct {
 	at    time.Time
 }
 
+// NewInquirer subscribes to an inbox of its own. Close ends that.
 func NewInquirer(w bus.Wire) (*Inquirer, error) {
 	q := &Inquirer{wire: w, prefix: w.Inbox() + ".", waiting: map[string]func(*nats.Msg){}}
 	var err error
@@ -44,6 +45,7 @@ func NewInquirer(w bus.Wire) (*Inquirer, error) {
 	return q, nil
 }
 
+// Close stops listening for answers.
 func (q *Inquirer) Close() { _ = q.sub.Unsubscribe() } // fails only on a closed connection
 
 // Send publishes m and has the first answer passed to f, from the connection's

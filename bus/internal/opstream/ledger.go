@@ -42,16 +42,16 @@ const (
 )
 
 var (
-	// ErrNoAnswer: what was asked may have been done.
+	// ErrNoAnswer says that what was asked may have been done.
 	ErrNoAnswer = errors.New("no answer from JetStream")
-	// ErrConflict: the subject's last record is another one than expected, and
+	// ErrConflict says that the subject's last record is another one than expected, and
 	// nothing was written.
 	ErrConflict = errors.New("another record is there")
-	// ErrRolledBack: a record that was acknowledged is not there.
+	// ErrRolledBack says that a record that was acknowledged is not there.
 	ErrRolledBack = errors.New("an acknowledged record is gone")
-	// ErrNoJetStream: the server says that it has none; one that starts does, too.
+	// ErrNoJetStream says that the server has none, by its own word; one that starts does, too.
 	ErrNoJetStream = errors.New("NATS has no JetStream for this user: switch it on in the server's configuration, for the user's account, and restart the server")
-	// ErrNoStream: there is no operations stream, and nothing was written.
+	// ErrNoStream says that there is no operations stream, and nothing was written.
 	ErrNoStream = errors.New("the operations stream is not there")
 )
 
@@ -224,6 +224,7 @@ func OperationNumber(id string) (uint64, bool) {
 	return n, err == nil
 }
 
+// ClaimSubject returns the subject of the claim on a machine, named by its uid.
 func ClaimSubject(cluster, provider, machine string) (string, error) {
 	return bus.Subject{Cluster: cluster, Tree: bus.TreeClaim, Provider: provider, Machine: machine}.Build()
 }

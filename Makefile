@@ -141,7 +141,7 @@ arch: ## Check who imports whom
 .PHONY: prose
 prose: ## Check the documents' words and the length of their sentences
 	@echo '==> prose'
-	@.tools/prose.sh || $(call remedy,mend the sentences above: one idea each\, and name who acts)
+	@.tools/prose.sh || $(call remedy,mend the sentences above: one idea each; name who acts)
 
 .PHONY: proto-lint
 proto-lint: $(BIN)/buf ## Lint the driver contract

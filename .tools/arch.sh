@@ -12,7 +12,7 @@ BEGIN {
 	below["cmd"] = " mcm driversdk bus proto "
 	below["mcm"] = below["driversdk"] = " bus proto "
 	below["bus"] = " proto "
-	longest = 5
+	longest = 8
 }
 {
 	n = split($2, paths, " ")

@@ -227,7 +227,7 @@ func TestFreezeIsRemembered(t *testing.T) {
 	since := time.Now()
 	r.startManager(t)
 	r.wantReset(t, m, heard, since)
-	r.event(t, m, "MachinesThawed", "left alone: the manager before had frozen them")
+	r.event(t, m, "MachinesThawed", "left alone: the previous manager had frozen them")
 	bustest.Eventually(t, "the freeze is forgotten", func() bool { return !r.memory.frozen.Load() })
 }
 

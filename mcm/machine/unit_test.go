@@ -64,7 +64,7 @@ func TestJournal(t *testing.T) {
 				t.Errorf("journal is written as %s, want %s: %s", text, c.want, c.reason)
 			}
 			got, err := readJournal(m)
-			if diff := cmp.Diff(c.journal, got); err != nil || diff != "" {
+			if diff := cmp.Diff(c.journal, got, cmp.AllowUnexported(journal{})); err != nil || diff != "" {
 				t.Errorf("read back: %v\n%s", err, diff)
 			}
 		})

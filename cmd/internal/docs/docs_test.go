@@ -93,7 +93,7 @@ var (
 
 func TestLinksLeadSomewhere(t *testing.T) {
 	t.Parallel()
-	for _, document := range documents(t) {
+	for _, document := range files(t, ".", ".md") {
 		prose, _ := parts(read(t, document))
 		for _, found := range link.FindAllStringSubmatch(code.ReplaceAllString(prose, ""), -1) {
 			target, anchor, _ := strings.Cut(found[1], "#")
@@ -173,17 +173,39 @@ func TestDriverOfREADMECompiles(t *testing.T) {
 	}
 }
 
-// documents returns the module's Markdown files, relative to its root.
-func documents(t *testing.T) []string {
+var patchedClass = regexp.MustCompile(`"class":\{"name":"([^"]+)"`)
+
+func TestStepsUseClassesOfTheExamples(t *testing.T) {
+	t.Parallel()
+	examples := strings.Builder{}
+	for _, example := range files(t, "deploy/examples", ".yaml") {
+		examples.WriteString(read(t, example) + "\n---\n")
+	}
+	steps := 0
+	for _, document := range files(t, ".", ".md") {
+		for _, found := range patchedClass.FindAllStringSubmatch(read(t, document), -1) {
+			steps++
+			if !strings.Contains(examples.String(), "kind: MachineClass\nmetadata:\n  name: "+found[1]+"\n") {
+				t.Errorf("%s moves a pool to the class %s, which no file of deploy/examples has", document, found[1])
+			}
+		}
+	}
+	if steps == 0 {
+		t.Error("no document moves a pool to another class: has the form of that step changed?")
+	}
+}
+
+// files returns the files of a folder whose names end so, relative to the module's root.
+func files(t *testing.T, folder, extension string) []string {
 	t.Helper()
 	var all []string
-	err := fs.WalkDir(os.DirFS(root), ".", func(path string, entry fs.DirEntry, err error) error {
+	err := fs.WalkDir(os.DirFS(root), folder, func(path string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
 		case entry.IsDir() && (entry.Name() == ".git" || entry.Name() == ".out" || entry.Name() == "node_modules"):
 			return fs.SkipDir
-		case filepath.Ext(path) == ".md":
+		case filepath.Ext(path) == extension:
 			all = append(all, path)
 		}
 

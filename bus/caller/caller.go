@@ -71,9 +71,9 @@ type Caller struct {
 	plainSeen map[string]time.Time       // when a plain driver was there, by provider
 
 	inquirer *opstream.Inquirer // nil without streams
-	behind   chan struct{} // a replica's session told a lower epoch than ours
-	ahead    chan struct{} // a replica's session told a higher epoch than ours
-	streams  *streams      // nil for none
+	behind   chan struct{}      // a replica's session told a lower epoch than ours
+	ahead    chan struct{}      // a replica's session told a higher epoch than ours
+	streams  *streams           // nil for none
 	replies  bus.Subscription
 	sessions bus.Subscription
 	ctx      context.Context //nolint:containedctx // of what runs until Close

@@ -70,10 +70,11 @@ type Caller struct {
 	waiting   map[string]func(*nats.Msg) // by reply subject
 	plainSeen map[string]time.Time       // when a plain driver was there, by provider
 
-	inquirer *opstream.Inquirer // nil without streams
-	behind   chan struct{}      // a replica's session told a lower epoch than ours
-	ahead    chan struct{}      // a replica's session told a higher epoch than ours
-	streams  *streams           // nil for none
+	// The inquirer is nil without streams.
+	inquirer *opstream.Inquirer
+	behind   chan struct{} // a replica's session told a lower epoch than ours
+	ahead    chan struct{} // a replica's session told a higher epoch than ours
+	streams  *streams      // nil for none
 	replies  bus.Subscription
 	sessions bus.Subscription
 	ctx      context.Context //nolint:containedctx // of what runs until Close

@@ -9,8 +9,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -111,13 +113,13 @@ func TestNodeGroupErrorsSayWhatRan(t *testing.T) {
 	for name, tc := range map[string]struct {
 		reason string
 		driver replica.HandlerFunc // nil serves no node groups
-		ask    *driverv1.Envelope  // nil is a resize
+		ask    *driverv1.Envelope  // nil is a look at the groups
 		origin bus.Origin
 		code   driverv1.Code
 	}{
 		"none": {
 			reason: "no replica serves node groups, so nothing can have run",
-			origin: bus.OriginBus, code: driverv1.Code_CODE_UNAVAILABLE,
+			ask:    resize(3), origin: bus.OriginBus, code: driverv1.Code_CODE_UNAVAILABLE,
 		},
 		"refusal": {
 			reason: "a driver's own word is passed on",
@@ -137,12 +139,12 @@ func TestNodeGroupErrorsSayWhatRan(t *testing.T) {
 		},
 		"too large": {
 			reason: "what does not fit a message is said to be so",
-			driver: says(foundGroups(&driverv1.NodeGroup{Description: string(make([]byte, 5<<20))})), ask: listGroups(),
+			driver: says(foundGroups(&driverv1.NodeGroup{Description: string(make([]byte, 5<<20))})),
 			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
 		},
 		"not UTF-8": {
 			reason: "what cannot be encoded is said to be so at once, and not waited for",
-			driver: says(foundGroups(&driverv1.NodeGroup{Description: "\xff"})), ask: listGroups(),
+			driver: says(foundGroups(&driverv1.NodeGroup{Description: "\xff"})),
 			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
 		},
 		"nothing": {
@@ -160,7 +162,7 @@ func TestNodeGroupErrorsSayWhatRan(t *testing.T) {
 				change = append(change, withoutGroups)
 			}
 			r.Replica(t, tc.driver, change...)
-			_, err := c.Call(t.Context(), wish(cmp.Or(tc.ask, resize(3))))
+			_, err := c.Call(t.Context(), wish(cmp.Or(tc.ask, listGroups())))
 			if err == nil || bus.OriginOf(err) != tc.origin || bus.CodeOf(err) != tc.code {
 				t.Errorf("%v (%v, %v), want %v, %v: %s", err, bus.OriginOf(err), bus.CodeOf(err), tc.origin, tc.code, tc.reason)
 			}
@@ -201,7 +203,7 @@ func TestNodeGroupDrainTimeoutCancels(t *testing.T) {
 	t.Parallel()
 	r := optest.NewRig(t)
 	c := gateway(t, r.Conn)
-	entered, ended := make(chan struct{}, 1), make(chan error, 1)
+	entered, ended := make(chan struct{}, 99), make(chan error, 99) // a machine that stalls may have it asked again
 	rep := r.Replica(t, func(ctx context.Context, _ *replica.Task) *driverv1.Result {
 		entered <- struct{}{}
 		<-ctx.Done()
@@ -209,7 +211,7 @@ func TestNodeGroupDrainTimeoutCancels(t *testing.T) {
 
 		return &driverv1.Result{Status: bus.StatusOf(ctx.Err())}
 	}, func(cfg *replica.Config) { cfg.DrainTimeout = 10 * time.Millisecond })
-	asked := optest.Call(t.Context(), c, wish(resize(3)))
+	asked := optest.Call(t.Context(), c, wish(listGroups()))
 	bustest.Receive(t, "the handler", entered)
 	rep.Stop()
 	if err := bustest.Receive(t, "the end of the handler's context", ended); !errors.Is(err, context.Canceled) {
@@ -240,44 +242,77 @@ func conflict(*driverv1.Envelope) *driverv1.Envelope {
 
 func does(req *driverv1.Envelope) *driverv1.Envelope { return bus.ResultFrame(resized(req)) }
 
-// steps has requests about node groups treated one after the other, the last step again
-// and again, and returns them.
-func steps(t *testing.T, r *optest.Rig, all ...step) <-chan *driverv1.Envelope {
-	t.Helper()
-	requests := make(chan *driverv1.Envelope, 99)
-	nc := bustest.Raw(t, r.NATS.URL())
-	_, err := nc.QueueSubscribe("mcm.v1."+optest.Cluster+".nodegroup."+optest.Provider+".*", "driver", func(m *nats.Msg) {
-		req, err := bus.DecodeMessage(m)
-		if err != nil {
-			t.Error(err)
+// A stepWire leads to one replica, which treats requests about node groups by one step
+// after the other, and by the last one again and again. Nothing else may be published.
+type stepWire struct {
+	bus.Wire
 
-			return
-		}
-		requests <- req
-		answer := all[0](req)
-		if len(all) > 1 {
-			all = all[1:]
-		}
-		if answer == nil {
-			return
-		}
-		answer.OperationId, answer.Attempt, answer.Replica = req.GetOperationId(), req.GetAttempt(), "raw"
-		payload, err := bus.Encode(answer, "")
-		if err == nil {
-			err = m.Respond(payload)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	if err == nil {
-		err = nc.Flush()
+	t     *testing.T
+	steps []step
+
+	mu       sync.Mutex
+	replies  nats.MsgHandler
+	requests []*driverv1.Envelope
+}
+
+func (w *stepWire) Subscribe(subject, _ string, f nats.MsgHandler) (bus.Subscription, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch tree := strings.Split(subject, ".")[3]; tree {
+	case "reply":
+		w.replies = f
+	case "session":
+	default:
+		w.t.Errorf("it listens to %s", subject)
 	}
+
+	return w, nil
+}
+
+func (*stepWire) Unsubscribe() error { return nil }
+func (*stepWire) Drain() error       { return nil }
+func (*stepWire) Up() bool           { return true }
+func (*stepWire) OnUp(func())        {}
+func (*stepWire) ServerID() string   { return "s" }
+
+func (w *stepWire) Publish(m *nats.Msg) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	req, err := bus.DecodeMessage(m)
+	if want := "mcm.v1.default.nodegroup." + optest.Provider + "." + bus.RequestVerb(req); err != nil || m.Subject != want {
+		w.t.Errorf("a request on %s, %v; want it on %s", m.Subject, err, want)
+	}
+	w.requests = append(w.requests, req)
+	answer := w.steps[0](req)
+	if len(w.steps) > 1 {
+		w.steps = w.steps[1:]
+	}
+	if answer == nil {
+		return nil
+	}
+	answer.OperationId, answer.Attempt, answer.Replica = req.GetOperationId(), req.GetAttempt(), "raw"
+	payload, err := bus.Encode(answer, "")
 	if err != nil {
-		t.Fatal(err)
+		w.t.Error(err)
 	}
+	go w.replies(&nats.Msg{Subject: m.Reply, Data: payload})
 
-	return requests
+	return nil
+}
+
+// stepped runs f on the clock of a bubble, with a gateway whose requests are treated by
+// steps.
+func stepped(t *testing.T, f func(t *testing.T, w *stepWire, c *caller.Caller), all ...step) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &stepWire{t: t, steps: all}
+		c, err := caller.New(w, caller.Config{Cluster: optest.Cluster, Name: "autoscaler", Logger: bustest.Quiet()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		f(t, w, c)
+	})
 }
 
 // What became of a change that was sent twice is known only if it succeeds; of what
@@ -306,28 +341,26 @@ func TestNodeGroupRequestIsSentAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := optest.NewRig(t)
-			c := gateway(t, r.Conn)
-			requests := steps(t, r, tc.steps...)
-			req := wish(tc.ask)
-			out, err := c.Call(t.Context(), req)
-			e, _ := errors.AsType[*bus.Error](err)
-			switch {
-			case tc.want == "" && (err != nil || out.Result.GetNodeGroups().GetResize().GetTargetSize() != 3):
-				t.Errorf("%v, %v: %s", out.Result, err, tc.reason)
-			case tc.want != "" && (e == nil || e.Origin != tc.origin || e.NoRoom != tc.noRoom || !strings.Contains(err.Error(), tc.want)):
-				t.Errorf("%#v, want %q (%v, no room: %t): %s", err, tc.want, tc.origin, tc.noRoom, tc.reason)
-			}
-			if len(requests) != tc.sent {
-				t.Errorf("sent %d times, want %d", len(requests), tc.sent)
-			}
-			for n := range len(requests) {
-				got := <-requests
-				if got.GetOperationId() != req.OperationID || int(got.GetAttempt()) != n+1 || got.GetEarlierMayRun() ||
-					got.GetRecover() != (n > 0 && bus.EditsNodeGroup(got)) {
-					t.Errorf("request %d: %v", n, got)
+			stepped(t, func(t *testing.T, w *stepWire, c *caller.Caller) {
+				req := wish(tc.ask)
+				out, err := c.Call(t.Context(), req)
+				e, _ := errors.AsType[*bus.Error](err)
+				switch {
+				case tc.want == "" && (err != nil || out.Result.GetNodeGroups().GetResize().GetTargetSize() != 3):
+					t.Errorf("%v, %v: %s", out.Result, err, tc.reason)
+				case tc.want != "" && (e == nil || e.Origin != tc.origin || e.NoRoom != tc.noRoom || !strings.Contains(err.Error(), tc.want)):
+					t.Errorf("%#v, want %q (%v, no room: %t): %s", err, tc.want, tc.origin, tc.noRoom, tc.reason)
 				}
-			}
+				if len(w.requests) != tc.sent {
+					t.Errorf("sent %d times, want %d", len(w.requests), tc.sent)
+				}
+				for n, got := range w.requests {
+					if got.GetOperationId() != req.OperationID || int(got.GetAttempt()) != n+1 || got.GetEarlierMayRun() ||
+						got.GetRecover() != (n > 0 && bus.EditsNodeGroup(got)) {
+						t.Errorf("request %d: %v", n, got)
+					}
+				}
+			}, tc.steps...)
 		})
 	}
 }
@@ -335,39 +368,33 @@ func TestNodeGroupRequestIsSentAgain(t *testing.T) {
 // Who asks again, as there was no room, has what was sent before count.
 func TestNodeGroupRequestOfSeveralCalls(t *testing.T) {
 	t.Parallel()
-	r := optest.NewRig(t)
-	c := gateway(t, r.Conn)
-	requests := steps(t, r, silent, full, conflict)
-	req := wish(resize(3))
-	out, err := c.Call(t.Context(), req)
-	optest.WantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_UNAVAILABLE)
-	req.Recover, req.Attempt = true, out.Attempts
-	_, err = c.Call(t.Context(), req)
-	optest.WantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_ABORTED)
-	<-requests
-	<-requests
-	if got := (<-requests).GetAttempt(); got != 2 {
-		t.Errorf("attempt %d, want 2: the one that was refused before is no attempt", got)
-	}
+	stepped(t, func(t *testing.T, w *stepWire, c *caller.Caller) {
+		req := wish(resize(3))
+		out, err := c.Call(t.Context(), req)
+		optest.WantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_UNAVAILABLE)
+		req.Recover, req.Attempt = true, out.Attempts
+		_, err = c.Call(t.Context(), req)
+		optest.WantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_ABORTED)
+		if got := w.requests[2].GetAttempt(); got != 2 {
+			t.Errorf("attempt %d, want 2: the one that was refused before is no attempt", got)
+		}
+	}, silent, full, conflict)
 }
 
 // A change that is not answered in time may have been made.
 func TestNodeGroupRequestIsNotAnswered(t *testing.T) {
 	t.Parallel()
-	r := optest.NewRig(t)
-	c := gateway(t, r.Conn)
-	steps(t, r, silent)
-	req := wish(resize(3))
-	req.Timeout = 700 * time.Millisecond
-	_, err := c.Call(t.Context(), req)
-	optest.WantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_DEADLINE_EXCEEDED)
-	ctx, cancel := context.WithTimeout(t.Context(), 700*time.Millisecond)
-	defer cancel()
-	_, err = c.Call(ctx, wish(resize(3)))
-	optest.WantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_DEADLINE_EXCEEDED)
-	if _, err = c.Call(ctx, wish(listGroups())); !errors.Is(err, context.DeadlineExceeded) || bus.OriginOf(err) == bus.OriginTimeout {
-		t.Errorf("a read: %v (%v), want the context's own end", err, bus.OriginOf(err))
-	}
+	stepped(t, func(t *testing.T, _ *stepWire, c *caller.Caller) {
+		_, err := c.Call(t.Context(), wish(resize(3)))
+		optest.WantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_DEADLINE_EXCEEDED)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		_, err = c.Call(ctx, wish(resize(3)))
+		optest.WantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_DEADLINE_EXCEEDED)
+		if _, err = c.Call(ctx, wish(listGroups())); !errors.Is(err, context.DeadlineExceeded) || bus.OriginOf(err) == bus.OriginTimeout {
+			t.Errorf("a read: %v (%v), want the context's own end", err, bus.OriginOf(err))
+		}
+	}, silent)
 }
 
 // A slow cloud is no lost request: its replica says that it has it, and nothing is sent
@@ -389,9 +416,10 @@ func TestNodeGroupSlowCloud(t *testing.T) {
 			t.Parallel()
 			r := optest.NewRig(t)
 			c := gateway(t, r.Conn)
-			gate, entered, taken := make(chan struct{}), make(chan struct{}, 9), make(chan struct{}, 9)
+			gate, taken := make(chan struct{}), make(chan uint32, 9)
+			var entered atomic.Int64
 			rep := r.Replica(t, func(ctx context.Context, task *replica.Task) *driverv1.Result {
-				entered <- struct{}{}
+				entered.Add(1)
 				select {
 				case <-gate:
 				case <-ctx.Done():
@@ -400,12 +428,11 @@ func TestNodeGroupSlowCloud(t *testing.T) {
 				return resized(task.Request)
 			})
 			req := wish(resize(3))
-			req.OnAccepted = func(uint32, string) { taken <- struct{}{} }
+			req.OnAccepted = func(attempt uint32, _ string) { taken <- attempt }
 			asked := optest.Call(t.Context(), c, req)
-			bustest.Receive(t, "the driver is asked", entered)
-			bustest.Receive(t, "its replica says so", taken)
+			sent := bustest.Receive(t, "the replica says that it has the request", taken)
 			if tc.dies {
-				steps(t, r, tc.step)
+				answers(t, r, tc.step)
 				rep.Proxy.Cut()
 			} else {
 				close(gate)
@@ -417,10 +444,39 @@ func TestNodeGroupSlowCloud(t *testing.T) {
 			case tc.want != "" && (bus.OriginOf(got.Err) != tc.origin || !strings.Contains(fmt.Sprint(got.Err), tc.want)):
 				t.Errorf("%v (%v), want %q (%v): %s", got.Err, bus.OriginOf(got.Err), tc.want, tc.origin, tc.reason)
 			}
-			if len(entered) > 0 {
-				t.Errorf("the replica was asked %d times more", len(entered))
+			if n := entered.Load(); n > int64(sent) {
+				t.Errorf("the driver was asked %d times, %d more than before its replica said that it has the request", n, n-int64(sent))
 			}
 		})
+	}
+}
+
+// answers has another replica treat requests about node groups, each by the same step.
+func answers(t *testing.T, r *optest.Rig, treat step) {
+	t.Helper()
+	nc := bustest.Raw(t, r.NATS.URL())
+	_, err := nc.QueueSubscribe("mcm.v1."+optest.Cluster+".nodegroup."+optest.Provider+".*", "driver", func(m *nats.Msg) {
+		req, err := bus.DecodeMessage(m)
+		if err != nil {
+			t.Error(err)
+
+			return
+		}
+		answer := treat(req)
+		answer.OperationId, answer.Attempt, answer.Replica = req.GetOperationId(), req.GetAttempt(), "raw"
+		payload, err := bus.Encode(answer, "")
+		if err == nil {
+			err = m.Respond(payload)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	if err == nil {
+		err = nc.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -462,7 +518,7 @@ func TestNodeGroupLanes(t *testing.T) {
 	}
 }
 
-// What a subject of node groups lets somebody ask is that and nothing else.
+// A subject of node groups takes the request that it names and nothing else.
 func TestNodeGroupSubjects(t *testing.T) {
 	t.Parallel()
 	r := optest.NewRig(t)

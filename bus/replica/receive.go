@@ -133,7 +133,7 @@ func (s *Server) check(h *held, subject bus.Subject) *driverv1.Result {
 	aboutGroups := h.operation == driverv1.Operation_OPERATION_NODE_GROUPS
 	if subject.Verb != verb || (subject.Tree == bus.TreeNodeGroup) != aboutGroups {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT,
-			fmt.Sprintf("subject says %s %s, envelope says %s (%s)", subject.Tree, subject.Verb, verb, bus.Verb(h.operation)))
+			fmt.Sprintf("subject says %s (%s), envelope says %s (%s)", subject.Verb, subject.Tree, verb, bus.Verb(h.operation)))
 	}
 	if h.id == "" {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "request without an operation id")

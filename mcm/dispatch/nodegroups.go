@@ -235,8 +235,8 @@ func (n *NodeGroups) Delete(ctx context.Context, provider, group string, instanc
 	return sizeAfter("delete", provider, done != nil, done.GetTargetSize())
 }
 
-// sizeAfter returns the size that a driver says a group has after a change. From an answer
-// that says all went well, and cannot be believed, nobody knows what was done.
+// sizeAfter returns the size that a driver says a group has after a change. Where it says
+// that all went well, and cannot be believed, what was done is not known.
 func sizeAfter(verb, provider string, said bool, size int32) (int32, error) {
 	switch {
 	case !said:

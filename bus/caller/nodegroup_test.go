@@ -252,6 +252,7 @@ type stepWire struct {
 
 	mu       sync.Mutex
 	replies  nats.MsgHandler
+	sessions nats.MsgHandler
 	requests []*driverv1.Envelope
 }
 
@@ -262,6 +263,7 @@ func (w *stepWire) Subscribe(subject, _ string, f nats.MsgHandler) (bus.Subscrip
 	case "reply":
 		w.replies = f
 	case "session":
+		w.sessions = f
 	default:
 		w.t.Errorf("it listens to %s", subject)
 	}
@@ -379,6 +381,28 @@ func TestNodeGroupRequestOfSeveralCalls(t *testing.T) {
 			t.Errorf("attempt %d, want 2: the one that was refused before is no attempt", got)
 		}
 	}, silent, full, conflict)
+}
+
+// A replica that speaks another protocol may hear the request. Which one is asked is not
+// for the gateway to choose.
+func TestNodeGroupRequestBesideAStrangeReplica(t *testing.T) {
+	t.Parallel()
+	stepped(t, func(t *testing.T, w *stepWire, c *caller.Caller) {
+		const later = 1000
+		payload, err := bus.Encode(&driverv1.Envelope{Replica: "strange", Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
+			Cluster: optest.Cluster, Provider: optest.Provider, Replica: "strange", Sequence: 1, Protocol: later, ProtocolMin: later,
+		}}}, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.sessions(&nats.Msg{Subject: "mcm.v1." + optest.Cluster + ".session." + optest.Provider + ".strange", Data: payload})
+		if n := len(c.Replicas()); n != 1 {
+			t.Fatalf("%d replicas are known, want one", n)
+		}
+		if _, err := c.Call(t.Context(), wish(resize(3))); err != nil {
+			t.Error(err)
+		}
+	}, does)
 }
 
 // A change that is not answered in time may have been made.

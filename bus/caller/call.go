@@ -113,6 +113,8 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	switch {
 	case k.op == driverv1.Operation_OPERATION_UNSPECIFIED:
 		err = bus.Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "the request's body is no operation")
+	case k.op == driverv1.Operation_OPERATION_NODE_GROUPS:
+		err = k.readGroups(ctx)
 	case bus.Mutates(k.op):
 		err = newMutation(k).mutate(ctx)
 	default:
@@ -228,7 +230,7 @@ func (k *call) try(ctx context.Context) (verdict, *driverv1.Result, driverv1.Bus
 	const none = driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
 	tree := bus.TreeDriver
 	switch {
-	case k.aboutGroups():
+	case k.op == driverv1.Operation_OPERATION_NODE_GROUPS:
 		tree = bus.TreeNodeGroup
 	case k.target != "":
 		tree = bus.TreeReplica
@@ -305,9 +307,6 @@ func (k *call) subject(tree bus.Tree, replica string) (string, error) {
 	}.Build()
 }
 
-// aboutGroups reports whether the request is about node groups.
-func (k *call) aboutGroups() bool { return k.op == driverv1.Operation_OPERATION_NODE_GROUPS }
-
 // Envelope is what the request says at this try.
 func (k *call) envelope(tree bus.Tree, now time.Time) *driverv1.Envelope {
 	env := &driverv1.Envelope{
@@ -342,6 +341,43 @@ func (k *call) read(ctx context.Context) error {
 		if err := k.choose(); err != nil {
 			return err
 		}
+		v, result, _ := k.try(ctx)
+		switch v {
+		case gotResult:
+			return k.settle(result)
+		case gotDown:
+			return k.down()
+		case gotUnsendable:
+			return k.unsendable()
+		case gotNobody:
+			if k.target == "" {
+				return newPlainCall(k).read(ctx)
+			}
+			k.shun(k.target) // left since its last session
+			k.target = ""
+		case gotBusy:
+			if done, err := k.elsewhere(); done {
+				return err
+			}
+		case gotEnd:
+			return ctx.Err() //nolint:wrapcheck // the caller's own
+		case gotLate:
+			return k.unanswered()
+		case gotSilence, gotDeath, gotDenial:
+			k.number++
+			k.target = ""
+			if v == gotSilence && len(k.c.replicas.live(k.req.Provider)) == 0 {
+				return newPlainCall(k).read(ctx) // a wiretap on requests hides that nobody listens
+			}
+		}
+	}
+}
+
+// readGroups is read for node groups. Any replica may answer, and plain drivers have none.
+// Who asks may be allowed no other subjects, so no replica is asked by its name.
+func (k *call) readGroups(ctx context.Context) error {
+	k.limit = k.started.Add(k.req.Timeout)
+	for ; ; k.number++ {
 		v, result, busy := k.try(ctx)
 		switch v {
 		case gotResult:
@@ -351,24 +387,13 @@ func (k *call) read(ctx context.Context) error {
 		case gotUnsendable:
 			return k.unsendable()
 		case gotNobody:
-			if k.aboutGroups() {
-				return k.notStarted("no replica of provider %s that serves node groups is on the bus", k.req.Provider)
-			}
-			if k.target == "" {
-				return newPlainCall(k).read(ctx)
-			}
-			k.shun(k.target) // left since its last session
-			k.target = ""
+			return k.notStarted("no replica of provider %s that serves node groups is on the bus", k.req.Provider)
 		case gotBusy:
 			if busy == driverv1.BusyReason_BUSY_REASON_STALE {
 				k.behind = k.out.Replica
 			}
-			if k.aboutGroups() {
-				return k.allBusy() // any other one that is asked may be this one again
-			}
-			if done, err := k.elsewhere(); done {
-				return err
-			}
+
+			return k.allBusy()
 		case gotEnd:
 			if k.edits {
 				return bus.OutcomeUnknownf("no answer from the driver of provider %s in time: %w", k.req.Provider, ctx.Err())
@@ -376,18 +401,17 @@ func (k *call) read(ctx context.Context) error {
 
 			return ctx.Err() //nolint:wrapcheck // the caller's own
 		case gotLate:
-			return bus.OutcomeUnknownf("no answer from the driver of provider %s within %s", k.req.Provider, k.req.Timeout)
+			return k.unanswered()
 		case gotSilence, gotDeath, gotDenial:
-			if v == gotSilence && k.edits {
-				k.hasRun()
-			}
-			k.number++
-			k.target = ""
-			if v == gotSilence && !k.aboutGroups() && len(k.c.replicas.live(k.req.Provider)) == 0 {
-				return newPlainCall(k).read(ctx) // a wiretap on requests hides that nobody listens
+			if k.edits {
+				k.hasRun() // for all that is known
 			}
 		}
 	}
+}
+
+func (k *call) unanswered() error {
+	return bus.OutcomeUnknownf("no answer from the driver of provider %s within %s", k.req.Provider, k.req.Timeout)
 }
 
 func (k *call) settle(result *driverv1.Result) error {
@@ -448,7 +472,7 @@ func (k *call) allBusy() error {
 // choose has the request go to a replica by its name while another one of the
 // provider's is to be asked for nothing, but hears what is for any.
 func (k *call) choose() error {
-	if k.target != "" || k.aboutGroups() || k.c.replicas.refusal(k.req.Provider) == nil {
+	if k.target != "" || k.c.replicas.refusal(k.req.Provider) == nil {
 		return nil
 	}
 	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)

@@ -344,6 +344,7 @@ func TestNodeGroupRequestIsSentAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			stepped(t, func(t *testing.T, w *stepWire, c *caller.Caller) {
+				t.Helper()
 				req := wish(tc.ask)
 				out, err := c.Call(t.Context(), req)
 				e, _ := errors.AsType[*bus.Error](err)
@@ -371,6 +372,7 @@ func TestNodeGroupRequestIsSentAgain(t *testing.T) {
 func TestNodeGroupRequestOfSeveralCalls(t *testing.T) {
 	t.Parallel()
 	stepped(t, func(t *testing.T, w *stepWire, c *caller.Caller) {
+		t.Helper()
 		req := wish(resize(3))
 		out, err := c.Call(t.Context(), req)
 		optest.WantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_UNAVAILABLE)
@@ -388,6 +390,7 @@ func TestNodeGroupRequestOfSeveralCalls(t *testing.T) {
 func TestNodeGroupRequestBesideAStrangeReplica(t *testing.T) {
 	t.Parallel()
 	stepped(t, func(t *testing.T, w *stepWire, c *caller.Caller) {
+		t.Helper()
 		const later = 1000
 		payload, err := bus.Encode(&driverv1.Envelope{Replica: "strange", Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
 			Cluster: optest.Cluster, Provider: optest.Provider, Replica: "strange", Sequence: 1, Protocol: later, ProtocolMin: later,
@@ -409,6 +412,7 @@ func TestNodeGroupRequestBesideAStrangeReplica(t *testing.T) {
 func TestNodeGroupRequestIsNotAnswered(t *testing.T) {
 	t.Parallel()
 	stepped(t, func(t *testing.T, _ *stepWire, c *caller.Caller) {
+		t.Helper()
 		_, err := c.Call(t.Context(), wish(resize(3)))
 		optest.WantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_DEADLINE_EXCEEDED)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)

@@ -144,7 +144,8 @@ func (o *operations) jammed() error {
 	defer o.mu.Unlock()
 	var stuck [lanes]int
 	for h := range o.stuck {
-		if stuck[h.lane]++; stuck[h.lane] >= o.slots {
+		stuck[h.lane]++
+		if stuck[h.lane] >= o.slots {
 			return fmt.Errorf("all %d slots for %s are taken by calls that ignore their deadlines: restart this replica; its log has their stacks",
 				o.slots, h.lane)
 		}

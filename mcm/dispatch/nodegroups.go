@@ -47,8 +47,8 @@ type NodeGroups struct {
 }
 
 // NewNodeGroups returns a NodeGroups that asks through a caller.
-func NewNodeGroups(caller NodeGroupCaller, log logr.Logger) *NodeGroups {
-	return &NodeGroups{caller: caller, log: log, heard: map[string]time.Time{}}
+func NewNodeGroups(client NodeGroupCaller, log logr.Logger) *NodeGroups {
+	return &NodeGroups{caller: client, log: log, heard: map[string]time.Time{}}
 }
 
 // A NodeGroup is one of a provider's.

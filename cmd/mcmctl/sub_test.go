@@ -172,6 +172,7 @@ func TestSubNodeGroups(t *testing.T) {
 		t.Fatalf("caller.New(...): %v", err)
 	}
 	defer client.Close()
+	await(t, "the replica", func() bool { return len(client.Replicas()) == 1 })
 	_, err = client.Call(t.Context(), caller.Request{Provider: "virtual", OperationID: "q", Body: &driverv1.Envelope{
 		Body: &driverv1.Envelope_NodeGroups{NodeGroups: &driverv1.NodeGroupsRequest{Body: &driverv1.NodeGroupsRequest_Resize{
 			Resize: &driverv1.NodeGroupResizeRequest{Group: "pool/a", ExpectedTarget: 2, Target: 4},

@@ -1,6 +1,5 @@
 // Driver-conformance checks a driver against the contract in
-// proto/machinebus/driver/v1, and that on node groups in
-// proto/machinebus/nodegroup/v1, over the bus, clause by clause. Package
+// proto/machinebus/driver/v1, over the bus, clause by clause. Package
 // driversdk/drivertest is the suite; this program gives it a bus, a class and a
 // driver process.
 package main

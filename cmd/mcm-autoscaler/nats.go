@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/cmd/internal/natsflags"
 	"github.com/machinebus/machinebus/mcm/autoscaler"
 	"github.com/machinebus/machinebus/mcm/dispatch"
@@ -69,12 +70,13 @@ func (n *natsOptions) connect(ctx context.Context) (groups *autoscaler.Provided,
 	if err != nil {
 		return nil, nil, err
 	}
-	client, err := bus.NewNodeGroupClient(conn, n.cluster, log)
+	// By this name it hears the answers to gateways, and needs to be allowed no others.
+	client, err := caller.New(conn, caller.Config{Cluster: n.cluster, Name: "autoscaler", Logger: log})
 	if err != nil {
 		conn.Close()
 
 		return nil, nil, err
 	}
 
-	return autoscaler.NewProvided(dispatch.NewNodeGroups(client), nil), func() { client.Close(); conn.Close() }, nil
+	return autoscaler.NewProvided(dispatch.NewNodeGroups(client, klog.Background()), nil), func() { client.Close(); conn.Close() }, nil
 }

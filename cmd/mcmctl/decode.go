@@ -23,11 +23,10 @@ func newDecode() *cobra.Command {
 as one line of JSON. Nothing but the payload is needed, which is what
 "nats sub --translate" and "nats req --translate" hand to a command.
 
-Payloads of machinebus are Envelope messages in protobuf or JSON, those about node
-groups in an Envelope of their own, which is told from the other by --subject or
-else by its bytes. Other JSON, such as the answers of NATS service discovery and of
-JetStream, passes through. An empty payload is how NATS says that nobody listens.
-What is sealed stays sealed and is shown by its length.`,
+Payloads of machinebus are Envelope messages in protobuf or JSON. Other JSON, such as
+the answers of NATS service discovery and of JetStream, passes through. An empty
+payload is how NATS says that nobody listens. What is sealed stays sealed and is shown
+by its length.`,
 		Example: `  nats sub 'mcm.v1.>' --translate 'mcmctl decode'
   nats sub 'mcm.v1.*.audit.>' --translate 'mcmctl decode --pretty'
   mcmctl decode payload.bin --pretty`,
@@ -70,7 +69,7 @@ func readInput(in io.Reader, args []string) ([]byte, error) {
 
 // decode writes a payload as JSON; an empty subject leaves the message alone.
 func decode(w io.Writer, payload []byte, subject string, pretty bool) error {
-	m, err := message.Parse(payload, subject)
+	m, err := message.Parse(payload)
 	if err != nil {
 		return err
 	}

@@ -69,9 +69,8 @@ func rawConn(t *testing.T, url string) *nats.Conn {
 func startReplica(t *testing.T, url string, cfg replica.Config, handle replica.HandlerFunc) {
 	t.Helper()
 	cfg.Logger, cfg.DrainTimeout = quiet(), time.Second
-	cfg.Capabilities = []driverv1.Operation{
-		driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_LIST,
-	}
+	cfg.Capabilities = append(cfg.Capabilities,
+		driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_LIST)
 	cfg.CreateIdentity = driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN
 	srv, err := replica.New(connectTo(t, url), cfg, handle)
 	if err != nil {

@@ -143,7 +143,7 @@ func (f *follower) end(subject string, timeout bool) error {
 
 // onMessage runs on the subscription's goroutine.
 func (f *follower) onMessage(subject, reply string, _ map[string][]string, data []byte) {
-	m, err := message.Parse(data, subject)
+	m, err := message.Parse(data)
 	if err == nil && !f.beats && m.SignOfLife() {
 		return
 	}

@@ -11,12 +11,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
-	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
 // following runs `mcmctl sub` and returns once it listens.
@@ -160,32 +158,36 @@ func TestSubNodeGroups(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
 	startReplica(t, url, replica.Config{
-		Provider: "virtual", Replica: "one",
-		NodeGroups: func(_ context.Context, _ string, req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-			return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resized{
-				Resized: &nodegroupv1.ResizeResponse{TargetSize: req.GetResize().GetTarget()},
-			}}
-		},
-	}, ok)
+		Provider: "virtual", Replica: "one", Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_NODE_GROUPS},
+	}, func(_ context.Context, t *replica.Task) *driverv1.Result {
+		return &driverv1.Result{Payload: &driverv1.Result_NodeGroups{NodeGroups: &driverv1.NodeGroupsResponse{
+			Body: &driverv1.NodeGroupsResponse_Resize{
+				Resize: &driverv1.NodeGroupResizeResponse{TargetSize: t.Request.GetNodeGroups().GetResize().GetTarget()},
+			},
+		}}}
+	})
 	out, _, done := following(t, "--nats-url", url, "--count", "2")
-	client, err := bus.NewNodeGroupClient(connectTo(t, url), "default", quiet())
+	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Name: "autoscaler", Logger: quiet()})
 	if err != nil {
-		t.Fatalf("bus.NewNodeGroupClient(...): %v", err)
+		t.Fatalf("caller.New(...): %v", err)
 	}
 	defer client.Close()
-	_, err = client.Ask(t.Context(), "virtual", &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resize{
-		Resize: &nodegroupv1.ResizeRequest{Group: "pool/a", ExpectedTarget: 2, Target: 4},
+	await(t, "the replica", func() bool { return len(client.Replicas()) == 1 })
+	_, err = client.Call(t.Context(), caller.Request{Provider: "virtual", OperationID: "q", Body: &driverv1.Envelope{
+		Body: &driverv1.Envelope_NodeGroups{NodeGroups: &driverv1.NodeGroupsRequest{Body: &driverv1.NodeGroupsRequest_Resize{
+			Resize: &driverv1.NodeGroupResizeRequest{Group: "pool/a", ExpectedTarget: 2, Target: 4},
+		}}},
 	}})
 	if err != nil {
-		t.Fatalf("NodeGroupClient.Ask(...): %v", err)
+		t.Fatalf("Call(...): %v", err)
 	}
 	if err := <-done; err != nil {
 		t.Fatalf("mcmctl sub: %v", err)
 	}
-	random := regexp.MustCompile(`(?m)^[0-9:.]{12} {2}|(autoscaler\.)\S+|(resized?) \w+|(timeout) \S+`)
-	got := random.ReplaceAllString(out.String(), "$1$2$3")
-	want := "mcm.v1.default.nodegroup.virtual.resize  resize group pool/a from 2 to 4 timeout\n" +
-		"mcm.v1.default.reply.virtual.autoscaler.  resized by one: OK target 4\n"
+	random := regexp.MustCompile(`(?m)^[0-9:.]{12} {2}|(autoscaler\.)\S+`)
+	got := random.ReplaceAllString(out.String(), "$1")
+	want := "mcm.v1.default.nodegroup.virtual.resize  node_groups q attempt 1 resize group pool/a from 2 to 4 timeout 1m0s\n" +
+		"mcm.v1.default.reply.virtual.autoscaler.  result q attempt 1 by one: OK target 4\n"
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("a request about node groups and its answer: -want, +got:\n%s", diff)
 	}

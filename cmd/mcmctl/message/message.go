@@ -17,22 +17,19 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
-	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
 // A Message is what a payload says. The zero value is that of an empty payload.
 type Message struct {
 	// At most one of them is set.
 	envelope *driverv1.Envelope
-	groups   *nodegroupv1.Envelope
 	other    json.RawMessage // JSON of somebody else on one line: discovery, JetStream
 }
 
-// Parse finds out what a payload is; its error shows how the payload begins. The
-// subject may be empty: the nats CLI hands a translating command neither subject nor
-// headers. So JSON is told by its look: no Envelope in protobuf begins with a brace
+// Parse finds out what a payload is; its error shows how the payload begins. The nats
+// CLI hands a translating command neither subject nor headers, so JSON is told by its look: no Envelope in protobuf begins with a brace
 // or a bracket, which would be groups.
-func Parse(payload []byte, subject string) (Message, error) {
+func Parse(payload []byte) (Message, error) {
 	if len(payload) == 0 {
 		return Message{}, nil
 	}
@@ -41,9 +38,6 @@ func Parse(payload []byte, subject string) (Message, error) {
 		return parseJSON(text)
 	}
 	env, err := bus.Decode(payload, "")
-	if groups := nodeGroupEnvelope(payload); groups != nil && carriesNodeGroups(subject, err != nil || contradicts(env.ProtoReflect())) {
-		return Message{groups: groups}, nil
-	}
 	if err == nil && proto.Size(env) == len(env.ProtoReflect().GetUnknown()) {
 		err = errors.New("it has no field of one")
 	}
@@ -84,8 +78,6 @@ func (m Message) JSON() (json.RawMessage, error) {
 	switch {
 	case m.envelope != nil:
 		return envelopeJSON(m.envelope)
-	case m.groups != nil:
-		return envelopeJSON(m.groups)
 	case m.other != nil:
 		return m.other, nil
 	default:
@@ -98,8 +90,6 @@ func (m Message) Summary() string {
 	switch {
 	case m.envelope != nil:
 		return Printable(summary(m.envelope))
-	case m.groups != nil:
-		return Printable(nodeGroupSummary(m.groups))
 	case m.other != nil:
 		return Printable(string(m.other))
 	default:

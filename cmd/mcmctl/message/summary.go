@@ -67,6 +67,7 @@ func requestText(env *driverv1.Envelope) string {
 	if class := bus.ClassOf(env).GetClass(); class != nil {
 		text += " class " + refText(class)
 	}
+	text += groupRequestText(env.GetNodeGroups())
 	if env.GetTimeout() != nil {
 		text += " timeout " + env.GetTimeout().AsDuration().Round(time.Millisecond).String()
 	}
@@ -103,7 +104,7 @@ func resultText(r *driverv1.Result) string {
 		text += fmt.Sprintf(" %d instances", len(r.GetList().GetInstances()))
 	}
 
-	return text
+	return text + groupAnswerText(r.GetNodeGroups())
 }
 
 func statusText(s *driverv1.Status) string {

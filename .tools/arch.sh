@@ -12,7 +12,7 @@ BEGIN {
 	below["cmd"] = " mcm driversdk bus proto "
 	below["mcm"] = below["driversdk"] = " bus proto "
 	below["bus"] = " proto "
-	longest = 8
+	longest = 7
 }
 {
 	n = split($2, paths, " ")

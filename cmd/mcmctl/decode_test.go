@@ -20,8 +20,8 @@ func TestDecode(t *testing.T) {
 		err     []string
 	}{
 		"Empty": {
-			reason: "NATS says by an empty payload that nobody listens",
-			want:   `{"empty":true,"meaning":"no responders: nobody listens on the subject of the request"}` + "\n",
+			reason: "an empty payload is NATS's no responders message",
+			want:   `{"empty":true,"meaning":"no responders: no client listens on the subject of the request"}` + "\n",
 		},
 		"Discovery": {
 			reason: "JSON of others passes, on one line",
@@ -49,7 +49,7 @@ func TestDecode(t *testing.T) {
 			want:   `{"replica":"r","requestId":"q","resized":{"targetSize":4}}` + "\n",
 		},
 		"NodeGroupSubject": {
-			reason: "where the bytes alone do not tell, --subject does",
+			reason: "--subject decides where the bytes are ambiguous",
 			in:     "\x0a\x01q\x9a\x02\x02\x08\x02", subject: "mcm.v1.default.reply.virtual.autoscaler.t",
 			want: `{"subject":"mcm.v1.default.reply.virtual.autoscaler.t","cluster":"default","tree":"reply",` +
 				`"provider":"virtual","message":{"deleted":{"targetSize":2},"requestId":"q"}}` + "\n",
@@ -74,7 +74,7 @@ func TestDecode(t *testing.T) {
 		},
 		"OtherProtobuf": {
 			reason: "a message without any field of an Envelope is none",
-			in:     "\xc2\x3e\x00", err: []string{"no field of one", "c2 3e 00"},
+			in:     "\xc2\x3e\x00", err: []string{"no known field", "c2 3e 00"},
 		},
 		"BrokenJSON": {reason: "cut JSON is no JSON", in: `{"a":`, err: []string{"neither", "7b 22 61 22 3a"}},
 	}

@@ -9,28 +9,27 @@ import (
 	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
-// The bus has two messages called Envelope, and tells them apart by subject alone.
-// Their header fields have the same numbers and other types, so that what a
-// NodeGroupClient or a Server sends cannot be read as the other one: a request has
-// accept_by where the other has its epoch, an answer the replica where the other has
-// the attempt. Only that proves a node-group envelope where there is no subject to go
-// by. Unknown fields prove nothing: an Envelope of a newer contract has some, too.
+// The bus has two messages called Envelope and distinguishes them by subject alone.
+// Their header fields have the same numbers but different types: a request about node
+// groups has accept_by where the other has its epoch, an answer has the replica where
+// the other has the attempt. Without a subject, only that proves a node-group envelope.
+// Unknown fields prove nothing: an Envelope of a newer contract has some, too.
 
-// carriesNodeGroups tells whether a payload that can be a node-group envelope is one.
-// Foreign says that it cannot be any other.
+// carriesNodeGroups reports whether a payload that can be a node-group envelope is one.
+// foreign means that it can be no other message.
 func carriesNodeGroups(subject string, foreign bool) bool {
 	s, err := bus.ParseSubject(subject)
 	switch {
 	case err != nil, s.Tree == bus.TreeReply && !s.AboutNodeGroups():
-		// The contract leaves it to a gateway how it calls itself in reply subjects.
+		// A gateway may choose its name in reply subjects.
 		return foreign
 	default:
 		return s.AboutNodeGroups()
 	}
 }
 
-// nodeGroupEnvelope reads a payload as a node-group envelope; nil when it cannot be
-// one, or has nothing of one but an id.
+// nodeGroupEnvelope decodes a payload as a node-group envelope. It returns nil if the
+// payload cannot be one, or has no known field but an id.
 func nodeGroupEnvelope(payload []byte) *nodegroupv1.Envelope {
 	env := &nodegroupv1.Envelope{}
 	if err := proto.Unmarshal(payload, env); err != nil || contradicts(env.ProtoReflect()) {
@@ -49,9 +48,8 @@ func nodeGroupEnvelope(payload []byte) *nodegroupv1.Envelope {
 	return env
 }
 
-// contradicts tells whether what a message was read from is no such message, of any
-// version: it has a field that the contract knows, with another type. Protobuf puts
-// such a field with the unknown ones.
+// contradicts reports whether m was decoded from another message type: a known field
+// number has a different type. Protobuf puts such a field with the unknown ones.
 func contradicts(m protoreflect.Message) bool {
 	for unknown := m.GetUnknown(); len(unknown) > 0; {
 		number, _, n := protowire.ConsumeField(unknown)

@@ -11,7 +11,7 @@ import (
 	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
-// nodeGroupSummary tells in one line what a node-group envelope says.
+// nodeGroupSummary returns a node-group envelope as one line.
 func nodeGroupSummary(env *nodegroupv1.Envelope) string {
 	kind, unknown := bodyName(env), len(env.ProtoReflect().GetUnknown())
 	switch {
@@ -36,7 +36,7 @@ func nodeGroupSummary(env *nodegroupv1.Envelope) string {
 	return strings.TrimSpace(fmt.Sprintf("%s by %s: %s %s", text, env.GetReplica(), statusText(env.GetStatus()), groupAnswerText(env)))
 }
 
-// groupRequestText tells what is asked for, and false for an answer.
+// groupRequestText describes a request; it returns false for an answer.
 func groupRequestText(env *nodegroupv1.Envelope) (string, bool) {
 	switch b := env.GetBody().(type) {
 	case *nodegroupv1.Envelope_Groups:
@@ -67,7 +67,7 @@ func groupAnswerText(env *nodegroupv1.Envelope) string {
 	}
 }
 
-// groupInstancesText counts instances by state, and those that do not come by why.
+// groupInstancesText counts instances by state, or by error code if they have one.
 func groupInstancesText(instances []*nodegroupv1.Instance) string {
 	counts := map[string]int{}
 	for _, i := range instances {

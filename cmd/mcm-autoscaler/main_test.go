@@ -317,16 +317,16 @@ func TestBadInput(t *testing.T) {
 	}{
 		"no TLS":              {nil, "--tls-cert, --tls-key and --client-ca are needed"},
 		"TLS in part":         {tlsFlags[:4], "--tls-cert, --tls-key and --client-ca are needed"},
-		"TLS and none":        {append([]string{"--allow-plaintext"}, tlsFlags...), "contradict each other"},
+		"TLS and none":        {append([]string{"--allow-plaintext"}, tlsFlags...), "cannot be combined"},
 		"missing file":        {[]string{"--tls-cert", f.cert + "x", "--tls-key", f.key, "--client-ca", f.ca}, "--tls-cert and --tls-key: open"},
-		"no CA in the file":   {[]string{"--tls-cert", f.cert, "--tls-key", f.key, "--client-ca", f.key}, "holds no PEM certificate"},
+		"no CA in the file":   {[]string{"--tls-cert", f.cert, "--tls-key", f.key, "--client-ca", f.key}, "contains no PEM certificate"},
 		"nodes":               {[]string{"--allow-plaintext", "--nodes=1:a"}, "--nodes: \"1:a\": want min:max:namespace.name"},
 		"nodes twice":         {[]string{"--allow-plaintext", "--nodes=1:2:default.a", "--nodes=1:3:default.a"}, "default/a is given twice"},
 		"nodes elsewhere":     {[]string{"--allow-plaintext", "--nodes=1:2:shop.a"}, "only namespace default is served"},
 		"address":             {[]string{"--allow-plaintext", "--listen=here"}, "--listen: "},
 		"marks":               {[]string{"--allow-plaintext", "--marks=colour"}, "want annotation or annotation-names"},
 		"kubeconfig":          {[]string{"--allow-plaintext", "--listen=127.0.0.1:0", "--kubeconfig=/nowhere"}, "--kubeconfig: "},
-		"outside any cluster": {[]string{"--allow-plaintext", "--listen=127.0.0.1:0"}, "say where the cluster is with --kubeconfig"},
+		"outside any cluster": {[]string{"--allow-plaintext", "--listen=127.0.0.1:0"}, "set --kubeconfig="},
 	} {
 		cmd := newCommand()
 		cmd.SetArgs(tc.args)

@@ -53,7 +53,7 @@ func TestControllersFlag(t *testing.T) {
 	t.Parallel()
 	for list, want := range map[string]string{
 		"*,-machine": "", "machineset,freeze": "", "": "",
-		"*,-machines": `unknown controller "machines"`, "orchestra": "machineset", "**": "no controller", "-*": "no controller",
+		"*,-machines": `unknown controller "machines"`, "orchestra": "machineset", "**": "unknown controller", "-*": "unknown controller",
 	} {
 		cmd := newCommand()
 		if err := cmd.ParseFlags([]string{"--controllers=" + list}); err != nil {

@@ -295,10 +295,10 @@ func TestAutoscaler_DriverGroups(t *testing.T) {
 	for _, d := range replicas {
 		e.must(d.Kill())
 	}
-	s.eventually("NATS knows that nobody serves the groups", func(ctx context.Context) error {
-		heard, err := tap.Heard(ctx, "mcm.v1."+e.name+".nodegroup.pools.resize")
-		if err == nil && heard {
-			err = errors.New("somebody is said to listen")
+	s.eventually("NATS knows that no driver serves the groups", func(ctx context.Context) error {
+		subscribed, err := tap.HasSubscriber(ctx, "mcm.v1."+e.name+".nodegroup.pools.resize")
+		if err == nil && subscribed {
+			err = errors.New("NATS still reports a subscriber")
 		}
 		return err
 	})

@@ -250,7 +250,7 @@ func (w *world) startDrivers(ctx context.Context) error {
 // to let go of everything, and one that finds no API server when it starts: with exit
 // status 1, and with that for its last words. One that has logged the same, and then
 // panics or is killed, has crashed.
-var orderly = regexp.MustCompile(`^\S+ ended: exit status 1\n(?s:.*)\n *mcm: ` +
+var orderly = regexp.MustCompile(`^\S+ exited: exit status 1\n(?s:.*)\n *mcm: ` +
 	`(?:run: (?s:.*)\bleader election lost\b|ask the control cluster at \S+ for |read (?:namespace|the control plane's key) [^\n]*\bGet "https://[^"]+": )`)
 
 func (w *world) unit(p *stack.Process) *unit {

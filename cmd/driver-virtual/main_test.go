@@ -96,7 +96,7 @@ func (c *child) wait(t *testing.T) int {
 	t.Helper()
 	select {
 	case err := <-c.done:
-		c.done <- err // for whoever asks again
+		c.done <- err // for the next caller
 	case <-time.After(patience):
 		t.Errorf("the driver did not end:\n%s", c.output())
 	}
@@ -307,7 +307,7 @@ func TestMain_Life(t *testing.T) {
 	}
 }
 
-// Told to stop in the middle of a create, the driver finishes it first.
+// A driver that is stopped during a create finishes it first.
 func TestMain_Drain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, cloudapi.Knobs{Hold: []string{"*"}})
@@ -325,14 +325,14 @@ func TestMain_Drain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-created; err != nil {
-		t.Errorf("the create that ran when told to stop: %v", err)
+		t.Errorf("the create that ran at the stop: %v", err)
 	}
 	if code := driver.wait(t); code != 0 {
 		t.Errorf("want exit code 0, have %d", code)
 	}
 }
 
-// Told to stop twice, it cancels what runs.
+// A driver that is stopped twice cancels running operations.
 func TestMain_HardStop(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, cloudapi.Knobs{Hold: []string{"*"}})
@@ -350,7 +350,7 @@ func TestMain_HardStop(t *testing.T) {
 	if code := driver.wait(t); code != 0 {
 		t.Errorf("want exit code 0, have %d", code)
 	}
-	// The cloud may have been at it: nobody may take that for a failure.
+	// The cloud may have done it: the outcome must not be a failure.
 	if err := <-created; bus.OriginOf(err) != bus.OriginTimeout {
 		t.Errorf("the create that was cut off: want an unknown outcome, have %v (%v)", err, bus.OriginOf(err))
 	}

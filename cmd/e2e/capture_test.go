@@ -60,7 +60,7 @@ func (c *capture) take(m *nats.Msg) {
 	}
 }
 
-// count tells how many messages with that body were heard.
+// count returns how many messages with that body were heard.
 func (c *capture) count(body string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -230,7 +230,7 @@ func (e *env) createNodeClass(endpoint string) {
 	e.must(e.kube.Create(e.ctx(), class))
 }
 
-// waitCloudHolds waits until the cloud has made n instances and tells nobody.
+// waitCloudHolds waits until the cloud has created n instances and holds back the answers.
 func (e *env) waitCloudHolds(n int) {
 	e.Helper()
 	e.eventually("the cloud holds all creates", func(ctx context.Context) error {

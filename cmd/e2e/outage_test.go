@@ -38,7 +38,7 @@ func TestBusOutage(t *testing.T) {
 	e.waitRunning(names...)
 	e.wantInstances(machines)
 
-	// A bus that was away is nobody's death: no work went to another replica.
+	// No replica was considered dead because the bus was down: no work went to another one.
 	for _, audit := range tap.Audits() {
 		if audit.GetAttempts() > 1 {
 			t.Errorf("operation %s took %d attempts", audit.GetOperationId(), audit.GetAttempts())

@@ -49,7 +49,7 @@ func TestPlainDriver(t *testing.T) {
 // A plainDriver answers each request with one Result, and has a map for a cloud.
 type plainDriver struct {
 	env *env
-	// onCreate is told of each create; nil for nobody.
+	// onCreate is called for each create; it may be nil.
 	onCreate func(operationID string, request *driverv1.CreateRequest) error
 
 	mu        sync.Mutex

@@ -143,7 +143,7 @@ func (e *env) longUnknown(name string) (hourAgo time.Time) {
 func (e *env) wantTimeAnew(name string) {
 	e.Helper()
 	e.waitEvent(name, corev1.EventTypeNormal, v1alpha1.TextHealthTimeoutReset)
-	e.eventually("its time runs anew", func(ctx context.Context) error {
+	e.eventually("its time starts again", func(ctx context.Context) error {
 		m, err := e.machine(ctx, name)
 		if err == nil && (m.Status.CurrentStatus.Phase != v1alpha1.MachineUnknown || time.Since(m.Status.CurrentStatus.LastUpdateTime.Time) > 30*time.Minute) {
 			err = fmt.Errorf("its status is %+v", m.Status.CurrentStatus)

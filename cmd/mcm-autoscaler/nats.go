@@ -19,8 +19,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
-// natsOptions say how to reach the drivers that serve node groups. The flags are
-// mcm's.
+// natsOptions holds the flags for the bus, on which drivers serve node groups. They are
+// named as in mcm.
 type natsOptions struct {
 	config  bus.Config
 	cluster string
@@ -28,13 +28,13 @@ type natsOptions struct {
 
 func (n *natsOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&n.config.URLs, "nats-url", nil,
-		"NATS servers on which drivers serve node groups of their own clouds (env NATS_URL); none means that there are only MachineDeployments")
+		"NATS servers on which drivers serve node groups of their own clouds (env NATS_URL); without, only MachineDeployments are served")
 	natsflags.Add(fs, &n.config)
-	fs.StringVar(&n.cluster, "cluster-name", "default", "name of the control plane on the bus, as in mcm's flag")
+	fs.StringVar(&n.cluster, "cluster-name", "default", "name of the control plane on the bus; the same as mcm's flag")
 }
 
-// complete takes from the environment what is better not seen in a list of
-// processes.
+// complete reads the URL from the environment, as it may hold a password that a list of
+// processes must not show.
 func (n *natsOptions) complete() {
 	if v := os.Getenv("NATS_URL"); v != "" && len(n.config.URLs) == 0 {
 		n.config.URLs = strings.Split(v, ",")
@@ -53,8 +53,8 @@ func (n *natsOptions) validate() error {
 	return nil
 }
 
-// connect joins the bus. The returned groups are nil without --nats-url; stop ends
-// the connection. NATS may come later: its groups do then.
+// connect joins the bus. It returns nil groups without --nats-url. It does not wait for
+// NATS; the groups appear once NATS can be reached. stop ends the connection.
 func (n *natsOptions) connect(ctx context.Context) (groups *autoscaler.Provided, stop func(), err error) {
 	if len(n.config.URLs) == 0 {
 		return nil, func() {}, nil
@@ -62,7 +62,7 @@ func (n *natsOptions) connect(ctx context.Context) (groups *autoscaler.Provided,
 	log := slog.New(logr.ToSlogHandler(klog.Background().WithName("nats")))
 	host, err := os.Hostname()
 	if err != nil {
-		return nil, nil, fmt.Errorf("this host's name: %w", err)
+		return nil, nil, fmt.Errorf("look up the name of this host: %w", err)
 	}
 	cfg := n.config
 	cfg.Name, cfg.Logger = "mcm-autoscaler "+host, log

@@ -20,8 +20,8 @@ func TestDecode(t *testing.T) {
 		err     []string
 	}{
 		"Empty": {
-			reason: "NATS says by an empty payload that nobody listens",
-			want:   `{"empty":true,"meaning":"no responders: nobody listens on the subject of the request"}` + "\n",
+			reason: "an empty payload is NATS's no responders message",
+			want:   `{"empty":true,"meaning":"no responders: no client listens on the subject of the request"}` + "\n",
 		},
 		"Discovery": {
 			reason: "JSON of others passes, on one line",
@@ -63,7 +63,7 @@ func TestDecode(t *testing.T) {
 		},
 		"OtherProtobuf": {
 			reason: "a message without any field of an Envelope is none",
-			in:     "\xc2\x3e\x00", err: []string{"no field of one", "c2 3e 00"},
+			in:     "\xc2\x3e\x00", err: []string{"no known field", "c2 3e 00"},
 		},
 		"BrokenJSON": {reason: "cut JSON is no JSON", in: `{"a":`, err: []string{"neither", "7b 22 61 22 3a"}},
 	}

@@ -88,7 +88,7 @@ func TestDrivers(t *testing.T) {
 		t.Parallel()
 		_, _, err := mcmctl(t, "drivers", "vritual", "--nats-url", url)
 		if err == nil || !strings.Contains(err.Error(), "vritual") || !strings.Contains(err.Error(), "metal, virtual") {
-			t.Errorf("want an error that tells what was asked for and what is there, got: %v", err)
+			t.Errorf("want an error that names the provider and those that exist, got: %v", err)
 		}
 	})
 
@@ -139,7 +139,7 @@ func TestFigures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := micro.AddService(rawConn(t, url), micro.Config{Name: "somebody-else", Version: "0.0.1"}); err != nil {
+	if _, err := micro.AddService(rawConn(t, url), micro.Config{Name: "other-service", Version: "0.0.1"}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -175,13 +175,13 @@ func TestNothingToShow(t *testing.T) {
 		args   []string
 		want   []string
 	}{
-		"NobodyHeard": {
-			"an empty bus is an error that says where and how long was listened",
+		"NoDriver": {
+			"the error for an empty bus names the server and the time",
 			[]string{"drivers"},
 			[]string{"no driver replica of any cluster was heard within 100ms on " + url, "start a driver"},
 		},
-		"NobodyOfCluster": {
-			"and to which cluster", []string{"ops", "--cluster", "prod"}, []string{"no driver replica of cluster prod"},
+		"NoDriverOfCluster": {
+			"and the cluster", []string{"ops", "--cluster", "prod"}, []string{"no driver replica of cluster prod"},
 		},
 		"NoServer": {
 			"a wrong URL is named, with what to check",
@@ -266,8 +266,7 @@ func TestFleetForgets(t *testing.T) {
 	}
 }
 
-// Where a flag is silent, the environment speaks, under the names that the nats CLI
-// knows.
+// TestEnvironment reads the variables of the nats CLI for flags that are not set.
 func TestEnvironment(t *testing.T) {
 	url := startBus(t)
 	for _, variable := range []string{"NATS_CREDS", "NATS_CA", "NATS_CERT"} {

@@ -100,7 +100,7 @@ func createRequest(name string) caller.Request {
 	}
 }
 
-// startCreate calls for a machine; the outcome is nobody's concern.
+// startCreate requests a machine and ignores the outcome.
 func startCreate(t *testing.T, url, name string) {
 	t.Helper()
 	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})

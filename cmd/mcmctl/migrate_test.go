@@ -127,7 +127,7 @@ func TestMigrate_Refused(t *testing.T) {
 		"no object":        {[]string{"--provider", "virtual", "-f", file("text", "hello")}, "want one object as YAML or JSON"},
 		"no name":          {[]string{"--provider", "virtual", "-f", file("nameless", "{kind: A, apiVersion: b}")}, "needs apiVersion, kind and metadata.name"},
 		"no such driver":   {[]string{"--provider", "aws", "-f", old}, "no driver replica of provider aws was heard; there are replicas of: older, virtual"},
-		"older driver":     {[]string{"--provider", "older", "-f", old}, "does not implement migrateclass: a newer version of it may"},
+		"older driver":     {[]string{"--provider", "older", "-f", old}, "does not implement migrateclass: use a version that does"},
 		"several clusters": {[]string{"--provider", "virtual", "-f", old}, "choose one with --cluster: east, west"},
 		"wrong kind": {
 			[]string{"--provider", "virtual", "--cluster", "east", "-f", wrongKind},
@@ -199,11 +199,11 @@ func TestMigrate_Cluster(t *testing.T) {
 	}
 
 	class.Provider = "other"
-	if err := control.client.Update(t.Context(), class, client.FieldOwner("somebody")); err != nil {
+	if err := control.client.Update(t.Context(), class, client.FieldOwner("other")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := migrate("virtualmachineclass/small", "--apply"); err == nil || !strings.Contains(err.Error(), "conflict") {
-		t.Errorf("what somebody has changed must not be lost without being asked for, got: %v", err)
+		t.Errorf("want a conflict over a field that another manager has changed, got: %v", err)
 	}
 	if _, err := migrate("virtualmachineclass/small", "--apply", "--force-conflicts"); err != nil {
 		t.Error(err)

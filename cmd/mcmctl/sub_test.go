@@ -211,7 +211,7 @@ func TestSubForbidden(t *testing.T) {
 			[]string{"mcm.v1.default.>", "use credentials that may listen there"},
 		},
 		"Password": {
-			"wrong credentials are told from a server that is not there", strings.Replace(url, "//", "//u:s3cret0@", 1),
+			"wrong credentials are distinguished from a server that does not run", strings.Replace(url, "//", "//u:s3cret0@", 1),
 			[]string{"refused the credentials"},
 		},
 	}
@@ -244,7 +244,7 @@ func TestSubject(t *testing.T) {
 	}{
 		"All":     {"everything of the chosen clusters", nil, "mcm.v1.*.>", false},
 		"Tail":    {"what follows the cluster", []string{"audit.>"}, "mcm.v1.*.audit.>", false},
-		"Session": {"who names the tree wants to see it", []string{"session.*.one"}, "mcm.v1.*.session.*.one", true},
+		"Session": {"a subject that names the tree shows it", []string{"session.*.one"}, "mcm.v1.*.session.*.one", true},
 		"Hello":   {"also as the last token", []string{"hello"}, "mcm.v1.*.hello", true},
 		"Full":    {"a full subject stands", []string{"mcm.v1.a.session.>"}, "mcm.v1.a.session.>", true},
 		"Service": {"also one of NATS's own", []string{"$SRV.>"}, "$SRV.>", false},

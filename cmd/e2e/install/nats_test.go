@@ -143,7 +143,7 @@ type attempt struct {
 	subject  string
 	allowed  bool
 	reason   string
-	external bool // only there: beside an embedded NATS mcm's user may do all, and nobody can be it over the network
+	external bool // only there: with an embedded NATS mcm's user may do anything, and no client can be it over the network
 }
 
 var attempts = map[string]attempt{
@@ -174,7 +174,7 @@ var attempts = map[string]attempt{
 	"driver asks mcm":           {user: "virtual", do: "publish", subject: "mcm.v1.default.outcomes", reason: "other providers' machines"},
 	"operator migrates":         {user: "operator", do: "publish", subject: "mcm.v1.default.driver.virtual.migrateclass.ns.c", allowed: true, reason: "mcmctl migrate; it changes nothing"},
 	"operator changes":          {user: "operator", do: "publish", subject: "mcm.v1.default.driver.virtual.delete.ns.m", reason: "people use kubectl"},
-	"operator reads inboxes":    {user: "operator", do: "subscribe", subject: "_INBOX_driver.>", reason: "fetched secrets, even sealed, are nobody else's"},
+	"operator reads inboxes":    {user: "operator", do: "subscribe", subject: "_INBOX_driver.>", reason: "fetched secrets, even sealed, are only for the driver"},
 	"mcm serves fetches":        {user: "mcm", do: "mcm", subject: "mcm.v1.default.fetch.*.*", allowed: true, external: true, reason: "its work"},
 	"mcm asks":                  {user: "mcm", do: "publish", subject: "mcm.v1.default.driver.virtual.create.ns.m", allowed: true, external: true, reason: "its work"},
 	"mcm answers people":        {user: "mcm", do: "publish", subject: "_INBOX_op.x", allowed: true, external: true, reason: "mcmctl ops"},
@@ -247,7 +247,7 @@ func TestPermissionsOfEmbeddedNATS(t *testing.T) {
 	}
 	defer server.Stop()
 	address := strings.TrimPrefix(strings.TrimPrefix(server.URL(), "nats://"), "tls://")
-	roots := nats.RootCAs(filepath.Join(ca.issue(t.TempDir(), "nobody"), "ca.crt"))
+	roots := nats.RootCAs(filepath.Join(ca.issue(t.TempDir(), "other"), "ca.crt"))
 
 	t.Run("the network has no way to be mcm", func(t *testing.T) {
 		for reason, user := range map[string]*url.Userinfo{

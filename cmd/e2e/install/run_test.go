@@ -288,7 +288,7 @@ func (r *rig) startEmbeddedManager(ca *authority, conf string, more ...string) *
 	server, err := url.Parse(manager.NATSURL)
 	r.must(err)
 
-	return &embeddedNATS{host: server.Host, ca: filepath.Join(ca.issue(r.TempDir(), "nobody"), "ca.crt")}
+	return &embeddedNATS{host: server.Host, ca: filepath.Join(ca.issue(r.TempDir(), "other"), "ca.crt")}
 }
 
 // startDriverAt starts a driver that logs in there.

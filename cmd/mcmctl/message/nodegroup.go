@@ -10,7 +10,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// groupRequestText says what is asked about node groups; it is empty for other requests.
+// groupRequestText describes a request about node groups; it is empty for other requests.
 func groupRequestText(req *driverv1.NodeGroupsRequest) string {
 	switch b := req.GetBody().(type) {
 	case *driverv1.NodeGroupsRequest_Groups:
@@ -26,7 +26,7 @@ func groupRequestText(req *driverv1.NodeGroupsRequest) string {
 	}
 }
 
-// groupAnswerText says what was answered about node groups; it is empty for other answers.
+// groupAnswerText describes an answer about node groups; it is empty for other answers.
 func groupAnswerText(r *driverv1.NodeGroupsResponse) string {
 	switch b := r.GetBody().(type) {
 	case *driverv1.NodeGroupsResponse_Groups:
@@ -42,7 +42,7 @@ func groupAnswerText(r *driverv1.NodeGroupsResponse) string {
 	}
 }
 
-// groupInstancesText counts instances by state, and those that do not come by why.
+// groupInstancesText counts instances by state, or by error code if they have one.
 func groupInstancesText(instances []*driverv1.NodeGroupInstance) string {
 	counts := map[string]int{}
 	for _, i := range instances {

@@ -12,7 +12,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/caller"
+	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -28,7 +30,7 @@ func following(t *testing.T, args ...string) (out *output, stop context.CancelFu
 	out = &output{}
 	end := make(chan error, 1)
 	go func() { end <- execute(ctx, out, &errOut, append([]string{"sub"}, args...)...) }()
-	await(t, "mcmctl to listen", func() bool {
+	bustest.Eventually(t, "mcmctl to listen", func() bool {
 		return strings.Contains(errOut.String(), "listening to") || len(end) > 0
 	})
 
@@ -38,12 +40,12 @@ func following(t *testing.T, args ...string) (out *output, stop context.CancelFu
 // meet returns a caller that knows its driver.
 func meet(t *testing.T, url string) *caller.Caller {
 	t.Helper()
-	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
+	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatalf("caller.New(...): %v", err)
 	}
 	t.Cleanup(client.Close)
-	await(t, "the driver", func() bool { return len(client.Replicas()) == 1 })
+	bustest.Eventually(t, "the driver", func() bool { return len(client.Replicas()) == 1 })
 
 	return client
 }
@@ -111,7 +113,7 @@ func TestSub(t *testing.T) {
 	})
 	t.Run("Sessions", func(t *testing.T) {
 		t.Parallel()
-		await(t, "a session", func() bool { return strings.Contains(beats.String(), "session one runs") })
+		bustest.Eventually(t, "a session", func() bool { return strings.Contains(beats.String(), "session one runs") })
 		stopBeats()
 		if err := <-beatsDone; err != nil {
 			t.Errorf("want an interrupted sub to end well, got: %v", err)
@@ -123,12 +125,12 @@ func TestSubStrangers(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
 	out, _, done := following(t, "mcm.v1.>", "--nats-url", url, "--count", "3", "-o", "json")
-	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
+	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer client.Close()
-	conn := rawConn(t, url)
+	conn := bustest.Raw(t, url)
 	for _, data := range []string{"+ACK", "", "{}"} {
 		if err := conn.Publish("mcm.v1.stranger", []byte(data)); err != nil {
 			t.Fatal(err)
@@ -168,7 +170,7 @@ func TestSubNodeGroups(t *testing.T) {
 		},
 	}, ok)
 	out, _, done := following(t, "--nats-url", url, "--count", "2")
-	client, err := bus.NewNodeGroupClient(connectTo(t, url), "default", quiet())
+	client, err := bus.NewNodeGroupClient(connectTo(t, url), "default", bustest.Quiet())
 	if err != nil {
 		t.Fatalf("bus.NewNodeGroupClient(...): %v", err)
 	}
@@ -198,7 +200,7 @@ func TestSubForbidden(t *testing.T) {
 	if err := os.WriteFile(config, []byte(users), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	url := startBusWith(t, config)
+	url := bustest.Server(t, embedded.Options{ConfigFile: config}).URL()
 	cases := map[string]struct {
 		reason string
 		url    string

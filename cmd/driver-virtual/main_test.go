@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http/httptest"
 	"os"
@@ -17,6 +16,7 @@ import (
 	"time"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloud"
@@ -157,12 +157,7 @@ type world struct {
 
 func newWorld(t *testing.T, knobs cloudapi.Knobs) *world {
 	t.Helper()
-	quiet := slog.New(slog.DiscardHandler)
-	srv, err := embedded.Start(embedded.Options{Listen: "127.0.0.1:0", Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(srv.Stop)
+	quiet, srv := bustest.Quiet(), bustest.Server(t, embedded.Options{})
 	c, err := cloud.New(t.Context(), cloud.Options{Knobs: knobs, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
@@ -173,11 +168,7 @@ func newWorld(t *testing.T, knobs cloudapi.Knobs) *world {
 	if w.admin, err = cloudapi.NewAdmin(server.URL, apiToken); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := bus.Connect(t.Context(), bus.Config{URLs: []string{srv.URL()}, FailFast: true, Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conn.Close)
+	conn := bustest.Connect(t, bus.Config{URLs: []string{srv.URL()}})
 	key, err := bus.NewSealKey()
 	if err != nil {
 		t.Fatal(err)
@@ -229,24 +220,9 @@ func (w *world) call(body *driverv1.Envelope, operationID string) (*caller.Outco
 	return out, err
 }
 
-// eventually polls until ok, or fails the test.
-func (w *world) eventually(what string, ok func() bool) {
-	w.t.Helper()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(patience)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-limit:
-			w.t.Fatalf("waited in vain: %s", what)
-		}
-	}
-}
-
 func (w *world) replicas(n int) {
 	w.t.Helper()
-	w.eventually(fmt.Sprintf("%d replicas", n), func() bool { return len(w.caller.Replicas()) == n })
+	bustest.Eventually(w.t, fmt.Sprintf("%d replicas", n), func() bool { return len(w.caller.Replicas()) == n })
 }
 
 func (w *world) stats() *cloudapi.Stats {
@@ -318,9 +294,9 @@ func TestMain_Drain(t *testing.T) {
 		_, err := w.call(create(), "uid-m1.create.0")
 		created <- err
 	}()
-	w.eventually("a create held by the cloud", func() bool { return w.stats().Held == 1 })
+	bustest.Eventually(w.t, "a create held by the cloud", func() bool { return w.stats().Held == 1 })
 	driver.signal(t, syscall.SIGTERM)
-	w.eventually("draining", func() bool { return strings.Contains(driver.output(), "draining") })
+	bustest.Eventually(w.t, "draining", func() bool { return strings.Contains(driver.output(), "draining") })
 	if _, err := w.admin.Release(t.Context(), "*"); err != nil {
 		t.Fatal(err)
 	}
@@ -343,9 +319,9 @@ func TestMain_HardStop(t *testing.T) {
 		_, err := w.call(create(), "uid-m1.create.0")
 		created <- err
 	}()
-	w.eventually("a create held by the cloud", func() bool { return w.stats().Held == 1 })
+	bustest.Eventually(w.t, "a create held by the cloud", func() bool { return w.stats().Held == 1 })
 	driver.signal(t, syscall.SIGTERM)
-	w.eventually("draining", func() bool { return strings.Contains(driver.output(), "another signal cancels it") })
+	bustest.Eventually(w.t, "draining", func() bool { return strings.Contains(driver.output(), "another signal cancels it") })
 	driver.signal(t, os.Interrupt)
 	if code := driver.wait(t); code != 0 {
 		t.Errorf("want exit code 0, have %d", code)
@@ -372,7 +348,7 @@ func TestMain_Kill(t *testing.T) {
 		out, err := w.call(create(), "uid-m1.create.0")
 		created <- outcome{out, err}
 	}()
-	w.eventually("a create held by the cloud", func() bool { return w.stats().Held == 1 })
+	bustest.Eventually(w.t, "a create held by the cloud", func() bool { return w.stats().Held == 1 })
 	run(t, "--nats-url", w.natsURL)
 	w.replicas(2)
 	first.signal(t, syscall.SIGKILL)

@@ -211,8 +211,8 @@ func (s *scaler) loop(ctx context.Context) (*look, error) {
 	return l, s.ask(ctx, l, upcoming)
 }
 
-// sameNode tells that both dialects' fields hold the node: the one that an
-// autoscaler does not find makes it crash.
+// sameNode reports whether the fields of both dialects hold the node: an autoscaler crashes
+// if its field is empty.
 func sameNode(r *externalgrpc.NodeGroupTemplateNodeInfoResponse) bool {
 	node := &corev1.Node{}
 	return len(r.GetNodeBytes()) > 0 && slices.Equal(r.GetNodeBytes(), r.GetNodeInfo()) && node.Unmarshal(r.GetNodeBytes()) == nil &&

@@ -13,8 +13,8 @@ import (
 	"github.com/machinebus/machinebus/bus"
 )
 
-// A capture is everything that crosses a bus, as somebody with all rights on it
-// hears it, and a JetStream stream that records the same.
+// A capture holds all messages on a bus, as received by a client with all permissions, and
+// a JetStream stream that records the same.
 type capture struct {
 	conn *nats.Conn
 

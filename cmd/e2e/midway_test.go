@@ -223,9 +223,8 @@ func TestFrozenReplica(t *testing.T) {
 	}
 }
 
-// freeze stops a replica and lets it go on when it is long taken for dead, and others
-// have done as they should without it. It returns once nothing runs there that was
-// begun before.
+// freeze stops a replica, and resumes it long after it was considered dead and others have
+// taken over. It returns once its earlier operations have ended.
 func (e *env) freeze(tap *stack.Tap, victim *stack.Driver, meanwhile func()) {
 	e.Helper()
 	sequence := tap.Sessions()[victim.Replica].GetSequence()

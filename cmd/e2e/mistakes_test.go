@@ -10,8 +10,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// TestMistakes makes the mistakes that users make, and looks at what they are
-// told. Nothing may be made or left behind.
+// TestMistakes makes mistakes of users, and checks the errors that they see. Nothing may be
+// created or left behind.
 func TestMistakes(t *testing.T) {
 	e := newEnv(t)
 	manager, tap := e.startManager("")
@@ -21,8 +21,8 @@ func TestMistakes(t *testing.T) {
 		class  string
 		make   func(class string)
 		wants  []string
-		// classTells: the driver's own look at the class says so, machines or not.
-		classTells string
+		// classWants: the driver's own look at the class says so, machines or not.
+		classWants string
 		// sent: the driver has had the request, so only the driver can report that
 		// there is nothing to delete, and it must be able to read the class.
 		sent bool
@@ -37,7 +37,7 @@ func TestMistakes(t *testing.T) {
 				e.must(e.kube.Create(e.ctx(), e.newClass(class, map[string]any{"machineTyp": "small"})))
 			},
 			wants:      []string{"machineTyp", "InvalidArgument"},
-			classTells: "unknown field providerSpec.machineTyp",
+			classWants: "unknown field providerSpec.machineTyp",
 			sent:       true,
 			mend: func(class string) {
 				mended, old := e.newClass(class, nil), &v1alpha1.MachineClass{}
@@ -84,8 +84,8 @@ func TestMistakes(t *testing.T) {
 	mended := 0
 	for name, c := range cases {
 		c.make(c.class)
-		if c.classTells != "" {
-			e.waitEventOf(v1alpha1.KindMachineClass, c.class, corev1.EventTypeWarning, c.classTells)
+		if c.classWants != "" {
+			e.waitEventOf(v1alpha1.KindMachineClass, c.class, corev1.EventTypeWarning, c.classWants)
 		}
 		machines := e.createMachines(2, c.class)
 		for _, machine := range machines {

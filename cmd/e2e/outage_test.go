@@ -9,8 +9,8 @@ import (
 // it is given up, and longer than clients wait between tries to reconnect.
 const outage = 20 * time.Second
 
-// TestBusOutage stops the nats-server in the middle of creates, which end while
-// nobody can be told.
+// TestBusOutage stops the nats-server during creates, which end while their outcome cannot
+// be sent.
 func TestBusOutage(t *testing.T) {
 	e := newEnv(t)
 	nats, err := e.site.StartNATS(e.ctx())

@@ -19,8 +19,8 @@ import (
 // plainProvider is served by plainDriver.
 const plainProvider = "plain"
 
-// TestPlainDriver has the machines of a class made by a driver as somebody might
-// write it in an afternoon: it uses nothing of ours but the messages.
+// TestPlainDriver creates machines with a minimal driver, which uses only the protocol's
+// messages.
 func TestPlainDriver(t *testing.T) {
 	e := newEnv(t)
 	manager, _ := e.startManager("")

@@ -57,8 +57,8 @@ func TestTwoControlPlanes(t *testing.T) {
 	}
 }
 
-// wantOwnSessions expects that the replicas tell a control plane of its own
-// operations only.
+// wantOwnSessions expects that the replicas' sessions list only operations of the control
+// plane to which they are sent.
 func (e *env) wantOwnSessions(tap *stack.Tap) {
 	e.Helper()
 	for replica, session := range tap.Sessions() {

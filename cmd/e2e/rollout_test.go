@@ -39,8 +39,8 @@ func (p *pool) wantRollout(want, verb string, args ...string) {
 	}
 }
 
-// TestRollout rolls a pool out and back, pauses and restarts it, with nothing but
-// mcmctl to tell how that goes.
+// TestRollout rolls a pool out and back, pauses and restarts it, and follows that with
+// mcmctl only.
 func TestRollout(t *testing.T) {
 	e := newEnv(t)
 	manager, tap := e.startManager("")

@@ -10,7 +10,7 @@ import (
 // oldestLook is the greatest age of an instance beside which another one may be created
 // for its machine, if nothing identifies a create.
 //
-// Each attempt lists the instances after it has begun, and sends its only create before
+// Each attempt lists the instances after its start, and sends its only create before
 // its deadline, operationTimeout later. The link may delay the request, and the cloud
 // creates the instance at the end of a slow call. The list shows the instances that
 // existed listLag before it. The rest allows for a busy machine, on which a process

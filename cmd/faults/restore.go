@@ -76,7 +76,7 @@ func (w *world) withoutAPI(ctx context.Context, do func() error) error {
 	return errors.Join(do(), w.cluster.Restart(context.WithoutCancel(ctx)))
 }
 
-// beginAgain tells the witness which Machines exist now, and restarts its watch from the
+// beginAgain passes the existing Machines to the witness, and restarts its watch from the
 // beginning. The judge has to wait longer from now on: a Node that was registered after
 // the backup does not come back, and its machine fails only after its creation timeout.
 // It returns [errMissed] if the Machines have not changed.

@@ -35,6 +35,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/autoscaler"
 	"github.com/machinebus/machinebus/mcm/kubetest"
@@ -233,7 +234,7 @@ func TestProgram(t *testing.T) {
 	go func() { done <- cmd.ExecuteContext(ctx) }()
 
 	// Before it has read everything it does not answer, but lives, so that it is not restarted.
-	await(t, "alive", func() bool { return says("/healthz") == http.StatusOK })
+	bustest.Eventually(t, "alive", func() bool { return says("/healthz") == http.StatusOK })
 	if code := says("/readyz"); code != http.StatusInternalServerError {
 		t.Errorf("/readyz says %d before all machines are read", code)
 	}
@@ -242,7 +243,7 @@ func TestProgram(t *testing.T) {
 	}
 	proxy.Refuse("GET machines", false)
 	proxy.Release("machines")
-	await(t, "ready", func() bool { return says("/readyz") == http.StatusOK })
+	bustest.Eventually(t, "ready", func() bool { return says("/readyz") == http.StatusOK })
 
 	groups, err := call(t, address, clients.client(server, "autoscaler"), bounded)
 	if err != nil || len(groups) != 1 || groups[0].GetId() != "default/workers" {
@@ -289,20 +290,6 @@ func TestProgram(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil {
 		t.Error("stopped with:", err)
-	}
-}
-
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	tick, limit := time.NewTicker(20*time.Millisecond), time.NewTimer(bounded)
-	defer tick.Stop()
-	defer limit.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-limit.C:
-			t.Fatalf("waited in vain: %s", what)
-		}
 	}
 }
 

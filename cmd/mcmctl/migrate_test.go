@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/cmd/driver-virtual/virtual"
 	"github.com/machinebus/machinebus/driversdk"
@@ -30,7 +31,7 @@ func serveVirtual(t *testing.T, url string, clusters ...string) {
 	done := make(chan error, 1)
 	cfg := driversdk.Config{
 		Provider: virtual.Provider, Kind: virtual.Kind, APIVersions: []string{virtual.APIVersion}, Clusters: clusters,
-		NATS: driversdk.NATSConfig{URLs: []string{url}}, DrainTimeout: time.Second, Logger: quiet(),
+		NATS: driversdk.NATSConfig{URLs: []string{url}}, DrainTimeout: time.Second, Logger: bustest.Quiet(),
 	}
 	go func() { done <- driversdk.Serve(ctx, cfg, &virtual.Driver{Identity: driversdk.IdentityToken}) }()
 	t.Cleanup(func() {
@@ -45,7 +46,7 @@ func serveVirtual(t *testing.T, url string, clusters ...string) {
 		t.Fatal(err)
 	}
 	defer stop()
-	await(t, "sessions of the driver", func() bool { return len(fleet.list(time.Now())) >= max(1, len(clusters)) })
+	bustest.Eventually(t, "sessions of the driver", func() bool { return len(fleet.list(time.Now())) >= max(1, len(clusters)) })
 }
 
 func content(t *testing.T, file string) string {

@@ -31,8 +31,8 @@ The machine is given as its name or as namespace/name. STATE is one of:
   running   a driver replica runs it
   stuck     the driver ignores its deadline: restart the replica
   lost      its replica is silent: mcm is about to send it to another one
-  settled   ended with the code shown; mcm has not acknowledged the outcome yet
-  ended     ended with the code shown
+  settled   done with the code shown; mcm has not acknowledged the outcome yet
+  ended     done with the code shown
 
 TRY counts the operations settled for the machine before; a failed operation is
 followed by one with a higher TRY. ATTEMPT counts how often this one was sent.

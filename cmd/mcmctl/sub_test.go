@@ -11,7 +11,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/caller"
+	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -26,7 +28,7 @@ func following(t *testing.T, args ...string) (out *output, stop context.CancelFu
 	out = &output{}
 	end := make(chan error, 1)
 	go func() { end <- execute(ctx, out, &errOut, append([]string{"sub"}, args...)...) }()
-	await(t, "mcmctl to listen", func() bool {
+	bustest.Eventually(t, "mcmctl to listen", func() bool {
 		return strings.Contains(errOut.String(), "listening to") || len(end) > 0
 	})
 
@@ -36,12 +38,12 @@ func following(t *testing.T, args ...string) (out *output, stop context.CancelFu
 // meet returns a caller that knows its driver.
 func meet(t *testing.T, url string) *caller.Caller {
 	t.Helper()
-	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
+	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatalf("caller.New(...): %v", err)
 	}
 	t.Cleanup(client.Close)
-	await(t, "the driver", func() bool { return len(client.Replicas()) == 1 })
+	bustest.Eventually(t, "the driver", func() bool { return len(client.Replicas()) == 1 })
 
 	return client
 }
@@ -109,7 +111,7 @@ func TestSub(t *testing.T) {
 	})
 	t.Run("Sessions", func(t *testing.T) {
 		t.Parallel()
-		await(t, "a session", func() bool { return strings.Contains(beats.String(), "session one runs") })
+		bustest.Eventually(t, "a session", func() bool { return strings.Contains(beats.String(), "session one runs") })
 		stopBeats()
 		if err := <-beatsDone; err != nil {
 			t.Errorf("want an interrupted sub to end well, got: %v", err)
@@ -121,12 +123,12 @@ func TestSubStrangers(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
 	out, _, done := following(t, "mcm.v1.>", "--nats-url", url, "--count", "3", "-o", "json")
-	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
+	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer client.Close()
-	conn := rawConn(t, url)
+	conn := bustest.Raw(t, url)
 	for _, data := range []string{"+ACK", "", "{}"} {
 		if err := conn.Publish("mcm.v1.stranger", []byte(data)); err != nil {
 			t.Fatal(err)
@@ -167,12 +169,12 @@ func TestSubNodeGroups(t *testing.T) {
 		}}}
 	})
 	out, _, done := following(t, "--nats-url", url, "--count", "2")
-	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Name: "autoscaler", Logger: quiet()})
+	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Name: "autoscaler", Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatalf("caller.New(...): %v", err)
 	}
 	defer client.Close()
-	await(t, "the replica", func() bool { return len(client.Replicas()) == 1 })
+	bustest.Eventually(t, "the replica", func() bool { return len(client.Replicas()) == 1 })
 	_, err = client.Call(t.Context(), caller.Request{Provider: "virtual", OperationID: "q", Body: &driverv1.Envelope{
 		Body: &driverv1.Envelope_NodeGroups{NodeGroups: &driverv1.NodeGroupsRequest{Body: &driverv1.NodeGroupsRequest_Resize{
 			Resize: &driverv1.NodeGroupResizeRequest{Group: "pool/a", ExpectedTarget: 2, Target: 4},
@@ -200,7 +202,7 @@ func TestSubForbidden(t *testing.T) {
 	if err := os.WriteFile(config, []byte(users), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	url := startBusWith(t, config)
+	url := bustest.Server(t, embedded.Options{ConfigFile: config}).URL()
 	cases := map[string]struct {
 		reason string
 		url    string

@@ -145,8 +145,8 @@ func (r *rig) guarded(class string) {
 	}
 }
 
-// retried has a machine's creation fail again and again, while somebody spoils its
-// token, and deletes it before it has joined.
+// retried makes a machine's creation fail repeatedly, corrupts its token meanwhile, and
+// deletes it before it has joined.
 func (r *rig) retried(class string) {
 	r.Helper()
 	m := r.newMachine("retried", class)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -83,7 +82,14 @@ func rewrite(t *testing.T, from, to string, replace ...string) string {
 func startCluster(t *testing.T, site *stack.Site, clients *authority) []string {
 	t.Helper()
 	const servers = 3
-	ports := freePorts(t, 3*servers)
+	ports := make([]int, 3*servers)
+	for i := range ports {
+		port, err := stack.FreePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ports[i] = port
+	}
 	routes := newAuthority(t) // of its own, as the file recommends
 	var urls []string
 	for i := range servers {
@@ -113,27 +119,6 @@ func startCluster(t *testing.T, site *stack.Site, clients *authority) []string {
 	}
 
 	return urls
-}
-
-func freePorts(t *testing.T, n int) []int {
-	t.Helper()
-	var ports []int
-	var listeners []net.Listener // closed only once all are found, so that none is found twice
-	for range n {
-		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", stack.Loopback(0))
-		if err != nil {
-			t.Fatal(err)
-		}
-		listeners = append(listeners, l)
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-	}
-	for _, l := range listeners {
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-
-	return ports
 }
 
 // An attempt is something that a user tries on the bus.

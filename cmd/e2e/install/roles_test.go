@@ -91,8 +91,7 @@ func sortRights(all []right) {
 	})
 }
 
-// allBound checks that each role is bound to mcm's ServiceAccount and to nobody
-// else.
+// allBound checks that each role is bound only to mcm's ServiceAccount.
 func allBound(t *testing.T, list []*unstructured.Unstructured) {
 	t.Helper()
 	bound := map[string]bool{}

@@ -1,4 +1,4 @@
-// Decodes and encodes the golden frames that PROTOCOL.md speaks of, and opens the golden seal:
+// Decodes and encodes the golden frames of PROTOCOL.md, and opens the golden seal:
 // node golden.mjs ../../../bus/testdata
 import assert from "node:assert/strict";
 import { readFileSync, readdirSync } from "node:fs";

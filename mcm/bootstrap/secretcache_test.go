@@ -14,8 +14,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/kubetest"
 )
 
-// Whoever has made a token need not read it to delete it; who has not finds it,
-// and so does who has made one that others have replaced.
+// A replica deletes its own tokens without reading them, and reads those of others.
 func TestDeleteOfOwnToken(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -26,7 +25,7 @@ func TestDeleteOfOwnToken(t *testing.T) {
 		"made here": {"its uid is known", func(*testing.T, *Tokens, *corev1.Secret) {}, 0},
 		"made elsewhere": {
 			"another replica has answered the driver",
-			func(_ *testing.T, tokens *Tokens, _ *corev1.Secret) { tokens.memo = memo{} }, 1,
+			func(_ *testing.T, tokens *Tokens, _ *corev1.Secret) { tokens.created = secretCache{} }, 1,
 		},
 		"gone": {
 			"the token cleaner was here, and all candidates are looked for",
@@ -82,16 +81,16 @@ func TestDeleteOfOwnToken(t *testing.T) {
 	}
 }
 
-func TestMemoIsBounded(t *testing.T) {
+func TestSecretCacheIsBounded(t *testing.T) {
 	t.Parallel()
-	m := &memo{}
-	for i := range memoLimit + 2 {
+	m := &secretCache{}
+	for i := range maxSecrets + 2 {
 		m.add(types.UID(fmt.Sprint(i)), &corev1.Secret{Data: map[string][]byte{keySecret: []byte("hidden")}})
 	}
-	if n := len(m.made); n > memoLimit {
+	if n := len(m.secrets); n > maxSecrets {
 		t.Errorf("%d tokens are remembered", n)
 	}
-	if last := m.take(types.UID(fmt.Sprint(memoLimit + 1))); last == nil || last.Data != nil {
+	if last := m.take(types.UID(fmt.Sprint(maxSecrets + 1))); last == nil || last.Data != nil {
 		t.Errorf("the newest is remembered as %v", last)
 	}
 	if m.take("0") != nil {

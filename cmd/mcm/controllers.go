@@ -20,7 +20,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/machineclass"
 	"github.com/machinebus/machinebus/mcm/machinedeployment"
 	"github.com/machinebus/machinebus/mcm/machineset"
-	"github.com/machinebus/machinebus/mcm/safety"
+	"github.com/machinebus/machinebus/mcm/orphans"
 )
 
 // A controller is what --controllers switches on and off by its name.
@@ -36,7 +36,7 @@ var controllers = []controller{
 	{"machineset", (*mcm).addMachineSet},
 	{"machinedeployment", (*mcm).addMachineDeployment},
 	{"freeze", (*mcm).addFreeze},
-	{"safety", (*mcm).addSafety},
+	{"safety", (*mcm).addOrphans},
 }
 
 func controllerNames() []string {
@@ -212,14 +212,14 @@ func (m *mcm) addFreeze(ctx context.Context) error {
 // no other manager of this name is heard.
 func (m *mcm) uncertain() error { return cmp.Or(m.namesake.Heard(), m.epochs.Beside()) }
 
-// addSafety adds what looks for instances without a machine.
-func (m *mcm) addSafety(ctx context.Context) error {
-	o, settings := m.options, m.options.safety
+// addOrphans adds what looks for instances without a machine.
+func (m *mcm) addOrphans(ctx context.Context) error {
+	o, settings := m.options, m.options.orphans
 	settings.DefaultProvider, settings.Namespace = o.settings.DefaultProvider, o.scope()
 	settings.NodeGrace, settings.DeleteTimeout = o.settings.CreationTimeout, o.settings.OperationTimeout
-	collector := &safety.Collector{
+	collector := &orphans.Collector{
 		Reader: m.manager.GetAPIReader(), Cache: m.manager.GetClient(), Dispatcher: m.dispatcher,
-		Events: m.events, Metrics: safety.NewMetrics(), Settings: settings, Owner: m.owner, Barred: m.uncertain,
+		Events: m.events, Metrics: orphans.NewMetrics(), Settings: settings, Owner: m.owner, Barred: m.uncertain,
 	}
 	if len(settings.AdoptOwners) > 0 {
 		klog.Background().Info("instances of these owners are taken for ours: those without a machine are deleted (--adopt-owner)",

@@ -29,7 +29,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/freeze"
 	"github.com/machinebus/machinebus/mcm/machine"
 	"github.com/machinebus/machinebus/mcm/machinedeployment"
-	"github.com/machinebus/machinebus/mcm/safety"
+	"github.com/machinebus/machinebus/mcm/orphans"
 )
 
 // options are the flags. Where the machine controller manager has a flag for
@@ -54,7 +54,7 @@ type options struct {
 	setWorkers int
 	settings   machine.Settings
 	limits     dispatch.Limits
-	safety     safety.Settings
+	orphans    orphans.Settings
 	freeze     freeze.Settings
 	outage     machine.FreezeSettings
 
@@ -87,7 +87,7 @@ const (
 func newCommand() *cobra.Command {
 	o := &options{
 		settings: machine.DefaultSettings(), outage: machine.DefaultFreezeSettings(), limits: dispatch.DefaultLimits(), freeze: freeze.DefaultSettings(),
-		safety: safety.DefaultSettings(), logging: logsapi.NewLoggingConfiguration(),
+		orphans: orphans.DefaultSettings(), logging: logsapi.NewLoggingConfiguration(),
 	}
 	cmd := &cobra.Command{
 		Use:   "mcm",
@@ -179,7 +179,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.settings.Retry.Long, "retry-long", o.settings.Retry.Long, "time before a delete that failed otherwise, or an object that is invalid, is tried again")
 
 	addLimitFlags(fs, &o.limits)
-	addSafetyFlags(fs, &o.safety)
+	addOrphanFlags(fs, &o.orphans)
 	fs.DurationVar(&o.outage.Timeout, "machine-safety-apiserver-statuscheck-timeout", o.outage.Timeout,
 		"time an API server may be unreadable before machines are left alone until it can be read again")
 	fs.DurationVar(&o.outage.Period, "machine-safety-apiserver-statuscheck-period", o.outage.Period,
@@ -207,13 +207,13 @@ func addLimitFlags(fs *pflag.FlagSet, l *dispatch.Limits) {
 		"the same as --provider-max-per-second for the classes that share credentials")
 }
 
-func addSafetyFlags(fs *pflag.FlagSet, s *safety.Settings) {
+func addOrphanFlags(fs *pflag.FlagSet, s *orphans.Settings) {
 	fs.DurationVar(&s.Period, "machine-safety-orphan-vms-period", s.Period, "time between two looks for instances without a machine")
 	fs.DurationVar(&s.Grace, "machine-safety-orphan-vms-grace", s.Grace,
 		"how long an instance must have been seen without a machine before it is deleted")
 	fs.IntVar(&s.MaxPerPass, "machine-safety-orphan-vms-max-per-pass", s.MaxPerPass, "instances without a machine of each provider deleted after one look at most")
 	fs.StringSliceVar(&s.AdoptOwners, "adopt-owner", nil, "uid of the kube-system namespace of a former control cluster whose instances this "+
-		"control plane has taken over, so that those without a machine are deleted; the word "+safety.NoOwner+" means instances without an owner; may be repeated")
+		"control plane has taken over, so that those without a machine are deleted; the word "+orphans.NoOwner+" means instances without an owner; may be repeated")
 	fs.BoolVar(&s.DryRun, "machine-safety-orphan-vms-dry-run", s.DryRun, "tell of instances without a machine, by Event and metric, and delete none")
 }
 
@@ -254,8 +254,8 @@ func (o *options) validate() error {
 	positive("retry-long", o.settings.Retry.Long)
 	positive("min-resync-period", o.syncPeriod)
 	positive("machine-safety-apiserver-statuscheck-timeout", o.outage.Timeout)
-	positive("machine-safety-orphan-vms-period", o.safety.Period)
-	positive("machine-safety-orphan-vms-grace", o.safety.Grace)
+	positive("machine-safety-orphan-vms-period", o.orphans.Period)
+	positive("machine-safety-orphan-vms-grace", o.orphans.Grace)
 	errs = append(errs, o.validateNumbers()...)
 	if net.ParseIP(o.address) == nil {
 		errs = append(errs, fmt.Errorf("--address %q is no IP address", o.address))
@@ -270,8 +270,8 @@ func (o *options) validate() error {
 	if err := bus.ValidToken("--cluster-name", o.clusterName); err != nil {
 		errs = append(errs, err)
 	}
-	if slices.Contains(o.safety.AdoptOwners, "") {
-		errs = append(errs, fmt.Errorf("--adopt-owner must be a uid or the word %s, not empty", safety.NoOwner))
+	if slices.Contains(o.orphans.AdoptOwners, "") {
+		errs = append(errs, fmt.Errorf("--adopt-owner must be a uid or the word %s, not empty", orphans.NoOwner))
 	}
 	for _, provider := range o.unsealed {
 		if err := bus.ValidToken("--unsealed-providers", provider); err != nil {
@@ -359,9 +359,9 @@ func (o *options) validateNumbers() []error {
 		errs = append(errs, fmt.Errorf("--machine-safety-apiserver-statuscheck-period must not be less than the timeout: %s and %s",
 			o.outage.Period, o.outage.Timeout))
 	}
-	if o.safety.MaxPerPass < 1 {
+	if o.orphans.MaxPerPass < 1 {
 		errs = append(errs, fmt.Errorf("--machine-safety-orphan-vms-max-per-pass must be at least 1, not %d "+
-			"(--machine-safety-orphan-vms-dry-run deletes none)", o.safety.MaxPerPass))
+			"(--machine-safety-orphan-vms-dry-run deletes none)", o.orphans.MaxPerPass))
 	}
 	for name, n := range map[string]float64{
 		"provider-max-in-flight": float64(o.limits.Provider.InFlight), "provider-max-per-second": o.limits.Provider.PerSecond,

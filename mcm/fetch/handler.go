@@ -100,7 +100,8 @@ func (h *Handler) Secret(ctx context.Context, provider string, req *driverv1.Fet
 	}
 	secret, err := h.readSecret(ctx, key, want)
 	if apierrors.IsNotFound(err) {
-		return nil, dispatch.Errorf(dispatch.NotFound, "Secret %s/%s does not exist: create it, or correct the reference in the MachineClass", want.GetNamespace(), want.GetName())
+		return nil, dispatch.Errorf(dispatch.NotFound, "Secret %s does not exist: create it, or correct the reference in MachineClass %s/%s",
+			key, class.Namespace, class.Name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read secret: %w", err)
@@ -115,7 +116,8 @@ func (h *Handler) Bootstrap(
 	ctx context.Context, provider string, req *driverv1.FetchBootstrapRequest,
 ) (*driverv1.BootstrapContent, error) {
 	if kind := dispatch.KindOf(req.GetOperationId()); kind != dispatch.Create && kind != dispatch.Initialize {
-		return nil, dispatch.Errorf(dispatch.PermissionDenied, "operation %s is no create or initialize, and only those get bootstrap values", req.GetOperationId())
+		return nil, dispatch.Errorf(dispatch.PermissionDenied, "operation %s is no create or initialize, and only those get bootstrap values",
+			req.GetOperationId())
 	}
 	m := &v1alpha1.Machine{}
 	err := h.Reader.Get(ctx, client.ObjectKey{Namespace: req.GetNamespace(), Name: req.GetMachine()}, m)
@@ -205,7 +207,8 @@ func (h *Handler) checkNoTokenNeeded(ctx context.Context, m *v1alpha1.Machine) e
 		text := string(secret.Data[userDataKey])
 		if strings.Contains(text, bootstrap.Placeholder) || strings.Contains(text, url.QueryEscape(bootstrap.Placeholder)) {
 			return dispatch.Errorf(dispatch.FailedPrecondition, "Secret %s: user data contains %s, but mcm issues no bootstrap tokens "+
-				"because it has no target cluster or runs with --bootstrap-tokens=false: replace the placeholder by your own token", key, bootstrap.Placeholder)
+				"because it has no target cluster or runs with --bootstrap-tokens=false: replace the placeholder by your own token",
+				key, bootstrap.Placeholder)
 		}
 	}
 

@@ -45,8 +45,8 @@ func Accept(class *v1alpha1.MachineClass) (changed bool, err error) {
 	}
 	if len(text) > acceptedLimit {
 		return false, fmt.Errorf("annotation %s of class %s: %d bytes exceed the limit of %d, so the class's last good "+
-			"version is not kept: before you edit the class, save a copy for the deletion of its machines", v1alpha1.AnnotationKeyAccepted, class.Name,
-			len(text), acceptedLimit)
+			"version is not kept: before you edit the class, save a copy for the deletion of its machines",
+			v1alpha1.AnnotationKeyAccepted, class.Name, len(text), acceptedLimit)
 	}
 	metav1.SetMetaDataAnnotation(&class.ObjectMeta, v1alpha1.AnnotationKeyAccepted, string(text))
 

@@ -1,4 +1,4 @@
-package safety_test
+package orphans_test
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
-	"github.com/machinebus/machinebus/mcm/safety"
+	"github.com/machinebus/machinebus/mcm/orphans"
 )
 
 // start runs the collector as the manager does, until the test ends.
@@ -79,7 +79,7 @@ func TestOutOfRangeIsLookedIntoAtOnce(t *testing.T) {
 			bustest.Eventually(t, "the first look", func() bool { return r.cloud.looks() == 1 })
 			r.cloud.add(orphanID, "gone", "gone-uid")
 			r.describe(m, tc.text)
-			r.event(safety.EventOrphanFound, orphanID)
+			r.event(orphans.EventOrphanFound, orphanID)
 			if got := r.cloud.deleted(); len(got) != 0 {
 				t.Errorf("deleted without the grace period (%s): %v", tc.reason, got)
 			}
@@ -141,7 +141,7 @@ func TestMachinesVanishBetweenTurns(t *testing.T) {
 		r.clock = r.clock.Add(grace)
 		r.Pass(t.Context(), provider)
 	}
-	r.event(safety.EventOrphansKept, "shows 1 machines, and showed 3")
+	r.event(orphans.EventOrphansKept, "shows 1 machines, and showed 3")
 	if got := r.cloud.deleted(); len(got) != 0 {
 		t.Errorf("deleted, although most machines have only just vanished: %v", got)
 	}

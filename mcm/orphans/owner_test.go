@@ -1,4 +1,4 @@
-package safety_test
+package orphans_test
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/machinebus/machinebus/mcm/safety"
+	"github.com/machinebus/machinebus/mcm/orphans"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -27,8 +27,8 @@ func TestOwner(t *testing.T) {
 	}{
 		"alone":   {"nothing is handed over", nil, []string{others, none}},
 		"former":  {"the operator hands over another owner's", []string{"other-uid"}, []string{none}},
-		"unowned": {"the operator hands over what is from before there were owners", []string{safety.NoOwner}, []string{others}},
-		"both":    {"the flag is repeatable", []string{safety.NoOwner, "other-uid"}, nil},
+		"unowned": {"the operator hands over what is from before there were owners", []string{orphans.NoOwner}, []string{others}},
+		"both":    {"the flag is repeatable", []string{orphans.NoOwner, "other-uid"}, nil},
 		"unknown": {"an owner that has nothing here", []string{"third-uid"}, []string{others, none}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -53,20 +53,20 @@ func TestOwner(t *testing.T) {
 				if is := strings.Contains(left, id); shown != is {
 					t.Errorf("metric shows %s: %v, want %v", reason, shown, is)
 				}
-				if r.told(safety.EventOrphanFound, id) && strings.Contains(left, id) {
+				if r.hasEvent(orphans.EventOrphanFound, id) && strings.Contains(left, id) {
 					t.Errorf("%s is taken for an orphan", id)
 				}
 				if strings.Contains(left, id) {
-					r.event(safety.EventForeignInstances, id)
+					r.event(orphans.EventForeignInstances, id)
 				}
 			}
 		})
 	}
 }
 
-// An instance of another owner is told of once for as long as it is there, also while its
+// An instance of another owner is reported once for as long as it is there, also while its
 // driver cannot list it, and again when it comes back.
-func TestForeignInstanceIsToldOnce(t *testing.T) {
+func TestForeignInstanceIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	events := record.NewFakeRecorder(100)
@@ -76,14 +76,14 @@ func TestForeignInstanceIsToldOnce(t *testing.T) {
 	look := func(what string, want int) {
 		t.Helper()
 		r.Pass(t.Context())
-		told := 0
+		reported := 0
 		for len(events.Events) > 0 {
-			if strings.Contains(<-events.Events, safety.EventForeignInstances) {
-				told++
+			if strings.Contains(<-events.Events, orphans.EventForeignInstances) {
+				reported++
 			}
 		}
-		if told != want {
-			t.Errorf("%s: told of %d times, want %d", what, told, want)
+		if reported != want {
+			t.Errorf("%s: reported %d times, want %d", what, reported, want)
 		}
 	}
 	r.cloud.addOf("other-uid", others)
@@ -134,7 +134,7 @@ func TestForeignInstancesDoNotCount(t *testing.T) {
 	if got := r.cloud.deleted(); len(got) != 0 {
 		t.Errorf("deleted %d of 4 instances of ours, 3 of which have no machine", len(got))
 	}
-	r.event(safety.EventOrphansKept, "3 of the 4 instances")
+	r.event(orphans.EventOrphansKept, "3 of the 4 instances")
 }
 
 // A class without any Machine is what a lost register looks like, however few
@@ -148,13 +148,13 @@ func TestNoMachineAtAll(t *testing.T) {
 	if got := r.cloud.deleted(); len(got) != 0 {
 		t.Fatalf("deleted without a single Machine: %v", got)
 	}
-	r.event(safety.EventOrphansKept, "no Machine at all")
+	r.event(orphans.EventOrphansKept, "no Machine at all")
 	class := r.classObject()
 	r.must(r.Patch(t.Context(), class, client.RawPatch(types.MergePatchType,
 		[]byte(`{"metadata":{"annotations":{"machinebus.io/collect-orphans":"true"}}}`))))
 	r.Pass(t.Context())
 	if got := r.cloud.left(); len(got) != 0 {
-		t.Errorf("left after somebody said that they may go: %v", got)
+		t.Errorf("left after the class was annotated to allow their deletion: %v", got)
 	}
 }
 
@@ -171,7 +171,7 @@ func TestOneMachineIsEvidence(t *testing.T) {
 }
 
 // While another control plane of the same name is heard, nothing is deleted, and the
-// grace period begins anew afterwards.
+// grace period starts again afterwards.
 func TestBarred(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -190,7 +190,7 @@ func TestBarred(t *testing.T) {
 	reason = nil
 	r.Pass(t.Context())
 	if got := r.cloud.deleted(); len(got) != 0 {
-		t.Fatalf("deleted although the grace period has begun anew: %v", got)
+		t.Fatalf("deleted although the grace period has started again: %v", got)
 	}
 	// It may be heard between the look and the delete.
 	calls := 0

@@ -1,4 +1,4 @@
-package safety_test
+package orphans_test
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
-	"github.com/machinebus/machinebus/mcm/safety"
+	"github.com/machinebus/machinebus/mcm/orphans"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -55,7 +55,7 @@ func TestOrphanIsDeleted(t *testing.T) {
 	r.made("kept")
 	r.cloud.add(orphanID, "gone", "gone-uid")
 	r.Pass(t.Context())
-	r.event(safety.EventOrphanFound, orphanID)
+	r.event(orphans.EventOrphanFound, orphanID)
 	r.clock = r.clock.Add(grace - time.Second)
 	r.Pass(t.Context())
 	if got := r.cloud.deleted(); len(got) != 0 {
@@ -66,7 +66,7 @@ func TestOrphanIsDeleted(t *testing.T) {
 	if diff := cmp.Diff([]string{"virtual:///kept"}, r.cloud.left()); diff != "" {
 		t.Errorf("instances left (-want +got):\n%s", diff)
 	}
-	r.event(safety.EventOrphanDeleted, orphanID)
+	r.event(orphans.EventOrphanDeleted, orphanID)
 	deletes := r.cloud.deleted()
 	if len(deletes) != 1 {
 		t.Fatalf("the driver got %d deletes", len(deletes))
@@ -117,8 +117,8 @@ func TestInUse(t *testing.T) {
 		"duplicate": {"a driver that deletes by uid would take the machine's own instance as well", func(r *rig) {
 			m := r.made("twice")
 			r.cloud.add("virtual:///1", "twice", m.UID)
-		}, safety.EventDuplicateInstance},
-		"in flight": {"somebody has removed the Machine while its create runs", func(r *rig) {
+		}, orphans.EventDuplicateInstance},
+		"in flight": {"the Machine was removed by force while its create runs", func(r *rig) {
 			m := &v1alpha1.Machine{}
 			m.Namespace, m.Name, m.UID = r.namespace, "removed", "removed-uid"
 			r.made("kept")
@@ -142,7 +142,7 @@ func TestInUse(t *testing.T) {
 			if tc.event != "" {
 				r.event(tc.event, "virtual:///1")
 			}
-			if r.told(safety.EventOrphanFound, "virtual:///1") {
+			if r.hasEvent(orphans.EventOrphanFound, "virtual:///1") {
 				t.Errorf("taken for an orphan, although %s", tc.reason)
 			}
 		})
@@ -160,7 +160,7 @@ func TestNameIsUsedAgain(t *testing.T) {
 	if got := r.cloud.left(); len(got) != 0 {
 		t.Errorf("left: %v", got)
 	}
-	r.event(safety.EventOrphanDeleted, orphanID)
+	r.event(orphans.EventOrphanDeleted, orphanID)
 }
 
 func TestDoubtfulList(t *testing.T) {
@@ -174,12 +174,12 @@ func TestDoubtfulList(t *testing.T) {
 	r.clock = r.clock.Add(grace)
 	r.cloud.hide(2)
 	r.Pass(t.Context())
-	r.event(safety.EventOrphansKept, "only 1 of the 3")
+	r.event(orphans.EventOrphansKept, "only 1 of the 3")
 	if got := r.cloud.deleted(); len(got) != 0 {
 		t.Fatalf("deleted by a list that lacks most instances: %v", got)
 	}
 	r.cloud.hide(0)
-	r.Pass(t.Context()) // the grace period counts anew
+	r.Pass(t.Context()) // the grace period starts again
 	if got := r.cloud.deleted(); len(got) != 0 {
 		t.Fatalf("deleted at once after a list that lacked most instances: %v", got)
 	}
@@ -201,7 +201,7 @@ func TestMachinesVanish(t *testing.T) {
 	}
 	r.clock = r.clock.Add(grace)
 	r.Pass(t.Context())
-	r.event(safety.EventOrphansKept, "3 of the 4 instances")
+	r.event(orphans.EventOrphansKept, "3 of the 4 instances")
 	for range 3 {
 		r.passes()
 	}
@@ -214,7 +214,7 @@ func TestMachinesVanish(t *testing.T) {
 	r.must(r.Patch(t.Context(), class, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"machinebus.io/collect-orphans":"true"}}}`))))
 	r.Pass(t.Context())
 	if diff := cmp.Diff([]string{"virtual:///a"}, r.cloud.left()); diff != "" {
-		t.Errorf("instances left after somebody said that they may go (-want +got):\n%s", diff)
+		t.Errorf("instances left after the class was annotated to allow their deletion (-want +got):\n%s", diff)
 	}
 }
 
@@ -229,7 +229,7 @@ func TestMachinesVanishAtOnce(t *testing.T) {
 	}
 	r.clock = r.clock.Add(grace)
 	r.Pass(t.Context())
-	r.event(safety.EventOrphansKept, "shows 1 machines, and showed 3")
+	r.event(orphans.EventOrphansKept, "shows 1 machines, and showed 3")
 	r.Pass(t.Context())
 	if got := r.cloud.deleted(); len(got) != 0 {
 		t.Fatalf("deleted, although most machines have only just vanished: %v", got)
@@ -303,7 +303,7 @@ func TestCapAndDryRun(t *testing.T) {
 		r.cloud.add(id, "gone", types.UID(id[len(id)-1:])+"-uid")
 	}
 	r.passes()
-	r.event(safety.EventOrphanFound, "dry run")
+	r.event(orphans.EventOrphanFound, "dry-run")
 	if diff := cmp.Diff(append(kept, ids...), r.cloud.left()); diff != "" {
 		t.Fatalf("a dry run deletes (-want +got):\n%s", diff)
 	}
@@ -321,7 +321,7 @@ func TestCapAndDryRun(t *testing.T) {
 	}
 }
 
-// An instance that nobody can delete takes its turn after all others.
+// An instance that cannot be deleted takes its turn after all others.
 func TestDeleteFailsForEver(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -331,7 +331,7 @@ func TestDeleteFailsForEver(t *testing.T) {
 	r.cloud.add("virtual:///2", "gone", "")
 	r.cloud.failing(&driverv1.Status{Code: driverv1.Code_CODE_PERMISSION_DENIED, Message: "protected"})
 	r.passes()
-	r.event(safety.EventOrphanNotDeleted, "protected")
+	r.event(orphans.EventOrphanNotDeleted, "protected")
 	r.cloud.failing(nil)
 	r.Pass(t.Context())
 	if diff := cmp.Diff([]string{"virtual:///1"}, r.cloud.left()); diff != "" {
@@ -350,7 +350,7 @@ func TestDeleteFails(t *testing.T) {
 	r.cloud.add(orphanID, "gone", "") // by a driver that records no uid
 	r.cloud.failing(&driverv1.Status{Code: driverv1.Code_CODE_PERMISSION_DENIED, Message: "not allowed"})
 	r.passes()
-	r.event(safety.EventOrphanNotDeleted, "not allowed")
+	r.event(orphans.EventOrphanNotDeleted, "not allowed")
 	if got := r.metric("mcm_safety_orphan_deletions_total"); !strings.Contains(got, `code="PermissionDenied"`) {
 		t.Errorf("metric is %q", got)
 	}

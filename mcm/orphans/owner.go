@@ -1,4 +1,4 @@
-package safety
+package orphans
 
 import (
 	"fmt"
@@ -19,8 +19,7 @@ const (
 	otherOwner = "other_owner"
 )
 
-// ours reports whether an owner is this control cluster, or one whose instances it has
-// adopted.
+// ours reports whether an owner is this control cluster or one of Settings.AdoptOwners.
 func (p *pass) ours(owner string) bool {
 	if owner == "" {
 		return slices.Contains(p.Settings.AdoptOwners, NoOwner)
@@ -29,10 +28,10 @@ func (p *pass) ours(owner string) bool {
 	return owner == p.Owner || slices.Contains(p.Settings.AdoptOwners, owner)
 }
 
-// leaveForeign drops from a list the instances that belong to no machine and are not
-// ours: they prove nothing about our Machines either.
-func (p *pass) leaveForeign(l *listing) {
-	fresh := map[string]*dispatch.Listed{} // one of each reason that is news
+// dropForeign drops from a list the instances without a machine that have another owner.
+// Nor do they count when doubtMachines compares.
+func (p *pass) dropForeign(l *listing) {
+	fresh := map[string]*dispatch.Listed{} // by reason: one that was not seen before
 	var kept []dispatch.Listed
 	for i := range l.instances {
 		instance := &l.instances[i]
@@ -48,12 +47,12 @@ func (p *pass) leaveForeign(l *listing) {
 		p.Metrics.foreign.WithLabelValues(l.class.Object.Namespace, l.class.Object.Name, reason).Inc()
 		k := key{l.provider, instance.ProviderID}
 		known := p.foreign[k]
-		p.strange[k] = true
+		p.foreignNow[k] = true
 		if known {
 			continue
 		}
 		fresh[reason] = instance
-		p.log.Info("instance is left alone: its owner is not this control cluster", "provider_id", instance.ProviderID,
+		p.log.Info("instance without a machine is not deleted: its owner is not this control cluster", "provider_id", instance.ProviderID,
 			"machine", instance.MachineName, "uid", instance.MachineUID, "owner", instance.Owner)
 	}
 	l.instances = kept
@@ -62,14 +61,14 @@ func (p *pass) leaveForeign(l *listing) {
 	}
 }
 
-// foreignText says what instances are left alone, of which one is given, and what to do.
+// foreignText returns the Event's text: which instances stay, with an example, and the remedy.
 func foreignText(reason string, i *dispatch.Listed) string {
 	if reason == noOwner {
-		return fmt.Sprintf("Instances without a machine and without an owner, such as %s, are never deleted: if this control plane made them "+
-			"before drivers recorded owners, start mcm with --adopt-owner=%s", i.ProviderID, NoOwner)
+		return fmt.Sprintf("mcm never deletes instances without a machine and without an owner, such as %s: if this control plane "+
+			"created them before drivers recorded owners, start mcm with --adopt-owner=%s", i.ProviderID, NoOwner)
 	}
 
-	return fmt.Sprintf("Instances without a machine and of another owner, such as %s of %s, are never deleted: if another control plane "+
-		"has this one's name, give each its own --cluster-name; if this one was restored from there, start mcm with --adopt-owner=%s",
-		i.ProviderID, i.Owner, i.Owner)
+	return fmt.Sprintf("mcm never deletes instances without a machine that have another owner, such as %s of owner %s: "+
+		"if another control plane has the same name, give each its own --cluster-name; "+
+		"if this control plane replaces that owner, start mcm with --adopt-owner=%s", i.ProviderID, i.Owner, i.Owner)
 }

@@ -1,4 +1,4 @@
-package safety_test
+package orphans_test
 
 import (
 	"fmt"
@@ -15,7 +15,7 @@ import (
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
-	"github.com/machinebus/machinebus/mcm/safety"
+	"github.com/machinebus/machinebus/mcm/orphans"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -83,14 +83,14 @@ func TestListReactions(t *testing.T) { //nolint:tparallel // what follows the ro
 	}, funcr.Options{})))
 	for code, reason := range listReactions {
 		t.Run(bus.CodeName(code), func(t *testing.T) {
-			left := fmt.Sprintf(`"class not listed; its instances are left alone" "class"={"name"=%q "namespace"=%q} "code"=%q "err"="no luck"`,
-				classes[code], r.namespace, bus.CodeName(code))
+			left := fmt.Sprintf(`"cannot list the instances of the class; none of them is deleted" `+
+				`"class"={"name"=%q "namespace"=%q} "code"=%q "err"="no luck"`, classes[code], r.namespace, bus.CodeName(code))
 			if got, want := strings.Contains(log.String(), left), code != driverv1.Code_CODE_OK; got != want {
 				t.Errorf("%s; the log says\n%s", reason, log.String())
 			}
 		})
 	}
-	r.event(safety.EventOrphanFound, orphanID)
+	r.event(orphans.EventOrphanFound, orphanID)
 	if got := r.metric("mcm_safety_orphan_passes_total"); got != `mcm_safety_orphan_passes_total{outcome="done"} 1` {
 		t.Errorf("metric is %q", got)
 	}

@@ -1,4 +1,4 @@
-package safety
+package orphans
 
 import (
 	"context"
@@ -23,66 +23,62 @@ type Dispatcher interface {
 	Remove(ctx context.Context, orphan *dispatch.Orphan, timeout time.Duration, still func(context.Context) error) error
 }
 
-// A Collector looks for instances without a machine, again and again. It cannot
-// delete one that is in use:
+// A Collector periodically looks for instances without a machine and deletes them. These
+// rules keep it from deleting an instance in use:
 //
-//   - Instances are listed first and Machines read afterwards, from the API server
-//     and never from a cache. A Machine is older than its instance, so an instance
-//     whose Machine is missing has none any more.
-//   - An instance counts as a machine's by the machine's uid, its providerID, or, if
-//     it was recorded without a uid and the machine has none yet, by its name; and as
-//     in use while an operation of its machine is in flight, whether or not the
-//     Machine is still there.
-//   - It was recorded with the uid of this control cluster as its owner, or with one
-//     of Settings.AdoptOwners. Another control plane may have the same name and the
-//     same cloud account.
-//   - A class without any Machine has none of its instances deleted, unless its
-//     annotation v1alpha1.AnnotationKeyCollectOrphans says so: an empty register is what
-//     a lost one looks like.
-//   - Nothing is deleted while Barred gives a reason.
-//   - It must have been without a machine in every look of the grace period.
-//   - Nothing is deleted when the API server cannot be read, when it shows fewer
-//     than half of the Machines of the look before, and nothing of a class whose
-//     driver lists fewer than half of the instances that Machines are known to
-//     have. Then the grace period begins anew.
-//   - Nothing of a class is deleted whose list is for the most part of instances
-//     without a machine, unless its annotation v1alpha1.AnnotationKeyCollectOrphans
-//     says so: it is rather the Machines that are lost, as after the restore of an
-//     old backup. That holds for ever and needs no memory of before.
-//   - Right before the delete the Machine is looked for once more.
+//   - It lists instances first and then reads Machines, from the API server and never from
+//     a cache. A Machine is older than its instance, so an instance whose Machine is
+//     missing has none any more.
+//   - An instance belongs to the machine with its uid or providerID. If it was recorded
+//     without a uid, it belongs to the machine with its name that has no providerID yet.
+//   - An instance is in use while an operation of its machine is in flight, whether or not
+//     the Machine still exists.
+//   - Its recorded owner must be the uid of this control cluster or one of
+//     Settings.AdoptOwners. Another control plane may have the same name and use the same
+//     cloud account.
+//   - It deletes nothing while Barred returns an error.
+//   - An instance must have been without a machine in every look of the grace period.
+//   - It deletes nothing if the API server cannot be read or shows fewer than half of the
+//     Machines of the look before. Nor does it delete instances of a class whose driver
+//     lists fewer than half of the instances that Machines have. Then the grace period
+//     starts again.
+//   - It deletes nothing of a class without any Machine, or most of whose listed instances
+//     have no machine: rather the Machines are lost, as after the restore of an old backup.
+//     The class's annotation v1alpha1.AnnotationKeyCollectOrphans overrides this.
+//   - Right before the delete it looks for the Machine once more.
 //
-// Its fields are set once and only read.
+// Its fields are set once and then only read.
 type Collector struct {
-	// Reader reads Machines, as they are stored and not from a cache.
+	// Reader reads Machines from the API server, not from a cache.
 	Reader client.Reader
 	// Cache reads classes and Secrets.
 	Cache      client.Reader
 	Dispatcher Dispatcher
 	// Nodes holds the target cluster's Nodes; nil without one.
 	Nodes client.Client
-	// Tokens are those with which nodes join; nil when there are none.
+	// Tokens deletes the tokens with which nodes join; nil if mcm issues none.
 	Tokens   Tokens
 	Events   record.EventRecorder
 	Metrics  *Metrics
 	Settings Settings
 	// Owner is the uid of the control cluster.
 	Owner string
-	// Barred returns why nothing may be deleted now; nil means that there is never a
-	// reason. It must not block.
+	// Barred returns why nothing may be deleted now, or nil. It must not block. If Barred
+	// is nil, deletions are always allowed.
 	Barred func() error
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 
-	hurry    *hurry           // nil before Watch
-	unlisted []string         // providers, at the last look
-	machines int              // at the last look at everything
+	suspects *suspects        // nil before Watch
+	unlisted []string         // providers with a class that could not be listed, at the last look
+	machines int              // number at the last look at all classes
 	seen     map[key]sighting // of instances without a machine
-	foreign  map[key]bool     // instances without a machine that are not ours
-	nodes    map[string]bool  // names of the machines that Nodes of ours name
+	foreign  map[key]bool     // instances without a machine that have another owner
+	nodes    map[string]bool  // names of machines on the labels of our Nodes
 }
 
-// A sighting is what is remembered of an instance without a machine: since when it
-// is one, and when its last delete failed.
+// A sighting says since when an instance is without a machine, and when its last delete
+// failed.
 type sighting struct{ since, failed time.Time }
 
 // A key is an instance's identity.
@@ -93,13 +89,13 @@ type Tokens interface {
 	Delete(ctx context.Context, m *v1alpha1.Machine) error
 }
 
-// Start looks every period until ctx ends, and out of turn where Watch has seen a
-// cause. It implements manager.Runnable and runs on the leader only.
+// Start looks for orphans every period until ctx ends, and out of turn if Watch has seen
+// a suspect machine. It implements manager.Runnable and runs on the leader only.
 func (c *Collector) Start(ctx context.Context) error {
 	tick := time.NewTicker(c.Settings.Period)
 	defer tick.Stop()
-	var rested, retry <-chan time.Time
-	wake := c.hurry.wake()
+	var gapOver, retry <-chan time.Time
+	wake := c.suspects.wake()
 	c.Pass(ctx)
 	for {
 		if retry == nil && len(c.unlisted) > 0 {
@@ -117,9 +113,9 @@ func (c *Collector) Start(ctx context.Context) error {
 			}
 		case <-wake:
 			c.passOutOfTurn(ctx)
-			wake, rested = nil, time.After(c.Settings.Gap)
-		case <-rested:
-			wake, rested = c.hurry.wake(), nil
+			wake, gapOver = nil, time.After(c.Settings.Gap)
+		case <-gapOver:
+			wake, gapOver = c.suspects.wake(), nil
 		}
 	}
 }
@@ -127,10 +123,10 @@ func (c *Collector) Start(ctx context.Context) error {
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (c *Collector) NeedLeaderElection() bool { return true }
 
-// Pass looks once: at the classes of the providers given, or at everything. It
-// must not be called by several goroutines.
+// Pass looks once: at the classes of these providers, or at all classes if none is given.
+// It is not safe for concurrent use.
 func (c *Collector) Pass(ctx context.Context, providers ...string) {
-	log := ctrl.LoggerFrom(ctx).WithName("safety")
+	log := ctrl.LoggerFrom(ctx).WithName("orphans")
 	p := &pass{Collector: c, log: log, now: time.Now(), providers: providers}
 	if c.Now != nil {
 		p.now = c.Now()
@@ -141,18 +137,18 @@ func (c *Collector) Pass(ctx context.Context, providers ...string) {
 	}
 	c.Metrics.passes.WithLabelValues(string(outcome)).Inc()
 	if err != nil {
-		log.Error(err, "no instance is deleted after this look", "outcome", string(outcome))
+		log.Error(err, "orphan collection deletes no instance after this look", "outcome", string(outcome))
 	}
 }
 
-// An outcome is what became of a look.
+// An outcome is the result of a look, as the metrics show it.
 type outcome string
 
 const (
 	done     outcome = "done"
-	unread   outcome = "unread"   // the API server was in trouble
-	doubtful outcome = "doubtful" // too much was missing
-	barred   outcome = "barred"   // there is a reason to delete nothing
+	unread   outcome = "unread"   // the API server could not be read
+	doubtful outcome = "doubtful" // too many Machines or instances were missing
+	barred   outcome = "barred"   // Barred returned an error
 )
 
 // A pass is one look.
@@ -164,15 +160,15 @@ type pass struct {
 
 	providers []string // none for all
 
-	classes []v1alpha1.MachineClass
-	lists   []listing
-	known   *register
-	strange map[key]bool // becomes Collector.foreign
+	classes    []v1alpha1.MachineClass
+	lists      []listing
+	known      *machineIndex
+	foreignNow map[key]bool // becomes Collector.foreign
 }
 
 func (p *pass) run(ctx context.Context) (outcome, error) {
-	if err := p.bar(); err != nil {
-		p.graceAnew()
+	if err := p.mayDelete(); err != nil {
+		p.restartGrace()
 
 		return barred, err
 	}
@@ -186,16 +182,16 @@ func (p *pass) run(ctx context.Context) (outcome, error) {
 	if err := p.Reader.List(ctx, machines, p.scope()...); err != nil {
 		return unread, fmt.Errorf("list machines: %w", err)
 	}
-	p.known = newRegister(machines.Items)
+	p.known = newMachineIndex(machines.Items)
 	last, machinesNow := p.machines, len(machines.Items)
 	if p.whole() {
 		p.machines = machinesNow
 	}
 	orphans := p.orphans()
 	if 2*machinesNow < last && len(orphans) > 0 {
-		p.graceAnew()
+		p.restartGrace()
 		err := fmt.Errorf("the API server shows %d machines, and showed %d at the last look", machinesNow, last)
-		p.doubt(err)
+		p.reportKept(err)
 
 		return doubtful, err
 	}
@@ -210,8 +206,8 @@ func (p *pass) run(ctx context.Context) (outcome, error) {
 	return done, nil
 }
 
-// bar returns why nothing may be deleted now.
-func (p *pass) bar() error {
+// mayDelete returns why nothing may be deleted now, or nil.
+func (p *pass) mayDelete() error {
 	if p.Barred == nil {
 		return nil
 	}
@@ -219,8 +215,8 @@ func (p *pass) bar() error {
 	return p.Barred()
 }
 
-// graceAnew has the grace period of all that was seen begin now.
-func (p *pass) graceAnew() {
+// restartGrace starts the grace period of all instances again.
+func (p *pass) restartGrace() {
 	for k := range p.seen {
 		p.seen[k] = sighting{since: p.now}
 	}
@@ -228,8 +224,8 @@ func (p *pass) graceAnew() {
 
 func (p *pass) whole() bool { return len(p.providers) == 0 }
 
-// covers tells whether the look is at a class. One that has no valid provider is
-// told of by a look at everything.
+// covers reports whether this pass looks at a class. Only a pass over all classes reports
+// one without a valid provider.
 func (p *pass) covers(class *v1alpha1.MachineClass) bool {
 	if p.whole() {
 		return true
@@ -239,7 +235,7 @@ func (p *pass) covers(class *v1alpha1.MachineClass) bool {
 	return err == nil && slices.Contains(p.providers, provider)
 }
 
-// scope limits what is read to what is served.
+// scope limits lists to the namespace that this manager serves.
 func (p *pass) scope() []client.ListOption {
 	if p.Settings.Namespace == "" {
 		return nil

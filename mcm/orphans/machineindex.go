@@ -1,4 +1,4 @@
-package safety
+package orphans
 
 import (
 	"k8s.io/apimachinery/pkg/types"
@@ -7,18 +7,18 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
-// A register finds the machine that an instance belongs to.
-type register struct {
+// A machineIndex finds the machine that an instance belongs to.
+type machineIndex struct {
 	byUID        map[types.UID]*v1alpha1.Machine
 	byProviderID map[string]*v1alpha1.Machine
-	unmade       map[string]*v1alpha1.Machine // by name: machines without a providerID
+	byName       map[string]*v1alpha1.Machine // only machines without a providerID
 	byClass      map[types.NamespacedName][]*v1alpha1.Machine
 }
 
-func newRegister(machines []v1alpha1.Machine) *register {
-	r := &register{
+func newMachineIndex(machines []v1alpha1.Machine) *machineIndex {
+	r := &machineIndex{
 		byUID: map[types.UID]*v1alpha1.Machine{}, byProviderID: map[string]*v1alpha1.Machine{},
-		unmade: map[string]*v1alpha1.Machine{}, byClass: map[types.NamespacedName][]*v1alpha1.Machine{},
+		byName: map[string]*v1alpha1.Machine{}, byClass: map[types.NamespacedName][]*v1alpha1.Machine{},
 	}
 	for i := range machines {
 		m := &machines[i]
@@ -28,24 +28,24 @@ func newRegister(machines []v1alpha1.Machine) *register {
 		if id := m.Spec.ProviderID; id != "" {
 			r.byProviderID[id] = m
 		} else {
-			r.unmade[m.Name] = m
+			r.byName[m.Name] = m
 		}
 	}
 
 	return r
 }
 
-// A belonging is how an instance belongs to a machine.
+// A belonging says how an instance belongs to a machine.
 type belonging int
 
 const (
-	orphan    belonging = iota // to none
-	owned                      // it is the machine's, or may become it
-	duplicate                  // it was made for a machine that has another one
+	orphan    belonging = iota // it belongs to no machine
+	owned                      // it is the machine's instance, or may become it
+	duplicate                  // it was created for a machine that has another instance
 )
 
-// belongs tells to which machine an instance belongs.
-func (r *register) belongs(i *dispatch.Listed) (*v1alpha1.Machine, belonging) {
+// belongs returns the machine that an instance belongs to.
+func (r *machineIndex) belongs(i *dispatch.Listed) (*v1alpha1.Machine, belonging) {
 	if m, ok := r.byProviderID[i.ProviderID]; ok {
 		return m, owned
 	}
@@ -56,9 +56,9 @@ func (r *register) belongs(i *dispatch.Listed) (*v1alpha1.Machine, belonging) {
 
 		return m, duplicate
 	}
-	if m, ok := r.unmade[i.MachineName]; ok && i.MachineUID == "" {
-		// A driver that knows instances by name may still find it. One with another uid is
-		// an earlier machine's of this name: no create ever returns it [CREATE-2].
+	if m, ok := r.byName[i.MachineName]; ok && i.MachineUID == "" {
+		// A driver that finds instances by name may return it. An instance with another uid
+		// belongs to an earlier machine of this name: no create returns it [CREATE-2].
 		return m, owned
 	}
 
@@ -66,7 +66,7 @@ func (r *register) belongs(i *dispatch.Listed) (*v1alpha1.Machine, belonging) {
 }
 
 // nodes returns the names of all machines, and those of their Nodes.
-func (r *register) nodes() (machines, nodes map[string]bool) {
+func (r *machineIndex) nodes() (machines, nodes map[string]bool) {
 	machines, nodes = map[string]bool{}, map[string]bool{}
 	for _, m := range r.byUID {
 		machines[m.Name] = true
@@ -78,10 +78,9 @@ func (r *register) nodes() (machines, nodes map[string]bool) {
 	return machines, nodes
 }
 
-// missing counts the instances that a class's machines have, and how many of
-// them are not in a list of the class. Those that are on their way out may be
-// gone.
-func (r *register) missing(class types.NamespacedName, list []dispatch.Listed) (missing, known int) {
+// missing returns how many instances the machines of a class have, and how many of them are
+// not in a list of the class. Machines that are being deleted do not count.
+func (r *machineIndex) missing(class types.NamespacedName, list []dispatch.Listed) (missing, known int) {
 	there := make(map[string]bool, len(list))
 	for i := range list {
 		there[list[i].ProviderID] = true

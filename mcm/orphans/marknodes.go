@@ -1,4 +1,4 @@
-package safety
+package orphans
 
 import (
 	"context"
@@ -11,14 +11,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
-	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
 // notManaged is the value of the annotation on Nodes without a machine.
 const notManaged = "1"
 
-// markNodes marks the Nodes that belong to no machine, and lets go of them, as
-// the machine controller manager does; and takes the mark away from those that do.
+// markNodes annotates Nodes that belong to no machine and removes our finalizer from them,
+// as the machine controller manager does. It removes the annotation from other Nodes.
 func (p *pass) markNodes(ctx context.Context) error {
 	if p.Nodes == nil {
 		return nil
@@ -37,8 +36,7 @@ func (p *pass) markNodes(ctx context.Context) error {
 		}
 		_, managed := p.known.byProviderID[node.Spec.ProviderID]
 		managed = managed || names[machine] || byNode[node.Name]
-		// Where only one namespace is served, another manager may have claimed the
-		// Node for a machine that is not seen here.
+		// If this manager serves one namespace only, the machine may be in another one.
 		foreign := machine != "" && !ours[machine] && p.Settings.Namespace != ""
 		young := p.now.Sub(node.CreationTimestamp.Time) < p.Settings.NodeGrace
 		if foreign || young && !managed {
@@ -67,56 +65,12 @@ func (p *pass) mark(ctx context.Context, before *corev1.Node, managed bool) erro
 	}
 	err := p.Nodes.Patch(ctx, node, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return nil // the next look sees what it is now
+		return nil // the next look reads the changed Node
 	}
 	if err != nil {
 		return fmt.Errorf("mark node %s: %w", node.Name, err)
 	}
-	p.log.Info("node marked", "node", node.Name, "managed", managed)
-
-	return nil
-}
-
-// removeToken removes the token with which an instance that is deleted could have joined:
-// its Machine went by force, and nothing else knows of it.
-func (p *pass) removeToken(ctx context.Context, o *dispatch.Orphan) error {
-	if p.Tokens == nil || o.MachineUID == "" {
-		return nil
-	}
-	m := &v1alpha1.Machine{}
-	m.Namespace, m.Name, m.UID = o.Namespace, o.MachineName, o.MachineUID
-
-	return p.Tokens.Delete(ctx, m)
-}
-
-// removeNode removes the Node of an instance that is deleted: it would keep its name
-// from the Node of another instance.
-func (p *pass) removeNode(ctx context.Context, providerID string) error {
-	if p.Nodes == nil {
-		return nil
-	}
-	nodes := &corev1.NodeList{}
-	if err := p.Nodes.List(ctx, nodes); err != nil {
-		return fmt.Errorf("list nodes: %w", err)
-	}
-	for i := range nodes.Items {
-		before := &nodes.Items[i]
-		if before.Spec.ProviderID != providerID {
-			continue
-		}
-		node := before.DeepCopy()
-		if controllerutil.RemoveFinalizer(node, v1alpha1.FinalizerNameNode) {
-			err := p.Nodes.Patch(ctx, node, client.MergeFrom(before))
-			if client.IgnoreNotFound(err) != nil {
-				return fmt.Errorf("release node %s: %w", node.Name, err)
-			}
-		}
-		err := p.Nodes.Delete(ctx, node, client.Preconditions{UID: &before.UID})
-		if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) { // by now the name is another Node's
-			return fmt.Errorf("delete node %s: %w", node.Name, err)
-		}
-		p.log.Info("node of a deleted instance deleted", "node", node.Name, "provider_id", providerID)
-	}
+	p.log.Info("updated the mark of a node without a machine", "node", node.Name, "managed", managed)
 
 	return nil
 }

@@ -1,4 +1,4 @@
-package safety_test
+package orphans_test
 
 import (
 	"context"
@@ -25,7 +25,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/mcm/kubetest"
-	"github.com/machinebus/machinebus/mcm/safety"
+	"github.com/machinebus/machinebus/mcm/orphans"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -53,7 +53,7 @@ func TestMain(m *testing.M) {
 // Collector with a clock of its own.
 type rig struct {
 	client.WithWatch
-	*safety.Collector
+	*orphans.Collector
 
 	t          *testing.T
 	namespace  string
@@ -81,12 +81,12 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-func (r *rig) newCollector(dispatcher *dispatch.Dispatcher) *safety.Collector {
-	settings := safety.DefaultSettings()
+func (r *rig) newCollector(dispatcher *dispatch.Dispatcher) *orphans.Collector {
+	settings := orphans.DefaultSettings()
 	settings.Namespace, settings.DeleteTimeout = r.namespace, time.Minute
 
-	return &safety.Collector{
-		Reader: r.WithWatch, Cache: r.WithWatch, Dispatcher: dispatcher, Events: r.newRecorder(), Metrics: safety.NewMetrics(), Owner: ownerUID,
+	return &orphans.Collector{
+		Reader: r.WithWatch, Cache: r.WithWatch, Dispatcher: dispatcher, Events: r.newRecorder(), Metrics: orphans.NewMetrics(), Owner: ownerUID,
 		Settings: settings, Now: func() time.Time { return r.clock },
 	}
 }
@@ -189,10 +189,10 @@ func (r *rig) passes() {
 // event waits for an Event with that reason and text.
 func (r *rig) event(reason, part string) {
 	r.t.Helper()
-	bustest.Eventually(r.t, "Event "+reason+" with "+part, func() bool { return r.told(reason, part) })
+	bustest.Eventually(r.t, "Event "+reason+" with "+part, func() bool { return r.hasEvent(reason, part) })
 }
 
-func (r *rig) told(reason, part string) bool {
+func (r *rig) hasEvent(reason, part string) bool {
 	r.t.Helper()
 	list := &corev1.EventList{}
 	r.must(r.List(r.t.Context(), list, client.InNamespace(r.namespace)))

@@ -1,4 +1,4 @@
-package safety
+package orphans
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
-// A listing is what a driver lists of one class.
+// A listing is the instances that a driver lists for one class.
 type listing struct {
 	class     dispatch.Class
 	provider  string
@@ -24,8 +24,9 @@ type listing struct {
 // maxLists is how many classes are listed at once.
 const maxLists = 8
 
-// list asks the drivers. A class that cannot be listed is left out, and its
-// provider noted: what was seen of it before counts anew from the next time.
+// list asks the drivers for the instances of all classes. It leaves out a class that cannot
+// be listed and adds its provider to p.unlisted: the grace period of its instances starts
+// again with the next list.
 func (p *pass) list(ctx context.Context) []listing {
 	lists := make([]*listing, len(p.classes))
 	slots := make(chan struct{}, maxLists)
@@ -36,7 +37,7 @@ func (p *pass) list(ctx context.Context) []listing {
 			defer func() { <-slots }()
 			l, err := p.listClass(ctx, &p.classes[i])
 			if err != nil {
-				p.log.Info("class not listed; its instances are left alone", "class", client.ObjectKeyFromObject(&p.classes[i]),
+				p.log.Info("cannot list the instances of the class; none of them is deleted", "class", client.ObjectKeyFromObject(&p.classes[i]),
 					"code", dispatch.CodeOf(err).String(), "err", err.Error())
 
 				return
@@ -46,15 +47,18 @@ func (p *pass) list(ctx context.Context) []listing {
 	}
 	group.Wait()
 	var all []listing
-	p.unlisted = slices.DeleteFunc(p.unlisted, func(provider string) bool { return p.whole() || slices.Contains(p.providers, provider) })
+	p.unlisted = slices.DeleteFunc(p.unlisted, func(provider string) bool {
+		return p.whole() || slices.Contains(p.providers, provider)
+	})
 	for i, l := range lists {
 		if l != nil {
 			all = append(all, *l)
 
 			continue
 		}
-		// One without a valid provider is listed again when that is mended.
-		if provider, err := dispatch.Provider(&p.classes[i], p.Settings.DefaultProvider); err == nil && !slices.Contains(p.unlisted, provider) {
+		// A class without a valid provider is listed once it has one.
+		provider, err := dispatch.Provider(&p.classes[i], p.Settings.DefaultProvider)
+		if err == nil && !slices.Contains(p.unlisted, provider) {
 			p.unlisted = append(p.unlisted, provider)
 		}
 	}
@@ -79,14 +83,14 @@ func (p *pass) listClass(ctx context.Context, object *v1alpha1.MachineClass) (*l
 	return &listing{class: class, provider: provider, instances: instances}, err
 }
 
-// secret returns a nil interface where the class refers to none.
+// secret returns a nil interface if the class refers to no secret.
 func (p *pass) secret(ctx context.Context, class *v1alpha1.MachineClass, ref *corev1.SecretReference) (metav1.Object, error) {
 	if ref == nil {
 		return nil, nil
 	}
 	name, allowed := v1alpha1.SecretKey(class, ref)
 	if !allowed {
-		return nil, fmt.Errorf("secret %s is in another namespace than its class", name)
+		return nil, fmt.Errorf("secret %s is not in the namespace of its class: move it there", name)
 	}
 	secret := &corev1.Secret{}
 	if err := p.Cache.Get(ctx, name, secret); err != nil {

@@ -1,4 +1,4 @@
-package safety
+package orphans
 
 import (
 	"context"
@@ -17,30 +17,28 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
-// A hurry holds the classes to look at without waiting for the next turn. It is
-// safe for concurrent use.
-type hurry struct {
+// suspects are the classes to look at out of turn. It is safe for concurrent use.
+type suspects struct {
 	news chan struct{} // holds one entry while there are classes
 
 	mu      sync.Mutex
 	classes map[client.ObjectKey]bool
 }
 
-// Watch has the classes of machines looked at as soon as a driver answers
-// OutOfRange, by which it says that several instances match one machine, or
-// AlreadyExists, as another instance has the machine's name. It must be called before
-// Start; every replica of a manager may.
+// Watch makes Start look out of turn at the class of a machine for which a driver answers
+// OutOfRange (several instances match the machine) or AlreadyExists (another instance has
+// the machine's name). It must be called before Start; every replica of a manager may.
 func (c *Collector) Watch(ctx context.Context, informers cache.Informers) error {
 	informer, err := informers.GetInformer(ctx, &v1alpha1.Machine{})
 	if err != nil {
 		return fmt.Errorf("watch machines: %w", err)
 	}
-	c.hurry = &hurry{news: make(chan struct{}, 1), classes: map[client.ObjectKey]bool{}}
+	c.suspects = &suspects{news: make(chan struct{}, 1), classes: map[client.ObjectKey]bool{}}
 	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{UpdateFunc: func(before, after any) {
 		old, isMachine := before.(*v1alpha1.Machine)
 		m, isToo := after.(*v1alpha1.Machine)
-		if isMachine && isToo && suspects(m) && !suspects(old) {
-			c.hurry.add(client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.Class.Name})
+		if isMachine && isToo && hintsAtOrphan(m) && !hintsAtOrphan(old) {
+			c.suspects.add(client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.Class.Name})
 		}
 	}})
 	if err != nil {
@@ -50,17 +48,18 @@ func (c *Collector) Watch(ctx context.Context, informers cache.Informers) error 
 	return nil
 }
 
-// suspects reports whether a machine's last operation ended with a code that hints at
-// an instance without a machine. For OutOfRange its text counts, as in the machine
-// controller manager: it has no errorCode for deletions.
-func suspects(m *v1alpha1.Machine) bool {
+// hintsAtOrphan reports whether a machine's last operation ended with a code that hints at
+// an instance without a machine. It looks for OutOfRange in the description, as the machine
+// controller manager does: errorCode is not set for deletions.
+func hintsAtOrphan(m *v1alpha1.Machine) bool {
 	last := &m.Status.LastOperation
 
 	return strings.Contains(last.Description, v1alpha1.ErrorCodeOutOfRange) || last.ErrorCode == dispatch.AlreadyExists.String()
 }
 
-// wake tells of classes to take; it never does without a Watch.
-func (h *hurry) wake() <-chan struct{} {
+// wake returns a channel that gets a value when there are classes to take; nil, which
+// never does, before Watch.
+func (h *suspects) wake() <-chan struct{} {
 	if h == nil {
 		return nil
 	}
@@ -68,7 +67,7 @@ func (h *hurry) wake() <-chan struct{} {
 	return h.news
 }
 
-func (h *hurry) add(class client.ObjectKey) {
+func (h *suspects) add(class client.ObjectKey) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.classes[class] = true
@@ -78,7 +77,7 @@ func (h *hurry) add(class client.ObjectKey) {
 	}
 }
 
-func (h *hurry) take() map[client.ObjectKey]bool {
+func (h *suspects) take() map[client.ObjectKey]bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	taken := h.classes
@@ -87,12 +86,12 @@ func (h *hurry) take() map[client.ObjectKey]bool {
 	return taken
 }
 
-// passOutOfTurn looks at the providers for which there is a cause. All of a
-// provider's classes are: any of them may list the instances in question.
+// passOutOfTurn looks at the providers of suspect classes, at all classes of each: any of
+// them may list the instances in question.
 func (c *Collector) passOutOfTurn(ctx context.Context) {
-	log := ctrl.LoggerFrom(ctx).WithName("safety")
+	log := ctrl.LoggerFrom(ctx).WithName("orphans")
 	var providers []string
-	for key := range c.hurry.take() {
+	for key := range c.suspects.take() {
 		class := &v1alpha1.MachineClass{}
 		err := c.Cache.Get(ctx, key, class)
 		if apierrors.IsNotFound(err) {
@@ -103,11 +102,12 @@ func (c *Collector) passOutOfTurn(ctx context.Context) {
 			provider, err = dispatch.Provider(class, c.Settings.DefaultProvider)
 		}
 		if err != nil {
-			log.Info("class not looked at out of turn", "class", key, "err", err.Error())
+			log.Info("cannot look for orphans of the class out of turn; the next regular look covers it", "class", key, "err", err.Error())
 
 			continue
 		}
-		log.Info("looking for instances without a machine: a driver has answered OutOfRange or AlreadyExists", "class", key, "provider", provider)
+		log.Info("looking for instances without a machine: a driver answered OutOfRange or AlreadyExists",
+			"class", key, "provider", provider)
 		providers = append(providers, provider)
 	}
 	if len(providers) > 0 {

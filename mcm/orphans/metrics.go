@@ -1,8 +1,8 @@
-package safety
+package orphans
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Metrics tell what a Collector finds and does.
+// Metrics count what a Collector finds and does.
 type Metrics struct {
 	passes     *prometheus.CounterVec
 	orphans    *prometheus.GaugeVec
@@ -17,9 +17,9 @@ func NewMetrics() *Metrics {
 	return &Metrics{
 		passes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "mcm_safety_orphan_passes_total",
-			Help: "Looks for instances without a machine, by outcome: done, unread (trouble with an API server), " +
-				"doubtful (so much was missing that nothing, or nothing of one class, is deleted), " +
-				"barred (another control plane of the same name is heard).",
+			Help: "Looks for instances without a machine, by outcome: done, unread (an API server could not be read), " +
+				"doubtful (so many Machines or instances were missing that nothing, or nothing of one class, is deleted), " +
+				"barred (another control plane of the same name is on the bus).",
 		}, []string{"outcome"}),
 		orphans: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "mcm_safety_orphans",
@@ -27,12 +27,12 @@ func NewMetrics() *Metrics {
 		}, []string{"namespace", "class"}),
 		duplicates: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "mcm_safety_duplicates",
-			Help: "Instances, at the last look, that were made for a machine which has another one.",
+			Help: "Instances at the last look that were created for a machine which has another instance.",
 		}, []string{"namespace", "class"}),
 		foreign: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "mcm_safety_foreign_instances",
-			Help: "Instances without a machine, at the last look, that are never deleted as their owner is not this control cluster, " +
-				"by reason: no_owner, other_owner.",
+			Help: "Instances without a machine at the last look that are never deleted because their owner is not " +
+				"this control cluster, by reason: no_owner, other_owner.",
 		}, []string{"namespace", "class", "reason"}),
 		found: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "mcm_safety_orphans_found_total",

@@ -1,4 +1,4 @@
-package safety_test
+package orphans_test
 
 import (
 	"context"
@@ -35,7 +35,7 @@ func (r *rig) node(name, machine string) *corev1.Node {
 	return node
 }
 
-// marked tells what a Node's mark and finalizer are.
+// marked returns a Node's mark and whether it has the finalizer.
 func (r *rig) marked(node *corev1.Node) (mark string, claimed bool) {
 	r.t.Helper()
 	r.must(r.Get(r.t.Context(), client.ObjectKeyFromObject(node), node))
@@ -61,7 +61,7 @@ func TestNodes(t *testing.T) {
 	r.clock = r.clock.Add(r.Settings.NodeGrace + grace)
 	r.Pass(t.Context())
 	want(mine, "", true, "its machine is there")
-	want(static, "1", false, "nobody has claimed it")
+	want(static, "1", false, "no machine has claimed it")
 	want(foreign, "", true, "another manager may have claimed it for a namespace of its own")
 
 	r.must(r.Delete(t.Context(), m))

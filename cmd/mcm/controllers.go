@@ -15,12 +15,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/machinebus/machinebus/mcm/dispatch"
-	"github.com/machinebus/machinebus/mcm/freeze"
 	"github.com/machinebus/machinebus/mcm/machine"
 	"github.com/machinebus/machinebus/mcm/machineclass"
 	"github.com/machinebus/machinebus/mcm/machinedeployment"
 	"github.com/machinebus/machinebus/mcm/machineset"
 	"github.com/machinebus/machinebus/mcm/orphans"
+	"github.com/machinebus/machinebus/mcm/overshoot"
 )
 
 // A controller is what --controllers switches on and off by its name.
@@ -198,12 +198,12 @@ func (m *mcm) addMachineDeployment(ctx context.Context) error {
 }
 
 func (m *mcm) addFreeze(ctx context.Context) error {
-	c, settings := m.manager.GetClient(), m.options.freeze
-	sets := &freeze.SetReconciler{Client: c, Live: m.manager.GetAPIReader(), Events: m.events, Settings: settings}
+	c, settings := m.manager.GetClient(), m.options.overshoot
+	sets := &overshoot.SetReconciler{Client: c, Live: m.manager.GetAPIReader(), Events: m.events, Settings: settings}
 	if err := sets.SetupWithManager(ctx, m.manager); err != nil {
 		return err
 	}
-	deployments := &freeze.DeploymentReconciler{Client: c, Settings: settings}
+	deployments := &overshoot.DeploymentReconciler{Client: c, Settings: settings}
 
 	return deployments.SetupWithManager(ctx, m.manager)
 }

@@ -26,10 +26,10 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
-	"github.com/machinebus/machinebus/mcm/freeze"
 	"github.com/machinebus/machinebus/mcm/machine"
 	"github.com/machinebus/machinebus/mcm/machinedeployment"
 	"github.com/machinebus/machinebus/mcm/orphans"
+	"github.com/machinebus/machinebus/mcm/overshoot"
 )
 
 // options are the flags. Where the machine controller manager has a flag for
@@ -55,7 +55,7 @@ type options struct {
 	settings   machine.Settings
 	limits     dispatch.Limits
 	orphans    orphans.Settings
-	freeze     freeze.Settings
+	overshoot  overshoot.Settings
 	outage     machine.FreezeSettings
 
 	deployments machinedeployment.Settings
@@ -86,7 +86,7 @@ const (
 
 func newCommand() *cobra.Command {
 	o := &options{
-		settings: machine.DefaultSettings(), outage: machine.DefaultFreezeSettings(), limits: dispatch.DefaultLimits(), freeze: freeze.DefaultSettings(),
+		settings: machine.DefaultSettings(), outage: machine.DefaultFreezeSettings(), limits: dispatch.DefaultLimits(), overshoot: overshoot.DefaultSettings(),
 		orphans: orphans.DefaultSettings(), logging: logsapi.NewLoggingConfiguration(),
 	}
 	cmd := &cobra.Command{
@@ -186,10 +186,10 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 		"time between two looks at whether the API servers can be read; not less than the timeout")
 	fs.BoolVar(&o.deployments.AnnotateNodes, "autoscaler-scaledown-annotation-during-rollout", true,
 		"keep the cluster-autoscaler from removing nodes of a machine deployment that is being rolled out")
-	fs.IntVar(&o.freeze.Up, "safety-up", o.freeze.Up,
+	fs.IntVar(&o.overshoot.Up, "safety-up", o.overshoot.Up,
 		"machines beyond replicas and surge that freeze a machine set: no more are made")
-	fs.IntVar(&o.freeze.Down, "safety-down", o.freeze.Down, "machines fewer than that which end the freeze")
-	fs.DurationVar(&o.freeze.Period, "machine-safety-overshooting-period", o.freeze.Period, "time between counts of machine sets without a cause")
+	fs.IntVar(&o.overshoot.Down, "safety-down", o.overshoot.Down, "machines fewer than that which end the freeze")
+	fs.DurationVar(&o.overshoot.Period, "machine-safety-overshooting-period", o.overshoot.Period, "time between counts of machine sets without a cause")
 
 	o.lease.addFlags(fs)
 	o.nats.addFlags(fs)
@@ -263,7 +263,7 @@ func (o *options) validate() error {
 	if o.targetKubeconfig == noTarget && o.controlKubeconfig == "" {
 		errs = append(errs, errors.New("--target-kubeconfig=none needs a --control-kubeconfig"))
 	}
-	errs = append(errs, o.freeze.Validate(), validateControllers(o.controllers))
+	errs = append(errs, o.overshoot.Validate(), validateControllers(o.controllers))
 	if err := bootstrap.ValidateGroups(o.tokenGroups); err != nil {
 		errs = append(errs, fmt.Errorf("--bootstrap-token-auth-extra-groups: %w", err))
 	}

@@ -1,4 +1,4 @@
-package freeze
+package overshoot
 
 import (
 	"errors"
@@ -6,20 +6,19 @@ import (
 	"time"
 )
 
-// Settings say when sets are frozen. A set's limit is what its deployment's
-// replicas and surge allow, or twice its own replicas if it has no deployment.
+// Settings say when sets are frozen. A set's limit is the sum of its deployment's replicas
+// and surge, or twice its own replicas if it has no deployment.
 type Settings struct {
-	// Up is how many machines above the limit freeze a set, and Down how many
-	// fewer than that end the freeze.
+	// A freeze begins with Up machines above the limit, and ends with Down fewer.
 	Up, Down int
-	// Period is how often sets are counted without a cause.
+	// Period is the time between two counts of a set without an event.
 	Period time.Duration
 }
 
-// DefaultSettings are those of the machine controller manager.
+// DefaultSettings returns the settings of the machine controller manager.
 func DefaultSettings() Settings { return Settings{Up: 2, Down: 1, Period: time.Minute} }
 
-// Validate names all settings that cannot be worked with, by their flags.
+// Validate returns an error that names the flags of all invalid settings.
 func (s Settings) Validate() error {
 	var errs []error
 	if s.Up < 0 {

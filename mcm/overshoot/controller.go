@@ -1,4 +1,4 @@
-package freeze
+package overshoot
 
 import (
 	"context"
@@ -18,9 +18,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/backoff"
 )
 
-// indexController finds machines and sets by the uid of the object that controls
-// them.
-const indexController = "freeze.controller"
+// indexController indexes machines and sets by the uid of the object that controls them.
+const indexController = "overshoot.controller"
 
 func controllerOf(o client.Object) []string {
 	if ref := metav1.GetControllerOfNoCopy(o); ref != nil {
@@ -30,37 +29,37 @@ func controllerOf(o client.Object) []string {
 	return nil
 }
 
-// SetupWithManager adds the controller of sets to a manager. Sets are counted when
-// a machine is made, and periodically, and those that are frozen also when a
-// machine goes, or when their spec or their deployment's changes: both may end it.
-// Others are not: every set that shrinks by much has too many machines for a moment.
+// SetupWithManager adds the controller of sets to a manager. It counts a set's machines when
+// one is created, and periodically. It also counts those of a frozen set when a machine is
+// deleted or when the spec of the set or of its deployment changes: these may end the
+// freeze. Other sets may have too many machines for a moment then, while they shrink.
 func (r *SetReconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.Machine{}, indexController, controllerOf); err != nil {
 		return fmt.Errorf("index machines by controller: %w", err)
 	}
-	made := predicate.Funcs{
+	created := predicate.Funcs{
 		UpdateFunc: func(event.UpdateEvent) bool { return false },
-		DeleteFunc: func(e event.DeleteEvent) bool { return r.ofFrozen(ctx, e.Object) },
+		DeleteFunc: func(e event.DeleteEvent) bool { return r.inFrozenSet(ctx, e.Object) },
 	}
 
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("freeze").
 		For(&v1alpha1.MachineSet{}, builder.WithPredicates(changed())).
 		Watches(&v1alpha1.Machine{}, handler.EnqueueRequestsFromMapFunc(controllerRequest(v1alpha1.KindMachineSet)),
-			builder.WithPredicates(made)).
-		Watches(&v1alpha1.MachineDeployment{}, handler.EnqueueRequestsFromMapFunc(r.frozenOf),
+			builder.WithPredicates(created)).
+		Watches(&v1alpha1.MachineDeployment{}, handler.EnqueueRequestsFromMapFunc(r.frozenSetsOf),
 			builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		WithOptions(controller.Options{RateLimiter: backoff.UpTo(r.Settings.Period)}).
 		Complete(r)
 }
 
-// frozenOf maps a deployment to its frozen sets.
-func (r *SetReconciler) frozenOf(ctx context.Context, deployment client.Object) []reconcile.Request {
+// frozenSetsOf maps a deployment to its frozen sets.
+func (r *SetReconciler) frozenSetsOf(ctx context.Context, deployment client.Object) []reconcile.Request {
 	list := &v1alpha1.MachineSetList{}
 	err := r.Client.List(ctx, list, client.InNamespace(deployment.GetNamespace()),
 		client.MatchingLabels{v1alpha1.LabelKeyFreeze: v1alpha1.LabelValueTrue}, client.UnsafeDisableDeepCopy)
 	if err != nil {
-		return nil // the next look tells
+		return nil // the next periodic count makes up for it
 	}
 	var requests []reconcile.Request
 	for i := range list.Items {
@@ -72,8 +71,8 @@ func (r *SetReconciler) frozenOf(ctx context.Context, deployment client.Object) 
 	return requests
 }
 
-// ofFrozen tells whether a machine is one of a set that is frozen.
-func (r *SetReconciler) ofFrozen(ctx context.Context, machine client.Object) bool {
+// inFrozenSet reports whether a machine belongs to a frozen set.
+func (r *SetReconciler) inFrozenSet(ctx context.Context, machine client.Object) bool {
 	ref := metav1.GetControllerOfNoCopy(machine)
 	if ref == nil || ref.Kind != v1alpha1.KindMachineSet {
 		return false
@@ -81,7 +80,7 @@ func (r *SetReconciler) ofFrozen(ctx context.Context, machine client.Object) boo
 	set := &v1alpha1.MachineSet{}
 	err := r.Client.Get(ctx, client.ObjectKey{Namespace: machine.GetNamespace(), Name: ref.Name}, set, client.UnsafeDisableDeepCopy)
 
-	return err == nil && isFrozen(set) // if not, the next look tells
+	return err == nil && isFrozen(set) // after an error the next periodic count makes up for it
 }
 
 // SetupWithManager adds the controller of deployments to a manager.
@@ -99,8 +98,9 @@ func (r *DeploymentReconciler) SetupWithManager(ctx context.Context, mgr ctrl.Ma
 		Complete(r)
 }
 
-// changed passes what people and other writers do to a freeze, but for the
-// condition: that is put right at the next look. A changed spec may end one.
+// changed passes updates that may begin or end a freeze: of the label, of the annotation
+// that asks to end it, and of the spec of a frozen object. A changed condition is corrected
+// by the next periodic count.
 func changed() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		_, before := e.ObjectOld.GetAnnotations()[v1alpha1.AnnotationKeyUnfreeze]

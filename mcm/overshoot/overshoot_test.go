@@ -1,4 +1,4 @@
-package freeze_test
+package overshoot_test
 
 import (
 	"context"
@@ -21,8 +21,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
-	"github.com/machinebus/machinebus/mcm/freeze"
 	"github.com/machinebus/machinebus/mcm/kubetest"
+	"github.com/machinebus/machinebus/mcm/overshoot"
 )
 
 // patience bounds every wait; it is far above what is waited for.
@@ -75,13 +75,13 @@ func newRigWith(t *testing.T, period time.Duration) *rig {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	settings := freeze.DefaultSettings()
+	settings := overshoot.DefaultSettings()
 	settings.Period = period
-	sets := &freeze.SetReconciler{
+	sets := &overshoot.SetReconciler{
 		Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Settings: settings,
 		Events: mgr.GetEventRecorderFor("mcm"), //nolint:staticcheck // the newer API keeps only the first text of a reason
 	}
-	deployments := &freeze.DeploymentReconciler{Client: mgr.GetClient(), Settings: settings}
+	deployments := &overshoot.DeploymentReconciler{Client: mgr.GetClient(), Settings: settings}
 	if err := errors.Join(sets.SetupWithManager(ctx, mgr), deployments.SetupWithManager(ctx, mgr)); err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// A state is what tells of a freeze.
+// A state is what an object shows of a freeze.
 type state struct {
 	label, condition bool
 	reason, message  string
@@ -352,8 +352,8 @@ func (v oldView) List(ctx context.Context, list client.ObjectList, _ ...client.L
 // look has a set looked at once, as the cache shows it.
 func (r *rig) look(t *testing.T, set, cached *v1alpha1.MachineSet) {
 	t.Helper()
-	reconciler := &freeze.SetReconciler{
-		Client: oldView{r.Client, cached.DeepCopy()}, Live: r.Client, Events: record.NewFakeRecorder(1), Settings: freeze.DefaultSettings(),
+	reconciler := &overshoot.SetReconciler{
+		Client: oldView{r.Client, cached.DeepCopy()}, Live: r.Client, Events: record.NewFakeRecorder(1), Settings: overshoot.DefaultSettings(),
 	}
 	if _, err := reconciler.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(set)}); err != nil {
 		t.Fatal(err)
@@ -369,7 +369,7 @@ func TestStaleReplicas(t *testing.T) {
 		replicas int32
 		frozen   bool
 	}{
-		"raised": {"the set made what it was told to", 6, false},
+		"raised": {"the set created what its new replicas ask for", 6, false},
 		"as was": {"they are too many wherever one looks", 2, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -510,8 +510,8 @@ func (r *rig) transitions(t *testing.T, set *v1alpha1.MachineSet) (n int32) {
 	return n
 }
 
-// TestDrift has label and condition contradict each other, as somebody or a crash
-// between two writes left them.
+// TestDrift has label and condition contradict each other, as after an edit or a crash
+// between two writes.
 func TestDrift(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

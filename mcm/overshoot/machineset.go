@@ -1,4 +1,4 @@
-package freeze
+package overshoot
 
 import (
 	"context"
@@ -17,8 +17,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// A SetReconciler freezes and thaws MachineSets. Its fields are set once and only
-// read.
+// A SetReconciler freezes MachineSets and ends their freeze. Its fields are set once and
+// then only read.
 type SetReconciler struct {
 	// Client reads from the manager's cache, Live from the API server itself.
 	Client   client.Client
@@ -34,33 +34,33 @@ func (r *SetReconciler) Reconcile(ctx context.Context, req reconcile.Request) (r
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	if !set.DeletionTimestamp.IsZero() {
-		return reconcile.Result{}, nil // it makes no more machines
+		return reconcile.Result{}, nil // it creates no more machines
 	}
-	n, limit, err := r.look(ctx, r.Client, set, client.UnsafeDisableDeepCopy, client.MatchingFields{indexController: string(set.UID)})
+	n, limit, err := r.countAndLimits(ctx, r.Client, set, client.UnsafeDisableDeepCopy, client.MatchingFields{indexController: string(set.UID)})
 	if err == nil && !isFrozen(set) && limit.frozen(n, false) {
-		// The caches of machines, sets and deployments lag each for itself: replicas
-		// that were raised just now must not look like machines too many.
-		n, limit, err = r.look(ctx, r.Live, set)
+		// The caches of machines, sets and deployments lag independently. After a raise of
+		// the replicas the new machines must not look like too many.
+		n, limit, err = r.countAndLimits(ctx, r.Live, set)
 	}
 	if err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	_, asked := set.Annotations[v1alpha1.AnnotationKeyUnfreeze]
-	// Once asked to thaw it does, and is frozen again by the next look if there
-	// are still too many.
+	// On request the freeze ends. The next count freezes the set again if it still has too
+	// many machines.
 	want := !asked && limit.frozen(n, isFrozen(set))
-	err = r.apply(ctx, set, want, fmt.Sprintf("There are %d machines for %d replicas; no more are made until there are at most %d",
+	err = r.apply(ctx, set, want, fmt.Sprintf("There are %d machines for %d replicas; the set creates no more until there are at most %d",
 		n, set.Spec.Replicas, limit.thaw))
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return reconcile.Result{RequeueAfter: conflictRetry}, nil // somebody was faster
+		return reconcile.Result{RequeueAfter: conflictRetry}, nil // another writer came first
 	}
 
 	return reconcile.Result{RequeueAfter: r.Settings.Period}, err
 }
 
-// look counts the set's machines and works out their limits, by what one reader
-// says. Opts are for the list of machines.
-func (r *SetReconciler) look(
+// countAndLimits returns the number of the set's machines and its limits, as read from one
+// reader. Opts are for the list of machines.
+func (r *SetReconciler) countAndLimits(
 	ctx context.Context, from client.Reader, set *v1alpha1.MachineSet, opts ...client.ListOption,
 ) (int, limits, error) {
 	current := &v1alpha1.MachineSet{}
@@ -73,7 +73,7 @@ func (r *SetReconciler) look(
 	}
 	n, err := count(ctx, from, current, opts)
 
-	return n, r.Settings.of(current, deployment), err
+	return n, r.Settings.limitsOf(current, deployment), err
 }
 
 // deploymentOf returns the deployment that controls the set; nil if there is none.
@@ -94,7 +94,7 @@ func deploymentOf(ctx context.Context, from client.Reader, set *v1alpha1.Machine
 	return deployment, nil
 }
 
-// count returns how many machines of the set there are, as far as they count.
+// count returns how many machines of the set count, see counted.
 func count(ctx context.Context, from client.Reader, set *v1alpha1.MachineSet, opts []client.ListOption) (int, error) {
 	list := &v1alpha1.MachineList{}
 	opts = append(opts, client.InNamespace(set.Namespace), client.MatchingLabels(set.Spec.Template.Labels))
@@ -106,40 +106,39 @@ func count(ctx context.Context, from client.Reader, set *v1alpha1.MachineSet, op
 	return counted(machines, isFrozen(set)), nil
 }
 
-// counted returns how many machines count. Those on their way out have instances as
-// well, but as long as no others are made they only get fewer: a set that shrinks
-// slowly does not overshoot. So of them there count those that another machine
-// stands in for, made since they began to go; each for one. A frozen set waits until
-// they are gone: all count.
+// counted returns how many machines count. A machine in deletion counts only if another one
+// was created since its deletion began, and each new machine makes one of them count.
+// Without new machines they only get fewer: a set that shrinks slowly does not overshoot.
+// For a frozen set all machines count, so that it waits until they are gone.
 func counted(machines []v1alpha1.Machine, frozen bool) int {
 	if frozen {
 		return len(machines)
 	}
-	var made, left []time.Time
+	var created, deleted []time.Time
 	for i := range machines {
-		made = append(made, machines[i].CreationTimestamp.Time)
+		created = append(created, machines[i].CreationTimestamp.Time)
 		if at := machines[i].DeletionTimestamp; at != nil {
-			left = append(left, at.Time)
+			deleted = append(deleted, at.Time)
 		}
 	}
-	slices.SortFunc(made, time.Time.Compare)
-	slices.SortFunc(left, time.Time.Compare)
+	slices.SortFunc(created, time.Time.Compare)
+	slices.SortFunc(deleted, time.Time.Compare)
 	replaced := 0
-	for _, at := range made {
-		if replaced < len(left) && !at.Before(left[replaced]) {
+	for _, at := range created {
+		if replaced < len(deleted) && !at.Before(deleted[replaced]) {
 			replaced++
 		}
 	}
 
-	return len(machines) - len(left) + replaced
+	return len(machines) - len(deleted) + replaced
 }
 
 func isFrozen(o client.Object) bool {
 	return o.GetLabels()[v1alpha1.LabelKeyFreeze] == v1alpha1.LabelValueTrue
 }
 
-// apply makes label and condition say whether the set is frozen. The label comes
-// first: it is what stops the creation of machines.
+// apply sets or removes the set's label and condition. The label comes first: it stops the
+// creation of machines.
 func (r *SetReconciler) apply(ctx context.Context, set *v1alpha1.MachineSet, frozen bool, message string) error {
 	was := isFrozen(set)
 	after := set.DeepCopy()
@@ -152,17 +151,17 @@ func (r *SetReconciler) apply(ctx context.Context, set *v1alpha1.MachineSet, fro
 	case frozen && !was:
 		r.Events.Event(set, corev1.EventTypeWarning, v1alpha1.EventFrozeMachineSet, message)
 	case !frozen && was:
-		r.Events.Event(set, corev1.EventTypeNormal, v1alpha1.EventUnfrozeMachineSet, "Machines are made again")
+		r.Events.Event(set, corev1.EventTypeNormal, v1alpha1.EventUnfrozeMachineSet, "The set creates machines again")
 	}
 	if changed {
-		ctrl.LoggerFrom(ctx).Info("freeze changed", "frozen", frozen, "was", was)
+		ctrl.LoggerFrom(ctx).Info("changed the freeze", "frozen", frozen, "was", was)
 	}
 
 	return r.setCondition(ctx, after, frozen, message)
 }
 
-// setCondition writes or removes the condition Frozen. One that is there keeps
-// its message: a new count is no news.
+// setCondition writes or removes the condition Frozen. An existing condition keeps its
+// message, so that not every count causes a write.
 func (r *SetReconciler) setCondition(ctx context.Context, set *v1alpha1.MachineSet, frozen bool, message string) error {
 	before := set.DeepCopy()
 	is := func(c v1alpha1.MachineSetCondition) bool { return c.Type == v1alpha1.MachineSetFrozen }

@@ -1,4 +1,4 @@
-package freeze
+package overshoot
 
 import (
 	"context"
@@ -15,8 +15,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// A DeploymentReconciler makes MachineDeployments follow their MachineSets: one is
-// frozen while a set of it is. Its fields are set once and only read.
+// A DeploymentReconciler marks a MachineDeployment as frozen while one of its MachineSets
+// is. Its fields are set once and then only read.
 type DeploymentReconciler struct {
 	// Client reads from the manager's cache.
 	Client   client.Client
@@ -37,21 +37,21 @@ func (r *DeploymentReconciler) Reconcile(ctx context.Context, req reconcile.Requ
 		return reconcile.Result{}, err
 	}
 	if _, asked := deployment.Annotations[v1alpha1.AnnotationKeyUnfreeze]; asked {
-		err = r.handDown(ctx, frozen)
+		err = r.requestUnfreeze(ctx, frozen)
 		frozen = nil
 	}
 	if err == nil {
 		err = r.apply(ctx, deployment, frozen)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return reconcile.Result{RequeueAfter: conflictRetry}, nil // somebody was faster
+		return reconcile.Result{RequeueAfter: conflictRetry}, nil // another writer came first
 	}
 
 	return reconcile.Result{RequeueAfter: r.Settings.Period}, err
 }
 
-// frozenSets returns the deployment's frozen sets, without those about to be
-// thawed because somebody asked for it.
+// frozenSets returns the deployment's frozen sets, without those with a request to end
+// their freeze.
 func (r *DeploymentReconciler) frozenSets(ctx context.Context, deployment *v1alpha1.MachineDeployment) ([]*v1alpha1.MachineSet, error) {
 	list := &v1alpha1.MachineSetList{}
 	err := r.Client.List(ctx, list, client.InNamespace(deployment.Namespace),
@@ -70,8 +70,8 @@ func (r *DeploymentReconciler) frozenSets(ctx context.Context, deployment *v1alp
 	return frozen, nil
 }
 
-// handDown asks for the sets what was asked for their deployment.
-func (r *DeploymentReconciler) handDown(ctx context.Context, sets []*v1alpha1.MachineSet) error {
+// requestUnfreeze passes the request to end the freeze of a deployment on to its sets.
+func (r *DeploymentReconciler) requestUnfreeze(ctx context.Context, sets []*v1alpha1.MachineSet) error {
 	for _, set := range sets {
 		after := set.DeepCopy()
 		metav1.SetMetaDataAnnotation(&after.ObjectMeta, v1alpha1.AnnotationKeyUnfreeze, "")
@@ -83,7 +83,7 @@ func (r *DeploymentReconciler) handDown(ctx context.Context, sets []*v1alpha1.Ma
 	return nil
 }
 
-// apply makes label and condition say whether the deployment is frozen.
+// apply sets or removes the deployment's label and condition.
 func (r *DeploymentReconciler) apply(ctx context.Context, deployment *v1alpha1.MachineDeployment, sets []*v1alpha1.MachineSet) error {
 	frozen := len(sets) > 0
 	reason := v1alpha1.ReasonOverShootingReplicaCount
@@ -97,11 +97,11 @@ func (r *DeploymentReconciler) apply(ctx context.Context, deployment *v1alpha1.M
 		return err
 	}
 	if changed {
-		ctrl.LoggerFrom(ctx).Info("freeze changed", "frozen", frozen, "sets", len(sets))
+		ctrl.LoggerFrom(ctx).Info("changed the freeze", "frozen", frozen, "sets", len(sets))
 	}
 	message := ""
 	if frozen {
-		message = fmt.Sprintf("Machine set %s has too many machines; none are added", sets[0].Name)
+		message = fmt.Sprintf("Machine set %s has too many machines and creates no more", sets[0].Name)
 	}
 
 	return r.setCondition(ctx, after, frozen, reason, message)

@@ -1,14 +1,14 @@
-package freeze
+package overshoot
 
 import "github.com/machinebus/machinebus/mcm/api/v1alpha1"
 
-// limits are the numbers of machines at which a set is frozen and thawed.
+// limits are the numbers of machines at which a freeze begins and ends.
 type limits struct {
 	freeze, thaw int
 }
 
-// of returns the limits of a set; deployment is nil if it has none.
-func (s Settings) of(set *v1alpha1.MachineSet, deployment *v1alpha1.MachineDeployment) limits {
+// limitsOf returns the limits of a set; deployment is nil if it has none.
+func (s Settings) limitsOf(set *v1alpha1.MachineSet, deployment *v1alpha1.MachineDeployment) limits {
 	most := 2 * int(set.Spec.Replicas)
 	if deployment != nil {
 		surge, _ := deployment.Spec.UpdateLimits()
@@ -18,7 +18,7 @@ func (s Settings) of(set *v1alpha1.MachineSet, deployment *v1alpha1.MachineDeplo
 	return limits{freeze: most + s.Up, thaw: most + s.Up - s.Down}
 }
 
-// frozen tells what a set with that many machines is to be. Between the limits
+// frozen reports whether a set with that many machines is to be frozen. Between the limits
 // it stays what it is.
 func (l limits) frozen(machines int, is bool) bool {
 	switch {

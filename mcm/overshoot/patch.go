@@ -1,4 +1,4 @@
-package freeze
+package overshoot
 
 import (
 	"context"
@@ -11,12 +11,11 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// conflictRetry is for the case that the event of a conflicting write was seen
-// before our own write failed.
+// conflictRetry is the time to a retry after a conflict. The event of the other write may
+// have come before our own write failed.
 const conflictRetry = 200 * time.Millisecond
 
-// mark makes an object's label say whether it is frozen. A request to unfreeze it
-// is answered with that.
+// mark sets or removes an object's label, and removes the request to end the freeze.
 func mark(o client.Object, frozen bool) {
 	labels, annotations := o.GetLabels(), o.GetAnnotations()
 	delete(labels, v1alpha1.LabelKeyFreeze)
@@ -31,22 +30,22 @@ func mark(o client.Object, frozen bool) {
 	o.SetAnnotations(annotations)
 }
 
-// storeMetadata stores changed labels and annotations, provided that nobody else
-// has changed the object since it was read.
+// storeMetadata stores changed labels and annotations. It returns a conflict if the object
+// has changed since it was read.
 func storeMetadata(ctx context.Context, c client.Client, after, before client.Object) (changed bool, err error) {
 	if equality.Semantic.DeepEqual(after.GetLabels(), before.GetLabels()) &&
 		equality.Semantic.DeepEqual(after.GetAnnotations(), before.GetAnnotations()) {
 		return false, nil
 	}
 	if err := c.Patch(ctx, after, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
-		return false, fmt.Errorf("store freeze of %s: %w", client.ObjectKeyFromObject(after), err)
+		return false, fmt.Errorf("store the freeze label of %s: %w", client.ObjectKeyFromObject(after), err)
 	}
 
 	return true, nil
 }
 
-// storeStatus stores a changed status, provided that nobody else has changed the
-// object since it was read: its conditions are a list of several writers.
+// storeStatus stores a changed status. It returns a conflict if the object has changed since
+// it was read: the list of conditions has several writers.
 func storeStatus(ctx context.Context, c client.Client, after, before client.Object) error {
 	if err := c.Status().Patch(ctx, after, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return fmt.Errorf("store condition Frozen of %s: %w", client.ObjectKeyFromObject(after), err)

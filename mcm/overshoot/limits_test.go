@@ -1,4 +1,4 @@
-package freeze
+package overshoot
 
 import (
 	"slices"
@@ -57,7 +57,7 @@ func TestLimits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			set := &v1alpha1.MachineSet{Spec: v1alpha1.MachineSetSpec{Replicas: 4}}
-			if got := DefaultSettings().of(set, tc.deployment); got != tc.want {
+			if got := DefaultSettings().limitsOf(set, tc.deployment); got != tc.want {
 				t.Errorf("limits are %+v, want %+v: %s", got, tc.want, tc.reason)
 			}
 		})
@@ -125,7 +125,7 @@ func TestFrozenIsStable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := Settings{Up: rapid.IntRange(0, 5).Draw(t, "up"), Down: rapid.IntRange(0, 5).Draw(t, "down"), Period: time.Minute}
 		set := &v1alpha1.MachineSet{Spec: v1alpha1.MachineSetSpec{Replicas: rapid.Int32Range(0, 20).Draw(t, "replicas")}}
-		l := s.of(set, nil)
+		l := s.limitsOf(set, nil)
 		n, is := rapid.IntRange(0, 60).Draw(t, "machines"), rapid.Bool().Draw(t, "frozen")
 		once := l.frozen(n, is)
 		switch {

@@ -106,10 +106,10 @@ func (m *mcm) addMachine(ctx context.Context) error {
 	if m.tokens != nil {
 		r.Tokens = m.tokens
 	}
-	if err := m.addFreezer(); err != nil {
+	if err := m.addOutageGuard(); err != nil {
 		return err
 	}
-	if err := register(append(r.Collectors(), r.Freezer.Collectors()...)); err != nil {
+	if err := register(append(r.Collectors(), r.OutageGuard.Collectors()...)); err != nil {
 		return err
 	}
 	if err := m.registerInventory(machine.NewInventory(ctx, counted(m.manager.GetClient(), "Machine-count"))); err != nil {
@@ -119,26 +119,26 @@ func (m *mcm) addMachine(ctx context.Context) error {
 	return r.SetupWithManager(ctx, m.manager, nodes, m.dispatcher, m.options.workers)
 }
 
-// addFreezer adds what has machines left alone while an API server cannot be read.
-func (m *mcm) addFreezer() error {
+// addOutageGuard adds the guard that freezes machines while an API server cannot be read.
+func (m *mcm) addOutageGuard() error {
 	control, err := unlimited(m.manager)
 	if err != nil {
 		return err
 	}
-	f := &machine.Freezer{
+	guard := &machine.OutageGuard{
 		Control: control, Namespace: m.options.scope(), Settings: m.options.outage, Unwatched: m.lock.Unwatched, Events: m.events,
 	}
 	if m.options.lease.elect {
-		f.Memory = m.lock
+		guard.Memory = m.lock
 	}
 	if m.target != nil {
-		if f.Target, err = unlimited(m.target); err != nil {
+		if guard.Target, err = unlimited(m.target); err != nil {
 			return err
 		}
 	}
-	m.reconciler.Freezer = f
+	m.reconciler.OutageGuard = guard
 
-	return m.manager.Add(f)
+	return m.manager.Add(guard)
 }
 
 // unlimited returns a client that reads from the API server itself and does not

@@ -132,7 +132,7 @@ func (l *leaderLock) note(r resourcelock.LeaderElectionRecord, err error) {
 // ends, so this is also for how long it was away at least.
 func (l *leaderLock) Unwatched() time.Duration { return time.Duration(l.unwatched.Load()) }
 
-// Frozen and NoteFrozen implement [machine.FreezeMemory]. Without an election nothing
+// Frozen and SetFrozen implement [machine.OutageMemory]. Without an election nothing
 // renews the Lease, and nothing is noted.
 func (l *leaderLock) Frozen(ctx context.Context) (bool, error) {
 	lease, err := l.lease.Client.Leases(l.lease.LeaseMeta.Namespace).Get(ctx, l.lease.LeaseMeta.Name, metav1.GetOptions{})
@@ -143,8 +143,8 @@ func (l *leaderLock) Frozen(ctx context.Context) (bool, error) {
 	return lease.Labels[labelFrozen] == strconv.FormatBool(true), nil
 }
 
-// NoteFrozen has the next renewal of the Lease say whether machines are frozen.
-func (l *leaderLock) NoteFrozen(frozen bool) { l.frozen.Store(new(strconv.FormatBool(frozen))) }
+// SetFrozen has the next renewal of the Lease say whether machines are frozen.
+func (l *leaderLock) SetFrozen(frozen bool) { l.frozen.Store(new(strconv.FormatBool(frozen))) }
 
 // Epoch returns the epoch of the present leadership; 0 before there was one.
 func (l *leaderLock) Epoch() uint64 { return l.epoch.Load() }

@@ -56,7 +56,7 @@ type options struct {
 	limits     dispatch.Limits
 	orphans    orphans.Settings
 	overshoot  overshoot.Settings
-	outage     machine.FreezeSettings
+	outage     machine.OutageSettings
 
 	deployments machinedeployment.Settings
 	lease       leaseOptions
@@ -86,7 +86,7 @@ const (
 
 func newCommand() *cobra.Command {
 	o := &options{
-		settings: machine.DefaultSettings(), outage: machine.DefaultFreezeSettings(), limits: dispatch.DefaultLimits(), overshoot: overshoot.DefaultSettings(),
+		settings: machine.DefaultSettings(), outage: machine.DefaultOutageSettings(), limits: dispatch.DefaultLimits(), overshoot: overshoot.DefaultSettings(),
 		orphans: orphans.DefaultSettings(), logging: logsapi.NewLoggingConfiguration(),
 	}
 	cmd := &cobra.Command{

@@ -8,7 +8,7 @@
 // starts the next pass.
 //
 // Two parts bound what all passes may do. replacementbudget.go limits how many unhealthy
-// machines are given up at a time. freezer.go keeps all of them while the API servers
+// machines are given up at a time. outageguard.go keeps all of them while the API servers
 // cannot be read.
 //
 // Package dispatch chooses the driver replica for an operation, and goes on when one dies.

@@ -117,7 +117,7 @@ func TestOutage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
-			r.outage = &machine.FreezeSettings{Period: 100 * time.Millisecond, Timeout: 5 * time.Second} // a look takes a second
+			r.outage = &machine.OutageSettings{Period: 100 * time.Millisecond, Timeout: 5 * time.Second} // a look takes a second
 			r.startDriver(t)
 			r.startManager(t)
 			m := r.running(t, r.machine("a"))
@@ -157,7 +157,7 @@ func TestOutage(t *testing.T) {
 				t.Errorf("frozen is %v", n)
 			}
 			bustest.Eventually(t, "the freeze is forgotten", func() bool { return !r.memory.frozen.Load() })
-			r.event(t, pool, "MachinesThawed", "left alone: read from the API server of the "+name+" cluster")
+			r.event(t, pool, "MachinesThawed", ": read from the API server of the "+name+" cluster")
 			if told := r.events(t, owned); slices.ContainsFunc(told, func(e string) bool { return strings.HasPrefix(e, "Machines") }) {
 				t.Errorf("a machine whose set's deployment tells of the freeze says %q", told)
 			}
@@ -174,7 +174,7 @@ func TestOutage(t *testing.T) {
 func TestShortOutage(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.outage = &machine.FreezeSettings{Period: 10 * time.Millisecond, Timeout: 5 * time.Second} // a look every second
+	r.outage = &machine.OutageSettings{Period: 10 * time.Millisecond, Timeout: 5 * time.Second} // a look every second
 	m := r.lost(t, "a", func(m *v1alpha1.Machine) { m.Spec.MachineHealthTimeout = &metav1.Duration{Duration: 2 * time.Hour} })
 	r.startManager(t)
 	heard := r.statuses(t)
@@ -201,7 +201,7 @@ func TestShortOutage(t *testing.T) {
 func TestUnwatched(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.outage = new(machine.DefaultFreezeSettings())
+	r.outage = new(machine.DefaultOutageSettings())
 	r.unwatched = time.Hour
 	m := r.lost(t, "a")
 	heard := r.statuses(t)
@@ -219,24 +219,24 @@ func TestUnwatched(t *testing.T) {
 func TestFreezeIsRemembered(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.outage = new(machine.DefaultFreezeSettings())
-	r.memory.NoteFrozen(true)
+	r.outage = new(machine.DefaultOutageSettings())
+	r.memory.SetFrozen(true)
 	r.unwatched = time.Second
 	m := r.lost(t, "a")
 	heard := r.statuses(t)
 	since := time.Now()
 	r.startManager(t)
 	r.wantReset(t, m, heard, since)
-	r.event(t, m, "MachinesThawed", "left alone: the previous manager had frozen them")
+	r.event(t, m, "MachinesThawed", "the previous manager had frozen them")
 	bustest.Eventually(t, "the freeze is forgotten", func() bool { return !r.memory.frozen.Load() })
 }
 
-// TestStuck ends an outage while a webhook fails for one machine. Its time has to
+// TestPendingReset ends an outage while a webhook fails for one machine. Its time has to
 // begin anew, too, and keeps nobody waiting.
-func TestStuck(t *testing.T) {
+func TestPendingReset(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.outage = &machine.FreezeSettings{Period: 100 * time.Millisecond, Timeout: 5 * time.Second}
+	r.outage = &machine.OutageSettings{Period: 100 * time.Millisecond, Timeout: 5 * time.Second}
 	r.unwatched = time.Hour
 	good, bad, gone := r.lost(t, "good"), r.lost(t, "bad"), r.lost(t, "gone")
 	r.control.fail(http.MethodPatch, bad, true)
@@ -266,7 +266,7 @@ func TestStuck(t *testing.T) {
 func TestUndecided(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.outage = &machine.FreezeSettings{Period: time.Hour, Timeout: time.Hour}
+	r.outage = &machine.OutageSettings{Period: time.Hour, Timeout: time.Hour}
 	r.target.hold("GET nodes")
 	m := r.lost(t, "a")
 	r.startManager(t)

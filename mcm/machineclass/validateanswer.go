@@ -13,49 +13,49 @@ import (
 
 // Reasons of Events on a class.
 const (
-	// EventClassAccepted: the driver could use the class.
+	// EventClassAccepted: the driver accepts the class.
 	EventClassAccepted = "ClassAccepted"
-	// EventClassWarning: the driver could use the class, and warns of something.
+	// EventClassWarning: a warning of the driver about the class.
 	EventClassWarning = "ClassWarning"
-	// EventInvalidClass: the class has to be mended.
+	// EventInvalidClass: the driver rejects the class.
 	EventInvalidClass = "InvalidClass"
-	// EventClassNotChecked: the driver was asked and could not tell.
+	// EventClassNotChecked: the driver could not check the class; mcm asks again.
 	EventClassNotChecked = "ClassNotChecked"
 )
 
 const (
-	// A driver that could not tell is asked again after this time, which doubles
-	// each time.
+	// A driver that could not check a class is asked again after firstRecheck. The time
+	// doubles with each try, up to longestRecheck.
 	firstRecheck, longestRecheck = time.Minute, time.Hour
-	// maxAnswer keeps an Event's message below the 1024 bytes that it may have.
+	// maxAnswer keeps an Event's message below its limit of 1024 bytes.
 	maxAnswer = 800
 )
 
-// answer asks about a class until there is an answer, and shows it. Without a
-// driver that knows how to answer nothing is shown.
-func (v *Validator) answer(ctx context.Context, class dispatch.Class) {
+// checkUntilAnswered asks the driver about a class until it answers, and records the answer
+// as Events. It records none if the driver does not validate classes.
+func (v *Validator) checkUntilAnswered(ctx context.Context, class dispatch.Class) {
 	provider, err := dispatch.Provider(class.Object, v.defaultProvider)
 	if err != nil {
 		v.events.Event(class.Object, corev1.EventTypeWarning, EventInvalidClass, err.Error())
 
 		return
 	}
-	told := false
+	reported := false
 	for wait := firstRecheck; ; wait = min(2*wait, longestRecheck) {
 		warnings, err := v.driver.Validate(ctx, provider, class)
 		if ctx.Err() != nil {
 			return
 		}
-		if !passing(err) {
-			v.show(ctx, class, provider, warnings, err)
+		if !transient(err) {
+			v.recordAnswer(ctx, class, provider, warnings, err)
 
 			return
 		}
-		if !told {
-			told = true
+		if !reported {
+			reported = true
 			v.events.Eventf(class.Object, corev1.EventTypeWarning, EventClassNotChecked,
-				"The driver of provider %s could not check the class and is asked again later: %s: %s",
-				provider, dispatch.CodeOf(err), short(err.Error()))
+				"The driver of provider %s could not check the class; retries until it answers: %s: %s",
+				provider, dispatch.CodeOf(err), truncate(err.Error()))
 		}
 		pause := time.NewTimer(max(wait, dispatch.RetryAfter(err)))
 		select {
@@ -68,9 +68,8 @@ func (v *Validator) answer(ctx context.Context, class dispatch.Class) {
 	}
 }
 
-// passing tells that an error says something about the cloud or the driver, not
-// about the class.
-func passing(err error) bool {
+// transient reports whether an error is about the cloud or the driver, not the class.
+func transient(err error) bool {
 	switch dispatch.CodeOf(err) {
 	case dispatch.Canceled, dispatch.Unknown, dispatch.DeadlineExceeded, dispatch.ResourceExhausted,
 		dispatch.Aborted, dispatch.Internal, dispatch.Unavailable:
@@ -80,15 +79,16 @@ func passing(err error) bool {
 	}
 }
 
-func (v *Validator) show(ctx context.Context, class dispatch.Class, provider string, warnings []string, err error) {
+func (v *Validator) recordAnswer(ctx context.Context, class dispatch.Class, provider string, warnings []string, err error) {
 	code := dispatch.CodeOf(err)
-	ctrl.LoggerFrom(ctx).V(1).Info("class checked by its driver", "provider", provider, "code", code.String(), "warnings", len(warnings))
+	ctrl.LoggerFrom(ctx).V(1).Info("the driver has checked the class",
+		"provider", provider, "code", code.String(), "warnings", len(warnings))
 	if code == dispatch.Unimplemented {
 		return
 	}
 	for _, w := range warnings {
 		v.events.Eventf(class.Object, corev1.EventTypeWarning, EventClassWarning,
-			"The driver of provider %s warns: %s", provider, short(w))
+			"The driver of provider %s warns: %s", provider, truncate(w))
 	}
 	switch code {
 	case dispatch.OK:
@@ -96,17 +96,17 @@ func (v *Validator) show(ctx context.Context, class dispatch.Class, provider str
 			"The driver of provider %s accepts the class", provider)
 	case dispatch.Unauthenticated, dispatch.PermissionDenied:
 		v.events.Eventf(class.Object, corev1.EventTypeWarning, EventInvalidClass,
-			"The driver of provider %s cannot use the class: %s: %s; correct the credentials in its secrets or what they may do",
-			provider, code, short(err.Error()))
+			"The driver of provider %s cannot use the class: %s: %s; correct the credentials in its secrets or their permissions",
+			provider, code, truncate(err.Error()))
 	default:
 		v.events.Eventf(class.Object, corev1.EventTypeWarning, EventInvalidClass,
 			"The driver of provider %s cannot use the class: %s: %s; correct the class and apply it again",
-			provider, code, short(err.Error()))
+			provider, code, truncate(err.Error()))
 	}
 }
 
-// short cuts a driver's text to what fits an Event.
-func short(text string) string {
+// truncate cuts a driver's text to a length that fits an Event.
+func truncate(text string) string {
 	if len(text) <= maxAnswer {
 		return text
 	}

@@ -15,25 +15,24 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 )
 
-// EventDeletionBlocked is the reason of the Event on a class or secret that
-// cannot go yet.
+// EventDeletionBlocked is the reason of the Event on a class or secret whose deletion waits
+// for its users.
 const EventDeletionBlocked = "DeletionBlocked"
 
-// A keeper keeps objects of one kind while they are in use.
-type keeper struct {
+// A protector protects objects of one kind from deletion while they are in use.
+type protector struct {
 	client    client.Client
 	events    record.EventRecorder
 	finalizer string
-	// kind and its user, one and many, in the words of the Event.
+	// The kind of the objects, and of their users in singular and plural, for the Event.
 	kind, user, users string
 
-	mu   sync.Mutex
-	told map[types.UID]bool // whose blocked deletion an Event has told of
+	mu       sync.Mutex
+	reported map[types.UID]bool // objects with an Event about their blocked deletion
 }
 
-// keep gives the object its finalizer if it has users, and takes it away
-// otherwise.
-func (k *keeper) keep(ctx context.Context, object client.Object, users []string) error {
+// protect adds the finalizer to an object that has users, and otherwise removes it.
+func (k *protector) protect(ctx context.Context, object client.Object, users []string) error {
 	before, ok := object.DeepCopyObject().(client.Object)
 	if !ok {
 		return fmt.Errorf("%T is no object", object)
@@ -44,9 +43,9 @@ func (k *keeper) keep(ctx context.Context, object client.Object, users []string)
 	case len(users) == 0:
 		changed = controllerutil.RemoveFinalizer(object, k.finalizer)
 	case deleting:
-		// The API server takes no new finalizer from now on.
+		// The API server refuses new finalizers on an object in deletion.
 		if controllerutil.ContainsFinalizer(object, k.finalizer) {
-			k.tell(object, users)
+			k.reportBlocked(object, users)
 		}
 	default:
 		changed = controllerutil.AddFinalizer(object, k.finalizer)
@@ -57,44 +56,44 @@ func (k *keeper) keep(ctx context.Context, object client.Object, users []string)
 	if !changed {
 		return nil
 	}
-	// The lock is for the list of finalizers, which a merge patch replaces.
+	// A merge patch replaces the whole list of finalizers, so it needs the optimistic lock.
 	err := k.client.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("store finalizers of %s: %w", client.ObjectKeyFromObject(object), err)
 	}
-	ctrl.LoggerFrom(ctx).V(1).Info("finalizers changed", "finalizers", object.GetFinalizers())
+	ctrl.LoggerFrom(ctx).V(1).Info("changed finalizers", "finalizers", object.GetFinalizers())
 
 	return nil
 }
 
-// tell records once what a deletion waits for: each user that goes starts another
-// look, and would be another Event.
-func (k *keeper) tell(object client.Object, users []string) {
+// reportBlocked records an Event about a blocked deletion, once: each deleted user starts
+// another pass.
+func (k *protector) reportBlocked(object client.Object, users []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.told[object.GetUID()] {
+	if k.reported[object.GetUID()] {
 		return
 	}
-	if k.told == nil {
-		k.told = map[types.UID]bool{}
+	if k.reported == nil {
+		k.reported = map[types.UID]bool{}
 	}
-	k.told[object.GetUID()] = true
+	k.reported[object.GetUID()] = true
 	count := fmt.Sprintf("%d %s still use it", len(users), k.users)
 	if len(users) == 1 {
 		count = fmt.Sprintf("1 %s still uses it", k.user)
 	}
 	k.events.Eventf(object, corev1.EventTypeWarning, EventDeletionBlocked,
-		"The %s stays until no %s refers to it: %s (%s)", k.kind, k.user, count, some(users))
+		"The %s cannot be deleted until no %s refers to it: %s (%s)", k.kind, k.user, count, firstFew(users))
 }
 
-func (k *keeper) forget(uid types.UID) {
+func (k *protector) forget(uid types.UID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	delete(k.told, uid)
+	delete(k.reported, uid)
 }
 
-// some names the first few of many.
-func some(names []string) string {
+// firstFew lists the first names in order, and the number of the others.
+func firstFew(names []string) string {
 	const few = 5
 	slices.Sort(names)
 	if len(names) <= few {

@@ -107,7 +107,7 @@ clean: ## Stop the demo set-up and remove everything made here
 ##@ Check
 
 .PHONY: verify
-verify: fmt-check vet lint arch proto-lint proto-breaking generate-check ## Everything that can be checked without running the code
+verify: fmt-check vet lint arch prose proto-lint proto-breaking generate-check ## Everything that can be checked without running the code
 	@echo '==> verify: all good'
 
 .PHONY: fmt-check
@@ -137,6 +137,11 @@ LINT_REMEDY := mend the above; where a linter is wrong about a line write //noli
 arch: ## Check who imports whom
 	@echo '==> arch'
 	@.tools/arch.sh
+
+.PHONY: prose
+prose: ## Check the documents' words and the length of their sentences
+	@echo '==> prose'
+	@.tools/prose.sh || $(call remedy,mend the sentences above: one idea each; name who acts)
 
 .PHONY: proto-lint
 proto-lint: $(BIN)/buf ## Lint the driver contract

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the module's import rules, which ARCHITECTURE.md explains: cmd -> mcm, driversdk -> bus -> proto.
+# Checks the module's import rules, as ARCHITECTURE.md draws them: cmd -> mcm, driversdk -> bus -> proto.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

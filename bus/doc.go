@@ -14,6 +14,10 @@
 //
 // The package does not know what a machine is for: controllers are in mcm, and the interface
 // that driver authors see is driversdk. The server that carries the messages is in package
-// embedded. SAFETY.md argues why a machine is made once; the wire contract is in
-// proto/machinebus/driver/v1, and clause ids such as [CREATE-1] in comments refer to it.
+// embedded.
+//
+// OPERATIONS.md says how an operation gets done, STREAMS.md how claims are kept, FAILURES.md
+// what can fail, and SAFETY.md why a machine is made once. Folder decisions has the reasons.
+// The wire contract is in proto/machinebus/driver/v1, and clause ids such as [CREATE-1] in
+// comments refer to it.
 package bus

@@ -275,12 +275,15 @@ func (c *modelCloud) outcome(machine, id string, result *driverv1.Result) {
 
 // onPut judges what is written in the place of a claim.
 func (c *modelCloud) onPut(_ string, before, after []byte) {
-	b, errB := bus.Decode(before, "")
-	a, errA := bus.Decode(after, "")
-	if errB != nil || errA != nil || a.GetClaim().GetOperationId() == "" {
+	a, err := bus.Decode(after, "")
+	if err != nil || a.GetClaim().GetOperationId() == "" {
 		return // a manager's look whether the stream takes writes
 	}
-	was, is := b.GetClaim(), a.GetClaim()
+	var was *driverv1.Claim // nil where there was none, or it went with an older store
+	if b, err := bus.Decode(before, ""); err == nil {
+		was = b.GetClaim()
+	}
+	is := a.GetClaim()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.claims[machineOfID(is.GetOperationId())] = is

@@ -2,12 +2,15 @@
 // provider from the bus, runs each in a [Handler], and keeps the outcome until the manager
 // has stored it.
 //
-// One file is one step of an operation's life: receive.go takes a request, operations.go
-// admits it, claim.go claims its machine, worker.go runs it, begin.go lets a call to the
-// cloud begin (the fence), outbox.go sends frames, kept.go keeps results, stuck.go gives up
-// calls that ignore their deadlines. heartbeat.go says what the replica holds, discovery.go
-// answers `nats micro`.
+// Its rules:
+//
+//   - A request for an operation that the replica has attaches to it. The handler runs once.
+//   - A mutation claims its machine before the replica accepts it, and writes the claim again
+//     right before each call to the cloud. Without that record nothing begins (the fence).
+//   - A result ends each attempt, also after a panic and for a call that ignores its deadline.
+//   - A replica queues nothing: what it has no slot for it refuses.
 //
 // The package knows neither the driver's cloud nor its classes: that is driversdk. The asking
-// side is package caller.
+// side is package caller. bus/SAFETY.md argues why both sides together never do a mutation
+// twice.
 package replica

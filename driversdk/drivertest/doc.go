@@ -15,4 +15,24 @@
 // What a driver calls at its cloud cannot be seen from a bus. Where a clause is
 // about that, [Cloud] may lend a look; without it the clause is skipped, with the
 // reason.
+//
+// Its rules:
+//
+//   - It holds back a class to stop any driver in the middle of an operation: a request
+//     names a new version, and the suite does not answer the fetch. So it checks slots,
+//     cancels, drain, slow reads and fencing, with no hook in the driver. It answers fetches
+//     itself, as bus.FetchServer would not send a wrong nonce.
+//   - It holds every frame, session and claim of a run against what the contract says of
+//     all of them: ids, provider ids, secrets in texts, one result.
+//   - Plain drivers are bound by the operations' clauses, by the messages' but for ENV-6 and
+//     ENV-7, and by SUBJECT-3. They are not bound by those on sessions, claims, slots and
+//     kept results.
+//   - It resizes a node group within its bounds, and deletes what it did not find there.
+//     Several resizes start from the same size, of which one may succeed. It stops the driver
+//     to see that the cloud keeps the group. No bus shows that the Node of an instance has
+//     its id, nor that an instance stays listed while it is deleted.
+//   - It proves itself on a driver without the SDK that passes, plain and full, with nothing
+//     skipped that binds it. The same driver with one fault at a time must fail the clause of
+//     that fault. A test checks that no clause that binds drivers is without a fault, and
+//     another that each clause of the contract has a check.
 package drivertest

@@ -12,5 +12,5 @@
 // (see [Provided]).
 //
 // It makes and removes no machines; the controllers of sets and deployments, and
-// those clouds, do.
+// those clouds, do. README.md has the rules by which it answers.
 package autoscaler

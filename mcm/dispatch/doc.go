@@ -6,5 +6,5 @@
 // on the bus who leads and what came of each operation. It decides nothing about
 // machines: what to do next, and when to try again after a driver's error, is for
 // the controllers. Together with package fetch it is the only part of mcm that
-// sees the bus.
+// sees the bus. README.md has the rules of its queue, and names what it publishes.
 package dispatch

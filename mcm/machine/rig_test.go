@@ -15,6 +15,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -86,6 +87,7 @@ type rig struct {
 	metrics   *prometheus.Registry
 	nats      *embedded.Server
 	streams   *caller.StreamConfig // of the manager
+	key       *bus.SealKey         // of the control plane: drivers seal what they store for it
 	cloud     *cloud
 	requests  atomic.Int64   // of the manager to the API server
 	lines     lines          // of the manager's log
@@ -101,8 +103,12 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	c, namespace := kubetest.Namespace(t, apiServer)
+	key, err := bus.NewSealKey()
+	if err != nil {
+		t.Fatal(err)
+	}
 	r := &rig{
-		Client: c, t: t, namespace: namespace, nats: bustest.Server(t, embedded.Options{}),
+		Client: c, t: t, namespace: namespace, nats: bustest.Server(t, embedded.Options{}), key: key,
 		streams: &caller.StreamConfig{Memory: true}, cloud: newCloud(), settings: machine.DefaultSettings(), control: newGate(), target: newGate(),
 	}
 	r.settings.Retry = machine.Retry{
@@ -211,7 +217,7 @@ func (r *rig) startManager(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	asking, err := caller.New(conn, caller.Config{Cluster: clusterName, Operations: r.streams, Logger: bustest.Quiet()})
+	asking, err := caller.New(conn, caller.Config{Cluster: clusterName, Operations: r.streams, Key: r.key, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -383,6 +389,15 @@ func (r *rig) runDriver(t *testing.T, provider string, cloud *cloud, url string)
 	server, err := replica.New(conn, replica.Config{
 		Provider: provider, Slots: cmp.Or(r.slots, 100), Logger: bustest.Quiet(), DrainTimeout: 10 * time.Millisecond,
 		CreateIdentity: driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, Capabilities: cloud.capabilities(),
+		// On a busy machine an outcome may be read from the operations stream first.
+		Seal: func(_ string, m proto.Message) *driverv1.Sealed {
+			box, err := r.key.Seal(m, r.key.Public())
+			if err != nil {
+				t.Error(err)
+			}
+
+			return box
+		},
 	}, replica.HandlerFunc(cloud.handle))
 	if err != nil {
 		t.Fatal(err)

@@ -4,11 +4,10 @@
 // hands the cluster-autoscaler's wishes on to machines, and shows in conditions
 // how a rollout goes and which machine holds it up.
 //
-// A pass (pass.go) ties together one type for each part of the work, such as scaling,
-// rollout and progress. How many replicas a set gets is computed by functions without
-// side effects (rolling.go, proportion.go); the steps carry it out. No step blocks: the
-// event that a pass waits for starts the next one.
+// A pass ties together one type for each part of the work, such as scaling, rollout and
+// progress. Functions without side effects work out how many replicas a set gets, and the
+// steps carry it out. No step blocks: the event that a pass waits for starts the next one.
 //
-// It makes and deletes no Machines; MachineSets do. Updates in place are not
-// carried out, see inplace.go.
+// It makes and deletes no Machines; MachineSets do. It carries out no updates in place.
+// README.md has the rules of counting, of stale caches, and of the autoscaler's choice.
 package machinedeployment

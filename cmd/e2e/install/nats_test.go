@@ -40,7 +40,7 @@ func embeddedConf(t *testing.T, ca *authority, values map[string]string) string 
 }
 
 // withGateway takes the comment signs off the gateway's user in a test's nats.conf,
-// as README.md has it done.
+// as deploy/README.md has it done.
 func withGateway(t *testing.T, conf string) string {
 	t.Helper()
 	content, err := os.ReadFile(conf)

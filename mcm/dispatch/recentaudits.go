@@ -6,17 +6,17 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// keptAudits is how many of the newest outcomes are remembered for people.
+// keptAudits is the number of outcomes that Newest can return.
 const keptAudits = 200
 
-// recent remembers what came of the newest operations.
+// recent keeps the outcomes of the newest operations.
 type recent struct {
 	mu     sync.Mutex
-	audits []*driverv1.Audit // in a circle
+	audits []*driverv1.Audit // a ring
 	next   int
 }
 
-// add remembers an outcome, which must not be changed any more.
+// add adds an outcome, which must not be changed afterwards.
 func (r *recent) add(audit *driverv1.Audit) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -29,8 +29,7 @@ func (r *recent) add(audit *driverv1.Audit) {
 	r.next = (r.next + 1) % keptAudits
 }
 
-// Newest returns what came of the last operations that ended, 200 of them at
-// most, the oldest first.
+// Newest returns the outcomes of the last operations, at most 200, the oldest first.
 func (d *Dispatcher) Newest() []*driverv1.Audit {
 	d.recent.mu.Lock()
 	defer d.recent.mu.Unlock()

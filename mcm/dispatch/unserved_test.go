@@ -14,7 +14,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// Whoever waits for a driver of a provider is told why, and that there is one.
+// A machine that waits for a driver of a provider is notified why, and when there is one.
 func TestServes(t *testing.T) {
 	t.Parallel()
 	r, machine, other := newRig(t), newMachine("m1"), newMachine("m2")
@@ -23,7 +23,7 @@ func TestServes(t *testing.T) {
 		t.Helper()
 		reason, served := r.Serves(op)
 		if served != want || !strings.Contains(reason, part) {
-			t.Errorf("it is %t that somebody serves the provider: %q, want %t and %q", served, reason, want, part)
+			t.Errorf("the provider is served: %t, with reason %q; want %t and %q", served, reason, want, part)
 		}
 	}
 	serves(false, "")
@@ -49,14 +49,14 @@ func TestServes(t *testing.T) {
 	}
 }
 
-// Whose machine tells of a wait hears that it is over.
-func TestTold(t *testing.T) {
+// A machine whose status reports a wait is notified of its end.
+func TestWaitReported(t *testing.T) {
 	t.Parallel()
 	r, machine := newRig(t), newMachine("m1")
 	g := newGate(t)
 	r.replica(t, g.handle)
 	op := operation(dispatch.Create, machine, 0)
-	op.Told = true
+	op.WaitReported = true
 	r.Start(op)
 	bustest.Receive(t, "the driver to get the create", g.entered)
 	r.noticed(t, machine)
@@ -133,9 +133,9 @@ func TestServesPlainly(t *testing.T) {
 	}
 }
 
-// Who listens in on everything keeps NATS from saying that nobody listens, and serves
+// A subscriber to everything keeps NATS from reporting no responders, and serves
 // nothing.
-func TestServesNobodyButAListener(t *testing.T) {
+func TestAListenerServesNoProvider(t *testing.T) {
 	t.Parallel()
 	r, machine := newRig(t), newMachine("m1")
 	conn, err := nats.Connect(r.srv.URL())

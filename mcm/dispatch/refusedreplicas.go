@@ -11,11 +11,11 @@ var replicasRefused = prometheus.NewDesc("mcm_dispatch_replicas_refused",
 	"Living driver replicas of the provider that get no work: they share no version of the protocol with this manager.",
 	[]string{"provider"}, nil)
 
-// refusedCollector shows as metrics which replicas get no work.
+// refusedCollector exports the number of replicas that get no work.
 type refusedCollector func() []caller.Replica
 
-// RefusedCollector returns a collector of the replicas that speak another protocol;
-// caller.Caller.Replicas returns those that live.
+// RefusedCollector returns a collector of the replicas that share no protocol version with
+// this manager; replicas returns the live ones, such as caller.Caller.Replicas.
 func RefusedCollector(replicas func() []caller.Replica) prometheus.Collector {
 	return refusedCollector(replicas)
 }

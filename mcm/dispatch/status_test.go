@@ -55,7 +55,7 @@ func TestAsk(t *testing.T) {
 		s.Instance.ProviderID != "virtual://m1" || s.Instance.NodeName != "n1" {
 		t.Errorf("answer is %+v, instance %+v", s, s.Instance)
 	}
-	// It is told once; what was true then may not be true now.
+	// It is returned once; what was true then may not be true now.
 	if s := r.Ask(op); s.Phase != dispatch.Waiting {
 		t.Errorf("Ask after the answer returned %+v", s)
 	}
@@ -79,7 +79,7 @@ func TestAskAnotherProvider(t *testing.T) {
 	bustest.Eventually(t, "an answer", func() bool { return r.Ask(op).Phase == dispatch.Done })
 }
 
-// Nobody waits for what is asked of a machine that is gone.
+// A request for a machine that is gone ends.
 func TestForgetAQuestion(t *testing.T) {
 	t.Parallel()
 	r, machine := newRig(t), newMachine("m1")
@@ -104,5 +104,5 @@ func TestForgetAQuestion(t *testing.T) {
 	if s := r.Ask(op); s.Phase != dispatch.Waiting || s.Waited {
 		t.Errorf("Ask after Forget returned %+v", s)
 	}
-	r.stop() // and waits for nobody
+	r.stop() // and does not block
 }

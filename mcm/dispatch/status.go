@@ -11,20 +11,20 @@ import (
 	"github.com/machinebus/machinebus/bus/caller"
 )
 
-// Status finds a machine's instance. It changes nothing, so it has no number and
-// no place in the journal; see Dispatcher.Ask.
+// Status finds a machine's instance. It changes nothing, so it has no number and no place in
+// the journal; see [Dispatcher.Ask].
 const Status Kind = "status"
 
-// A reading is one Status that is asked. Its state is guarded by Dispatcher.mu.
+// A reading is one Status request. Dispatcher.mu guards its state.
 type reading struct {
 	op     Operation
 	state  State
 	cancel context.CancelFunc
 }
 
-// Ask asks a driver for a machine's instance, unless it is being asked, and
-// returns what is known. It never blocks. A Done answer is returned once: the next
-// Ask asks anew. Its Err may come with an Instance.
+// Ask asks a driver for a machine's instance, unless a request is in flight, and returns the
+// request's state. It never blocks. It returns a Done answer once; the next Ask sends a new
+// request. Its Err may come with an Instance.
 func (d *Dispatcher) Ask(op Operation) State {
 	uid := op.Machine.UID
 	op.Kind = Status
@@ -56,7 +56,7 @@ func (d *Dispatcher) Ask(op Operation) State {
 	return r.state
 }
 
-// read has a reading answered, for as long as it takes to find a driver.
+// read sends a request until a driver answers it.
 func (d *Dispatcher) read(ctx context.Context, r *reading, req caller.Request) {
 	defer d.metrics.started(req.Provider, Status)()
 	name := types.NamespacedName{Namespace: req.Namespace, Name: req.Name}
@@ -89,8 +89,8 @@ func (d *Dispatcher) read(ctx context.Context, r *reading, req caller.Request) {
 	}
 }
 
-// stopReading drops what is asked of a machine. d.mu is held.
-func (d *Dispatcher) stopReading(uid types.UID) {
+// stopReadingLocked cancels the request for a machine. The caller holds d.mu.
+func (d *Dispatcher) stopReadingLocked(uid types.UID) {
 	if r, ok := d.readings[uid]; ok {
 		r.cancel()
 		delete(d.readings, uid)

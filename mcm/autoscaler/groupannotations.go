@@ -11,8 +11,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// Annotations that make a MachineDeployment a node group: those of the Cluster API
-// provider, and of those before it. Max is needed, min is 0 if absent.
+// Annotations that make a MachineDeployment a node group: those of the Cluster API provider
+// and its earlier versions. Max is required, min is 0 by default.
 const (
 	AnnotationKeyMin = "cluster.x-k8s.io/cluster-api-autoscaler-node-group-min-size"
 	AnnotationKeyMax = "cluster.x-k8s.io/cluster-api-autoscaler-node-group-max-size"
@@ -21,14 +21,14 @@ const (
 	annotationKeyOldMax = "cluster.k8s.io/cluster-api-autoscaler-node-group-max-size"
 )
 
-// A Group is a node group by configuration.
+// A Group is a node group of the configuration.
 type Group struct {
 	Deployment client.ObjectKey
 	Min, Max   int32
 }
 
-// ParseGroup reads min:max:namespace.name, as the autoscaler of the machine
-// controller manager takes it.
+// ParseGroup parses min:max:namespace.name, the format of the machine controller manager's
+// autoscaler.
 func ParseGroup(text string) (Group, error) {
 	lower, rest, ok1 := strings.Cut(text, ":")
 	upper, rest, ok2 := strings.Cut(rest, ":")
@@ -45,8 +45,7 @@ func ParseGroup(text string) (Group, error) {
 	return g, nil
 }
 
-// sizes returns the bounds by which a MachineDeployment is a group; ok is false
-// when it is none.
+// sizes returns the bounds of a MachineDeployment as a node group; ok is false if it is none.
 func (s *Server) sizes(d *v1alpha1.MachineDeployment) (lower, upper int32, ok bool, err error) {
 	key := client.ObjectKeyFromObject(d)
 	for _, g := range s.cfg.Groups {

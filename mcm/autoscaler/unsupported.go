@@ -15,22 +15,21 @@ func (s *Server) GPULabel(context.Context, *externalgrpc.GPULabelRequest) (*exte
 	return &externalgrpc.GPULabelResponse{Label: s.cfg.GPULabel}, nil
 }
 
-// GetAvailableGPUTypes knows of none by name: GPUs are resources of the node
-// template.
+// GetAvailableGPUTypes returns none: GPUs are resources of the node template.
 func (s *Server) GetAvailableGPUTypes(
 	context.Context, *externalgrpc.GetAvailableGPUTypesRequest,
 ) (*externalgrpc.GetAvailableGPUTypesResponse, error) {
 	return &externalgrpc.GetAvailableGPUTypesResponse{}, nil
 }
 
-// PricingNodePrice is not offered: nobody here knows prices.
+// PricingNodePrice is not implemented: prices are not known.
 func (s *Server) PricingNodePrice(
 	context.Context, *externalgrpc.PricingNodePriceRequest,
 ) (*externalgrpc.PricingNodePriceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "prices of nodes are not known")
 }
 
-// PricingPodPrice is not offered, see PricingNodePrice.
+// PricingPodPrice is not implemented, see PricingNodePrice.
 func (s *Server) PricingPodPrice(
 	context.Context, *externalgrpc.PricingPodPriceRequest,
 ) (*externalgrpc.PricingPodPriceResponse, error) {

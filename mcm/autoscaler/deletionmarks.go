@@ -9,15 +9,15 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// Marks is how a deployment names the machines that have to go.
+// Marks is the format in which a deployment's annotation names the machines to delete.
 type Marks string
 
-// The ways.
+// The formats.
 const (
-	// MarksWithTime names machines with the time: what this project's controllers
-	// and machine controller managers since v0.61.3 read. The default.
+	// MarksWithTime has names with times, for this project's controllers and machine
+	// controller managers since v0.61.3. It is the default.
 	MarksWithTime Marks = "annotation"
-	// MarksByName gives names alone: for machine controller managers since v0.56.
+	// MarksByName has names only, for machine controller managers since v0.56.
 	MarksByName Marks = "annotation-names"
 )
 
@@ -36,7 +36,7 @@ func (m *Marks) UnmarshalText(text []byte) error {
 // MarshalText is the inverse of UnmarshalText.
 func (m Marks) MarshalText() ([]byte, error) { return []byte(m), nil }
 
-// markedMachines are those that a deployment names.
+// markedMachines returns the machines that a deployment names for deletion.
 func markedMachines(d *v1alpha1.MachineDeployment) []string {
 	var names []string
 	for entry := range strings.SplitSeq(d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion], ",") {
@@ -48,10 +48,10 @@ func markedMachines(d *v1alpha1.MachineDeployment) []string {
 	return names
 }
 
-// mark names machines to be deleted, beside those that are named already. The
-// time in the second annotation is what ties them to the replicas of this very
-// update, so no two updates have the same: a set that has the replicas of one of
-// them would else delete what the next one marks, and make others in their place.
+// mark adds machines to those that the deployment names for deletion. The time in the second
+// annotation ties them to the replicas of this update, so each update has its own time.
+// Otherwise a set with the replicas of one update would delete machines that the next one
+// marks, and create others in their place.
 func (s *Server) mark(d *v1alpha1.MachineDeployment, machines []string) {
 	now := s.cfg.Now().UTC()
 	last, err := time.Parse(time.RFC3339, d.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler])

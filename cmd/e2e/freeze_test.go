@@ -106,7 +106,7 @@ func (e *env) overshoot(d *v1alpha1.MachineDeployment) {
 		return errors.Join(err, errors.New("it is not frozen"))
 	})
 	e.eventually("set and pool are frozen", func(ctx context.Context) error { return e.frozenIs(ctx, d, true) })
-	e.waitEventOf(v1alpha1.KindMachineSet, e.onlySet().Name, corev1.EventTypeWarning, "no more are made until")
+	e.waitEventOf(v1alpha1.KindMachineSet, e.onlySet().Name, corev1.EventTypeWarning, "the set creates no more until")
 }
 
 // strayFinalizer keeps strays until the test lets them go, whatever becomes of their
@@ -176,7 +176,7 @@ func (e *env) askToThaw(d *v1alpha1.MachineDeployment) {
 	before := d.DeepCopy()
 	metav1.SetMetaDataAnnotation(&d.ObjectMeta, v1alpha1.AnnotationKeyUnfreeze, "true")
 	e.must(e.kube.Patch(e.ctx(), d, client.MergeFrom(before)))
-	e.waitEventOf(v1alpha1.KindMachineSet, e.onlySet().Name, corev1.EventTypeNormal, "Machines are made again")
+	e.waitEventOf(v1alpha1.KindMachineSet, e.onlySet().Name, corev1.EventTypeNormal, "The set creates machines again")
 	e.eventually("they are frozen again, and the request is answered", func(ctx context.Context) error {
 		err := e.frozenIs(ctx, d, true)
 		if _, asked := d.Annotations[v1alpha1.AnnotationKeyUnfreeze]; asked {

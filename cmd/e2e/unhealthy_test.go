@@ -120,7 +120,7 @@ func TestFreezeAcrossRestart(t *testing.T) {
 	e.longUnknown(names[0])
 	e.must(manager.Restart(e.ctx()))
 	e.wantTimeoutReset(names[0])
-	e.waitEvent(names[0], corev1.EventTypeNormal, "health timeouts begin anew")
+	e.waitEvent(names[0], corev1.EventTypeNormal, "health timeouts start again")
 	e.waitFrozen("false")
 	e.deleteAll(names...)
 }

@@ -15,12 +15,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/machinebus/machinebus/mcm/dispatch"
-	"github.com/machinebus/machinebus/mcm/freeze"
 	"github.com/machinebus/machinebus/mcm/machine"
 	"github.com/machinebus/machinebus/mcm/machineclass"
 	"github.com/machinebus/machinebus/mcm/machinedeployment"
 	"github.com/machinebus/machinebus/mcm/machineset"
-	"github.com/machinebus/machinebus/mcm/safety"
+	"github.com/machinebus/machinebus/mcm/orphans"
+	"github.com/machinebus/machinebus/mcm/overshoot"
 )
 
 // A controller can be switched on and off with --controllers.
@@ -36,7 +36,7 @@ var controllers = []controller{
 	{"machineset", (*mcm).addMachineSet},
 	{"machinedeployment", (*mcm).addMachineDeployment},
 	{"freeze", (*mcm).addFreeze},
-	{"safety", (*mcm).addSafety},
+	{"safety", (*mcm).addOrphans},
 }
 
 func controllerNames() []string {
@@ -106,10 +106,10 @@ func (m *mcm) addMachine(ctx context.Context) error {
 	if m.tokens != nil {
 		r.Tokens = m.tokens
 	}
-	if err := m.addFreezer(); err != nil {
+	if err := m.addOutageGuard(); err != nil {
 		return err
 	}
-	if err := register(append(r.Collectors(), r.Freezer.Collectors()...)); err != nil {
+	if err := register(append(r.Collectors(), r.OutageGuard.Collectors()...)); err != nil {
 		return err
 	}
 	if err := m.registerInventory(machine.NewInventory(ctx, counted(m.manager.GetClient(), "Machine-count"))); err != nil {
@@ -119,27 +119,26 @@ func (m *mcm) addMachine(ctx context.Context) error {
 	return r.SetupWithManager(ctx, m.manager, nodes, m.dispatcher, m.options.workers)
 }
 
-// addFreezer adds the freezer, which leaves machines alone while an API server cannot
-// be read.
-func (m *mcm) addFreezer() error {
+// addOutageGuard adds the guard that freezes machines while an API server cannot be read.
+func (m *mcm) addOutageGuard() error {
 	control, err := unlimited(m.manager)
 	if err != nil {
 		return err
 	}
-	f := &machine.Freezer{
+	guard := &machine.OutageGuard{
 		Control: control, Namespace: m.options.scope(), Settings: m.options.outage, Unwatched: m.lock.Unwatched, Events: m.events,
 	}
 	if m.options.lease.elect {
-		f.Memory = m.lock
+		guard.Memory = m.lock
 	}
 	if m.target != nil {
-		if f.Target, err = unlimited(m.target); err != nil {
+		if guard.Target, err = unlimited(m.target); err != nil {
 			return err
 		}
 	}
-	m.reconciler.Freezer = f
+	m.reconciler.OutageGuard = guard
 
-	return m.manager.Add(f)
+	return m.manager.Add(guard)
 }
 
 // unlimited returns a client without cache and without the limit of --kube-api-qps,
@@ -199,12 +198,12 @@ func (m *mcm) addMachineDeployment(ctx context.Context) error {
 }
 
 func (m *mcm) addFreeze(ctx context.Context) error {
-	c, settings := m.manager.GetClient(), m.options.freeze
-	sets := &freeze.SetReconciler{Client: c, Live: m.manager.GetAPIReader(), Events: m.events, Settings: settings}
+	c, settings := m.manager.GetClient(), m.options.overshoot
+	sets := &overshoot.SetReconciler{Client: c, Live: m.manager.GetAPIReader(), Events: m.events, Settings: settings}
 	if err := sets.SetupWithManager(ctx, m.manager); err != nil {
 		return err
 	}
-	deployments := &freeze.DeploymentReconciler{Client: c, Settings: settings}
+	deployments := &overshoot.DeploymentReconciler{Client: c, Settings: settings}
 
 	return deployments.SetupWithManager(ctx, m.manager)
 }
@@ -213,14 +212,14 @@ func (m *mcm) addFreeze(ctx context.Context) error {
 // if no other manager of this cluster name was heard.
 func (m *mcm) uncertain() error { return cmp.Or(m.namesake.Heard(), m.epochs.Beside()) }
 
-// addSafety adds the collector of instances without a machine.
-func (m *mcm) addSafety(ctx context.Context) error {
-	o, settings := m.options, m.options.safety
+// addOrphans adds what looks for instances without a machine.
+func (m *mcm) addOrphans(ctx context.Context) error {
+	o, settings := m.options, m.options.orphans
 	settings.DefaultProvider, settings.Namespace = o.settings.DefaultProvider, o.scope()
 	settings.NodeGrace, settings.DeleteTimeout = o.settings.CreationTimeout, o.settings.OperationTimeout
-	collector := &safety.Collector{
+	collector := &orphans.Collector{
 		Reader: m.manager.GetAPIReader(), Cache: m.manager.GetClient(), Dispatcher: m.dispatcher,
-		Events: m.events, Metrics: safety.NewMetrics(), Settings: settings, Owner: m.owner, Barred: m.uncertain,
+		Events: m.events, Metrics: orphans.NewMetrics(), Settings: settings, Owner: m.owner, Barred: m.uncertain,
 	}
 	if len(settings.AdoptOwners) > 0 {
 		klog.Background().Info("adopted the instances of these owners: those without a machine are deleted (--adopt-owner)",

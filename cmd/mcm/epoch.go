@@ -130,8 +130,8 @@ func (l *leaderLock) written(r resourcelock.LeaderElectionRecord, err error) {
 // server was away at least this long.
 func (l *leaderLock) Unwatched() time.Duration { return time.Duration(l.unwatched.Load()) }
 
-// Frozen and NoteFrozen implement [machine.FreezeMemory]. Without an election nothing
-// renews the Lease, and nothing is stored.
+// Frozen and SetFrozen implement [machine.OutageMemory]. Without an election nothing
+// renews the Lease, and nothing is noted.
 func (l *leaderLock) Frozen(ctx context.Context) (bool, error) {
 	lease, err := l.lease.Client.Leases(l.lease.LeaseMeta.Namespace).Get(ctx, l.lease.LeaseMeta.Name, metav1.GetOptions{})
 	if err != nil {
@@ -141,8 +141,8 @@ func (l *leaderLock) Frozen(ctx context.Context) (bool, error) {
 	return lease.Labels[labelFrozen] == strconv.FormatBool(true), nil
 }
 
-// NoteFrozen stores with the next renewal of the Lease whether machines are frozen.
-func (l *leaderLock) NoteFrozen(frozen bool) { l.frozen.Store(new(strconv.FormatBool(frozen))) }
+// SetFrozen has the next renewal of the Lease say whether machines are frozen.
+func (l *leaderLock) SetFrozen(frozen bool) { l.frozen.Store(new(strconv.FormatBool(frozen))) }
 
 // Epoch returns the epoch of the current leadership; 0 before the first.
 func (l *leaderLock) Epoch() uint64 { return l.epoch.Load() }

@@ -26,10 +26,10 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
-	"github.com/machinebus/machinebus/mcm/freeze"
 	"github.com/machinebus/machinebus/mcm/machine"
 	"github.com/machinebus/machinebus/mcm/machinedeployment"
-	"github.com/machinebus/machinebus/mcm/safety"
+	"github.com/machinebus/machinebus/mcm/orphans"
+	"github.com/machinebus/machinebus/mcm/overshoot"
 )
 
 // options holds the flags. Flags that the machine controller manager has, too, have
@@ -54,9 +54,9 @@ type options struct {
 	setWorkers int
 	settings   machine.Settings
 	limits     dispatch.Limits
-	safety     safety.Settings
-	freeze     freeze.Settings
-	outage     machine.FreezeSettings
+	orphans    orphans.Settings
+	overshoot  overshoot.Settings
+	outage     machine.OutageSettings
 
 	deployments machinedeployment.Settings
 	lease       leaseOptions
@@ -86,8 +86,8 @@ const (
 
 func newCommand() *cobra.Command {
 	o := &options{
-		settings: machine.DefaultSettings(), outage: machine.DefaultFreezeSettings(), limits: dispatch.DefaultLimits(), freeze: freeze.DefaultSettings(),
-		safety: safety.DefaultSettings(), logging: logsapi.NewLoggingConfiguration(),
+		settings: machine.DefaultSettings(), outage: machine.DefaultOutageSettings(), limits: dispatch.DefaultLimits(), overshoot: overshoot.DefaultSettings(),
+		orphans: orphans.DefaultSettings(), logging: logsapi.NewLoggingConfiguration(),
 	}
 	cmd := &cobra.Command{
 		Use:   "mcm",
@@ -180,18 +180,17 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 		"time before a delete is retried after any other error, and before an invalid object is checked again")
 
 	addLimitFlags(fs, &o.limits)
-	addSafetyFlags(fs, &o.safety)
+	addOrphanFlags(fs, &o.orphans)
 	fs.DurationVar(&o.outage.Timeout, "machine-safety-apiserver-statuscheck-timeout", o.outage.Timeout,
 		"time after which mcm leaves machines alone while it cannot read an API server")
 	fs.DurationVar(&o.outage.Period, "machine-safety-apiserver-statuscheck-period", o.outage.Period,
 		"time between checks whether the API servers can be read; not less than the timeout")
 	fs.BoolVar(&o.deployments.AnnotateNodes, "autoscaler-scaledown-annotation-during-rollout", true,
 		"keep the cluster-autoscaler from removing nodes of a machine deployment that is being rolled out")
-	fs.IntVar(&o.freeze.Up, "safety-up", o.freeze.Up,
-		"machines beyond replicas and surge that freeze a machine set, so that it creates no more")
-	fs.IntVar(&o.freeze.Down, "safety-down", o.freeze.Down, "with so many machines fewer, a frozen machine set creates machines again")
-	fs.DurationVar(&o.freeze.Period, "machine-safety-overshooting-period", o.freeze.Period,
-		"time after which the machines of every machine set are counted although nothing changed")
+	fs.IntVar(&o.overshoot.Up, "safety-up", o.overshoot.Up,
+		"machines beyond replicas and surge that freeze a machine set: no more are made")
+	fs.IntVar(&o.overshoot.Down, "safety-down", o.overshoot.Down, "machines fewer than that which end the freeze")
+	fs.DurationVar(&o.overshoot.Period, "machine-safety-overshooting-period", o.overshoot.Period, "time between counts of machine sets without a cause")
 
 	o.lease.addFlags(fs)
 	o.nats.addFlags(fs)
@@ -209,15 +208,15 @@ func addLimitFlags(fs *pflag.FlagSet, l *dispatch.Limits) {
 		"as --provider-max-per-second, for the classes that share credentials")
 }
 
-func addSafetyFlags(fs *pflag.FlagSet, s *safety.Settings) {
-	fs.DurationVar(&s.Period, "machine-safety-orphan-vms-period", s.Period, "time between searches for instances without a machine")
+func addOrphanFlags(fs *pflag.FlagSet, s *orphans.Settings) {
+	fs.DurationVar(&s.Period, "machine-safety-orphan-vms-period", s.Period, "time between two looks for instances without a machine")
 	fs.DurationVar(&s.Grace, "machine-safety-orphan-vms-grace", s.Grace,
 		"how long an instance must have been seen without a machine before it is deleted")
 	fs.IntVar(&s.MaxPerPass, "machine-safety-orphan-vms-max-per-pass", s.MaxPerPass,
 		"most instances without a machine that one search deletes at each provider")
 	fs.StringSliceVar(&s.AdoptOwners, "adopt-owner", nil, "uid of the kube-system namespace of a former control cluster whose instances this "+
-		"control plane has taken over: those without a machine are deleted; "+safety.NoOwner+" means instances without an owner; may be repeated")
-	fs.BoolVar(&s.DryRun, "machine-safety-orphan-vms-dry-run", s.DryRun, "report instances without a machine by Event and metric, and delete none")
+		"control plane has taken over, so that those without a machine are deleted; the word "+orphans.NoOwner+" means instances without an owner; may be repeated")
+	fs.BoolVar(&s.DryRun, "machine-safety-orphan-vms-dry-run", s.DryRun, "tell of instances without a machine, by Event and metric, and delete none")
 }
 
 func (l *leaseOptions) addFlags(fs *pflag.FlagSet) {
@@ -257,8 +256,8 @@ func (o *options) validate() error {
 	positive("retry-long", o.settings.Retry.Long)
 	positive("min-resync-period", o.syncPeriod)
 	positive("machine-safety-apiserver-statuscheck-timeout", o.outage.Timeout)
-	positive("machine-safety-orphan-vms-period", o.safety.Period)
-	positive("machine-safety-orphan-vms-grace", o.safety.Grace)
+	positive("machine-safety-orphan-vms-period", o.orphans.Period)
+	positive("machine-safety-orphan-vms-grace", o.orphans.Grace)
 	errs = append(errs, o.validateNumbers()...)
 	if net.ParseIP(o.address) == nil {
 		errs = append(errs, fmt.Errorf("--address %q is not an IP address", o.address))
@@ -266,15 +265,15 @@ func (o *options) validate() error {
 	if o.targetKubeconfig == noTarget && o.controlKubeconfig == "" {
 		errs = append(errs, errors.New("--target-kubeconfig=none needs a --control-kubeconfig"))
 	}
-	errs = append(errs, o.freeze.Validate(), validateControllers(o.controllers))
+	errs = append(errs, o.overshoot.Validate(), validateControllers(o.controllers))
 	if err := bootstrap.ValidateGroups(o.tokenGroups); err != nil {
 		errs = append(errs, fmt.Errorf("--bootstrap-token-auth-extra-groups: %w", err))
 	}
 	if err := bus.ValidToken("--cluster-name", o.clusterName); err != nil {
 		errs = append(errs, err)
 	}
-	if slices.Contains(o.safety.AdoptOwners, "") {
-		errs = append(errs, fmt.Errorf("--adopt-owner must be a uid or %s, not empty", safety.NoOwner))
+	if slices.Contains(o.orphans.AdoptOwners, "") {
+		errs = append(errs, fmt.Errorf("--adopt-owner must be a uid or the word %s, not empty", orphans.NoOwner))
 	}
 	for _, provider := range o.unsealed {
 		if err := bus.ValidToken("--unsealed-providers", provider); err != nil {
@@ -362,9 +361,9 @@ func (o *options) validateNumbers() []error {
 		errs = append(errs, fmt.Errorf("--machine-safety-apiserver-statuscheck-period must not be less than the timeout: %s and %s",
 			o.outage.Period, o.outage.Timeout))
 	}
-	if o.safety.MaxPerPass < 1 {
+	if o.orphans.MaxPerPass < 1 {
 		errs = append(errs, fmt.Errorf("--machine-safety-orphan-vms-max-per-pass must be at least 1, not %d "+
-			"(--machine-safety-orphan-vms-dry-run deletes none)", o.safety.MaxPerPass))
+			"(--machine-safety-orphan-vms-dry-run deletes none)", o.orphans.MaxPerPass))
 	}
 	for name, n := range map[string]float64{
 		"provider-max-in-flight": float64(o.limits.Provider.InFlight), "provider-max-per-second": o.limits.Provider.PerSecond,

@@ -15,17 +15,15 @@ import (
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 )
 
-// annotationKeyFakeNode is on what the cluster-autoscaler makes up for an instance
-// without a Node.
+// annotationKeyFakeNode is on nodes that the cluster-autoscaler invents for instances without
+// a Node.
 const annotationKeyFakeNode = "k8s.io/cluster-autoscaler/fake-node-reason"
 
-// NodeGroupDeleteNodes removes exactly these nodes, or none of them when one may
-// not go. Of a node that is going or gone already nothing is left to do, and that is
-// a success: the cluster-autoscaler asks again and again. What never joined and is
-// preserved is left out, so that it does not keep what is asked for together with it.
-// Of nodes that all never joined as many go as the minimum lets: the
-// cluster-autoscaler asks for those that failed without a look at it, and would wait
-// for them as for nodes to come.
+// NodeGroupDeleteNodes deletes exactly these nodes, or none if one of them must stay. Nodes in
+// deletion and deleted ones are a success, because the cluster-autoscaler repeats its
+// requests. Preserved machines that never joined are left out, so that they do not block the
+// others. If none of the nodes has joined, as many are deleted as the minimum allows: the
+// cluster-autoscaler ignores the minimum for nodes that failed to join.
 func (s *Server) NodeGroupDeleteNodes(
 	ctx context.Context, req *externalgrpc.NodeGroupDeleteNodesRequest,
 ) (*externalgrpc.NodeGroupDeleteNodesResponse, error) {
@@ -38,7 +36,7 @@ func (s *Server) NodeGroupDeleteNodes(
 		case err != nil:
 			return false, err
 		case len(victims) == 0 && spared != "":
-			return false, preservedStatus(spared)
+			return false, preservedError(spared)
 		case len(victims) == 0:
 			return false, nil
 		}
@@ -46,7 +44,7 @@ func (s *Server) NodeGroupDeleteNodes(
 			victims = victims[:room]
 		}
 		if left := int64(d.Spec.Replicas) - int64(len(victims)); left < int64(g.min) {
-			return false, status.Errorf(codes.FailedPrecondition, "node group %s has %d nodes: %d fewer would be less than its minimum of %d",
+			return false, status.Errorf(codes.FailedPrecondition, "node group %s has %d nodes: %d fewer would be below its minimum of %d",
 				g.id, d.Spec.Replicas, len(victims), g.min)
 		}
 		d.Spec.Replicas -= int32(len(victims))
@@ -61,8 +59,8 @@ func (s *Server) NodeGroupDeleteNodes(
 	return &externalgrpc.NodeGroupDeleteNodesResponse{}, nil
 }
 
-// victims returns the names of the machines that are still to be marked, and that of
-// one that is left out because it is preserved, if there is any.
+// victims returns the names of the machines to mark, and the name of one that is left out
+// because it is preserved, if any.
 func (s *Server) victims(ctx context.Context, g *group, nodes []*externalgrpc.ExternalGrpcNode) (names []string, spared string, err error) {
 	now, err := s.current(ctx)
 	if err != nil {
@@ -81,20 +79,20 @@ func (s *Server) victims(ctx context.Context, g *group, nodes []*externalgrpc.Ex
 		if m.group != g.id {
 			return nil, "", status.Errorf(codes.InvalidArgument, "node %s belongs to node group %s, not %s", node.GetName(), m.group, g.id)
 		}
-		still, err := s.still(ctx, g, m)
+		newest, err := s.newestMachine(ctx, g, m)
 		if err != nil {
 			return nil, "", err
 		}
-		if still == nil || seen[m.Name] {
+		if newest == nil || seen[m.Name] {
 			continue
 		}
-		if isFake(node) && s.spared(g, still, m.node) {
-			// The cluster-autoscaler asks for it together with all that is late, in each loop.
+		if isFake(node) && s.isPreserved(g, newest, m.node) {
+			// In each loop the cluster-autoscaler asks for it together with all late nodes.
 			spared = m.Name
 
 			continue
 		}
-		if err := s.mayGo(ctx, g, &machine{Machine: still, group: m.group, node: m.node}, node); err != nil {
+		if err := s.mayGo(ctx, g, &machine{Machine: newest, group: m.group, node: m.node}, node); err != nil {
 			return nil, "", err
 		}
 		seen[m.Name] = true
@@ -104,9 +102,8 @@ func (s *Server) victims(ctx context.Context, g *group, nodes []*externalgrpc.Ex
 	return names, spared, nil
 }
 
-// still returns the machine as the cache has it by now; nil when it is going or
-// gone.
-func (s *Server) still(ctx context.Context, g *group, m *machine) (*v1alpha1.Machine, error) {
+// newestMachine returns the machine from the cache; nil if it is in deletion or gone.
+func (s *Server) newestMachine(ctx context.Context, g *group, m *machine) (*v1alpha1.Machine, error) {
 	newest := &v1alpha1.Machine{}
 	err := s.cfg.Control.Get(ctx, client.ObjectKeyFromObject(m.Machine), newest)
 	switch {
@@ -121,7 +118,7 @@ func (s *Server) still(ctx context.Context, g *group, m *machine) (*v1alpha1.Mac
 	}
 }
 
-// mustBeGone tells a node that is gone, which is well, from one of somebody else's.
+// mustBeGone returns an error if a node without a machine exists: it is not ours.
 func (s *Server) mustBeGone(ctx context.Context, group string, node *externalgrpc.ExternalGrpcNode) error {
 	if strings.HasPrefix(node.GetProviderID(), placeholderPrefix) || strings.HasPrefix(node.GetName(), placeholderPrefix) {
 		return nil
@@ -135,23 +132,25 @@ func (s *Server) mustBeGone(ctx context.Context, group string, node *externalgrp
 		return statusOf(err, "read Node "+node.GetName())
 	}
 	if id := node.GetProviderID(); id != "" && id != there.Spec.ProviderID {
-		return nil // a later one of that name
+		return nil // a later node of that name
 	}
 
 	return status.Errorf(codes.InvalidArgument, "node %s belongs to no machine of node group %s", node.GetName(), group)
 }
 
-// mayGo tells why a machine that has joined must not go now, or one that somebody
-// wants to look at. One that has not stays during an update as long as there are more
-// than the replicas: those are what runs, and to lower them would end one of it.
+// mayGo returns an error if a machine must stay: because it is preserved, because its node is
+// protected from scale-down, or because of an update. During an update a machine without a
+// node must stay while there are more machines than replicas: lower replicas would delete a
+// running one.
 func (s *Server) mayGo(ctx context.Context, g *group, m *machine, node *externalgrpc.ExternalGrpcNode) error {
-	if s.spared(g, m.Machine, m.node) {
-		return preservedStatus(m.Name)
+	if s.isPreserved(g, m.Machine, m.node) {
+		return preservedError(m.Name)
 	}
 	if isFake(node) {
 		if staying := g.staying(); rolling(g.deployment) && staying > int(g.deployment.Spec.Replicas) {
-			return status.Errorf(codes.FailedPrecondition, "node group %s is being updated, and has %d machines for %d nodes: "+
-				"to give up machine %s would cost one that runs", g.id, staying, g.deployment.Spec.Replicas, m.Name)
+			return status.Errorf(codes.FailedPrecondition, "node group %s is being updated and has %d machines for %d replicas: "+
+				"to delete machine %s now would also delete a running one; try again after the update",
+				g.id, staying, g.deployment.Spec.Replicas, m.Name)
 		}
 
 		return s.mustNotHaveJoined(ctx, m)
@@ -164,18 +163,20 @@ func (s *Server) mayGo(ctx context.Context, g *group, m *machine, node *external
 		return status.Errorf(codes.FailedPrecondition, "node %s has the annotation %s", m.node.Name, v1alpha1.AnnotationKeyScaleDownDisabled)
 	}
 	if rolling(g.deployment) {
-		return status.Errorf(codes.FailedPrecondition, "node group %s is being updated: node %s stays until that is over", g.id, m.node.Name)
+		return status.Errorf(codes.FailedPrecondition, "node group %s is being updated: node %s cannot be deleted before the update ends",
+			g.id, m.node.Name)
 	}
 
 	return nil
 }
 
-func preservedStatus(machine string) error {
+func preservedError(machine string) error {
 	return status.Errorf(codes.FailedPrecondition, "machine %s is preserved: its annotation %s, or that of its node, says for how long",
 		machine, v1alpha1.AnnotationKeyPreserve)
 }
 
-// isFake tells of a node that stands for an instance without one.
+// isFake reports whether a node is the cluster-autoscaler's invention for an instance without
+// a Node.
 func isFake(node *externalgrpc.ExternalGrpcNode) bool {
 	_, ok := node.GetAnnotations()[annotationKeyFakeNode]
 
@@ -186,8 +187,8 @@ func areFake(nodes []*externalgrpc.ExternalGrpcNode) bool {
 	return !slices.ContainsFunc(nodes, func(n *externalgrpc.ExternalGrpcNode) bool { return !isFake(n) })
 }
 
-// mustNotHaveJoined keeps a running node from going as one that never came: the
-// cluster-autoscaler's list of instances may be two minutes old.
+// mustNotHaveJoined returns an error if the machine has a node: the cluster-autoscaler's list
+// of instances may be two minutes old.
 func (s *Server) mustNotHaveJoined(ctx context.Context, m *machine) error {
 	there := m.node != nil
 	if !there {
@@ -197,13 +198,14 @@ func (s *Server) mustNotHaveJoined(ctx context.Context, m *machine) error {
 		}
 	}
 	if there {
-		return status.Errorf(codes.FailedPrecondition, "machine %s has joined as node %s by now", m.Name, m.Labels[v1alpha1.LabelKeyNode])
+		return status.Errorf(codes.FailedPrecondition, "machine %s has joined as node %s in the meantime",
+			m.Name, m.Labels[v1alpha1.LabelKeyNode])
 	}
 
 	return nil
 }
 
-// staying counts the machines that are not going.
+// staying returns the number of machines that are not in deletion.
 func (g *group) staying() int {
 	n := 0
 	for _, m := range g.machines {
@@ -215,8 +217,8 @@ func (g *group) staying() int {
 	return n
 }
 
-// rolling tells that machines of an old template are being replaced: what to
-// delete is the deployment's to choose then.
+// rolling reports whether machines of an old template are being replaced. Then the deployment
+// chooses which machines to delete.
 func rolling(d *v1alpha1.MachineDeployment) bool {
 	if d.Spec.Paused {
 		return false

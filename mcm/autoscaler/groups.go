@@ -23,8 +23,8 @@ func (s *Server) NodeGroups(ctx context.Context, _ *externalgrpc.NodeGroupsReque
 	return out, nil
 }
 
-// NodeGroupForNode tells whose a node is. One of nobody's (foreign, still to come,
-// nameless) is an answer and never an error, which would stop every scale-up.
+// NodeGroupForNode returns the group of a node. For a node without a group (foreign, upcoming
+// or nameless) it returns an empty group and never an error, which would stop all scale-ups.
 func (s *Server) NodeGroupForNode(
 	ctx context.Context, req *externalgrpc.NodeGroupForNodeRequest,
 ) (*externalgrpc.NodeGroupForNodeResponse, error) {
@@ -42,8 +42,7 @@ func (s *Server) NodeGroupForNode(
 	return &externalgrpc.NodeGroupForNodeResponse{NodeGroup: &externalgrpc.NodeGroup{}}, nil
 }
 
-// message has the sizes, too, wherever a group is named: the cluster-autoscaler
-// checks them on whichever it has got.
+// message includes the sizes in every answer: the cluster-autoscaler uses those of any.
 func (g *group) message() *externalgrpc.NodeGroup {
 	return &externalgrpc.NodeGroup{
 		Id: g.id, MinSize: g.min, MaxSize: g.max,

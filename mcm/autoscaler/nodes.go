@@ -14,7 +14,7 @@ const (
 	classOther          = 99
 )
 
-// NodeGroupNodes lists the instances of a group, those to come included.
+// NodeGroupNodes lists the instances of a group, including upcoming ones.
 func (s *Server) NodeGroupNodes(
 	ctx context.Context, req *externalgrpc.NodeGroupNodesRequest,
 ) (*externalgrpc.NodeGroupNodesResponse, error) {
@@ -33,7 +33,7 @@ func (s *Server) NodeGroupNodes(
 	out := &externalgrpc.NodeGroupNodesResponse{Instances: make([]*externalgrpc.Instance, 0, len(g.machines))}
 	for _, m := range g.machines {
 		if m.node != nil && m.node.Spec.ProviderID == "" {
-			continue // by a placeholder it would be removed as one that never joined
+			continue // with a placeholder as its id it would be deleted as one that never joined
 		}
 		out.Instances = append(out.Instances, &externalgrpc.Instance{Id: m.instanceID(), Status: s.instanceStatus(g, m)})
 	}
@@ -47,10 +47,10 @@ func (s *Server) instanceStatus(g *group, m *machine) *externalgrpc.InstanceStat
 		return &externalgrpc.InstanceStatus{InstanceState: externalgrpc.InstanceStatus_instanceDeleting}
 	case m.node != nil:
 		return &externalgrpc.InstanceStatus{InstanceState: externalgrpc.InstanceStatus_instanceRunning}
-	case s.spared(g, m.Machine, nil):
-		// With its error the cluster-autoscaler would take the group's size for wrong, and
-		// end each loop with the attempt to correct it. As one that is late it costs a
-		// warning, and others that are late go all the same.
+	case s.isPreserved(g, m.Machine, nil):
+		// With its error the cluster-autoscaler would try to correct the group's size and end
+		// each loop with that. Without the error it logs a warning that the node is late, and
+		// still deletes other late ones.
 		return &externalgrpc.InstanceStatus{InstanceState: externalgrpc.InstanceStatus_instanceCreating}
 	default:
 		return &externalgrpc.InstanceStatus{
@@ -59,9 +59,9 @@ func (s *Server) instanceStatus(g *group, m *machine) *externalgrpc.InstanceStat
 	}
 }
 
-// createError tells why a machine does not come. The cluster-autoscaler then gives
-// it up, and its group for a while: what is tried again within seconds is worth
-// that only once the machine has Failed.
+// createError returns why a machine's create failed. The cluster-autoscaler then gives up the
+// machine, and its group for a while. So an error that is retried within seconds is only
+// returned once the machine is Failed.
 func createError(m *v1alpha1.Machine) *externalgrpc.InstanceErrorInfo {
 	last := m.Status.LastOperation
 	if last.Type != v1alpha1.MachineOperationCreate || last.State != v1alpha1.MachineStateFailed {
@@ -82,14 +82,13 @@ func createError(m *v1alpha1.Machine) *externalgrpc.InstanceErrorInfo {
 		}
 	}
 	if info.ErrorCode == "" {
-		info.ErrorCode = v1alpha1.ErrorCodeUnknown // an empty one would go unnoticed
+		info.ErrorCode = v1alpha1.ErrorCodeUnknown // the cluster-autoscaler ignores an empty one
 	}
 
 	return info
 }
 
-// short cuts a text that the cluster-autoscaler repeats in logs, Events and its
-// status.
+// short cuts a text, because the cluster-autoscaler repeats it in logs, Events and its status.
 func short(text string) string {
 	const most = 512
 	if len(text) <= most {

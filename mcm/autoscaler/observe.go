@@ -19,16 +19,15 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// An Observer sees every call: it counts, times and logs it, and keeps a panic in
-// one from ending the process.
+// An Observer measures and logs every call, and keeps a panic in one from ending the process.
 type Observer struct{ took *prometheus.HistogramVec }
 
 // NewObserver returns an Observer.
 func NewObserver() *Observer {
 	return &Observer{took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "mcm_autoscaler_call_duration_seconds",
-		Help: "Time for a call of the cluster-autoscaler, by method and the code it ended with.",
-		// From an answer out of memory to the cluster-autoscaler's own timeout.
+		Help: "Duration of calls of the cluster-autoscaler, by method and the code they ended with.",
+		// From an answer from memory to the cluster-autoscaler's own timeout.
 		Buckets: []float64{.00005, .0002, .001, .005, .02, .1, .5, 1, 5},
 	}, []string{"method", "code"})}
 }
@@ -40,14 +39,14 @@ func (o *Observer) Collectors() []prometheus.Collector { return []prometheus.Col
 func (o *Observer) Intercept(
 	ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
 ) (reply any, err error) {
-	method, begun := path.Base(info.FullMethod), time.Now()
+	method, started := path.Base(info.FullMethod), time.Now()
 	log := klog.FromContext(ctx)
 	defer func() {
 		if r := recover(); r != nil {
 			log.Error(fmt.Errorf("panic: %v", r), "call failed", "method", method, "stack", string(debug.Stack()))
-			reply, err = nil, status.Error(codes.Internal, "a bug in the gateway; its log tells more")
+			reply, err = nil, status.Error(codes.Internal, "a bug in the gateway: see the panic in its log")
 		}
-		took, code := time.Since(begun), status.Code(err)
+		took, code := time.Since(started), status.Code(err)
 		o.took.WithLabelValues(method, code.String()).Observe(took.Seconds())
 		log := log.V(levelOf(method, code))
 		if !log.Enabled() { // a thousand nodes make thousands of calls in a loop
@@ -63,8 +62,8 @@ func (o *Observer) Intercept(
 	return handle(ctx, req)
 }
 
-// levelOf is the verbosity from which calls that end so are logged. That a write was
-// refused is always told: it is why a group does not become what it should.
+// levelOf returns the verbosity at which a call with this code is logged. A failed write is
+// always logged, because it is the reason why a group does not scale.
 func levelOf(method string, code codes.Code) int {
 	const each, failed = 5, 2
 	switch {
@@ -79,7 +78,7 @@ func levelOf(method string, code codes.Code) int {
 
 var writes = map[string]bool{"NodeGroupIncreaseSize": true, "NodeGroupDeleteNodes": true, "NodeGroupDecreaseTargetSize": true}
 
-// clientOf names who calls: its certificate's name, or where it is.
+// clientOf returns the caller's name from its certificate, or its address.
 func clientOf(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -92,7 +91,7 @@ func clientOf(ctx context.Context) string {
 	return p.Addr.String()
 }
 
-// nameOf is what a certificate is for: newer ones have no common name.
+// nameOf returns the first name in a certificate: newer ones have no common name.
 func nameOf(c *x509.Certificate) string {
 	names := slices.Concat([]string{c.Subject.CommonName}, c.DNSNames, c.EmailAddresses)
 	for _, uri := range c.URIs {

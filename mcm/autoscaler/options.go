@@ -17,18 +17,17 @@ import (
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 )
 
-// Annotations of a MachineDeployment with settings of its own: those of the
-// Cluster API provider, and those of the machine controller manager's autoscaler,
-// which win.
+// Annotations with a MachineDeployment's own settings: those of the Cluster API provider, and
+// those of the machine controller manager's autoscaler, which take precedence.
 const (
 	optionsPrefix    = "cluster.x-k8s.io/autoscaling-options-"
 	optionsMCMPrefix = "autoscaler.gardener.cloud/"
 )
 
-// NodeGroupGetOptions returns the settings of a group that has some. Without, it is
-// Unimplemented: any answer, also one that only repeats the defaults, sets to zero
-// what the contract has no field for. Before 1.29 that was the time that nodes have to
-// come, and those that were on their way would be deleted.
+// NodeGroupGetOptions returns the settings of a group that has its own, and otherwise
+// Unimplemented. Any answer, even the defaults, sets to zero what the contract has no field
+// for. Before 1.29 that was the time that nodes have to join, so upcoming nodes would be
+// deleted.
 func (s *Server) NodeGroupGetOptions(
 	ctx context.Context, req *externalgrpc.NodeGroupAutoscalingOptionsRequest,
 ) (*externalgrpc.NodeGroupAutoscalingOptionsResponse, error) {
@@ -48,7 +47,8 @@ func (s *Server) NodeGroupGetOptions(
 	}
 	defaults := req.GetDefaults()
 	if own == (dispatch.NodeGroupOptions{}) || defaults.GetMaxNodeProvisionTime() == nil && defaults.GetMaxNodeProvisionDuration() == nil {
-		return nil, status.Errorf(codes.Unimplemented, "node group %s has no options of its own, or none that this cluster-autoscaler can take", req.GetId())
+		return nil, status.Errorf(codes.Unimplemented,
+			"node group %s has no options of its own, or none that this cluster-autoscaler supports", req.GetId())
 	}
 	o := optionsOf(defaults)
 	set(&o.utilization, own.Utilization)
@@ -66,8 +66,8 @@ func set[T any](to, from *T) {
 	}
 }
 
-// ownOptions reads a deployment's options. The error tells of those that are left
-// out because of what they say.
+// ownOptions reads a deployment's options. The error names those that are omitted because they
+// are not valid.
 func ownOptions(annotations map[string]string) (dispatch.NodeGroupOptions, error) {
 	r := optionReader{annotations: annotations}
 	o := dispatch.NodeGroupOptions{
@@ -81,7 +81,7 @@ func ownOptions(annotations map[string]string) (dispatch.NodeGroupOptions, error
 	return o, joined(r.errs)
 }
 
-// soundOptions are a driver's, without those that the error tells of.
+// soundOptions returns a driver's options without the invalid ones, which the error names.
 func soundOptions(o dispatch.NodeGroupOptions) (dispatch.NodeGroupOptions, error) {
 	var errs []error
 	o = dispatch.NodeGroupOptions{
@@ -108,7 +108,7 @@ func sound[T any](v *T, name string, check func(T) error, errs *[]error) *T {
 	return v
 }
 
-// joined is one error in one line, nil for none.
+// joined joins errors in one line; it returns nil for none.
 func joined(errs []error) error {
 	var texts []string
 	for _, err := range errs {
@@ -123,7 +123,7 @@ func joined(errs []error) error {
 	return errors.New(strings.Join(texts, "; "))
 }
 
-// An optionReader reads annotations, each by the key that wins and by another one.
+// An optionReader reads annotations, each by two keys of which the first takes precedence.
 type optionReader struct {
 	annotations map[string]string
 	errs        []error
@@ -176,16 +176,16 @@ func checkFraction(f float64) error {
 	return nil
 }
 
-// checkDelay is for times that nodes are left alone: not at all is a setting.
+// checkDelay checks the time before a node may be deleted; 0 is valid.
 func checkDelay(d time.Duration) error {
 	if d < 0 {
-		return fmt.Errorf("%s is below zero", d)
+		return fmt.Errorf("want a duration of at least zero, not %s", d)
 	}
 
 	return nil
 }
 
-// checkLimit is for times that nodes may take at most.
+// checkLimit checks the maximum time for a node to join.
 func checkLimit(d time.Duration) error {
 	if d <= 0 {
 		return fmt.Errorf("want a duration above zero, not %s", d)
@@ -194,7 +194,7 @@ func checkLimit(d time.Duration) error {
 	return nil
 }
 
-// options are a group's settings apart from the wire's dialects.
+// options are a group's settings, independent of the wire's dialects.
 type options struct {
 	utilization, gpuUtilization  float64
 	unneeded, unready, provision time.Duration
@@ -217,7 +217,7 @@ func optionsOf(m *externalgrpc.NodeGroupAutoscalingOptions) options {
 	}
 }
 
-// message fills every field, in both dialects: an answer replaces all defaults.
+// message sets every field in both dialects, because an answer replaces all defaults.
 func (o *options) message(defaults *externalgrpc.NodeGroupAutoscalingOptions) *externalgrpc.NodeGroupAutoscalingOptions {
 	old := func(d time.Duration) *externalgrpc.LegacyDuration {
 		return &externalgrpc.LegacyDuration{Duration: int64(d)}

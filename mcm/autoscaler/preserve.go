@@ -8,9 +8,9 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// spared tells of a machine that is kept for somebody to look at, or is about to
-// be. It counts for its set, which would delete another one in its place.
-func (s *Server) spared(g *group, m *v1alpha1.Machine, node *corev1.Node) bool {
+// isPreserved reports whether a machine is preserved for inspection, or is about to be. Its
+// set counts it, and would delete another one in its place.
+func (s *Server) isPreserved(g *group, m *v1alpha1.Machine, node *corev1.Node) bool {
 	if until := m.Status.CurrentStatus.PreserveExpiryTime; until != nil {
 		return until.After(s.cfg.Now())
 	}
@@ -24,7 +24,7 @@ func (s *Server) spared(g *group, m *v1alpha1.Machine, node *corev1.Node) bool {
 		return true
 	case v1alpha1.PreserveWhenFailed, v1alpha1.PreserveAuto:
 		return failed
-	case "": // its set is about to choose
+	case "": // its set may choose it
 		most := g.deployment.Spec.AutoPreserveFailedMachineMax
 
 		return failed && most != nil && *most > 0

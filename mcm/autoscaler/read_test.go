@@ -115,8 +115,8 @@ func TestNodeGroupForNode(t *testing.T) {
 		"unregistered":   {"it goes by its placeholder", r.fake("coming"), true},
 		"gone":           {"nothing has that placeholder any more", r.fake("gone"), false},
 		"other machine":  {"its deployment is no group", others, false},
-		"foreign":        {"nobody here has made it", node(r.namespace+"-foreign", "aws://x"), false},
-		"another Node":   {"one of the same name, made anew", node(registered.GetName(), "virtual://another"), false},
+		"foreign":        {"it belongs to no machine", node(r.namespace+"-foreign", "aws://x"), false},
+		"another Node":   {"a later one of the same name", node(registered.GetName(), "virtual://another"), false},
 		"template":       {"the cluster-autoscaler asks about nodes to come", node("template-node-for-"+r.id("a")+"-123-upcoming-0", ""), false},
 		"nameless":       {"an error would stop every scale-up", node("", ""), false},
 		"no node at all": {"an error would stop every scale-up", nil, false},
@@ -193,7 +193,7 @@ func TestNodeGroupNodes(t *testing.T) {
 	r.wantCode(err, codes.NotFound)
 }
 
-// An option that makes no sense is told of once, and the cluster-autoscaler's own
+// An invalid option is reported once, and the cluster-autoscaler's own
 // holds: it asks six times for each node and loop.
 func TestOptions_Faulty(t *testing.T) {
 	t.Parallel()
@@ -248,7 +248,7 @@ func TestOptions_Faulty(t *testing.T) {
 	})
 	for key, name := range names {
 		if list := r.warnings(name, key); len(list) != 1 || list[0].Count > 1 {
-			t.Errorf("%s: told %v, want once", key, list)
+			t.Errorf("%s: reported %v, want once", key, list)
 		}
 	}
 }
@@ -304,7 +304,7 @@ func TestTemplate_None(t *testing.T) {
 	}
 	for name, text := range texts {
 		if list := r.warnings(name, text); text == "" && len(list) != 0 || text != "" && (len(list) != 1 || list[0].Count > 1) {
-			t.Errorf("%s: told %v, want %q once", name, list, text)
+			t.Errorf("%s: reported %v, want %q once", name, list, text)
 		}
 	}
 }

@@ -31,7 +31,7 @@ func newPair(t *testing.T) (r *rig, other *autoscaler.Server, pass func(time.Dur
 }
 
 // A connection that breaks between a Refresh and the end of its loop may go on at a
-// replica that nobody has asked for hours.
+// replica that got no request for hours.
 func TestReplica_IdleBefore(t *testing.T) {
 	t.Parallel()
 	r, other, pass := newPair(t)
@@ -88,7 +88,7 @@ func TestReplica_JoinedMeanwhile(t *testing.T) {
 	}
 }
 
-// A group of --nodes whose deployment is not there is told of once, and again after it
+// A group of --nodes whose deployment does not exist is logged once, and again after it
 // was there.
 func TestConfiguredGroupIsMissing(t *testing.T) {
 	t.Parallel()
@@ -100,18 +100,18 @@ func TestConfiguredGroupIsMissing(t *testing.T) {
 	server := autoscaler.New(cfg)
 	refresh := func() int {
 		t.Helper()
-		told := 0
-		log := funcr.New(func(_, args string) { told += strings.Count(args, "is not there") }, funcr.Options{})
+		logged := 0
+		log := funcr.New(func(_, args string) { logged += strings.Count(args, "configured node group does not exist") }, funcr.Options{})
 		if _, err := server.Refresh(klog.NewContext(t.Context(), log), &externalgrpc.RefreshRequest{}); err != nil {
 			t.Fatal(err)
 		}
 
-		return told
+		return logged
 	}
 	want := func(when string, n int) {
 		t.Helper()
 		if got := refresh(); got != n {
-			t.Errorf("%s: told %d times, want %d", when, got, n)
+			t.Errorf("%s: logged %d times, want %d", when, got, n)
 		}
 	}
 	want("at first", 1)

@@ -15,23 +15,21 @@ import (
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 )
 
-// A Config says what a Server works on.
+// A Config has a Server's dependencies and settings.
 type Config struct {
-	// Control reads the objects of machines from a cache, whose indexes it does not
-	// need, and writes them.
+	// Control reads the objects of machines from a cache, without indexes, and writes them.
 	Control client.Client
-	// Live reads them as they are stored: after somebody else's write came first.
+	// Live reads them from the API server, after a conflict.
 	Live client.Reader
 	// Nodes reads the Nodes of the target cluster from a cache.
 	Nodes client.Reader
-	// Events tells of MachineDeployments that are marked in a way that cannot be
-	// read.
+	// Events records Events on MachineDeployments with invalid annotations.
 	Events record.EventRecorder
 	// Groups are node groups whatever their annotations say.
 	Groups []Group
-	// Provided are the groups that drivers serve over the bus; nil for none.
+	// Provided are the groups that drivers serve over the bus; may be nil.
 	Provided *Provided
-	// Marks is how machines that have to go are named.
+	// Marks is the format that names machines to delete.
 	Marks Marks
 	// GPULabel is the label of nodes with GPUs; may be empty.
 	GPULabel string
@@ -49,11 +47,11 @@ type Server struct {
 
 	taking sync.Mutex // one snapshot at a time; locked before mu
 
-	mu      sync.Mutex
-	locks   map[string]*turn                                 // by group; one write at a time
-	written map[client.ObjectKey]*v1alpha1.MachineDeployment // what the caches may not have seen yet
-	told    map[client.ObjectKey]map[string]string           // faults that Events tell of, by their reasons
-	missing map[client.ObjectKey]bool                        // deployments of configured groups
+	mu       sync.Mutex
+	locks    map[string]*groupLock                            // by group; one write at a time
+	written  map[client.ObjectKey]*v1alpha1.MachineDeployment // our writes that the caches may not have seen yet
+	reported map[client.ObjectKey]map[string]string           // faults with an Event, by reason
+	missing  map[client.ObjectKey]bool                        // configured groups without a deployment
 }
 
 // New returns a Server.
@@ -63,8 +61,8 @@ func New(cfg Config) *Server {
 	}
 
 	return &Server{
-		cfg: cfg, locks: map[string]*turn{}, told: map[client.ObjectKey]map[string]string{}, missing: map[client.ObjectKey]bool{},
-		written: map[client.ObjectKey]*v1alpha1.MachineDeployment{},
+		cfg: cfg, locks: map[string]*groupLock{}, written: map[client.ObjectKey]*v1alpha1.MachineDeployment{},
+		reported: map[client.ObjectKey]map[string]string{}, missing: map[client.ObjectKey]bool{},
 	}
 }
 
@@ -80,18 +78,18 @@ func (s *Server) Refresh(ctx context.Context, _ *externalgrpc.RefreshRequest) (*
 	return &externalgrpc.RefreshResponse{}, nil
 }
 
-// Cleanup does nothing: that one cluster-autoscaler stops says nothing of others.
+// Cleanup does nothing: other cluster-autoscalers may go on.
 func (s *Server) Cleanup(context.Context, *externalgrpc.CleanupRequest) (*externalgrpc.CleanupResponse, error) {
 	return &externalgrpc.CleanupResponse{}, nil
 }
 
-// maxAge is how long a snapshot counts without a Refresh: one comes with each loop,
-// every ten seconds or so, but to one replica only, and a connection that is made anew
-// within a loop may be to another.
+// maxAge is how long a snapshot is used without a Refresh. The cluster-autoscaler sends one in
+// each loop, about every ten seconds, but only to one replica. After a reconnect within a loop
+// it may talk to another one.
 const maxAge = 30 * time.Second
 
-// current returns the last snapshot, or a new one if that is too old, or none: the
-// cluster-autoscaler asks before its first Refresh.
+// current returns the last snapshot, or takes a new one if there is none or if it is too old.
+// The cluster-autoscaler asks before its first Refresh.
 func (s *Server) current(ctx context.Context) (*snapshot, error) {
 	recent := func() *snapshot {
 		if last := s.last.Load(); last != nil && s.cfg.Now().Sub(last.taken) <= maxAge {
@@ -109,7 +107,7 @@ func (s *Server) current(ctx context.Context) (*snapshot, error) {
 		return last, nil
 	}
 
-	return s.takeAlone(ctx)
+	return s.takeLocked(ctx)
 }
 
 // group finds a group by its id.
@@ -120,7 +118,8 @@ func (s *Server) group(ctx context.Context, id string) (*group, error) {
 	}
 	g, ok := now.byID[id]
 	if !ok {
-		return nil, status.Errorf(codes.NotFound, "there is no node group %q: its MachineDeployment is gone, or not marked any more", id)
+		return nil, status.Errorf(codes.NotFound,
+			"there is no node group %q: its MachineDeployment was deleted, or its node group annotations were removed", id)
 	}
 
 	return g, nil

@@ -34,13 +34,13 @@ func (s *Server) NodeGroupTargetSize(
 	return &externalgrpc.NodeGroupTargetSizeResponse{TargetSize: g.deployment.Spec.Replicas}, nil
 }
 
-// NodeGroupIncreaseSize adds replicas. More than the maximum is refused, not cut.
+// NodeGroupIncreaseSize adds replicas. It refuses to exceed the maximum.
 func (s *Server) NodeGroupIncreaseSize(
 	ctx context.Context, req *externalgrpc.NodeGroupIncreaseSizeRequest,
 ) (*externalgrpc.NodeGroupIncreaseSizeResponse, error) {
 	delta := req.GetDelta()
 	if delta <= 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "node group %s: delta %d: want one above zero", req.GetId(), delta)
+		return nil, status.Errorf(codes.InvalidArgument, "node group %s: want a delta above zero, not %d", req.GetId(), delta)
 	}
 	if isProvided(req.GetId()) {
 		return &externalgrpc.NodeGroupIncreaseSizeResponse{}, s.resize(ctx, req.GetId(), delta)
@@ -61,35 +61,35 @@ func (s *Server) NodeGroupIncreaseSize(
 	return &externalgrpc.NodeGroupIncreaseSizeResponse{}, nil
 }
 
-// NodeGroupDecreaseTargetSize gives up nodes that have not joined; those that have
-// stay. Machines that exist already are named: otherwise their set would choose. The
-// minimum is no reason to refuse: the cluster-autoscaler asks for what is true
-// already, and would stop at an error, loop after loop.
+// NodeGroupDecreaseTargetSize gives up machines that have not joined, never nodes. It marks
+// those that exist, because otherwise their set would choose which to delete. It ignores the
+// minimum: the cluster-autoscaler asks for the actual size, and an error would end each loop.
 func (s *Server) NodeGroupDecreaseTargetSize(
 	ctx context.Context, req *externalgrpc.NodeGroupDecreaseTargetSizeRequest,
 ) (*externalgrpc.NodeGroupDecreaseTargetSizeResponse, error) {
 	if req.GetDelta() >= 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "node group %s: delta %d: want one below zero", req.GetId(), req.GetDelta())
+		return nil, status.Errorf(codes.InvalidArgument, "node group %s: want a delta below zero, not %d", req.GetId(), req.GetDelta())
 	}
 	if isProvided(req.GetId()) {
 		return &externalgrpc.NodeGroupDecreaseTargetSizeResponse{}, s.resize(ctx, req.GetId(), req.GetDelta())
 	}
 	err := s.write(ctx, req.GetId(), func(g *group, d *v1alpha1.MachineDeployment) (bool, error) {
 		less := -int64(req.GetDelta())
-		now, err := s.take(ctx) // or one that has joined since the last would not be counted
+		now, err := s.take(ctx) // a new one, to count machines that have joined since the last
 		if err != nil {
 			return false, err
 		}
 		if g = now.byID[g.id]; g == nil {
-			return false, status.Errorf(codes.FailedPrecondition, "MachineDeployment %s is no node group any more", req.GetId())
+			return false, status.Errorf(codes.FailedPrecondition, "MachineDeployment %s is no node group any more: its annotations have changed",
+				req.GetId())
 		}
 		pending, joined, err := s.pending(ctx, g)
 		if err != nil {
 			return false, err
 		}
 		if int64(d.Spec.Replicas)-less < int64(joined) {
-			return false, status.Errorf(codes.FailedPrecondition, "node group %s has %d nodes wished for and %d that have joined or are preserved: "+
-				"%d fewer would delete some of them", g.id, d.Spec.Replicas, joined, less)
+			return false, status.Errorf(codes.FailedPrecondition, "node group %s has %d replicas, and %d machines that have joined "+
+				"or are preserved: %d fewer replicas would delete some of them", g.id, d.Spec.Replicas, joined, less)
 		}
 		d.Spec.Replicas -= int32(less)
 		if absent := int64(d.Spec.Replicas) - int64(joined); int64(len(pending)) > absent {
@@ -105,9 +105,9 @@ func (s *Server) NodeGroupDecreaseTargetSize(
 	return &externalgrpc.NodeGroupDecreaseTargetSizeResponse{}, nil
 }
 
-// pending returns the machines that are to join, those first that one would keep
-// longest, and how many are not to be given up: those that have joined, since the
-// snapshot too, and those that are preserved.
+// pending returns the machines that have not joined, with the best to keep first, and the
+// number of machines to keep in any case: those that have joined, also since the snapshot, and
+// those that are preserved.
 func (s *Server) pending(ctx context.Context, g *group) (names []string, joined int, err error) {
 	var waiting []*v1alpha1.Machine
 	for _, m := range g.machines {
@@ -118,7 +118,7 @@ func (s *Server) pending(ctx context.Context, g *group) (names []string, joined 
 
 			continue
 		}
-		newest, err := s.still(ctx, g, m)
+		newest, err := s.newestMachine(ctx, g, m)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -129,7 +129,7 @@ func (s *Server) pending(ctx context.Context, g *group) (names []string, joined 
 		switch {
 		case err != nil:
 			return nil, 0, err
-		case there, s.spared(g, newest, nil):
+		case there, s.isPreserved(g, newest, nil):
 			joined++
 		default:
 			waiting = append(waiting, newest)

@@ -20,9 +20,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
-// Reasons of Events on a MachineDeployment whose mark as a node group cannot be
-// read, whose options as one make no sense, whose annotations on what its nodes have
-// cannot be read, or of which nothing says what they have.
+// Reasons of Events on a MachineDeployment: about invalid annotations for sizes, for options,
+// or for the node template, and about a missing node template.
 const (
 	EventInvalidNodeGroup    = "InvalidNodeGroup"
 	EventInvalidOption       = "InvalidNodeGroupOption"
@@ -30,14 +29,13 @@ const (
 	EventNoNodeTemplate      = "NoNodeTemplate"
 )
 
-// A snapshot is what the answers of one loop of the cluster-autoscaler are taken
-// from, so that they agree. It is never changed.
+// A snapshot is the data for all answers within one loop of the cluster-autoscaler, so that
+// they agree. It is never changed.
 type snapshot struct {
 	taken  time.Time
 	groups []*group // MachineDeployments, by id
 	byID   map[string]*group
-	// The machines of all groups, by the names that the cluster-autoscaler has for
-	// them.
+	// The machines of all groups, by the cluster-autoscaler's names for them.
 	byPlaceholder, byProviderID, byNodeName map[string]*machine
 	provided                                *providedSnapshot // groups of drivers
 }
@@ -48,7 +46,7 @@ type group struct {
 	min, max   int32
 	options    dispatch.NodeGroupOptions
 	deployment *v1alpha1.MachineDeployment // from a cache: read only
-	marked     map[string]bool             // machines that the deployment names to be deleted
+	marked     map[string]bool             // machines that the deployment names for deletion
 	machines   []*machine
 }
 
@@ -57,21 +55,21 @@ type machine struct {
 	*v1alpha1.Machine // from a cache: read only
 
 	group string
-	node  *corev1.Node // nil as long as it has not joined
+	node  *corev1.Node // nil if it has not joined
 }
 
-// upcomingPrefix begins the names of nodes that the cluster-autoscaler makes up for
-// machines to come, some of them as copies of Nodes that are there, with their ids.
+// upcomingPrefix begins the names of nodes that the cluster-autoscaler invents for upcoming
+// machines. Some of them are copies of existing Nodes, with their ids.
 const upcomingPrefix = "template-node-for-"
 
-// placeholderPrefix begins the id of an instance that has not joined: the
-// cluster-autoscaler needs one at once.
+// placeholderPrefix begins the id of an instance that has not joined. The cluster-autoscaler
+// needs an id before there is a provider id.
 const placeholderPrefix = "requested://"
 
 func (m *machine) placeholder() string { return placeholderPrefix + m.Namespace + "/" + m.Name }
 
-// instanceID must be what the Node says, to the letter, or the cluster-autoscaler
-// takes the instance for one that never joins.
+// instanceID returns exactly the Node's provider id: otherwise the cluster-autoscaler believes
+// that the instance never joins.
 func (m *machine) instanceID() string {
 	if m.node != nil && m.node.Spec.ProviderID != "" {
 		return m.node.Spec.ProviderID
@@ -80,31 +78,30 @@ func (m *machine) instanceID() string {
 	return m.placeholder()
 }
 
-// posedAs tells that a node with the machine's provider id is none of its own: kubelets
-// choose what they say there, and to remove such a node, idle perhaps, would remove the
-// machine, in use perhaps. What the cluster-autoscaler makes up has no Node: it goes by
-// the id in both fields, or is a copy.
-func (m *machine) posedAs(providerID, name string) bool {
+// isImpostor reports whether a node has the machine's provider id but is not the machine's
+// node: kubelets choose their provider id. The deletion of such a node, perhaps idle, would
+// delete the machine, perhaps in use. The cluster-autoscaler's invented nodes have the id in
+// both fields or are copies.
+func (m *machine) isImpostor(providerID, name string) bool {
 	return m.node != nil && name != m.node.Name && name != "" && name != providerID && !strings.HasPrefix(name, upcomingPrefix)
 }
 
-// going tells that the machine is being deleted, or will be.
+// going reports whether the machine is or will be deleted.
 func (g *group) going(m *v1alpha1.Machine) bool {
 	return !m.DeletionTimestamp.IsZero() || m.Status.CurrentStatus.Phase == v1alpha1.MachineTerminating ||
 		g.marked[m.Name] || m.Annotations[v1alpha1.AnnotationKeyMarkedForDeletionTime] != ""
 }
 
-// take makes a snapshot and keeps it. The caches hold everything: it costs no
-// request.
+// take takes and stores a snapshot. It reads caches only.
 func (s *Server) take(ctx context.Context) (*snapshot, error) {
-	s.taking.Lock() // or of two the older one might be kept
+	s.taking.Lock() // otherwise the older one of two might be stored last
 	defer s.taking.Unlock()
 
-	return s.takeAlone(ctx)
+	return s.takeLocked(ctx)
 }
 
-// takeAlone is take with s.taking held.
-func (s *Server) takeAlone(ctx context.Context) (*snapshot, error) {
+// takeLocked is take; the caller holds s.taking.
+func (s *Server) takeLocked(ctx context.Context) (*snapshot, error) {
 	taken := s.cfg.Now()
 	var deployments v1alpha1.MachineDeploymentList
 	var sets v1alpha1.MachineSetList
@@ -115,7 +112,7 @@ func (s *Server) takeAlone(ctx context.Context) (*snapshot, error) {
 
 		into client.ObjectList
 	}{
-		// What is owned before its owner, which so is there, and machines before their Nodes.
+		// Owned objects before their owners, which then exist, and machines before their Nodes.
 		{s.cfg.Control, &machines},
 		{s.cfg.Control, &sets},
 		{s.cfg.Control, &deployments},
@@ -134,20 +131,20 @@ func (s *Server) takeAlone(ctx context.Context) (*snapshot, error) {
 	byUID := map[types.UID]*group{} // of deployments, and of their sets
 	stored := map[client.ObjectKey]bool{}
 	for i := range deployments.Items {
-		d := s.newest(&deployments.Items[i])
+		d := s.newestLocked(&deployments.Items[i])
 		stored[client.ObjectKeyFromObject(d)] = true
-		if g := s.groupOf(ctx, d); g != nil {
+		if g := s.groupOfLocked(ctx, d); g != nil {
 			now.groups, now.byID[g.id], byUID[d.UID] = append(now.groups, g), g, g
 		}
 	}
 	for _, g := range s.cfg.Groups {
 		if !stored[g.Deployment] && !s.missing[g.Deployment] {
-			klog.FromContext(ctx).Info("a node group of the configuration is not there", "machineDeployment", g.Deployment)
+			klog.FromContext(ctx).Info("the MachineDeployment of a configured node group does not exist", "machineDeployment", g.Deployment)
 		}
 		s.missing[g.Deployment] = !stored[g.Deployment]
 	}
 	maps.DeleteFunc(s.written, func(key client.ObjectKey, _ *v1alpha1.MachineDeployment) bool { return !stored[key] })
-	maps.DeleteFunc(s.told, func(key client.ObjectKey, _ map[string]string) bool { return !stored[key] })
+	maps.DeleteFunc(s.reported, func(key client.ObjectKey, _ map[string]string) bool { return !stored[key] })
 	for i := range sets.Items {
 		if owner := metav1.GetControllerOfNoCopy(&sets.Items[i]); owner != nil && byUID[owner.UID] != nil {
 			byUID[sets.Items[i].UID] = byUID[owner.UID]
@@ -182,9 +179,9 @@ func (sn *snapshot) add(g *group, m *v1alpha1.Machine, node *corev1.Node) {
 	}
 }
 
-// newest returns our own last write of a deployment as long as the cache has not
-// seen it. s.mu is held.
-func (s *Server) newest(cached *v1alpha1.MachineDeployment) *v1alpha1.MachineDeployment {
+// newestLocked returns our own last write of a deployment as long as the cache has not seen
+// it. The caller holds s.mu.
+func (s *Server) newestLocked(cached *v1alpha1.MachineDeployment) *v1alpha1.MachineDeployment {
 	key := client.ObjectKeyFromObject(cached)
 	ours, ok := s.written[key]
 	if !ok {
@@ -200,9 +197,9 @@ func (s *Server) newest(cached *v1alpha1.MachineDeployment) *v1alpha1.MachineDep
 	return ours
 }
 
-// wrote has a deployment that was just stored, or read from storage, seen at once:
-// the cluster-autoscaler reads what it wrote within a loop.
-func (s *Server) wrote(ctx context.Context, d *v1alpha1.MachineDeployment) {
+// showStored puts a deployment that was just written, or read from the API server, into the
+// snapshot: the cluster-autoscaler reads its own writes within a loop.
+func (s *Server) showStored(ctx context.Context, d *v1alpha1.MachineDeployment) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.written[client.ObjectKeyFromObject(d)] = d
@@ -218,9 +215,9 @@ func (s *Server) wrote(ctx context.Context, d *v1alpha1.MachineDeployment) {
 	if i < 0 {
 		return
 	}
-	g := s.groupOf(ctx, d)
+	g := s.groupOfLocked(ctx, d)
 	if g == nil {
-		return // no group any more: the next snapshot says so, for all answers alike
+		return // it is no group any more, from the next snapshot on
 	}
 	g.machines = now.groups[i].machines
 	now.groups[i], now.byID[id] = g, g
@@ -229,20 +226,20 @@ func (s *Server) wrote(ctx context.Context, d *v1alpha1.MachineDeployment) {
 
 func groupID(key client.ObjectKey) string { return key.Namespace + "/" + key.Name }
 
-// groupOf returns the group that a deployment is; nil for none. s.mu is held.
-func (s *Server) groupOf(ctx context.Context, d *v1alpha1.MachineDeployment) *group {
+// groupOfLocked returns a deployment as a group; nil if it is none. The caller holds s.mu.
+func (s *Server) groupOfLocked(ctx context.Context, d *v1alpha1.MachineDeployment) *group {
 	if !d.DeletionTimestamp.IsZero() {
 		return nil
 	}
 	lower, upper, ok, err := s.sizes(d)
-	s.tell(ctx, d, EventInvalidNodeGroup, "The cluster-autoscaler does not see it: %v", err)
+	s.reportLocked(ctx, d, EventInvalidNodeGroup, "The cluster-autoscaler cannot use this node group: %v", err)
 	if !ok {
 		return nil
 	}
 	own, err := ownOptions(d.Annotations)
-	s.tell(ctx, d, EventInvalidOption, "The cluster-autoscaler's own settings hold: %v", err)
+	s.reportLocked(ctx, d, EventInvalidOption, "The cluster-autoscaler's own settings apply instead: %v", err)
 	_, err = templateNode(d, nil)
-	s.tell(ctx, d, EventInvalidNodeTemplate, "The cluster-autoscaler cannot add its first node: %v", err)
+	s.reportLocked(ctx, d, EventInvalidNodeTemplate, "The cluster-autoscaler cannot add its first node: %v", err)
 	g := &group{id: groupID(client.ObjectKeyFromObject(d)), min: lower, max: upper, options: own, deployment: d, marked: map[string]bool{}}
 	for _, name := range markedMachines(d) {
 		g.marked[name] = true
@@ -251,27 +248,28 @@ func (s *Server) groupOf(ctx context.Context, d *v1alpha1.MachineDeployment) *gr
 	return g
 }
 
-// tell says what is wrong with a deployment as a node group, once for each reason;
-// with no error, that nothing is any more. s.mu is held.
-func (s *Server) tell(ctx context.Context, d *v1alpha1.MachineDeployment, reason, format string, err error) {
+// reportLocked logs a fault of a deployment as a node group and records an Event, once for
+// each reason and error. A nil error means that the fault is corrected. The caller holds s.mu.
+func (s *Server) reportLocked(ctx context.Context, d *v1alpha1.MachineDeployment, reason, format string, err error) {
 	key := client.ObjectKeyFromObject(d)
 	if err == nil {
-		delete(s.told[key], reason)
+		delete(s.reported[key], reason)
 
 		return
 	}
-	if s.told[key][reason] == err.Error() {
+	if s.reported[key][reason] == err.Error() {
 		return
 	}
-	if s.told[key] == nil {
-		s.told[key] = map[string]string{}
+	if s.reported[key] == nil {
+		s.reported[key] = map[string]string{}
 	}
-	s.told[key][reason] = err.Error()
-	klog.FromContext(ctx).Info("a machine deployment is faulty as a node group", "machineDeployment", key, "reason", reason, "err", err.Error())
+	s.reported[key][reason] = err.Error()
+	klog.FromContext(ctx).Info("a MachineDeployment has invalid annotations as a node group, or no node template",
+		"machineDeployment", key, "reason", reason, "err", err.Error())
 	s.cfg.Events.Eventf(d, corev1.EventTypeWarning, reason, format, err)
 }
 
-// nodeIndex finds Nodes.
+// A nodeIndex finds Nodes.
 type nodeIndex struct{ byName, byProviderID map[string]*corev1.Node }
 
 func indexNodes(nodes []corev1.Node) nodeIndex {
@@ -286,7 +284,7 @@ func indexNodes(nodes []corev1.Node) nodeIndex {
 	return index
 }
 
-// of returns the Node of a machine, nil if it has not joined.
+// of returns the Node of a machine; nil if it has not joined.
 func (i nodeIndex) of(m *v1alpha1.Machine) *corev1.Node {
 	if node := i.byName[m.Labels[v1alpha1.LabelKeyNode]]; node != nil && mayBeOf(m, node) {
 		return node
@@ -295,20 +293,20 @@ func (i nodeIndex) of(m *v1alpha1.Machine) *corev1.Node {
 	return i.byProviderID[m.Spec.ProviderID]
 }
 
-// mayBeOf tells the machine's Node from that of another instance, which had its
-// name before.
+// mayBeOf reports whether a Node with the machine's node name is the machine's, and not that
+// of an earlier instance.
 func mayBeOf(m *v1alpha1.Machine, node *corev1.Node) bool {
 	return node.Spec.ProviderID == "" || m.Spec.ProviderID == "" || v1alpha1.SameInstance(node.Spec.ProviderID, m.Spec.ProviderID)
 }
 
-// find returns the machine behind a node of the cluster-autoscaler's; nil if it is
-// of none of the groups. One that has not joined goes by its placeholder.
+// find returns the machine of a node in a request; nil if it belongs to no group. A machine
+// that has not joined is found by its placeholder.
 func (sn *snapshot) find(providerID, name string) *machine {
 	if m := sn.byPlaceholder[providerID]; m != nil {
 		return m
 	}
 	if m := sn.byProviderID[providerID]; m != nil {
-		if m.posedAs(providerID, name) {
+		if m.isImpostor(providerID, name) {
 			return nil
 		}
 
@@ -319,7 +317,7 @@ func (sn *snapshot) find(providerID, name string) *machine {
 	}
 	m := sn.byNodeName[name]
 	if m == nil || providerID != "" && m.node.Spec.ProviderID != "" {
-		return nil // another Node of that name, made anew
+		return nil // a later Node of that name
 	}
 
 	return m

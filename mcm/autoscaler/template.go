@@ -19,26 +19,25 @@ import (
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 )
 
-// TaintNoTemplate is on the template of a group of which nobody says what its nodes
-// have; the cluster-autoscaler names it among its reasons not to choose the group.
+// TaintNoTemplate is on the template of a group whose nodes nothing describes. The
+// cluster-autoscaler shows it as the reason not to choose the group.
 const TaintNoTemplate = "machinebus.io/no-template"
 
 const (
-	// capacityPrefix begins the annotations that describe a node before there is
-	// one, as in the Cluster API provider.
+	// capacityPrefix begins the Cluster API provider's annotations that describe a future
+	// node.
 	capacityPrefix = "capacity.cluster-autoscaler.kubernetes.io/"
-	// plainPrefix begins those of others, for processors and memory.
+	// plainPrefix begins other providers' annotations for cpu and memory.
 	plainPrefix = "cluster-autoscaler.kubernetes.io/node-"
-	// defaultPods is what a kubelet takes by default.
+	// defaultPods is the default of a kubelet.
 	defaultPods = "110"
-	// defaultGPU is the resource that a class's "gpu" stands for.
+	// defaultGPU is the resource for a class's "gpu".
 	defaultGPU = "nvidia.com/gpu"
 )
 
-// NodeGroupTemplateNodeInfo describes a node of the group before there is one, so
-// that the group can grow from zero. The answer is never empty, which would make
-// the cluster-autoscaler crash, nor an error for a group that is listed (see
-// unknownNode), and is in both dialects' fields.
+// NodeGroupTemplateNodeInfo describes a future node of the group, so that the group can grow
+// from zero. The answer is in both dialects' fields. It is never empty, which would make the
+// cluster-autoscaler crash, and never an error for a listed group, see unknownNode.
 func (s *Server) NodeGroupTemplateNodeInfo(
 	ctx context.Context, req *externalgrpc.NodeGroupTemplateNodeInfoRequest,
 ) (*externalgrpc.NodeGroupTemplateNodeInfoResponse, error) {
@@ -60,24 +59,25 @@ func (s *Server) NodeGroupTemplateNodeInfo(
 		return nil, statusOf(err, "read MachineClass "+key.String())
 	}
 	node, err := templateNode(g.deployment, class.NodeTemplate)
-	if err != nil { // of which groupOf has told
+	if err != nil { // groupOfLocked has reported it
 		return templateResponse(g.id, unknownNode(g.deployment.Name))
 	}
 	var lacking error
 	if node == nil {
 		node = unknownNode(g.deployment.Name)
-		lacking = fmt.Errorf("set nodeTemplate of MachineClass %s, or the annotations %scpu and %smemory", key.Name, capacityPrefix, capacityPrefix)
+		lacking = fmt.Errorf("set nodeTemplate of MachineClass %s, or the annotations %scpu and %smemory",
+			key.Name, capacityPrefix, capacityPrefix)
 	}
 	s.mu.Lock()
-	s.tell(ctx, g.deployment, EventNoNodeTemplate, "The cluster-autoscaler cannot add its first node: %v", lacking)
+	s.reportLocked(ctx, g.deployment, EventNoNodeTemplate, "The cluster-autoscaler cannot add its first node: %v", lacking)
 	s.mu.Unlock()
 
 	return templateResponse(g.id, node)
 }
 
-// unknownNode stands in for a template that nobody has: no pod fits it, so that the
-// group is never chosen. An error, or none at all, for one group would have the
-// cluster-autoscaler add nodes to no group.
+// unknownNode returns a template on which no pod fits, so that the cluster-autoscaler never
+// chooses the group. If one group returned an error or no template, the cluster-autoscaler
+// would not add nodes to any group.
 func unknownNode(group string) *corev1.Node {
 	nothing := corev1.ResourceList{
 		corev1.ResourceCPU: resource.Quantity{}, corev1.ResourceMemory: resource.Quantity{}, corev1.ResourcePods: resource.Quantity{},
@@ -98,8 +98,8 @@ func newTemplate(group string, meta metav1.ObjectMeta, capacity corev1.ResourceL
 	}
 }
 
-// templateResponse has the node in both dialects' fields, with what every node has
-// where nobody says otherwise: else no pod would fit.
+// templateResponse returns the node in both dialects' fields, with defaults for pods, the
+// operating system and the architecture: without them no pod would fit.
 func templateResponse(group string, node *corev1.Node) (*externalgrpc.NodeGroupTemplateNodeInfoResponse, error) {
 	for _, resources := range []corev1.ResourceList{node.Status.Capacity, node.Status.Allocatable} {
 		if _, ok := resources[corev1.ResourcePods]; !ok {
@@ -117,8 +117,7 @@ func templateResponse(group string, node *corev1.Node) (*externalgrpc.NodeGroupT
 	return &externalgrpc.NodeGroupTemplateNodeInfoResponse{NodeInfo: content, NodeBytes: content}, nil
 }
 
-// templateNode puts a node together; nil when its processors or memory are not
-// known.
+// templateNode builds a node; it returns nil if cpu or memory is not known.
 func templateNode(d *v1alpha1.MachineDeployment, class *v1alpha1.NodeTemplate) (*corev1.Node, error) {
 	capacity, err1 := capacityOf(d.Annotations, class)
 	extra, err2 := parseLabels(d.Annotations[capacityPrefix+"labels"])
@@ -128,14 +127,14 @@ func templateNode(d *v1alpha1.MachineDeployment, class *v1alpha1.NodeTemplate) (
 	}
 	template := d.Spec.Template.Spec.NodeTemplateSpec
 	labels := wellKnownLabels(d.Annotations, class)
-	maps.Copy(labels, template.Labels) // the deployment's own word on its nodes
+	maps.Copy(labels, template.Labels) // the deployment's take precedence
 	maps.Copy(labels, extra)
 
 	return newTemplate(d.Name, metav1.ObjectMeta{Labels: labels, Annotations: template.Annotations}, capacity,
 		mergeTaints(template.Spec.Taints, taints)), nil
 }
 
-// wellKnownLabels are what a node has by its kind, as far as that is known.
+// wellKnownLabels returns the known labels for instance type, region, zone and architecture.
 func wellKnownLabels(annotations map[string]string, class *v1alpha1.NodeTemplate) map[string]string {
 	labels := map[string]string{
 		corev1.LabelTopologyRegion: annotations[plainPrefix+"region"], corev1.LabelTopologyZone: annotations[plainPrefix+"zone"],
@@ -155,8 +154,8 @@ func wellKnownLabels(annotations map[string]string, class *v1alpha1.NodeTemplate
 	return labels
 }
 
-// capacityOf adds up what is known of a node's resources, the most specific last;
-// nil when that is not enough.
+// capacityOf returns a node's resources, in which more specific sources replace others; nil
+// if cpu or memory is missing.
 func capacityOf(annotations map[string]string, class *v1alpha1.NodeTemplate) (corev1.ResourceList, error) {
 	all := corev1.ResourceList{}
 	set := func(name corev1.ResourceName, key string) error {
@@ -172,7 +171,7 @@ func capacityOf(annotations map[string]string, class *v1alpha1.NodeTemplate) (co
 
 		return nil
 	}
-	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} { // in order: the first error is told once
+	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} { // in order: the first error stays the same
 		if err := set(name, plainPrefix+string(name)); err != nil {
 			return nil, err
 		}
@@ -189,7 +188,7 @@ func capacityOf(annotations map[string]string, class *v1alpha1.NodeTemplate) (co
 		maps.Copy(all, class.VirtualCapacity)
 	}
 	gpu := corev1.ResourceName(cmp.Or(annotations[capacityPrefix+"gpu-type"], defaultGPU))
-	if q, ok := all[defaultGPU]; ok { // the class's "gpu" is of that kind
+	if q, ok := all[defaultGPU]; ok { // the class's "gpu" is of the annotated type
 		delete(all, defaultGPU)
 		all[gpu] = q
 	}
@@ -253,8 +252,7 @@ func parseTaints(text string) ([]corev1.Taint, error) {
 	return taints, nil
 }
 
-// mergeTaints adds taints to others, in place of those with the same key and
-// effect.
+// mergeTaints adds taints to others and replaces those with the same key and effect.
 func mergeTaints(base, over []corev1.Taint) []corev1.Taint {
 	var all []corev1.Taint
 	for _, taint := range base {

@@ -60,7 +60,7 @@ func TestWriteOfUnknownOutcome(t *testing.T) {
 
 // A write that takes long holds up neither other groups nor, beyond its caller's time,
 // others at the same group.
-func TestWriteHoldsUpNobody(t *testing.T) {
+func TestWriteBlocksNoOtherGroup(t *testing.T) {
 	t.Parallel()
 	stuck, free := make(chan struct{}), make(chan struct{})
 	reached := sync.OnceFunc(func() { close(stuck) })
@@ -86,7 +86,7 @@ func TestWriteHoldsUpNobody(t *testing.T) {
 		return err
 	}
 	if err := grow("other", patience); err != nil || r.target("other") != 2 || r.target("slow") != 1 {
-		t.Errorf("%v, sizes %d and %d; want 2, and 1 as long as nobody knows", err, r.target("other"), r.target("slow"))
+		t.Errorf("%v, sizes %d and %d; want 2, and 1 as long as it is not known", err, r.target("other"), r.target("slow"))
 	}
 	r.wantCode(grow("slow", 200*time.Millisecond), codes.DeadlineExceeded)
 	close(free)
@@ -94,6 +94,6 @@ func TestWriteHoldsUpNobody(t *testing.T) {
 		t.Error(err)
 	}
 	if got := r.stored("slow").Spec.Replicas; got != 2 || r.target("slow") != 2 {
-		t.Errorf("%d replicas, target %d; want 2: nobody waits for the second any more", got, r.target("slow"))
+		t.Errorf("%d replicas, target %d; want 2: no caller waits for the second any more", got, r.target("slow"))
 	}
 }

@@ -13,16 +13,16 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// maxConflicts is how often somebody else's write may come first.
+// maxConflicts bounds the attempts at one change.
 const maxConflicts = 5
 
-// A plan says what a write makes of a group's deployment, a copy that it changes;
-// nil changes nothing. It may be asked again for a newer version.
+// A plan changes d, a copy of a group's deployment, and reports whether to store it. It is
+// called again after a conflict, with the newer version.
 type plan func(g *group, d *v1alpha1.MachineDeployment) (change bool, err error)
 
-// write changes a group's deployment in one update, which is stored only if nobody
-// has changed the deployment since. A conflict proves that nothing was stored, and
-// is tried again; whatever else goes wrong is not, because it may have been.
+// write changes a group's deployment in one update under its resource version. It retries
+// after a conflict, which proves that nothing was stored. It does not retry other errors,
+// because the update may have been stored.
 func (s *Server) write(ctx context.Context, id string, what plan) error {
 	unlock, err := s.lock(ctx, id)
 	if err != nil {
@@ -42,7 +42,7 @@ func (s *Server) write(ctx context.Context, id string, what plan) error {
 		patch := client.MergeFromWithOptions(g.deployment, client.MergeFromWithOptimisticLock{})
 		err = s.cfg.Control.Patch(ctx, after, patch)
 		if err == nil {
-			s.wrote(ctx, after)
+			s.showStored(ctx, after)
 			klog.FromContext(ctx).Info("node group scaled", "nodeGroup", id, "client", clientOf(ctx),
 				"from", g.deployment.Spec.Replicas, "to", after.Spec.Replicas,
 				"marked", after.Annotations[v1alpha1.AnnotationKeyTriggerDeletion])
@@ -57,35 +57,36 @@ func (s *Server) write(ctx context.Context, id string, what plan) error {
 		}
 	}
 
-	return status.Errorf(codes.Aborted, "MachineDeployment %s is changed by others all the time; nothing was done", id)
+	return status.Errorf(codes.Aborted, "MachineDeployment %s was changed by another program during each of %d attempts; nothing was done",
+		id, maxConflicts)
 }
 
-// reread replaces a group's deployment by what is stored.
+// reread replaces a group's deployment by the stored one.
 func (s *Server) reread(ctx context.Context, g *group) error {
 	stored := &v1alpha1.MachineDeployment{}
 	if err := s.cfg.Live.Get(ctx, client.ObjectKeyFromObject(g.deployment), stored); err != nil {
 		return statusOf(err, "read MachineDeployment "+g.id)
 	}
-	s.wrote(ctx, stored)
+	s.showStored(ctx, stored)
 	if now, err := s.group(ctx, g.id); err != nil || now.deployment.ResourceVersion != stored.ResourceVersion {
-		return status.Errorf(codes.FailedPrecondition, "MachineDeployment %s is no node group any more", g.id)
+		return status.Errorf(codes.FailedPrecondition, "MachineDeployment %s is no node group any more: its annotations have changed", g.id)
 	}
 
 	return nil
 }
 
-// A turn is whose write it is at a group.
-type turn struct {
+// A groupLock serializes the writes of a group.
+type groupLock struct {
 	taken chan struct{}
-	users int // who have it, or wait for it
+	users int // number of calls that hold it or wait for it
 }
 
-// lock lets one write at a time at a group.
+// lock locks a group for one write. It returns an error if ctx ends before.
 func (s *Server) lock(ctx context.Context, id string) (unlock func(), err error) {
 	s.mu.Lock()
 	t := s.locks[id]
 	if t == nil {
-		t = &turn{taken: make(chan struct{}, 1)}
+		t = &groupLock{taken: make(chan struct{}, 1)}
 		s.locks[id] = t
 	}
 	t.users++
@@ -108,8 +109,7 @@ func (s *Server) lock(ctx context.Context, id string) (unlock func(), err error)
 	}
 }
 
-// statusOf says by a code what an API server's error means to the
-// cluster-autoscaler.
+// statusOf converts an error of the API server to a gRPC status.
 func statusOf(err error, doing string) error {
 	code := codes.Unavailable
 	switch {

@@ -43,7 +43,7 @@ func TestIncreaseSize(t *testing.T) {
 	r.wantCode(r.increase("a", -1), codes.InvalidArgument)
 	r.wantCode(r.increase("none", 1), codes.NotFound)
 
-	// Somebody else's write that no snapshot has seen is built upon, not undone.
+	// A write of another program that no snapshot has seen is kept.
 	after.Spec.Replicas = 4
 	after.Annotations["kept"] = "yes"
 	if err := r.Update(t.Context(), after); err != nil {
@@ -108,7 +108,7 @@ func TestDeleteNodes(t *testing.T) {
 		t.Errorf("%d replicas, target %d, %d updates; want 2, 2 and one", d.Spec.Replicas, r.target("a"), d.Generation-before.Generation)
 	}
 
-	// Whoever goes already is no reason to shrink the group once more.
+	// A machine in deletion does not shrink the group once more.
 	for _, node := range []*externalgrpc.ExternalGrpcNode{
 		node1, r.fake("m3"), r.fake("long-gone"), {Name: "gone", ProviderID: "virtual://gone"},
 	} {
@@ -171,7 +171,7 @@ func TestDeleteNodes_MinimumOfWhatNeverCame(t *testing.T) {
 	if got := d.Annotations[v1alpha1.AnnotationKeyTriggerDeletion]; d.Spec.Replicas != 1 || got != want {
 		t.Errorf("%d replicas, marked %q; want 1 and %q", d.Spec.Replicas, got, want)
 	}
-	r.wantCode(r.deleteNodes("a", fakes...), codes.FailedPrecondition) // or the autoscaler would take it for gone, each loop anew
+	r.wantCode(r.deleteNodes("a", fakes...), codes.FailedPrecondition) // otherwise the autoscaler would believe in each loop that it is gone
 	r.wantCode(r.deleteNodes("a", fakes[4]), codes.FailedPrecondition)
 	if got := r.stored("a").Spec.Replicas; got != 1 {
 		t.Errorf("%d replicas, want the minimum", got)
@@ -351,12 +351,12 @@ func TestDeleteNodes_Preserved(t *testing.T) {
 		change func(*v1alpha1.Machine)
 		want   codes.Code
 	}{
-		"kept":      {"somebody looks at it", 0, preserved(broken, "now", time.Hour), codes.FailedPrecondition},
+		"kept":      {"a person inspects it", 0, preserved(broken, "now", time.Hour), codes.FailedPrecondition},
 		"to keep":   {"its time is still to be set", 0, preserved(broken, "when-failed", 0), codes.FailedPrecondition},
 		"runs":      {"it is kept in whatever phase", 0, preserved(running, "now", 0), codes.FailedPrecondition},
 		"healthy":   {"it is kept only once it fails", 0, preserved(running, "when-failed", 0), codes.OK},
 		"over":      {"its time is over", 0, preserved(running, "now", -time.Second), codes.OK},
-		"never":     {"nobody may choose it", 5, preserved(broken, "false", 0), codes.OK},
+		"never":     {"its set must not choose it", 5, preserved(broken, "false", 0), codes.OK},
 		"candidate": {"its set may be about to choose it", 5, preserved(broken, "", 0), codes.FailedPrecondition},
 		"none":      {"its set keeps none", 0, preserved(broken, "", 0), codes.OK},
 	} {
@@ -528,7 +528,7 @@ func TestDecreaseTargetSize_Preserved(t *testing.T) {
 func TestDecreaseTargetSize(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	// Five are wished for: two have joined, two are to come, one is not made yet.
+	// Of five replicas two have joined, two have a machine, and one has none yet.
 	r.deployment("a", 5, size("3", "9"))
 	r.joined("a", "m1")
 	r.joined("a", "m2")

@@ -1,9 +1,9 @@
-// Package backoff says how long a controller waits before it looks again at an object
-// whose last pass met an error. What a pass was told to do at some time is lost with its
-// error, and what is put right (a webhook that refused, a quota) comes without an event:
-// controller-runtime's own pause, which grows to 17 minutes, is too long for either.
+// Package backoff limits how long a controller waits before it retries a pass that
+// returned an error. controller-runtime's own limiter grows to 17 minutes. That is too
+// long: an error discards the pass's RequeueAfter, and no event reports that its cause
+// (a webhook, a quota) is gone.
 //
-// It is not for what goes wrong at providers: that is tried again by its code.
+// It is not for errors of providers: package machine retries those by their code.
 package backoff
 
 import (

@@ -1,9 +1,8 @@
-// Package bootstrap keeps the tokens with which new nodes ask to join the target
-// cluster: one for each machine, made when a driver needs it and removed when the
-// node is there.
+// Package bootstrap creates and deletes the tokens with which new nodes join the target
+// cluster. Each machine has one. It is created when a driver fetches it and deleted when
+// the node has joined.
 //
-// Kubernetes accepts them as it accepts those of kubeadm: they are Secrets of type
-// bootstrap.kubernetes.io/token in kube-system (Kubernetes documentation,
-// "Authenticating with Bootstrap Tokens"). Putting a token into user data is not
-// done here but in the driver that fetched it.
+// A token is a Secret of type bootstrap.kubernetes.io/token in kube-system, as kubeadm
+// makes them (Kubernetes documentation, "Authenticating with Bootstrap Tokens"). The
+// driver that fetched the token puts it into user data.
 package bootstrap

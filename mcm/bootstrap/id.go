@@ -19,8 +19,8 @@ const (
 	secretLength = 16
 )
 
-// candidates is how many ids a machine may try. There are two billion ids: when
-// all candidates are taken, somebody has taken them on purpose.
+// candidates is how many ids a machine may try. There are two billion ids: if all
+// candidates are taken, that was done on purpose.
 const candidates = 3
 
 // tokenID returns the n-th candidate for the id of a machine's token.
@@ -39,16 +39,16 @@ var (
 	groupPattern  = regexp.MustCompile(`^system:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]$`)
 )
 
-// ValidateGroups refuses a list of groups, separated by commas, with which the
-// API server would refuse every token. An empty list is fine.
+// ValidateGroups returns an error if the API server would refuse tokens with these
+// groups, which are separated by commas. An empty list is valid.
 func ValidateGroups(groups string) error {
 	if groups == "" {
 		return nil
 	}
 	for group := range strings.SplitSeq(groups, ",") {
 		if !groupPattern.MatchString(group) {
-			return fmt.Errorf("group %q of bootstrap tokens must be system:bootstrappers: "+
-				"and then lower-case letters, digits, colons and dashes, the last no dash or colon", group)
+			return fmt.Errorf("group %q of bootstrap tokens: want system:bootstrappers: followed by "+
+				"lower-case letters, digits, colons and dashes, with a letter or digit at the end", group)
 		}
 	}
 

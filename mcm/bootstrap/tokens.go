@@ -18,8 +18,8 @@ import (
 // Placeholder stands in user data for the machine's token.
 const Placeholder = "<<BOOTSTRAP_TOKEN>>"
 
-// LabelKeyMachineUID on a token's Secret holds the uid of its machine. A token
-// without it, or with another one, is somebody else's.
+// LabelKeyMachineUID on a token's Secret holds the uid of its machine. A token with no
+// or another uid belongs to another program or machine.
 const LabelKeyMachineUID = "machinebus.io/machine-uid"
 
 // Keys of a token's Secret.
@@ -33,29 +33,27 @@ const (
 	keyGroups         = "auth-extra-groups"
 )
 
-// attempts bounds how often a token that others write at the same time is looked
-// at again.
+// attempts bounds the retries for a token that another program writes at the same time.
 const attempts = 10
 
-// Tokens keeps the tokens of machines. Its exported fields are set once and only read; it
-// is safe for concurrent use, by several managers too.
+// Tokens creates and deletes the tokens of machines. Its exported fields are set once and
+// then only read. It is safe for concurrent use, also by several managers.
 type Tokens struct {
 	// Target is a client of the target cluster that reads from the API server
 	// itself: a cache would have to hold every Secret of the cluster.
 	Target client.Client
-	// ExtraGroups are the groups, separated by commas, that a token gives its
-	// bearer besides system:bootstrappers; may be empty. See ValidateGroups.
+	// ExtraGroups are further groups of a token's bearer, besides system:bootstrappers,
+	// separated by commas; may be empty. See ValidateGroups.
 	ExtraGroups string
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 
-	memo memo
+	created secretCache
 }
 
-// Ensure returns the machine's token. It is made to be valid for validFor, and
-// the same one is returned while it is there: a create that is tried again must
-// have the same user data, or the provider refuses its idempotency token. One that
-// has expired becomes valid again, for an instance that still boots with it.
+// Ensure returns the machine's token, and creates it for validFor if there is none. A
+// repeated create must have the same user data, or the provider refuses its idempotency
+// token. So an expired token becomes valid again, also for an instance that still boots.
 //
 // The token is a secret: do not log it.
 func (t *Tokens) Ensure(ctx context.Context, machine *v1alpha1.Machine, validFor time.Duration) (string, error) {
@@ -73,20 +71,19 @@ func (t *Tokens) Ensure(ctx context.Context, machine *v1alpha1.Machine, validFor
 		}
 	}
 
-	return "", fmt.Errorf("bootstrap token of machine %s/%s: Secrets %s/%s and the other candidates belong to somebody else; "+
-		"delete those that are not needed", machine.Namespace, machine.Name, metav1.NamespaceSystem,
+	return "", fmt.Errorf("bootstrap token of machine %s/%s: Secrets %s/%s and the other candidates do not belong to it; "+
+		"delete those that no machine needs", machine.Namespace, machine.Name, metav1.NamespaceSystem,
 		secretName(tokenID(machine.UID, 0)))
 }
 
-// Delete removes the machine's token; that there is none is no error. An error that
-// wraps the API server's Forbidden does not pass by itself. After others Delete is to be
-// called again: a token that has expired is deleted by nobody but Kubernetes' token
-// cleaner, which is off by default.
+// Delete removes the machine's token, if there is one. An error that wraps the API
+// server's Forbidden persists. After other errors call Delete again: only Kubernetes'
+// token cleaner deletes expired tokens, and it is off by default.
 func (t *Tokens) Delete(ctx context.Context, machine *v1alpha1.Machine) error {
 	if err := check(machine); err != nil {
 		return err
 	}
-	if secret := t.memo.take(machine.UID); secret != nil {
+	if secret := t.created.take(machine.UID); secret != nil {
 		err := t.Target.Delete(ctx, secret, client.Preconditions{UID: &secret.UID})
 		if err == nil {
 			return nil
@@ -94,12 +91,12 @@ func (t *Tokens) Delete(ctx context.Context, machine *v1alpha1.Machine) error {
 		if !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return fmt.Errorf("delete bootstrap token of machine %s/%s: %w", machine.Namespace, machine.Name, err)
 		}
-		// Somebody has deleted it, and perhaps made another one.
+		// It was deleted, and another one may have been created.
 	}
 	for n := range candidates {
 		secret, err := t.read(ctx, tokenID(machine.UID, n))
 		if apierrors.IsNotFound(err) || err == nil && !owns(machine, secret) {
-			continue // whose id it was may be gone by now: look at the next one all the same
+			continue // the token that occupied this id may be gone: look at the next candidate too
 		}
 		if err != nil {
 			return fmt.Errorf("read bootstrap token of machine %s/%s: %w", machine.Namespace, machine.Name, err)
@@ -115,10 +112,10 @@ func (t *Tokens) Delete(ctx context.Context, machine *v1alpha1.Machine) error {
 	return nil
 }
 
-// errForeign says that an id belongs to somebody else.
-var errForeign = errors.New("the token of this id belongs to somebody else")
+// errForeign means that the token with an id is not the machine's.
+var errForeign = errors.New("the token with this id belongs to another machine or program")
 
-// claim makes the token of that id, or takes the one that the machine has.
+// claim creates the token with that id, or returns the one that the machine has.
 func (t *Tokens) claim(ctx context.Context, machine *v1alpha1.Machine, id string, validFor time.Duration) (string, error) {
 	fault := func(verb string, err error) error {
 		return fmt.Errorf("%s bootstrap token of machine %s/%s: %w", verb, machine.Namespace, machine.Name, err)
@@ -127,7 +124,7 @@ func (t *Tokens) claim(ctx context.Context, machine *v1alpha1.Machine, id string
 		secret := t.secret(machine, id, validFor)
 		err := t.Target.Create(ctx, secret)
 		if err == nil {
-			t.memo.add(machine.UID, secret)
+			t.created.add(machine.UID, secret)
 
 			return token(secret), nil
 		}
@@ -158,11 +155,10 @@ func (t *Tokens) claim(ctx context.Context, machine *v1alpha1.Machine, id string
 		}
 	}
 
-	return "", fault("claim", errors.New("others write it all the time"))
+	return "", fault("claim", fmt.Errorf("another program changed the token during each of %d attempts", attempts))
 }
 
-// renew gives a token the content of a fresh one, but keeps its secret unless
-// that is unusable.
+// renew replaces the content of a token by a fresh one, but keeps a valid secret.
 func (t *Tokens) renew(ctx context.Context, secret, fresh *corev1.Secret) error {
 	before := secret.DeepCopy()
 	if secretPattern.Match(secret.Data[keySecret]) {
@@ -173,7 +169,7 @@ func (t *Tokens) renew(ctx context.Context, secret, fresh *corev1.Secret) error 
 	return t.Target.Patch(ctx, secret, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 }
 
-// valid tells whether a node can join with the token at this moment.
+// valid reports whether a node can join with the token now.
 func (t *Tokens) valid(secret *corev1.Secret) bool {
 	expiration, err := time.Parse(time.RFC3339, string(secret.Data[keyExpiration]))
 
@@ -224,8 +220,8 @@ func token(secret *corev1.Secret) string {
 	return string(secret.Data[keyID]) + "." + string(secret.Data[keySecret])
 }
 
-// owns tells whether a token is the machine's. One that somebody made without
-// our label, another manager perhaps, is not touched.
+// owns reports whether a token is the machine's. Tokens without our label, such as those
+// of another manager, are left alone.
 func owns(machine *v1alpha1.Machine, secret *corev1.Secret) bool {
 	return secret.Type == corev1.SecretTypeBootstrapToken && secret.Labels[LabelKeyMachineUID] == string(machine.UID)
 }

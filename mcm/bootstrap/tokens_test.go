@@ -217,7 +217,7 @@ func TestADamagedTokenIsMended(t *testing.T) {
 	}{
 		"no expiration":    {"it would be valid for ever", func(d map[string][]byte) { delete(d, keyExpiration) }},
 		"bad expiration":   {"the API server takes it for expired", func(d map[string][]byte) { d[keyExpiration] = []byte("soon") }},
-		"no secret":        {"nobody could log in", func(d map[string][]byte) { delete(d, keySecret) }},
+		"no secret":        {"no node could log in", func(d map[string][]byte) { delete(d, keySecret) }},
 		"malformed secret": {"the API server refuses it", func(d map[string][]byte) { d[keySecret] = []byte("UPPER CASE") }},
 		"another's id":     {"the API server ignores it", func(d map[string][]byte) { d[keyID] = []byte("abcdef") }},
 	} {
@@ -245,7 +245,7 @@ func TestADamagedTokenIsMended(t *testing.T) {
 	}
 }
 
-// occupy puts somebody else's token where the machine's n-th candidate would be.
+// occupy stores another program's token under the machine's n-th candidate id.
 func (t *Tokens) occupy(tb testing.TB, m *v1alpha1.Machine, n int, labels map[string]string) *corev1.Secret {
 	tb.Helper()
 	secret := t.secret(newMachine("other"), tokenID(m.UID, n), time.Hour)
@@ -264,7 +264,7 @@ func TestAnIDThatIsTaken(t *testing.T) {
 		labels map[string]string
 	}{
 		"another machine's": {"two machines must never share a token", map[string]string{LabelKeyMachineUID: string(uuid.NewUUID())}},
-		"of nobody we know": {"kubeadm and older managers have tokens without our label", nil},
+		"without our label": {"kubeadm and older managers have tokens without our label", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -32,8 +32,8 @@ func (r *rig) audits(t *testing.T) <-chan *nats.Msg {
 	return heard
 }
 
-// TestAuditTellsEveryEnd has one message for each operation, however it ended.
-func TestAuditTellsEveryEnd(t *testing.T) {
+// TestEveryEndIsAudited has one message for each operation, however it ended.
+func TestEveryEndIsAudited(t *testing.T) {
 	t.Parallel()
 	answers := func(code driverv1.Code, text string) func(*testing.T, *rig, *gate, *v1alpha1.Machine) {
 		return func(t *testing.T, r *rig, g *gate, _ *v1alpha1.Machine) {
@@ -79,7 +79,7 @@ func TestAuditTellsEveryEnd(t *testing.T) {
 				})
 				cancel(t, r, m)
 			},
-			driverv1.Code_CODE_CANCELED, "given up", 0, false,
+			driverv1.Code_CODE_CANCELED, "cancelled while it waited", 0, false,
 		},
 		"cancelled at a driver": {
 			"the driver let go",
@@ -164,11 +164,11 @@ func TestLogLinesOfTheEnd(t *testing.T) {
 		code   string
 	}{
 		"failed create": {
-			"somebody has to mend something", operation(dispatch.Create, newMachine("m1"), 0), "m1-uid.create.0",
+			"a person has to correct something", operation(dispatch.Create, newMachine("m1"), 0), "m1-uid.create.0",
 			&driverv1.Status{Code: driverv1.Code_CODE_PERMISSION_DENIED, Message: "not allowed"}, "PermissionDenied",
 		},
 		"finished delete": {
-			"somebody asks where the machine is", operation(dispatch.Delete, newMachine("m1"), 3), "m1-uid.delete.3",
+			"a person asks where the machine is", operation(dispatch.Delete, newMachine("m1"), 3), "m1-uid.delete.3",
 			&driverv1.Status{}, "OK",
 		},
 	} {

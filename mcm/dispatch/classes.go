@@ -15,12 +15,11 @@ import (
 const (
 	// classTimeout is how long a driver may take to answer about a class.
 	classTimeout = time.Minute
-	// A question that was not answered is asked again after this long, then half
-	// as often each time. A read needs no slot that a replica would show as free, so
-	// room is no reason to ask sooner.
+	// An unanswered question is asked again after firstClassWait. The wait doubles each time,
+	// up to longestClassWait. A free slot does not shorten it, because reads need none.
 	firstClassWait, longestClassWait = time.Second, 5 * time.Minute
-	// mixedTries is how often a question goes to any replica of a fleet of which
-	// only some can answer it.
+	// mixedTries is the number of tries at a fleet of which only some replicas implement
+	// the question.
 	mixedTries = 32
 )
 
@@ -31,20 +30,19 @@ type ClassCaller interface {
 	Replicas() []caller.Replica
 }
 
-// Classes asks drivers about classes: questions that change nothing and may be
-// asked any number of times. Its methods wait for the answer, so no reconciler
-// calls them itself. They are safe for concurrent use.
+// Classes asks drivers about classes. Its questions change nothing and may be repeated. Its
+// methods wait for the answer, so a reconciler must not call them. They are safe for
+// concurrent use.
 type Classes struct {
 	caller ClassCaller
 }
 
-// NewClasses returns a Classes that asks through a caller.
+// NewClasses returns a Classes that sends its requests by a caller.
 func NewClasses(client ClassCaller) *Classes { return &Classes{caller: client} }
 
-// Validate asks the driver of a provider whether a class could be used. It waits
-// for as long as no replica answers, until ctx ends. Warnings are faults that do
-// not keep the class from being used. The error is the driver's own, with its code;
-// Unimplemented when replicas live and none of them validates classes.
+// Validate asks the driver of a provider whether it can use a class. It waits until a replica
+// answers or ctx ends. Warnings do not keep the driver from using the class. The error is the
+// driver's, with its code; Unimplemented if no live replica validates classes.
 func (c *Classes) Validate(ctx context.Context, provider string, class Class) (warnings []string, err error) {
 	result, err := c.ask(ctx, driverv1.Operation_OPERATION_VALIDATE, caller.Request{
 		Provider: provider, Namespace: class.Object.Namespace, Name: class.Object.Name, Timeout: classTimeout,
@@ -57,16 +55,16 @@ func (c *Classes) Validate(ctx context.Context, provider string, class Class) (w
 	return result.GetValidate().GetWarnings(), err
 }
 
-// ask returns a driver's answer, however long it takes to get one.
+// ask waits for a driver's answer until ctx ends.
 func (c *Classes) ask(ctx context.Context, op driverv1.Operation, req caller.Request) (*driverv1.Result, error) {
 	refused := 0
 	for wait := firstClassWait; ; wait = min(2*wait, longestClassWait) {
 		room := c.caller.Room(req.Provider)
-		switch live, able := c.offered(req.Provider, op); {
+		switch live, able := c.capable(req.Provider, op); {
 		case able:
 			out, err := c.caller.Call(ctx, req)
 			if CodeOf(err) == Unimplemented {
-				// Said by a replica of an older version, while others are of a newer one.
+				// The answer of an older replica, while others are newer.
 				refused++
 				if refused < mixedTries {
 					continue
@@ -78,7 +76,7 @@ func (c *Classes) ask(ctx context.Context, op driverv1.Operation, req caller.Req
 		case live:
 			return nil, Errorf(Unimplemented, "no replica of provider %s implements %s", req.Provider, bus.Verb(op))
 		default:
-			// Nobody lives: the first session of a replica is a sign of room.
+			// No replica is live. The first session of one signals room.
 			select {
 			case <-room:
 				continue
@@ -97,9 +95,9 @@ func (c *Classes) ask(ctx context.Context, op driverv1.Operation, req caller.Req
 	}
 }
 
-// offered tells whether a replica of the provider lives, and whether one does
-// the operation.
-func (c *Classes) offered(provider string, op driverv1.Operation) (live, able bool) {
+// capable reports whether the provider has a live replica, and one that implements the
+// operation.
+func (c *Classes) capable(provider string, op driverv1.Operation) (live, able bool) {
 	for _, r := range c.caller.Replicas() {
 		if r.Session.GetProvider() == provider {
 			live = true

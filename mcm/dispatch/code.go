@@ -12,7 +12,7 @@ import (
 // Uninitialized.
 type Code driverv1.Code
 
-// The codes, under the names users of the machine controller manager know.
+// The codes, with the names of the machine controller manager.
 const (
 	OK                 = Code(driverv1.Code_CODE_OK)
 	Canceled           = Code(driverv1.Code_CODE_CANCELED)
@@ -40,14 +40,14 @@ func (c Code) String() string { return bus.CodeName(driverv1.Code(c)) }
 // CodeOf returns the code of any error; OK for nil.
 func CodeOf(err error) Code { return Code(bus.CodeOf(err)) }
 
-// Errorf returns an error with a code, for what a controller finds wrong before
-// any driver is asked.
+// Errorf returns an error with a code, for faults that a controller finds before it asks a
+// driver.
 func Errorf(code Code, format string, args ...any) error {
 	return bus.Errorf(driverv1.Code(code), format, args...)
 }
 
-// LaterOf returns the number of the later operation of the machine that kept one from
-// beginning, or 0.
+// LaterOf returns the number of the machine's later operation because of which a driver
+// refused this one, or 0.
 func LaterOf(err error) int64 {
 	if e, ok := errors.AsType[*bus.Error](err); ok {
 		return e.Later
@@ -56,12 +56,12 @@ func LaterOf(err error) int64 {
 	return 0
 }
 
-// maxRetryAfter is the longest time for which a provider's word is taken: one that is
-// wrong by a unit must not keep a machine from its next try, or from its end, for years.
+// maxRetryAfter bounds a provider's retry time: one in a wrong unit must not delay a
+// machine's next try or its deletion for years.
 const maxRetryAfter = time.Hour
 
-// RetryAfter returns the provider's own word on when to come again, an hour at most,
-// or 0.
+// RetryAfter returns the time after which the provider asks for a retry, at most an hour, or
+// 0 if it does not say.
 func RetryAfter(err error) time.Duration {
 	if e, ok := errors.AsType[*bus.Error](err); ok {
 		return min(e.RetryAfter, maxRetryAfter)

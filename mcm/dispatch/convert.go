@@ -19,20 +19,19 @@ type Class struct {
 	Secret, Credentials metav1.Object
 }
 
-// An Instance is what exists at a provider for one machine.
+// An Instance is a machine's instance at its provider.
 type Instance struct {
 	ProviderID string
 	NodeName   string
 	Addresses  []corev1.NodeAddress
 }
 
-// Provider returns the name of a class's driver on the bus, given the one for
-// classes that name none. It fails when neither says a name or when the name does
-// not fit a subject.
-func Provider(class *v1alpha1.MachineClass, otherwise string) (string, error) {
+// Provider returns the name of a class's driver on the bus, or the default if the class names
+// none. It returns an error if there is no name or if it is not valid in a subject.
+func Provider(class *v1alpha1.MachineClass, byDefault string) (string, error) {
 	provider := strings.ToLower(class.Provider)
 	if provider == "" {
-		provider = strings.ToLower(otherwise)
+		provider = strings.ToLower(byDefault)
 	}
 	if provider == "" {
 		return "", Errorf(InvalidArgument, "MachineClass %s names no provider: set its field provider, "+
@@ -84,7 +83,7 @@ func machineMessage(m *v1alpha1.Machine) *driverv1.Machine {
 	}
 }
 
-// machineAnnotations leaves out of a machine's what can be large and is no driver's business.
+// machineAnnotations omits annotations that may be large and that no driver needs.
 func machineAnnotations(all map[string]string) map[string]string {
 	some := make(map[string]string, len(all))
 	for k, v := range all {
@@ -118,7 +117,7 @@ func reference(o metav1.Object) *driverv1.ObjectReference {
 	}
 }
 
-// payload takes what a controller needs out of a result.
+// payload returns the parts of a result that a controller needs.
 func payload(r *driverv1.Result) (instance *Instance, lastKnownState string, stated bool) {
 	switch p := r.GetPayload().(type) {
 	case *driverv1.Result_Create:

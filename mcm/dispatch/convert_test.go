@@ -29,7 +29,7 @@ func TestProvider(t *testing.T) {
 		"named":           {"the class says it", "virtual", "aws", "virtual", OK},
 		"upper case":      {"MachineClasses say AWS, subjects are lower case", "AWS", "", "aws", OK},
 		"default":         {"old classes name none", "", "Virtual", "virtual", OK},
-		"neither":         {"nobody could be asked", "", "", "", InvalidArgument},
+		"neither":         {"there is no driver to ask", "", "", "", InvalidArgument},
 		"not a token":     {"it would be two tokens of a subject", "my.cloud", "", "", InvalidArgument},
 		"wildcard":        {"it would reach every driver", "*", "", "", InvalidArgument},
 		"default no good": {"a flag may be wrong as well", "", "a b", "", InvalidArgument},

@@ -25,13 +25,12 @@ type Caller interface {
 	Acknowledge(provider, replica, operationID string) error
 }
 
-// An Auditor publishes what became of operations.
+// An Auditor publishes the outcomes of operations.
 type Auditor interface {
 	Audit(audit *driverv1.Audit) error
 }
 
-// retryWait is how long a waiting operation waits for a sign of room before it
-// looks again on its own; the spread keeps many of them apart.
+// retryWait is the time after which a waiting operation is retried without a signal of room.
 const retryWait = time.Second
 
 // A Dispatcher runs operations, one at a time for each machine. It is safe for
@@ -42,18 +41,18 @@ type Dispatcher struct {
 	metrics *metrics
 	queue   *queue
 	recent  recent
-	barred  func() error // why no operation may be sent now
-	causes  causes
-	patient time.Duration   // how long an operation waits for its turn before its machine says so
-	ctx     context.Context //nolint:containedctx // operations end with the dispatcher, not with who started them
+	barred  func() error // returns why no operation may be sent now, or nil
+	waitLog waitLog
+	patient time.Duration   // how long an operation waits for its turn before its machine's status says so
+	ctx     context.Context //nolint:containedctx // operations end with the dispatcher, not with the caller of Start
 
-	mu        sync.Mutex
-	machines  map[types.UID]*entry
-	readings  map[types.UID]*reading
-	vacancies map[string]*vacancy // by provider
-	answered  map[string]bool     // providers of which a driver was there, with sessions or without
-	notify    func(types.NamespacedName)
-	running   sync.WaitGroup
+	mu       sync.Mutex
+	machines map[types.UID]*entry
+	readings map[types.UID]*reading
+	unserved map[string]*unserved // by provider
+	answered map[string]bool      // providers of which a driver has answered a probe
+	notify   func(types.NamespacedName)
+	running  sync.WaitGroup
 }
 
 // An entry is the newest operation of a machine. Its mutable fields are
@@ -70,70 +69,69 @@ type entry struct {
 	turn     *turn
 	class    int64 // its generation; 0 when another manager sent the operation
 	span     trace.Span
-	tellAt   time.Time // when its machine says what it waits for, if it still waits; run's own
+	reportAt time.Time // when to notify of what it waits for, if it still waits; only run uses it
 
-	state   State
-	told    bool   // a reason to wait was notified or Told, and nothing since
-	gone    bool   // the machine is: nobody will settle this
-	holder  string // replica that keeps the result until it is acknowledged
-	settled bool
+	state        State
+	waitReported bool   // the last notice was a reason to wait
+	machineGone  bool   // so no controller will settle this
+	holder       string // replica that keeps the result until it is acknowledged
+	settled      bool
 
-	quit chan struct{} // closed when it is cancelled
+	quit chan struct{} // closed by Cancel
 }
 
-// New returns a Dispatcher whose operations let go when ctx ends: then they go
-// on at their drivers, for the next manager to take up.
+// New returns a Dispatcher that stops following its operations when ctx ends. They continue
+// at their drivers, and the next manager takes them up.
 func New(ctx context.Context, client Caller, auditor Auditor) *Dispatcher {
 	return &Dispatcher{
-		caller: client, auditor: auditor, metrics: newMetrics(), queue: newQueue(Limits{}), patient: tellAfter, ctx: ctx,
-		machines: map[types.UID]*entry{}, readings: map[types.UID]*reading{}, vacancies: map[string]*vacancy{},
+		caller: client, auditor: auditor, metrics: newMetrics(), queue: newQueue(Limits{}), patient: reportAfter, ctx: ctx,
+		machines: map[types.UID]*entry{}, readings: map[types.UID]*reading{}, unserved: map[string]*unserved{},
 		answered: map[string]bool{}, notify: func(types.NamespacedName) {}, barred: func() error { return nil },
 	}
 }
 
-// Notify sets who is told that a machine's operation changed. It must be called
+// Notify sets the function to call when a machine's operation has changed. It must be called
 // before the first Start; f must not block.
 func (d *Dispatcher) Notify(f func(types.NamespacedName)) { d.notify = f }
 
-// Limit sets limits on what is asked of drivers; there are none without. It must
-// be called before the first Start.
+// Limit sets limits for operations; without it there are none. It must be called before the
+// first Start.
 func (d *Dispatcher) Limit(limits Limits) { d.queue = newQueue(limits) }
 
-// Bar sets what is asked before an operation is sent. While it returns an error, no
-// operation begins or is taken up: each waits, for that reason. It must be called before
-// the first Start; why must not block.
+// Bar sets a function that is called before each operation is sent. While it returns an
+// error, operations wait with that reason. It must be called before the first Start; why must
+// not block.
 func (d *Dispatcher) Bar(why func() error) { d.barred = why }
 
-// Wait returns when all operations have let go after New's ctx ended.
+// Wait returns when the Dispatcher follows no more operations, after New's ctx has ended.
 func (d *Dispatcher) Wait() { d.running.Wait() }
 
-// Start begins an operation, unless it is under way already, and returns what
-// is known of it. It never blocks. The caller stores what a Done operation came
-// to, and then calls Settle. An operation that still waits for another provider
-// than op's is cancelled.
+// Start begins an operation, unless it is in flight already, and returns its state. It never
+// blocks. The caller stores the outcome of a Done operation, and then calls Settle. If the
+// operation still waits for another provider than op's, Start cancels it.
 func (d *Dispatcher) Start(op Operation) State {
 	uid, id := op.Machine.UID, op.ID()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if e, ok := d.machines[uid]; ok {
-		if state, begun := d.against(e, &op); begun {
+		if state, known := d.compare(e, &op); known {
 			return state
 		}
 	}
 	e := &entry{
 		id: id, kind: op.Kind, number: op.Number, provider: op.Provider, started: time.Now(),
 		machine: types.NamespacedName{Namespace: op.Machine.Namespace, Name: op.Machine.Name}, uid: uid,
-		state: State{Phase: Waiting, ID: id, Kind: op.Kind, Waited: op.Told}, told: op.Told,
+		state: State{Phase: Waiting, ID: id, Kind: op.Kind, Waited: op.WaitReported}, waitReported: op.WaitReported,
 		quit: make(chan struct{}), span: startSpan(&op),
 	}
-	e.tellAt = e.started.Add(d.patient)
+	e.reportAt = e.started.Add(d.patient)
 	e.request = caller.Request{
 		Provider: op.Provider, Namespace: op.Machine.Namespace, Name: op.Machine.Name,
 		OperationID: id, Body: request(&op), Timeout: op.Timeout, Recover: op.Recover, Attempt: op.Attempt,
 		OnlyIfHeld: op.OnlyIfHeld, TraceParent: traceParent(e.span),
-		OnAccepted: func(attempt uint32, replica string) { d.accepted(e, attempt, replica) },
+		OnAccepted: func(attempt uint32, replica string) { d.setRunning(e, attempt, replica) },
 		OnProgress: func(message string) { d.progress(e, message) },
-		OnWaiting:  func(attempts uint32, why error) { d.waiting(e, why, attempts) },
+		OnWaiting:  func(attempts uint32, why error) { d.setWaiting(e, why, attempts) },
 	}
 	e.turn = newTurn(&op)
 	if op.Class.Object != nil && !op.Recover {
@@ -145,9 +143,9 @@ func (d *Dispatcher) Start(op Operation) State {
 	return e.state
 }
 
-// against holds an operation against the newest one of its machine. It tells
-// what is known of the asked one; begun is false when that has yet to begin.
-func (d *Dispatcher) against(e *entry, op *Operation) (state State, begun bool) {
+// compare compares an operation with the newest one of its machine, and returns the state of
+// the former; known is false if Start has to begin it.
+func (d *Dispatcher) compare(e *entry, op *Operation) (state State, known bool) {
 	state = State{ID: op.ID(), Kind: op.Kind}
 	switch {
 	case e.settled && op.Number <= e.number:
@@ -155,8 +153,8 @@ func (d *Dispatcher) against(e *entry, op *Operation) (state State, begun bool) 
 	case e.settled:
 		return state, false
 	case e.id == op.ID():
-		if op.Provider != e.provider && op.Provider != "" && e.unseen() && !e.cancelled() {
-			close(e.quit) // its class names another driver by now
+		if op.Provider != e.provider && op.Provider != "" && e.unsent() && !e.cancelled() {
+			close(e.quit) // its class now names another driver
 		}
 
 		return e.state, true
@@ -165,9 +163,8 @@ func (d *Dispatcher) against(e *entry, op *Operation) (state State, begun bool) 
 	case op.Number == e.number || e.state.Phase != Done:
 		state.Phase, state.Reason = Refused, "operation "+e.id+" has not ended"
 	default:
-		// Its outcome is stored, or the caller would not count it; that the store
-		// worked was lost on the way.
-		d.release(e)
+		// The caller counts the newest one, so it has stored that outcome without a Settle.
+		d.settleLocked(e)
 
 		return state, false
 	}
@@ -175,8 +172,8 @@ func (d *Dispatcher) against(e *entry, op *Operation) (state State, begun bool) 
 	return state, true
 }
 
-// State returns what is known of a machine's newest operation; false when there
-// is none, or when it is settled.
+// State returns the state of a machine's newest operation; false if there is none or if it is
+// settled.
 func (d *Dispatcher) State(uid types.UID) (State, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -188,47 +185,46 @@ func (d *Dispatcher) State(uid types.UID) (State, bool) {
 	return e.state, true
 }
 
-// Settle says that the outcome of an operation is stored: its replica may
-// forget it, and it can never be started again.
+// Settle says that the outcome of an operation is stored. Its replica may forget it, and it
+// can never be started again.
 func (d *Dispatcher) Settle(uid types.UID, id string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if e, ok := d.machines[uid]; ok && e.id == id && e.state.Phase == Done && !e.settled {
-		d.release(e)
+		d.settleLocked(e)
 	}
 }
 
-// release lets go of an operation that has ended. d.mu is held; publishing does
-// not block.
-func (d *Dispatcher) release(e *entry) {
+// settleLocked settles an operation and acknowledges its result. The caller holds d.mu:
+// publishing does not block.
+func (d *Dispatcher) settleLocked(e *entry) {
 	log := d.log(e, &e.state)
-	// Only the number matters from now on.
+	// From now on only the number matters.
 	e.settled, e.request, e.state = true, caller.Request{}, State{Phase: Done}
 	if e.holder == "" {
 		return
 	}
 	if err := d.caller.Acknowledge(e.provider, e.holder, e.id); err != nil {
-		log.V(1).Info("result not acknowledged; its replica keeps it for a day", "err", err.Error())
+		log.V(1).Info("cannot acknowledge the result; its replica keeps it for a day", "err", err.Error())
 	}
 }
 
-// Forget drops what is remembered of a machine that is gone. An operation that
-// has not ended, because somebody took the machine away from under it, is
-// cancelled.
+// Forget drops the state of a machine that is gone. If the machine was removed by force while
+// an operation is in flight, Forget cancels the operation.
 func (d *Dispatcher) Forget(uid types.UID) {
 	d.mu.Lock()
-	d.stopReading(uid)
-	d.withdraw(uid, "")
+	d.stopReadingLocked(uid)
+	d.withdrawLocked(uid, "")
 	e, ok := d.machines[uid]
 	ended := ok && e.state.Phase == Done
 	switch {
 	case ended && !e.settled:
-		d.release(e)
+		d.settleLocked(e)
 		delete(d.machines, uid)
 	case ended:
 		delete(d.machines, uid)
 	case ok:
-		e.gone = true
+		e.machineGone = true
 	}
 	var log logr.Logger
 	if ok {
@@ -240,12 +236,12 @@ func (d *Dispatcher) Forget(uid types.UID) {
 	}
 	log.Info("machine is gone; cancelling its operation")
 	if err := d.Cancel(uid, e.id); err != nil {
-		log.Info("operation of a machine that is gone not cancelled", "err", err.Error())
+		log.Info("cannot cancel the operation of a machine that is gone", "err", err.Error())
 	}
 }
 
-// Cancel asks that an operation of a machine end early: at once when it waits, or
-// as soon as the replica that has it lets go. Its outcome is still reported.
+// Cancel asks to end an operation early: at once if it waits, otherwise when its replica
+// stops. Its outcome is still reported.
 func (d *Dispatcher) Cancel(uid types.UID, id string) error {
 	d.mu.Lock()
 	e, ok := d.machines[uid]
@@ -261,8 +257,8 @@ func (d *Dispatcher) Cancel(uid types.UID, id string) error {
 	return d.caller.Cancel(e.provider, e.id)
 }
 
-// unseen tells that no driver has heard of an operation so far.
-func (e *entry) unseen() bool {
+// unsent reports whether an operation has not been sent to any driver.
+func (e *entry) unsent() bool {
 	return e.state.Phase == Waiting && e.state.Attempt == 0 && !e.request.Recover
 }
 
@@ -275,8 +271,8 @@ func (e *entry) cancelled() bool {
 	}
 }
 
-// InFlight tells whether an operation of a machine is under way at a provider:
-// who asks for a machine's bootstrap values must have one.
+// InFlight reports whether an operation of a machine is in flight at a provider: a driver
+// only gets bootstrap values for such an operation.
 func (d *Dispatcher) InFlight(provider, operationID string, uid types.UID) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -285,13 +281,13 @@ func (d *Dispatcher) InFlight(provider, operationID string, uid types.UID) bool 
 	return ok && !e.settled && e.id == operationID && e.provider == provider
 }
 
-// run has an operation done, for as long as it takes.
+// run follows an operation until it ends or the dispatcher does.
 func (d *Dispatcher) run(e *entry) {
 	defer d.metrics.started(e.provider, e.kind)()
-	defer e.span.End() // of one that is left to the next manager
+	defer e.span.End() // if the next manager takes up the operation
 	req, quit := e.request, e.quit
 	if req.Recover && !req.OnlyIfHeld {
-		if !d.takeUp(e, &req) {
+		if !d.resume(e, &req) {
 			return
 		}
 	} else {
@@ -299,11 +295,11 @@ func (d *Dispatcher) run(e *entry) {
 	}
 	defer d.queue.leave(e.turn)
 	for {
-		if !d.mayGo(e, &req) {
+		if !d.awaitPermission(e, &req) {
 			return
 		}
 		if e.cancelled() && req.Recover {
-			// A replica may still be at it, and that is all there is to know.
+			// Begin nothing, but wait for a replica that may still have it.
 			req.OnlyIfHeld, quit = true, nil
 		}
 		room := d.caller.Room(e.provider)
@@ -316,55 +312,55 @@ func (d *Dispatcher) run(e *entry) {
 
 			return
 		}
-		carry(&req, out, err)
-		d.waits(e, err, out.Attempts)
+		carryAttempts(&req, out, err)
+		d.recordWait(e, err, out.Attempts)
 		if noRoom(err) {
-			d.giveBack(e, err)
+			d.requeue(e, err)
 
 			continue
 		}
-		again := retryWait
+		wait := retryWait
 		if out.Result != nil {
-			// No replica was lost, the cloud is in trouble: room is no news.
-			room, again = nil, unknownWait(out.Attempts)
+			// The driver does not know the outcome: a signal of room is no reason to retry.
+			room, wait = nil, unknownWait(out.Attempts)
 		}
-		if !d.pause(room, quit, again) {
+		if !d.pause(room, quit, wait) {
 			return
 		}
 		if e.cancelled() && !req.Recover {
-			d.finish(e, out, Errorf(Canceled, "given up while waiting: %w", err))
+			d.finish(e, out, Errorf(Canceled, "cancelled while it waited: %w", err))
 
 			return
 		}
 	}
 }
 
-// waits notes why an operation did not end: for a slot, or for what err says.
-func (d *Dispatcher) waits(e *entry, err error, attempts uint32) {
-	if d.full(e.provider, err) {
-		d.queued(e, attempts)
+// recordWait records what an operation waits for: a slot, or the end of an error.
+func (d *Dispatcher) recordWait(e *entry, err error, attempts uint32) {
+	if d.noFreeSlot(e.provider, err) {
+		d.setQueued(e, attempts)
 	} else {
-		d.waiting(e, err, attempts)
+		d.setWaiting(e, err, attempts)
 	}
 }
 
-// mayGo waits until an operation may be sent: until it has its turn and nothing bars
-// operations. False means that it has ended, or that the dispatcher ends.
-func (d *Dispatcher) mayGo(e *entry, req *caller.Request) bool {
+// awaitPermission waits until an operation has its turn and nothing bars operations. It
+// returns false if the operation has ended or the dispatcher ends.
+func (d *Dispatcher) awaitPermission(e *entry, req *caller.Request) bool {
 	if !d.awaitTurn(e, req) {
 		return false
 	}
 	quit := e.quit
 	if req.Recover {
-		quit = nil // it was begun: given up or not, it cannot end before somebody was asked
+		quit = nil // a driver may have it: even a cancelled one only ends after a driver was asked
 	}
 	for why := d.barred(); why != nil; why = d.barred() {
-		d.waiting(e, why, req.Attempt)
+		d.setWaiting(e, why, req.Attempt)
 		if !d.pause(nil, quit, retryWait) {
 			return false
 		}
 		if e.cancelled() && !req.Recover {
-			d.finish(e, &caller.Outcome{Waited: time.Since(e.started)}, Errorf(Canceled, "given up while waiting: %w", why))
+			d.finish(e, &caller.Outcome{Waited: time.Since(e.started)}, Errorf(Canceled, "cancelled while it waited: %w", why))
 
 			return false
 		}
@@ -373,11 +369,11 @@ func (d *Dispatcher) mayGo(e *entry, req *caller.Request) bool {
 	return true
 }
 
-// takeUp finds out what became of an operation that was begun before. What a replica
-// has is in flight, whatever the limits; the rest takes its place at the head of the
-// queue, as a manager journals operations before they have their turn. False means
-// that it has ended, or that the dispatcher ends.
-func (d *Dispatcher) takeUp(e *entry, req *caller.Request) bool {
+// resume looks for a replica that has an operation which was begun before. If one has it,
+// the operation is in flight, whatever the limits. Otherwise the operation enters the head of
+// the queue: managers journal operations before they have their turn. It returns false if the
+// operation has ended or the dispatcher ends.
+func (d *Dispatcher) resume(e *entry, req *caller.Request) bool {
 	look, found := *req, false
 	look.Look = true
 	look.OnAccepted = func(attempt uint32, replica string) {
@@ -394,19 +390,19 @@ func (d *Dispatcher) takeUp(e *entry, req *caller.Request) bool {
 		case errors.Is(err, caller.ErrNotHeld):
 			req.Attempt = out.Attempts
 			carryUntil(req, out)
-			d.queue.first(e.turn)
+			d.queue.enterFirst(e.turn)
 
 			return true
 		case ended(err):
 			d.finish(e, out, err)
 		default:
-			carry(&look, out, err)
-			d.waiting(e, err, out.Attempts)
+			carryAttempts(&look, out, err)
+			d.setWaiting(e, err, out.Attempts)
 			if d.pause(nil, e.quit, wait) {
 				if !e.cancelled() {
 					continue
 				}
-				carry(req, out, err)
+				carryAttempts(req, out, err)
 				if !found {
 					d.queue.enter(e.turn, true)
 				}
@@ -422,8 +418,8 @@ func (d *Dispatcher) takeUp(e *entry, req *caller.Request) bool {
 	}
 }
 
-// carry has the next call know of the attempts that may have had an effect.
-func carry(req *caller.Request, out *caller.Outcome, err error) {
+// carryAttempts makes the next call know of attempts that may have had an effect.
+func carryAttempts(req *caller.Request, out *caller.Outcome, err error) {
 	if bus.OriginOf(err) == bus.OriginTimeout {
 		req.Recover, req.Attempt = true, out.Attempts
 		carryUntil(req, out)
@@ -434,8 +430,8 @@ func carryUntil(req *caller.Request, out *caller.Outcome) {
 	req.Until = out.Until
 }
 
-// ended tells whether a call's error is the operation's outcome. Otherwise it
-// is to be called again.
+// ended reports whether a call's error is the operation's outcome. Otherwise the call has to
+// be repeated.
 func ended(err error) bool {
 	switch bus.OriginOf(err) {
 	case bus.OriginBus:
@@ -447,29 +443,29 @@ func ended(err error) bool {
 	}
 }
 
-// unknownWait is how long an operation waits whose replica could not say what
-// came of it: from two seconds to about two minutes.
+// unknownWait returns the time until the next attempt after a replica that does not know the
+// outcome: from two seconds to about two minutes.
 func unknownWait(attempts uint32) time.Duration {
 	const first = 2 * time.Second
 
 	return first << min(attempts-1, 6)
 }
 
-// pause waits for a sign of room, for as long as given, or for quit; false means
-// that the dispatcher ends.
+// pause waits for a signal of room or of quit, at most for the given time. It returns false
+// if the dispatcher ends.
 func (d *Dispatcher) pause(room, quit <-chan struct{}, atMost time.Duration) bool {
-	again := time.NewTimer(atMost)
-	defer again.Stop()
+	limit := time.NewTimer(atMost)
+	defer limit.Stop()
 	select {
 	case <-room:
-	case <-again.C:
+	case <-limit.C:
 	case <-quit:
 		return true
 	case <-d.ctx.Done():
 		return false
 	}
-	// Everybody hears the same sign: spread out, so that the first ones take the
-	// room there is before the others ask.
+	// All waiting operations get the same signal. Spread them, so that the first ones take
+	// the free slots before the others ask.
 	spread := time.NewTimer(rand.N(retryWait / 10))
 	defer spread.Stop()
 	select {
@@ -480,7 +476,7 @@ func (d *Dispatcher) pause(room, quit <-chan struct{}, atMost time.Duration) boo
 	}
 }
 
-// log is for lines about an operation in some state of it.
+// log returns a logger for lines about an operation in a state.
 func (d *Dispatcher) log(e *entry, state *State) logr.Logger {
 	log := logr.FromContextOrDiscard(d.ctx).WithValues("machine", e.machine.String(), "operation", e.kind,
 		"operation_id", e.id, "provider", e.provider, "attempt", state.Attempt, "replica", state.Replica)

@@ -151,7 +151,7 @@ func TestOneOperationOfAMachineAtATime(t *testing.T) {
 	}
 	g.release()
 	r.until(t, machine.UID, dispatch.Done)
-	// Whoever asks for the next one has stored the outcome, or would not know
+	// A caller that asks for the next one has stored the outcome, or would not know
 	// of it.
 	if s := r.Start(operation(dispatch.Delete, machine, 4)); s.Phase != dispatch.Waiting {
 		t.Errorf("Start of the next operation returned %+v", s)
@@ -315,7 +315,7 @@ func TestOutcomeUnknown(t *testing.T) {
 	op := operation(dispatch.Create, machine, 0)
 	r.Start(op)
 	if s := r.until(t, machine.UID, dispatch.Waiting); !strings.Contains(s.Reason, "connection reset") {
-		bustest.Eventually(t, "the reason is told", func() bool {
+		bustest.Eventually(t, "the reason is reported", func() bool {
 			s, _ := r.State(machine.UID)
 
 			return strings.Contains(s.Reason, "connection reset")
@@ -399,7 +399,7 @@ func TestForget(t *testing.T) {
 	}
 	r.Forget("nobody")
 	bustest.Eventually(t, "replica free of all", func() bool { return len(r.session(rep).GetOperations()) == 0 })
-	// Forgotten means that numbers count anew.
+	// After Forget numbers start again.
 	if s := r.Start(operation(dispatch.Create, settled, 0)); s.Phase != dispatch.Waiting {
 		t.Errorf("Start after Forget returned %+v", s)
 	}
@@ -442,7 +442,7 @@ func TestOnlyIfHeld(t *testing.T) {
 	r.Start(op)
 	s := r.until(t, machine.UID, dispatch.Done)
 	if dispatch.CodeOf(s.Err) != dispatch.NotFound || s.Attempt == 0 {
-		t.Errorf("operation that nobody holds is %+v, want NotFound after an attempt", s)
+		t.Errorf("operation that no replica holds is %+v, want NotFound after an attempt", s)
 	}
 	if len(g.entered) != 0 {
 		t.Error("the driver got an operation that was only to be looked for")

@@ -16,33 +16,33 @@ import (
 )
 
 const (
-	// rivalGone is how long another leading manager must be silent to count as gone: it
-	// has missed a hello. One that is back then has the lower epoch, and waits.
+	// rivalGone is how long another leading manager must be silent to count as gone: it has
+	// missed a hello. If it comes back, it has the lower epoch and waits.
 	rivalGone = helloEvery + 3*time.Second
-	// raiseEvery is the least time between two raises: each writes the Lease, and
-	// any driver can ask for one.
+	// raiseEvery is the least time between two raises: each writes the Lease, and any driver
+	// can cause one.
 	raiseEvery = helloEvery
-	// mostRaise is how far one raise goes: a driver that makes numbers up must not
-	// use up what the Lease can count.
-	mostRaise = 1 << 16
+	// maxRaise bounds one raise: a driver that invents epochs must not use up the Lease's
+	// counter.
+	maxRaise = 1 << 16
 )
 
 // A Leadership counts the epochs of a manager that leads.
 type Leadership interface {
 	// Epoch returns the present one; 0 before this manager leads.
 	Epoch() uint64
-	// Raise makes the epoch higher than the given one, and returns when that is
-	// stored. It fails when this manager cannot prove that it leads.
+	// Raise makes the epoch higher than the given one, and returns once that is stored. It
+	// returns an error if this manager cannot prove that it leads.
 	Raise(ctx context.Context, above uint64) error
 }
 
-// Epochs keeps the epoch of the leading manager above all that drivers have heard:
-// they refuse what comes with a lower one. It runs on the leader only, so that no
-// other manager raises an epoch.
+// Epochs keeps the epoch of the leading manager above all epochs that drivers know, because
+// they refuse operations with a lower one. It runs on the leader only, so that no other
+// manager raises an epoch.
 //
-// While another manager says hello with an epoch that is not lower, this one waits:
-// of two that both believe to lead, the one with the higher epoch has the drivers,
-// and the other one is not ready. So neither fights for them.
+// While another manager says hello with an epoch that is not lower, this one waits. If two
+// managers believe that they lead, drivers follow the one with the higher epoch, and the
+// other is not ready.
 type Epochs struct {
 	lead     Leadership
 	name     string
@@ -50,7 +50,7 @@ type Epochs struct {
 	ahead    <-chan struct{}
 	log      logr.Logger
 
-	heard  chan struct{} // another manager's hello came
+	heard  chan struct{} // signals another manager's hello
 	raised prometheus.Counter
 	last   time.Time // of the last raise; only Start uses it
 
@@ -58,26 +58,26 @@ type Epochs struct {
 	leading bool
 	rival   rival
 	beside  rival // the last one heard while this manager led, whatever its epoch
-	warned  rival // the one last logged
-	refused error // why drivers refuse the present epoch, and it stays; nil if not
+	warned  rival // the last one logged
+	refused error // why drivers refuse the present epoch and it cannot be raised; nil if not
 }
 
-// A rival is another manager that says that it leads.
+// A rival is another manager that claims to lead.
 type rival struct {
 	name  string
 	epoch uint64
 	seen  time.Time
 }
 
-// NewEpochs returns the Epochs of the manager that says hello by this name. The
-// replicas are those that live, and ahead gets a value when one of them has heard a
-// higher epoch, as of a [caller.Caller].
+// NewEpochs returns the Epochs of the manager that says hello by this name. Replicas returns
+// the live replicas, and ahead signals that one of them knows a higher epoch; both as of a
+// [caller.Caller].
 func NewEpochs(lead Leadership, name string, replicas func() []caller.Replica, ahead <-chan struct{}, log logr.Logger) *Epochs {
 	return &Epochs{
 		lead: lead, name: name, replicas: replicas, ahead: ahead, log: log, heard: make(chan struct{}, 1),
 		raised: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "mcm_dispatch_epoch_raised_total",
-			Help: "How often drivers had heard a higher epoch than that of this manager, which leads, and it went above that.",
+			Help: "Times that this manager raised its epoch because drivers knew one that was not lower.",
 		}),
 	}
 }
@@ -91,7 +91,7 @@ func (e *Epochs) Collectors() []prometheus.Collector {
 		}, func() float64 { return float64(e.lead.Epoch()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "mcm_dispatch_rival_heard",
-			Help: "1 while this manager leads and another one says that it leads with an epoch that is not lower; else 0.",
+			Help: "1 while this manager leads and another one claims to lead with an epoch that is not lower; otherwise 0.",
 		}, func() float64 {
 			e.mu.Lock()
 			defer e.mu.Unlock()
@@ -104,7 +104,7 @@ func (e *Epochs) Collectors() []prometheus.Collector {
 	}
 }
 
-// OnHello takes what any manager of this control plane's name says.
+// OnHello handles a hello of any manager with this control plane's name.
 func (e *Epochs) OnHello(h *driverv1.Hello) {
 	own := e.lead.Epoch()
 	if h.GetMcm() == e.name && h.GetEpoch() <= own {
@@ -117,7 +117,7 @@ func (e *Epochs) OnHello(h *driverv1.Hello) {
 		e.beside = other
 	}
 	if other.epoch < own && other.name != e.rival.name {
-		return // a manager that was replaced, and does not know yet
+		return // a replaced manager that does not know it yet
 	}
 	e.rival = other
 	signalHeard(e.heard)
@@ -130,9 +130,9 @@ func signalHeard(ch chan struct{}) {
 	}
 }
 
-// Check is a readiness check. It fails while this manager leads and another one does
-// with an epoch that is not lower, and while drivers have heard a higher one and none
-// above that can be stored.
+// Check is a readiness check. It fails while this manager and another one with an epoch that
+// is not lower both lead, and while drivers know a higher epoch and this manager cannot store
+// one above that.
 func (e *Epochs) Check(_ *http.Request) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -140,19 +140,20 @@ func (e *Epochs) Check(_ *http.Request) error {
 	return cmp.Or(e.rivaledLocked(), e.refused)
 }
 
-// rivaledLocked names the manager that leads beside this one with an epoch that is not
-// lower; nil for none.
+// rivaledLocked returns an error that names another leading manager with an epoch that is not
+// lower; nil for none. The caller holds e.mu.
 func (e *Epochs) rivaledLocked() error {
-	if own := e.lead.Epoch(); e.leading && e.rival.lives(own) {
+	if own := e.lead.Epoch(); e.leading && e.rival.outranks(own) {
 		return e.rival.fault(own)
 	}
 
 	return nil
 }
 
-// Beside names another manager of this control plane that was heard within the last 8s
-// while this one led, whatever its epoch; nil for none. It may have made instances whose
-// Machines this manager's cluster does not have, as where a cluster was cloned.
+// Beside returns an error that names another manager of this control plane, whatever its
+// epoch, which has said hello within the last 8s while this one led; nil for none. It may
+// have created instances whose Machines are not in this manager's cluster, such as in a clone
+// of the cluster.
 func (e *Epochs) Beside() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -160,19 +161,19 @@ func (e *Epochs) Beside() error {
 		return nil
 	}
 
-	return fmt.Errorf("manager %s leads with epoch %d beside this one: end one of the two managers",
+	return fmt.Errorf("manager %s with epoch %d leads at the same time: stop one of the two managers",
 		cmp.Or(e.beside.name, "without a name"), e.beside.epoch)
 }
 
-// fresh reports whether the rival was heard lately.
+// fresh reports whether the rival has not been silent for rivalGone.
 func (r rival) fresh() bool { return !r.seen.IsZero() && time.Since(r.seen) < rivalGone }
 
-// lives reports whether the rival was heard lately with an epoch that is not lower.
-func (r rival) lives(own uint64) bool { return r.fresh() && r.epoch >= own }
+// outranks reports whether the rival is fresh and its epoch is not lower.
+func (r rival) outranks(own uint64) bool { return r.fresh() && r.epoch >= own }
 
 func (r rival) fault(own uint64) error {
-	return fmt.Errorf("manager %s leads with epoch %d beside this one with epoch %d, and drivers follow the higher epoch: "+
-		"end one of the two managers; this one goes on %s after the other's last hello",
+	return fmt.Errorf("manager %s with epoch %d leads at the same time as this one with epoch %d, and drivers follow the higher epoch: "+
+		"stop one of the two managers; this one continues %s after the other's last hello",
 		cmp.Or(r.name, "without a name"), r.epoch, own, rivalGone)
 }
 
@@ -191,7 +192,7 @@ func (e *Epochs) Start(ctx context.Context) error {
 		case <-e.heard:
 		case <-again.C:
 		}
-		if wait := e.settle(ctx); wait > 0 {
+		if wait := e.raiseIfNeeded(ctx); wait > 0 {
 			again.Reset(wait)
 		}
 	}
@@ -200,9 +201,9 @@ func (e *Epochs) Start(ctx context.Context) error {
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (e *Epochs) NeedLeaderElection() bool { return true }
 
-// settle raises the epoch if it must and may be. It returns when to look again; 0 for
-// not before something is heard.
-func (e *Epochs) settle(ctx context.Context) time.Duration {
+// raiseIfNeeded raises the epoch if drivers know one that is not lower, unless another
+// manager leads. It returns when to call it again; 0 for not before the next signal.
+func (e *Epochs) raiseIfNeeded(ctx context.Context) time.Duration {
 	own := e.lead.Epoch()
 	e.mu.Lock()
 	other := e.rival
@@ -210,18 +211,18 @@ func (e *Epochs) settle(ctx context.Context) time.Duration {
 	var above uint64
 	var source string
 	switch {
-	case !other.lives(own):
+	case !other.outranks(own):
 		above, source = e.highest()
 		if above <= own {
-			e.refuse(nil)
+			e.setRefused(nil)
 
 			return 0
 		}
 	case other.epoch == own && e.name > other.name:
-		// Drivers would follow both: one has to go ahead, the same for both of them.
+		// Drivers would follow both. Both managers choose the same one to go ahead.
 		above, source = own, "manager "+other.name
 	default:
-		e.warn(other, own)
+		e.logOnce(other, own)
 
 		return rivalGone - time.Since(other.seen) + time.Millisecond
 	}
@@ -229,32 +230,33 @@ func (e *Epochs) settle(ctx context.Context) time.Duration {
 		return raiseEvery - since
 	}
 	e.last = time.Now()
-	if err := e.lead.Raise(ctx, min(above, own+mostRaise)); err != nil {
+	if err := e.lead.Raise(ctx, min(above, own+maxRaise)); err != nil {
 		if ctx.Err() == nil {
-			e.log.Error(err, "the epoch stays below what drivers have heard, and they refuse creates and deletes; retries",
+			e.log.Error(err, "cannot raise the epoch above the one that drivers know: they refuse creates and deletes; retries",
 				"epoch", own, "heard", above, "from", source, "after", raiseEvery)
-			e.refuse(fmt.Errorf("%s has heard epoch %d and refuses creates and deletes of epoch %d, and no higher one can be stored: %w",
+			e.setRefused(fmt.Errorf("%s knows epoch %d and refuses creates and deletes of epoch %d, and no higher one can be stored: %w",
 				source, above, own, err))
 		}
 
 		return raiseEvery
 	}
-	e.refuse(nil)
+	e.setRefused(nil)
 	e.raised.Inc()
-	e.log.Error(nil, "the epoch was raised: drivers had heard one that was not lower. The Lease was deleted or restored, or another manager led",
-		"before", own, "heard", above, "from", source, "epoch", e.lead.Epoch())
+	e.log.Error(nil, "raised the epoch, because drivers knew one that was not lower: "+
+		"the Lease was deleted or restored, or another manager led", "before", own, "heard", above, "from", source, "epoch", e.lead.Epoch())
 
 	return raiseEvery
 }
 
-// refuse notes why drivers refuse the present epoch, and it stays; nil for no more.
-func (e *Epochs) refuse(why error) {
+// setRefused stores why drivers refuse the present epoch and it cannot be raised; nil if they
+// do not refuse it.
+func (e *Epochs) setRefused(why error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.refused = why
 }
 
-// highest returns the highest epoch that a living replica has heard.
+// highest returns the highest epoch that a live replica knows.
 func (e *Epochs) highest() (epoch uint64, replica string) {
 	for _, r := range e.replicas() {
 		if s := r.Session; s.GetEpoch() > epoch {
@@ -265,8 +267,8 @@ func (e *Epochs) highest() (epoch uint64, replica string) {
 	return epoch, replica
 }
 
-// warn logs a rival once.
-func (e *Epochs) warn(other rival, own uint64) {
+// logOnce logs a rival once.
+func (e *Epochs) logOnce(other rival, own uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.warned.name == other.name && time.Since(e.warned.seen) < rivalGone {
@@ -275,5 +277,5 @@ func (e *Epochs) warn(other rival, own uint64) {
 		return
 	}
 	e.warned = other
-	e.log.Error(other.fault(own), "not ready while this lasts")
+	e.log.Error(other.fault(own), "another manager leads too; this one is not ready meanwhile")
 }

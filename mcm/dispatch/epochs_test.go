@@ -279,7 +279,7 @@ func TestEpochs_NotStored(t *testing.T) {
 		if got := b.Epoch(); got != 5 {
 			t.Errorf("epoch %d, which nothing has stored", got)
 		}
-		const text = "driver replica virtual/r-1 has heard epoch 100 and refuses creates and deletes of epoch 5"
+		const text = "driver replica virtual/r-1 knows epoch 100 and refuses creates and deletes of epoch 5"
 		if err := b.Check(nil); err == nil || !strings.Contains(err.Error(), text) || !strings.Contains(err.Error(), "the Lease is another's") {
 			t.Errorf("check is %v, want %q and the cause", err, text)
 		}
@@ -294,7 +294,7 @@ func TestEpochs_NotStored(t *testing.T) {
 	})
 }
 
-// A manager that could not store an epoch is ready again once nobody refuses its own.
+// A manager that could not store an epoch is ready again once no driver refuses its own.
 func TestEpochs_NotStoredAndNotNeeded(t *testing.T) {
 	t.Parallel()
 	var known atomic.Uint64

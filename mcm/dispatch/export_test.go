@@ -6,14 +6,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Patient sets how long an operation waits for its turn before that is told.
+// Patient sets how long an operation waits for its turn before the dispatcher notifies.
 func (d *Dispatcher) Patient(wait time.Duration) { d.patient = wait }
 
-// Queued tells that a machine's operation waits for its turn.
+// Queued reports whether a machine's operation waits for its turn.
 func (d *Dispatcher) Queued(uid types.UID) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	e, ok := d.machines[uid]
 
-	return ok && d.queue.holds(e.turn)
+	return ok && d.queue.contains(e.turn)
 }

@@ -16,29 +16,27 @@ import (
 )
 
 const (
-	// helloEvery is the time between the leading manager's signs of life.
+	// helloEvery is the time between two hellos of the leading manager.
 	helloEvery = 5 * time.Second
-	// helloSoon is the least of it: by then replicas have said what they heard of the
-	// last one.
+	// helloSoon is the least time between them: by then replicas have confirmed the last.
 	helloSoon = bus.SessionInterval
-	// namesakeGone is how long a namesake must not be heard to be gone.
+	// namesakeGone is how long a namesake must be silent to count as gone.
 	namesakeGone = 3 * helloEvery
 )
 
-// A Greeter says who leads; bus.Announcer is one.
+// A Greeter publishes hellos; bus.Announcer is one.
 type Greeter interface {
 	Hello(h *driverv1.Hello) error
 }
 
-// Hello says on the bus that this manager leads, until ctx ends. It runs on the
-// leader only.
+// Hello announces on the bus that this manager leads, until ctx ends. It runs on the leader
+// only.
 type Hello struct {
 	Greeter Greeter
 	Message *driverv1.Hello
-	// Epoch returns that of the present leadership; nil means that epochs are not
-	// counted.
+	// Epoch returns the epoch of the present leadership; nil means that there is none.
 	Epoch func() uint64
-	// Behind gets a value when a driver does not know that epoch; nil for never.
+	// Behind signals that a driver does not know that epoch; nil for never.
 	Behind <-chan struct{}
 }
 
@@ -53,7 +51,7 @@ func (h *Hello) Start(ctx context.Context) error {
 			h.Message.Epoch = h.Epoch()
 		}
 		if err := h.Greeter.Hello(h.Message); err != nil {
-			ctrl.LoggerFrom(ctx).V(1).Info("hello not sent", "err", err.Error())
+			ctrl.LoggerFrom(ctx).V(1).Info("cannot send the hello that this manager leads; retries", "err", err.Error())
 		}
 		soon.Reset(helloSoon)
 		select {
@@ -73,10 +71,9 @@ func (h *Hello) Start(ctx context.Context) error {
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (h *Hello) NeedLeaderElection() bool { return true }
 
-// A Namesake watches for another control plane that uses this one's name on the
-// bus: drivers could not tell their machines apart. Managers that serve
-// different namespaces of one cluster are such too: they would answer each other's
-// fetches.
+// A Namesake watches for another control plane with this one's name on the bus: drivers could
+// not distinguish their machines. Managers of different namespaces of one cluster are
+// namesakes too: they would answer each other's fetches.
 type Namesake struct {
 	uid, scope string
 	log        logr.Logger
@@ -87,14 +84,14 @@ type Namesake struct {
 	over  *time.Timer
 }
 
-// NewNamesake returns a Namesake for the control plane whose kube-system
-// namespace has this uid and whose managers serve this namespace, or all with "".
-// What it finds, and the end of that, it logs too.
+// NewNamesake returns a Namesake for the control plane whose kube-system namespace has this
+// uid and whose managers serve this namespace, or all with "". It logs when a namesake comes
+// and goes.
 func NewNamesake(clusterUID, scope string, log logr.Logger) *Namesake {
 	return &Namesake{uid: clusterUID, scope: scope, log: log}
 }
 
-// OnHello takes what any manager of this name says.
+// OnHello handles a hello of any manager with this name.
 func (n *Namesake) OnHello(h *driverv1.Hello) {
 	if h.GetClusterUid() == n.uid && h.GetScope() == n.scope {
 		return
@@ -109,25 +106,25 @@ func (n *Namesake) OnHello(h *driverv1.Hello) {
 		n.over = time.AfterFunc(namesakeGone, n.gone)
 	}
 	if first {
-		n.log.Error(n.fault(), "not ready, and no operation is sent, while this lasts")
+		n.log.Error(n.fault(), "another control plane has this one's name: this manager is not ready and sends no operations meanwhile")
 	}
 }
 
-// gone forgets a namesake that was not heard any more.
+// gone forgets a namesake that has been silent for namesakeGone.
 func (n *Namesake) gone() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.other == "" || time.Since(n.seen) < namesakeGone {
-		return // heard at this moment
+		return // heard just now
 	}
-	n.log.Info("the manager that served another cluster or namespace under the same name is not heard any more", "manager", n.other)
+	n.log.Info("the manager of another cluster or namespace with the same name is silent; operations continue", "manager", n.other)
 	n.other = ""
 }
 
-// Check is a readiness check: it fails for as long as a namesake is heard.
+// Check is a readiness check: it fails while there is a namesake.
 func (n *Namesake) Check(_ *http.Request) error { return n.Heard() }
 
-// Heard names the namesake that is heard and the remedy; nil for none.
+// Heard returns an error that names the namesake and the remedy; nil for none.
 func (n *Namesake) Heard() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -135,7 +132,7 @@ func (n *Namesake) Heard() error {
 	return n.fault()
 }
 
-// fault says who the namesake is, and nil for none.
+// fault is Heard; the caller holds n.mu.
 func (n *Namesake) fault() error {
 	if n.other == "" {
 		return nil

@@ -26,7 +26,7 @@ func (g greeter) Hello(*driverv1.Hello) error {
 	return nil
 }
 
-// A driver that has not heard who leads is told so at once, and not every few seconds:
+// A driver that does not know the leader gets a hello at once, and not every few seconds:
 // until then it would do what the manager before still sends.
 func TestHello_Behind(t *testing.T) {
 	t.Parallel()
@@ -91,7 +91,7 @@ func TestNamesake(t *testing.T) {
 	}
 }
 
-// Nobody asks a namesake's check where no prober is, and the answer to one withholds
+// Without a prober the readiness check is not called, and its answer withholds
 // what is to be done.
 func TestNamesake_Log(t *testing.T) {
 	t.Parallel()

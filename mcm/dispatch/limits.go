@@ -8,36 +8,35 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits bound what is asked of the drivers. The zero value is no limit but the
-// drivers' own slots. Reads are not limited.
+// Limits bound the operations at drivers. The zero value is no limit besides the drivers'
+// own slots. Reads are not limited.
 type Limits struct {
-	// Provider bounds what all classes of one provider ask for together, Secret
-	// what is asked for with the same credentials.
+	// Provider bounds the operations of all classes of one provider, Secret those with the
+	// same credentials.
 	Provider, Secret Limit
 }
 
 // A Limit bounds operations.
 type Limit struct {
-	// InFlight is how many creates may run at once, and as many initializes and as
-	// many deletes: each kind has its own, so that none waits for the others' to
-	// end. 0 means any number.
+	// InFlight bounds the operations in flight of each kind, so that creates, initializes and
+	// deletes do not wait for each other. 0 means any number.
 	InFlight int
-	// PerSecond is how many operations of all kinds may begin each second, where a
-	// second's worth may begin at once. 0 means any number.
+	// PerSecond bounds the operations of all kinds that begin each second; those of one
+	// second may begin at once. 0 means any number.
 	PerSecond float64
 }
 
-// DefaultLimits are far above what a healthy cloud is asked for, and keep what
-// runs wild within what a cloud's account usually takes.
+// DefaultLimits returns limits far above normal use. They keep a runaway fleet within the
+// usual quota of a cloud account.
 func DefaultLimits() Limits {
 	return Limits{Provider: Limit{InFlight: 5000, PerSecond: 500}, Secret: Limit{InFlight: 2500, PerSecond: 250}}
 }
 
-// A quota is what is left of a Limit.
+// A quota counts operations against a Limit.
 type quota struct {
 	limit    Limit
 	inFlight map[Kind]int
-	bucket   *rate.Limiter // nil where the rate has no limit
+	bucket   *rate.Limiter // nil if the rate has no limit
 }
 
 func newQuota(limit Limit) *quota {
@@ -49,12 +48,12 @@ func newQuota(limit Limit) *quota {
 	return q
 }
 
-// room tells whether one more operation of a kind may run.
+// room reports whether one more operation of a kind may run.
 func (q *quota) room(kind Kind) bool {
 	return q.limit.InFlight <= 0 || q.inFlight[kind] < q.limit.InFlight
 }
 
-// delay is how long until one more operation may begin.
+// delay returns the time until one more operation may begin.
 func (q *quota) delay(now time.Time) time.Duration {
 	if q.bucket == nil {
 		return 0
@@ -63,12 +62,11 @@ func (q *quota) delay(now time.Time) time.Duration {
 	if missing <= 0 {
 		return 0
 	}
-	// A timer that is early by a rounding error would have to be set again.
+	// One millisecond more, so that a rounding error does not make the timer early.
 	return time.Duration(missing/q.limit.PerSecond*float64(time.Second)) + time.Millisecond
 }
 
-// take counts an operation as running. One that a manager takes up again was
-// begun before, and no longer counts as begun.
+// take counts an operation as running. A resumed operation does not count against the rate.
 func (q *quota) take(kind Kind, again bool, now time.Time) {
 	q.inFlight[kind]++
 	if q.bucket != nil && !again {
@@ -83,12 +81,12 @@ func (q *quota) give(kind Kind) {
 	}
 }
 
-// idle tells that a new quota would be the same.
+// idle reports whether a new quota would be the same.
 func (q *quota) idle(now time.Time) bool {
 	return len(q.inFlight) == 0 && (q.bucket == nil || q.bucket.TokensAt(now) >= float64(q.bucket.Burst()))
 }
 
-// full says which limit keeps an operation from running; "" for none.
+// full returns which limit keeps an operation from running; "" for none.
 func (q *quota) full(kind Kind, what, flag string, now time.Time) string {
 	switch {
 	case !q.room(kind):

@@ -34,7 +34,7 @@ func one(order chan<- string) replica.HandlerFunc {
 	}
 }
 
-func TestLimitIsTold(t *testing.T) {
+func TestLimitIsReported(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.Limit(dispatch.Limits{Provider: dispatch.Limit{InFlight: 1}})
@@ -147,7 +147,7 @@ func TestTakenUp(t *testing.T) {
 	}
 }
 
-// What was begun and finds no room goes back to the queue, and is not sent again and
+// A resumed operation without room goes back to the queue, and is not sent again and
 // again.
 func TestLostWithoutRoom(t *testing.T) {
 	t.Parallel()

@@ -18,23 +18,22 @@ import (
 // listTimeout is how long a driver may take to list a class.
 const listTimeout = time.Minute
 
-// listKind is of a read, which is counted and not journaled.
+// listKind is the kind of a list in metrics. Lists are not journaled.
 const listKind Kind = "list"
 
-// A Listed is an instance as a driver lists it.
+// A Listed is an instance in a driver's list.
 type Listed struct {
 	ProviderID string
-	// MachineName and MachineUID are what it was recorded with; the uid is empty
-	// where the cloud has no place for it.
+	// MachineName and MachineUID are recorded with the instance; the uid is empty if the
+	// cloud cannot store it.
 	MachineName string
 	MachineUID  types.UID
-	// Owner is the uid of the control cluster that had it made; empty where none was
-	// recorded.
+	// Owner is the uid of the control cluster that created it; empty if none was recorded.
 	Owner string
 }
 
-// List returns the instances of a class as its driver knows them. It waits for
-// the answer, for at most a minute, and does not try again.
+// List returns the instances that a driver lists for a class. It waits for the answer for at
+// most a minute, and does not retry.
 func (d *Dispatcher) List(ctx context.Context, provider string, class Class) ([]Listed, error) {
 	out, err := d.caller.Call(ctx, caller.Request{
 		Provider: provider, Namespace: class.Object.Namespace, Name: class.Object.Name, Timeout: listTimeout,
@@ -50,7 +49,8 @@ func (d *Dispatcher) List(ctx context.Context, provider string, class Class) ([]
 		return nil, err
 	}
 	if out.Result.GetList() == nil {
-		return nil, Errorf(Internal, "the driver of provider %s answered a list of class %s without a list", provider, class.Object.Name)
+		return nil, Errorf(Internal, "the driver of provider %s answered the list request for class %s without a list: the driver has a bug",
+			provider, class.Object.Name)
 	}
 	var list []Listed
 	for _, i := range out.Result.GetList().GetInstances() {
@@ -69,17 +69,15 @@ type Orphan struct {
 
 	Namespace string
 	Provider  string
-	// Class is one that lists it.
+	// Class is a class whose driver lists it.
 	Class Class
 }
 
-// Remove has an orphan's instance deleted, in its turn, and waits for the end of
-// that. It tries once: what went wrong or is unknown the next list shows. The driver
-// finds the instance by its provider id. The uid that it gets is derived from that and
-// no machine's: so the delete has a claim and a numbering of its own, and the machine
-// that the instance was made for goes on with its own numbers if it comes back from a
-// backup. There must be no such machine: still, which is called once the turn has come,
-// reports whether that holds, and its error ends Remove.
+// Remove deletes an orphan's instance when it has its turn, and waits for the end. It tries
+// once; the next list shows whether the instance is gone. The driver finds the instance by
+// its provider id. The request has a uid derived from that, so the delete has its own claim
+// and numbers, and the machine keeps its numbers if it comes back from a backup. Remove calls
+// still once it has its turn, and returns its error if the instance is no orphan any more.
 func (d *Dispatcher) Remove(
 	ctx context.Context, orphan *Orphan, timeout time.Duration, still func(context.Context) error,
 ) error {
@@ -115,7 +113,7 @@ func (d *Dispatcher) Remove(
 		return err
 	}
 	out, err := d.call(ctx, e, op)
-	if later := LaterOf(err); later > 0 { // the clock of whoever tried before is ahead
+	if later := LaterOf(err); later > 0 { // an earlier try was numbered by a clock that is ahead
 		op.Number = later + 1
 		e.id = op.ID()
 		out, err = d.call(ctx, e, op)
@@ -126,7 +124,7 @@ func (d *Dispatcher) Remove(
 	state := &State{Err: err, Replica: out.Replica, Attempt: out.Attempts, Provider: e.provider}
 	if !out.Plain && out.Replica != "" && out.Result != nil {
 		if err := d.caller.Acknowledge(e.provider, out.Replica, e.id); err != nil {
-			d.log(e, state).V(1).Info("result not acknowledged; its replica keeps it for a day", "err", err.Error())
+			d.log(e, state).V(1).Info("cannot acknowledge the result; its replica keeps it for a day", "err", err.Error())
 		}
 	}
 	d.metrics.finished(e.provider, e.kind, err, out)

@@ -19,12 +19,12 @@ type metrics struct {
 	took     *prometheus.HistogramVec
 	attempts *prometheus.CounterVec
 
-	// What drivers of the machine controller manager count themselves.
+	// Metrics of the machine controller manager's drivers.
 	answered *prometheus.HistogramVec
 	failed   *prometheus.CounterVec
 }
 
-// driverMethods are the operations as those drivers call them in metrics.
+// driverMethods are the names of operations in the metrics of those drivers.
 var driverMethods = map[Kind]string{
 	Create: "create_machine", Initialize: "initialize_machine", Delete: "delete_machine",
 	Status: "get_machine_status", listKind: "list_machine",
@@ -37,15 +37,15 @@ func newMetrics() *metrics {
 	return &metrics{
 		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "mcm_dispatch_operations_in_flight",
-			Help: "Operations begun and not ended.",
+			Help: "Operations that have begun and not ended.",
 		}, []string{"provider", "operation"}),
 		waiting: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "mcm_dispatch_operations_queued",
-			Help: "Operations that wait for a driver, for room at the drivers or for a limit.",
+			Help: "Operations that wait for a driver, for a free slot of a driver, or for a limit.",
 		}, []string{"provider", "operation"}),
 		turns: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "mcm_dispatch_operation_queue_seconds", Buckets: buckets,
-			Help: "Time that operations waited for room at the drivers or for a limit, of those that had to.",
+			Help: "Time that operations waited for a free slot of a driver or for a limit, without those that did not wait.",
 		}, []string{"provider", "operation"}),
 		waited: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "mcm_dispatch_operation_wait_seconds", Buckets: buckets,
@@ -99,8 +99,7 @@ func (m *metrics) finished(provider string, kind Kind, err error, out *caller.Ou
 	m.asked(provider, kind, err, out)
 }
 
-// asked counts a request that a driver has answered, or that no answer came to. One
-// that reached none is none.
+// asked counts a request, unless no driver got it.
 func (m *metrics) asked(provider string, kind Kind, err error, out *caller.Outcome) {
 	if bus.NothingRan(err) || out.Attempts == 0 && out.Result == nil {
 		return

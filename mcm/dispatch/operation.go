@@ -16,7 +16,7 @@ import (
 // A Kind is what an operation does.
 type Kind string
 
-// The kinds, as they stand in subjects, metrics and the machine's journal.
+// The kinds, as in subjects, metrics and the machine's journal.
 const (
 	Create     Kind = "create"
 	Initialize Kind = "initialize"
@@ -29,15 +29,13 @@ func (k Kind) wire() driverv1.Operation {
 	return op
 }
 
-// OperationID returns the id of a machine's operation: it is the same for every
-// try, by whichever manager, and no other operation ever has it. Number is how
-// many operations of the machine were settled before.
+// OperationID returns the id of a machine's operation. It is the same for every attempt of
+// any manager, and unique. Number is how many operations of the machine were settled before.
 func OperationID(uid types.UID, kind Kind, number int64) string {
 	return fmt.Sprintf("%s.%s.%d", uid, kind, number)
 }
 
-// KindOf returns the kind of the operation with that id; empty when no operation
-// can have it.
+// KindOf returns the kind of the operation with that id; empty if the id is not valid.
 func KindOf(operationID string) Kind {
 	if parts := strings.Split(operationID, "."); len(parts) == 3 {
 		return Kind(parts[1])
@@ -58,78 +56,74 @@ type Operation struct {
 	Provider string
 	// Timeout is how long one attempt may take.
 	Timeout time.Duration
-	// Recover says that the operation was begun before, by this manager or
-	// another one, in Attempt attempts.
+	// Recover says that this or another manager has begun the operation before, in Attempt
+	// attempts.
 	Recover bool
 	Attempt uint32
-	// OnlyIfHeld, with Recover, waits for what a replica still holds but begins
-	// nothing: without one the operation ends with NotFound.
+	// OnlyIfHeld, with Recover, waits for a replica that still holds the operation but begins
+	// nothing: if no replica holds it, the operation ends with NotFound.
 	OnlyIfHeld bool
-	// Told says that its machine tells of a wait already, for an operation that had
-	// not begun or for another manager: that a driver has it is news then.
-	Told bool
-	// Span is the pass's that begins the operation; nil for none.
+	// WaitReported says that the machine's status already reports a wait. Then the
+	// Dispatcher notifies when a driver has the operation.
+	WaitReported bool
+	// Span is the span of the pass that begins the operation; nil for none.
 	Span trace.Span
 }
 
 // ID returns the operation's id.
 func (o *Operation) ID() string { return OperationID(o.Machine.UID, o.Kind, o.Number) }
 
-// A Phase is how far an operation is.
+// A Phase is the progress of an operation.
 type Phase int
 
 // The phases of an operation.
 const (
-	// Waiting: no driver has it, or its driver was lost; Reason says what is
-	// waited for.
+	// Waiting: no driver has it, or its driver was lost; Reason says what it waits for.
 	Waiting Phase = iota
 	// Running: a driver replica has it.
 	Running
-	// Done: it has ended; Err says how.
+	// Done: it has ended; Err is nil if it succeeded.
 	Done
-	// Stale: it was settled before; the caller looks at an old object, or at one
-	// whose journal somebody has turned back.
+	// Stale: it was settled before. The caller has an old object, or one whose journal was
+	// restored.
 	Stale
 	// Refused: another operation of the machine has not ended.
 	Refused
 )
 
-// A State is what is known of an operation.
+// A State is the state of an operation.
 type State struct {
 	Phase Phase
 	// ID and Kind name the operation.
 	ID   string
 	Kind Kind
-	// Reason says in one line what a waiting operation waits for; empty before
-	// anything is known.
+	// Reason says in one line what a waiting operation waits for; empty at first.
 	Reason string
-	// Waited says that there was a Reason, or that the operation was Told, whatever has
-	// followed.
+	// Waited says that there was a Reason at any time, or that WaitReported was set.
 	Waited bool
-	// Settled is, for a Stale one, how many operations were settled in truth.
+	// Settled is the true number of settled operations, if the operation is Stale.
 	Settled int64
-	// Replica has it, in its Attempt's try; Progress is the driver's own word. An
-	// operation that is Done with Attempt 0 was seen by no driver.
+	// Replica has it in attempt number Attempt; Progress is the driver's text. An operation
+	// that is Done with Attempt 0 reached no driver.
 	Replica  string
 	Attempt  uint32
 	Progress string
 
-	// Err is how a Done operation failed, nil for success.
+	// Err is why a Done operation failed; nil if it succeeded.
 	Err error
-	// Lost says of a Done operation that nobody has it any more and nobody knows
-	// what came of it: it may have an effect until its deadline, and that may show
-	// SettleTime later.
+	// Lost says that the outcome of a Done operation is unknown and no replica has it any
+	// more. It may take effect until its deadline, and lists may show that SettleTime later.
 	Lost       bool
 	SettleTime time.Duration
-	// Instance is what the driver returned, nil for nothing.
+	// Instance is the instance that the driver returned; may be nil.
 	Instance *Instance
-	// LastKnownState is the driver's memory, to be stored when Stated.
+	// LastKnownState is the driver's state for the machine. It is to be stored if Stated.
 	LastKnownState string
 	Stated         bool
-	// Provider is whose driver it was.
+	// Provider is the provider of the driver.
 	Provider string
-	// ClassGeneration is the version of the class it was sent with; 0 when another
-	// manager sent it.
+	// ClassGeneration is the generation of the class in the request; 0 if another manager
+	// sent it.
 	ClassGeneration int64
 	// Took is the time the driver took.
 	Took time.Duration

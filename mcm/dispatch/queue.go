@@ -8,33 +8,31 @@ import (
 	"time"
 )
 
-// A turn is one operation's place in the queue. Its fields are guarded by
-// queue.mu, but for those that never change.
+// A turn is one operation's place in the queue. queue.mu guards its fields, except those that
+// never change.
 type turn struct {
 	provider, secret, owner string
 	kind                    Kind
 
-	// granted is closed when the operation may be sent; nil before it enters. A refused
-	// turn gets a new one; only the operation's own goroutine waits for it.
+	// granted is closed when the operation may be sent; nil before it enters. A refused turn
+	// gets a new channel. Only the operation's own goroutine waits for it.
 	granted chan struct{}
-	running bool   // was granted, and counts as in flight
-	number  uint64 // by which its owner's operations stay in order
+	running bool   // granted, and counts as in flight
+	number  uint64 // orders the operations of one owner
 }
 
-// lanes are the kinds of operation, which take turns: creates without end delay
-// neither a delete nor what has still to be done for an instance that exists.
+// lanes are the kinds of operation in the order of their turns: an endless stream of creates
+// delays neither deletes nor initializes.
 var lanes = []Kind{Delete, Initialize, Create}
 
-// minSweep is how many secrets are too few to look for idle ones among them.
+// minSweep is the number of secrets below which idle ones are not dropped.
 const minSweep = 64
 
-// A queue decides which operation is sent next, within the limits. Providers
-// have nothing to do with each other. At one provider the kinds of operation
-// take turns; of a kind the owners take turns, so that a deployment of three
-// machines does not wait for one of three thousand; and an owner's operations go
-// in the order in which they came. What cannot go yet, because its secret's limit
-// is reached, delays nobody else. Its methods are safe for concurrent use and
-// never block.
+// A queue decides which operation is sent next, within the limits. Providers are
+// independent. At one provider the kinds of operation take turns. Within a kind the owners
+// take turns, so that a deployment of three machines does not wait for one of three thousand.
+// An owner's operations go in their order of arrival. An operation that is blocked by its
+// secret's limit delays no other. Its methods are safe for concurrent use and never block.
 type queue struct {
 	limits Limits
 	now    func() time.Time
@@ -43,35 +41,35 @@ type queue struct {
 	mu      sync.Mutex
 	lines   map[string]*line     // by provider
 	secrets map[[2]string]*quota // by provider and secret
-	sweepAt int                  // how many secrets are so many that idle ones are forgotten
+	sweepAt int                  // number of secrets at which idle ones are dropped
 	entered uint64
 }
 
-// A line is what is asked of one provider.
+// A line holds the operations of one provider.
 type line struct {
 	*quota
 
 	lanes  map[Kind]*lane
-	next   int       // index in lanes of the kind whose turn it is
-	wakeAt time.Time // when a timer looks again; zero for never
+	next   int       // index in lanes of the next kind
+	wakeAt time.Time // when a timer calls grant; zero for never
 	slots  [2]slots  // by slotsOf
 }
 
-// slots are what is known of the drivers' slots for some kinds of operation.
+// slots is the knowledge about the drivers' slots for some kinds of operation.
 type slots struct {
-	// full: operations came back because the provider's drivers have no room. Then
-	// only spare more are sent, until it is known that there is more room.
+	// full: operations came back because the provider's drivers had no free slot. Then only
+	// spare more are sent, until a driver reports more free slots.
 	full   bool
 	spare  int
-	probe  int // how many are sent to find out whether a driver is there that does not say
+	probe  int // number of operations to send in search of a driver without sessions
 	reason string
 }
 
-// A spare is how many more operations there is room for, by slotsOf.
+// A spare is the number of free slots at the drivers, by slotsOf.
 type spare [2]int
 
-// slotsOf tells which of a driver's slots an operation takes. Deletes have their own:
-// creates that hang keep none waiting.
+// slotsOf returns which of a driver's slots an operation takes. Deletes have their own, so
+// that they do not wait for creates that hang.
 func slotsOf(kind Kind) int {
 	if kind == Delete {
 		return 1
@@ -82,7 +80,7 @@ func slotsOf(kind Kind) int {
 
 // A lane holds the waiting operations of one kind.
 type lane struct {
-	owners  []string // whose turn it is, first
+	owners  []string // the next one first
 	waiting map[string][]*turn
 }
 
@@ -93,14 +91,14 @@ func newQueue(limits Limits) *queue {
 	}
 }
 
-// enter adds an operation. One that runs at its driver already does not wait.
-func (q *queue) enter(t *turn, again bool) {
+// enter adds an operation. A resumed one, which runs at its driver already, does not wait.
+func (q *queue) enter(t *turn, resumed bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	t.granted = make(chan struct{})
 	l := q.line(t.provider)
-	if again {
-		q.begin(l, t, true)
+	if resumed {
+		q.beginLocked(l, t, true)
 
 		return
 	}
@@ -111,25 +109,26 @@ func (q *queue) enter(t *turn, again bool) {
 		lane.owners = append(lane.owners, t.owner)
 	}
 	lane.waiting[t.owner] = append(lane.waiting[t.owner], t)
-	q.pump(l)
+	q.grantLocked(l)
 }
 
-// first puts an operation at the head of the queue that a manager before this one, or
-// a replica that is gone, has left.
-func (q *queue) first(t *turn) {
+// enterFirst puts an operation at the head of the queue. Its former manager or replica is
+// gone.
+func (q *queue) enterFirst(t *turn) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l := q.line(t.provider)
 	if t.running {
-		q.end(l, t)
+		q.endLocked(l, t)
 	}
 	t.granted = make(chan struct{})
 	l.lanes[t.kind].putBack(t)
-	q.pump(l)
+	q.grantLocked(l)
 }
 
-// skip lets an operation go that waits: nothing more is to begin for it.
-func (q *queue) skip(t *turn) {
+// bypass grants a waiting operation its turn at once, whatever the limits: it begins nothing
+// at a driver.
+func (q *queue) bypass(t *turn) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if t.running {
@@ -137,45 +136,44 @@ func (q *queue) skip(t *turn) {
 	}
 	l := q.line(t.provider)
 	l.lanes[t.kind].remove(t)
-	q.begin(l, t, true)
-	q.pump(l) // what waited behind it may go
+	q.beginLocked(l, t, true)
+	q.grantLocked(l) // those behind it
 }
 
-// leave takes an operation out: it has ended, or is given up.
+// leave takes out an operation that has ended or was cancelled.
 func (q *queue) leave(t *turn) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l := q.line(t.provider)
 	if t.running {
-		q.end(l, t)
+		q.endLocked(l, t)
 		if s := l.slotsOf(t.kind); s.full {
-			s.spare++ // its slot is free now
+			s.spare++ // its slot is free
 		}
 	} else {
 		l.lanes[t.kind].remove(t)
 	}
-	q.pump(l)
+	q.grantLocked(l)
 }
 
-// refuse puts an operation back to the head of the queue that no driver of its
-// provider had room for. It tells whether that is news: then the caller must see
-// to it that refill is called from time to time.
-func (q *queue) refuse(t *turn, reason string) (news bool) {
+// putBack puts an operation for which no driver had a free slot back to the head of the
+// queue. If first is true, the caller must start to call refill periodically.
+func (q *queue) putBack(t *turn, reason string) (first bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l := q.line(t.provider)
-	q.end(l, t)
+	q.endLocked(l, t)
 	t.granted = make(chan struct{})
 	l.lanes[t.kind].putBack(t)
-	news = !l.slots[0].full && !l.slots[1].full
+	first = !l.slots[0].full && !l.slots[1].full
 	*l.slotsOf(t.kind) = slots{full: true, reason: reason}
 
-	return news
+	return first
 }
 
-// refill says how many more operations a provider's drivers have room for. When
-// nothing is known of them, ever more are sent to find out. It tells whether
-// anything still waits for room.
+// refill sets the number of free slots at a provider's drivers. If it is not known, the queue
+// sends a growing number of operations as probes. It reports whether operations still wait
+// for slots.
 func (q *queue) refill(provider string, n spare, known bool) (more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -188,7 +186,7 @@ func (q *queue) refill(provider string, n spare, known bool) (more bool) {
 		}
 		s.spare = n[i]
 	}
-	q.pump(l)
+	q.grantLocked(l)
 	for i := range l.slots {
 		s := &l.slots[i]
 		s.full = s.full && s.spare <= 0 && l.waits(i)
@@ -200,7 +198,7 @@ func (q *queue) refill(provider string, n spare, known bool) (more bool) {
 
 func (l *line) slotsOf(kind Kind) *slots { return &l.slots[slotsOf(kind)] }
 
-// waits tells that an operation waits that takes slots of some kind.
+// waits reports whether an operation waits for slots of a kind.
 func (l *line) waits(slots int) bool {
 	for kind, lane := range l.lanes {
 		if slotsOf(kind) == slots && len(lane.owners) > 0 {
@@ -211,16 +209,16 @@ func (l *line) waits(slots int) bool {
 	return false
 }
 
-// holds tells that an operation is in the queue.
-func (q *queue) holds(t *turn) bool {
+// contains reports whether an operation waits in the queue.
+func (q *queue) contains(t *turn) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
 	return t.granted != nil && !t.running
 }
 
-// why says what a waiting operation waits for.
-func (q *queue) why(t *turn) string {
+// reason returns what a waiting operation waits for.
+func (q *queue) reason(t *turn) string {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l, now := q.line(t.provider), q.now()
@@ -237,8 +235,8 @@ func (q *queue) why(t *turn) string {
 	return fmt.Sprintf("other machines of provider %s come first", t.provider)
 }
 
-// pump lets go what may go. q.mu is held.
-func (q *queue) pump(l *line) {
+// grantLocked grants all operations their turns that may be sent now. The caller holds q.mu.
+func (q *queue) grantLocked(l *line) {
 	for {
 		t, wait := q.pick(l)
 		if t != nil {
@@ -246,20 +244,20 @@ func (q *queue) pump(l *line) {
 			if s := l.slotsOf(t.kind); s.full {
 				s.spare--
 			}
-			q.begin(l, t, false)
+			q.beginLocked(l, t, false)
 
 			continue
 		}
 		if wait > 0 {
-			q.wake(l, q.now().Add(wait))
+			q.wakeLocked(l, q.now().Add(wait))
 		}
 
 		return
 	}
 }
 
-// wake looks at a line again at a time, or earlier.
-func (q *queue) wake(l *line, at time.Time) {
+// wakeLocked calls grantLocked for a line at a time, if no earlier call is planned.
+func (q *queue) wakeLocked(l *line, at time.Time) {
 	if !l.wakeAt.IsZero() && !at.Before(l.wakeAt) {
 		return
 	}
@@ -270,12 +268,12 @@ func (q *queue) wake(l *line, at time.Time) {
 		if l.wakeAt.Equal(at) {
 			l.wakeAt = time.Time{}
 		}
-		q.pump(l)
+		q.grantLocked(l)
 	})
 }
 
-// pick returns the operation whose turn it is; nil when none may go, and then
-// how long until one may, 0 if that is not a matter of time.
+// pick returns the operation to send next, or nil if none may be sent. Then wait is the time
+// until one may, or 0 if no time limits them.
 func (q *queue) pick(l *line) (next *turn, wait time.Duration) {
 	now := q.now()
 	own := l.delay(now)
@@ -310,15 +308,15 @@ func (q *queue) pick(l *line) (next *turn, wait time.Duration) {
 	return nil, wait
 }
 
-func (q *queue) begin(l *line, t *turn, again bool) {
+func (q *queue) beginLocked(l *line, t *turn, resumed bool) {
 	now := q.now()
-	l.take(t.kind, again, now)
-	q.secret(t).take(t.kind, again, now)
+	l.take(t.kind, resumed, now)
+	q.secret(t).take(t.kind, resumed, now)
 	t.running = true
 	close(t.granted)
 }
 
-func (q *queue) end(l *line, t *turn) {
+func (q *queue) endLocked(l *line, t *turn) {
 	l.give(t.kind)
 	q.secret(t).give(t.kind)
 	t.running = false
@@ -337,8 +335,8 @@ func (q *queue) line(provider string) *line {
 	return l
 }
 
-// secret returns the quota of a turn's credentials. There may be ever new
-// secrets, so those that are idle are forgotten now and then.
+// secret returns the quota of a turn's credentials. It drops idle ones from time to time,
+// because new secrets may come without end.
 func (q *queue) secret(t *turn) *quota {
 	key := [2]string{t.provider, t.secret}
 	s, ok := q.secrets[key]
@@ -351,7 +349,7 @@ func (q *queue) secret(t *turn) *quota {
 	}
 	limit := q.limits.Secret
 	if t.secret == "" {
-		limit = Limit{} // nothing to have in common
+		limit = Limit{} // no credentials to share
 	}
 	s = newQuota(limit)
 	q.secrets[key] = s
@@ -359,8 +357,7 @@ func (q *queue) secret(t *turn) *quota {
 	return s
 }
 
-// takeFirst takes out an owner's first operation; the owner's next turn comes
-// after all others'.
+// takeFirst takes out an owner's first operation, and puts the owner behind all others.
 func (a *lane) takeFirst(owner string) {
 	rest := a.waiting[owner][1:]
 	a.owners = slices.DeleteFunc(a.owners, func(o string) bool { return o == owner })
@@ -373,7 +370,7 @@ func (a *lane) takeFirst(owner string) {
 	a.owners = append(a.owners, owner)
 }
 
-// putBack undoes takeFirst, and makes the owner the next.
+// putBack undoes takeFirst and makes the owner the next.
 func (a *lane) putBack(t *turn) {
 	a.owners = slices.DeleteFunc(a.owners, func(o string) bool { return o == t.owner })
 	a.owners = slices.Insert(a.owners, 0, t.owner)

@@ -161,8 +161,8 @@ func TestLimits(t *testing.T) {
 			if turn.running != (tc.why == "") {
 				t.Errorf("running = %v: %s", turn.running, tc.reason)
 			}
-			if tc.why != "" && !strings.Contains(b.why(turn), tc.why) {
-				t.Errorf("it waits because %q, want %q", b.why(turn), tc.why)
+			if tc.why != "" && !strings.Contains(b.reason(turn), tc.why) {
+				t.Errorf("it waits because %q, want %q", b.reason(turn), tc.why)
 			}
 		})
 	}
@@ -217,12 +217,12 @@ func TestRefused(t *testing.T) {
 	t.Parallel()
 	b := newBench(Limits{})
 	first, second := b.add("o", Create), b.add("o", Create)
-	if !b.refuse(first, "all are busy") || b.refuse(second, "all are busy") {
+	if !b.putBack(first, "all are busy") || b.putBack(second, "all are busy") {
 		t.Error("only the first refusal is news")
 	}
 	third := b.add("o", Create)
-	if third.running || b.why(third) != "all are busy" {
-		t.Errorf("running = %v, waits because %q, want it to wait like those before", third.running, b.why(third))
+	if third.running || b.reason(third) != "all are busy" {
+		t.Errorf("running = %v, waits because %q, want it to wait like those before", third.running, b.reason(third))
 	}
 	if !b.refill("virtual", spare{1, 1}, true) || !first.running || second.running || third.running {
 		t.Errorf("room for one: running are %v %v %v", first.running, second.running, third.running)
@@ -235,7 +235,7 @@ func TestRefused(t *testing.T) {
 		t.Errorf("room for all: running = %v", third.running)
 	}
 	if fourth := b.add("o", Create); !fourth.running {
-		t.Error("nobody was refused since there was room for all, and a new one waits")
+		t.Error("no operation was refused since there was room for all, and a new one waits")
 	}
 }
 
@@ -247,7 +247,7 @@ func TestRefusedKinds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(Limits{})
-			b.refuse(b.add("o", tc.full), "all are busy")
+			b.putBack(b.add("o", tc.full), "all are busy")
 			if waits, goes := b.add("o", tc.full), b.add("o", tc.free); waits.running || !goes.running {
 				t.Errorf("%s running: %v, %s running: %v; want one to wait and the other to go", tc.full, waits.running, tc.free, goes.running)
 			}
@@ -266,7 +266,7 @@ func TestProbe(t *testing.T) {
 	t.Parallel()
 	b := newBench(Limits{})
 	turns := []*turn{b.add("o", Create)}
-	b.refuse(turns[0], "no driver")
+	b.putBack(turns[0], "no driver")
 	for range 99 {
 		turns = append(turns, b.add("o", Create))
 	}
@@ -283,7 +283,7 @@ func TestProbe(t *testing.T) {
 	if n := running(); n != 1 {
 		t.Fatalf("%d are sent to find out, want 1", n)
 	}
-	b.refuse(turns[0], "no driver")
+	b.putBack(turns[0], "no driver")
 	rounds := 0
 	for b.refill("virtual", spare{0, 0}, false) {
 		rounds++
@@ -415,7 +415,7 @@ func TestQueue_SkipLetsTheNextGo(t *testing.T) {
 	if !begun.running || ahead.running || behind.running {
 		t.Fatalf("running: %t, %t, %t; want the first alone", begun.running, ahead.running, behind.running)
 	}
-	b.skip(ahead)
+	b.bypass(ahead)
 	if !behind.running {
 		t.Error("what waited behind an operation that was let go still waits")
 	}

@@ -92,7 +92,7 @@ func (m *model) drop(t *rapid.T, running bool) {
 
 func (m *model) refuseOne(t *rapid.T) {
 	turn := m.choose(t, func(o *turn) bool { return o.running && !m.again[o] })
-	m.refuse(turn, "all are busy")
+	m.putBack(turn, "all are busy")
 	m.granted[turn] = false
 }
 
@@ -100,14 +100,14 @@ func (m *model) refuseOne(t *rapid.T) {
 func (m *model) putFirst(t *rapid.T) {
 	turn := m.choose(t, func(o *turn) bool { return o.running && m.again[o] })
 	m.again[turn], m.granted[turn] = false, false
-	m.first(turn)
+	m.enterFirst(turn)
 }
 
 // skipOne: one that waits is given up, and only to be asked about.
 func (m *model) skipOne(t *rapid.T) {
 	turn := m.choose(t, func(o *turn) bool { return !o.running })
 	m.again[turn], m.granted[turn] = true, true
-	m.skip(turn)
+	m.bypass(turn)
 }
 
 func (m *model) check(t *rapid.T) {
@@ -128,7 +128,7 @@ func (m *model) noteGrants(t *rapid.T) {
 		}
 		m.granted[next] = true
 		if m.again[next] {
-			continue // begun long ago
+			continue // resumed
 		}
 		m.checkOrder(t, next)
 		m.checkLimit(t, m.limits.Provider, next.kind, next.provider, func(o *turn) bool { return o.provider == next.provider })
@@ -173,8 +173,8 @@ func (m *model) checkLimit(t *rapid.T, limit Limit, kind Kind, key string, count
 	}
 }
 
-// checkReason: whoever waits does so for a limit, or behind one of its owner that
-// does; and if only time must pass, somebody will look.
+// checkReason: an operation waits for a limit, or behind another one of its owner that does;
+// and if only time must pass, a timer is set.
 func (m *model) checkReason(t *rapid.T, waiting *turn) {
 	first := waiting
 	for _, o := range m.turns {

@@ -13,22 +13,23 @@ var (
 		"1 if the operations stream of the provider takes writes; 0 if not: creates and deletes wait.",
 		[]string{"provider"}, nil)
 	streamBytes = prometheus.NewDesc("mcm_dispatch_operations_stream_bytes",
-		"What the operations stream of the provider held at the last look; 0 before it.", []string{"provider"}, nil)
+		"Size of the operations stream of the provider when it was last read; 0 before.", []string{"provider"}, nil)
 	streamMaxBytes = prometheus.NewDesc("mcm_dispatch_operations_stream_max_bytes",
-		"What it may hold, +Inf for no limit. A full one takes nothing: creates and deletes wait.", []string{"provider"}, nil)
+		"Limit of that size, +Inf for none. A full stream takes no writes: creates and deletes wait.", []string{"provider"}, nil)
 	streamLeader = prometheus.NewDesc("mcm_dispatch_operations_stream_leader",
-		"1 if one of the NATS servers that hold the operations stream of the provider leads; 0 if none does, or none answers.", []string{"provider"}, nil)
+		"1 if the operations stream of the provider has a leader among the NATS servers; 0 if not, or if none answers.",
+		[]string{"provider"}, nil)
 	streamBehind = prometheus.NewDesc("mcm_dispatch_operations_stream_replicas_behind",
 		"NATS servers that hold the operations stream of the provider and are offline or lag.", []string{"provider"}, nil)
 	streamRollbacks = prometheus.NewDesc("mcm_dispatch_operations_stream_rollbacks_total",
 		"Times that the operations stream of the provider was found without records that it had acknowledged.", []string{"provider"}, nil)
 )
 
-// streamCollector shows the operations streams as metrics.
+// streamCollector exports the states of the operations streams.
 type streamCollector func() []caller.StreamState
 
-// StreamCollector returns a collector of what states returns; caller.Caller.Streams
-// is such a function.
+// StreamCollector returns a collector of the states that a function returns, such as
+// caller.Caller.Streams.
 func StreamCollector(states func() []caller.StreamState) prometheus.Collector {
 	return streamCollector(states)
 }

@@ -13,8 +13,8 @@ import (
 
 const tracerName = "github.com/machinebus/machinebus/mcm/dispatch"
 
-// startSpan starts an operation's span below the one of the pass that begins it,
-// which ends long before. Where that records nothing, neither does this.
+// startSpan starts an operation's span below that of its pass, which ends long before. If the
+// pass's span is not recorded, neither is this one.
 func startSpan(op *Operation) trace.Span {
 	if op.Span == nil || !op.Span.IsRecording() {
 		return trace.SpanFromContext(context.Background()) //nolint:forbidigo // the span that does nothing
@@ -32,8 +32,7 @@ func startSpan(op *Operation) trace.Span {
 	return span //nolint:spancheck // run ends it
 }
 
-// traceParent is what goes to the driver, which makes spans only of what is
-// sampled; empty for none.
+// traceParent returns the trace header for the driver; empty if the span is not sampled.
 func traceParent(span trace.Span) string {
 	if !span.SpanContext().IsSampled() {
 		return ""
@@ -44,7 +43,7 @@ func traceParent(span trace.Span) string {
 	return carrier["traceparent"]
 }
 
-// traceAccepted and traceWaiting tell where the time of an operation goes.
+// traceAccepted and traceWaiting add events that show where an operation's time goes.
 func traceAccepted(span trace.Span, attempt uint32, replica string) {
 	if span.IsRecording() {
 		span.AddEvent("accepted", trace.WithAttributes(
@@ -60,8 +59,7 @@ func traceWaiting(span trace.Span, cause error) {
 	}
 }
 
-// traceEnd tells how an operation ended. The text of its error stays out, as the
-// driver's own words do.
+// traceEnd adds how an operation ended, without the texts of the error or the driver.
 func traceEnd(span trace.Span, state *State) {
 	if !span.IsRecording() {
 		return

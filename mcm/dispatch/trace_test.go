@@ -17,7 +17,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// spanOf returns what a driver is told to put its spans below.
+// spanOf returns the span that a driver gets as the parent of its own.
 func spanOf(t *testing.T, task *replica.Task) trace.SpanContext {
 	t.Helper()
 	ctx := propagation.TraceContext{}.Extract(t.Context(), propagation.MapCarrier{"traceparent": task.TraceParent})
@@ -50,7 +50,7 @@ func TestTraceAcrossAttempts(t *testing.T) {
 	span := exporter.GetSpans()[1]
 	if span.Name != "dispatch create" || span.SpanContext.SpanID() != first.SpanID() || !first.IsSampled() ||
 		span.Parent.SpanID() != pass.SpanContext().SpanID() || span.SpanContext.TraceID() != pass.SpanContext().TraceID() {
-		t.Errorf("span is %q (%v) below %v, want the one that both attempts were told of, below that of the pass",
+		t.Errorf("span is %q (%v) below %v, want the one that both attempts carried, below that of the pass",
 			span.Name, span.SpanContext.SpanID(), span.Parent.SpanID())
 	}
 	var events []string
@@ -85,8 +85,8 @@ func TestTraceOfAFailure(t *testing.T) {
 	}
 }
 
-// TestNoTraceUnlessSampled has nothing cross the bus for a pass that nobody
-// traces.
+// TestNoTraceUnlessSampled has nothing cross the bus for a pass that is not
+// sampled.
 func TestNoTraceUnlessSampled(t *testing.T) {
 	t.Parallel()
 	_, unsampled := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.NeverSample())).Tracer("test").Start(t.Context(), "pass")
@@ -100,7 +100,7 @@ func TestNoTraceUnlessSampled(t *testing.T) {
 			op.Span = span
 			r.Start(op)
 			if task := bustest.Receive(t, "the create", g.entered); task.TraceParent != "" {
-				t.Errorf("the driver is told of trace %q", task.TraceParent)
+				t.Errorf("the driver got trace %q", task.TraceParent)
 			}
 			r.until(t, op.Machine.UID, dispatch.Done)
 		})

@@ -12,26 +12,26 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// accepted notes that a replica has the operation. That is news only for a
-// controller that was told of a reason to wait.
-func (d *Dispatcher) accepted(e *entry, attempt uint32, replica string) {
+// setRunning records that a replica has the operation. It only notifies if the last notice was
+// a reason to wait.
+func (d *Dispatcher) setRunning(e *entry, attempt uint32, replica string) {
 	d.mu.Lock()
-	news := e.told
-	e.told = false
+	notify := e.waitReported
+	e.waitReported = false
 	state := State{Phase: Running, ID: e.id, Kind: e.kind, Replica: replica, Attempt: attempt, Waited: e.state.Waited}
 	e.state = state
 	d.mu.Unlock()
 	traceAccepted(e.span, attempt, replica)
 	d.log(e, &state).V(1).Info("a replica has the operation")
-	if news {
+	if notify {
 		d.notify(e.machine)
 	}
 	if !e.cancelled() {
 		return
 	}
-	// The request was on its way, where it could not be cancelled.
+	// Cancel was called while the request was in transit.
 	if err := d.caller.Cancel(e.provider, e.id); err != nil {
-		d.log(e, &state).Info("operation not cancelled", "err", err.Error())
+		d.log(e, &state).Info("cannot cancel the operation", "err", err.Error())
 	}
 }
 
@@ -41,35 +41,33 @@ func (d *Dispatcher) progress(e *entry, message string) {
 	e.state.Progress = message
 }
 
-// waiting notes what an operation waits for, and notifies when that is news.
-func (d *Dispatcher) waiting(e *entry, cause error, attempts uint32) {
+// setWaiting records what an operation waits for, and notifies if that has changed.
+func (d *Dispatcher) setWaiting(e *entry, cause error, attempts uint32) {
 	reason := cause.Error()
 	d.mu.Lock()
-	news := e.state.Phase != Waiting || e.state.Reason != reason
-	e.told = true
+	changed := e.state.Phase != Waiting || e.state.Reason != reason
+	e.waitReported = true
 	state := State{Phase: Waiting, ID: e.id, Kind: e.kind, Reason: reason, Attempt: attempts, Waited: true}
 	e.state = state
 	d.mu.Unlock()
-	if news {
+	if changed {
 		traceWaiting(e.span, cause)
 		d.log(e, &state).Info("operation waits", "reason", reason)
 		d.notify(e.machine)
 	}
 }
 
-// queued notes that an operation is back in the queue, for which there was no slot.
-// That is no news: all others wait for the same, and awaitTurn says so when it takes
-// long.
-func (d *Dispatcher) queued(e *entry, attempts uint32) {
+// setQueued records that an operation is back in the queue, because there was no free slot.
+// awaitTurn notifies if it stays there for long.
+func (d *Dispatcher) setQueued(e *entry, attempts uint32) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	e.state = State{Phase: Waiting, ID: e.id, Kind: e.kind, Attempt: attempts, Waited: e.state.Waited}
 }
 
-// finish notes what an operation came to, and tells everybody.
+// finish records the outcome of an operation, publishes it and notifies.
 func (d *Dispatcher) finish(e *entry, out *caller.Outcome, err error) {
-	// Earlier calls have waited as well; all of it was before a replica took this
-	// last try.
+	// Add the waits of earlier calls: all were before a replica took the last attempt.
 	out.Waited = max(out.Waited, time.Since(e.started)-out.Took)
 	state := State{
 		Phase: Done, ID: e.id, Kind: e.kind, Replica: out.Replica, Attempt: out.Attempts, Err: err, Took: out.Took,
@@ -83,8 +81,8 @@ func (d *Dispatcher) finish(e *entry, out *caller.Outcome, err error) {
 	if !out.Plain {
 		e.holder = out.Replica
 	}
-	if e.gone {
-		d.release(e)
+	if e.machineGone {
+		d.settleLocked(e)
 		delete(d.machines, e.uid)
 	}
 	d.mu.Unlock()
@@ -96,7 +94,7 @@ func (d *Dispatcher) finish(e *entry, out *caller.Outcome, err error) {
 	d.notify(e.machine)
 }
 
-// audit publishes what became of an operation. Nobody has to listen.
+// audit publishes the outcome of an operation.
 func (d *Dispatcher) audit(e *entry, state *State, out *caller.Outcome) {
 	record := &driverv1.Audit{
 		OperationId: e.id, Operation: e.kind.wire(), Provider: e.provider,
@@ -108,13 +106,13 @@ func (d *Dispatcher) audit(e *entry, state *State, out *caller.Outcome) {
 		record.ProviderId = state.Instance.ProviderID
 	}
 	if err := d.auditor.Audit(record); err != nil {
-		d.log(e, state).V(1).Info("audit message not sent", "err", err.Error())
+		d.log(e, state).V(1).Info("cannot publish the audit message", "err", err.Error())
 	}
 	d.recent.add(record)
 }
 
-// settleTime is how long the lists of a provider's drivers may lag behind their
-// effects: the longest that a live replica says.
+// settleTime returns how long the lists of a provider's drivers may lag behind their effects:
+// the longest time of a live replica.
 func (d *Dispatcher) settleTime(provider string) time.Duration {
 	var settle time.Duration
 	for _, r := range d.caller.Replicas() {

@@ -13,14 +13,13 @@ import (
 )
 
 const (
-	// tellAfter: a machine whose operation waits for its turn or for a slot says so in
-	// its status when that takes longer. A thousand machines wait for the same, and each
-	// would cost two writes to the API server.
-	tellAfter = time.Minute
-	// tellEvery is the time after which the reason is looked at again.
-	tellEvery = 10 * time.Minute
-	// noteEvery is the least time between two log lines about the same cause.
-	noteEvery = time.Minute
+	// reportAfter is how long an operation waits for its turn or a slot before its machine's
+	// status says so. For thousands of machines two earlier writes each would be too much.
+	reportAfter = time.Minute
+	// reportEvery is the time after which the reason is updated.
+	reportEvery = 10 * time.Minute
+	// logEvery is the least time between two log lines about the same reason.
+	logEvery = time.Minute
 )
 
 func newTurn(op *Operation) *turn {
@@ -35,14 +34,14 @@ func newTurn(op *Operation) *turn {
 	return t
 }
 
-// ownerOf says with whom a machine shares its turns: the machines of its
-// MachineDeployment or MachineSet, or else those of its class without any.
+// ownerOf returns the name under which machines share turns: of their MachineDeployment or
+// MachineSet, or else of their class.
 func ownerOf(m *v1alpha1.Machine) string {
 	owner := metav1.GetControllerOfNoCopy(m)
 	if owner == nil {
 		return m.Namespace + "/class/" + m.Spec.Class.Name
 	}
-	// Sets of one deployment, as in a rollout, are named by it and by the template.
+	// The name of a deployment's set is that of the deployment and the template's hash.
 	name := owner.Name
 	if hash := m.Labels[v1alpha1.LabelKeyMachineTemplateHash]; hash != "" {
 		name = strings.TrimSuffix(name, "-"+hash)
@@ -53,17 +52,17 @@ func ownerOf(m *v1alpha1.Machine) string {
 
 func nameOf(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 
-// noRoom tells that an operation reached no driver, for a reason that it has in
-// common with all others of its provider.
+// noRoom reports whether an operation reached no driver for a reason that all operations of
+// its provider share.
 func noRoom(err error) bool {
 	e, ok := errors.AsType[*bus.Error](err)
 
 	return ok && (e.NoRoom || e.Origin == bus.OriginBus && CodeOf(err) == Unavailable)
 }
 
-// full tells that an operation came back because no replica has a slot for it, and not
-// because there is none.
-func (d *Dispatcher) full(provider string, err error) bool {
+// noFreeSlot reports whether an operation came back because no replica has a free slot, and
+// not because there is no replica.
+func (d *Dispatcher) noFreeSlot(provider string, err error) bool {
 	e, ok := errors.AsType[*bus.Error](err)
 	if !ok || !e.NoRoom {
 		return false
@@ -73,9 +72,8 @@ func (d *Dispatcher) full(provider string, err error) bool {
 	return known
 }
 
-// awaitTurn waits until an operation may be sent. One that is given up before goes on
-// at once, to end as it may. False means that it has ended, or that the dispatcher
-// ends.
+// awaitTurn waits until an operation has its turn or is cancelled. It returns false if the
+// operation has ended or the dispatcher ends.
 func (d *Dispatcher) awaitTurn(e *entry, req *caller.Request) bool {
 	select {
 	case <-e.turn.granted:
@@ -83,10 +81,10 @@ func (d *Dispatcher) awaitTurn(e *entry, req *caller.Request) bool {
 	default:
 	}
 	defer d.metrics.queued(e.provider, e.kind)()
-	d.causes.note(d.ctx, e.provider, d.queue.why(e.turn))
+	d.waitLog.log(d.ctx, e.provider, d.queue.reason(e.turn))
 	entered := time.Now()
-	tell := time.NewTimer(time.Until(e.tellAt))
-	defer tell.Stop()
+	report := time.NewTimer(time.Until(e.reportAt))
+	defer report.Stop()
 	for {
 		select {
 		case <-e.turn.granted:
@@ -95,41 +93,41 @@ func (d *Dispatcher) awaitTurn(e *entry, req *caller.Request) bool {
 			return true
 		case <-e.quit:
 			if req.Recover {
-				d.queue.skip(e.turn)
+				d.queue.bypass(e.turn)
 
 				return true
 			}
 			d.finish(e, &caller.Outcome{Waited: time.Since(e.started)},
-				Errorf(Canceled, "given up while waiting: %s", d.queue.why(e.turn)))
+				Errorf(Canceled, "cancelled while it waited: %s", d.queue.reason(e.turn)))
 
 			return false
-		case <-tell.C:
-			d.waiting(e, Errorf(Unavailable, "%s", d.queue.why(e.turn)), req.Attempt)
-			e.tellAt = time.Now().Add(tellEvery)
-			tell.Reset(tellEvery)
+		case <-report.C:
+			d.setWaiting(e, Errorf(Unavailable, "%s", d.queue.reason(e.turn)), req.Attempt)
+			e.reportAt = time.Now().Add(reportEvery)
+			report.Reset(reportEvery)
 		case <-d.ctx.Done():
 			return false
 		}
 	}
 }
 
-// giveBack puts an operation back into the queue that its provider's drivers had
-// no room for. The first one sees to it that somebody waits for room, for all.
-func (d *Dispatcher) giveBack(e *entry, err error) {
-	if d.queue.refuse(e.turn, err.Error()) {
+// requeue puts an operation back into the queue because its provider's drivers had no room.
+// The first one starts to wait for room, for all of the provider.
+func (d *Dispatcher) requeue(e *entry, err error) {
+	if d.queue.putBack(e.turn, err.Error()) {
 		d.running.Go(func() { d.awaitRoom(e.provider) })
 	}
 }
 
-// awaitRoom tells the queue what room a provider's drivers have, for as long as
-// something waits for it.
+// awaitRoom updates the queue's knowledge of free slots at a provider's drivers, for as long
+// as operations wait for them.
 func (d *Dispatcher) awaitRoom(provider string) {
-	again := time.NewTimer(retryWait)
-	defer again.Stop()
+	check := time.NewTimer(retryWait)
+	defer check.Stop()
 	for {
 		select {
 		case <-d.caller.Room(provider):
-		case <-again.C:
+		case <-check.C:
 		case <-d.ctx.Done():
 			return
 		}
@@ -137,13 +135,12 @@ func (d *Dispatcher) awaitRoom(provider string) {
 		if !d.queue.refill(provider, n, known) {
 			return
 		}
-		again.Reset(retryWait)
+		check.Reset(retryWait)
 	}
 }
 
-// spare is how many more operations the drivers of a provider have room for, by
-// their slots; known is false when none is known: there may yet be one that does not
-// say.
+// spare returns the number of free slots at a provider's drivers; known is false if no replica
+// is known. There may be a driver without sessions then.
 func (d *Dispatcher) spare(provider string) (n spare, known bool) {
 	for _, r := range d.caller.Replicas() {
 		s := r.Session

@@ -9,18 +9,18 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// toldWaiting is how many waiting operations people are told of at most; the bus leaves
-// out what does not fit one message.
-const toldWaiting = 1000
+// maxWaiting bounds the operations that Waiting returns. The bus omits those that do not fit
+// into one message.
+const maxWaiting = 1000
 
-// Waiting returns the operations that no driver has, those included that have not
-// begun as nobody serves their provider, and what each waits for: the oldest 1000, and
-// how many more there are.
+// Waiting returns the operations that no driver has and what each waits for, also those that
+// have not begun because no driver serves their provider: the oldest 1000, and the number of
+// the others.
 func (d *Dispatcher) Waiting() *driverv1.OpsResponse {
 	type waiting struct {
 		since time.Time
 		turn  *turn // nil without one
-		told  *driverv1.OperationState
+		state *driverv1.OperationState
 	}
 	var all []waiting
 	d.mu.Lock()
@@ -33,7 +33,7 @@ func (d *Dispatcher) Waiting() *driverv1.OpsResponse {
 			Namespace: e.machine.Namespace, Name: e.machine.Name, LastProgress: e.state.Reason,
 		}})
 	}
-	for _, v := range d.vacancies {
+	for _, v := range d.unserved {
 		for _, a := range v.waiting {
 			all = append(all, waiting{a.since, nil, &driverv1.OperationState{
 				OperationId: a.op.ID(), Operation: a.op.Kind.wire(), Provider: v.provider,
@@ -43,14 +43,14 @@ func (d *Dispatcher) Waiting() *driverv1.OpsResponse {
 	}
 	d.mu.Unlock()
 	slices.SortFunc(all, func(a, b waiting) int { return a.since.Compare(b.since) })
-	told := all[:min(len(all), toldWaiting)]
-	response := &driverv1.OpsResponse{Omitted: uint32(len(all) - len(told))}
-	for _, w := range told {
-		if w.turn != nil && d.queue.holds(w.turn) {
-			w.told.LastProgress = d.queue.why(w.turn) // that of this moment
+	oldest := all[:min(len(all), maxWaiting)]
+	response := &driverv1.OpsResponse{Omitted: uint32(len(all) - len(oldest))}
+	for _, w := range oldest {
+		if w.turn != nil && d.queue.contains(w.turn) {
+			w.state.LastProgress = d.queue.reason(w.turn) // may be newer
 		}
-		w.told.Elapsed = durationpb.New(time.Since(w.since))
-		response.Operations = append(response.Operations, w.told)
+		w.state.Elapsed = durationpb.New(time.Since(w.since))
+		response.Operations = append(response.Operations, w.state)
 	}
 
 	return response

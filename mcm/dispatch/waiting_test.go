@@ -9,7 +9,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// What no driver has is told, with what it waits for, and is not any more once one
+// An operation that no driver has is listed with what it waits for, and no longer once one
 // has it.
 func TestWaiting(t *testing.T) {
 	t.Parallel()

@@ -12,15 +12,15 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// misconfigured returns an error that names the pod's disruption budget if that
-// allows no eviction although all of its pods are well: waiting does not help.
-// Lookup is why it could not be found out.
+// misconfigured returns an error that names the pod's disruption budget if it allows no
+// eviction although all of its pods are healthy, so that waiting does not help. Lookup is
+// not nil if the budgets cannot be read.
 func (r *run) misconfigured(ctx context.Context, pod *corev1.Pod) (misconfigured, lookup error) {
-	giveBack, err := r.take(ctx)
+	release, err := r.acquireSlot(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer giveBack()
+	defer release()
 	list, err := r.client.PolicyV1().PodDisruptionBudgets(pod.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("list disruption budgets of namespace %s: %w", pod.Namespace, err)
@@ -39,8 +39,8 @@ func (r *run) misconfigured(ctx context.Context, pod *corev1.Pod) (misconfigured
 	return nil, nil
 }
 
-// allowsNothing tells whether a budget has seen all of its pods well and still
-// allows no eviction.
+// allowsNothing reports whether a budget has seen all of its pods healthy and still allows
+// no eviction.
 func allowsNothing(budget *policyv1.PodDisruptionBudget) bool {
 	status := &budget.Status
 

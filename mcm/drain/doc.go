@@ -1,9 +1,9 @@
-// Package drain empties Nodes before their instances go, and never makes a
-// reconciler wait for it: Start returns at once with what is known of the drain,
-// and a notice follows whenever there is something to do.
+// Package drain empties Nodes before their instances are deleted. It never makes a
+// reconciler wait: Start returns the drain's state at once, and Notify's function is called
+// when the drain has ended or is blocked.
 //
-// What is evicted, and how, is decided by the package behind kubectl drain. This
-// one adds patience (a budget's refusals, deadlines, a limit on requests), force,
-// and an end to all of it when the machine's deletion takes another turn. When to
-// drain and what to do afterwards is for the machine controller.
+// kubectl's package drain decides which pods are evicted. This package adds retries of
+// refused evictions, deadlines, a limit on requests, forced drains, and a stop when the
+// machine's deletion does not need the drain any more. The machine controller decides when
+// to drain.
 package drain

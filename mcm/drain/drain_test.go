@@ -85,7 +85,7 @@ func TestWhatADrainRemoves(t *testing.T) {
 	}
 }
 
-// What one pod is, nobody can tell; that keeps no other from its end.
+// One pod cannot be classified; that keeps no other from being deleted.
 func TestForceWithoutADaemonSet(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Settings{}, func(cfg *rest.Config) {
@@ -117,7 +117,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
-func TestWhatTheNodeTells(t *testing.T) {
+func TestNodeCondition(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		reason       string
@@ -125,11 +125,11 @@ func TestWhatTheNodeTells(t *testing.T) {
 		cause, words string
 	}{
 		"scale down": {
-			"other programs tell the two apart by these words", false,
+			"other programs distinguish the two by these words", false,
 			"ScaleDown", "Machine Controller is scaling down machine",
 		},
 		"failed": {
-			"other programs tell the two apart by these words", true,
+			"other programs distinguish the two by these words", true,
 			"Unhealthy", "Machine Controller is terminating failed machine",
 		},
 	} {
@@ -214,7 +214,7 @@ func TestABudgetIsWaitedFor(t *testing.T) {
 	budget := r.budget(t, "guarded", busy)
 	r.drainer.Start(r.request())
 	r.noticed(t)
-	s := r.until(t, "tells of the refusal", func(s State) bool { return strings.Contains(s.Reason, r.namespace+"/guarded") })
+	s := r.until(t, "reports the refusal", func(s State) bool { return strings.Contains(s.Reason, r.namespace+"/guarded") })
 	if s.Phase != Running {
 		t.Fatalf("the drain is %+v while a budget refuses", s)
 	}
@@ -248,7 +248,7 @@ func TestAMisconfiguredBudget(t *testing.T) {
 
 // The API server asks to come back later. That is not to be done within the
 // request, which others wait for.
-func TestABudgetThatNobodyLooksAfter(t *testing.T) {
+func TestABudgetThatNoControllerUpdates(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Settings{Requests: 1}, nil)
 	r.pod(t, "guarded", labelled("guarded"))
@@ -392,10 +392,10 @@ func TestANodeThatIsGone(t *testing.T) {
 		reason        string
 		marked, force bool
 	}{
-		"and another has its name":               {"a new node is none of the drain's business", false, false},
-		"and another has its name, by force":     {"force would end its pods at once", false, true},
-		"and another has its name, drained anew": {"the old node needs no write that could fail", true, false},
-		"and another has its name, forced anew":  {"the old node needs no write that could fail", true, true},
+		"and another has its name":                {"a new node is none of the drain's business", false, false},
+		"and another has its name, by force":      {"force would end its pods at once", false, true},
+		"and another has its name, drained again": {"the old node needs no write that could fail", true, false},
+		"and another has its name, forced again":  {"the old node needs no write that could fail", true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -462,7 +462,7 @@ func TestAPodWithAnotherUIDIsSpared(t *testing.T) {
 	r.kill(t, old)
 	r.pod(t, "db-0")
 	for name, end := range map[string]func(*run) error{
-		"evict":  func(run *run) error { return newWave(run, nil).tryEvict(t.Context(), &victim{pod: *old}) },
+		"evict":  func(run *run) error { return newEvictionRound(run, nil).tryEvict(t.Context(), &victim{pod: *old}) },
 		"delete": func(run *run) error { return run.delete(t.Context(), old) },
 	} {
 		err := end(&run{Drainer: r.drainer, req: r.request()})

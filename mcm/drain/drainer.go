@@ -12,14 +12,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// A Drainer runs drains, one at a time for each machine. It is safe for
-// concurrent use.
+// A Drainer runs drains, one at a time for each machine. It is safe for concurrent use.
 type Drainer struct {
 	client   kubernetes.Interface
 	settings Settings
 	metrics  *metrics
-	slots    chan struct{}   // one for each request under way
-	ctx      context.Context // drains end with the drainer, not with who started them
+	slots    chan struct{}   // one for each request in flight
+	ctx      context.Context // drains end with the drainer, not with the caller of Start
 
 	mu      sync.Mutex
 	drains  map[types.UID]*entry
@@ -35,8 +34,8 @@ type entry struct {
 	state  State
 }
 
-// New returns a Drainer for the cluster that the Nodes are in. Its drains stop
-// where they are when ctx ends: the next manager starts them anew.
+// New returns a Drainer for the cluster that the Nodes are in. Its drains stop when ctx ends;
+// the next manager starts them again.
 func New(ctx context.Context, client kubernetes.Interface, settings Settings) *Drainer {
 	settings = settings.withDefaults()
 
@@ -47,18 +46,17 @@ func New(ctx context.Context, client kubernetes.Interface, settings Settings) *D
 	}
 }
 
-// Notify sets who is told that a machine's drain has ended or is held up. It must
-// be called before the first Start; f must not block.
+// Notify sets the function to call when a machine's drain has ended or is newly blocked. It
+// must be called before the first Start; f must not block.
 func (d *Drainer) Notify(f func(types.NamespacedName)) { d.notify = f }
 
 // Wait returns when all drains have stopped after New's ctx ended.
 func (d *Drainer) Wait() { d.running.Wait() }
 
-// Start begins a drain, unless the machine has one already, and returns what is
-// known of it. It never blocks. A drain that is Done stays so until Forget. Two
-// things change something then and now: by Force one that is under way, or has
-// failed, begins anew as a forced one; and one that empties a Node to stay is none
-// for a Node that is to go, nor the other way round, and the new one takes its place.
+// Start begins a drain unless the machine has one, and returns the drain's state. It never
+// blocks. A drain stays Done until Forget, with two exceptions. A request with Force replaces
+// a drain that is running or has failed. And a request with another value of Stays replaces
+// any drain.
 func (d *Drainer) Start(req Request) State {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -89,7 +87,7 @@ func (d *Drainer) Start(req Request) State {
 	return e.state
 }
 
-// State returns what is known of a machine's drain; false when there is none.
+// State returns the state of a machine's drain; false if it has none.
 func (d *Drainer) State(uid types.UID) (State, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -101,7 +99,7 @@ func (d *Drainer) State(uid types.UID) (State, bool) {
 	return e.state, true
 }
 
-// Forget stops a machine's drain and drops what is remembered of it.
+// Forget stops a machine's drain and drops its state.
 func (d *Drainer) Forget(uid types.UID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -111,18 +109,18 @@ func (d *Drainer) Forget(uid types.UID) {
 	}
 }
 
-// run drains, for as long as it takes, and tells how it went unless nobody wants
-// to know any more.
+// run drains until the drain ends, stores the outcome and notifies, unless the drain was
+// replaced or forgotten.
 func (d *Drainer) run(ctx context.Context, e *entry) {
 	defer d.metrics.started()()
 	log := d.log(&e.req)
-	log.Info("drain begins", "timeout", e.req.Timeout.String(), "max_evict_retries", e.req.MaxEvictRetries)
+	log.Info("drain has started", "timeout", e.req.Timeout.String(), "max_evict_retries", e.req.MaxEvictRetries)
 	started := time.Now()
 	r := &run{
 		Drainer: d, req: e.req, log: log,
-		say: func(reason string, held, news bool) { d.progress(e, reason, held, news) },
+		report: func(reason string, blocked, notify bool) { d.progress(e, reason, blocked, notify) },
 	}
-	err := safely(log, func() error { return r.drain(ctx) })
+	err := recoverPanic(log, func() error { return r.drain(ctx) })
 	if ctx.Err() != nil {
 		return // shut down, forgotten, or replaced by a forced one
 	}
@@ -142,19 +140,19 @@ func (d *Drainer) run(ctx context.Context, e *entry) {
 	}
 }
 
-// progress notes what a drain waits for, and notifies when that is news.
-func (d *Drainer) progress(e *entry, reason string, held, news bool) {
+// progress stores what a drain waits for, and notifies if wanted.
+func (d *Drainer) progress(e *entry, reason string, blocked, notify bool) {
 	d.mu.Lock()
-	e.state.Reason, e.state.Held = reason, held
+	e.state.Reason, e.state.Blocked = reason, blocked
 	current := d.drains[e.req.UID] == e
 	d.mu.Unlock()
-	if news && current {
+	if notify && current {
 		d.notify(e.req.Machine)
 	}
 }
 
-// take waits for the right to send a request; give it back.
-func (d *Drainer) take(ctx context.Context) (giveBack func(), err error) {
+// acquireSlot waits until one more request may be sent. The caller must release the slot.
+func (d *Drainer) acquireSlot(ctx context.Context) (release func(), err error) {
 	select {
 	case d.slots <- struct{}{}:
 		return func() { <-d.slots }, nil
@@ -167,9 +165,9 @@ func (d *Drainer) log(req *Request) logr.Logger {
 	return logr.FromContextOrDiscard(d.ctx).WithValues("machine", req.Machine, "node", req.Node.Name, "forced", req.Force)
 }
 
-// safely turns a panic into an error: it would end the whole manager, and other
-// drains are fine.
-func safely(log logr.Logger, f func() error) (err error) {
+// recoverPanic turns a panic of f into an error: it must not end the manager with all other
+// drains.
+func recoverPanic(log logr.Logger, f func() error) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			err = fmt.Errorf("panic: %v", cause)

@@ -71,7 +71,7 @@ func TestForceWhileItRuns(t *testing.T) {
 	}
 	r.stop()
 	r.drainer.Wait()
-	r.quiet(t, "the drain that was replaced has nothing to tell")
+	r.quiet(t, "the drain that was replaced does not notify")
 }
 
 func TestAfterAFailure(t *testing.T) {
@@ -129,7 +129,7 @@ func TestForceAfterSuccess(t *testing.T) {
 	}
 }
 
-// A Node that was emptied to stay is drained anew when it is to go: only then is it
+// A Node that was emptied to stay is drained again when it is to be deleted: only then is it
 // cordoned.
 func TestStaysThenGoes(t *testing.T) {
 	t.Parallel()

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics tell how long drains take and how evictions go.
+// metrics count drains and evictions.
 type metrics struct {
 	inFlight  prometheus.Gauge
 	last      *prometheus.GaugeVec
@@ -14,7 +14,7 @@ type metrics struct {
 	evictions *prometheus.CounterVec
 }
 
-// What became of a pod's eviction.
+// Results of tries to evict a pod.
 const (
 	evicted = "accepted"
 	refused = "refused"
@@ -26,16 +26,16 @@ func newMetrics() *metrics {
 	return &metrics{
 		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "mcm_machine_drains_in_flight",
-			Help: "Drains begun and not ended.",
+			Help: "Drains that have started and not ended.",
 		}),
-		// What reads it for the machine controller manager wants a gauge.
+		// A gauge, as in the machine controller manager.
 		last: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "mcm_machine_drain_duration_seconds",
-			Help: "Time that the latest drain took, a failed one too.",
+			Help: "Duration of the latest drain, succeeded or failed.",
 		}, []string{"namespace", "machine_deployment"}),
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "mcm_drain_duration_seconds",
-			Help: "Time that drains took, failed ones included.",
+			Help: "Duration of drains, succeeded or failed.",
 			// From an empty Node to the two hours that a drain may take by default.
 			Buckets: []float64{.1, 1, 5, 15, 30, 60, 180, 600, 1800, 3600, 7200},
 		}, []string{"namespace", "machine_deployment"}),

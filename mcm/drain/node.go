@@ -15,14 +15,14 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// prepareNode tells on the Node why it goes, and keeps new pods away from it. One
-// that stays is only looked for.
+// prepareNode sets the Node's condition Terminating and cordons it. It only reads a Node
+// that stays.
 func (r *run) prepareNode(ctx context.Context) error {
-	giveBack, err := r.take(ctx)
+	release, err := r.acquireSlot(ctx)
 	if err != nil {
 		return err
 	}
-	defer giveBack()
+	defer release()
 	if r.req.Stays {
 		_, err := r.readNode(ctx)
 
@@ -39,9 +39,8 @@ func (r *run) prepareNode(ctx context.Context) error {
 	return nil
 }
 
-// markTerminating sets the Node's condition Terminating, unless an earlier drain
-// did: that one knew the machine's phase before it became Terminating. It returns
-// the Node.
+// markTerminating sets the Node's condition Terminating and returns the Node. It keeps the
+// condition of an earlier drain, which knew the machine's phase before Terminating.
 func (r *run) markTerminating(ctx context.Context) (*corev1.Node, error) {
 	want := corev1.NodeCondition{
 		Type: v1alpha1.NodeTerminating, Status: corev1.ConditionTrue,
@@ -69,13 +68,13 @@ func (r *run) markTerminating(ctx context.Context) (*corev1.Node, error) {
 	node, err := r.client.CoreV1().Nodes().Patch(ctx, r.req.Node.Name, types.StrategicMergePatchType, patch,
 		metav1.PatchOptions{}, "status")
 	if cause, ok := apierrors.StatusCause(err, metav1.CauseTypeFieldValueInvalid); ok && cause.Field == "metadata.uid" {
-		return nil, fmt.Errorf("%w: another one has its name: %w", errNodeGone, err)
+		return nil, fmt.Errorf("%w: another node has its name: %w", errNodeGone, err)
 	}
 
 	return node, err
 }
 
-// readNode returns the Node as it is now, or errNodeGone.
+// readNode reads the Node from the API server, or returns errNodeGone.
 func (r *run) readNode(ctx context.Context) (*corev1.Node, error) {
 	node, err := r.client.CoreV1().Nodes().Get(ctx, r.req.Node.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && node.UID != r.req.Node.UID {

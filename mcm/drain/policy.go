@@ -10,35 +10,34 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// A Policy makes drain requests of machines. Timeout and MaxEvictRetries hold for
-// machines that do not say otherwise.
+// A Policy makes drain requests for machines. Timeout and MaxEvictRetries are the defaults
+// for machines without their own.
 type Policy struct {
 	Timeout         time.Duration
 	MaxEvictRetries int
 }
 
-// DefaultPolicy is that of the machine controller manager.
+// DefaultPolicy returns the policy of the machine controller manager.
 func DefaultPolicy() Policy { return Policy{Timeout: 2 * time.Hour, MaxEvictRetries: 360} }
 
 const (
 	// forcedTimeout is enough for a few requests for each pod.
 	forcedTimeout = time.Minute
-	// unhealthyLimit is how long a Node may be unhealthy before its pods are not
-	// expected to end in order.
+	// unhealthyLimit is how long a Node may be unhealthy before its drain is forced: its
+	// kubelet is not expected to end pods any more.
 	unhealthyLimit = 5 * time.Minute
-	// evictPeriod is what a machine's retries are thought to take each.
+	// evictPeriod is the assumed time of one retry.
 	evictPeriod = 20 * time.Second
 )
 
 const conditionReadonlyFilesystem corev1.NodeConditionType = "ReadonlyFilesystem"
 
-// Request returns how the Node of a machine with a deletion timestamp is to be
-// drained at this moment, and after how long to ask again although nothing else
-// has changed; 0 means never. Node must not be nil. Failed tells whether the machine goes because it was
-// unhealthy.
+// Request returns how to drain the Node of a machine with a deletion timestamp now, and the
+// time after which to call it again even if nothing has changed; 0 means never. Node must
+// not be nil. Failed says that the machine is deleted because it was unhealthy.
 //
-// A drain is forced when the machine's label asks for it, when the machine's time
-// to drain is over, and when the Node has been unhealthy for five minutes.
+// A drain is forced if the machine's label says so, if the machine's time to drain is over,
+// or if the Node has been unhealthy for five minutes.
 func (p Policy) Request(
 	machine *v1alpha1.Machine, node *corev1.Node, failed bool, now time.Time,
 ) (req Request, again time.Duration) {
@@ -49,22 +48,21 @@ func (p Policy) Request(
 		return forced(req), 0
 	}
 	req.Timeout = left
-	since, ill := unhealthySince(node)
-	if !ill {
+	since, unhealthy := unhealthySince(node)
+	if !unhealthy {
 		return req, left
 	}
-	if patience := since.Add(unhealthyLimit).Sub(now); patience > 0 {
-		return req, min(left, patience)
+	if untilForced := since.Add(unhealthyLimit).Sub(now); untilForced > 0 {
+		return req, min(left, untilForced)
 	}
 	req.Force = true
 
 	return req, 0
 }
 
-// StayRequest is Request for a machine that has been Failed and preserved since
-// some time, so that its Node is emptied and stays. Such a drain is forced when the
-// machine's label asks for that, and when its time to drain is over; that the Node
-// is unhealthy is no news then.
+// StayRequest is Request for a machine that has been Failed and preserved since a time: its
+// Node is emptied and stays. Such a drain is forced if the machine's label says so or if its
+// time to drain is over, but not because the Node is unhealthy, which is expected.
 func (p Policy) StayRequest(
 	machine *v1alpha1.Machine, node *corev1.Node, since, now time.Time,
 ) (req Request, again time.Duration) {
@@ -99,8 +97,8 @@ func forced(req Request) Request {
 	return req
 }
 
-// Left returns how long the Node of a machine may still be drained in order. From
-// 0 on the machine's deletion does not wait for what its Node runs.
+// Left returns the time left for an orderly drain of a machine's Node. At 0 or below the
+// machine's deletion does not wait for pods.
 func (p Policy) Left(machine *v1alpha1.Machine, now time.Time) time.Duration {
 	switch t := machine.DeletionTimestamp; {
 	case Forced(machine):
@@ -120,24 +118,24 @@ func (p Policy) limit(machine *v1alpha1.Machine) time.Duration {
 	return p.Timeout
 }
 
-// Forced tells whether a machine is to be deleted by force: without regard to
-// what its Node runs.
+// Forced reports whether a machine is to be deleted by force, without regard to the pods on
+// its Node.
 func Forced(machine *v1alpha1.Machine) bool {
 	force, err := strconv.ParseBool(machine.Labels[v1alpha1.LabelKeyForceDeletion])
 
 	return err == nil && force
 }
 
-// unhealthySince returns since when the Node has not been ready or able to write. A
-// condition that does not say since when counts for nothing: it may be new.
-func unhealthySince(node *corev1.Node) (since time.Time, ill bool) {
+// unhealthySince returns since when the Node has not been ready or its filesystem has been
+// read-only. It ignores a condition without a transition time, which may be new.
+func unhealthySince(node *corev1.Node) (since time.Time, unhealthy bool) {
 	for _, c := range node.Status.Conditions {
 		bad := c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue ||
 			c.Type == conditionReadonlyFilesystem && c.Status != corev1.ConditionFalse
-		if bad && !c.LastTransitionTime.IsZero() && (!ill || c.LastTransitionTime.Time.Before(since)) {
-			since, ill = c.LastTransitionTime.Time, true
+		if bad && !c.LastTransitionTime.IsZero() && (!unhealthy || c.LastTransitionTime.Time.Before(since)) {
+			since, unhealthy = c.LastTransitionTime.Time, true
 		}
 	}
 
-	return since, ill
+	return since, unhealthy
 }

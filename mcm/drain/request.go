@@ -7,59 +7,56 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A Request is the wish for one Node to be empty.
+// A Request asks to drain one Node.
 type Request struct {
-	// UID and Machine name the machine, of which one drain runs at a time; Machine
-	// is who gets the notices.
+	// UID and Machine identify the machine. It has one drain at a time, whose notices are
+	// for Machine.
 	UID     types.UID
 	Machine types.NamespacedName
 	// Deployment is the machine's MachineDeployment, for metrics; may be empty.
 	Deployment string
-	// Node is the machine's Node, as a cache has it: not nil, and never changed.
+	// Node is the machine's Node from a cache: not nil, and never changed.
 	Node *corev1.Node
-	// Failed says that the machine goes because it was unhealthy, which the Node's
-	// condition Terminating tells. If it tells anything already, that stands.
+	// Failed says that the machine is deleted because it was unhealthy. The Node's condition
+	// Terminating shows that, unless it was set before.
 	Failed bool
-	// Stays says that the Node is to be empty and not to go: it is neither told to be
-	// terminating nor cordoned, and force leaves its volumes attached, as its instance
+	// Stays says that the Node is emptied but not deleted: it gets no condition Terminating
+	// and is not cordoned. A forced drain leaves its volumes attached, because the instance
 	// may be writing to them.
 	Stays bool
 	// Timeout is how long the drain may take.
 	Timeout time.Duration
-	// Force ends pods at once and without asking budgets, does not wait for them,
-	// and then deletes the Node's VolumeAttachments unless it Stays.
+	// Force deletes pods at once, whatever their budgets allow, does not wait for them, and
+	// then deletes the Node's VolumeAttachments unless the Node Stays.
 	Force bool
-	// MaxEvictRetries is how often a refused eviction is tried again before the pod
-	// is deleted without asking its budgets.
+	// MaxEvictRetries is how often a refused eviction is retried before the pod is deleted
+	// whatever its budgets allow.
 	MaxEvictRetries int
 }
 
-// A Phase is how far a drain is.
+// A Phase says whether a drain has ended.
 type Phase int
 
 // The phases of a drain.
 const (
-	// Running: Reason says what is waited for.
+	// Running: Reason says what the drain waits for.
 	Running Phase = iota
-	// Done: it has ended; Err says how.
+	// Done: the drain has ended; Err is nil if it succeeded.
 	Done
 )
 
-// A State is what is known of a drain.
+// A State is the state of a drain.
 type State struct {
 	Phase Phase
-	// Forced says whether it is a forced one.
+	// Forced says whether the drain is forced.
 	Forced bool
-	// Reason says in one line what a running drain waits for; empty when for
-	// nothing worth telling.
+	// Reason says in one line what a running drain waits for; may be empty.
 	Reason string
-	// Held says that Reason is a refusal or failure, and not only that pods take
-	// their time to end.
-	Held bool
-	// Err is how a Done drain failed, nil for success: the Node is empty, or gone.
+	// Blocked says that Reason is a refusal or an error. Otherwise pods are terminating.
+	Blocked bool
+	// Err is why a Done drain failed; nil if the Node is empty or gone.
 	Err error
-	// Ended is when a Done drain did.
+	// Ended is when a Done drain ended, and Took how long it took.
 	Ended time.Time
-	// Took is the time that a Done drain took.
-	Took time.Duration
+	Took  time.Duration
 }

@@ -155,7 +155,7 @@ func (r *rig) kill(t *testing.T, pod *corev1.Pod) {
 	}
 }
 
-// pods returns the names of the pods there are, and of those not yet told to end.
+// pods returns the names of all pods, and of those that are not in deletion.
 func (r *rig) pods(t *testing.T) (all, untouched []string) {
 	t.Helper()
 	list, err := r.CoreV1().Pods(r.namespace).List(t.Context(), metav1.ListOptions{})
@@ -220,7 +220,7 @@ func (r *rig) attachment(t *testing.T, name, node string, finalizers ...string) 
 	}, metav1.CreateOptions{}))
 }
 
-// attached tells whether a VolumeAttachment is there and not being deleted.
+// attached reports whether a VolumeAttachment exists and is not in deletion.
 func (r *rig) attached(t *testing.T, name string) bool {
 	t.Helper()
 	a, err := r.StorageV1().VolumeAttachments().Get(t.Context(), name, metav1.GetOptions{})

@@ -25,10 +25,11 @@ type run struct {
 	*Drainer
 	req Request
 	log logr.Logger
-	say func(reason string, held, news bool)
+	// report stores what the drain waits for, and notifies if wanted.
+	report func(reason string, blocked, notify bool)
 }
 
-// errNodeGone ends a drain: with the Node its pods are gone.
+// errNodeGone ends a drain with success: without a Node there are no pods.
 var errNodeGone = errors.New("the node is gone")
 
 // drain empties the Node.
@@ -37,7 +38,7 @@ func (r *run) drain(parent context.Context) error {
 	defer cancel()
 	err := r.steps(ctx)
 	if errors.Is(err, errNodeGone) {
-		r.log.V(1).Info("the node is gone, and with it its pods")
+		r.log.V(1).Info("the node is gone; the drain has succeeded")
 
 		return nil
 	}
@@ -56,7 +57,7 @@ func (r *run) steps(ctx context.Context) error {
 	case err != nil && !r.req.Force:
 		return err
 	case err != nil:
-		r.log.Info("goes on all the same", "err", err.Error())
+		r.log.Info("cannot mark or cordon the node; the forced drain continues", "err", err.Error())
 	}
 	if !r.req.Force {
 		return r.evictAll(ctx)
@@ -66,28 +67,28 @@ func (r *run) steps(ctx context.Context) error {
 		return r.deletePods(ctx)
 	}
 
-	// What cannot be ended must not keep the volumes.
+	// Detach volumes even if a pod could not be deleted.
 	return join(r.deletePods(ctx), r.detach(ctx))
 }
 
-// evictAll evicts until there is nothing left to evict: a pod may have come to
-// the Node just before it was cordoned.
+// evictAll evicts pods until none is left: a pod may have been bound to the Node just before
+// it was cordoned.
 func (r *run) evictAll(ctx context.Context) error {
 	for {
 		pods, err := r.evictable(ctx)
 		if err != nil || len(pods) == 0 {
 			return err
 		}
-		if err := newWave(r, pods).drain(ctx); err != nil {
+		if err := newEvictionRound(r, pods).evictAndWait(ctx); err != nil {
 			return err
 		}
 	}
 }
 
-// deletePods ends the Node's pods at once and without waiting for them.
+// deletePods deletes the Node's pods with no grace period, and does not wait for them.
 func (r *run) deletePods(ctx context.Context) error {
 	pods, err := r.evictable(ctx)
-	errs := []error{err} // of one pod, say, whose DaemonSet could not be read: the others go
+	errs := []error{err} // such as of one pod whose DaemonSet cannot be read; the others are returned
 	for i := range pods {
 		errs = append(errs, r.delete(ctx, &pods[i]))
 	}
@@ -95,16 +96,15 @@ func (r *run) deletePods(ctx context.Context) error {
 	return join(errs...)
 }
 
-// detach deletes the Node's VolumeAttachments until there are none left that
-// nobody deletes.
+// detach deletes the Node's VolumeAttachments until all are deleted or in deletion.
 func (r *run) detach(ctx context.Context) error {
 	for {
-		giveBack, err := r.take(ctx)
+		release, err := r.acquireSlot(ctx)
 		if err != nil {
 			return err
 		}
 		n, err := DeleteVolumeAttachments(ctx, r.client, r.req.Node.Name)
-		giveBack()
+		release()
 		if err != nil || n == 0 {
 			return err
 		}
@@ -115,13 +115,13 @@ func (r *run) detach(ctx context.Context) error {
 	}
 }
 
-// delete deletes a pod with no time to end.
+// delete deletes a pod with no grace period.
 func (r *run) delete(ctx context.Context, pod *corev1.Pod) error {
-	giveBack, err := r.take(ctx)
+	release, err := r.acquireSlot(ctx)
 	if err != nil {
 		return err
 	}
-	defer giveBack()
+	defer release()
 	err = r.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: new(int64), Preconditions: &metav1.Preconditions{UID: &pod.UID},
 	})
@@ -135,13 +135,12 @@ func (r *run) delete(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// gone tells that a pod or the Node does not exist any more; one of the same name, on another
-// Node perhaps, is a conflict.
+// gone reports whether an error means that a pod or the Node does not exist any more. A
+// conflict means that another object has its name.
 func gone(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsConflict(err) }
 
-// helper is kubectl's, told to take all pods but mirror pods and those of
-// DaemonSets. It finds the pods; the requests that end them are our own, for
-// kubectl's say a name and no uid.
+// helper returns kubectl's helper, configured to take all pods but mirror pods and those of
+// DaemonSets. It only lists pods: kubectl's evictions and deletions have no uid precondition.
 func (r *run) helper(ctx context.Context) *kubectldrain.Helper {
 	return &kubectldrain.Helper{
 		Ctx: ctx, Client: r.client, ChunkSize: chunk, Out: io.Discard, ErrOut: io.Discard,
@@ -149,14 +148,14 @@ func (r *run) helper(ctx context.Context) *kubectldrain.Helper {
 	}
 }
 
-// evictable returns the Node's pods that a drain removes. With an error, these are the
-// ones that it could tell.
+// evictable returns the Node's pods that a drain removes. With an error it returns those that
+// could be classified.
 func (r *run) evictable(ctx context.Context) ([]corev1.Pod, error) {
-	giveBack, err := r.take(ctx)
+	release, err := r.acquireSlot(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer giveBack()
+	defer release()
 	list, errs := r.helper(ctx).GetPodsForDeletion(r.req.Node.Name)
 	var pods []corev1.Pod
 	if list != nil {
@@ -169,13 +168,13 @@ func (r *run) evictable(ctx context.Context) ([]corev1.Pod, error) {
 	return pods, nil
 }
 
-// present returns the uids of all of the Node's pods, or errNodeGone.
-func (r *run) present(ctx context.Context) (map[types.UID]bool, error) {
-	giveBack, err := r.take(ctx)
+// podUIDs returns the uids of all of the Node's pods, or errNodeGone.
+func (r *run) podUIDs(ctx context.Context) (map[types.UID]bool, error) {
+	release, err := r.acquireSlot(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer giveBack()
+	defer release()
 	if _, err := r.readNode(ctx); err != nil {
 		return nil, err
 	}
@@ -197,7 +196,7 @@ func (r *run) present(ctx context.Context) (map[types.UID]bool, error) {
 	}
 }
 
-// pause waits, unless ctx ends first.
+// pause waits until d is over or ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -209,7 +208,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// join is errors.Join in one line, which fits into a status.
+// join is errors.Join with a text of one line, for a status.
 func join(errs ...error) error {
 	var all error
 	for _, err := range errs {
@@ -225,8 +224,8 @@ func join(errs ...error) error {
 	return all
 }
 
-// some names the first few of many.
-func some(names []string) string {
+// firstFew lists the first names, and the number of the others.
+func firstFew(names []string) string {
 	const few = 5
 	if len(names) <= few {
 		return strings.Join(names, ", ")

@@ -5,17 +5,16 @@ import (
 	"time"
 )
 
-// Settings are a Drainer's clocks and limits. Zero values mean the defaults.
+// Settings are a Drainer's periods and limits. Zero values mean the defaults.
 type Settings struct {
-	// EvictRetry is how long after a refused eviction it is tried again; 20 s by
-	// default, as MCM has it. A pod's budget may take this long to notice that
-	// another pod has become ready.
+	// EvictRetry is the time between two tries of a refused eviction; 20 s by default, as in
+	// MCM. A pod's budget may take this long to notice that another pod is ready.
 	EvictRetry time.Duration
-	// Poll is how often it is looked whether evicted pods have ended; 2 s by
-	// default. Each look is two requests.
+	// Poll is the time between two checks whether evicted pods are gone; 2 s by default.
+	// Each check is two requests.
 	Poll time.Duration
-	// Requests is how many requests are under way at once, of all drains together;
-	// 20 by default. A drain that waits takes none.
+	// Requests is the maximum number of requests in flight, of all drains together; 20 by
+	// default. A waiting drain uses none.
 	Requests int
 }
 

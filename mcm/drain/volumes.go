@@ -9,17 +9,16 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// DeleteVolumeAttachments deletes the VolumeAttachments of a Node whose pods were
-// ended by force, so that their volumes can be attached elsewhere without waiting
-// for the Node to detach them. It returns how many it had deleted: until there
-// are none, the attach-detach controller may make new ones. Those that are being
-// deleted already do not count.
+// DeleteVolumeAttachments deletes the VolumeAttachments of a Node whose pods were deleted by
+// force, so that their volumes can be attached elsewhere without waiting for the Node. It
+// returns how many it deleted, without those in deletion. The caller repeats it until it
+// returns 0, because the attach-detach controller may create new ones.
 func DeleteVolumeAttachments(ctx context.Context, c kubernetes.Interface, node string) (int, error) {
 	n := 0
 	var errs []error
 	options := metav1.ListOptions{Limit: chunk}
 	for {
-		// No field selector finds those of one Node.
+		// There is no field selector for the Node.
 		list, err := c.StorageV1().VolumeAttachments().List(ctx, options)
 		if err != nil {
 			return n, join(append(errs, fmt.Errorf("list volume attachments: %w", err))...)

@@ -16,15 +16,14 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// An Announcer tells the replicas of a provider that something changed;
-// bus.Announcer is one.
+// An Announcer announces a change to the replicas of a provider; bus.Announcer is one.
 type Announcer interface {
 	Changed(provider string, change *driverv1.Changed) error
 }
 
-// AnnounceChanges has drivers told of every class and secret of theirs that
-// changes or goes, for as long as the informers run. A lost notice does no harm:
-// operations name the versions they need.
+// AnnounceChanges announces to drivers every update and deletion of their classes and
+// secrets, for as long as the informers run. A lost announcement does no harm: operations
+// name the versions they need.
 func (h *Handler) AnnounceChanges(ctx context.Context, informers cache.Informers, announcer Announcer) error {
 	classes, err := informers.GetInformer(ctx, &v1alpha1.MachineClass{})
 	if err != nil {
@@ -34,10 +33,10 @@ func (h *Handler) AnnounceChanges(ctx context.Context, informers cache.Informers
 	if err != nil {
 		return fmt.Errorf("watch secrets: %w", err)
 	}
-	tell := func(provider string, kind driverv1.Changed_Kind, o client.Object) {
+	announce := func(provider string, kind driverv1.Changed_Kind, o client.Object) {
 		err := announcer.Changed(provider, &driverv1.Changed{Kind: kind, Reference: reference(o)})
 		if err != nil {
-			ctrl.LoggerFrom(ctx).V(1).Info("change not announced", "err", err.Error())
+			ctrl.LoggerFrom(ctx).V(1).Info("cannot announce a change; drivers read the new version with their next operation", "err", err.Error())
 		}
 	}
 	_, err = classes.AddEventHandler(onChange(func(o client.Object) {
@@ -46,7 +45,7 @@ func (h *Handler) AnnounceChanges(ctx context.Context, informers cache.Informers
 			return
 		}
 		if provider, err := dispatch.Provider(class, h.DefaultProvider); err == nil {
-			tell(provider, driverv1.Changed_KIND_CLASS, class)
+			announce(provider, driverv1.Changed_KIND_CLASS, class)
 		}
 	}))
 	if err != nil {
@@ -54,7 +53,7 @@ func (h *Handler) AnnounceChanges(ctx context.Context, informers cache.Informers
 	}
 	_, err = secrets.AddEventHandler(onChange(func(o client.Object) {
 		for _, provider := range h.providersOf(ctx, o) {
-			tell(provider, driverv1.Changed_KIND_SECRET, o)
+			announce(provider, driverv1.Changed_KIND_SECRET, o)
 		}
 	}))
 	if err != nil {
@@ -68,7 +67,7 @@ func (h *Handler) AnnounceChanges(ctx context.Context, informers cache.Informers
 func (h *Handler) providersOf(ctx context.Context, secret client.Object) []string {
 	list := &v1alpha1.MachineClassList{}
 	if err := h.Reader.List(ctx, list); err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "cannot list classes")
+		ctrl.LoggerFrom(ctx).Error(err, "cannot list the classes that refer to a secret; its change is not announced")
 
 		return nil
 	}
@@ -86,8 +85,8 @@ func (h *Handler) providersOf(ctx context.Context, secret client.Object) []strin
 	return providers
 }
 
-// onChange calls f for updates and deletions; nobody can hold an older version
-// of what is new.
+// onChange calls f for updates and deletions. No driver has an older version of a new
+// object.
 func onChange(f func(client.Object)) toolscache.ResourceEventHandler {
 	return toolscache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(before, after any) {

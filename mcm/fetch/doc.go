@@ -1,9 +1,8 @@
-// Package fetch gives drivers what they ask for: classes, the secrets those
-// refer to, and what makes a machine's user data its own. Each only to the
-// provider whose class it is, secrets only under seal.
+// Package fetch answers drivers that fetch classes, the secrets of classes, and the
+// values for a machine's user data. A driver only gets what classes of its own provider
+// refer to, and secrets only sealed.
 //
-// It also tells drivers when a class or a secret has changed, without saying how,
-// and keeps the control plane's key. Every replica of the manager serves fetches,
-// the leading one or not. Operations are not its business: package dispatch sends
-// those.
+// The package also announces changed classes and secrets to drivers, and stores the
+// control plane's key. Every replica of the manager serves fetches, not only the leader.
+// Package dispatch sends operations.
 package fetch

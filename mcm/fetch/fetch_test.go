@@ -303,7 +303,7 @@ func TestBootstrap(t *testing.T) {
 	}
 }
 
-// Fetches come to any manager, operations are begun by the leading one.
+// Fetches go to any manager; only the leading one begins operations.
 func TestBootstrapAtAnotherManager(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -334,7 +334,7 @@ func TestBootstrapAtAnotherManager(t *testing.T) {
 		uid                           types.UID
 		code                          dispatch.Code
 	}{
-		"initialize": {"it is begun", "virtual", string(fresh.UID) + ".initialize.1", "m4", fresh.UID, dispatch.OK},
+		"initialize": {"it has begun", "virtual", string(fresh.UID) + ".initialize.1", "m4", fresh.UID, dispatch.OK},
 		"initialized": {
 			"the phase says that it has ended", "virtual", string(running.UID) + ".initialize.1", "m5", running.UID, dispatch.PermissionDenied,
 		},
@@ -431,10 +431,10 @@ func TestBootstrapTokenOutlivesNoMachine(t *testing.T) {
 		created               error
 		kept                  bool
 	}{
-		"gone":          {reason: "nobody looks for it any more", flying: true, ends: true, deletes: true},
+		"gone":          {reason: "no deletion looks for it any more", flying: true, ends: true, deletes: true},
 		"elsewhere":     {reason: "the leading manager has withdrawn it", deletes: true},
 		"going":         {reason: "it may have been looked for", flying: true, ends: true, deletes: true, finalizer: "test/stays"},
-		"not told":      {reason: "an error does not say that it was not stored", flying: true, ends: true, deletes: true, created: errors.New("slow")},
+		"unconfirmed":   {reason: "an error does not say that it was not stored", flying: true, ends: true, deletes: true, created: errors.New("slow")},
 		"still flying":  {reason: "it will be withdrawn after the operation", flying: true, deletes: true, finalizer: "test/stays", kept: true},
 		"next attempt":  {reason: "the next create boots from the same", flying: true, ends: true, kept: true},
 		"led elsewhere": {reason: "the machine is there", kept: true},
@@ -552,7 +552,7 @@ func TestChanged(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		// A discovery answer tells that the replica's subscriptions stand.
+		// A discovery answer shows that the replica has subscribed.
 		bustest.Eventually(t, "replica of "+provider, func() bool {
 			_, err := raw.Request("$SRV.PING.mcm-driver-"+provider, nil, time.Second)
 
@@ -565,7 +565,7 @@ func TestChanged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	touch(r.secret("other")) // of no class: nobody hears of it
+	touch(r.secret("other")) // of no class: not announced
 	touch(r.class("foreign", ""))
 	touch(r.secret("boot"))
 	count := func() int {
@@ -635,7 +635,7 @@ func TestControlPlaneKeyUnreadable(t *testing.T) {
 			continue
 		}
 		want := fmt.Sprintf("Secret %s/%s, key \"seed\": not the seed of a curve key (an nkeys seed that starts with SX) "+
-			"(delete the Secret to have a new one made)", namespace, name)
+			"(delete the Secret and mcm creates a new one)", namespace, name)
 		if err.Error() != want {
 			t.Errorf("%s: error is %q, want %q", name, err, want)
 		}

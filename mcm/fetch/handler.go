@@ -23,11 +23,12 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// takeBackTimeout is for looking whether a token is still wanted, and for deleting it.
-const takeBackTimeout = 5 * time.Second
+// deleteLateTimeout bounds the check whether a machine still needs its token, and the
+// token's deletion.
+const deleteLateTimeout = 5 * time.Second
 
-// An InFlight tells whether an operation of a machine is under way at a
-// provider; dispatch.Dispatcher is one.
+// An InFlight reports whether an operation of a machine is in flight at a provider;
+// dispatch.Dispatcher is one.
 type InFlight interface {
 	InFlight(provider, operationID string, uid types.UID) bool
 }
@@ -37,33 +38,32 @@ type InFlight interface {
 type Handler struct {
 	// Reader reads classes and secrets.
 	Reader client.Reader
-	// Operations knows what this manager has under way.
+	// Operations knows the operations of this manager.
 	Operations InFlight
-	// Live reads objects as they are stored, not from a cache. Another manager may
-	// have sent the request that a fetch is for: what it has under way stands in the
-	// Machines' journals, and what it referred to may not be in the cache here yet.
-	// Nil means that there is no other.
+	// Live reads from the API server. It is for fetches that belong to an operation of
+	// another manager: the Machine's journal has the operation, and the objects that it
+	// refers to may not be in this process's cache yet. Nil means that there is no other
+	// manager.
 	Live client.Reader
-	// Removed remembers classes and secrets that are gone; nil means that nothing
-	// does.
+	// Removed remembers deleted classes and secrets; may be nil.
 	Removed Removed
-	// Reserved is the Secret with the control plane's own key, which no class may
-	// refer to: with it one can open every sealed answer.
+	// Reserved is the Secret with the control plane's own key. No class may refer to it:
+	// the key opens every sealed answer.
 	Reserved client.ObjectKey
 	// DefaultProvider is the driver for classes that name none; may be empty.
 	DefaultProvider string
-	// Tokens makes the tokens with which nodes join; nil when there are none.
+	// Tokens issues the tokens with which nodes join; nil if mcm issues none.
 	Tokens TokenIssuer
-	// CreationTimeout tells how long a machine may take to join: its token is valid
-	// for as long. machine.CreationTimeout knows.
+	// CreationTimeout returns how long a machine may take to join, which is also how long
+	// its token is valid; such as machine.CreationTimeout.
 	CreationTimeout func(*v1alpha1.Machine) time.Duration
-	// UnderWay reads from a machine which operation its manager has begun, "" for
-	// none. machine.UnderWay is one.
+	// UnderWay returns the id of the operation that a Machine's journal has in flight, ""
+	// for none; such as machine.UnderWay.
 	UnderWay func(*v1alpha1.Machine) (operationID string)
 }
 
-// Removed remembers classes and secrets that are gone, and returns nil for those
-// that it does not know; machineclass.Removed is one.
+// Removed returns deleted classes and secrets as they were last seen, nil for unknown
+// ones; machineclass.Removed is one.
 type Removed interface {
 	Class(key client.ObjectKey) *v1alpha1.MachineClass
 	Secret(key client.ObjectKey) *corev1.Secret
@@ -95,12 +95,13 @@ func (h *Handler) Secret(ctx context.Context, provider string, req *driverv1.Fet
 	want := req.GetSecret()
 	key := client.ObjectKey{Namespace: want.GetNamespace(), Name: want.GetName()}
 	if key == h.Reserved || !slices.Contains(v1alpha1.SecretsOf(class), key) {
-		return nil, dispatch.Errorf(dispatch.PermissionDenied, "MachineClass %s/%s may not have Secret %s: a class has those that it "+
-			"refers to, in its own namespace, and never the control plane's key", class.Namespace, class.Name, key)
+		return nil, dispatch.Errorf(dispatch.PermissionDenied, "MachineClass %s/%s does not give access to Secret %s: a driver only gets "+
+			"secrets in the class's namespace that the class refers to, and never the control plane's key", class.Namespace, class.Name, key)
 	}
 	secret, err := h.readSecret(ctx, key, want)
 	if apierrors.IsNotFound(err) {
-		return nil, dispatch.Errorf(dispatch.NotFound, "Secret %s/%s does not exist", want.GetNamespace(), want.GetName())
+		return nil, dispatch.Errorf(dispatch.NotFound, "Secret %s does not exist: create it, or correct the reference in MachineClass %s/%s",
+			key, class.Namespace, class.Name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read secret: %w", err)
@@ -109,23 +110,23 @@ func (h *Handler) Secret(ctx context.Context, provider string, req *driverv1.Fet
 	return &driverv1.SecretContent{Reference: reference(secret), Data: secret.Data}, nil
 }
 
-// Bootstrap returns what replaces the placeholders of a machine's user data,
-// while the operation that needs them is under way at the asking driver's
-// provider.
+// Bootstrap returns the values for the placeholders in a machine's user data. It only
+// does so while an operation that needs them is in flight at the driver's provider.
 func (h *Handler) Bootstrap(
 	ctx context.Context, provider string, req *driverv1.FetchBootstrapRequest,
 ) (*driverv1.BootstrapContent, error) {
 	if kind := dispatch.KindOf(req.GetOperationId()); kind != dispatch.Create && kind != dispatch.Initialize {
-		return nil, dispatch.Errorf(dispatch.PermissionDenied, "operation %s boots no instance", req.GetOperationId())
+		return nil, dispatch.Errorf(dispatch.PermissionDenied, "operation %s is no create or initialize, and only those get bootstrap values",
+			req.GetOperationId())
 	}
 	m := &v1alpha1.Machine{}
 	err := h.Reader.Get(ctx, client.ObjectKey{Namespace: req.GetNamespace(), Name: req.GetMachine()}, m)
 	if !h.Operations.InFlight(provider, req.GetOperationId(), types.UID(req.GetMachineUid())) {
-		if m, err = h.elsewhere(ctx, provider, req); err != nil {
+		if m, err = h.machineOfOtherManager(ctx, provider, req); err != nil {
 			return nil, err
 		}
 		if m == nil {
-			return nil, dispatch.Errorf(dispatch.PermissionDenied, "no operation %s is under way at provider %s",
+			return nil, dispatch.Errorf(dispatch.PermissionDenied, "operation %s is not in flight at provider %s",
 				req.GetOperationId(), provider)
 		}
 	}
@@ -133,7 +134,7 @@ func (h *Handler) Bootstrap(
 	values := map[string]string{PlaceholderMachineName: req.GetMachine()}
 	if h.Tokens == nil {
 		if err == nil {
-			err = h.wantsNoToken(ctx, m)
+			err = h.checkNoTokenNeeded(ctx, m)
 		}
 
 		return &driverv1.BootstrapContent{Values: values}, client.IgnoreNotFound(err)
@@ -142,14 +143,14 @@ func (h *Handler) Bootstrap(
 		return nil, fmt.Errorf("read machine: %w", err)
 	}
 	if string(m.UID) != req.GetMachineUid() {
-		return nil, dispatch.Errorf(dispatch.NotFound, "machine %s/%s has another uid by now", m.Namespace, m.Name)
+		return nil, dispatch.Errorf(dispatch.NotFound, "machine %s/%s was replaced by another machine of the same name", m.Namespace, m.Name)
 	}
 	if !m.DeletionTimestamp.IsZero() {
-		return nil, dispatch.Errorf(dispatch.FailedPrecondition, "machine %s/%s is being deleted: it gets no token to join with",
+		return nil, dispatch.Errorf(dispatch.FailedPrecondition, "machine %s/%s is being deleted and gets no bootstrap token",
 			m.Namespace, m.Name)
 	}
 	token, err := h.Tokens.Ensure(ctx, m, h.CreationTimeout(m))
-	if late := h.takeBack(ctx, provider, req, m); late != nil {
+	if late := h.deleteLateToken(ctx, provider, req, m); late != nil {
 		return nil, late
 	}
 	if err != nil {
@@ -160,16 +161,18 @@ func (h *Handler) Bootstrap(
 	return &driverv1.BootstrapContent{Values: values}, nil
 }
 
-// takeBack deletes the token of a machine that went while it was made, and fails then:
-// whoever removes a machine looks for its token when no operation is under way any
-// more, and perhaps before this one was stored. That of a machine that stays is not
-// touched, for the next create boots from the same.
-func (h *Handler) takeBack(ctx context.Context, provider string, req *driverv1.FetchBootstrapRequest, m *v1alpha1.Machine) error {
+// deleteLateToken deletes the token of a machine that was deleted while the token was
+// created, and returns an error then. The machine's deletion removes the token once no
+// operation is in flight, which may have been before the token was stored. A machine that
+// stays keeps its token: the next create needs the same.
+func (h *Handler) deleteLateToken(
+	ctx context.Context, provider string, req *driverv1.FetchBootstrapRequest, m *v1alpha1.Machine,
+) error {
 	if h.Operations.InFlight(provider, req.GetOperationId(), m.UID) {
 		return nil
 	}
-	// What has made a token late may have taken all the time that there was.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeBackTimeout)
+	// Whatever delayed the token may have used up the time of ctx.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteLateTimeout)
 	defer cancel()
 	live, now := h.Live, &v1alpha1.Machine{}
 	if live == nil {
@@ -186,12 +189,12 @@ func (h *Handler) takeBack(ctx context.Context, provider string, req *driverv1.F
 		return err
 	}
 
-	return dispatch.Errorf(dispatch.FailedPrecondition, "machine %s/%s went while its token was made", m.Namespace, m.Name)
+	return dispatch.Errorf(dispatch.FailedPrecondition, "machine %s/%s was deleted while its bootstrap token was created", m.Namespace, m.Name)
 }
 
-// wantsNoToken fails when user data of the machine's class has a token's placeholder
-// in it: with that in the token's place its instance would never join.
-func (h *Handler) wantsNoToken(ctx context.Context, m *v1alpha1.Machine) error {
+// checkNoTokenNeeded returns an error if the user data of the machine's class contains the
+// token's placeholder: without a token the instance would never join.
+func (h *Handler) checkNoTokenNeeded(ctx context.Context, m *v1alpha1.Machine) error {
 	class := &v1alpha1.MachineClass{}
 	if err := h.Reader.Get(ctx, client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.Class.Name}, class); err != nil {
 		return fmt.Errorf("read class: %w", err)
@@ -203,17 +206,18 @@ func (h *Handler) wantsNoToken(ctx context.Context, m *v1alpha1.Machine) error {
 		}
 		text := string(secret.Data[userDataKey])
 		if strings.Contains(text, bootstrap.Placeholder) || strings.Contains(text, url.QueryEscape(bootstrap.Placeholder)) {
-			return dispatch.Errorf(dispatch.FailedPrecondition, "Secret %s: user data has %s in it, and mcm makes no bootstrap tokens, "+
-				"as it has no target cluster or runs with --bootstrap-tokens=false: put a token of your own there", key, bootstrap.Placeholder)
+			return dispatch.Errorf(dispatch.FailedPrecondition, "Secret %s: user data contains %s, but mcm issues no bootstrap tokens "+
+				"because it has no target cluster or runs with --bootstrap-tokens=false: replace the placeholder by your own token",
+				key, bootstrap.Placeholder)
 		}
 	}
 
 	return nil
 }
 
-// elsewhere returns the machine as it is stored if another manager, the leading
-// one, has the operation under way, and nil if none has: fetches go to any of them.
-func (h *Handler) elsewhere(
+// machineOfOtherManager returns the stored machine if another manager, the leading one,
+// has the operation in flight; otherwise nil. Drivers send fetches to any manager.
+func (h *Handler) machineOfOtherManager(
 	ctx context.Context, provider string, req *driverv1.FetchBootstrapRequest,
 ) (*v1alpha1.Machine, error) {
 	if h.Live == nil {
@@ -222,7 +226,7 @@ func (h *Handler) elsewhere(
 	m := &v1alpha1.Machine{}
 	err := h.Live.Get(ctx, client.ObjectKey{Namespace: req.GetNamespace(), Name: req.GetMachine()}, m)
 	if apierrors.IsNotFound(err) {
-		return nil, nil //nolint:nilnil // nobody can have begun anything for it
+		return nil, nil //nolint:nilnil // no operation can be in flight for it
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read machine: %w", err)
@@ -247,8 +251,8 @@ const userDataKey = "userData"
 // PlaceholderMachineName stands in user data for the machine's name.
 const PlaceholderMachineName = "<<MACHINE_NAME>>"
 
-// class reads a class and refuses one of another provider as if there were
-// none: a driver learns nothing of others.
+// class reads a class. For a class of another provider it returns NotFound, so that a
+// driver learns nothing about other providers.
 func (h *Handler) class(ctx context.Context, provider string, ref *driverv1.ObjectReference) (*v1alpha1.MachineClass, error) {
 	class, err := h.readClass(ctx, client.ObjectKey{Namespace: ref.GetNamespace(), Name: ref.GetName()}, ref)
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -295,8 +299,8 @@ func classMessage(class *v1alpha1.MachineClass, provider string) (*driverv1.Clas
 	return m, nil
 }
 
-// classAnnotations leaves out of a class's those that hold itself, as it was: it may
-// have been another provider's.
+// classAnnotations omits the annotations that hold an earlier version of the class: that
+// version may have belonged to another provider.
 func classAnnotations(all map[string]string) map[string]string {
 	some := maps.Clone(all)
 	delete(some, corev1.LastAppliedConfigAnnotation)

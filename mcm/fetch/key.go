@@ -15,9 +15,9 @@ import (
 // seedKey is the key of the Secret that holds the seed.
 const seedKey = "seed"
 
-// ControlPlaneKey returns the key with which this control plane seals: that in
-// the named Secret, which is made with a fresh key when there is none. All
-// replicas of a manager share it.
+// ControlPlaneKey returns the key with which this control plane seals secrets. It reads
+// the named Secret, and creates it with a new key if it does not exist. All replicas of a
+// manager share the key.
 func ControlPlaneKey(ctx context.Context, c client.Client, name client.ObjectKey) (*bus.SealKey, error) {
 	key, err := readKey(ctx, c, name)
 	if !apierrors.IsNotFound(err) {
@@ -51,7 +51,7 @@ func readKey(ctx context.Context, c client.Client, name client.ObjectKey) (*bus.
 	}
 	key, err := bus.ParseSealKey(secret.Data[seedKey])
 	if err != nil {
-		return nil, fmt.Errorf("Secret %s, key %q: %w (delete the Secret to have a new one made)", name, seedKey, err)
+		return nil, fmt.Errorf("Secret %s, key %q: %w (delete the Secret and mcm creates a new one)", name, seedKey, err)
 	}
 
 	return key, nil

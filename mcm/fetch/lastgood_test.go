@@ -58,7 +58,7 @@ func TestLastAcceptedClass(t *testing.T) {
 	}
 }
 
-// What somebody removed by force is served for the deletion of its machines, to
+// A class or secret removed by force is served for the deletion of its machines, to
 // whom it was served before.
 func TestRemovedClass(t *testing.T) {
 	t.Parallel()

@@ -13,8 +13,8 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// readClass reads a class that is at least as new as the one referred to, from the
-// cache if it can. One that was removed it returns as it was last seen.
+// readClass reads a class that is at least as new as the reference, from the cache if
+// possible. It returns a deleted class as it was last seen.
 func (h *Handler) readClass(ctx context.Context, key client.ObjectKey, want *driverv1.ObjectReference) (*v1alpha1.MachineClass, error) {
 	class := &v1alpha1.MachineClass{}
 	err := h.Reader.Get(ctx, key, class)
@@ -60,19 +60,19 @@ func (h *Handler) readSecret(ctx context.Context, key client.ObjectKey, want *dr
 	return secret, err
 }
 
-// behind tells whether a cache from which an object was read, or was not, lags behind
-// the manager that sent a reference to it. Resource versions are ordered: KEP-5504.
+// behind reports whether a read object, or a missing one, is older than the reference to
+// it. Resource versions are ordered: KEP-5504.
 func behind(found client.Object, err error, want *driverv1.ObjectReference) bool {
 	if err != nil {
 		return apierrors.IsNotFound(err)
 	}
 	order, err := resourceversion.CompareResourceVersion(found.GetResourceVersion(), want.GetResourceVersion())
 
-	return err == nil && order < 0 // those of lastgood's versions are not the API server's and have no order
+	return err == nil && order < 0 // lastgood's resource versions have no order
 }
 
-// only selects one object of a list: mcm may list classes and secrets, as its caches
-// do, and needs no other right to read one.
+// only selects one object of a list. mcm has the permission to list classes and secrets,
+// for its caches, and needs no further one to read them.
 func only(key client.ObjectKey) []client.ListOption {
 	return []client.ListOption{client.InNamespace(key.Namespace), client.MatchingFields{metav1.ObjectNameField: key.Name}}
 }

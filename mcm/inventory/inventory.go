@@ -1,7 +1,6 @@
-// Package inventory makes metrics of all objects of one kind, at each scrape, from a
-// manager's cache: what is deleted is gone from them, too. Which metrics an object has is
-// for the package of its controller; what happens to be counted while a program runs is
-// not for this one.
+// Package inventory exports metrics of all objects of one kind. It reads a manager's
+// cache at each scrape, so the metrics of deleted objects disappear. The package of the
+// kind's controller says which metrics an object has. Counters of events are kept elsewhere.
 package inventory
 
 import (
@@ -14,24 +13,24 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// limit is how long a scrape may wait for the cache.
-const limit = 5 * time.Second
+// listTimeout is how long a scrape may wait for the cache.
+const listTimeout = 5 * time.Second
 
-// A Kind says what is told of one kind's objects.
+// A Kind describes the metrics of one kind's objects.
 type Kind[L client.ObjectList] struct {
-	// Name is the plural, for people.
+	// Name is the plural, for logs.
 	Name string
-	// Metrics are all that Collect sends.
+	// Metrics describes all metrics that Collect sends.
 	Metrics []*prometheus.Desc
 	// List returns an empty list of the kind.
 	List func() L
-	// Collect sends the metrics of a list, whose objects are the cache's own: there may
-	// be thousands, and it must not change them. It may be called concurrently.
+	// Collect sends the metrics of a list. It must not change the objects, which belong
+	// to the cache; there may be thousands. It may be called concurrently.
 	Collect func(ch chan<- prometheus.Metric, list L)
 }
 
-// New returns the metrics of all objects of a kind that a reader holds, until ctx ends. It
-// is safe for concurrent use.
+// New returns a collector of the metrics of all objects of a kind in reader. It works
+// until ctx ends, and is safe for concurrent use.
 func New[L client.ObjectList](ctx context.Context, reader client.Reader, kind Kind[L]) prometheus.Collector {
 	return &collector[L]{ctx, reader, kind}
 }
@@ -49,14 +48,14 @@ func (c *collector[L]) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. What cannot be read is left out: an
-// invalid metric would make the whole scrape fail, all others included.
+// Collect implements prometheus.Collector. It sends nothing if the list cannot be read:
+// an invalid metric would fail the whole scrape.
 func (c *collector[L]) Collect(ch chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(c.ctx, limit)
+	ctx, cancel := context.WithTimeout(c.ctx, listTimeout)
 	defer cancel()
 	list := c.kind.List()
 	if err := c.reader.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-		ctrl.LoggerFrom(c.ctx).V(1).Info("no metrics of "+c.kind.Name, "err", err.Error())
+		ctrl.LoggerFrom(c.ctx).V(1).Info("cannot list "+c.kind.Name+": this scrape has no metrics of them", "err", err.Error())
 
 		return
 	}
@@ -68,8 +67,8 @@ func Gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, value float64, label
 	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 }
 
-// ConditionNumber is a condition's status as a value: 1 for True, 0 for False, 2 for all
-// else, as the machine controller manager has it.
+// ConditionNumber returns a condition's status as the machine controller manager exports
+// it: 1 for True, 0 for False, 2 for anything else.
 func ConditionNumber(status corev1.ConditionStatus) float64 {
 	switch status {
 	case corev1.ConditionTrue:

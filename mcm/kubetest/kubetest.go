@@ -1,6 +1,6 @@
-// Package kubetest runs the tests of a package against a real API server: one per test binary, with the project's CRDs
-// where they are wanted. It is for tests only: it runs no controllers and no kubelet, and it fakes nothing. End-to-end
-// tests start the whole cluster in processes of their own instead.
+// Package kubetest runs the tests of a package against a real API server, one per test binary, with the project's CRDs if
+// wanted. It runs no controllers and no kubelet, and fakes nothing. End-to-end tests start a whole cluster as processes
+// instead.
 package kubetest
 
 import (
@@ -22,22 +22,20 @@ type Tests interface {
 	Run() int
 }
 
-// Environment is an API server with the project's CRDs, for [Main]. It may be changed before that.
+// Environment returns an API server with the project's CRDs, for [Main]. The caller may change it before.
 func Environment() *envtest.Environment {
 	return &envtest.Environment{CRDDirectoryPaths: []string{File("deploy/crds")}, ErrorIfCRDPathMissing: true}
 }
 
-// Main is the whole of a TestMain: it starts the API server of env, calls ready with the way to it, runs the tests,
-// calls done, stops the API server, and exits. All is in the calling goroutine. Clients made from the way are not slowed
-// down.
+// Main is a whole TestMain. It starts the API server of env, calls ready with a config for it, runs the tests, calls done,
+// stops the API server and exits, all in the calling goroutine. Clients made from the config have no rate limit.
 //
-// When anything but the tests fails, Main says so and exits with 1. Once ready has succeeded, done is called whatever
-// the tests' outcome; clients that go on watching hinder the API server's stop.
+// If anything but the tests fails, Main prints the error and exits with 1. It calls done if ready succeeded, whatever the
+// tests' outcome. Clients that still watch delay the API server's stop.
 //
-// A test binary that fuzzes gets no API server, and neither ready nor done is called. Otherwise each of its worker
-// processes would start one, whose etcd inherits the worker's pipe to the coordinator; a worker that is killed leaves it
-// behind, and the coordinator waits for the end of that pipe for ever. Tests that need the server cannot run then: add
-// -run='^$' to -fuzz.
+// A test binary that fuzzes gets no API server, and Main calls neither ready nor done. Otherwise each worker process would
+// start a server whose etcd inherits the worker's pipe to the coordinator. A killed worker would leave etcd behind, and the
+// coordinator would wait for the pipe's end for ever. Tests that need the server cannot run then: add -run='^$' to -fuzz.
 func Main(tests Tests, env *envtest.Environment, ready func(*rest.Config) error, done ...func() error) {
 	flag.Parse()
 	ctrl.SetLogger(logr.Discard())
@@ -63,11 +61,11 @@ func runWith(tests Tests, env *envtest.Environment, ready func(*rest.Config) err
 		return 0, errors.New("KUBEBUILDER_ASSETS must name the directory of etcd and kube-apiserver: " +
 			"`make test` sets it, or run: export KUBEBUILDER_ASSETS=$(.out/bin/devcluster assets --dir .out/envtest)")
 	}
-	// The dev cluster's etcd and API server heed it, should this process be killed.
+	// With this the dev cluster's etcd and API server end if this process is killed.
 	if err := os.Setenv("DEVCLUSTER_DIE_WITH_PARENT", "1"); err != nil {
 		return 0, err
 	}
-	// What has been started before a failure runs, too.
+	// Also after a failed start: etcd may run already.
 	defer func() {
 		if stopped := env.Stop(); stopped != nil {
 			err = errors.Join(err, fmt.Errorf("stop the API server: %w", stopped))
@@ -89,7 +87,7 @@ func runWith(tests Tests, env *envtest.Environment, ready func(*rest.Config) err
 	return code, err
 }
 
-// fuzzing tells whether the test binary coordinates fuzzing or is a worker of that.
+// fuzzing reports whether the test binary coordinates fuzzing or is a fuzz worker.
 func fuzzing() bool {
 	set := func(name, unset string) bool {
 		f := flag.Lookup(name)

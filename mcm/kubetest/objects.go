@@ -26,10 +26,10 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// patience bounds how long it may take to store a file's objects.
-const patience = time.Minute
+// createTimeout bounds how long it may take to store a file's objects.
+const createTimeout = time.Minute
 
-// Scheme is a new one that knows Kubernetes' own kinds and the project's.
+// Scheme returns a new scheme with Kubernetes' own kinds and the project's.
 func Scheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
@@ -40,7 +40,7 @@ func Scheme() *runtime.Scheme {
 
 var namespaces atomic.Int64
 
-// Namespace makes a namespace that no other test of the binary has, and a client that knows the kinds of [Scheme].
+// Namespace creates a namespace for one test, and a client with the kinds of [Scheme].
 func Namespace(tb testing.TB, cfg *rest.Config) (c client.WithWatch, name string) {
 	tb.Helper()
 	c, err := client.NewWithWatch(cfg, client.Options{Scheme: Scheme()})
@@ -55,8 +55,8 @@ func Namespace(tb testing.TB, cfg *rest.Config) (c client.WithWatch, name string
 	return c, name
 }
 
-// AsMCM is the way to the API server with the identity that mcm has when it is deployed. What it may do there is what
-// [Create] has granted from the manifests.
+// AsMCM returns a config with the identity of a deployed mcm. Its permissions are those that [Create] has stored from the
+// manifests.
 func AsMCM(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.Impersonate.UserName = "system:serviceaccount:machinebus:mcm"
@@ -66,7 +66,7 @@ func AsMCM(cfg *rest.Config) *rest.Config {
 
 // Create stores the objects of a YAML file, whose name is relative to the repository's root.
 func Create(cfg *rest.Config, name string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), createTimeout)
 	defer cancel()
 	c, err := client.New(cfg, client.Options{})
 	if err != nil {
@@ -96,11 +96,11 @@ func Create(cfg *rest.Config, name string) error {
 	}
 }
 
-// File is the path of a file of the repository, whose name is relative to the root. Where no directory above the working
-// directory is the root, it is the name itself, and whoever opens that says what is missing.
+// File returns the path of a file, given its name relative to the repository's root. Outside of the repository it returns
+// the name itself, which fails to open.
 func File(name string) string {
 	dir, err := os.Getwd()
-	// The paths that the compiler notes are no help: with -trimpath they exist nowhere.
+	// Not by runtime.Caller: with -trimpath its paths do not exist.
 	for err == nil && dir != filepath.Dir(dir) {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
 			return filepath.Join(dir, name)

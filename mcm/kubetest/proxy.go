@@ -14,13 +14,13 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// A Proxy stands in front of the API server. It counts requests, and can hold the watches of a resource back: what is
-// read through them stands still, while everything else goes on. It is safe for concurrent use.
+// A Proxy stands in front of the API server. It counts requests, refuses some on demand, and can hold back the watches of
+// a resource, so that caches become stale. It is safe for concurrent use.
 type Proxy struct {
 	url string
 
 	mu      sync.Mutex
-	held    map[string]chan struct{} // by resource; closed when it is released
+	held    map[string]chan struct{} // by resource; closed by Release
 	count   map[string]int           // by verb and resource
 	refused map[string]bool          // by verb and resource
 }
@@ -51,7 +51,7 @@ func NewProxy(tb testing.TB, cfg *rest.Config) *Proxy {
 		},
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if p.note(req) {
+		if p.countRequest(req) {
 			http.Error(w, "the quota is used up", http.StatusForbidden)
 
 			return
@@ -64,7 +64,7 @@ func NewProxy(tb testing.TB, cfg *rest.Config) *Proxy {
 	return p
 }
 
-// Config is the way through the proxy.
+// Config returns a config for clients that go through the proxy.
 func (p *Proxy) Config() *rest.Config { return &rest.Config{Host: p.url, QPS: -1} }
 
 func isWatch(req *http.Request) bool {
@@ -88,8 +88,8 @@ func resourceOf(path string) string {
 	}
 }
 
-// note counts a request, and tells whether it is to be refused.
-func (p *Proxy) note(req *http.Request) (refuse bool) {
+// countRequest counts a request and reports whether to refuse it.
+func (p *Proxy) countRequest(req *http.Request) (refuse bool) {
 	if isWatch(req) {
 		return false
 	}
@@ -101,14 +101,14 @@ func (p *Proxy) note(req *http.Request) (refuse bool) {
 	return p.refused[what]
 }
 
-// Refuse has requests such as "POST machines" refused, or no longer.
+// Refuse sets whether requests such as "POST machines" are refused.
 func (p *Proxy) Refuse(what string, refused bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.refused[what] = refused
 }
 
-// Requests returns how many requests such as "POST machines" there were since Reset. Watches do not count.
+// Requests returns the number of requests such as "POST machines" since Reset, without watches.
 func (p *Proxy) Requests(what string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -116,7 +116,7 @@ func (p *Proxy) Requests(what string) int {
 	return p.count[what]
 }
 
-// All returns the sum of requests for the project's kinds since Reset, and what they were.
+// All returns the number of requests for the project's kinds since Reset, in sum and by request.
 func (p *Proxy) All() (n int, what map[string]int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -131,14 +131,14 @@ func (p *Proxy) All() (n int, what map[string]int) {
 	return n, what
 }
 
-// Reset starts the count of requests afresh.
+// Reset sets the counts of requests to zero.
 func (p *Proxy) Reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	clear(p.count)
 }
 
-// Hold holds the watches of resources such as "machines" back until Release.
+// Hold holds back the events of watches of resources such as "machines" until Release.
 func (p *Proxy) Hold(resources ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -149,7 +149,7 @@ func (p *Proxy) Hold(resources ...string) {
 	}
 }
 
-// Release lets watches give away what was held back.
+// Release delivers the events that Hold held back.
 func (p *Proxy) Release(resources ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -161,7 +161,7 @@ func (p *Proxy) Release(resources ...string) {
 	}
 }
 
-// A heldBody is a watch that gives nothing away while its resource is held.
+// A heldBody is the body of a watch that returns no data while its resource is held.
 type heldBody struct {
 	io.ReadCloser
 

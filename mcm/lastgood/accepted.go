@@ -12,16 +12,16 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// acceptedPrefix begins the resourceVersion in references to accepted versions.
-// Those of the API server are numbers.
+// acceptedPrefix begins the resourceVersion in references to accepted versions. The API
+// server's own resource versions are numbers.
 const acceptedPrefix = "accepted."
 
-// acceptedLimit bounds what Accept writes, in bytes: all annotations of an object
-// together may take 256 KiB.
+// acceptedLimit bounds what Accept writes, in bytes. The annotations of an object may
+// have 256 KiB in total.
 const acceptedLimit = 64 << 10
 
-// accepted is what v1alpha1.AnnotationKeyAccepted holds: the fields of a class
-// from which drivers find instances again. It names secrets and holds none.
+// accepted is the content of v1alpha1.AnnotationKeyAccepted: the fields of a class by
+// which drivers find instances. It only holds references to secrets.
 type accepted struct {
 	Generation           int64                   `json:"generation"`
 	Provider             string                  `json:"provider,omitempty"`
@@ -30,8 +30,8 @@ type accepted struct {
 	CredentialsSecretRef *corev1.SecretReference `json:"credentialsSecretRef,omitempty"`
 }
 
-// Accept notes on a class that its driver has made an instance from it as it
-// stands. It tells whether that changed the class, which the caller stores.
+// Accept records in the class's annotation that its driver created an instance from its
+// present version. It reports whether the class changed; the caller stores it.
 func Accept(class *v1alpha1.MachineClass) (changed bool, err error) {
 	if last, err := readAccepted(class); err == nil && last != nil && last.Generation == class.Generation {
 		return false, nil
@@ -44,18 +44,18 @@ func Accept(class *v1alpha1.MachineClass) (changed bool, err error) {
 		return false, fmt.Errorf("annotation %s of class %s: %w", v1alpha1.AnnotationKeyAccepted, class.Name, err)
 	}
 	if len(text) > acceptedLimit {
-		return false, fmt.Errorf("annotation %s of class %s: %d bytes are too large for an annotation (limit %d): "+
-			"if the class is edited, keep a copy of what its machines were made from", v1alpha1.AnnotationKeyAccepted, class.Name,
-			len(text), acceptedLimit)
+		return false, fmt.Errorf("annotation %s of class %s: %d bytes exceed the limit of %d, so the class's last good "+
+			"version is not kept: before you edit the class, save a copy for the deletion of its machines",
+			v1alpha1.AnnotationKeyAccepted, class.Name, len(text), acceptedLimit)
 	}
 	metav1.SetMetaDataAnnotation(&class.ObjectMeta, v1alpha1.AnnotationKeyAccepted, string(text))
 
 	return true, nil
 }
 
-// LastAccepted returns the class as a driver last made an instance from it, nil
-// when that is the class as it stands or when there is none. Its resourceVersion
-// is not the API server's and names this version in fetches; see Version.
+// LastAccepted returns the version of the class from which a driver last created an
+// instance; nil if that is the present version or if there is none. Its resourceVersion
+// is not the API server's: it names this version in fetches, see [Version].
 func LastAccepted(class *v1alpha1.MachineClass) (*v1alpha1.MachineClass, error) {
 	last, err := readAccepted(class)
 	if err != nil || last == nil || last.Generation == class.Generation {
@@ -70,17 +70,17 @@ func LastAccepted(class *v1alpha1.MachineClass) (*v1alpha1.MachineClass, error) 
 	return former, nil
 }
 
-// Version returns the class in the version that a driver asks for: the last
-// accepted one when that is meant, and otherwise as it stands. What the class has
-// besides is left out of one that was another provider's: by now it is not meant
-// for that one.
+// Version returns the class in the version that a driver asks for: the last accepted one
+// if resourceVersion names it, otherwise the present one. If the class has moved to
+// another provider, the accepted version has no labels, annotations or node template:
+// these are for the new provider.
 func Version(class *v1alpha1.MachineClass, resourceVersion string) *v1alpha1.MachineClass {
 	if !strings.HasPrefix(resourceVersion, acceptedPrefix) {
 		return class
 	}
 	former, err := LastAccepted(class)
 	if err != nil || former == nil || former.ResourceVersion != resourceVersion {
-		return class // accepted anew since the request was sent
+		return class // a newer version was accepted since the request was sent
 	}
 	if former.Provider != class.Provider {
 		former.Labels, former.Annotations, former.NodeTemplate = nil, nil, nil
@@ -92,11 +92,11 @@ func Version(class *v1alpha1.MachineClass, resourceVersion string) *v1alpha1.Mac
 func readAccepted(class *v1alpha1.MachineClass) (*accepted, error) {
 	text, ok := class.Annotations[v1alpha1.AnnotationKeyAccepted]
 	if !ok {
-		return nil, nil //nolint:nilnil // nothing was made from it so far
+		return nil, nil //nolint:nilnil // no instance was created from it yet
 	}
 	last := &accepted{}
 	if err := json.Unmarshal([]byte(text), last); err != nil {
-		return nil, fmt.Errorf("annotation %s of class %s: %w (remove it; it is written again)",
+		return nil, fmt.Errorf("annotation %s of class %s: %w (remove the annotation; mcm writes it again)",
 			v1alpha1.AnnotationKeyAccepted, class.Name, err)
 	}
 

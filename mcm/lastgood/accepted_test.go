@@ -72,7 +72,7 @@ func TestAcceptFaults(t *testing.T) {
 	t.Parallel()
 	class := &v1alpha1.MachineClass{ObjectMeta: metav1.ObjectMeta{Name: "small", Generation: 2}}
 	class.Annotations = map[string]string{v1alpha1.AnnotationKeyAccepted: "what?"}
-	if former, err := lastgood.LastAccepted(class); former != nil || err == nil || !strings.Contains(err.Error(), "remove it") {
+	if former, err := lastgood.LastAccepted(class); former != nil || err == nil || !strings.Contains(err.Error(), "remove the annotation") {
 		t.Errorf("unreadable annotation gives %v, %v", former, err)
 	}
 	if changed, err := lastgood.Accept(class); !changed || err != nil {
@@ -80,7 +80,7 @@ func TestAcceptFaults(t *testing.T) {
 	}
 	class.Generation, class.ProviderSpec.Raw = 3, []byte(`"`+strings.Repeat("x", 64<<10)+`"`)
 	before := class.DeepCopy()
-	if changed, err := lastgood.Accept(class); changed || err == nil || !strings.Contains(err.Error(), "too large") {
+	if changed, err := lastgood.Accept(class); changed || err == nil || !strings.Contains(err.Error(), "exceed the limit") {
 		t.Errorf("huge class is accepted: %v, %v", changed, err)
 	}
 	if diff := cmp.Diff(before, class); diff != "" {

@@ -1,5 +1,4 @@
 // Package lastgood keeps on a MachineClass the version from which its driver last
-// made an instance, so that instances can still be deleted when the class was
-// edited into what no driver accepts. It reads and writes one annotation, and
-// knows neither clusters nor drivers.
+// created an instance. With it drivers can still delete instances after an edit that
+// they do not accept. The package only reads and writes one annotation.
 package lastgood

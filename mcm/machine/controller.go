@@ -58,8 +58,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager, nod
 	if r.Drainer != nil {
 		b = b.WatchesRawSource(notices(r.Drainer))
 	}
-	if r.Freezer != nil {
-		b = b.WatchesRawSource(r.afterThaw())
+	if r.OutageGuard != nil {
+		b = b.WatchesRawSource(r.afterOutage())
 	}
 	if nodes != nil {
 		b = b.WatchesRawSource(source.Kind(nodes, &corev1.Node{},

@@ -90,7 +90,7 @@ func (d *nodeDrain) reportDraining(ctx context.Context, state drain.State) error
 	if !started {
 		d.notef("Draining", "Evicts the pods of node %s", d.node.found.Name)
 	}
-	if state.Held && before != text {
+	if state.Blocked && before != text {
 		d.cautionf("DrainHeldUp", "%s", state.Reason)
 	}
 	d.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "", text)

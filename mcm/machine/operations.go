@@ -34,7 +34,7 @@ func (o *operations) runOperation(ctx context.Context, kind dispatch.Kind) (disp
 	op := dispatch.Operation{
 		Kind: kind, Number: o.journal.Settled, Machine: o.machineFor(o.class.provider), Class: o.class.Class, Provider: o.class.provider,
 		Timeout: o.operationTimeout(), Span: trace.SpanFromContext(ctx),
-		Told: strings.HasPrefix(o.machine.Status.LastOperation.Description, textWaiting),
+		WaitReported: strings.HasPrefix(o.machine.Status.LastOperation.Description, textWaiting),
 	}
 	if err := o.resumeOperation(ctx, &op, known); err != nil {
 		return dispatch.State{}, steps.Wait, err

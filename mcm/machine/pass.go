@@ -51,9 +51,9 @@ type Reconciler struct {
 	// Live and LiveNodes read the same from the API servers themselves, before
 	// what cannot be taken back.
 	Live, LiveNodes client.Reader
-	// Freezer says when to leave machines alone; nil means never.
-	Freezer    *Freezer
-	Dispatcher Dispatcher
+	// OutageGuard freezes machines during outages of API servers; may be nil.
+	OutageGuard *OutageGuard
+	Dispatcher  Dispatcher
 	// Tokens are those with which nodes join; nil when there are none.
 	Tokens Tokens
 	// Drainer empties Nodes of Target; nil means that they are not drained.
@@ -146,7 +146,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.Control.Get(ctx, req.NamespacedName, m); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if m.DeletionTimestamp.IsZero() && r.Freezer.stops(m.UID) {
+	if m.DeletionTimestamp.IsZero() && r.OutageGuard.stops(m.UID) {
 		return reconcile.Result{}, nil // all are looked at when it is over
 	}
 	ctx, span := otel.Tracer(tracerName).Start(ctx, "reconcile machine",

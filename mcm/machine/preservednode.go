@@ -91,7 +91,7 @@ func (p *preservation) drainPreserved(before string) string {
 	if state.Phase == drain.Done {
 		return v1alpha1.MessagePreservedDrained
 	}
-	if state.Held {
+	if state.Blocked {
 		p.warnPreservedDrain("DrainHeldUp", state.Reason)
 	}
 	if after > 0 {

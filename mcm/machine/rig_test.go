@@ -80,10 +80,10 @@ type rig struct {
 	control   *gate             // the manager's way to the Machines
 	target    *gate             // and to the Nodes
 	now       func() time.Time  // the manager's clock; nil for the real one
-	outage    *machine.FreezeSettings
-	unwatched time.Duration    // how long nobody had looked
-	memory    freezeMemory     // of managers, for freezes
-	freezer   *machine.Freezer // nil without settings
+	outage    *machine.OutageSettings
+	unwatched time.Duration        // how long nobody had looked
+	memory    outageMemory         // of managers, for freezes
+	guard     *machine.OutageGuard // nil without settings
 	metrics   *prometheus.Registry
 	nats      *embedded.Server
 	streams   *caller.StreamConfig // of the manager
@@ -258,7 +258,7 @@ func (r *rig) startManager(t *testing.T) {
 	}
 	r.metrics = prometheus.NewPedanticRegistry()
 	r.metrics.MustRegister(reconciler.Collectors()...)
-	r.addFreezer(t, mgr, reconciler)
+	r.addOutageGuard(t, mgr, reconciler)
 	if err := reconciler.SetupWithManager(ctx, mgr, nodes, dispatcher, 4); err != nil {
 		t.Fatal(err)
 	}
@@ -292,8 +292,8 @@ func (r *rig) config(g *gate) *rest.Config {
 	return cfg
 }
 
-// addFreezer adds a Freezer if there are settings for one.
-func (r *rig) addFreezer(t *testing.T, mgr ctrl.Manager, reconciler *machine.Reconciler) {
+// addOutageGuard adds an OutageGuard if there are settings for one.
+func (r *rig) addOutageGuard(t *testing.T, mgr ctrl.Manager, reconciler *machine.Reconciler) {
 	t.Helper()
 	if r.outage == nil {
 		return
@@ -302,26 +302,26 @@ func (r *rig) addFreezer(t *testing.T, mgr ctrl.Manager, reconciler *machine.Rec
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.freezer = &machine.Freezer{
+	r.guard = &machine.OutageGuard{
 		Control: control, Target: reconciler.LiveNodes, Namespace: r.namespace, Settings: *r.outage,
 		Unwatched: func() time.Duration { return r.unwatched }, Memory: &r.memory, Events: reconciler.Events,
 	}
-	reconciler.Freezer = r.freezer
-	r.metrics.MustRegister(r.freezer.Collectors()...)
+	reconciler.OutageGuard = r.guard
+	r.metrics.MustRegister(r.guard.Collectors()...)
 	log := mgr.GetLogger()
 	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		return r.freezer.Start(ctrl.LoggerInto(ctx, log))
+		return r.guard.Start(ctrl.LoggerInto(ctx, log))
 	})); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// A freezeMemory is what the manager's Lease is otherwise.
-type freezeMemory struct{ frozen atomic.Bool }
+// A outageMemory is what the manager's Lease is otherwise.
+type outageMemory struct{ frozen atomic.Bool }
 
-func (f *freezeMemory) Frozen(context.Context) (bool, error) { return f.frozen.Load(), nil }
+func (f *outageMemory) Frozen(context.Context) (bool, error) { return f.frozen.Load(), nil }
 
-func (f *freezeMemory) NoteFrozen(frozen bool) { f.frozen.Store(frozen) }
+func (f *outageMemory) SetFrozen(frozen bool) { f.frozen.Store(frozen) }
 
 // metric returns the sum of a gauge of the manager.
 func (r *rig) metric(t *testing.T, name string) (sum float64) {

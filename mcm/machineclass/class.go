@@ -17,17 +17,17 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// indexClassOfMachine finds the Machines of a class. It is another one than
-// package machine's, which counts references of the wrong kind too.
+// indexClassOfMachine indexes Machines by class. Package machine's index also has references
+// of the wrong kind.
 const indexClassOfMachine = "machineclass.class"
 
-// A ClassReconciler keeps MachineClasses while Machines refer to them.
-type ClassReconciler struct{ keeper }
+// A ClassReconciler protects MachineClasses from deletion while Machines refer to them.
+type ClassReconciler struct{ protector }
 
 // NewClassReconciler returns a ClassReconciler that reads from c, a manager's
 // client.
 func NewClassReconciler(c client.Client, events record.EventRecorder) *ClassReconciler {
-	return &ClassReconciler{keeper{
+	return &ClassReconciler{protector{
 		client: c, events: events, finalizer: v1alpha1.FinalizerName,
 		kind: "class", user: "machine", users: "machines",
 	}}
@@ -65,7 +65,7 @@ func (r *ClassReconciler) Reconcile(ctx context.Context, req reconcile.Request) 
 		client.InNamespace(class.Namespace), client.MatchingFields{indexClassOfMachine: class.Name}, client.UnsafeDisableDeepCopy,
 	}
 	if class.DeletionTimestamp.IsZero() {
-		// Nobody asks how many. Each of ten thousand machines that go has us look.
+		// The number does not matter, and each deleted machine of ten thousand starts a pass.
 		options = append(options, client.Limit(1))
 	}
 	err := r.client.List(ctx, machines, options...)
@@ -77,11 +77,11 @@ func (r *ClassReconciler) Reconcile(ctx context.Context, req reconcile.Request) 
 		names = append(names, machines.Items[i].Name)
 	}
 
-	return reconcile.Result{}, r.keep(ctx, class, names)
+	return reconcile.Result{}, r.protect(ctx, class, names)
 }
 
-// classOf returns the name of the class that a Machine refers to; false when it
-// refers to none, or to something else.
+// classOf returns the name of the class that a Machine refers to; false if it refers to no
+// class.
 func classOf(o client.Object) (string, bool) {
 	m, ok := o.(*v1alpha1.Machine)
 	if !ok || m.Spec.Class.Kind != v1alpha1.KindMachineClass || m.Spec.Class.Name == "" {
@@ -110,7 +110,7 @@ func classChanged() predicate.Predicate {
 	}}
 }
 
-// metadataChanged drops updates that make no difference to finalizers.
+// metadataChanged drops updates that do not affect finalizers.
 func metadataChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		return e.ObjectOld.GetDeletionTimestamp().IsZero() != e.ObjectNew.GetDeletionTimestamp().IsZero() ||

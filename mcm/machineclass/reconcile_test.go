@@ -57,7 +57,7 @@ type rig struct {
 
 	namespace string
 	second    string         // namespace that is served too; empty for none
-	caller    *caller.Caller // asks drivers to check classes; nil for nobody
+	caller    *caller.Caller // asks drivers to check classes; nil for none
 	failures  atomic.Int64   // that the controllers logged
 }
 
@@ -261,7 +261,7 @@ func TestAClassStaysWhileMachinesUseIt(t *testing.T) {
 		r.delete(t, m)
 	}
 	r.delete(t, class)
-	r.event(t, "small", "DeletionBlocked: The class stays until no machine refers to it: "+
+	r.event(t, "small", "DeletionBlocked: The class cannot be deleted until no machine refers to it: "+
 		"5 machines still use it (m0, m1, m2, m3, m4)")
 	for _, m := range machines[:5] {
 		r.until(t, class, foreign, classFinalizer)
@@ -316,7 +316,7 @@ func TestAMachineChangesItsClass(t *testing.T) {
 	r.until(t, before)
 }
 
-func TestAFinalizerThatSomebodyTookComesBack(t *testing.T) {
+func TestARemovedFinalizerComesBack(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
 	class := r.class("small")
@@ -344,7 +344,7 @@ func TestASecretStaysWhileClassesUseIt(t *testing.T) {
 	r.until(t, other)
 
 	r.delete(t, boot)
-	r.event(t, "boot", "DeletionBlocked: The secret stays until no machine class refers to it: "+
+	r.event(t, "boot", "DeletionBlocked: The secret cannot be deleted until no machine class refers to it: "+
 		"2 machine classes still use it ("+r.namespace+"/large, "+r.namespace+"/small)")
 	small.SecretRef.Name = "other"
 	if err := r.Update(t.Context(), small); err != nil {
@@ -381,7 +381,7 @@ func TestTakeOver(t *testing.T) {
 	r.until(t, unused)
 	r.until(t, usedSecret, secretFinalizer)
 	r.until(t, unusedSecret)
-	r.event(t, "deleted", "DeletionBlocked: The class stays until no machine refers to it: 1 machine still uses it (last)")
+	r.event(t, "deleted", "DeletionBlocked: The class cannot be deleted until no machine refers to it: 1 machine still uses it (last)")
 	r.delete(t, r.machine("last", "", ""))
 	r.untilGone(t, deleted)
 }

@@ -16,10 +16,9 @@ import (
 	"github.com/machinebus/machinebus/mcm/lastgood"
 )
 
-// Removed remembers the classes and secrets that somebody has removed by force
-// while machines still needed them for their deletion. It remembers them in
-// memory alone, secrets above all, and until the object is back or the last
-// machine is gone. It is safe for concurrent use.
+// Removed remembers classes and secrets that were removed by force while machines needed
+// them for their deletion. It only keeps them in memory, because of the secrets, until the
+// object is back or the last machine is gone. It is safe for concurrent use.
 type Removed struct {
 	reader client.Reader
 
@@ -35,8 +34,8 @@ func NewRemoved(reader client.Reader) *Removed {
 	}
 }
 
-// Class returns a class that was removed, as it was last seen; nil when it is not
-// known. The caller must not change it.
+// Class returns a removed class as it was last seen; nil if it is not known. The caller must
+// not change it.
 func (r *Removed) Class(key client.ObjectKey) *v1alpha1.MachineClass {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -52,8 +51,8 @@ func (r *Removed) Secret(key client.ObjectKey) *corev1.Secret {
 	return r.secrets[key]
 }
 
-// Watch begins to look out for removals, for as long as the informers run. All
-// replicas of a manager do, as all of them answer drivers.
+// Watch starts to remember removals, for as long as the informers run. Every replica of a
+// manager does, because every one of them answers drivers.
 func (r *Removed) Watch(ctx context.Context, informers cache.Informers) error {
 	for _, w := range []struct {
 		object     client.Object
@@ -110,7 +109,7 @@ func (r *Removed) classGone(ctx context.Context, o client.Object) {
 	r.mu.Lock()
 	r.classes[client.ObjectKeyFromObject(o)] = class
 	r.mu.Unlock()
-	ctrl.LoggerFrom(ctx).Info("a class was removed while machines use it; it is remembered for their deletion, until mcm ends",
+	ctrl.LoggerFrom(ctx).Info("a class was removed while machines use it: create it again; to delete them mcm remembers it until it restarts",
 		"class", client.ObjectKeyFromObject(o))
 }
 
@@ -123,11 +122,11 @@ func (r *Removed) secretGone(ctx context.Context, o client.Object) {
 	r.mu.Lock()
 	r.secrets[key] = secret
 	r.mu.Unlock()
-	ctrl.LoggerFrom(ctx).Info("a secret was removed while machines need it; it is remembered for their deletion, until mcm ends",
+	ctrl.LoggerFrom(ctx).Info("a secret was removed while machines need it: create it again; to delete them mcm remembers it until it restarts",
 		"secret", key)
 }
 
-// prune forgets what no machine needs any more.
+// prune forgets the classes and secrets that no machine needs any more.
 func (r *Removed) prune(ctx context.Context) {
 	r.mu.Lock()
 	var classes, secrets []client.ObjectKey
@@ -138,7 +137,7 @@ func (r *Removed) prune(ctx context.Context) {
 		secrets = append(secrets, key)
 	}
 	r.mu.Unlock()
-	// The cache is asked without the lock. Classes first: they need secrets.
+	// Read the cache without the lock. Classes come first because they need secrets.
 	for _, key := range classes {
 		if !r.used(ctx, key) {
 			r.mu.Lock()
@@ -155,7 +154,7 @@ func (r *Removed) prune(ctx context.Context) {
 	}
 }
 
-// used tells whether machines refer to a class.
+// used reports whether machines refer to a class; true if that cannot be read.
 func (r *Removed) used(ctx context.Context, class client.ObjectKey) bool {
 	machines := &v1alpha1.MachineList{}
 	if err := r.reader.List(ctx, machines, client.InNamespace(class.Namespace), client.UnsafeDisableDeepCopy); err != nil {
@@ -169,8 +168,8 @@ func (r *Removed) used(ctx context.Context, class client.ObjectKey) bool {
 	})
 }
 
-// needed tells whether the class of some machine refers to a secret, as it
-// stands or as it was last accepted.
+// needed reports whether the class of some machine refers to a secret, in its present or
+// last accepted version; true if that cannot be read.
 func (r *Removed) needed(ctx context.Context, secret client.ObjectKey) bool {
 	list := &v1alpha1.MachineClassList{}
 	if err := r.reader.List(ctx, list); err != nil {

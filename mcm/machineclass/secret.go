@@ -18,16 +18,16 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// indexSecretsOfClass finds the classes that refer to a secret.
+// indexSecretsOfClass indexes classes by the secrets that they refer to.
 const indexSecretsOfClass = "machineclass.secrets"
 
-// A SecretReconciler keeps Secrets while MachineClasses refer to them.
-type SecretReconciler struct{ keeper }
+// A SecretReconciler protects Secrets from deletion while MachineClasses refer to them.
+type SecretReconciler struct{ protector }
 
 // NewSecretReconciler returns a SecretReconciler that reads from c, a manager's
 // client.
 func NewSecretReconciler(c client.Client, events record.EventRecorder) *SecretReconciler {
-	return &SecretReconciler{keeper{
+	return &SecretReconciler{protector{
 		client: c, events: events, finalizer: v1alpha1.FinalizerNameSecret,
 		kind: "secret", user: "machine class", users: "machine classes",
 	}}
@@ -71,10 +71,10 @@ func (r *SecretReconciler) Reconcile(ctx context.Context, req reconcile.Request)
 		names = append(names, client.ObjectKeyFromObject(&classes.Items[i]).String())
 	}
 
-	return reconcile.Result{}, r.keep(ctx, secret, names)
+	return reconcile.Result{}, r.protect(ctx, secret, names)
 }
 
-// secretsOf is v1alpha1.SecretsOf for an object that should be a class.
+// secretsOf is v1alpha1.SecretsOf for a class, and returns nil for other objects.
 func secretsOf(o client.Object) []client.ObjectKey {
 	class, ok := o.(*v1alpha1.MachineClass)
 	if !ok {
@@ -93,7 +93,7 @@ func requestsForSecrets(_ context.Context, o client.Object) []reconcile.Request 
 	return requests
 }
 
-// secretsChanged drops updates of classes that keep their secrets.
+// secretsChanged drops updates of classes whose references to secrets stay the same.
 func secretsChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := secretsOf(e.ObjectOld), secretsOf(e.ObjectNew)

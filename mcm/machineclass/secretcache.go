@@ -6,8 +6,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 )
 
-// foreignTypes are the types of Secrets that other programs keep for themselves. No class
-// has a use for one, and they may be many: Helm keeps each release of a chart in one.
+// foreignTypes are types of Secrets that no class can use. There may be many of them: Helm
+// stores each release of a chart in one.
 var foreignTypes = []corev1.SecretType{
 	"helm.sh/release.v1",
 	corev1.SecretTypeServiceAccountToken,
@@ -17,8 +17,8 @@ var foreignTypes = []corev1.SecretType{
 	corev1.SecretTypeBootstrapToken,
 }
 
-// SecretCache has a manager's cache hold no Secrets but those that a class may refer to:
-// the API server leaves out those of foreign types.
+// SecretCache makes a manager's cache omit Secrets of foreign types; the API server filters
+// them.
 func SecretCache() cache.ByObject {
 	var selectors []fields.Selector
 	for _, foreign := range foreignTypes {

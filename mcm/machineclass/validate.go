@@ -24,22 +24,21 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
-// A Driver answers whether a class could be used, however long that takes;
-// dispatch.Classes is one.
+// A Driver checks whether it can use a class. Validate waits for an answer without a
+// timeout. dispatch.Classes is a Driver.
 type Driver interface {
 	Validate(ctx context.Context, provider string, class dispatch.Class) (warnings []string, err error)
 }
 
-// A Validator has the drivers look at each class that is new or changed, or
-// whose secrets changed, and shows the answer as Events on the class. Nobody has
-// to act on it: machines are made of a refused class all the same, and fail with
-// the driver's own words.
+// A Validator has the driver check each class that is new or changed, or whose secrets
+// changed, and records the answer as Events on the class. The answer has no other effect:
+// machines of a refused class fail with the driver's error.
 type Validator struct {
 	client          client.Client
 	events          record.EventRecorder
 	driver          Driver
 	defaultProvider string
-	ctx             context.Context //nolint:containedctx // a question outlives the look that began it
+	ctx             context.Context //nolint:containedctx // a question outlives the pass that began it
 
 	mu      sync.Mutex
 	asked   map[client.ObjectKey]*question
@@ -61,8 +60,8 @@ func NewValidator(ctx context.Context, c client.Client, events record.EventRecor
 	}
 }
 
-// SetupWithManager adds the controller to a manager, after that of
-// SecretReconciler, whose index it uses.
+// SetupWithManager adds the controller to a manager. It must be called after that of
+// SecretReconciler, because it uses the same index.
 func (v *Validator) SetupWithManager(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("machineclass-validate").
@@ -71,10 +70,10 @@ func (v *Validator) SetupWithManager(mgr ctrl.Manager) error {
 		Complete(v)
 }
 
-// Wait returns when all questions have let go after NewValidator's ctx ended.
+// Wait returns when all questions have ended after NewValidator's ctx ended.
 func (v *Validator) Wait() { v.running.Wait() }
 
-// Reconcile asks about one class, unless it has asked about this version.
+// Reconcile asks about one class, unless it has asked about this version already.
 func (v *Validator) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	class := &v1alpha1.MachineClass{}
 	err := v.client.Get(ctx, req.NamespacedName, class)
@@ -106,8 +105,8 @@ func (v *Validator) Reconcile(ctx context.Context, req reconcile.Request) (recon
 	return reconcile.Result{}, nil
 }
 
-// secret reads a secret of the class; known is false when there is one and it
-// cannot be read, of which the machines of the class tell. It may yet come.
+// secret reads a secret of the class; known is false if the class refers to a secret that
+// does not exist yet or is not allowed. Machines of the class report that.
 func (v *Validator) secret(ctx context.Context, class *v1alpha1.MachineClass, ref *corev1.SecretReference) (*corev1.Secret, bool, error) {
 	if ref == nil || ref.Name == "" {
 		return nil, true, nil
@@ -124,8 +123,7 @@ func (v *Validator) secret(ctx context.Context, class *v1alpha1.MachineClass, re
 	return secret, true, nil
 }
 
-// version tells versions of a class apart by what a driver can see of it: a new
-// finalizer is no news.
+// version returns a hash of everything that a driver sees of a class, without its metadata.
 func version(class *v1alpha1.MachineClass, secrets ...*corev1.Secret) string {
 	h := sha256.New()
 	write := func(text string) { fmt.Fprintf(h, "%d:%s", len(text), text) }
@@ -146,7 +144,7 @@ func version(class *v1alpha1.MachineClass, secrets ...*corev1.Secret) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// ask has the driver asked, in place of an earlier question about the class.
+// ask starts a question about a class, and cancels an earlier one about another version.
 func (v *Validator) ask(ctx context.Context, key client.ObjectKey, class dispatch.Class, version string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -161,7 +159,7 @@ func (v *Validator) ask(ctx context.Context, key client.ObjectKey, class dispatc
 	asking = ctrl.LoggerInto(asking, ctrl.LoggerFrom(ctx))
 	v.running.Go(func() {
 		defer cancel()
-		v.answer(asking, class)
+		v.checkUntilAnswered(asking, class)
 	})
 }
 
@@ -174,7 +172,7 @@ func (v *Validator) forget(key client.ObjectKey) {
 	}
 }
 
-// classesOf are the classes that refer to a secret.
+// classesOf maps a secret to the classes that refer to it.
 func (v *Validator) classesOf(ctx context.Context, secret client.Object) []reconcile.Request {
 	list := &v1alpha1.MachineClassList{}
 	key := client.ObjectKeyFromObject(secret)

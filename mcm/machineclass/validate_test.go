@@ -89,7 +89,7 @@ func TestADriversAnswerIsShown(t *testing.T) {
 		want   []string
 	}{
 		"accepted": {
-			"the user sees that somebody has looked", accepts,
+			"the user sees that the driver has checked it", accepts,
 			[]string{"ClassAccepted: The driver of provider virtual accepts the class"},
 		},
 		"faulty field": {
@@ -101,11 +101,11 @@ func TestADriversAnswerIsShown(t *testing.T) {
 		"wrong credentials": {
 			"the class is not at fault", refuses(driverv1.Code_CODE_UNAUTHENTICATED, "token expired"),
 			[]string{"InvalidClass: The driver of provider virtual cannot use the class: Unauthenticated: token expired; " +
-				"correct the credentials in its secrets or what they may do"},
+				"correct the credentials in its secrets or their permissions"},
 		},
 		"cloud away": {
 			"it says nothing about the class", refuses(driverv1.Code_CODE_UNAVAILABLE, "no route"),
-			[]string{"ClassNotChecked: The driver of provider virtual could not check the class and is asked again later: " +
+			[]string{"ClassNotChecked: The driver of provider virtual could not check the class; retries until it answers: " +
 				"Unavailable: no route"},
 		},
 		"warnings": {
@@ -160,7 +160,7 @@ func TestWhatADriverSeesIsAskedAboutAgain(t *testing.T) {
 	boot.Data = map[string][]byte{"userData": []byte("a")}
 	class := r.class("small", "boot")
 	r.create(t, class)
-	// Without its secret the class cannot be checked; who needs it tells so.
+	// Without its secret the class cannot be checked; its machines report that.
 	marker := r.class("marker")
 	r.create(t, marker)
 	if ref := bustest.Receive(t, "a question", f.asked); ref.GetClass().GetName() != "marker" {
@@ -177,7 +177,7 @@ func TestWhatADriverSeesIsAskedAboutAgain(t *testing.T) {
 		return ref
 	}
 	if ref := asked("the new class"); ref.GetSecret().GetName() != "boot" || ref.GetCredentialsSecret() != nil {
-		t.Errorf("the driver is told of other secrets than the class's: %v", ref)
+		t.Errorf("the request names other secrets than the class's: %v", ref)
 	}
 	r.until(t, boot, secretFinalizer)
 	boot.Data["userData"] = []byte("b")
@@ -206,7 +206,7 @@ func update(t *testing.T, r *rig, o client.Object) {
 	}
 }
 
-func TestADriverThatCannotTellIsNotAsked(t *testing.T) {
+func TestADriverWithoutValidationIsNotAsked(t *testing.T) {
 	t.Parallel()
 	r, f := newValidatingRig(t)
 	f.driver(t, accepts)
@@ -221,7 +221,7 @@ func TestADriverThatCannotTellIsNotAsked(t *testing.T) {
 	r.create(t, r.class("other"))
 	r.event(t, "other", "ClassAccepted: The driver of provider virtual accepts the class")
 	if got := r.events(t, "small"); len(got) > 0 {
-		t.Errorf("nobody could tell anything about the class, but there are Events: %q", got)
+		t.Errorf("no driver validates classes, but there are Events: %q", got)
 	}
 	if ref := bustest.Receive(t, "the question about the second class", f.asked); ref.GetClass().GetName() != "other" {
 		t.Errorf("a driver was asked about %s", ref.GetClass().GetName())
@@ -231,8 +231,8 @@ func TestADriverThatCannotTellIsNotAsked(t *testing.T) {
 func TestAClassWaitsForItsDriver(t *testing.T) {
 	t.Parallel()
 	r, f := newValidatingRig(t)
-	nobody, gone := r.class("nobody"), r.class("gone")
-	r.create(t, nobody)
+	unserved, gone := r.class("unserved"), r.class("gone")
+	r.create(t, unserved)
 	r.create(t, gone)
 	unnamed := r.class("unnamed")
 	unnamed.Provider = ""
@@ -240,9 +240,9 @@ func TestAClassWaitsForItsDriver(t *testing.T) {
 	r.event(t, "unnamed", "InvalidClass: MachineClass unnamed names no provider: set its field provider, or run mcm with --default-provider")
 	r.delete(t, gone)
 	r.untilGone(t, gone)
-	if got := append(r.events(t, "nobody"), r.events(t, "gone")...); len(got) > 0 {
+	if got := append(r.events(t, "unserved"), r.events(t, "gone")...); len(got) > 0 {
 		t.Errorf("no driver has answered, but there are Events: %q", got)
 	}
 	f.driver(t, accepts, validate)
-	r.event(t, "nobody", "ClassAccepted: The driver of provider virtual accepts the class")
+	r.event(t, "unserved", "ClassAccepted: The driver of provider virtual accepts the class")
 }

@@ -69,7 +69,7 @@ func TestRunWithoutBootstrapTokens(t *testing.T) {
 	r.event(refused, "FailedCreate", 1)
 	r.eventually("it says what to do", func(ctx context.Context) error {
 		err := shared.kube.Get(ctx, client.ObjectKeyFromObject(refused), refused)
-		if text := refused.Status.LastOperation.Description; err == nil && !strings.Contains(text, "put a token of your own there") {
+		if text := refused.Status.LastOperation.Description; err == nil && !strings.Contains(text, "replace the placeholder by your own token") {
 			err = fmt.Errorf("it says %q", text)
 		}
 

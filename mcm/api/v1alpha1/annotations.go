@@ -1,9 +1,9 @@
 package v1alpha1
 
 // AnnotationKeyOperation on a Machine is the journal of its operations: a JSON object that holds how many operations
-// are settled; the operation begun and when, while there is one; and after a failure which operation failed, the
+// are settled; the operation in flight and when it began, if there is one; after a failure which operation failed, the
 // earliest time for its next try (notBefore) and the version of the class it failed with; the provider that has the
-// instance or was asked for it, and whether the create begun is the first that it is asked for (first); and whether the
+// instance or was asked for it, and whether the create in flight is the first that it got (first); and whether the
 // operation uses the class as it was last accepted (lastGood, see AnnotationKeyAccepted). The operation's id follows
 // from the Machine's uid, the operation and the number settled. The journal is written before the first attempt and read
 // back after a restart or a change of leader, so that an operation keeps its identity and is never started twice. It is
@@ -52,7 +52,7 @@ const (
 	AnnotationKeyDesiredReplicas = "deployment.kubernetes.io/desired-replicas"
 	// AnnotationKeyMaxReplicas on a MachineSet holds the replicas of its MachineDeployment plus the surge.
 	AnnotationKeyMaxReplicas = "deployment.kubernetes.io/max-replicas"
-	// AnnotationKeyPreferNoSchedule on a MachineSet with "True" tells that its Nodes got TaintKeyPreferNoSchedule.
+	// AnnotationKeyPreferNoSchedule on a MachineSet with "True" says that its Nodes got TaintKeyPreferNoSchedule.
 	AnnotationKeyPreferNoSchedule = "deployment.machine.sapcloud.io/prefer-no-schedule"
 )
 
@@ -88,6 +88,6 @@ const (
 	AnnotationKeyNotManaged = "node.machine.sapcloud.io/not-managed-by-mcm"
 	// AnnotationKeyScaleDownDisabled with "true" keeps the cluster-autoscaler from removing the Node.
 	AnnotationKeyScaleDownDisabled = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
-	// AnnotationKeyScaleDownDisabledByMCM with "true" tells that AnnotationKeyScaleDownDisabled is ours to remove.
+	// AnnotationKeyScaleDownDisabledByMCM with "true" says that mcm may remove AnnotationKeyScaleDownDisabled.
 	AnnotationKeyScaleDownDisabledByMCM = "cluster-autoscaler.kubernetes.io/scale-down-disabled-by-mcm"
 )

@@ -26,7 +26,7 @@ const (
 const MessageLastError = " The last attempt met an error: "
 
 // Reasons of MachineDeploymentProgressing, with the status that goes with each. The cluster-autoscaler looks for
-// NewMachineSetAvailable and DeploymentPaused to tell whether a rollout is under way.
+// NewMachineSetAvailable and DeploymentPaused to see whether a rollout is in progress.
 const (
 	ReasonNewMachineSetCreated     = "NewMachineSetCreated"     // True
 	ReasonFoundNewMachineSet       = "FoundNewMachineSet"       // True

@@ -51,7 +51,7 @@ type MachineSpec struct {
 	// NodeTemplateSpec holds the labels, annotations and taints to keep on the machine's Node.
 	NodeTemplateSpec NodeTemplateSpec `json:"nodeTemplate,omitempty,omitzero"`
 	// MachineConfiguration overrides the controllers' settings for this machine. Its fields stand in the spec itself.
-	// (It is embedded by value, so that reading a field nobody has set yields nil instead of a crash.)
+	// (It is embedded by value, so that an unset field is nil and reading it does not crash.)
 	MachineConfiguration `json:",inline"`
 }
 
@@ -127,7 +127,7 @@ type MachineStatus struct {
 	Addresses []corev1.NodeAddress `json:"addresses,omitempty"`
 	// Conditions are those of the Node, copied when one changes; a new heartbeat alone is not copied.
 	Conditions []corev1.NodeCondition `json:"conditions,omitempty"`
-	// LastOperation tells what was last done to the machine.
+	// LastOperation is the last operation on the machine.
 	LastOperation LastOperation `json:"lastOperation,omitempty,omitzero"`
 	// CurrentStatus holds the phase of the machine.
 	CurrentStatus CurrentStatus `json:"currentStatus,omitempty,omitzero"`
@@ -148,7 +148,7 @@ type CurrentStatus struct {
 	PreserveExpiryTime *metav1.Time `json:"preserveExpiryTime,omitempty"`
 }
 
-// LastOperation tells what was last done to a machine and how it went.
+// LastOperation is the last operation on a machine and its result.
 type LastOperation struct {
 	// Description for people, and for programs that match the texts of this package.
 	Description string `json:"description,omitempty"`
@@ -163,7 +163,7 @@ type LastOperation struct {
 	Type MachineOperationType `json:"type,omitempty"`
 }
 
-// MachineSummary tells of a machine whose last operation failed.
+// MachineSummary describes a machine whose last operation failed.
 type MachineSummary struct {
 	// Name of the Machine.
 	Name string `json:"name,omitempty"`

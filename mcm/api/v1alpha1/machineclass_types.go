@@ -17,8 +17,8 @@ type MachineClass struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty,omitzero"`
 
-	// NodeTemplate tells what Nodes of this class are like before there is one, which the cluster-autoscaler needs to
-	// scale up from zero.
+	// NodeTemplate describes the Nodes of this class before there is one. The cluster-autoscaler needs it to scale up
+	// from zero.
 	//
 	// +kubebuilder:pruning:PreserveUnknownFields
 	NodeTemplate *NodeTemplate `json:"nodeTemplate,omitempty"`
@@ -50,7 +50,7 @@ type MachineClassList struct {
 	Items []MachineClass `json:"items"`
 }
 
-// NodeTemplate tells what Nodes of a class are like.
+// NodeTemplate describes the Nodes of a class.
 type NodeTemplate struct {
 	// Capacity of a Node. The keys cpu, gpu and memory have to be there.
 	Capacity corev1.ResourceList `json:"capacity"`

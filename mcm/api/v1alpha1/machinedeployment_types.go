@@ -14,7 +14,7 @@ import (
 // +kubebuilder:subresource:status
 // +kubebuilder:subresource:scale:specpath=.spec.replicas,statuspath=.status.replicas
 // +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.readyReplicas`,description="Number of machines whose Node is healthy"
-// +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.spec.replicas`,description="Number of machines wished for"
+// +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.spec.replicas`,description="Desired number of machines"
 // +kubebuilder:printcolumn:name="Up-to-date",type=integer,JSONPath=`.status.updatedReplicas`,description="Number of machines of the latest template"
 // +kubebuilder:printcolumn:name="Available",type=integer,JSONPath=`.status.availableReplicas`,description="Number of machines that can be worked with"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`,description="Time since the object was created"
@@ -131,7 +131,7 @@ type OrchestrationType string
 const (
 	// OrchestrationTypeAuto lets the controllers select machines within the limits.
 	OrchestrationTypeAuto OrchestrationType = "Auto"
-	// OrchestrationTypeManual waits for somebody to select Nodes by LabelKeyNodeSelectedForUpdate.
+	// OrchestrationTypeManual waits until a person or program selects Nodes by LabelKeyNodeSelectedForUpdate.
 	OrchestrationTypeManual OrchestrationType = "Manual"
 )
 
@@ -185,7 +185,7 @@ type MachineDeploymentConditionType string
 const (
 	// MachineDeploymentAvailable is True while enough machines are available.
 	MachineDeploymentAvailable MachineDeploymentConditionType = "Available"
-	// MachineDeploymentProgressing tells how a rollout goes.
+	// MachineDeploymentProgressing shows the progress of a rollout.
 	MachineDeploymentProgressing MachineDeploymentConditionType = "Progressing"
 	// MachineDeploymentReplicaFailure is copied from a MachineSet.
 	MachineDeploymentReplicaFailure MachineDeploymentConditionType = "ReplicaFailure"
@@ -205,6 +205,6 @@ type MachineDeploymentCondition struct {
 	LastTransitionTime metav1.Time `json:"lastTransitionTime,omitempty,omitzero"`
 	// Reason for the status, in one word.
 	Reason string `json:"reason,omitempty"`
-	// Message tells people more.
+	// Message explains the reason to people.
 	Message string `json:"message,omitempty"`
 }

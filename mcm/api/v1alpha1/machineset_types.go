@@ -11,7 +11,7 @@ import (
 // +kubebuilder:resource:path=machinesets,shortName=mcs,scope=Namespaced
 // +kubebuilder:subresource:status
 // +kubebuilder:subresource:scale:specpath=.spec.replicas,statuspath=.status.replicas
-// +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.spec.replicas`,description="Number of machines wished for"
+// +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.spec.replicas`,description="Desired number of machines"
 // +kubebuilder:printcolumn:name="Current",type=integer,JSONPath=`.status.replicas`,description="Number of machines there are"
 // +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.readyReplicas`,description="Number of machines whose Node is healthy"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`,description="Time since the object was created"
@@ -73,7 +73,7 @@ type MachineSetStatus struct {
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// Conditions of the set. The field's name in YAML is a singular; clients rely on it.
 	Conditions []MachineSetCondition `json:"machineSetCondition,omitempty"`
-	// LastOperation tells what was last done by the set.
+	// LastOperation is the last operation of the set.
 	LastOperation LastOperation `json:"lastOperation,omitempty,omitzero"`
 	// FailedMachines lists the machines whose last operation failed: the first 100 by name, with long texts shortened.
 	FailedMachines []MachineSummary `json:"failedMachines,omitempty"`
@@ -105,6 +105,6 @@ type MachineSetCondition struct {
 	LastTransitionTime metav1.Time `json:"lastTransitionTime,omitempty,omitzero"`
 	// Reason for the status, in one word.
 	Reason string `json:"reason,omitempty"`
-	// Message tells people more.
+	// Message explains the reason to people.
 	Message string `json:"message,omitempty"`
 }

@@ -75,7 +75,7 @@ func TestZeroTimesAreLeftOut(t *testing.T) {
 var emptyMeansSomething = []string{"selector", "providerSpec"}
 
 // normal brings a tree to the form in which two spellings of the same are equal: nulls and empty objects, which an API
-// server drops or readers cannot tell from absence, are left out; durations and quantities are spelt one way.
+// server drops or readers cannot distinguish from absence, are left out; durations and quantities are spelt one way.
 func normal(in any) any {
 	switch v := in.(type) {
 	case map[string]any:

@@ -119,7 +119,7 @@ func TestRules(t *testing.T) {
 			remedy: "should be a non-negative integer", valid: []string{"0", "3"}, invalid: []string{"-1"},
 		},
 		"revisionHistoryLimit": {
-			reason: "Nobody can keep fewer than none.",
+			reason: "There cannot be fewer than none.",
 			kind:   "MachineDeployment", format: "spec: {template: {}, revisionHistoryLimit: %s}", path: "spec.revisionHistoryLimit",
 			remedy: "is negative: set 0 or more, or leave it out to keep all",
 			valid:  []string{"0", "10", "null"}, invalid: []string{"-1"},
@@ -137,7 +137,7 @@ func TestRules(t *testing.T) {
 			valid:  []string{"Recreate", `""`}, invalid: []string{"BlueGreen", "recreate"},
 		},
 		"rolling update": {
-			reason: "Without both limits controllers ignore the deployment. A strategy without a type is left to the controllers, who tell.",
+			reason: "Without both limits controllers ignore the deployment. A strategy without a type is left to the controllers, which report it.",
 			kind:   "MachineDeployment", format: "spec: {template: {}, strategy: %s}", path: "spec.strategy",
 			remedy: "type RollingUpdate needs limits: set rollingUpdate.maxUnavailable and rollingUpdate.maxSurge",
 			valid:  []string{"{}", "{type: RollingUpdate, rollingUpdate: {maxSurge: 0, maxUnavailable: 1}}"},
@@ -168,7 +168,7 @@ func TestRules(t *testing.T) {
 			valid: []string{"0", "25%"}, invalid: []string{"-1", "few"},
 		},
 		"orchestrationType": {
-			reason: "Nobody would select machines for the update.",
+			reason: "No controller would select machines for the update.",
 			kind:   "MachineDeployment", format: "spec: {template: {}, strategy: {inPlaceUpdate: {orchestrationType: %s}}}",
 			path: "spec.strategy.inPlaceUpdate.orchestrationType", remedy: "is no orchestration: set Auto or Manual",
 			valid: []string{"Auto", "Manual"}, invalid: []string{"auto", "Random"},

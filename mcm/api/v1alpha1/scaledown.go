@@ -9,9 +9,8 @@ import (
 // AnnotationKeyScaleDownDisabledByMCM.
 const AnnotationValueTrue = "true"
 
-// KeepFromScaleDown sets the annotation that keeps the cluster-autoscaler from
-// removing a Node, or removes it. One that somebody else has set is theirs, and
-// stays.
+// KeepFromScaleDown sets or removes the annotation that keeps the cluster-autoscaler from
+// removing a Node. It leaves an annotation alone that another writer has set.
 func KeepFromScaleDown(node *corev1.Node, keep bool) {
 	_, has := node.Annotations[AnnotationKeyScaleDownDisabled]
 	ours := node.Annotations[AnnotationKeyScaleDownDisabledByMCM] == AnnotationValueTrue

@@ -157,7 +157,7 @@ func TestSchema(t *testing.T) {
 			reason: "Metadata is kept whatever it holds.",
 			object: machine(", spec: {nodeTemplate: {metadata: {clusterName: old}}}"),
 		},
-		"machine in a phase that nobody knows": {
+		"machine in an unknown phase": {
 			reason: "There are no enumerations: a later version may add phases, and this one must be able to read them.",
 			object: machine(", status: {currentStatus: {phase: Hibernating}}"),
 		},

@@ -8,7 +8,7 @@ const (
 	// TaintValuePreferNoSchedule is the value of TaintKeyPreferNoSchedule.
 	TaintValuePreferNoSchedule = "True"
 	// TaintKeyCriticalComponentsNotReady, with the effect NoSchedule, keeps a machine Pending. It is put on a Node after
-	// an update in place; somebody else removes it.
+	// an update in place; mcm does not remove it.
 	TaintKeyCriticalComponentsNotReady = "node.gardener.cloud/critical-components-not-ready"
 	// TaintKeyPreserved, with the effect NoSchedule, keeps pods off a Failed machine that is preserved.
 	TaintKeyPreserved = "node.machine.sapcloud.io/preserved"

@@ -33,7 +33,7 @@ const (
 	TextReadyForUpdate     = "Node drain successful. Node is ready for update" // another manager's: updates in place are not carried out here
 )
 
-// TextFormatMisconfiguredPDB tells why a pod cannot be evicted; it takes the namespace and name of the budget.
+// TextFormatMisconfiguredPDB says why a pod cannot be evicted; it takes the namespace and name of the budget.
 const TextFormatMisconfiguredPDB = "pod disruption budget %s/%s is misconfigured and requires zero voluntary evictions"
 
 // ErrorText renders a driver's error the way clients parse it: they take the two outermost groups in brackets for the

@@ -101,7 +101,8 @@ func newCommand() *cobra.Command {
 	f.StringToStringVar(&o.bootstrap, "bootstrap", nil,
 		"values for `placeholders` of user data, such as '<<BOOTSTRAP_TOKEN>>=abcdef.0123456789abcdef'")
 	f.StringVar(&o.config.Cluster, "cluster", "default", "`name` of the control plane to play")
-	f.StringVar(&o.config.OtherCluster, "other-cluster", "", "`name` of a second control plane that the driver serves, to check that it separates them")
+	f.StringVar(&o.config.OtherCluster, "other-cluster", "",
+		"`name` of a second control plane that the driver serves, to check that it separates them")
 	f.StringVar(&o.config.NodeGroup, "node-group", "",
 		"`id` of a node group of the driver's cloud, for a driver that serves them; it is resized and gets its size back at the end")
 	f.StringVar(&o.config.OtherNodeGroup, "other-node-group", "",

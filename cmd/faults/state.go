@@ -146,7 +146,8 @@ func (s *state) remains() []finding {
 	for _, uid := range slices.Sorted(maps.Keys(s.machines)) {
 		m := s.machines[uid]
 		left[m.Name] = true
-		found = append(found, foundf(stuck, string(uid), 1, "machine %s (%s) is still being deleted: %s", m.Name, uid, m.Status.LastOperation.Description))
+		found = append(found, foundf(stuck, string(uid), 1, "machine %s (%s) is still being deleted: %s",
+			m.Name, uid, m.Status.LastOperation.Description))
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
 		node := s.nodes[name]

@@ -122,7 +122,8 @@ func (t *tally) problems() []error {
 		errs = append(errs, fmt.Errorf("bus %s: %d of %d lifecycles: raise --limit", t.bus, t.lifecycles, t.asked))
 	}
 	if t.strange > 0 {
-		errs = append(errs, fmt.Errorf("bus %s: the cloud created instances for %d machines, of %d, that the API server never stored", t.bus, t.strange, t.machines))
+		errs = append(errs, fmt.Errorf("bus %s: the cloud created instances for %d machines, of %d, that the API server never stored",
+			t.bus, t.strange, t.machines))
 	}
 	if missing := t.missing(); len(missing) > 0 {
 		errs = append(errs, fmt.Errorf("bus %s: these faults had an effect less than %d times: %v", t.bus, t.each, missing))

@@ -72,7 +72,8 @@ func (w *world) follow(ctx context.Context, history *clientv3.Client, next int64
 			next = e.Kv.ModRevision + 1
 		}
 		if r.CompactRevision != 0 {
-			return next, fmt.Errorf("etcd has compacted its history up to revision %d, but machines were read only up to %d", r.CompactRevision, next)
+			return next, fmt.Errorf("etcd has compacted its history up to revision %d, but machines were read only up to %d",
+				r.CompactRevision, next)
 		}
 	}
 	return next, nil

@@ -79,7 +79,8 @@ drivers on the bus, as provider:<provider>/<id>. Clients need a certificate sign
 func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "",
 		"kubeconfig of the cluster that holds the MachineDeployments; empty means the cluster that mcm-autoscaler runs in")
-	fs.StringVar(&o.targetKubeconfig, "target-kubeconfig", "", "kubeconfig of the cluster that the nodes join; empty means that of --kubeconfig")
+	fs.StringVar(&o.targetKubeconfig, "target-kubeconfig", "",
+		"kubeconfig of the cluster that the nodes join; empty means that of --kubeconfig")
 	fs.StringVar(&o.namespace, "namespace", "default", "namespace of the MachineDeployments")
 	fs.BoolVar(&o.allNamespaces, "all-namespaces", false, "serve the MachineDeployments of all namespaces")
 	fs.StringArrayVar(&o.nodes, "nodes", nil,
@@ -89,7 +90,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.gpuLabel, "gpu-label", "", "label of nodes with GPUs")
 
 	fs.StringVar(&o.listen, "listen", "", "address for the cluster-autoscaler; empty means :8086, and 127.0.0.1:8086 with --allow-plaintext")
-	fs.StringVar(&o.tls.cert, "tls-cert", "", "PEM file with the server's certificate; its names must include the host in the cluster-autoscaler's cloud-config")
+	fs.StringVar(&o.tls.cert, "tls-cert", "",
+		"PEM file with the server's certificate; its names must include the host in the cluster-autoscaler's cloud-config")
 	fs.StringVar(&o.tls.key, "tls-key", "", "PEM file with the key of --tls-cert")
 	fs.StringVar(&o.tls.clientCA, "client-ca", "",
 		"PEM file with the authority that signs client certificates; a client with one can delete the nodes of a group down to its minimum")

@@ -86,8 +86,8 @@ const (
 
 func newCommand() *cobra.Command {
 	o := &options{
-		settings: machine.DefaultSettings(), outage: machine.DefaultOutageSettings(), limits: dispatch.DefaultLimits(), overshoot: overshoot.DefaultSettings(),
-		orphans: orphans.DefaultSettings(), logging: logsapi.NewLoggingConfiguration(),
+		settings: machine.DefaultSettings(), outage: machine.DefaultOutageSettings(), limits: dispatch.DefaultLimits(),
+		overshoot: overshoot.DefaultSettings(), orphans: orphans.DefaultSettings(), logging: logsapi.NewLoggingConfiguration(),
 	}
 	cmd := &cobra.Command{
 		Use:   "mcm",
@@ -139,8 +139,9 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 		"Secret in --namespace with the key that encrypts data for drivers; created if missing")
 	fs.StringSliceVar(&o.unsealed, "unsealed-providers", nil,
 		"providers whose drivers cannot decrypt and get secrets and bootstrap values in plain text; use only if NATS requires TLS")
-	fs.BoolVar(&o.tokens, "bootstrap-tokens", true, "create bootstrap tokens for user data that contains the placeholder "+bootstrap.Placeholder+
-		"; if false, such user data is refused, and mcm needs no access to Secrets in kube-system of the target cluster")
+	fs.BoolVar(&o.tokens, "bootstrap-tokens", true,
+		"create bootstrap tokens for user data that contains the placeholder "+bootstrap.Placeholder+
+			"; if false, such user data is refused, and mcm needs no access to Secrets in kube-system of the target cluster")
 	fs.StringVar(&o.tokenGroups, "bootstrap-token-auth-extra-groups", "",
 		"groups of bootstrap tokens besides system:bootstrappers, separated by commas")
 	fs.StringVar(&o.settings.DefaultProvider, "default-provider", "", "provider of classes that name none")
@@ -157,7 +158,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.setWorkers, "concurrent-set-syncs", 10, "machine sets, and machine deployments, reconciled in parallel")
 	fs.DurationVar(&o.syncPeriod, "min-resync-period", 12*time.Hour, "time after which every machine is reconciled although nothing changed")
 
-	fs.DurationVar(&o.settings.CreationTimeout, "machine-creation-timeout", o.settings.CreationTimeout, "time a machine may take to join the cluster")
+	fs.DurationVar(&o.settings.CreationTimeout, "machine-creation-timeout", o.settings.CreationTimeout,
+		"time a machine may take to join the cluster")
 	fs.DurationVar(&o.settings.HealthTimeout, "machine-health-timeout", o.settings.HealthTimeout, "time a machine may be unhealthy")
 	fs.IntVar(&o.settings.MaxReplacements, "machine-max-replacements", o.settings.MaxReplacements,
 		"most unhealthy machines of one machine deployment that are replaced at a time")
@@ -174,7 +176,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 		"node conditions that make a machine unhealthy when they are not False")
 	fs.DurationVar(&o.settings.Retry.ResourceExhausted, "resource-exhausted-retry", o.settings.Retry.ResourceExhausted,
 		"time before a create that found no capacity is retried")
-	fs.DurationVar(&o.settings.Retry.Short, "retry-short", o.settings.Retry.Short, "time before an operation is retried after a transient error")
+	fs.DurationVar(&o.settings.Retry.Short, "retry-short", o.settings.Retry.Short,
+		"time before an operation is retried after a transient error")
 	fs.DurationVar(&o.settings.Retry.Medium, "retry-medium", o.settings.Retry.Medium, "time before a create is retried after any other error")
 	fs.DurationVar(&o.settings.Retry.Long, "retry-long", o.settings.Retry.Long,
 		"time before a delete is retried after any other error, and before an invalid object is checked again")
@@ -215,14 +218,17 @@ func addOrphanFlags(fs *pflag.FlagSet, s *orphans.Settings) {
 	fs.IntVar(&s.MaxPerPass, "machine-safety-orphan-vms-max-per-pass", s.MaxPerPass,
 		"most instances without a machine that one search deletes at each provider")
 	fs.StringSliceVar(&s.AdoptOwners, "adopt-owner", nil, "uid of the kube-system namespace of a former control cluster whose instances this "+
-		"control plane has taken over, so that those without a machine are deleted; the word "+orphans.NoOwner+" means instances without an owner; may be repeated")
-	fs.BoolVar(&s.DryRun, "machine-safety-orphan-vms-dry-run", s.DryRun, "tell of instances without a machine, by Event and metric, and delete none")
+		"control plane has taken over: those without a machine are deleted; "+orphans.NoOwner+" means instances without an owner; may be repeated")
+	fs.BoolVar(&s.DryRun, "machine-safety-orphan-vms-dry-run", s.DryRun,
+		"report instances without a machine by Event and metric, and delete none")
 }
 
 func (l *leaseOptions) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&l.elect, "leader-elect", true, "let only one replica of mcm work at a time")
-	fs.DurationVar(&l.leaseDuration, "leader-elect-lease-duration", 15*time.Second, "time after which a leader that does not renew its lease is replaced")
-	fs.DurationVar(&l.renewDeadline, "leader-elect-renew-deadline", 10*time.Second, "time after which a leader that cannot renew its lease exits")
+	fs.DurationVar(&l.leaseDuration, "leader-elect-lease-duration", 15*time.Second,
+		"time after which a leader that does not renew its lease is replaced")
+	fs.DurationVar(&l.renewDeadline, "leader-elect-renew-deadline", 10*time.Second,
+		"time after which a leader that cannot renew its lease exits")
 	fs.DurationVar(&l.retryPeriod, "leader-elect-retry-period", 2*time.Second, "time between attempts to acquire or renew the lease")
 }
 
@@ -230,7 +236,8 @@ func (n *natsOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&n.config.URLs, "nats-url", nil, "external NATS servers; without, mcm runs an embedded one")
 	natsflags.Add(fs, &n.config)
 	fs.StringVar(&n.listen, "nats-listen", "127.0.0.1:4222", "address of the embedded NATS for drivers; port 0 picks a free one")
-	fs.StringVar(&n.storeDir, "nats-store-dir", "", "JetStream directory of the embedded NATS; empty keeps its streams in memory until mcm exits")
+	fs.StringVar(&n.storeDir, "nats-store-dir", "",
+		"JetStream directory of the embedded NATS; empty keeps its streams in memory until mcm exits")
 	fs.StringVar(&n.configFile, "nats-config", "", "nats-server configuration file that overrides the settings of the embedded NATS")
 	fs.IntVar(&n.streamReplicas, "nats-stream-replicas", 1, "NATS servers that store each operations stream: 3 with a cluster of three")
 	fs.StringVar(&n.streamStorage, "nats-stream-storage", storageFile,

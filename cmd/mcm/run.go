@@ -182,9 +182,10 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	}
 	m.dispatcher = dispatch.New(logr.NewContext(ctx, klog.Background().WithName("dispatch")), m.caller, m.announcer)
 	m.dispatcher.Limit(m.options.limits)
-	if err := register(append(m.dispatcher.Collectors(), dispatch.StreamCollector(m.caller.Streams), dispatch.RefusedCollector(m.caller.Replicas),
+	if err := register(append(m.dispatcher.Collectors(),
+		dispatch.StreamCollector(m.caller.Streams), dispatch.RefusedCollector(m.caller.Replicas),
 		dropped("mcm_dispatch_replies_dropped_total",
-			"Reply frames that belonged to no operation in flight.", m.caller.Dropped))); err != nil {
+			"Reply frames of no operation in flight.", m.caller.Dropped))); err != nil {
 		return err
 	}
 	m.removed = machineclass.NewRemoved(m.manager.GetClient())
@@ -273,7 +274,8 @@ func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	}
 
 	if len(m.options.unsealed) > 0 {
-		klog.Background().Info("drivers of these providers may get secrets unsealed: NATS users who can read their inboxes can read the secrets (--unsealed-providers)",
+		klog.Background().Info("drivers of these providers may get secrets unsealed: "+
+			"NATS users who can read their inboxes can read the secrets (--unsealed-providers)",
 			"providers", m.options.unsealed)
 	}
 
@@ -288,8 +290,10 @@ func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 		if err != nil {
 			return err
 		}
-		if err := register([]prometheus.Collector{dropped("mcm_fetch_dropped_total",
-			"Fetches not answered because they were unreadable, their reply subject is not their provider's, or too many of it waited.", server.Dropped)}); err != nil {
+		if err := register([]prometheus.Collector{
+			dropped("mcm_fetch_dropped_total",
+				"Fetches not answered: unreadable, with a reply subject of another provider, or beyond the limit of waiting ones.", server.Dropped),
+		}); err != nil {
 			return err
 		}
 		<-ctx.Done()

@@ -40,14 +40,16 @@ func awaitServed(ctx context.Context, cfg *rest.Config, patience time.Duration) 
 			return nil
 		}
 		if tries == 1 {
-			klog.Background().Info("waiting for the control cluster to serve the Machine types", "host", cfg.Host, "version", version, "reason", err.Error())
+			klog.Background().Info("waiting for the control cluster to serve the Machine types",
+				"host", cfg.Host, "version", version, "reason", err.Error())
 		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx) //nolint:wrapcheck // the caller's own
 		case <-late:
 			if apierrors.IsNotFound(err) {
-				return fmt.Errorf("the control cluster at %s does not serve %s: apply the CustomResourceDefinitions in deploy/crds: %w", cfg.Host, version, err)
+				return fmt.Errorf("the control cluster at %s does not serve %s: apply the CustomResourceDefinitions in deploy/crds: %w",
+					cfg.Host, version, err)
 			}
 
 			return fmt.Errorf("ask the control cluster at %s for %s: %w", cfg.Host, version, err)

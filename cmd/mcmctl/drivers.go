@@ -188,7 +188,8 @@ func (r *driverRow) cells(now time.Time, wide bool) []string {
 		started, age(now.Sub(r.LastSeen)),
 	}
 	if wide {
-		cells = append(cells, r.CreateIdentity, r.Kind, strings.Join(r.APIVersions, ","), strings.Join(r.Capabilities, ","), cmp.Or(r.Refused, r.LastError))
+		cells = append(cells, r.CreateIdentity, r.Kind, strings.Join(r.APIVersions, ","), strings.Join(r.Capabilities, ","),
+			cmp.Or(r.Refused, r.LastError))
 	}
 
 	return cells

@@ -71,7 +71,7 @@ export async function find(c, { uid, providerId }) {
   return found?.tags?.["machinebus.io/cluster"] === c.cluster ? [instanceOf(found)] : [];
 }
 
-// make creates the machine's instance. The operation id is the idempotency token: a second call creates no second instance.
+// make creates the machine's instance. The operation id is the idempotency token: repeating the call creates no other.
 export async function make(c, { name, uid }) {
   const { machineType, region, zone, tags } = c.spec;
   const made = await call(c, "POST", "/v1/instances", {

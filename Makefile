@@ -1,6 +1,6 @@
-# Everything made here goes to .out/, which git ignores. Needed beforehand: Go, git, make, and for make test a C compiler
-# and Node.js 18 with npm, which it installs through apt if it runs as root and they are missing. Everything else is built
-# at the versions that go.mod, .tools/go.mod and deploy/devcluster/go.mod pin.
+# All results go to .out/, which git ignores. Required: Go, git, make, and for make test a C compiler and Node.js 18 with
+# npm, which it installs with apt if they are missing and it runs as root. Everything else is built at the versions that
+# go.mod, .tools/go.mod and deploy/devcluster/go.mod pin.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -17,14 +17,14 @@ export CGO_ENABLED := 0
 # The tools' caches stay in the clone.
 export BUF_CACHE_DIR := $(OUT)/cache/buf
 export GOLANGCI_LINT_CACHE := $(OUT)/cache/golangci-lint
-# Where controller-runtime's envtest finds etcd, kube-apiserver and kubectl.
+# The directory where controller-runtime's envtest finds etcd, kube-apiserver and kubectl.
 export KUBEBUILDER_ASSETS := $(OUT)/envtest
 # Its API servers may have to start on a busy machine.
 export KUBEBUILDER_CONTROLPLANE_START_TIMEOUT ?= 2m
 
 FUZZTIME ?= 20000x
 
-# Use after a command as: || $(call remedy,text)
+# For use after a command: || $(call remedy,text)
 remedy = { printf '\n%s: %s\n' '$@' '$(1)' >&2; exit 1; }
 
 ifneq ($(filter-out help clean,$(MAKECMDGOALS)),)
@@ -36,18 +36,18 @@ endif
 ##@ Try it
 
 .PHONY: demo
-demo: demo-parts ## Bring everything up, make 10 Machines, kill a driver replica, clean up
+demo: demo-parts ## Start everything, create 10 Machines, kill a driver replica, clean up
 	@exec $(BIN)/demo run
 
 .PHONY: up
-up: demo-parts ## Bring the same set-up up and leave it running to play with
+up: demo-parts ## Start the same set-up and leave it running
 	@exec $(BIN)/demo up
 
 .PHONY: down
 down: $(BIN)/demo ## Stop what `make up` started
 	@exec $(BIN)/demo down
 
-# With DEMO_KUBECONFIG the demo uses that cluster instead of ours.
+# With DEMO_KUBECONFIG the demo uses that cluster instead of the dev cluster.
 .PHONY: demo-parts
 demo-parts: build $(if $(DEMO_KUBECONFIG),,devcluster)
 
@@ -68,7 +68,7 @@ devcluster: $(BIN)/devcluster $(KUBEBUILDER_ASSETS)/etcd ## Build the dev cluste
 KUBERNETES = $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' deploy/devcluster/go.mod)
 VERSION_PACKAGE := k8s.io/component-base/version
 
-# Clients parse the version that the API server reports, and fail on the "v0.0.0-master" it would otherwise have.
+# Clients parse the API server's version, and fail on the default "v0.0.0-master".
 $(BIN)/devcluster: $(shell find deploy/devcluster -type f -not -name '*_test.go' -not -name '*.md' 2>/dev/null)
 	@echo '==> building the dev cluster (about 5 minutes the first time)'
 	@version='$(KUBERNETES)'; IFS=. read -r major minor _ <<<"$${version#v}"; \
@@ -100,14 +100,14 @@ fmt: $(BIN)/golangci-lint ## Format the Go code
 	@$(BIN)/golangci-lint fmt $(DIRS)
 
 .PHONY: clean
-clean: ## Stop the demo set-up and remove everything made here
+clean: ## Stop the demo set-up and remove all results
 	@if [ -x $(BIN)/demo ]; then $(BIN)/demo down; fi
 	@rm -rf $(OUT)
 
 ##@ Check
 
 .PHONY: verify
-verify: fmt-check vet lint arch prose proto-lint proto-breaking generate-check ## Everything that can be checked without running the code
+verify: fmt-check vet lint arch prose proto-lint proto-breaking generate-check ## All checks that do not run the code
 	@echo '==> verify: all good'
 
 .PHONY: fmt-check
@@ -134,7 +134,7 @@ LINT = $(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml
 LINT_REMEDY := mend the above; where a linter is wrong about a line write //nolint:<name> // <reason>
 
 .PHONY: arch
-arch: ## Check who imports whom
+arch: ## Check the import rules
 	@echo '==> arch'
 	@.tools/arch.sh
 
@@ -151,14 +151,14 @@ proto-lint: $(BIN)/buf ## Lint the driver contract
 PROTO_IMAGE := proto/image.binpb
 
 .PHONY: proto-breaking
-proto-breaking: $(BIN)/buf ## Check that the driver contract still reads what the accepted one wrote
+proto-breaking: $(BIN)/buf ## Check that the driver contract is compatible with the accepted one
 	@echo '==> proto breaking changes'
 	@[ -f $(PROTO_IMAGE) ] || $(call remedy,$(PROTO_IMAGE) is missing; run: make proto-image)
 	@$(BIN)/buf breaking proto --against $(PROTO_IMAGE) \
-		|| $(call remedy,the change breaks drivers that are out there; add instead of changing and reserve what goes)
+		|| $(call remedy,the change breaks existing drivers; add fields instead of changing them and reserve removed ones)
 
 .PHONY: proto-image
-proto-image: $(BIN)/buf ## Accept the driver contract as it stands as the one to stay compatible with
+proto-image: $(BIN)/buf ## Accept the current driver contract as the one to stay compatible with
 	@$(BIN)/buf build proto --exclude-source-info -o $(PROTO_IMAGE)
 	@echo '==> wrote $(PROTO_IMAGE); commit it'
 
@@ -184,7 +184,7 @@ test-fuzz: ## Run each fuzz target for FUZZTIME (20000x inputs)
 	@.tools/fuzz.sh $(FUZZTIME)
 
 .PHONY: test-images
-test-images: ## Build one image and look into it
+test-images: ## Build one image and inspect it
 	@echo '==> an image (a minute and a half the first time)'
 	@go test -C .tools/images -v -count=1 ./...
 
@@ -194,14 +194,15 @@ test-e2e: c-compiler build devcluster nodejs ## End-to-end tests: real processes
 	@CGO_ENABLED=1 go test -race -count=1 -p=1 -timeout=30m ./cmd/e2e/...
 
 .PHONY: mutants
-mutants: ## Break the protocol code in one place at a time, and show that a test sees each
+mutants: ## Break the protocol code in one place at a time, and check that a test fails for each
 	@echo '==> mutations of the protocol code'
 	@go test ./bus/mutants -count=1 -v -timeout=90m -mutants.run
 
-# What make faults goes by.
+# Parameters of make faults.
 FENCING ?= on
-# With FENCING=off the drivers are built so that a replica goes on when it may have been replaced; then the run must fail,
-# and goes on until it does. Only a replica that is frozen in the middle of a create, until the machine has come and gone, shows it.
+# With FENCING=off the drivers are built without fencing: a replica continues even if it may have been replaced. Then the
+# run must fail, and continues until it does. Only a replica frozen during a create, until the machine has come and gone,
+# shows the damage.
 UNFENCED := $(OUT)/unfenced
 ifeq ($(FENCING),off)
 SEED ?= 3
@@ -217,8 +218,8 @@ RUN_FAULTS = $(BIN)/faults --bin $(if $(filter off,$(FENCING)),$(UNFENCED),$(BIN
 	--seed $(SEED) --lifecycles $(LIFECYCLES) $(if $(KINDS),--kinds $(KINDS)) $(if $(BUS),--bus $(BUS)) \
 	$(if $(LONGEST),--longest $(LONGEST)) $(if $(LIMIT),--limit $(LIMIT)) $(FAULTSFLAGS)
 
-# Programs of which the driver is built without fencing: a run with them must come to damage, which is exit status 1
-# of cmd/faults; 2 is a run that proves nothing. make itself exits with 2 either way, and says "Error 1" or "Error 2".
+# Programs with a driver without fencing: a run must end with damage, which is exit status 1 of cmd/faults; 2 is a run that
+# proves nothing. make itself exits with 2 in both cases, and prints "Error 1" or "Error 2".
 .PHONY: unfenced
 unfenced: build devcluster
 	@mkdir -p $(UNFENCED)
@@ -229,19 +230,19 @@ unfenced: build devcluster
 faults: build devcluster $(if $(filter off,$(FENCING)),unfenced) ## Break everything by SEED until LIFECYCLES machines have come and gone; FENCING=off SEED=3 LIFECYCLES=30 must fail
 	@exec $(RUN_FAULTS)
 
-# Passes where make faults FENCING=off fails with 1, and only there. It calls make again, because what FENCING=off means
-# is decided when the Makefile is read.
+# Succeeds only if make faults FENCING=off fails with 1. It calls make again, because FENCING=off is evaluated when the
+# Makefile is read.
 .PHONY: faults-unfenced
-faults-unfenced: ## Show that the judge of make faults sees a missing fence: passes only when damage was found
+faults-unfenced: ## Check that make faults detects missing fencing: succeeds only if damage was found
 	@$(MAKE) FENCING=off faults-damage
 
 .PHONY: faults-damage
 faults-damage: $(if $(filter off,$(FENCING)),unfenced)
-	@$(if $(filter off,$(FENCING)),,$(call remedy,with the fence in place damage proves nothing; run: make faults-unfenced))
+	@$(if $(filter off,$(FENCING)),,$(call remedy,damage proves nothing while fencing is on; run: make faults-unfenced))
 	@.tools/damage.sh $(RUN_FAULTS)
 
 .PHONY: bench
-bench: build devcluster ## Benchmarks against their peers; ONLY=read,create chooses some, ROUNDS=9 runs longer, FLEET=10000 is for ONLY=fleet
+bench: build devcluster ## Benchmarks against peers; ONLY=read,create selects some, ROUNDS=9 runs longer, FLEET=10000 is for ONLY=fleet
 	@echo '==> benchmarks (about 15 minutes; the machine should have nothing else to do)'
 	@$(BIN)/bench --bin $(BIN) --dir $(OUT)/run/bench $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(FLEET),--fleet $(FLEET))
 
@@ -256,7 +257,7 @@ c-compiler:
 	command -v "$$(go env CC)" >/dev/null \
 		|| $(call remedy,the race detector needs a C compiler; install gcc with the headers of the C library and run this again)
 
-# The drivers in Node.js of deploy/examples, with the packages that their lock files pin.
+# The Node.js drivers of deploy/examples, with the packages of their lock files.
 NODEJS := driver-nodejs driver-nodejs-full
 .PHONY: nodejs
 nodejs: node-runtime $(NODEJS:%=$(OUT)/nodejs/%/node_modules/.package-lock.json)
@@ -267,7 +268,7 @@ $(OUT)/nodejs/%/node_modules/.package-lock.json: deploy/examples/%/package-lock.
 	@mkdir -p $(OUT)/nodejs/$*
 	@cp $^ $(OUT)/nodejs/$*/
 	@npm ci --prefix $(OUT)/nodejs/$* --cache $(OUT)/cache/npm --ignore-scripts --no-audit --no-fund --loglevel=error \
-		|| $(call remedy,npm could not install what $< names; it needs a registry: see `npm config get registry`)
+		|| $(call remedy,npm could not install the packages of $<; it needs a registry: see `npm config get registry`)
 	@touch $@
 
 .PHONY: node-runtime
@@ -288,9 +289,9 @@ help: ## Show this list
 		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
 		/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# What follows serves the targets above.
+# Helpers of the targets above.
 
-# generated makes all generated files afresh beside the tree, so that checking changes nothing in it.
+# generated creates all generated files outside the tree, so that a check does not change the tree.
 GENERATED := $(OUT)/generated
 .PHONY: generated
 generated: $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/controller-gen

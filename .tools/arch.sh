@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# One line per package: path | what it imports | what its tests import | everything a program with it is linked from.
+# One line per package: path | its imports | its tests' imports | all its dependencies.
 format='{{.ImportPath}}|{{join .Imports " "}}|{{join .TestImports " "}} {{join .XTestImports " "}}|{{join .Deps " "}}'
 packages=$(go list -f "$format" ./...)
 
@@ -12,7 +12,7 @@ BEGIN {
 	below["cmd"] = " mcm driversdk bus proto "
 	below["mcm"] = below["driversdk"] = " bus proto "
 	below["bus"] = " proto "
-	longest = 8
+	longest = 7
 }
 {
 	n = split($2, paths, " ")
@@ -37,7 +37,7 @@ END {
 	exit failed
 }
 
-# What a package or its tests import themselves.
+# Direct imports of a package or its tests.
 function check_import(package, path, in_test,    from, to) {
 	from = layer(package); to = layer(path)
 	if (to != "" && to != from && !index(below[from], " " to " "))
@@ -48,7 +48,7 @@ function check_import(package, path, in_test,    from, to) {
 		fail(package, path, "bus is everything NATS and nothing Kubernetes")
 }
 
-# What ends up in every program that imports the package.
+# Dependencies of every program that imports the package.
 function check_linked(package, path,    from, to) {
 	from = layer(package); to = layer(path)
 	if (from == "driversdk" && kubernetes(path)) fail(package, path, "driver authors carry no Kubernetes")
@@ -60,7 +60,7 @@ function check_linked(package, path,    from, to) {
 	if (from == "cmd" && to == "driversdk" && meets < 2) meets += 2
 }
 
-# The number of imports on the longest way down from a package, within the module.
+# The length of the longest import path from a package within the module.
 function depth(package,    i, d) {
 	if (!(package in depths)) {
 		depths[package] = 0

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Usage: fuzz.sh BUDGET
 # Runs every fuzz target of the module for BUDGET, a number of inputs such as 20000x or a time such as 1m; go test
-# takes one target at a time. A time is for looking around by hand: when it is over go test may fail with "context
-# deadline exceeded" although nothing was found (golang/go#75804), which a number of inputs never does.
+# takes one target at a time. Use a time only by hand: at its end go test may fail with "context deadline exceeded"
+# although nothing was found (golang/go#75804), which never happens with a number of inputs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 budget=$1

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Usage: generated.sh check|write FRESH
-# Compares the tree's generated files with those made afresh below the folder FRESH (check), or makes them the same
-# (write), leftovers of removed sources included.
+# Compares the tree's generated files with new ones below the folder FRESH (check), or replaces them (write). Both
+# include leftovers of removed sources.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=$1 fresh=$2

@@ -139,6 +139,8 @@ func OperationOf(env *driverv1.Envelope) driverv1.Operation {
 		return driverv1.Operation_OPERATION_VALIDATE
 	case *driverv1.Envelope_MigrateClass:
 		return driverv1.Operation_OPERATION_MIGRATE_CLASS
+	case *driverv1.Envelope_NodeGroups:
+		return driverv1.Operation_OPERATION_NODE_GROUPS
 	default:
 		return driverv1.Operation_OPERATION_UNSPECIFIED
 	}
@@ -185,6 +187,8 @@ func RequestOf(env *driverv1.Envelope) proto.Message {
 		return b.Validate
 	case *driverv1.Envelope_MigrateClass:
 		return b.MigrateClass
+	case *driverv1.Envelope_NodeGroups:
+		return b.NodeGroups
 	default:
 		return nil
 	}

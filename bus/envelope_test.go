@@ -69,12 +69,22 @@ func FuzzDecode(f *testing.F) {
 			Machine: &driverv1.Machine{Name: "m", Uid: "u", Labels: map[string]string{"a": "b"}},
 		}},
 	}
-	for _, contentType := range []string{"", "application/json"} {
-		payload, err := bus.Encode(sample, contentType)
-		if err != nil {
-			f.Fatal(err)
+	resize := &driverv1.Envelope{OperationId: "q", Body: &driverv1.Envelope_NodeGroups{NodeGroups: &driverv1.NodeGroupsRequest{
+		Body: &driverv1.NodeGroupsRequest_Resize{Resize: &driverv1.NodeGroupResizeRequest{Group: "a", ExpectedTarget: 1, Target: 3}},
+	}}}
+	groups := bus.ResultFrame(&driverv1.Result{Payload: &driverv1.Result_NodeGroups{NodeGroups: &driverv1.NodeGroupsResponse{
+		Body: &driverv1.NodeGroupsResponse_Groups{Groups: &driverv1.NodeGroupListResponse{Groups: []*driverv1.NodeGroup{
+			{Id: "a", MaxSize: 3, Template: &driverv1.NodeGroupTemplate{Capacity: map[string]string{"cpu": "4"}}},
+		}}},
+	}}})
+	for _, env := range []*driverv1.Envelope{sample, resize, groups} {
+		for _, contentType := range []string{"", "application/json"} {
+			payload, err := bus.Encode(env, contentType)
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(payload, contentType)
 		}
-		f.Add(payload, contentType)
 	}
 	f.Add([]byte(`{"operationId":"a"}`), "application/json; charset=utf-8")
 	f.Add([]byte(`{"result":{"status":{"code":99}}}`), "application/json")
@@ -91,6 +101,14 @@ func FuzzDecode(f *testing.F) {
 		// What reads fields of strangers must live with every one of them.
 		_, _, _ = bus.OperationOf(env), bus.MachineOf(env).GetUid(), bus.ClassOf(env).GetClass()
 		_ = bus.ErrorOf(env.GetResult().GetStatus())
+		if bus.EditsNodeGroup(env) && bus.RequestVerb(env) == "" {
+			t.Errorf("a change of a node group has no verb: %v", env)
+		}
+		for _, g := range env.GetResult().GetNodeGroups().GetGroups().GetGroups() {
+			if err := bus.CheckNodeGroup(g); err == nil && (g.GetId() == "" || g.GetMaxSize() <= 0 || g.GetTargetSize() < 0) {
+				t.Errorf("believed: %v", g)
+			}
+		}
 		again, err := bus.Encode(env, contentType)
 		if err != nil {
 			if proto.Size(env) == 0 || json { // a Timestamp out of range has no JSON

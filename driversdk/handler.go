@@ -61,6 +61,9 @@ func newHandler[S any](hard context.Context, driver Driver[S], classes *classes[
 	if _, ok := driver.(ClassMigrator); ok {
 		h.verbs[driverv1.Operation_OPERATION_MIGRATE_CLASS] = h.migrateClass
 	}
+	if _, ok := driver.(NodeGroups); ok {
+		h.verbs[driverv1.Operation_OPERATION_NODE_GROUPS] = h.nodeGroups
+	}
 
 	return h
 }
@@ -68,7 +71,7 @@ func newHandler[S any](hard context.Context, driver Driver[S], classes *classes[
 // capabilities are the operations the handler does, in the contract's order.
 func (h *handler[S]) capabilities() []driverv1.Operation {
 	var ops []driverv1.Operation
-	for op := driverv1.Operation_OPERATION_CREATE; op <= driverv1.Operation_OPERATION_MIGRATE_CLASS; op++ {
+	for op := driverv1.Operation_OPERATION_CREATE; op <= driverv1.Operation_OPERATION_NODE_GROUPS; op++ {
 		if _, ok := h.verbs[op]; ok {
 			ops = append(ops, op)
 		}
@@ -192,7 +195,7 @@ func (c *call) logEnd(status *driverv1.Status, took time.Duration) {
 	switch {
 	case status.GetCode() != OK:
 		level = slog.LevelWarn
-	case bus.Mutates(c.task.Operation):
+	case bus.Mutates(c.task.Operation), bus.EditsNodeGroup(c.task.Request):
 		level = slog.LevelInfo
 	}
 	if !c.log.Enabled(c.ctx, level) {
@@ -225,6 +228,7 @@ func (c *call) attrs() []slog.Attr {
 	if ref := bus.ClassOf(req).GetClass(); ref != nil {
 		attrs = append(attrs, slog.String("class", ref.GetNamespace()+"/"+ref.GetName()))
 	}
+	attrs = append(attrs, groupAttrs(req.GetNodeGroups())...)
 	if span := trace.SpanContextFromContext(c.ctx); span.IsSampled() {
 		attrs = append(attrs, slog.String("trace_id", span.TraceID().String()))
 	}

@@ -382,6 +382,9 @@ func (w *world) askTraced(env *driverv1.Envelope, traceParent string) *exchange 
 		w.t.Fatal(err)
 	}
 	subject := fmt.Sprintf("mcm.v1.%s.driver.%s.%s.ns.%s", testCluster, testProvider, bus.Verb(op), name)
+	if env.GetNodeGroups() != nil {
+		subject = fmt.Sprintf("mcm.v1.%s.nodegroup.%s.%s", testCluster, testProvider, bus.RequestVerb(env))
+	}
 	m := &nats.Msg{Subject: subject, Reply: reply, Data: payload}
 	if traceParent != "" {
 		m.Header = nats.Header{"traceparent": {traceParent}}

@@ -102,7 +102,7 @@ func (m *metrics) watch(h *health) error {
 			return 0
 		}))
 	}
-	for op := driverv1.Operation_OPERATION_CREATE; op <= driverv1.Operation_OPERATION_MIGRATE_CLASS; op++ {
+	for op := driverv1.Operation_OPERATION_CREATE; op <= driverv1.Operation_OPERATION_NODE_GROUPS; op++ {
 		gauges = append(gauges, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "machinebus_driver_operations_stuck", ConstLabels: prometheus.Labels{"operation": bus.Verb(op)},
 			Help: "Calls that ignore their deadlines and have not returned: they keep their slots, and their machines from this replica.",

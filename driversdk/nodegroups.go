@@ -2,7 +2,15 @@ package driversdk
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // NodeGroups is a [Driver] whose cloud keeps node groups itself (instance groups,
@@ -10,10 +18,9 @@ import (
 // MachineDeployments. What a group is like is kept in the cloud: any replica may be
 // asked anything [GROUP-4].
 //
-// Answer within 2 s if you can: then the gateway asks once more, perhaps another
-// replica and while this one is still at it, under the same request id. The
-// cluster-autoscaler gives up after 5 s, by default, when ctx ends as well. So start
-// what takes long in the cloud, and return once the wish is on record there.
+// The cluster-autoscaler gives up after 5 s, by default, when ctx ends as well. So start
+// what takes long in the cloud, and return once the wish is on record there. When this
+// replica is lost meanwhile, another one is asked under the same request id.
 type NodeGroups interface {
 	// NodeGroups returns all groups that are for a control plane.
 	NodeGroups(ctx context.Context, cluster string) ([]*NodeGroup, error)
@@ -102,4 +109,160 @@ type GroupDelete struct {
 	Cluster, Group string
 	RequestID      string
 	Instances      []string
+}
+
+func (h *handler[S]) nodeGroups(ctx context.Context, c *call) (*driverv1.Result, error) {
+	driver, ok := h.driver.(NodeGroups)
+	if !ok {
+		return nil, Errorf(Unimplemented, "this driver knows no node groups")
+	}
+	response, err := spanned(ctx, "node groups: "+bus.RequestVerb(c.task.Request), func(ctx context.Context) (*driverv1.NodeGroupsResponse, error) {
+		return c.askGroups(ctx, driver)
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	return &driverv1.Result{Payload: &driverv1.Result_NodeGroups{NodeGroups: response}}, nil
+}
+
+// askGroups has a driver answer a request about its node groups. What it returns along
+// with an error does not count.
+func (c *call) askGroups(ctx context.Context, driver NodeGroups) (*driverv1.NodeGroupsResponse, error) {
+	cluster, id := c.task.Cluster, c.task.Request.GetOperationId()
+	switch body := c.task.Request.GetNodeGroups().GetBody().(type) {
+	case *driverv1.NodeGroupsRequest_Groups:
+		list, err := driver.NodeGroups(ctx, cluster)
+
+		return &driverv1.NodeGroupsResponse{Body: &driverv1.NodeGroupsResponse_Groups{
+			Groups: &driverv1.NodeGroupListResponse{Groups: soundGroups(list, c.log)},
+		}}, err
+	case *driverv1.NodeGroupsRequest_Instances:
+		list, err := driver.GroupInstances(ctx, cluster, body.Instances.GetGroup())
+		if err != nil {
+			return nil, err
+		}
+		instances, err := groupInstances(list)
+
+		return &driverv1.NodeGroupsResponse{Body: &driverv1.NodeGroupsResponse_Instances{
+			Instances: &driverv1.NodeGroupInstancesResponse{Instances: instances},
+		}}, err
+	case *driverv1.NodeGroupsRequest_Resize:
+		target, err := driver.ResizeGroup(ctx, &GroupResize{
+			Cluster: cluster, Group: body.Resize.GetGroup(), RequestID: id,
+			Expected: body.Resize.GetExpectedTarget(), Target: body.Resize.GetTarget(),
+		})
+
+		return &driverv1.NodeGroupsResponse{Body: &driverv1.NodeGroupsResponse_Resize{
+			Resize: &driverv1.NodeGroupResizeResponse{TargetSize: target},
+		}}, err
+	case *driverv1.NodeGroupsRequest_Delete:
+		target, err := driver.DeleteFromGroup(ctx, &GroupDelete{
+			Cluster: cluster, Group: body.Delete.GetGroup(), RequestID: id, Instances: body.Delete.GetInstances(),
+		})
+
+		return &driverv1.NodeGroupsResponse{Body: &driverv1.NodeGroupsResponse_Delete{
+			Delete: &driverv1.NodeGroupDeleteResponse{TargetSize: target},
+		}}, err
+	default:
+		return nil, Errorf(Unimplemented, "this driver does not know what is asked about node groups")
+	}
+}
+
+// soundGroups leaves out what breaks the contract or cannot be sent: one faulty group must
+// not take the others away from the autoscaler.
+func soundGroups(list []*NodeGroup, log *slog.Logger) []*driverv1.NodeGroup {
+	out := make([]*driverv1.NodeGroup, 0, len(list))
+	seen := map[string]bool{}
+	for _, g := range list {
+		if g == nil {
+			log.Error("node group left out", "err", "the driver returned nil in its place")
+
+			continue
+		}
+		message := g.proto()
+		err := bus.CheckNodeGroup(message)
+		if err == nil && seen[g.ID] {
+			err = fmt.Errorf("group %s is there twice", g.ID)
+		}
+		if err == nil {
+			_, err = proto.Marshal(message)
+		}
+		if err != nil {
+			log.Error("node group left out", "group", g.ID, "err", err)
+
+			continue
+		}
+		seen[g.ID] = true
+		out = append(out, message)
+	}
+
+	return out
+}
+
+func (g *NodeGroup) proto() *driverv1.NodeGroup {
+	out := &driverv1.NodeGroup{
+		Id: g.ID, MinSize: g.Min, MaxSize: g.Max, TargetSize: g.Target, Description: g.Description,
+	}
+	if t := g.Template; t != nil {
+		out.Template = &driverv1.NodeGroupTemplate{Capacity: t.Capacity, Labels: t.Labels}
+		for _, taint := range t.Taints {
+			out.Template.Taints = append(out.Template.Taints, &driverv1.Taint{Key: taint.Key, Value: taint.Value, Effect: taint.Effect})
+		}
+	}
+	if o := g.Options; o != nil {
+		out.Options = &driverv1.NodeGroupOptions{
+			ScaleDownUtilizationThreshold: o.UtilizationThreshold, ScaleDownGpuUtilizationThreshold: o.GPUUtilizationThreshold,
+			ScaleDownUnneededTime: duration(o.UnneededTime), ScaleDownUnreadyTime: duration(o.UnreadyTime),
+			MaxNodeProvisionTime: duration(o.ProvisionTime),
+		}
+	}
+
+	return out
+}
+
+func duration(d *time.Duration) *durationpb.Duration {
+	if d == nil {
+		return nil
+	}
+
+	return durationpb.New(*d)
+}
+
+// groupInstances fails for one that cannot be sent: left out, its Node would be
+// nobody's.
+func groupInstances(list []*GroupInstance) ([]*driverv1.NodeGroupInstance, error) {
+	out := make([]*driverv1.NodeGroupInstance, 0, len(list))
+	for _, i := range list {
+		if i == nil {
+			return nil, Errorf(Internal, "driver returned nil in the place of an instance from GroupInstances")
+		}
+		one := &driverv1.NodeGroupInstance{Id: i.ID, State: driverv1.NodeGroupInstanceState(i.State)}
+		if i.Err != nil {
+			one.Error = bus.StatusOf(i.Err)
+		}
+		if _, err := proto.Marshal(one); err != nil {
+			return nil, Errorf(Internal, "driver returned an instance from GroupInstances that cannot be sent, %q: %w", i.ID, err)
+		}
+		out = append(out, one)
+	}
+
+	return out, nil
+}
+
+// groupAttrs are what log lines say of a request about node groups; none for others.
+func groupAttrs(req *driverv1.NodeGroupsRequest) []slog.Attr {
+	switch body := req.GetBody().(type) {
+	case *driverv1.NodeGroupsRequest_Instances:
+		return []slog.Attr{slog.String("group", body.Instances.GetGroup())}
+	case *driverv1.NodeGroupsRequest_Resize:
+		return []slog.Attr{
+			slog.String("group", body.Resize.GetGroup()),
+			slog.Int("from", int(body.Resize.GetExpectedTarget())), slog.Int("to", int(body.Resize.GetTarget())),
+		}
+	case *driverv1.NodeGroupsRequest_Delete:
+		return []slog.Attr{slog.String("group", body.Delete.GetGroup()), slog.Any("instances", body.Delete.GetInstances())}
+	default:
+		return nil
+	}
 }

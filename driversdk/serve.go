@@ -96,7 +96,6 @@ func serve[S any](ctx context.Context, r *process, d Driver[S]) error {
 	h := newHandler(hard, d, known, m, r)
 	server := r.serverConfig(h.capabilities(), m, known.changed)
 	server.Seal = fetch.Seal
-	server.NodeGroups = nodeGroups(d, hard, r.log)
 	r.server, err = replica.New(conn, server, h)
 	if err != nil {
 		return err

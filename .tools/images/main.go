@@ -1,5 +1,5 @@
-// Images builds container images of the module's programs without a container daemon and without any registry: for each
-// an OCI image layout and the list of what is linked into it (SPDX). It is ko as a library, on an empty base.
+// Images builds container images of the module's programs without a container daemon or registry: for each an OCI image
+// layout and its SBOM (SPDX). It uses ko as a library, with an empty base image.
 package main
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/google/ko/pkg/build"
 )
 
-// user is nobody in particular, and not root.
+// user is an unprivileged user id.
 const user = "65532:65532"
 
 func main() {
@@ -44,8 +44,8 @@ func run(ctx context.Context, args []string) error {
 		fs.PrintDefaults()
 	}
 	dir := fs.String("dir", ".", "`folder` of the module")
-	out := fs.String("out", "images", "`folder` for the results; what it has of the same programs is replaced")
-	platforms := fs.String("platforms", "linux/amd64", "`platforms` to build for, with commas")
+	out := fs.String("out", "images", "`folder` for the results; results of the same programs are replaced")
+	platforms := fs.String("platforms", "linux/amd64", "`platforms` to build for, separated by commas")
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil
@@ -54,7 +54,7 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	if fs.NArg() == 0 {
-		return errors.New("no program given: name some, such as ./cmd/mcm")
+		return errors.New("no program given: want some, such as ./cmd/mcm")
 	}
 	base, err := emptyBase(strings.Split(*platforms, ","))
 	if err != nil {
@@ -69,7 +69,7 @@ func run(ctx context.Context, args []string) error {
 	return nil
 }
 
-// emptyBase is what FROM scratch is elsewhere: the programs are static.
+// emptyBase returns an empty base image, like FROM scratch: the programs are static.
 func emptyBase(platforms []string) (v1.ImageIndex, error) {
 	base := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, text := range platforms {
@@ -135,7 +135,7 @@ func buildImage(ctx context.Context, dir, out, program, platforms string, base v
 	return nil
 }
 
-// write makes an OCI image layout. ko's own writer takes the folder for the name of a repository, and fails on capitals.
+// write writes an OCI image layout. ko's own writer parses the folder as a repository's name, and fails on capitals.
 func write(folder string, result build.Result) error {
 	to, err := layout.Write(folder, empty.Index)
 	if err != nil {
@@ -147,11 +147,11 @@ func write(folder string, result build.Result) error {
 	case v1.Image:
 		return to.AppendImage(result)
 	default:
-		return fmt.Errorf("ko made a %T, which is no image", result)
+		return fmt.Errorf("ko returned a %T, which is not an image", result)
 	}
 }
 
-// koVersion is what go.mod pins; the list of what is linked names its maker.
+// koVersion returns ko's version in go.mod, which the SBOM names as its tool.
 func koVersion() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -166,7 +166,7 @@ func koVersion() string {
 	return "unknown"
 }
 
-// baseOf gives every program the same base. Its name is only ever written down, and never looked up.
+// baseOf returns the same base for every program. Its name is never resolved.
 func baseOf(base v1.ImageIndex) build.GetBase {
 	return func(context.Context, string) (name.Reference, build.Result, error) {
 		ref, err := name.ParseReference("scratch.invalid/empty:latest")

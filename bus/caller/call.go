@@ -17,7 +17,7 @@ import (
 // A Request is one operation to be done.
 type Request struct {
 	// Provider is the driver's; Namespace and Name are the machine's or class's,
-	// for the subject.
+	// for the subject. Requests about node groups have neither.
 	Provider, Namespace, Name string
 	// OperationID is the same for every attempt at this operation, also across
 	// managers, and never used for another.
@@ -90,12 +90,18 @@ type Outcome struct {
 // another one, told to look first for what the dead one may have made; if nothing
 // identifies a driver's Create, it waits for the dead replica's deadline before.
 // When ctx ends Call returns its error and leaves the operation running.
+//
+// A request about node groups is a read, but goes to any replica and never to one by its
+// name. One that changes a group and fails, or is not answered, after a replica may have
+// had it has an unknown outcome: OriginTimeout.
 func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	if req.Timeout <= 0 {
 		req.Timeout = bus.DefaultTimeout
 	}
 	now := time.Now()
-	k := &call{c: c, req: &req, op: bus.OperationOf(req.Body), started: now, lastTry: now, again: req.Recover}
+	k := &call{
+		c: c, req: &req, op: bus.OperationOf(req.Body), edits: bus.EditsNodeGroup(req.Body), started: now, lastTry: now, again: req.Recover,
+	}
 	if req.Recover {
 		k.learns(max(1, req.Attempt))
 		if !req.Until.IsZero() {
@@ -107,6 +113,8 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	switch {
 	case k.op == driverv1.Operation_OPERATION_UNSPECIFIED:
 		err = bus.Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "the request's body is no operation")
+	case k.op == driverv1.Operation_OPERATION_NODE_GROUPS:
+		err = k.readGroups(ctx)
 	case bus.Mutates(k.op):
 		err = newMutation(k).mutate(ctx)
 	default:
@@ -129,6 +137,7 @@ type call struct {
 	c       *Caller
 	req     *Request
 	op      driverv1.Operation
+	edits   bool // it changes a node group
 	started time.Time
 	taken   time.Time // when a replica took the operation, the last time
 	out     Outcome
@@ -136,7 +145,7 @@ type call struct {
 	// Of the next try.
 	number  uint32               // of the attempt
 	again   bool                 // the replica must look first for what an earlier attempt has made
-	doubted bool                 // an earlier one's call may still run when it begins
+	doubted bool                 // an earlier one's call may still run, or have had its effect, when it begins
 	target  string               // the replica; empty for any
 	terms   *driverv1.ClaimTerms // of its claim; nil leaves them to the replica
 
@@ -179,10 +188,16 @@ func (k *call) begins() {
 		return
 	}
 	k.willRun(k.number)
-	if k.op == driverv1.Operation_OPERATION_CREATE && k.ran > 0 {
+	switch {
+	case k.ran == 0:
+	case k.op == driverv1.Operation_OPERATION_CREATE:
 		_, settle := k.c.replicas.identity(k.req.Provider)
 		k.doubted = !k.unclaimed && k.lastTry.Before(k.quietAt().Add(settle)) ||
 			k.c.replicas.stuckAt(k.req.Provider, k.req.OperationID) != ""
+	default:
+		// What it finds may be what the earlier one has done, or is doing.
+		k.doubted = k.edits
+		k.again = k.again || k.edits
 	}
 }
 
@@ -214,7 +229,10 @@ const (
 func (k *call) try(ctx context.Context) (verdict, *driverv1.Result, driverv1.BusyReason) {
 	const none = driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
 	tree := bus.TreeDriver
-	if k.target != "" {
+	switch {
+	case k.op == driverv1.Operation_OPERATION_NODE_GROUPS:
+		tree = bus.TreeNodeGroup
+	case k.target != "":
 		tree = bus.TreeReplica
 	}
 	a := newAttempt(k.req.OperationID, k.number, tree, k.target)
@@ -285,14 +303,14 @@ func (k *call) send(a *attempt) (unregister func(), err error) {
 func (k *call) subject(tree bus.Tree, replica string) (string, error) {
 	return bus.Subject{
 		Cluster: k.c.cfg.Cluster, Tree: tree, Provider: k.req.Provider, Replica: replica,
-		Verb: bus.Verb(k.op), Namespace: k.req.Namespace, Name: k.req.Name,
+		Verb: bus.RequestVerb(k.req.Body), Namespace: k.req.Namespace, Name: k.req.Name,
 	}.Build()
 }
 
 // Envelope is what the request says at this try.
 func (k *call) envelope(tree bus.Tree, now time.Time) *driverv1.Envelope {
 	env := &driverv1.Envelope{
-		OperationId: k.req.OperationID, Attempt: k.number, Epoch: k.c.cfg.Epoch(), Owner: k.c.cfg.Owner, Recover: k.again, EarlierMayRun: k.doubted,
+		OperationId: k.req.OperationID, Attempt: k.number, Epoch: k.c.cfg.Epoch(), Owner: k.c.cfg.Owner, Recover: k.again, EarlierMayRun: k.doubted && !k.edits,
 		AcceptBy: timestamppb.New(k.acceptBy(tree, now)), Timeout: durationpb.New(k.req.Timeout),
 		Body: k.req.Body.GetBody(),
 	}
@@ -344,7 +362,7 @@ func (k *call) read(ctx context.Context) error {
 		case gotEnd:
 			return ctx.Err() //nolint:wrapcheck // the caller's own
 		case gotLate:
-			return bus.OutcomeUnknownf("no answer from the driver of provider %s within %s", k.req.Provider, k.req.Timeout)
+			return k.unanswered()
 		case gotSilence, gotDeath, gotDenial:
 			k.number++
 			k.target = ""
@@ -353,6 +371,47 @@ func (k *call) read(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// readGroups is read for node groups. Any replica may answer, and plain drivers have none.
+// Who asks may be allowed no other subjects, so no replica is asked by its name.
+func (k *call) readGroups(ctx context.Context) error {
+	k.limit = k.started.Add(k.req.Timeout)
+	for ; ; k.number++ {
+		v, result, busy := k.try(ctx)
+		switch v {
+		case gotResult:
+			return k.settle(result)
+		case gotDown:
+			return k.down()
+		case gotUnsendable:
+			return k.unsendable()
+		case gotNobody:
+			return k.notStarted("no replica of provider %s that serves node groups is on the bus", k.req.Provider)
+		case gotBusy:
+			if busy == driverv1.BusyReason_BUSY_REASON_STALE {
+				k.behind = k.out.Replica
+			}
+
+			return k.allBusy()
+		case gotEnd:
+			if k.edits {
+				return bus.OutcomeUnknownf("no answer from the driver of provider %s in time: %w", k.req.Provider, ctx.Err())
+			}
+
+			return ctx.Err() //nolint:wrapcheck // the caller's own
+		case gotLate:
+			return k.unanswered()
+		case gotSilence, gotDeath, gotDenial:
+			if k.edits {
+				k.hasRun() // for all that is known
+			}
+		}
+	}
+}
+
+func (k *call) unanswered() error {
+	return bus.OutcomeUnknownf("no answer from the driver of provider %s within %s", k.req.Provider, k.req.Timeout)
 }
 
 func (k *call) settle(result *driverv1.Result) error {
@@ -368,6 +427,9 @@ func (k *call) settle(result *driverv1.Result) error {
 	case !result.GetOutcomeUnknown() && !k.doubted:
 	case own || !k.doubted:
 		failure.Origin = bus.OriginTimeout // the replica itself does not know
+	case k.edits:
+		failure.Origin = bus.OriginTimeout
+		failure.Err = fmt.Errorf("%w (asked again: an earlier attempt may have done it)", failure.Err)
 	default: // whether or not a plain driver has heard of that
 		failure.Origin = bus.OriginTimeout
 		failure.Err = fmt.Errorf("%w (tried again: the call of an earlier attempt may still make the instance)", failure.Err)
@@ -429,10 +491,10 @@ func (k *call) noRoom(format string, args ...any) *bus.Error {
 }
 
 // notStarted is the error for a try that reached nobody. It is proof that
-// nothing ran only if no earlier attempt may have.
+// nothing ran, or was changed, only if no earlier attempt may have.
 func (k *call) notStarted(format string, args ...any) *bus.Error {
 	e := bus.NothingRanf(format, args...)
-	if k.ran > 0 && bus.Mutates(k.op) {
+	if k.ran > 0 && (k.edits || bus.Mutates(k.op)) {
 		e.Origin = bus.OriginTimeout
 	}
 

@@ -1,7 +1,9 @@
 package caller
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -33,8 +35,12 @@ type Config struct {
 	Owner string
 	// Epoch returns the current epoch; nil means that epochs are not counted.
 	Epoch func() uint64
+	// Name is the caller's token in reply subjects; empty picks one at random. Callers
+	// of one name hear each other's answers, and take no notice of them: it is for those
+	// that may hear no others.
+	Name string
 	// Operations says how operations streams are made, which mutations need; nil means
-	// that none are, and that the Caller does reads only.
+	// that none are, that the Caller does reads only, and that it needs no inbox.
 	Operations *StreamConfig
 	// Key opens what replicas have sealed for this control plane; nil means that
 	// texts of stored outcomes are not read.
@@ -64,6 +70,7 @@ type Caller struct {
 	waiting   map[string]func(*nats.Msg) // by reply subject
 	plainSeen map[string]time.Time       // when a plain driver was there, by provider
 
+	// The inquirer is nil without streams.
 	inquirer *opstream.Inquirer
 	behind   chan struct{} // a replica's session told a lower epoch than ours
 	ahead    chan struct{} // a replica's session told a higher epoch than ours
@@ -78,7 +85,8 @@ type Caller struct {
 
 // New starts to listen for replicas and replies. Close ends it.
 func New(conn bus.Wire, cfg Config) (*Caller, error) {
-	if err := bus.ValidToken("cluster", cfg.Cluster); err != nil {
+	id := cmp.Or(cfg.Name, nuid.Next())
+	if err := errors.Join(bus.ValidToken("cluster", cfg.Cluster), bus.ValidToken("name", id)); err != nil {
 		return nil, err
 	}
 	if cfg.Logger == nil {
@@ -89,7 +97,7 @@ func New(conn bus.Wire, cfg Config) (*Caller, error) {
 		cfg.Epoch = func() uint64 { return 0 }
 	}
 	c := &Caller{
-		conn: conn, cfg: cfg, log: cfg.Logger, id: nuid.Next(), countsNoEpochs: countsNoEpochs,
+		conn: conn, cfg: cfg, log: cfg.Logger, id: id, countsNoEpochs: countsNoEpochs,
 		replicas: newReplicas(), waiting: map[string]func(*nats.Msg){},
 		plainSeen: map[string]time.Time{}, behind: make(chan struct{}, 1), ahead: make(chan struct{}, 1),
 	}
@@ -99,12 +107,14 @@ func New(conn bus.Wire, cfg Config) (*Caller, error) {
 	}
 	c.reconnected()
 	conn.OnUp(c.reconnected)
+	var err error
+	if c.streams != nil {
+		if c.inquirer, err = opstream.NewInquirer(conn); err != nil {
+			return nil, err
+		}
+	}
 	// Replies come on the connection that publishes the requests: only then does
 	// the server say that nobody listens.
-	var err error
-	if c.inquirer, err = opstream.NewInquirer(conn); err != nil {
-		return nil, err
-	}
 	if c.replies, err = conn.Subscribe(bus.Pattern(cfg.Cluster, bus.TreeReply, "*", c.id, "*"), "", c.onReply); err != nil {
 		return nil, err
 	}
@@ -174,7 +184,9 @@ func (c *Caller) Close() {
 	c.mu.Unlock()
 	c.stop()
 	c.done.Wait()
-	c.inquirer.Close()
+	if c.inquirer != nil {
+		c.inquirer.Close()
+	}
 	_ = c.replies.Unsubscribe() // as above
 }
 

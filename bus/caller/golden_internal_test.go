@@ -42,6 +42,22 @@ func goldenRequests(t *testing.T) map[string]*nats.Msg {
 		}
 		frames[name] = w.Take()
 	}
+	gateway := &Caller{conn: w, cfg: Config{Cluster: golden.Cluster, Epoch: func() uint64 { return 0 }}}
+	for verb, req := range golden.NodeGroupRequests() {
+		body := &driverv1.Envelope{Body: &driverv1.Envelope_NodeGroups{NodeGroups: req}}
+		k := &call{
+			c: gateway, op: bus.OperationOf(body), number: 1,
+			req: &Request{Provider: golden.Provider, OperationID: "WISH", Timeout: 5 * time.Second, Body: body},
+		}
+		subject, err := k.subject(bus.TreeNodeGroup, "")
+		if err == nil {
+			err = gateway.publish(subject, golden.GatewayReply, "", k.envelope(bus.TreeNodeGroup, golden.Time(0)))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		frames["request-nodegroup-"+verb] = w.Take()
+	}
 	if err := c.Acknowledge(golden.Provider, golden.Replica, golden.Operation); err != nil {
 		t.Fatal(err)
 	}

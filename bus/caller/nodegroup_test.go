@@ -4,33 +4,35 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/bus/optest"
 	"github.com/machinebus/machinebus/bus/replica"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
-	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
-func offers(h replica.NodeGroupHandler) func(*replica.Config) {
-	return func(cfg *replica.Config) { cfg.NodeGroups = h }
-}
-
-func newNodeGroupClient(t *testing.T, conn *bus.Conn) *bus.NodeGroupClient {
+// gateway returns a caller as the cluster-autoscaler's gateway has it.
+func gateway(t *testing.T, conn *bus.Conn) *caller.Caller {
 	t.Helper()
-	c, err := bus.NewNodeGroupClient(conn, optest.Cluster, bustest.Quiet())
+	c, err := caller.New(conn, caller.Config{Cluster: optest.Cluster, Name: "autoscaler", Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,146 +41,128 @@ func newNodeGroupClient(t *testing.T, conn *bus.Conn) *bus.NodeGroupClient {
 	return c
 }
 
-func resize(target int32) *nodegroupv1.Envelope {
-	return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resize{
-		Resize: &nodegroupv1.ResizeRequest{Group: "a", ExpectedTarget: 1, Target: target},
-	}}
+func groupsOf(req *driverv1.NodeGroupsRequest) *driverv1.Envelope {
+	return &driverv1.Envelope{Body: &driverv1.Envelope_NodeGroups{NodeGroups: req}}
 }
 
-func resized(_ context.Context, _ string, req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-	return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resized{
-		Resized: &nodegroupv1.ResizeResponse{TargetSize: req.GetResize().GetTarget()},
-	}}
+func resize(target int32) *driverv1.Envelope {
+	return groupsOf(&driverv1.NodeGroupsRequest{Body: &driverv1.NodeGroupsRequest_Resize{
+		Resize: &driverv1.NodeGroupResizeRequest{Group: "a", ExpectedTarget: 1, Target: target},
+	}})
 }
 
-// answers handles all requests with copies of one envelope.
-func answers(answer *nodegroupv1.Envelope) replica.NodeGroupHandler {
-	return func(context.Context, string, *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-		return proto.CloneOf(answer)
+func listGroups() *driverv1.Envelope {
+	return groupsOf(&driverv1.NodeGroupsRequest{Body: &driverv1.NodeGroupsRequest_Groups{Groups: &driverv1.NodeGroupListRequest{}}})
+}
+
+// wish makes a request of a body.
+func wish(body *driverv1.Envelope) caller.Request {
+	return caller.Request{Provider: optest.Provider, OperationID: nuid.Next(), Body: body, Timeout: 20 * time.Second}
+}
+
+// resized says that a resize was done, or how many groups there are.
+func resized(req *driverv1.Envelope) *driverv1.Result {
+	if req.GetNodeGroups().GetResize() == nil {
+		return foundGroups()
 	}
+
+	return &driverv1.Result{Payload: &driverv1.Result_NodeGroups{NodeGroups: &driverv1.NodeGroupsResponse{
+		Body: &driverv1.NodeGroupsResponse_Resize{
+			Resize: &driverv1.NodeGroupResizeResponse{TargetSize: req.GetNodeGroups().GetResize().GetTarget()},
+		},
+	}}}
+}
+
+func foundGroups(groups ...*driverv1.NodeGroup) *driverv1.Result {
+	return &driverv1.Result{Payload: &driverv1.Result_NodeGroups{NodeGroups: &driverv1.NodeGroupsResponse{
+		Body: &driverv1.NodeGroupsResponse_Groups{Groups: &driverv1.NodeGroupListResponse{Groups: groups}},
+	}}}
+}
+
+func doesResize(_ context.Context, t *replica.Task) *driverv1.Result { return resized(t.Request) }
+
+// withoutGroups is a replica that serves no node groups.
+func withoutGroups(cfg *replica.Config) {
+	cfg.Capabilities = slices.DeleteFunc(cfg.Capabilities, func(op driverv1.Operation) bool {
+		return op == driverv1.Operation_OPERATION_NODE_GROUPS
+	})
 }
 
 func TestNodeGroupRequestIsAnswered(t *testing.T) {
 	t.Parallel()
 	r := optest.NewRig(t)
-	c := newNodeGroupClient(t, r.Conn)
-	r.Replica(t, nil) // without node groups: it must not be asked
-	rep := r.Replica(t, nil, offers(resized))
-	bustest.Eventually(t, "the provider is known", func() bool { return len(c.Providers()) == 1 })
+	c := gateway(t, r.Conn)
+	r.Replica(t, doesResize, withoutGroups) // it must not be asked
+	rep := r.Replica(t, doesResize)
 	for range 20 {
-		answer, err := c.Ask(t.Context(), optest.Provider, resize(3))
+		out, err := c.Call(t.Context(), wish(resize(3)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := answer.GetResized().GetTargetSize(); got != 3 || answer.GetReplica() != rep.Replica() {
-			t.Fatalf("size %d by %s, want 3 by %s", got, answer.GetReplica(), rep.Replica())
-		}
-	}
-}
-
-func TestSubjectAboutNodeGroups(t *testing.T) {
-	t.Parallel()
-	for subject, want := range map[string]bool{
-		"mcm.v1.default.nodegroup.virtual.resize":           true,
-		"mcm.v1.default.reply.virtual.autoscaler.TOKEN":     true,
-		"mcm.v1.default.reply.virtual.CALLER.autoscaler":    false,
-		"mcm.v1.default.driver.virtual.delete.ns.nodegroup": false,
-		"mcm.v1.default.session.virtual.autoscaler":         false,
-	} {
-		s, err := bus.ParseSubject(subject)
-		if err != nil || s.AboutNodeGroups() != want {
-			t.Errorf("%s: got %t (%v), want %t", subject, s.AboutNodeGroups(), err, want)
+		if got := out.Result.GetNodeGroups().GetResize().GetTargetSize(); got != 3 || out.Replica != rep.Replica() {
+			t.Fatalf("size %d by %s, want 3 by %s", got, out.Replica, rep.Replica())
 		}
 	}
 }
 
 func TestNodeGroupErrorsSayWhatRan(t *testing.T) {
 	t.Parallel()
+	says := func(result *driverv1.Result) replica.HandlerFunc {
+		return func(context.Context, *replica.Task) *driverv1.Result { return proto.CloneOf(result) }
+	}
 	for name, tc := range map[string]struct {
 		reason string
-		offer  replica.NodeGroupHandler
-		ask    *nodegroupv1.Envelope // nil is a resize
+		driver replica.HandlerFunc // nil serves no node groups
+		ask    *driverv1.Envelope  // nil is a look at the groups
 		origin bus.Origin
 		code   driverv1.Code
 	}{
-		"nobody": {
+		"none": {
 			reason: "no replica serves node groups, so nothing can have run",
-			origin: bus.OriginBus, code: driverv1.Code_CODE_UNAVAILABLE,
+			ask:    resize(3), origin: bus.OriginBus, code: driverv1.Code_CODE_UNAVAILABLE,
 		},
 		"refusal": {
 			reason: "a driver's own word is passed on",
-			offer: func(context.Context, string, *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-				return &nodegroupv1.Envelope{Status: &driverv1.Status{Code: driverv1.Code_CODE_ABORTED, Message: "size is 7"}}
-			},
+			driver: says(bus.Failure(driverv1.Code_CODE_ABORTED, "size is 7")),
 			origin: bus.OriginDriver, code: driverv1.Code_CODE_ABORTED,
 		},
 		"panic": {
 			reason: "a bug of a driver ends neither the replica nor the wait",
-			offer: func(context.Context, string, *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+			driver: func(context.Context, *replica.Task) *driverv1.Result {
 				panic("on purpose") //nolint:forbidigo // what is tested
 			},
 			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
 		},
 		"no answer": {
-			reason: "as with a panic",
-			offer:  func(context.Context, string, *nodegroupv1.Envelope) *nodegroupv1.Envelope { return nil },
-			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
-		},
-		"no size": {
-			reason: "it claims to be done, and nobody can tell what",
-			offer:  answers(&nodegroupv1.Envelope{}),
-			origin: bus.OriginTimeout, code: driverv1.Code_CODE_INTERNAL,
-		},
-		"impossible size": {
-			reason: "as no size",
-			offer: answers(&nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resized{
-				Resized: &nodegroupv1.ResizeResponse{TargetSize: -1},
-			}}),
-			origin: bus.OriginTimeout, code: driverv1.Code_CODE_INTERNAL,
-		},
-		"no size after a delete": {
-			reason: "a size of 0 would be believed",
-			offer:  answers(&nodegroupv1.Envelope{}),
-			ask:    &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Delete{Delete: &nodegroupv1.DeleteRequest{Group: "a"}}},
-			origin: bus.OriginTimeout, code: driverv1.Code_CODE_INTERNAL,
-		},
-		"no groups": {
-			reason: "none would be believed",
-			offer:  answers(&nodegroupv1.Envelope{}),
-			ask:    &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Groups{Groups: &nodegroupv1.GroupsRequest{}}},
-			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
-		},
-		"groups for instances": {
-			reason: "what was not asked for is no answer",
-			offer: answers(&nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_GroupsFound{
-				GroupsFound: &nodegroupv1.GroupsResponse{},
-			}}),
-			ask:    &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Instances{Instances: &nodegroupv1.InstancesRequest{Group: "a"}}},
+			reason: "as with a panic", driver: says(nil),
 			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
 		},
 		"too large": {
 			reason: "what does not fit a message is said to be so",
-			offer: func(context.Context, string, *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-				return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_GroupsFound{GroupsFound: &nodegroupv1.GroupsResponse{
-					Groups: []*nodegroupv1.Group{{Description: string(make([]byte, 5<<20))}},
-				}}}
-			},
+			driver: says(foundGroups(&driverv1.NodeGroup{Description: string(make([]byte, 5<<20))})),
 			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
 		},
 		"not UTF-8": {
 			reason: "what cannot be encoded is said to be so at once, and not waited for",
-			offer: answers(&nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_GroupsFound{GroupsFound: &nodegroupv1.GroupsResponse{
-				Groups: []*nodegroupv1.Group{{Description: "\xff"}},
-			}}}),
+			driver: says(foundGroups(&driverv1.NodeGroup{Description: "\xff"})),
 			origin: bus.OriginDriver, code: driverv1.Code_CODE_INTERNAL,
+		},
+		"nothing": {
+			reason: "what this version has no subject for is never sent",
+			driver: doesResize, ask: groupsOf(&driverv1.NodeGroupsRequest{}),
+			origin: bus.OriginBus, code: driverv1.Code_CODE_INVALID_ARGUMENT,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := optest.NewRig(t)
-			c := newNodeGroupClient(t, r.Conn)
-			r.Replica(t, nil, offers(tc.offer))
-			_, err := c.Ask(t.Context(), optest.Provider, cmp.Or(tc.ask, resize(3)))
+			c := gateway(t, r.Conn)
+			change := []func(*replica.Config){}
+			if tc.driver == nil {
+				change = append(change, withoutGroups)
+			}
+			r.Replica(t, tc.driver, change...)
+			_, err := c.Call(t.Context(), wish(cmp.Or(tc.ask, listGroups())))
 			if err == nil || bus.OriginOf(err) != tc.origin || bus.CodeOf(err) != tc.code {
 				t.Errorf("%v (%v, %v), want %v, %v: %s", err, bus.OriginOf(err), bus.CodeOf(err), tc.origin, tc.code, tc.reason)
 			}
@@ -186,251 +170,335 @@ func TestNodeGroupErrorsSayWhatRan(t *testing.T) {
 	}
 }
 
+// Plain drivers are not asked about node groups, and who asks need not be allowed to.
+func TestNodeGroupsOfAPlainDriver(t *testing.T) {
+	t.Parallel()
+	r := optest.NewRig(t)
+	asked := make(chan string, 9)
+	nc := bustest.Raw(t, r.NATS.URL())
+	for _, tree := range []string{"plain", "driver"} {
+		_, err := nc.QueueSubscribe("mcm.v1."+optest.Cluster+"."+tree+".>", "driver", func(m *nats.Msg) { asked <- m.Subject })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := gateway(t, r.Conn).Call(t.Context(), wish(resize(3)))
+	optest.WantError(t, err, bus.OriginBus, driverv1.Code_CODE_UNAVAILABLE)
+	if e, ok := errors.AsType[*bus.Error](err); !ok || e.NoRoom {
+		t.Errorf("%#v: it is not worth while to ask again soon", err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if len(asked) > 0 {
+		t.Errorf("a request on %s", <-asked)
+	}
+}
+
 // A replica that stops does not wait for a cloud that does not answer.
 func TestNodeGroupDrainTimeoutCancels(t *testing.T) {
 	t.Parallel()
 	r := optest.NewRig(t)
-	c := newNodeGroupClient(t, r.Conn)
-	entered, ended := make(chan struct{}, 3), make(chan error, 3) // as often as it is sent
-	rep := r.Replica(t, nil, func(cfg *replica.Config) { cfg.DrainTimeout = 10 * time.Millisecond },
-		offers(func(ctx context.Context, _ string, _ *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-			entered <- struct{}{}
-			<-ctx.Done()
-			ended <- ctx.Err()
+	c := gateway(t, r.Conn)
+	entered, ended := make(chan struct{}, 99), make(chan error, 99) // a machine that stalls may have it asked again
+	rep := r.Replica(t, func(ctx context.Context, _ *replica.Task) *driverv1.Result {
+		entered <- struct{}{}
+		<-ctx.Done()
+		ended <- ctx.Err()
 
-			return &nodegroupv1.Envelope{Status: bus.StatusOf(ctx.Err())}
-		}))
-	asked := make(chan error, 1)
-	go func() {
-		_, err := c.Ask(t.Context(), optest.Provider, resize(3))
-		asked <- err
-	}()
+		return &driverv1.Result{Status: bus.StatusOf(ctx.Err())}
+	}, func(cfg *replica.Config) { cfg.DrainTimeout = 10 * time.Millisecond })
+	asked := optest.Call(t.Context(), c, wish(listGroups()))
 	bustest.Receive(t, "the handler", entered)
 	rep.Stop()
 	if err := bustest.Receive(t, "the end of the handler's context", ended); !errors.Is(err, context.Canceled) {
 		t.Errorf("context ended by %v, want it cancelled", err)
 	}
-	optest.WantError(t, bustest.Receive(t, "the answer", asked), bus.OriginDriver, driverv1.Code_CODE_CANCELED)
+	optest.WantError(t, bustest.Receive(t, "the answer", asked).Err, bus.OriginDriver, driverv1.Code_CODE_CANCELED)
 	if err := bustest.Receive(t, "Run returns", rep.Done); err != nil {
 		t.Errorf("Run: %v", err)
 	}
 }
 
-// A lost answer is asked for under the same id, and a replica without a slot is
-// passed over.
-func TestNodeGroupRequestIsRepeatedUnderItsID(t *testing.T) {
-	t.Parallel()
-	r := optest.NewRig(t)
-	c := newNodeGroupClient(t, r.Conn)
-	ids := make(chan string, 3)
-	tries := 0
-	serveNodeGroups(t, r, func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-		ids <- req.GetRequestId()
-		tries++
-		switch tries {
-		case 1:
-			return nil // lost
-		case 2:
-			return &nodegroupv1.Envelope{Refused: true}
-		}
+// A step is how a replica that only this test knows treats a request; nil says nothing.
+type step func(req *driverv1.Envelope) *driverv1.Envelope
 
-		return resized(t.Context(), optest.Cluster, req)
-	})
-	answer, err := c.Ask(t.Context(), optest.Provider, resize(3))
-	if err != nil || answer.GetResized().GetTargetSize() != 3 {
-		t.Fatalf("%v, %v", answer, err)
-	}
-	first, second, third := <-ids, <-ids, <-ids
-	if first == "" || first != second || second != third {
-		t.Errorf("ids %q, %q, %q: want the same one", first, second, third)
-	}
+func silent(*driverv1.Envelope) *driverv1.Envelope { return nil }
+
+func full(*driverv1.Envelope) *driverv1.Envelope {
+	return &driverv1.Envelope{Body: &driverv1.Envelope_Busy{Busy: &driverv1.Busy{Reason: driverv1.BusyReason_BUSY_REASON_SLOTS}}}
 }
 
-// A replica that is full of other requests for a moment has room soon.
-func TestNodeGroupFullForAMoment(t *testing.T) {
-	t.Parallel()
-	r := optest.NewRig(t)
-	c := newNodeGroupClient(t, r.Conn)
-	sent := 0
-	serveNodeGroups(t, r, func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-		sent++
-		if sent <= 5 {
-			return &nodegroupv1.Envelope{Refused: true}
-		}
-
-		return resized(t.Context(), optest.Cluster, req)
-	})
-	answer, err := c.Ask(t.Context(), optest.Provider, resize(3))
-	if err != nil || answer.GetResized().GetTargetSize() != 3 {
-		t.Errorf("%v, %v", answer, err)
-	}
+func tooLate(*driverv1.Envelope) *driverv1.Envelope {
+	return &driverv1.Envelope{Body: &driverv1.Envelope_Busy{Busy: &driverv1.Busy{Reason: driverv1.BusyReason_BUSY_REASON_STALE}}}
 }
 
-// Replicas that stay full have done nothing, which is known of all but those that
-// say nothing.
-func TestNodeGroupStaysFull(t *testing.T) {
+func conflict(*driverv1.Envelope) *driverv1.Envelope {
+	return bus.ResultFrame(bus.Failure(driverv1.Code_CODE_ABORTED, "size is 3"))
+}
+
+func does(req *driverv1.Envelope) *driverv1.Envelope { return bus.ResultFrame(resized(req)) }
+
+// A stepWire leads to one replica, which treats requests about node groups by one step
+// after the other, and by the last one again and again. Nothing else may be published.
+type stepWire struct {
+	bus.Wire
+
+	t     *testing.T
+	steps []step
+
+	mu       sync.Mutex
+	replies  nats.MsgHandler
+	sessions nats.MsgHandler
+	requests []*driverv1.Envelope
+}
+
+func (w *stepWire) Subscribe(subject, _ string, f nats.MsgHandler) (bus.Subscription, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch tree := strings.Split(subject, ".")[3]; tree {
+	case "reply":
+		w.replies = f
+	case "session":
+		w.sessions = f
+	default:
+		w.t.Errorf("it listens to %s", subject)
+	}
+
+	return w, nil
+}
+
+func (*stepWire) Unsubscribe() error { return nil }
+func (*stepWire) Drain() error       { return nil }
+func (*stepWire) Up() bool           { return true }
+func (*stepWire) OnUp(func())        {}
+func (*stepWire) ServerID() string   { return "s" }
+
+func (w *stepWire) Publish(m *nats.Msg) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	req, err := bus.DecodeMessage(m)
+	if want := "mcm.v1.default.nodegroup." + optest.Provider + "." + bus.RequestVerb(req); err != nil || m.Subject != want {
+		w.t.Errorf("a request on %s, %v; want it on %s", m.Subject, err, want)
+	}
+	w.requests = append(w.requests, req)
+	answer := w.steps[0](req)
+	if len(w.steps) > 1 {
+		w.steps = w.steps[1:]
+	}
+	if answer == nil {
+		return nil
+	}
+	answer.OperationId, answer.Attempt, answer.Replica = req.GetOperationId(), req.GetAttempt(), "raw"
+	payload, err := bus.Encode(answer, "")
+	if err != nil {
+		w.t.Error(err)
+	}
+	go w.replies(&nats.Msg{Subject: m.Reply, Data: payload})
+
+	return nil
+}
+
+// stepped runs f on the clock of a bubble, with a gateway whose requests are treated by
+// steps.
+func stepped(t *testing.T, f func(t *testing.T, w *stepWire, c *caller.Caller), all ...step) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &stepWire{t: t, steps: all}
+		c, err := caller.New(w, caller.Config{Cluster: optest.Cluster, Name: "autoscaler", Logger: bustest.Quiet()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		f(t, w, c)
+	})
+}
+
+// What became of a change that was sent twice is known only if it succeeds; of what
+// reads a failure says all.
+func TestNodeGroupRequestIsSentAgain(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		reason string
-		silent int // of those that are asked first
-		within time.Duration
-		most   int64 // times that it is sent
+		ask    *driverv1.Envelope
+		steps  []step
+		sent   int
+		origin bus.Origin
+		want   string // of the error; none if empty
+		noRoom bool
+	}{
+		"done":            {reason: "it is done under one id", ask: resize(3), steps: []step{silent, does}, sent: 2},
+		"full":            {"it was not begun", resize(3), []step{full}, 1, bus.OriginBus, "are busy", true},
+		"stale":           {"nor was this, and the remedy is another", resize(3), []step{tooLate}, 1, bus.OriginBus, "compare its clock", true},
+		"full afterwards": {"the first may have done it", resize(3), []step{silent, full}, 2, bus.OriginTimeout, "are busy", true},
+		"refused": {
+			"the size may be another because the first has done it", resize(3), []step{silent, conflict}, 2, bus.OriginTimeout, "size is 3", false,
+		},
+		"refused at once":     {"nothing else was asked", resize(3), []step{conflict}, 1, bus.OriginDriver, "size is 3", false},
+		"read, refused later": {"what reads has no effect to doubt", listGroups(), []step{silent, conflict}, 2, bus.OriginDriver, "size is 3", false},
+		"read, full":          {"as a change, but that it may have run means nothing", listGroups(), []step{silent, full}, 2, bus.OriginBus, "are busy", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			stepped(t, func(t *testing.T, w *stepWire, c *caller.Caller) {
+				t.Helper()
+				req := wish(tc.ask)
+				out, err := c.Call(t.Context(), req)
+				e, _ := errors.AsType[*bus.Error](err)
+				switch {
+				case tc.want == "" && (err != nil || out.Result.GetNodeGroups().GetResize().GetTargetSize() != 3):
+					t.Errorf("%v, %v: %s", out.Result, err, tc.reason)
+				case tc.want != "" && (e == nil || e.Origin != tc.origin || e.NoRoom != tc.noRoom || !strings.Contains(err.Error(), tc.want)):
+					t.Errorf("%#v, want %q (%v, no room: %t): %s", err, tc.want, tc.origin, tc.noRoom, tc.reason)
+				}
+				if len(w.requests) != tc.sent {
+					t.Errorf("sent %d times, want %d", len(w.requests), tc.sent)
+				}
+				for n, got := range w.requests {
+					if got.GetOperationId() != req.OperationID || int(got.GetAttempt()) != n+1 || got.GetEarlierMayRun() ||
+						got.GetRecover() != (n > 0 && bus.EditsNodeGroup(got)) {
+						t.Errorf("request %d: %v", n, got)
+					}
+				}
+			}, tc.steps...)
+		})
+	}
+}
+
+// Who asks again, as there was no room, has what was sent before count.
+func TestNodeGroupRequestOfSeveralCalls(t *testing.T) {
+	t.Parallel()
+	stepped(t, func(t *testing.T, w *stepWire, c *caller.Caller) {
+		t.Helper()
+		req := wish(resize(3))
+		out, err := c.Call(t.Context(), req)
+		optest.WantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_UNAVAILABLE)
+		req.Recover, req.Attempt = true, out.Attempts
+		_, err = c.Call(t.Context(), req)
+		optest.WantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_ABORTED)
+		if got := w.requests[2].GetAttempt(); got != 2 {
+			t.Errorf("attempt %d, want 2: the one that was refused before is no attempt", got)
+		}
+	}, silent, full, conflict)
+}
+
+// A replica that speaks another protocol may hear the request. Which one is asked is not
+// for the gateway to choose.
+func TestNodeGroupRequestBesideAStrangeReplica(t *testing.T) {
+	t.Parallel()
+	stepped(t, func(t *testing.T, w *stepWire, c *caller.Caller) {
+		t.Helper()
+		const later = 1000
+		payload, err := bus.Encode(&driverv1.Envelope{Replica: "strange", Body: &driverv1.Envelope_Session{Session: &driverv1.Session{
+			Cluster: optest.Cluster, Provider: optest.Provider, Replica: "strange", Sequence: 1, Protocol: later, ProtocolMin: later,
+		}}}, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.sessions(&nats.Msg{Subject: "mcm.v1." + optest.Cluster + ".session." + optest.Provider + ".strange", Data: payload})
+		if n := len(c.Replicas()); n != 1 {
+			t.Fatalf("%d replicas are known, want one", n)
+		}
+		if _, err := c.Call(t.Context(), wish(resize(3))); err != nil {
+			t.Error(err)
+		}
+	}, does)
+}
+
+// A change that is not answered in time may have been made.
+func TestNodeGroupRequestIsNotAnswered(t *testing.T) {
+	t.Parallel()
+	stepped(t, func(t *testing.T, _ *stepWire, c *caller.Caller) {
+		t.Helper()
+		_, err := c.Call(t.Context(), wish(resize(3)))
+		optest.WantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_DEADLINE_EXCEEDED)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		_, err = c.Call(ctx, wish(resize(3)))
+		optest.WantError(t, err, bus.OriginTimeout, driverv1.Code_CODE_DEADLINE_EXCEEDED)
+		if _, err = c.Call(ctx, wish(listGroups())); !errors.Is(err, context.DeadlineExceeded) || bus.OriginOf(err) == bus.OriginTimeout {
+			t.Errorf("a read: %v (%v), want the context's own end", err, bus.OriginOf(err))
+		}
+	}, silent)
+}
+
+// A slow cloud is no lost request: its replica says that it has it, and nothing is sent
+// again until that replica is dead.
+func TestNodeGroupSlowCloud(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		reason string
+		dies   bool
+		step   step // of the next replica
 		origin bus.Origin
 		want   string
 	}{
-		"all":         {"each has said so; the pauses between requests grow", 0, 3300 * time.Millisecond, 6, bus.OriginBus, "nothing was done"},
-		"but for one": {"it may have done it before the others were asked", 1, 3 * time.Second, 5, bus.OriginTimeout, "whether it was done will show"},
+		"answers":           {reason: "it was at work all the time"},
+		"dies":              {reason: "another one is asked, which finds it done", dies: true, step: does},
+		"dies, and refused": {"what the first one did is not known", true, conflict, bus.OriginTimeout, "size is 3"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := optest.NewRig(t)
-			c := newNodeGroupClient(t, r.Conn)
-			var sent atomic.Int64
-			serveNodeGroups(t, r, func(*nodegroupv1.Envelope) *nodegroupv1.Envelope {
-				if sent.Add(1) <= int64(tc.silent) {
-					return nil
+			c := gateway(t, r.Conn)
+			gate, taken := make(chan struct{}), make(chan uint32, 9)
+			var entered atomic.Int64
+			rep := r.Replica(t, func(ctx context.Context, task *replica.Task) *driverv1.Result {
+				entered.Add(1)
+				select {
+				case <-gate:
+				case <-ctx.Done():
 				}
 
-				return &nodegroupv1.Envelope{Refused: true}
+				return resized(task.Request)
 			})
-			ctx, cancel := context.WithTimeout(t.Context(), tc.within)
-			defer cancel()
-			_, err := c.Ask(ctx, optest.Provider, resize(3))
-			if bus.OriginOf(err) != tc.origin || err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("%v (%v), want %q (%v): %s", err, bus.OriginOf(err), tc.want, tc.origin, tc.reason)
+			req := wish(resize(3))
+			req.OnAccepted = func(attempt uint32, _ string) { taken <- attempt }
+			asked := optest.Call(t.Context(), c, req)
+			sent := bustest.Receive(t, "the replica says that it has the request", taken)
+			if tc.dies {
+				answers(t, r, tc.step)
+				rep.Proxy.Cut()
+			} else {
+				close(gate)
 			}
-			if got := sent.Load(); got > tc.most {
-				t.Errorf("sent %d times, want %d at most", got, tc.most)
-			}
-		})
-	}
-}
-
-// However much a gateway looks, there is room for its changes.
-func TestNodeGroupLooksLeaveRoomForChanges(t *testing.T) {
-	t.Parallel()
-	r := optest.NewRig(t)
-	c := newNodeGroupClient(t, r.Conn)
-	looking, looked := make(chan struct{}), make(chan struct{})
-	r.Replica(t, nil, func(cfg *replica.Config) { cfg.Slots = 1 }, offers(func(ctx context.Context, of string, req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-		if req.GetGroups() == nil {
-			return resized(ctx, of, req)
-		}
-		close(looking)
-		<-looked
-
-		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_GroupsFound{GroupsFound: &nodegroupv1.GroupsResponse{}}}
-	}))
-	bustest.Eventually(t, "the provider is known", func() bool { return len(c.Providers()) == 1 })
-	done := make(chan error, 1)
-	go func() {
-		_, err := c.Ask(t.Context(), optest.Provider, &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Groups{Groups: &nodegroupv1.GroupsRequest{}}})
-		done <- err
-	}()
-	<-looking
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // for the case that there is none
-	defer cancel()
-	if _, err := c.Ask(ctx, optest.Provider, resize(3)); err != nil {
-		t.Error(err)
-	}
-	close(looked)
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-}
-
-// A refusal of the repeat says nothing of the request whose answer was lost: the
-// size may be another because it was done.
-func TestNodeGroupRefusalAfterALostAnswer(t *testing.T) {
-	t.Parallel()
-	r := optest.NewRig(t)
-	c := newNodeGroupClient(t, r.Conn)
-	tries := 0
-	serveNodeGroups(t, r, func(*nodegroupv1.Envelope) *nodegroupv1.Envelope {
-		tries++
-		if tries == 1 {
-			return nil // lost
-		}
-
-		return &nodegroupv1.Envelope{Status: &driverv1.Status{Code: driverv1.Code_CODE_ABORTED, Message: "size is 3"}}
-	})
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second) // that the first one was lost only time tells
-	defer cancel()
-	_, err := c.Ask(ctx, optest.Provider, resize(3))
-	if bus.OriginOf(err) != bus.OriginTimeout || !strings.Contains(err.Error(), "size is 3") {
-		t.Errorf("%v (%v), want an unknown outcome that tells what the driver said", err, bus.OriginOf(err))
-	}
-}
-
-// A cloud that takes longer than the wait before a repeat is a slow one, and none
-// that never answers: whichever answer comes counts, however late.
-func TestNodeGroupLateAnswer(t *testing.T) {
-	t.Parallel()
-	ok := func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-		return resized(t.Context(), optest.Cluster, req)
-	}
-	busy := func(*nodegroupv1.Envelope) *nodegroupv1.Envelope { return &nodegroupv1.Envelope{Refused: true} }
-	conflict := func(*nodegroupv1.Envelope) *nodegroupv1.Envelope {
-		return &nodegroupv1.Envelope{Status: &driverv1.Status{Code: driverv1.Code_CODE_ABORTED, Message: "size is 3"}}
-	}
-	silent := func(*nodegroupv1.Envelope) *nodegroupv1.Envelope { return nil }
-	type answer = func(*nodegroupv1.Envelope) *nodegroupv1.Envelope
-	for name, tc := range map[string]struct {
-		reason        string
-		second, first answer // in the order in which they answer
-		origin        bus.Origin
-		want          string // of the error; none if empty
-	}{
-		"first of two":     {reason: "the repeat is still at work", second: silent, first: ok},
-		"while in use":     {reason: "the repeat finds the group in use, by the first", second: conflict, first: ok},
-		"conflict, busy":   {"the first has done nothing: the driver's word stands", conflict, busy, bus.OriginDriver, "size is 3"},
-		"refused, both":    {"the repeat may be refused for what the first did", conflict, conflict, bus.OriginTimeout, "size is 3"},
-		"another has room": {reason: "the first still counts when others are busy", second: busy, first: ok},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := optest.NewRig(t)
-			c := newNodeGroupClient(t, r.Conn)
-			var held *nats.Msg
-			asked := 0
-			subscribeNodeGroups(t, r, func(m *nats.Msg, req *nodegroupv1.Envelope) {
-				asked++
-				switch asked {
-				case 1:
-					held = m
-				case 2:
-					respond(t, m, req, tc.second(req))
-					respond(t, held, req, tc.first(req))
-				}
-			})
-			answer, err := c.Ask(t.Context(), optest.Provider, resize(3))
+			got := bustest.Receive(t, "the answer", asked)
 			switch {
-			case tc.want == "" && (err != nil || answer.GetResized().GetTargetSize() != 3):
-				t.Errorf("%v, %v: %s", answer, err, tc.reason)
-			case tc.want != "" && (err == nil || bus.OriginOf(err) != tc.origin || !strings.Contains(err.Error(), tc.want)):
-				t.Errorf("%v (%v), want %q (%v): %s", err, bus.OriginOf(err), tc.want, tc.origin, tc.reason)
+			case tc.want == "" && (got.Err != nil || got.Out.Result.GetNodeGroups().GetResize().GetTargetSize() != 3):
+				t.Errorf("%v, %v: %s", got.Out.Result, got.Err, tc.reason)
+			case tc.want != "" && (bus.OriginOf(got.Err) != tc.origin || !strings.Contains(fmt.Sprint(got.Err), tc.want)):
+				t.Errorf("%v (%v), want %q (%v): %s", got.Err, bus.OriginOf(got.Err), tc.want, tc.origin, tc.reason)
+			}
+			if n := entered.Load(); n > int64(sent) {
+				t.Errorf("the driver was asked %d times, %d more than before its replica said that it has the request", n, n-int64(sent))
 			}
 		})
 	}
 }
 
-// serveNodeGroups answers requests about node groups with what answer returns; nil
-// is no answer.
-func serveNodeGroups(t *testing.T, r *optest.Rig, answer func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope) {
-	t.Helper()
-	subscribeNodeGroups(t, r, func(m *nats.Msg, req *nodegroupv1.Envelope) { respond(t, m, req, answer(req)) })
-}
-
-// subscribeNodeGroups has requests about node groups handled, one after the other.
-func subscribeNodeGroups(t *testing.T, r *optest.Rig, handle func(m *nats.Msg, req *nodegroupv1.Envelope)) {
+// answers has another replica treat requests about node groups, each by the same step.
+func answers(t *testing.T, r *optest.Rig, treat step) {
 	t.Helper()
 	nc := bustest.Raw(t, r.NATS.URL())
 	_, err := nc.QueueSubscribe("mcm.v1."+optest.Cluster+".nodegroup."+optest.Provider+".*", "driver", func(m *nats.Msg) {
-		req := &nodegroupv1.Envelope{}
-		if err := proto.Unmarshal(m.Data, req); err != nil {
+		req, err := bus.DecodeMessage(m)
+		if err != nil {
+			t.Error(err)
+
+			return
+		}
+		answer := treat(req)
+		answer.OperationId, answer.Attempt, answer.Replica = req.GetOperationId(), req.GetAttempt(), "raw"
+		payload, err := bus.Encode(answer, "")
+		if err == nil {
+			err = m.Respond(payload)
+		}
+		if err != nil {
 			t.Error(err)
 		}
-		handle(m, req)
 	})
 	if err == nil {
 		err = nc.Flush()
@@ -440,81 +508,138 @@ func subscribeNodeGroups(t *testing.T, r *optest.Rig, handle func(m *nats.Msg, r
 	}
 }
 
-// respond sends an answer; nil is none.
-func respond(t *testing.T, m *nats.Msg, req, answer *nodegroupv1.Envelope) {
-	t.Helper()
-	if answer == nil {
-		return
-	}
-	answer.RequestId = req.GetRequestId()
-	payload, err := proto.Marshal(answer)
-	if err == nil {
-		err = m.Respond(payload)
-	}
-	if err != nil {
-		t.Error(err)
-	}
-}
-
-func TestNodeGroupRequestsThatAreDropped(t *testing.T) {
+// However much is looked at node groups, there is room for their changes, and for reads
+// of machines; each has no more than its own.
+func TestNodeGroupLanes(t *testing.T) {
 	t.Parallel()
 	r := optest.NewRig(t)
-	ran := make(chan struct{}, 9)
-	r.Replica(t, nil, offers(func(ctx context.Context, of string, req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-		ran <- struct{}{}
-
-		return resized(ctx, of, req)
-	}))
-	nc := bustest.Raw(t, r.NATS.URL())
-	ask := func(reply string, env *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-		t.Helper()
-		sub, err := nc.SubscribeSync(reply)
-		if err != nil {
-			t.Fatal(err)
-		}
-		payload, err := proto.Marshal(env)
-		if err == nil {
-			err = nc.PublishRequest("mcm.v1."+optest.Cluster+".nodegroup."+optest.Provider+".resize", reply, payload)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		m, err := sub.NextMsg(time.Minute)
-		if err != nil {
-			t.Fatal(err)
-		}
-		answer := &nodegroupv1.Envelope{}
-		if err := proto.Unmarshal(m.Data, answer); err != nil {
-			t.Fatal(err)
+	c := gateway(t, r.Conn)
+	entered, gate := make(chan struct{}, 9), make(chan struct{})
+	r.Replica(t, func(_ context.Context, task *replica.Task) *driverv1.Result {
+		entered <- struct{}{}
+		<-gate
+		if task.Operation == driverv1.Operation_OPERATION_NODE_GROUPS {
+			return resized(task.Request)
 		}
 
-		return answer
+		return &driverv1.Result{}
+	}, func(cfg *replica.Config) { cfg.Slots = 1 })
+	var running []<-chan optest.Answer
+	for _, req := range []caller.Request{wish(listGroups()), wish(resize(3)), optest.Status("m")} {
+		running = append(running, optest.Call(t.Context(), r.Caller, req))
+		bustest.Receive(t, "the driver is asked beside the others", entered)
 	}
-	if err := nc.PublishRequest("mcm.v1."+optest.Cluster+".nodegroup."+optest.Provider+".resize",
-		"mcm.v1."+optest.Cluster+".reply.other.autoscaler.x", []byte("x")); err != nil {
-		t.Fatal(err)
+	for _, req := range []caller.Request{wish(listGroups()), wish(resize(4)), optest.Status("m2")} {
+		_, err := c.Call(t.Context(), req)
+		if e, ok := errors.AsType[*bus.Error](err); !ok || !e.NoRoom {
+			t.Errorf("a second %s: %v, want it refused", bus.RequestVerb(req.Body), err)
+		}
 	}
-	stale := resize(3)
-	stale.RequestId, stale.AcceptBy = "r1", timestamppb.New(time.Now().Add(-time.Minute))
-	own := "mcm.v1." + optest.Cluster + ".reply." + optest.Provider + ".autoscaler."
-	if got := ask(own+"a", stale).GetStatus().GetCode(); got != driverv1.Code_CODE_ABORTED {
-		t.Errorf("a stale request: %v, want Aborted [GROUP-6]", got)
+	close(gate)
+	for _, one := range running {
+		optest.WantOK(t, bustest.Receive(t, "the answer", one))
 	}
-	unknown := &nodegroupv1.Envelope{RequestId: "r2"}
-	if got := ask(own+"b", unknown).GetStatus().GetCode(); got != driverv1.Code_CODE_UNIMPLEMENTED {
-		t.Errorf("an unknown body: %v, want Unimplemented [GROUP-5]", got)
-	}
-	wrong := &nodegroupv1.Envelope{RequestId: "r3", Body: &nodegroupv1.Envelope_Groups{Groups: &nodegroupv1.GroupsRequest{}}}
-	if got := ask(own+"c", wrong).GetStatus().GetCode(); got != driverv1.Code_CODE_INVALID_ARGUMENT {
-		t.Errorf("another body than the subject says: %v, want InvalidArgument", got)
-	}
-	if len(ran) != 0 {
-		t.Errorf("the driver was asked %d times, want none", len(ran))
+	for _, req := range []caller.Request{wish(listGroups()), wish(resize(4)), optest.Status("m2")} {
+		if _, err := c.Call(t.Context(), req); err != nil {
+			t.Errorf("%s, when the slots are free again: %v", bus.RequestVerb(req.Body), err)
+		}
 	}
 }
 
-// What deploy/nats lets the gateway and a driver do is enough, and the gateway
-// hears no answers to mcm.
+// A subject of node groups takes the request that it names and nothing else.
+func TestNodeGroupSubjects(t *testing.T) {
+	t.Parallel()
+	r := optest.NewRig(t)
+	var ran atomic.Int64
+	rep := r.Replica(t, func(_ context.Context, task *replica.Task) *driverv1.Result {
+		ran.Add(1)
+
+		return resized(task.Request)
+	})
+	nc := bustest.Raw(t, r.NATS.URL())
+	root := "mcm.v1." + optest.Cluster + "."
+	if err := nc.PublishRequest(root+"nodegroup."+optest.Provider+".resize", root+"reply.other.autoscaler.x", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	stale, deletion := resize(3), optest.Create("m").Body
+	stale.AcceptBy = timestamppb.New(time.Now().Add(-time.Minute))
+	deletion = &driverv1.Envelope{
+		ClaimTerms: &driverv1.ClaimTerms{Sequence: new(uint64(0))},
+		Body:       &driverv1.Envelope_Delete{Delete: &driverv1.DeleteRequest{Machine: bus.MachineOf(deletion)}},
+	}
+	below := "nodegroup." + optest.Provider + "."
+	for name, tc := range map[string]struct {
+		subject string
+		env     *driverv1.Envelope
+		json    bool
+		code    driverv1.Code // busy for OK
+	}{
+		"stale":                  {below + "resize", stale, false, driverv1.Code_CODE_OK},
+		"nothing":                {below + "resize", groupsOf(&driverv1.NodeGroupsRequest{}), false, driverv1.Code_CODE_UNIMPLEMENTED},
+		"another body":           {below + "groups", resize(3), false, driverv1.Code_CODE_INVALID_ARGUMENT},
+		"delete of a machine":    {below + "delete", deletion, false, driverv1.Code_CODE_INVALID_ARGUMENT},
+		"on the driver's tree":   {"driver." + optest.Provider + ".groups.ns.m", listGroups(), false, driverv1.Code_CODE_INVALID_ARGUMENT},
+		"on the replica's tree":  {"replica." + optest.Provider + "." + rep.Replica() + ".resize.ns.m", resize(3), false, driverv1.Code_CODE_INVALID_ARGUMENT},
+		"a change in JSON":       {below + "resize", resize(3), true, driverv1.Code_CODE_INVALID_ARGUMENT},
+		"named as the operation": {below + "nodegroups", listGroups(), false, driverv1.Code_CODE_INVALID_ARGUMENT},
+		"a list of instances":    {below + "list", &driverv1.Envelope{Body: &driverv1.Envelope_List{List: &driverv1.ListRequest{}}}, false, driverv1.Code_CODE_INVALID_ARGUMENT},
+	} {
+		tc.env.OperationId, tc.env.Attempt = "o", 1
+		answer := exchange(t, nc, root+tc.subject, tc.env, tc.json)
+		if busy := answer.GetBusy(); tc.code == driverv1.Code_CODE_OK {
+			if busy.GetReason() != driverv1.BusyReason_BUSY_REASON_STALE {
+				t.Errorf("%s: answered %v, want that it is stale [GROUP-6]", name, answer)
+			}
+		} else if got := answer.GetResult().GetStatus().GetCode(); got != tc.code {
+			t.Errorf("%s: answered %v, want %v", name, answer, tc.code)
+		}
+	}
+	if n := ran.Load(); n != 0 {
+		t.Errorf("the driver was asked %d times, want none", n)
+	}
+	look := listGroups()
+	look.OperationId, look.Attempt = "o", 1
+	if answer := exchange(t, nc, root+below+"groups", look, true); answer.GetResult().GetNodeGroups().GetGroups() == nil {
+		t.Errorf("a look in JSON: %v", answer)
+	}
+}
+
+// exchange sends one request and returns the answer, which comes as it was asked.
+func exchange(t *testing.T, nc *nats.Conn, subject string, env *driverv1.Envelope, json bool) *driverv1.Envelope {
+	t.Helper()
+	reply := "mcm.v1." + optest.Cluster + ".reply." + optest.Provider + ".autoscaler." + nuid.Next()
+	sub, err := nc.SubscribeSync(reply)
+	if err != nil {
+		t.Fatal(err)
+	}
+	contentType := ""
+	if json {
+		contentType = bus.ContentTypeJSON
+	}
+	payload, err := bus.Encode(env, contentType)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: payload, Header: nats.Header{bus.HeaderContentType: {contentType}}}); err != nil {
+		t.Fatal(err)
+	}
+	m, err := sub.NextMsg(time.Minute)
+	if err != nil {
+		t.Fatalf("%s: %v", subject, err)
+	}
+	if got := bus.ContentTypeOf(m); got != contentType {
+		t.Errorf("%s: answered as %q, asked as %q", subject, got, contentType)
+	}
+	answer, err := bus.DecodeMessage(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return answer
+}
+
+// What deploy/nats lets the gateway and a driver do is enough, also when the driver has no
+// room, and the gateway hears no answers to mcm.
 func TestNodeGroupPermissionsSuffice(t *testing.T) {
 	t.Parallel()
 	const permissions = `
@@ -533,14 +658,33 @@ authorization { users = [
 	r := &optest.Rig{NATS: bustest.Server(t, embedded.Options{ConfigFile: file})}
 	as := func(user string) string { return "nats://" + user + ":" + user + "@" + r.NATS.URL()[len("nats://"):] }
 	log := &optest.Violations{}
-	gateway := bustest.Connect(t, bus.Config{URLs: []string{as("gateway")}, Logger: log.Logger()})
-	c := newNodeGroupClient(t, gateway)
-	driver := bustest.Connect(t, bus.Config{URLs: []string{as("driver")}})
-	optest.Run(t, driver, nil, offers(resized))
-	bustest.Eventually(t, "the provider is known", func() bool { return len(c.Providers()) == 1 })
-	if _, err := c.Ask(t.Context(), optest.Provider, resize(3)); err != nil {
-		t.Error(err)
+	c := gateway(t, bustest.Connect(t, bus.Config{URLs: []string{as("gateway")}, Logger: log.Logger()}))
+	entered, gate := make(chan struct{}, 1), make(chan struct{})
+	var asked atomic.Int64
+	for range 2 {
+		driver := bustest.Connect(t, bus.Config{URLs: []string{as("driver")}})
+		optest.Run(t, driver, func(_ context.Context, task *replica.Task) *driverv1.Result {
+			if asked.Add(1) == 1 {
+				entered <- struct{}{}
+				<-gate
+			}
+
+			return resized(task.Request)
+		}, func(cfg *replica.Config) {
+			cfg.Slots, cfg.Capabilities = 1, append(cfg.Capabilities, driverv1.Operation_OPERATION_NODE_GROUPS)
+		})
 	}
+	bustest.Eventually(t, "the replicas are known", func() bool { return len(c.Replicas()) == 2 })
+	first := optest.Call(t.Context(), c, wish(resize(3)))
+	bustest.Receive(t, "a driver is asked", entered)
+	bustest.Eventually(t, "its replica is asked again, and not the other one in its place", func() bool {
+		_, err := c.Call(t.Context(), wish(resize(3)))
+		e, _ := errors.AsType[*bus.Error](err)
+
+		return e != nil && e.NoRoom
+	})
+	close(gate)
+	optest.WantOK(t, bustest.Receive(t, "the answer", first))
 	if got := log.All(); got != "" {
 		t.Errorf("the gateway overstepped its permissions: %q", got)
 	}

@@ -144,7 +144,8 @@ func (d *discovery) endpointSubject(e endpoint) string {
 func (d *discovery) serviceStats() micro.Stats {
 	stats := micro.Stats{ServiceIdentity: d.identity(), Type: micro.StatsResponseType, Started: d.started.UTC()}
 	d.ops.mu.Lock()
-	running, reads, kept := d.ops.running, len(d.ops.reads), len(d.ops.held)-d.ops.running
+	running, reads := d.ops.mutatingLocked(), len(d.ops.reads)
+	kept := len(d.ops.held) - running
 	d.ops.mu.Unlock()
 	for _, end := range d.endpoints() {
 		e := d.stats.figures(end)

@@ -58,9 +58,17 @@ func TestDiscovery(t *testing.T) {
 	var info micro.Info
 	ask("$SRV.INFO."+name, &info)
 	if info.Version != "1.2.3" || info.Metadata["create_identity"] != "token" || info.Metadata["slots"] != "4" ||
-		info.Metadata["provider"] != optest.Provider || info.Metadata["draining"] != "false" || len(info.Endpoints) != 8 ||
-		info.Endpoints[0].Subject != "mcm.v1.default.driver.virtual."+info.Endpoints[0].Name+".*.*" {
+		info.Metadata["provider"] != optest.Provider || info.Metadata["draining"] != "false" || len(info.Endpoints) != 9 {
 		t.Errorf("info = %+v", info)
+	}
+	for _, e := range info.Endpoints {
+		want := "mcm.v1.default.driver.virtual." + e.Name + ".*.*"
+		if e.Name == "nodegroups" {
+			want = "mcm.v1.default.nodegroup.virtual.*"
+		}
+		if e.Subject != want {
+			t.Errorf("endpoint %s is on %s, want %s", e.Name, e.Subject, want)
+		}
 	}
 	var stats micro.Stats
 	ask("$SRV.STATS."+name, &stats)

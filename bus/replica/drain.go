@@ -30,7 +30,6 @@ func (s *Server) drain(requests []bus.Subscription) error {
 	select {
 	case <-done:
 	case <-soft.C:
-		s.endGroups()
 		s.log.Warn("drain timeout: cancelling what still runs", "operations", s.ops.cancelAll())
 		hard := time.NewTimer(s.cfg.HardStop)
 		defer hard.Stop()

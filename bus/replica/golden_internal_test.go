@@ -45,7 +45,7 @@ func goldenAnswers(t *testing.T) map[string]*nats.Msg {
 	uninitialized := bus.Failure(driverv1.Code_CODE_UNINITIALIZED, "not initialised")
 	uninitialized.Payload = &driverv1.Result_InstanceStatus{InstanceStatus: &driverv1.StatusResponse{Instance: instance}}
 
-	return map[string]*nats.Msg{
+	frames := map[string]*nats.Msg{
 		"answer-accepted":         answer(acceptedFrame()),
 		"answer-progress":         answer(&driverv1.Envelope{Body: &driverv1.Envelope_Progress{Progress: &driverv1.Progress{Message: "creating instance m1"}}}),
 		"answer-busy":             answer(&driverv1.Envelope{Body: &driverv1.Envelope_Busy{Busy: &driverv1.Busy{Reason: driverv1.BusyReason_BUSY_REASON_CLAIM}}}),
@@ -76,4 +76,13 @@ func goldenAnswers(t *testing.T) map[string]*nats.Msg {
 		}}}),
 		"answer-ops-nothing": answer(&driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: &driverv1.OpsResponse{}}}),
 	}
+	for verb, response := range golden.NodeGroupResponses() {
+		env := bus.ResultFrame(&driverv1.Result{Payload: &driverv1.Result_NodeGroups{NodeGroups: response}})
+		if err := s.sendTo(golden.GatewayReply, "", "WISH", 1, env); err != nil {
+			t.Fatal(err)
+		}
+		frames["answer-nodegroup-"+verb] = w.Take()
+	}
+
+	return frames
 }

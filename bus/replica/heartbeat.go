@@ -165,7 +165,7 @@ func (b *heartbeat) session(cluster string, stopped bool) *driverv1.Session {
 	session := &driverv1.Session{
 		Cluster: cluster, Provider: b.cfg.Provider, Replica: b.cfg.Replica, Sequence: b.sequence,
 		StartedAt: timestamppb.New(b.started), Version: b.cfg.Version, Protocol: b.managers.protocols.Highest, ProtocolMin: b.managers.protocols.Lowest,
-		Slots: uint32(b.cfg.Slots), Running: uint32(b.ops.running), Deleting: uint32(b.ops.deleting),
+		Slots: uint32(b.cfg.Slots), Running: uint32(b.ops.mutatingLocked()), Deleting: uint32(b.ops.taken[laneDeletes]),
 		Draining: b.ops.draining, Stopped: stopped,
 		CreateIdentity: b.cfg.CreateIdentity, Kind: b.cfg.Kind, ApiVersions: b.cfg.APIVersions,
 		Capabilities: b.cfg.Capabilities, Hostname: b.cfg.Hostname,

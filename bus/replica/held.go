@@ -21,6 +21,7 @@ type held struct {
 	namespace string
 	name      string
 	request   *driverv1.Envelope
+	lane      lane
 	started   time.Time
 	deadline  time.Time
 

@@ -26,8 +26,7 @@ type operations struct {
 	reads    map[*held]struct{} // running reads
 	stuck    map[*held]struct{} // of machines and reads, calls that were given up
 	denials  denials
-	running  int // mutations that occupy a slot
-	deleting int // those of them that are deletes
+	taken    [lanes]int // slots that are not free
 	draining bool
 	stopped  bool // nothing is begun any more
 }
@@ -36,6 +35,38 @@ func newOperations(slots int, log *slog.Logger) *operations {
 	return &operations{
 		slots: slots, log: log, acked: make(chan struct{}, 1), denials: denials{},
 		held: map[string]*held{}, machines: map[string]*held{}, reads: map[*held]struct{}{}, stuck: map[*held]struct{}{},
+	}
+}
+
+// A lane is a kind of operations that has slots of its own: none waits behind another.
+type lane int
+
+const (
+	laneMakes lane = iota // creates and initializes
+	laneDeletes
+	laneReads
+	laneGroupReads
+	laneGroupEdits
+	lanes
+)
+
+func (l lane) String() string {
+	return [lanes]string{"creates", "deletes", "reads", "reads of node groups", "changes of node groups"}[l]
+}
+
+// laneOf returns the lane of a request.
+func laneOf(request *driverv1.Envelope) lane {
+	switch op := bus.OperationOf(request); {
+	case op == driverv1.Operation_OPERATION_DELETE:
+		return laneDeletes
+	case bus.Mutates(op):
+		return laneMakes
+	case bus.EditsNodeGroup(request):
+		return laneGroupEdits
+	case op == driverv1.Operation_OPERATION_NODE_GROUPS:
+		return laneGroupReads
+	default:
+		return laneReads
 	}
 }
 
@@ -51,9 +82,10 @@ func (o *operations) admitRead(h *held, strange bool) (context.Context, refusal)
 		return nil, driverv1.BusyReason_BUSY_REASON_PROTOCOL.Enum()
 	case o.draining:
 		return nil, driverv1.BusyReason_BUSY_REASON_DRAINING.Enum()
-	case len(o.reads) >= o.slots:
+	case o.taken[h.lane] >= o.slots:
 		return nil, driverv1.BusyReason_BUSY_REASON_SLOTS.Enum()
 	}
+	o.taken[h.lane]++
 	o.reads[h] = struct{}{}
 
 	return o.beginLocked(h), nil
@@ -81,11 +113,11 @@ func (o *operations) admit(h *held, strange bool) (known *held, begun context.Co
 		return nil, nil, driverv1.BusyReason_BUSY_REASON_STUCK.Enum()
 	case other != nil:
 		return nil, nil, driverv1.BusyReason_BUSY_REASON_MACHINE.Enum()
-	case o.takenLocked(h.operation) >= o.slots:
+	case o.taken[h.lane] >= o.slots:
 		return nil, nil, driverv1.BusyReason_BUSY_REASON_SLOTS.Enum()
 	}
 	h.claiming = true
-	o.occupyLocked(h.operation, 1)
+	o.taken[h.lane]++
 	o.held[h.key()] = h
 	o.machines[h.machineKey()] = h
 
@@ -131,22 +163,8 @@ func (o *operations) beginLocked(h *held) context.Context {
 	return ctx
 }
 
-// occupyLocked counts a mutation that begins, or with -1 one that has ended.
-func (o *operations) occupyLocked(op driverv1.Operation, by int) {
-	o.running += by
-	if op == driverv1.Operation_OPERATION_DELETE {
-		o.deleting += by
-	}
-}
-
-// takenLocked is how many of the slots that an operation could have are not free.
-func (o *operations) takenLocked(op driverv1.Operation) int {
-	if op == driverv1.Operation_OPERATION_DELETE {
-		return o.deleting
-	}
-
-	return o.running - o.deleting
-}
+// mutatingLocked is how many mutations occupy a slot.
+func (o *operations) mutatingLocked() int { return o.taken[laneMakes] + o.taken[laneDeletes] }
 
 // endClaim ends the wait for the claim of a mutation, which is given back if that was
 // refused.
@@ -162,13 +180,12 @@ func (o *operations) endClaim(h *held, refused bool) {
 
 // freeLocked gives back what an operation occupies.
 func (o *operations) freeLocked(h *held) {
-	if !bus.Mutates(h.operation) {
+	o.taken[h.lane]--
+	if bus.Mutates(h.operation) {
+		delete(o.machines, h.machineKey())
+	} else {
 		delete(o.reads, h)
-
-		return
 	}
-	o.occupyLocked(h.operation, -1)
-	delete(o.machines, h.machineKey())
 }
 
 // inHand is how many operations run at this moment, reads included.
@@ -176,7 +193,7 @@ func (o *operations) inHand() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
-	return o.running + len(o.reads)
+	return o.mutatingLocked() + len(o.reads)
 }
 
 // cancel ends an operation early, unless its call may be at the provider.

@@ -79,7 +79,7 @@ func (s *Server) drop(why string, args ...any) {
 func (s *Server) accept(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg) {
 	op := bus.OperationOf(env)
 	h := &held{
-		cluster: subject.Cluster, id: env.GetOperationId(), operation: op, request: env,
+		cluster: subject.Cluster, id: env.GetOperationId(), operation: op, request: env, lane: laneOf(env),
 		machine: bus.MachineOf(env).GetUid(), namespace: subject.Namespace, name: subject.Name,
 		started: time.Now(), reply: m.Reply, contentType: bus.ContentTypeOf(m), attempt: env.GetAttempt(),
 		traceParent: bus.TraceParentOf(m), cancel: func() {}, earlierMayRun: env.GetEarlierMayRun(),
@@ -106,6 +106,11 @@ func (s *Server) accept(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg
 }
 
 func (s *Server) acceptRead(h *held) {
+	if bus.EditsNodeGroup(h.request) && s.stale(h) {
+		s.out.sendBusy(h, driverv1.BusyReason_BUSY_REASON_STALE.Enum())
+
+		return
+	}
 	ctx, why := s.ops.admitRead(h, s.managers.speakOther(h.cluster))
 	if why != nil {
 		s.out.sendBusy(h, why)
@@ -118,22 +123,27 @@ func (s *Server) acceptRead(h *held) {
 
 // check returns why a request cannot be served at all, or nil.
 func (s *Server) check(h *held, subject bus.Subject) *driverv1.Result {
-	if h.operation == driverv1.Operation_OPERATION_UNSPECIFIED || !slices.Contains(s.cfg.Capabilities, h.operation) {
+	verb := bus.RequestVerb(h.request)
+	if verb == "" || !slices.Contains(s.cfg.Capabilities, h.operation) {
 		return bus.Failure(driverv1.Code_CODE_UNIMPLEMENTED,
 			fmt.Sprintf("driver of provider %s does not implement %s", s.cfg.Provider, subject.Verb))
 	}
-	if subject.Verb != bus.Verb(h.operation) {
+	// By their subjects the server decides who may ask what. Some verbs of node groups are
+	// called like operations.
+	aboutGroups := h.operation == driverv1.Operation_OPERATION_NODE_GROUPS
+	if subject.Verb != verb || (subject.Tree == bus.TreeNodeGroup) != aboutGroups {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT,
-			fmt.Sprintf("subject says %s, envelope says %s", subject.Verb, bus.Verb(h.operation)))
+			fmt.Sprintf("subject says %s (%s), envelope says %s (%s)", subject.Verb, subject.Tree, verb, bus.Verb(h.operation)))
 	}
 	if h.id == "" {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "request without an operation id")
 	}
-	if !bus.Mutates(h.operation) {
-		return nil
-	}
-	if h.contentType == bus.ContentTypeJSON {
+	mutates := bus.Mutates(h.operation)
+	if h.contentType == bus.ContentTypeJSON && (mutates || bus.EditsNodeGroup(h.request)) {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "JSON is accepted for operations that change nothing")
+	}
+	if !mutates {
+		return nil
 	}
 	if h.machine == "" {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+" without a machine uid")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -108,8 +109,6 @@ type Config struct {
 	APIVersions []string
 	// Capabilities are the operations the Handler implements.
 	Capabilities []driverv1.Operation
-	// NodeGroups answers requests about node groups; nil offers none.
-	NodeGroups NodeGroupHandler
 	// DrainTimeout is how long running operations get to finish once Run's
 	// context ends, before their own contexts are cancelled; 0 means 10 minutes.
 	DrainTimeout time.Duration
@@ -154,11 +153,6 @@ type Server struct {
 	out      *outbox
 	beat     *heartbeat
 	worker   *worker
-
-	groupReads int             // requests about node groups that run and change nothing; guarded by ops.mu
-	groupEdits int             // and those that do; guarded by ops.mu
-	groups     context.Context // of requests about node groups
-	endGroups  context.CancelFunc
 }
 
 // New checks the configuration and makes a replica; [Server.Run] makes it
@@ -176,7 +170,6 @@ func New(conn bus.Wire, cfg Config, handler Handler) (*Server, error) {
 	if cfg.Slots == 0 {
 		cfg.Slots = DefaultSlots()
 	}
-	cfg.Capabilities = withNodeGroups(cfg.Capabilities, cfg.NodeGroups)
 	if cfg.DrainTimeout == 0 {
 		cfg.DrainTimeout = defaultDrainTimeout
 	}
@@ -213,7 +206,6 @@ func New(conn bus.Wire, cfg Config, handler Handler) (*Server, error) {
 		s.replies[cluster] = bus.ReplyPrefix(cluster, cfg.Provider)
 		s.beat.renew[cluster] = make(chan struct{}, 1)
 	}
-	s.groups, s.endGroups = context.WithCancel(context.Background()) //nolint:forbidigo // they outlive Run's context: drain decides
 
 	return s, nil
 }
@@ -300,8 +292,8 @@ func (s *Server) subscribe() (requests, rest []bus.Subscription, err error) {
 		add(&rest, bus.Pattern(cluster, bus.TreeHello), "", s.onHello)
 		add(&rest, bus.Pattern(cluster, bus.TreeChanged, s.cfg.Provider), "", s.onChanged)
 		add(&requests, bus.Pattern(cluster, bus.TreeDriver, s.cfg.Provider, ">"), bus.DriverQueue, s.onRequest)
-		if s.cfg.NodeGroups != nil {
-			add(&requests, bus.Pattern(cluster, bus.TreeNodeGroup, s.cfg.Provider, "*"), bus.DriverQueue, s.onNodeGroup)
+		if slices.Contains(s.cfg.Capabilities, driverv1.Operation_OPERATION_NODE_GROUPS) {
+			add(&requests, bus.Pattern(cluster, bus.TreeNodeGroup, s.cfg.Provider, "*"), bus.DriverQueue, s.onRequest)
 		}
 	}
 	for _, d := range (&discovery{part: s.part, started: s.beat.started, protocols: s.managers.protocols, ops: s.ops}).subjects() {

@@ -140,18 +140,14 @@ func (o *operations) stuckCalls() map[driverv1.Operation]int {
 // jammed returns an error when calls that ignore their deadlines have all slots for some
 // operations, nil otherwise.
 func (o *operations) jammed() error {
-	taken := map[string]int{}
-	for op, calls := range o.stuckCalls() {
-		kind := "creates"
-		switch {
-		case !bus.Mutates(op):
-			kind = "reads"
-		case op == driverv1.Operation_OPERATION_DELETE:
-			kind = "deletes"
-		}
-		if taken[kind] += calls; taken[kind] >= o.slots {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var stuck [lanes]int
+	for h := range o.stuck {
+		stuck[h.lane]++
+		if stuck[h.lane] >= o.slots {
 			return fmt.Errorf("all %d slots for %s are taken by calls that ignore their deadlines: restart this replica; its log has their stacks",
-				o.slots, kind)
+				o.slots, h.lane)
 		}
 	}
 

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// apiRequests returns how many requests of each kind the API server has answered
-// so far, whoever made them: "PATCH machines/status".
+// apiRequests returns how many requests of each kind, such as "PATCH machines/status", the
+// API server has answered so far to all clients.
 func (w *world) apiRequests(ctx context.Context) (map[string]int, error) {
 	metrics, err := w.metrics(ctx)
 	if err != nil {
@@ -57,7 +57,7 @@ func label(labels, name string) string {
 	return value
 }
 
-// kindsTable tells what the API server was asked most often, for each machine.
+// kindsTable returns the most frequent kinds of requests per machine.
 func kindsTable(before, after map[string]int, machines int) [][]string {
 	const shown = 12
 	grown := map[string]int{}

@@ -25,12 +25,12 @@ import (
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 )
 
-// What a loop of the cluster-autoscaler asks in a steady state, counted at its
-// version 1.36.1.
+// The calls of a loop of the cluster-autoscaler in a steady state, counted with version
+// 1.36.1.
 const (
 	managedNodes, foreignNodes, nodeGroups = 1000, 50, 10
 	sizesPerGroup, optionsPerNode          = 3, 6
-	ownersPerManaged, ownersPerForeign     = 1, 7 // what is nobody's it does not remember
+	ownersPerManaged, ownersPerForeign     = 1, 7 // it does not cache that a node has no owner
 )
 
 // defaults are the cluster-autoscaler's own settings, all of which it sends along.
@@ -61,9 +61,9 @@ func nodeAnnotations(name string) map[string]string {
 	}
 }
 
-// benchAutoscaler has the gateway answer all calls of a loop, one after the other
-// as the cluster-autoscaler makes them, on one connection with mutual TLS, and a
-// server that answers the same out of constants beside it.
+// benchAutoscaler measures all calls of a loop, made one after the other as by the
+// cluster-autoscaler, on one connection with mutual TLS. The peer is a server that
+// returns the same answers from constants.
 func benchAutoscaler(ctx context.Context, b *bench) (err error) {
 	if missing := stack.Missing(b.bin, "devcluster", "mcm-autoscaler"); len(missing) > 0 {
 		return fmt.Errorf("not built in %s: %v; run: make bench", b.bin, missing)
@@ -73,7 +73,7 @@ func benchAutoscaler(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, site.Close()) }()
-	cluster, err := site.StartAPIServer(ctx) // nobody minds that these nodes have no kubelets
+	cluster, err := site.StartAPIServer(ctx) // no controller minds that these nodes have no kubelets
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func benchAutoscaler(ctx context.Context, b *bench) (err error) {
 	return b.compareLoops(ctx, gateway, ours, peer, nodes)
 }
 
-// compareLoops has both answer a loop in each round.
+// compareLoops makes a loop's calls to both in each round.
 func (b *bench) compareLoops(
 	ctx context.Context, gateway *stack.Gateway, ours, peer *autoscalerLoop, nodes []*externalgrpc.ExternalGrpcNode,
 ) error {
@@ -153,7 +153,7 @@ func (b *bench) compareLoops(
 	return nil
 }
 
-// spent is what the gateway has used so far.
+// spent is the time that the gateway has used so far.
 type spent struct{ answering, cpu time.Duration }
 
 func gatewaySpent(ctx context.Context, gateway *stack.Gateway) (s spent, err error) {
@@ -164,8 +164,8 @@ func gatewaySpent(ctx context.Context, gateway *stack.Gateway) (s spent, err err
 	return s, err
 }
 
-// answering is how long the gateway's answers have taken so far, from a call as gRPC
-// hands it over to what gRPC gets to send: by the gateway's own metric.
+// answering returns how long the gateway has worked on answers so far, without gRPC, by
+// the gateway's own metric.
 func answering(ctx context.Context, gateway *stack.Gateway) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -216,9 +216,9 @@ func (l *autoscalerLoop) close() { _ = l.conn.Close() } // nothing is under way
 // time makes the calls of one loop.
 func (l *autoscalerLoop) time(ctx context.Context, nodes []*externalgrpc.ExternalGrpcNode) (time.Duration, error) {
 	l.calls = 0
-	begun := time.Now()
+	start := time.Now()
 	err := l.run(ctx, nodes)
-	return time.Since(begun), err
+	return time.Since(start), err
 }
 
 func (l *autoscalerLoop) run(ctx context.Context, nodes []*externalgrpc.ExternalGrpcNode) error {
@@ -231,7 +231,7 @@ func (l *autoscalerLoop) run(ctx context.Context, nodes []*externalgrpc.External
 		return err
 	}
 	if n := len(groups.GetNodeGroups()); n != nodeGroups {
-		return fmt.Errorf("the gateway knows %d groups, want %d", n, nodeGroups)
+		return fmt.Errorf("the gateway has %d groups, want %d", n, nodeGroups)
 	}
 	for _, g := range groups.GetNodeGroups() {
 		for range sizesPerGroup {
@@ -252,12 +252,12 @@ func (l *autoscalerLoop) run(ctx context.Context, nodes []*externalgrpc.External
 		}
 	}
 	if managed != managedNodes {
-		return fmt.Errorf("%d nodes are of a group, want %d", managed, managedNodes)
+		return fmt.Errorf("%d nodes are in a group, want %d", managed, managedNodes)
 	}
 	return nil
 }
 
-// node makes the calls about one node, and tells whether it is of a group.
+// node makes the calls about one node, and reports whether it is in a group.
 func (l *autoscalerLoop) node(ctx context.Context, node *externalgrpc.ExternalGrpcNode) (managed bool, err error) {
 	for asked := 0; asked < ownersPerManaged || !managed && asked < ownersPerForeign; asked++ {
 		l.calls++
@@ -281,8 +281,8 @@ func (l *autoscalerLoop) node(ctx context.Context, node *externalgrpc.ExternalGr
 	return managed, nil
 }
 
-// createNodes makes the objects that there are once all machines have joined; the
-// gateway needs nobody who works on them.
+// createNodes creates the objects that exist once all machines have joined. The gateway
+// needs no controllers for them.
 func createNodes(ctx context.Context, kube client.Client) ([]*externalgrpc.ExternalGrpcNode, error) {
 	var sets []*v1alpha1.MachineSet
 	for i := range nodeGroups {

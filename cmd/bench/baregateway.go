@@ -23,8 +23,8 @@ import (
 // the gateway; the address and the files of a pki follow.
 const bareGatewayCommand = "bare-gateway"
 
-// A bareGateway answers as the gateway does, out of constants: what a loop takes then
-// is gRPC, TLS and the kernel, and nothing of ours.
+// A bareGateway returns the gateway's answers from constants, so that a loop costs only
+// gRPC, TLS and the kernel.
 type bareGateway struct {
 	externalgrpc.UnimplementedCloudProviderServer
 
@@ -76,8 +76,7 @@ func (g *bareGateway) NodeGroupGetOptions(
 	return nil, status.Error(codes.Unimplemented, "node group "+req.GetId()+" has no options of its own")
 }
 
-// runBareGateway serves until it is ended: on one processor, and with what else makes
-// the gateway's calls cheap.
+// runBareGateway serves until it is ended, with the gateway's settings for cheap calls.
 func runBareGateway(ctx context.Context, args []string) error {
 	if len(args) != 3 { //nolint:mnd // as startBareGateway calls it
 		return errors.New("want an address and the files of a certificate and its key")
@@ -106,8 +105,8 @@ func runBareGateway(ctx context.Context, args []string) error {
 	return server.Serve(listener)
 }
 
-// startBareGateway starts this program as the peer, a process of its own as the gateway
-// is one, and returns its address.
+// startBareGateway starts this program as the peer in its own process, and returns its
+// address.
 func startBareGateway(site *stack.Site, p *pki) (address string, err error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -19,7 +19,7 @@ func TestFlags(t *testing.T) {
 		args   []string
 		want   string
 	}{
-		"unknown": {"a typing mistake must not run nothing and look good", []string{"--only=reads"}, `no benchmark "reads"; there are: read,`},
+		"unknown": {"a typing mistake must not run nothing and look good", []string{"--only=reads"}, `unknown benchmark "reads"; want some of: read,`},
 		"rounds":  {"a median needs some", []string{"--rounds=3"}, "--rounds=3"},
 		"none":    {"nothing can be compared", []string{"--machines=0"}, "--machines=0"},
 		"pool":    {"the same", []string{"--pool=0"}, "--pool=0"},
@@ -85,11 +85,11 @@ func TestPaced(t *testing.T) {
 	var calls atomic.Int64
 	m, err := paced(t.Context(), 1000, 50*time.Millisecond, func(context.Context) error { calls.Add(1); return nil })
 	if err != nil || calls.Load() != 50 || m.p50 > m.p99 {
-		t.Errorf("%d calls, %+v, %v; want 50, each begun once", calls.Load(), m, err)
+		t.Errorf("%d calls, %+v, %v; want 50, each started once", calls.Load(), m, err)
 	}
 	broken := errors.New("broken")
 	if _, err := paced(t.Context(), 1000, 5*time.Millisecond, func(context.Context) error { return broken }); !errors.Is(err, broken) {
-		t.Errorf("a call that fails must be told: %v", err)
+		t.Errorf("a call that fails must be reported: %v", err)
 	}
 }
 

@@ -75,8 +75,8 @@ type step struct {
 	err     error
 }
 
-// finish has each machine taken over the line that is created and whose Node is
-// there, in whichever order.
+// finish queues the last step of each machine once it is created and its Node exists, in
+// any order.
 func (p *peer) finish(ctx context.Context, n int, nodes <-chan watch.Event, work chan<- func() step, done <-chan step) error {
 	created, ready := map[string]*v1alpha1.Machine{}, map[string]*corev1.Node{}
 	meet := func(name string) {
@@ -181,7 +181,7 @@ func (p *peer) setPhase(ctx context.Context, m *v1alpha1.Machine, phase v1alpha1
 	return p.world.kube.Status().Patch(ctx, m, before)
 }
 
-// tokenOf stands for the machine's bootstrap token.
+// tokenOf returns a Secret instead of the machine's bootstrap token.
 func tokenOf(m *v1alpha1.Machine) *corev1.Secret {
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: peerNamespace, Name: m.Name},
@@ -189,7 +189,7 @@ func tokenOf(m *v1alpha1.Machine) *corev1.Secret {
 	}
 }
 
-// deleteMachines takes away what createMachines has made. It is not measured.
+// deleteMachines deletes everything that createMachines has created. It is not measured.
 func (p *peer) deleteMachines(ctx context.Context, names []string) error {
 	instances, err := p.cloud.List(ctx, cloudapi.Filter{})
 	if err != nil {

@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// cpuTime is what a process has used so far, in user and in kernel mode:
-// proc_pid_stat(5), utime and stime, in ticks of which Linux tells programs that
-// there are a hundred each second.
+// cpuTime returns the processor time of a process in user and kernel mode:
+// proc_pid_stat(5), utime and stime, in ticks of 1/100 s on Linux.
 func cpuTime(pid int) (time.Duration, error) {
 	const tick = 10 * time.Millisecond
 	path := fmt.Sprintf("/proc/%d/stat", pid)
@@ -19,7 +18,7 @@ func cpuTime(pid int) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The second field, the program's name in parentheses, may hold anything.
+	// The second field, the program's name in parentheses, may contain any character.
 	fields := strings.Fields(string(content[bytes.LastIndexByte(content, ')')+1:]))
 	const utime, stime = 11, 12 // counted from the third field
 	if len(fields) <= stime {

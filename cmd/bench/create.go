@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// benchCreate has machines made by mcm, and the same number by workers that wait
-// for the cloud, as those of the machine controller manager do.
+// benchCreate compares mcm with workers that wait for the cloud, as those of the machine
+// controller manager do.
 func benchCreate(ctx context.Context, b *bench) error {
 	w, err := b.newWorld(ctx)
 	if err != nil {
@@ -53,13 +53,13 @@ func (b *bench) compareCreates(ctx context.Context, w *world) error {
 		})
 	}
 	b.table(table...)
-	b.note("What the API server was asked by all in mcm's part of the last round:")
+	b.note("Requests to the API server from all clients in mcm's part of the last round:")
 	b.table(kinds...)
 	b.atLeast(fmt.Sprintf("create-%d-at-%s", b.machines, b.latency), median(ratios), 10)
 	return b.recordCreates(ctx, w)
 }
 
-// recordCreates tells how long machines take at a slower provider. Once, and without
+// recordCreates records how long machines take with a slower provider: once, and without
 // the peer, whose workers would wait for most of an hour.
 func (b *bench) recordCreates(ctx context.Context, w *world) error {
 	const latency = 5 * time.Second
@@ -76,7 +76,7 @@ func (b *bench) recordCreates(ctx context.Context, w *world) error {
 			strconv.Itoa(machines), seconds(t.took), seconds(t.took - latency), seconds(t.cpu.mcm), seconds(t.cpu.apiServer),
 		})
 	}
-	b.note("mcm alone, once, where the cloud takes longer:")
+	b.note("mcm alone, once, with a slower cloud:")
 	b.table(table...)
 	return nil
 }
@@ -91,7 +91,7 @@ type timing struct {
 // usage is processor time by who used it.
 type usage struct{ mcm, drivers, cloud, apiServer time.Duration }
 
-// timed makes machines and takes them away again; only the first is measured.
+// timed creates and deletes machines, and measures the creation.
 func (w *world) timed(ctx context.Context, create, remove func(context.Context, []string) error, names []string) (timing, error) {
 	before, err := w.usage()
 	if err != nil {

@@ -15,7 +15,7 @@ const (
 	// faultCreates are in flight when a replica is lost.
 	faultCreates = 100
 	// lateBy is how long after the loss instances come to be in the rounds that look for
-	// duplicates: recovery has begun by then, and has found none.
+	// duplicates: recovery has started by then, and has found none.
 	lateBy = 5 * time.Second
 )
 
@@ -91,13 +91,13 @@ func (b *bench) duplicates(ctx context.Context, w *world) error {
 	return err
 }
 
-// createsWith has machines made, and a replica lost once the cloud is at all of them. It
-// returns how long it takes from there until all are Running, after which all replicas
-// are there again.
+// createsWith creates machines, and loses a replica while the cloud works on all creates.
+// It returns the time from then until all machines are Running. Then all replicas run
+// again.
 //
-// What the lost replica asked for is there when another one looks for it. Late, it is
-// not: then the other one asks for it too, and only that both say the same keeps the
-// cloud from making it twice. A run in which that did not happen is an error.
+// The other replica finds the instances that the lost one requested. In late rounds they
+// do not exist yet: then it requests them, too, and only the identical request keeps the
+// cloud from creating them twice. A late round without that is an error.
 func (w *world) createsWith(ctx context.Context, names []string, late bool, l loss) (time.Duration, error) {
 	effect, latency := cloudapi.EffectStart, time.Duration(0)
 	if late {
@@ -131,27 +131,27 @@ func (w *world) createsWith(ctx context.Context, names []string, late bool, l lo
 	}
 	after, err := w.cloud.Admin.Stats(ctx)
 	if err == nil && after.Requests[cloudapi.OpCreate]-before.Requests[cloudapi.OpCreate] <= len(names) {
-		err = fmt.Errorf("no instance was asked for twice: recovery took more than %s, which proves nothing of duplicates", lateBy)
+		err = fmt.Errorf("no create was repeated: recovery took more than %s, so the run proves nothing about duplicates", lateBy)
 	}
 	return took, err
 }
 
-// firstHasSome waits until the replicas say that they have so many creates, and returns
-// an error unless the first one has some of them: its loss would mean nothing.
+// firstHasSome waits until the replicas list so many creates, and returns an error unless
+// the first one has some of them: otherwise its loss would have no effect.
 func (w *world) firstHasSome(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, w.patience, fmt.Errorf("not within %s", w.patience))
 	defer cancel()
 	var first int
-	err := w.site.Poll(ctx, "the replicas tell of all creates", func(context.Context) error {
+	err := w.site.Poll(ctx, "the replicas list all creates", func(context.Context) error {
 		first = len(w.tap.Running(w.drivers[0].Replica, driverv1.Operation_OPERATION_CREATE))
 		second := len(w.tap.Running(w.drivers[1].Replica, driverv1.Operation_OPERATION_CREATE))
 		if first+second < n {
-			return fmt.Errorf("they tell of %d and %d", first, second)
+			return fmt.Errorf("they list %d and %d", first, second)
 		}
 		return nil
 	})
 	if err == nil && first == 0 {
-		err = errors.New("the replica to be lost has no create, which proves nothing")
+		err = errors.New("the replica to be lost has no create, so the run proves nothing")
 	}
 	return err
 }

@@ -13,10 +13,9 @@ import (
 // steady is how long mcm is watched with nothing to do.
 const steady = 20 * time.Second
 
-// benchFleet has one mcm make very many machines: the cloud holds all creates back
-// until the last one is in flight. It is for the record, once; nothing is compared.
-// The Leases of so many Nodes alone would take all that a small machine has, so there
-// is a calm world around it.
+// benchFleet lets one mcm create very many machines: the cloud holds back all creates
+// until the last one is in flight. It runs once and compares nothing. The Leases of so many
+// Nodes alone would use up a small machine, so it uses a calm world.
 func benchFleet(ctx context.Context, b *bench) error {
 	const perMachine = 200 * time.Millisecond
 	w, err := b.newWorldWith(ctx, worldOptions{slots: b.fleet, patience: patience + time.Duration(b.fleet)*perMachine, calm: true})

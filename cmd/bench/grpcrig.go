@@ -138,7 +138,7 @@ func (g *grpcRig) numbered() *driverv1.Envelope {
 	return request
 }
 
-// onStream is the manager's end of the stream: it hands replies to who waits.
+// onStream is the manager's end of the stream: it passes replies to their callers.
 func (g *grpcRig) onStream(_ any, stream grpc.ServerStream) error {
 	g.stream = stream
 	close(g.opened)
@@ -193,7 +193,7 @@ func (g *grpcRig) drive(stream grpc.ClientStream) {
 			}
 			sending.Lock()
 			defer sending.Unlock()
-			_ = stream.SendMsg(reply) // the asker waits in vain, and says so
+			_ = stream.SendMsg(reply) // the caller times out and reports it
 		}()
 	}
 }

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// A measure is what a load came to.
+// A measure is the result of a load.
 type measure struct {
 	p50, p99  time.Duration
 	perSecond float64
 }
 
-// paced begins calls at a fixed rate. Each counts from when it was to begin, so that
-// a late start is part of what it took.
+// paced starts calls at a fixed rate. The time of each counts from its planned start, so
+// that it includes a delay.
 func paced(ctx context.Context, perSecond int, length time.Duration, call func(context.Context) error) (measure, error) {
 	n := int(length.Seconds() * float64(perSecond))
 	took, errs := make([]time.Duration, n), make([]error, n)
@@ -56,9 +56,9 @@ func load(ctx context.Context, inFlight int, length time.Duration, call func(con
 			var took []time.Duration
 			var err error
 			for { // once at least, however late this goroutine is
-				begun := time.Now()
+				start := time.Now()
 				err = call(ctx)
-				took = append(took, time.Since(begun))
+				took = append(took, time.Since(start))
 				if err != nil || time.Since(start) >= length {
 					break
 				}

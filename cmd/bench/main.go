@@ -1,9 +1,9 @@
-// Command bench measures what machinebus promises about speed and frugality. Each
-// benchmark compares with a peer, or with a bound, in interleaved rounds on the
-// machine at hand: ratios mean something anywhere, times do not.
+// Command bench measures the speed and resource use of machinebus. Each benchmark compares
+// it with a peer or a bound in interleaved rounds on the same machine: ratios are
+// comparable between machines, times are not.
 //
-// `make bench` builds what it needs first. It is no test: it fails only when
-// something does not work, not when a target is missed.
+// `make bench` builds the programs first. It is not a test: it fails only if something does
+// not work, not if a target is missed.
 package main
 
 import (
@@ -62,8 +62,7 @@ func main() {
 	}
 }
 
-// mainOf is what the program is: the benchmarks, or a peer of theirs that has to be
-// a process of its own.
+// mainOf runs the benchmarks, or a peer that must be a process of its own.
 func mainOf(ctx context.Context, args []string) error {
 	if len(args) > 0 && args[0] == bareGatewayCommand {
 		return runBareGateway(ctx, args[1:])
@@ -78,9 +77,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	repository := fs.String("repository", ".", "`folder` of the repository, for CRDs and examples")
 	fs.IntVar(&b.rounds, "rounds", 5, "`number` of interleaved rounds, of which the median counts; at least 5")
 	fs.IntVar(&b.machines, "machines", 200, "`number` of machines of the benchmark create")
-	fs.DurationVar(&b.latency, "latency", time.Second, "time that the provider takes there for each")
+	fs.DurationVar(&b.latency, "latency", time.Second, "time that the provider takes for each of them")
 	fs.IntVar(&b.pool, "pool", 1000, "`number` of machines of the benchmark scale")
-	fs.IntVar(&b.rolled, "rolled", 300, "`number` of them that are left when the pool is rolled out")
+	fs.IntVar(&b.rolled, "rolled", 300, "`number` of them that are left for the rollout of the pool")
 	fs.IntVar(&b.fleet, "fleet", 1000, "`number` of machines of the benchmark fleet")
 	fs.StringVar(&b.bin, "bin", ".out/bin", "`folder` of the built programs")
 	fs.StringVar(&b.dir, "dir", ".out/run/bench", "`folder` for logs and data; it is emptied first")
@@ -101,7 +100,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	const fewest = 5
 	if b.rounds < fewest {
-		return fmt.Errorf("--rounds=%d: a median of fewer than %d says little", b.rounds, fewest)
+		return fmt.Errorf("--rounds=%d: a median needs at least %d", b.rounds, fewest)
 	}
 	chosen := names()
 	if *only != "" {
@@ -109,7 +108,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	for _, name := range chosen {
 		if !slices.Contains(names(), name) {
-			return fmt.Errorf("--only: there is no benchmark %q; there are: %s", name, strings.Join(names(), ", "))
+			return fmt.Errorf("--only: unknown benchmark %q; want some of: %s", name, strings.Join(names(), ", "))
 		}
 	}
 	b.crds = filepath.Join(*repository, "deploy", "crds")

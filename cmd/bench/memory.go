@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// memoryUse is what a process holds in memory, in kibibytes.
+// memoryUse is the resident memory of a process in kibibytes.
 type memoryUse struct{ now, most int64 }
 
 // memoryOf reads it from proc_pid_status(5): VmRSS, and VmHWM for the most since
@@ -36,7 +36,7 @@ func memoryOf(pid int) (memoryUse, error) {
 		}
 	}
 	if m.now == 0 || m.most == 0 {
-		errs = append(errs, fmt.Errorf("%s does not tell VmRSS and VmHWM", path))
+		errs = append(errs, fmt.Errorf("%s lacks VmRSS and VmHWM", path))
 	}
 	return m, errors.Join(errs...)
 }

@@ -19,9 +19,8 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// benchMutate compares a create, accepted, claimed and acknowledged, with what it
-// cannot do without: a request and its reply, and one acknowledged compare-and-set
-// from where drivers are.
+// benchMutate compares a create, accepted, claimed and acknowledged, with the minimum: a
+// request and its reply, and one acknowledged compare-and-set from the driver's side.
 func benchMutate(ctx context.Context, b *bench) error {
 	store, err := filepath.Abs(filepath.Join(b.dir, "mutate"))
 	if err != nil {
@@ -114,7 +113,7 @@ func (r *readRig) withClaim(driver *nats.Conn) func(context.Context) error {
 	}
 }
 
-// callCreate is one create of a machine that nobody made before.
+// callCreate is one create of a new machine.
 func (r *readRig) callCreate(ctx context.Context) error {
 	env := statusRequest()
 	machine := env.GetStatus().GetMachine()

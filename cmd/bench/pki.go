@@ -17,13 +17,14 @@ import (
 	"time"
 )
 
-// A pki is one certificate for everybody where there is mutual TLS, as files.
+// A pki holds the files of one certificate, which all servers and clients use for mutual
+// TLS.
 type pki struct {
 	ca, cert, key string
 	config        string // of nats-server, which requires it
 }
 
-// client is how one connects to somebody with that certificate, by it.
+// client returns the TLS configuration of a client with that certificate.
 func (p *pki) client() (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(p.cert, p.key)
 	if err != nil {
@@ -36,7 +37,7 @@ func (p *pki) client() (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, RootCAs: roots}, nil
 }
 
-// rootsOf is who trusts a certificate that signs itself.
+// rootsOf returns a pool with a self-signed certificate.
 func rootsOf(pair tls.Certificate) (*x509.CertPool, error) {
 	roots := x509.NewCertPool()
 	for _, der := range pair.Certificate {
@@ -49,7 +50,7 @@ func rootsOf(pair tls.Certificate) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// writePKI makes one that is good for an hour, and signs itself.
+// writePKI creates a self-signed certificate that is valid for an hour.
 func writePKI(dir string) (*pki, error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

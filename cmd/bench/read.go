@@ -15,7 +15,7 @@ import (
 // roundLength is how long one load lasts.
 const roundLength = 500 * time.Millisecond
 
-// pacedRate is how many reads a second begin when their rate is fixed.
+// pacedRate is the number of reads per second at a fixed rate.
 const pacedRate = 1000
 
 // A pattern is how requests follow each other.
@@ -137,8 +137,8 @@ func (r *readResult) row() []string {
 	return append(row, spread(r.p50), spread(r.throughput))
 }
 
-// spread is the least and the most of what the rounds came to: how much a median
-// of them says.
+// spread returns the smallest and the largest result of the rounds, which show how
+// reliable the median is.
 func spread(ratios []float64) string {
 	return fmt.Sprintf("%.2f-%.2f", slices.Min(ratios), slices.Max(ratios))
 }

@@ -140,7 +140,7 @@ func (r *readRig) startDriver(ctx context.Context, replicas int, log *slog.Logge
 	return stack.Poll(ready, "the driver is on the bus", func(context.Context) error {
 		live := r.caller.Replicas()
 		if len(live) < replicas {
-			return errors.New("it is not")
+			return errors.New("not yet")
 		}
 		return nil
 	})
@@ -164,7 +164,7 @@ func (r *readRig) startPeer(ctx context.Context, opts []nats.Option) error {
 	r.reply = reply
 	_, err = driver.QueueSubscribe(peerSubject, "driver", func(m *nats.Msg) {
 		if _, err := bus.Decode(m.Data, ""); err != nil {
-			return // the asker waits in vain, and says so
+			return // the caller times out and reports it
 		}
 		if payload, err := bus.Encode(reply, ""); err == nil {
 			_ = m.Respond(payload) // as above

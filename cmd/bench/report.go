@@ -12,11 +12,10 @@ import (
 	"time"
 )
 
-// A report is what is printed: for each benchmark a table, and a line for each
-// figure that has a target.
+// A report prints a table for each benchmark, and a line for each figure with a target.
 type report struct{ out io.Writer }
 
-// machine tells where the figures come from, and how quiet it was there.
+// machine prints on which machine the figures were measured, and its load.
 func (r report) machine() {
 	load, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
@@ -26,7 +25,7 @@ func (r report) machine() {
 		runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), cpuModel(), memory(), strings.TrimSpace(string(load)))
 }
 
-// commit is what this program was built of; changes on top of it are told.
+// commit returns the commit of this program, and whether it was modified.
 func commit() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -85,7 +84,7 @@ func (r report) table(rows ...[]string) {
 	_ = w.Flush() // to a terminal that has gone
 }
 
-// atMost and atLeast print a figure and what it ought to be.
+// atMost and atLeast print a figure and its target.
 func (r report) atMost(name string, value, target float64) { r.ratio(name, value, "<=", target) }
 
 func (r report) atLeast(name string, value, target float64) { r.ratio(name, value, ">=", target) }

@@ -61,7 +61,7 @@ func benchRequests(ctx context.Context, b *bench) error {
 	return w.close()
 }
 
-// countRequests has the API server count mcm's requests, Events apart.
+// countRequests makes the API server count mcm's requests separately, without Events.
 func (w *world) countRequests(ctx context.Context) error {
 	all := []string{flowcontrolv1.ResourceAll}
 	for name, rule := range map[string]struct {

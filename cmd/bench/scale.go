@@ -77,7 +77,7 @@ func (b *bench) scale(ctx context.Context, w *world) error {
 	return nil
 }
 
-// spending is what had been used up at some moment.
+// spending is what has been used up to a time.
 type spending struct {
 	requests int
 	cpu      usage
@@ -132,8 +132,7 @@ func (p *machinePool) rollOut(ctx context.Context) error {
 	})
 }
 
-// change changes the pool and returns when all of its machines are as it wants
-// them, and no other is left.
+// change changes the pool, and returns when it has exactly the desired machines.
 func (p *machinePool) change(ctx context.Context, f func(*v1alpha1.MachineDeploymentSpec)) error {
 	before := p.DeepCopy()
 	f(&p.Spec)

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// slowly is a provider that takes its time and lets each driver do only so many
-// things at once. A nil one takes no time.
+// slowly is a slow provider that limits how many operations each driver runs at once. A
+// nil one takes no time.
 type slowly struct {
 	takes time.Duration
 	slots chan struct{}

@@ -22,13 +22,13 @@ import (
 )
 
 const (
-	// user is who mcm is for the API server.
+	// user is mcm's user name at the API server.
 	user = "mcm"
 	// namespace is mcm's; className is the class of deploy/examples.
 	namespace, className = "default", "demo"
-	// workers is how many machines are looked at in parallel, by mcm and by peers.
+	// workers is how many machines mcm and peers reconcile in parallel.
 	workers = 10
-	// patience bounds what is waited for.
+	// patience bounds waits.
 	patience = 5 * time.Minute
 )
 
@@ -51,16 +51,15 @@ type world struct {
 type worldOptions struct {
 	slots    int           // of each driver
 	patience time.Duration // with machines
-	// calm has nothing but the machines' own life load the API server: no controller
-	// looks after Nodes, and their Leases are hardly renewed.
+	// calm keeps other load off the API server: no controller works on Nodes, and their
+	// Leases are hardly renewed.
 	calm bool
 }
 
-// calmControllers are those of Kubernetes without which there are no namespaces and
-// nothing goes with its owner.
+// calmControllers are Kubernetes' controllers for namespaces and owner references.
 var calmControllers = []string{"namespace-controller", "garbage-collector-controller", "serviceaccount-controller"}
 
-// calmLease is how often a Node's Lease is renewed when nobody reads it.
+// calmLease is how often a Node's Lease is renewed if nothing reads it.
 const calmLease = 10 * time.Minute
 
 // newWorld starts one. It must be closed.
@@ -122,7 +121,7 @@ func (w *world) start(ctx context.Context, b *bench) (err error) {
 	if w.cloud, err = w.site.StartCloud(ctx, "virtual-cloud", w.cluster.Kubeconfig, cloudArgs...); err != nil {
 		return err
 	}
-	// With profiles, for whoever wants to know what mcm does meanwhile.
+	// With profiles, to inspect what mcm does meanwhile.
 	managerArgs := []string{fmt.Sprintf("--concurrent-syncs=%d", workers), "--profiling"}
 	if w.slots > dispatch.DefaultLimits().Secret.InFlight {
 		managerArgs = append(managerArgs, "--provider-max-in-flight=0", "--secret-max-in-flight=0")
@@ -212,7 +211,7 @@ func (w *world) running(ctx context.Context, names []string) error {
 	})
 }
 
-// deleteMachines deletes machines and returns when there are none any more.
+// deleteMachines deletes machines, and returns when all are gone.
 func (w *world) deleteMachines(ctx context.Context, names []string) error {
 	err := inParallel(names, func(name string) error { return w.kube.Delete(ctx, newMachine(namespace, name)) })
 	if err != nil {
@@ -221,8 +220,7 @@ func (w *world) deleteMachines(ctx context.Context, names []string) error {
 	return w.follow(ctx, "all machines are gone", func(machines map[string]*v1alpha1.Machine) bool { return len(machines) == 0 })
 }
 
-// inParallel does something for each name, as many at a time as there are
-// workers.
+// inParallel calls a function for each name, for as many at a time as there are workers.
 func inParallel(names []string, do func(name string) error) error {
 	work := make(chan string, len(names))
 	for _, name := range names {

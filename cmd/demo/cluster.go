@@ -20,20 +20,20 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// kubeconfigVariable names an existing cluster. The ambient KUBECONFIG is never
-// used: it may be somebody's production.
+// kubeconfigVariable names an existing cluster. KUBECONFIG is never used: it may be a
+// production cluster's.
 const kubeconfigVariable = "DEMO_KUBECONFIG"
 
-// foreignNamespace is the demo's in an existing cluster.
+// foreignNamespace is the demo's namespace in an existing cluster.
 const foreignNamespace = "machinebus-demo"
 
-// A cluster is where the objects live. It is written down by up for down.
+// A cluster holds the demo's objects. up stores it for down.
 type cluster struct {
 	Kubeconfig string `json:"kubeconfig"`
 	Namespace  string `json:"namespace"`
-	// Foreign: an existing cluster, in which nothing may be left behind.
+	// Foreign is an existing cluster, in which nothing may be left behind.
 	Foreign bool `json:"foreign,omitempty"`
-	// CRDs are those that the demo made.
+	// CRDs are those that the demo created.
 	CRDs []string `json:"crds,omitempty"`
 }
 
@@ -63,33 +63,33 @@ func (s *setup) startCluster(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.tellf("ready, with the CRDs of %s: Machine, MachineSet, MachineDeployment, MachineClass", s.paths.short(s.paths.crds()))
+	s.detailf("ready, with the CRDs of %s: Machine, MachineSet, MachineDeployment, MachineClass", s.paths.short(s.paths.crds()))
 	return nil
 }
 
 func makeNamespace(ctx context.Context, kube client.Client) error {
 	err := kube.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: foreignNamespace}})
 	if apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("the cluster has a namespace %s: another demo uses it (make down ends one that was left up), "+
-			"or one was killed; then remove it with kubectl delete namespace %[1]s", foreignNamespace)
+		return fmt.Errorf("the cluster already has a namespace %s: end the other demo (make down), "+
+			"or if that was killed, run kubectl delete namespace %[1]s", foreignNamespace)
 	}
 	if err != nil {
-		return fmt.Errorf("the cluster of %s does not do: %w", kubeconfigVariable, err)
+		return fmt.Errorf("the cluster of %s cannot be used: %w", kubeconfigVariable, err)
 	}
 	return nil
 }
 
-// clean removes from an existing cluster what the demo made there. Our own
-// cluster simply ends.
+// clean removes the demo's objects from an existing cluster. The demo's own cluster
+// simply ends.
 func (c cluster) clean(ctx context.Context, n *narrator, kube client.Client) error {
 	if !c.Foreign {
 		return nil
 	}
-	n.tellf("removing the demo's objects from the cluster")
+	n.detailf("removing the demo's objects from the cluster")
 	var machines v1alpha1.MachineList
 	err := kube.List(ctx, &machines, client.InNamespace(c.Namespace))
 	if meta.IsNoMatchError(err) {
-		err = nil // the CRDs were never made
+		err = nil // the CRDs were never created
 	} else if err == nil {
 		err = errors.Join(c.removeMachines(ctx, n, kube), removeNodes(ctx, kube, machines.Items))
 	}
@@ -109,9 +109,9 @@ func (c cluster) clean(ctx context.Context, n *narrator, kube client.Client) err
 	return errors.Join(errs...)
 }
 
-// removeMachines deletes all machines and waits for mcm to let them go, then the
-// classes, which it needs for that. What it does not let go, because it has died,
-// is taken from it: the instances were ours, and end with their cloud.
+// removeMachines deletes all machines, waits until mcm has released them, and then does
+// so with the classes, which it needs for that. If mcm does not release them, because
+// it has died, it removes their finalizers: the instances end with the demo's cloud.
 func (c cluster) removeMachines(ctx context.Context, n *narrator, kube client.Client) error {
 	const patience = 10 * time.Second
 	for _, kind := range []struct {
@@ -136,7 +136,7 @@ func (c cluster) removeMachines(ctx context.Context, n *narrator, kube client.Cl
 		if err == nil {
 			continue
 		}
-		n.tellf("mcm does not let go of everything (%v): removing the finalizers", err)
+		n.detailf("mcm has not released all objects (%v): removing their finalizers", err)
 		if err := c.release(ctx, kube, kind.list); err != nil {
 			return err
 		}
@@ -158,8 +158,8 @@ func (c cluster) release(ctx context.Context, kube client.Client, list client.Ob
 	})
 }
 
-// removeNodes removes what is left of the machines' Nodes: those that mcm could
-// not, and none of another machine of the same name.
+// removeNodes deletes the machines' remaining Nodes, but none of another machine of the
+// same name.
 func removeNodes(ctx context.Context, kube client.Client, machines []v1alpha1.Machine) error {
 	var errs []error
 	for i := range machines {
@@ -192,7 +192,7 @@ func removeFinalizers(ctx context.Context, kube client.Client, object client.Obj
 		"application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`)))
 }
 
-// absent turns the answer to a get into nil when there is no such object.
+// absent returns nil if the error of a get means that there is no such object.
 func absent(err error) error {
 	switch {
 	case apierrors.IsNotFound(err):
@@ -200,6 +200,6 @@ func absent(err error) error {
 	case err != nil:
 		return err
 	default:
-		return errors.New("it is there")
+		return errors.New("it still exists")
 	}
 }

@@ -8,10 +8,9 @@ import (
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 )
 
-// down ends exactly the processes that up started. It may be run at any time,
-// and again.
+// down ends exactly the processes that up started. It may be repeated.
 func down(ctx context.Context, n *narrator, p paths) error {
-	release, err := p.lock("up", "another make up or make down is at work: wait for it to end")
+	release, err := p.lock("up", "another make up or make down is running: wait for it to end")
 	if err != nil {
 		return err
 	}
@@ -32,13 +31,13 @@ func down(ctx context.Context, n *narrator, p paths) error {
 	}
 	var errs []error
 	for _, process := range slices.Backward(alive) {
-		n.tellf("ending %s (process %d)", process.Name, process.PID)
+		n.detailf("ending %s (process %d)", process.Name, process.PID)
 		errs = append(errs, process.Stop())
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err // the state stays, for another try
+		return err // keep the state for another try
 	}
-	n.tellf("all is down")
+	n.detailf("everything has ended")
 	return st.remove()
 }
 

@@ -10,14 +10,13 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// machineCount is how many machines the examples hold.
+// machineCount is the number of machines in the examples.
 const machineCount = 10
 
 // exampleFiles are applied in this order.
 var exampleFiles = []string{"secret.yaml", "machineclass.yaml", "machines.yaml"}
 
-// applyExamples applies deploy/examples as a user would, but for what differs
-// from one start to the next.
+// applyExamples applies deploy/examples as a user would, with the values of this run.
 func (s *setup) applyExamples(ctx context.Context) error {
 	var machines int
 	for _, file := range exampleFiles {
@@ -36,19 +35,19 @@ func (s *setup) applyExamples(ctx context.Context) error {
 		if err := stack.Apply(ctx, s.kube, objects...); err != nil {
 			return err
 		}
-		s.tellf("applied %s", s.paths.short(s.paths.example(file)))
+		s.detailf("applied %s", s.paths.short(s.paths.example(file)))
 	}
 	if machines != machineCount {
-		return fmt.Errorf("the examples hold %d Machines instead of %d", machines, machineCount)
+		return fmt.Errorf("the examples contain %d Machines instead of %d", machines, machineCount)
 	}
-	s.tellf("(changed in memory: the class's endpoint is %s and the Secret's apiToken is this cloud's)", s.cloud.Endpoint)
+	s.detailf("(changed in memory: the class's endpoint is %s and the Secret's apiToken is this cloud's)", s.cloud.Endpoint)
 	if s.cluster.Foreign {
-		s.tellf("(and their namespace is %s)", s.cluster.Namespace)
+		s.detailf("(and their namespace is %s)", s.cluster.Namespace)
 	}
 	return nil
 }
 
-// adapt writes into an example what is known only now.
+// adapt sets the values of an example that are known only at run time.
 func (s *setup) adapt(object *unstructured.Unstructured) error {
 	object.SetNamespace(s.cluster.Namespace)
 	switch object.GetKind() {

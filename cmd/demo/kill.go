@@ -14,8 +14,8 @@ import (
 
 const create = driverv1.Operation_OPERATION_CREATE
 
-// halfWay expects the machines that are not held back to run, and the creates of
-// all others to be with a replica.
+// halfWay waits until the machines that are not held back run, and the creates of all
+// others are with a replica.
 func (s *setup) halfWay(_ context.Context, machines []v1alpha1.Machine) error {
 	held, running := 0, 0
 	for _, d := range s.drivers {
@@ -32,7 +32,7 @@ func (s *setup) halfWay(_ context.Context, machines []v1alpha1.Machine) error {
 	return nil
 }
 
-// kill ends the replica that has the most to do, as a crash would.
+// kill kills the replica with the most creates.
 func (s *setup) kill(ctx context.Context) error {
 	victim := slices.MaxFunc(s.drivers, func(a, b *stack.Driver) int {
 		return len(s.tap.Running(a.Replica, create)) - len(s.tap.Running(b.Replica, create))
@@ -51,20 +51,20 @@ func (s *setup) kill(ctx context.Context) error {
 		}
 	}
 	if len(names) == 0 {
-		return fmt.Errorf("session %d of replica %s, its last, lists no running create: it died too late to show anything",
+		return fmt.Errorf("session %d of replica %s, its last, lists no running create: it was killed too late",
 			session.GetSequence(), victim.Replica)
 	}
-	s.tellf("its last session message, number %d, lists %d running creates: %s",
+	s.detailf("its last session message, number %d, lists %d running creates: %s",
 		session.GetSequence(), len(names), strings.Join(names, ", "))
-	s.tellf("the cloud has made the instances of all of them, and nobody was told")
+	s.detailf("the cloud has created the instances of all of them, but mcm does not know that")
 	if err := s.cloud.Hold(ctx); err != nil {
 		return err
 	}
-	s.tellf("the cloud answers again")
+	s.detailf("the cloud answers again")
 	return nil
 }
 
-// checkCloud counts what the cloud made, by its own log.
+// checkCloud counts the instances that the cloud created, by its own log.
 func (s *setup) checkCloud(ctx context.Context) error {
 	created, err := s.cloud.Created(ctx)
 	if err != nil {
@@ -74,9 +74,9 @@ func (s *setup) checkCloud(ctx context.Context) error {
 	for _, entry := range created {
 		machines[entry.MachineUID] = true
 	}
-	s.tellf("the cloud's log: %d instances made, for %d different machines", len(created), len(machines))
+	s.detailf("the cloud's log: %d instances created, for %d different machines", len(created), len(machines))
 	if len(created) != machineCount || len(machines) != machineCount {
-		return fmt.Errorf("the cloud made %d instances for %d machines, instead of exactly one for each of %d",
+		return fmt.Errorf("the cloud created %d instances for %d machines, instead of exactly one for each of %d",
 			len(created), len(machines), machineCount)
 	}
 	return nil
@@ -85,13 +85,13 @@ func (s *setup) checkCloud(ctx context.Context) error {
 // checkKilled follows the operations that the killed replica ran to their end.
 func (s *setup) checkKilled(ctx context.Context) error {
 	ended := map[string]*driverv1.Audit{}
-	err := stack.Poll(ctx, "the bus told how the killed replica's creates ended", func(context.Context) error {
+	err := stack.Poll(ctx, "the outcomes of the killed replica's creates are on the bus", func(context.Context) error {
 		for _, audit := range s.tap.Audits() {
 			ended[audit.GetOperationId()] = audit
 		}
 		for _, id := range s.killed {
 			if ended[id] == nil {
-				return fmt.Errorf("nothing was heard of %s", id)
+				return fmt.Errorf("no outcome of %s", id)
 			}
 		}
 		return nil
@@ -101,7 +101,7 @@ func (s *setup) checkKilled(ctx context.Context) error {
 	}
 	for _, id := range s.killed {
 		audit := ended[id]
-		s.tellf("the killed replica's create of %s: %s on replica %s, attempt %d",
+		s.detailf("the killed replica's create of %s: %s on replica %s, attempt %d",
 			audit.GetName(), bus.CodeName(audit.GetStatus().GetCode()), audit.GetReplica(), audit.GetAttempts())
 		switch {
 		case audit.GetStatus().GetCode() != driverv1.Code_CODE_OK:

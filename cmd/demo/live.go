@@ -13,9 +13,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// watch shows the machines until reached says that they are where they should
-// be (nil) or fails when ctx ends or a process has died. What completes the
-// sentence "waited until ...".
+// watch shows the machines until reached returns nil. It returns an error if ctx ends or
+// a process dies. what completes the sentence "waited until ...".
 func (s *setup) watch(ctx context.Context, what string, reached func(context.Context, []v1alpha1.Machine) error) error {
 	view := &liveView{narrator: s.narrator}
 	return s.site.Poll(ctx, what, func(ctx context.Context) error {
@@ -28,7 +27,7 @@ func (s *setup) watch(ctx context.Context, what string, reached func(context.Con
 	})
 }
 
-// machines returns the demo's machines, by name.
+// machines returns the demo's machines, sorted by name.
 func (s *setup) machines(ctx context.Context) ([]v1alpha1.Machine, error) {
 	var list v1alpha1.MachineList
 	if err := s.kube.List(ctx, &list, client.InNamespace(s.cluster.Namespace)); err != nil {
@@ -38,7 +37,7 @@ func (s *setup) machines(ctx context.Context) ([]v1alpha1.Machine, error) {
 	return list.Items, nil
 }
 
-// allRunning expects every machine to be so.
+// allRunning returns an error unless every machine is Running.
 func allRunning(_ context.Context, machines []v1alpha1.Machine) error {
 	running := 0
 	for i := range machines {
@@ -52,7 +51,7 @@ func allRunning(_ context.Context, machines []v1alpha1.Machine) error {
 	return nil
 }
 
-// noneLeft expects no machine.
+// noneLeft returns an error unless all machines are gone.
 func noneLeft(_ context.Context, machines []v1alpha1.Machine) error {
 	if len(machines) > 0 {
 		return fmt.Errorf("%d are left", len(machines))
@@ -60,7 +59,7 @@ func noneLeft(_ context.Context, machines []v1alpha1.Machine) error {
 	return nil
 }
 
-// A liveView is a table on a terminal, and elsewhere a line for each change.
+// A liveView prints a table on a terminal, and elsewhere a line for each change.
 type liveView struct {
 	*narrator
 
@@ -72,7 +71,7 @@ func (v *liveView) show(machines []v1alpha1.Machine) {
 	if !v.terminal {
 		if counts := phaseCounts(machines); counts != v.last {
 			v.last = counts
-			v.tellf("Machines: %s", counts)
+			v.detailf("Machines: %s", counts)
 		}
 		return
 	}

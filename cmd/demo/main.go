@@ -1,10 +1,9 @@
-// Command demo is behind make demo, make up and make down: it brings machinebus
-// up from the built programs and tells what it does.
+// Command demo implements make demo, make up and make down: it starts machinebus from
+// the built programs and prints what it does.
 //
-// "demo run" plays the whole story once and cleans up; it fails when the story
-// does not go as told. "demo up" leaves the same set-up running, "demo down" ends
-// that. Everything it writes is below .out/run of the clone that the program was
-// built in.
+// "demo run" plays the demo once and cleans up. It fails if something goes otherwise
+// than expected. "demo up" leaves the same set-up running, and "demo down" ends it. All
+// files are written below .out/run of the clone that the program was built in.
 package main
 
 import (
@@ -21,7 +20,7 @@ import (
 // exitInterrupted is what shells report for a program ended by Ctrl-C.
 const exitInterrupted = 130
 
-// errInterrupted is the cause of a context that a signal ended.
+// errInterrupted is the cause of a context that a signal canceled.
 var errInterrupted = errors.New("interrupted")
 
 func main() {
@@ -30,7 +29,7 @@ func main() {
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	go func() {
 		<-signals
-		signal.Stop(signals) // a second one ends us at once, and our children with us
+		signal.Stop(signals) // a second one kills the demo and its children
 		cancel(errInterrupted)
 	}()
 	err := newRoot().ExecuteContext(ctx)
@@ -48,12 +47,12 @@ func main() {
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "demo",
-		Short: "machinebus from the built programs, for a look and for play",
-		Long: `machinebus from the built programs, for a look and for play.
+		Short: "Start machinebus from the built programs, to see and try it out",
+		Long: `Start machinebus from the built programs, to see and try it out.
 
-DEMO_KUBECONFIG names the kubeconfig of an existing cluster to use instead of a
-fresh one; the demo then works in a namespace of its own there, and needs to be
-an administrator. KUBECONFIG is not looked at.`,
+Set DEMO_KUBECONFIG to the kubeconfig of an existing cluster to use that instead of
+a new one. The demo then works in a namespace of its own there, and needs an
+administrator's rights. KUBECONFIG is ignored.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          cobra.NoArgs,
@@ -74,8 +73,8 @@ an administrator. KUBECONFIG is not looked at.`,
 			},
 		})
 	}
-	add("run", "Play the whole story once and clean up", run)
-	add("up", "Bring the set-up up and leave it running", up)
-	add("down", "End what up left running", down)
+	add("run", "Play the demo once and clean up", run)
+	add("up", "Start the demo's set-up and leave it running", up)
+	add("down", "End the set-up that up started", down)
 	return root
 }

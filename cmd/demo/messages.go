@@ -13,7 +13,7 @@ import (
 // messages is how many bus messages are shown.
 const messages = 8
 
-// listen starts to collect messages and returns when it hears them.
+// listen starts to collect messages, and returns once mcmctl is subscribed.
 func (s *setup) listen(ctx context.Context) (*stack.Process, error) {
 	sub, err := s.site.Start("mcmctl-sub", "mcmctl", s.mcmctlArgs("sub", "--count", strconv.Itoa(messages))...)
 	if err != nil {
@@ -23,19 +23,19 @@ func (s *setup) listen(ctx context.Context) (*stack.Process, error) {
 	return sub, stack.Poll(ctx, "mcmctl sub listens", func(context.Context) error {
 		select {
 		case <-sub.Done():
-			return sub.Stop() // its error tells why
+			return sub.Stop() // returns why it ended
 		default:
 		}
 		log, err := os.ReadFile(sub.Log)
 		if err == nil && !strings.Contains(string(log), "listening") {
-			err = errors.New("it has not said so")
+			err = errors.New("it is not subscribed yet")
 		}
 		return err
 	})
 }
 
-// heard shows what was collected.
-func (s *setup) heard(ctx context.Context, sub *stack.Process) error {
+// showMessages prints the collected messages.
+func (s *setup) showMessages(ctx context.Context, sub *stack.Process) error {
 	select {
 	case <-sub.Done():
 	case <-ctx.Done():

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A narrator tells the user what happens, with the seconds since the start.
+// A narrator prints what happens, with the seconds since the start.
 type narrator struct {
 	out      io.Writer
 	terminal bool
@@ -25,19 +25,19 @@ func newNarrator(out *os.File) *narrator {
 	}
 }
 
-// beginf announces the next step.
+// beginf prints the title of the next step.
 func (n *narrator) beginf(format string, args ...any) {
 	n.step++
 	fmt.Fprintf(n.out, "\n[%5.1fs] %d/%d %s\n", n.elapsed(), n.step, n.steps, fmt.Sprintf(format, args...))
 }
 
-// tellf adds a line to the step.
-func (n *narrator) tellf(format string, args ...any) {
+// detailf prints a line below the step's title.
+func (n *narrator) detailf(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	fmt.Fprintf(n.out, "[%5.1fs]     %s\n", n.elapsed(), strings.ReplaceAll(text, "\n", "\n             "))
 }
 
-// plainf prints lines as they are.
+// plainf prints lines without the time.
 func (n *narrator) plainf(format string, args ...any) { fmt.Fprintf(n.out, format+"\n", args...) }
 
 func (n *narrator) elapsed() float64 { return time.Since(n.start).Seconds() }

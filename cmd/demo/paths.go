@@ -10,14 +10,14 @@ import (
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 )
 
-// paths are where things lie in the clone.
+// paths holds directories of the clone.
 type paths struct {
 	root string // of the clone
 	bin  string // the built programs
-	run  string // what running ones write
+	run  string // files that running programs write
 }
 
-// findPaths goes by where this program lies: .out/bin in the clone.
+// findPaths derives the paths from this program's own: it is in .out/bin of the clone.
 func findPaths() (paths, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -26,7 +26,7 @@ func findPaths() (paths, error) {
 	bin := filepath.Dir(self)
 	p := paths{root: filepath.Dir(filepath.Dir(bin)), bin: bin, run: filepath.Join(filepath.Dir(bin), "run")}
 	if _, err := os.Stat(p.crds()); err != nil {
-		return p, fmt.Errorf("this program belongs into .out/bin of a clone of machinebus: run it by make demo (%w)", err)
+		return p, fmt.Errorf("this program must be in .out/bin of a clone of machinebus: run it with make demo (%w)", err)
 	}
 	return p, os.MkdirAll(p.run, 0o700)
 }
@@ -37,7 +37,7 @@ func (p paths) example(file string) string { return filepath.Join(p.root, "deplo
 
 func (p paths) state() string { return filepath.Join(p.run, "up", "state.json") }
 
-// short is a path as the user sees it from the clone.
+// short returns a path relative to the clone, if it is inside.
 func (p paths) short(path string) string {
 	if rel, err := filepath.Rel(p.root, path); err == nil && !strings.HasPrefix(rel, "..") {
 		return rel
@@ -45,16 +45,15 @@ func (p paths) short(path string) string {
 	return path
 }
 
-// checkBuilt refuses to begin with programs missing.
+// checkBuilt returns an error if programs are missing.
 func (p paths) checkBuilt(programs ...string) error {
 	if missing := stack.Missing(p.bin, programs...); len(missing) > 0 {
-		return fmt.Errorf("not built: %s in %s; make demo builds them", strings.Join(missing, ", "), p.short(p.bin))
+		return fmt.Errorf("not built: %s in %s; build them with make demo", strings.Join(missing, ", "), p.short(p.bin))
 	}
 	return nil
 }
 
-// lock keeps others from doing the same at once. Busy is the error for the one
-// who comes second.
+// lock prevents that another process does the same. busy is the error text if one does.
 func (p paths) lock(name, busy string) (release func(), err error) {
 	release, err = stack.Lock(filepath.Join(p.run, name+".lock"))
 	if locked, ok := errors.AsType[*stack.LockedError](err); ok {

@@ -14,15 +14,15 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// stepLimit bounds each wait of the story.
+// stepLimit bounds each step.
 const stepLimit = time.Minute
 
-// run plays the whole story. Whatever happens, nothing it started is left.
+// run plays the whole demo. In any case it ends everything that it started.
 func run(ctx context.Context, n *narrator, p paths) error {
 	if err := p.checkBuilt(programs()...); err != nil {
 		return err
 	}
-	release, err := p.lock("demo", "a demo is running already: let it end, or stop it with Ctrl-C")
+	release, err := p.lock("demo", "a demo is already running: wait for it to end, or stop it with Ctrl-C")
 	if err != nil {
 		return err
 	}
@@ -39,30 +39,30 @@ func run(ctx context.Context, n *narrator, p paths) error {
 	return s.finish(ctx, s.story(ctx))
 }
 
-// errFailed is what is left to say when the narrator has told everything.
+// errFailed is the error when the narrator has printed the reason.
 var errFailed = errors.New("the demo failed, see above")
 
-// finish cleans up after the story and tells how it went.
+// finish cleans up and prints the result.
 func (s *setup) finish(ctx context.Context, err error) error {
 	s.plainf("")
 	switch {
 	case err == nil:
 	case errors.Is(context.Cause(ctx), errInterrupted):
-		s.tellf("interrupted: cleaning up")
+		s.detailf("interrupted: cleaning up")
 	default:
-		s.tellf("this went wrong: %v", err)
-		s.tellf("cleaning up; the logs stay: %s", s.logs())
+		s.detailf("error: %v", err)
+		s.detailf("cleaning up; the logs stay: %s", s.logs())
 	}
 	stopErr := s.stop()
 	if stopErr != nil {
-		s.tellf("cleaning up went wrong: %v", stopErr)
+		s.detailf("error while cleaning up: %v", stopErr)
 	} else {
-		s.tellf("all processes have ended")
+		s.detailf("all processes have ended")
 	}
 	if err != nil || stopErr != nil {
 		return errFailed
 	}
-	s.plainf("\nThe demo went as it should. To play with the same set-up: make up")
+	s.plainf("\nThe demo succeeded. To try out the same set-up: make up")
 	return nil
 }
 
@@ -84,11 +84,11 @@ func (s *setup) limited(ctx context.Context, step func(context.Context) error) e
 	return step(ctx)
 }
 
-// heldBack are the instances whose creates the cloud does not answer at first:
-// so there is a moment at which a replica can be killed in the middle of one.
+// heldBack are the instances whose creates the cloud does not answer at first, so that
+// a replica can be killed during them.
 var heldBack = []string{"demo-0[5-9]", "demo-10"}
 
-// heldCount is how many machines of the examples that are.
+// heldCount is the number of instances that heldBack matches.
 const heldCount = 6
 
 // ask applies the examples and shows how far the machines get.
@@ -97,7 +97,7 @@ func (s *setup) ask(ctx context.Context) error {
 	if err := s.cloud.Hold(ctx, heldBack...); err != nil {
 		return err
 	}
-	s.tellf("the cloud is told to make all instances, but to keep back its answers about %s", strings.Join(heldBack, " and "))
+	s.detailf("the cloud creates all instances, but holds back its answers about %s", strings.Join(heldBack, " and "))
 	sub, err := s.listen(ctx)
 	if err != nil {
 		return err
@@ -109,7 +109,7 @@ func (s *setup) ask(ctx context.Context) error {
 		return err
 	}
 	s.plainf("\n$ mcmctl sub --count %d", messages)
-	if err := s.heard(ctx, sub); err != nil {
+	if err := s.showMessages(ctx, sub); err != nil {
 		return err
 	}
 	if err := s.mcmctl(ctx, "drivers"); err != nil {
@@ -121,7 +121,7 @@ func (s *setup) ask(ctx context.Context) error {
 	return s.kubectl(ctx, "get", "machines,nodes", "-o", "wide")
 }
 
-// check waits until everything is well and proves that nothing was made twice.
+// check waits until all machines run, and proves that no instance was created twice.
 func (s *setup) check(ctx context.Context) error {
 	s.beginf("waiting until all %d Machines run", machineCount)
 	if err := s.watch(ctx, "all machines are Running", allRunning); err != nil {
@@ -161,7 +161,7 @@ func (s *setup) remove(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.tellf("the cloud: %d instances made, %d deleted, %d left", stats.Created, stats.Deleted, stats.Live)
+	s.detailf("the cloud: %d instances created, %d deleted, %d left", stats.Created, stats.Deleted, stats.Live)
 	if stats.Live != 0 {
 		return fmt.Errorf("%d instances are left in the cloud", stats.Live)
 	}

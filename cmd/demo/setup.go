@@ -17,13 +17,13 @@ import (
 // clusterName is the demo's control plane on the bus.
 const clusterName = "demo"
 
-// What the cloud takes its time for, so that there is something to see.
+// The cloud is slowed down, so that there is something to see.
 const (
 	createLatency = 500 * time.Millisecond
 	bootDelay     = 1500 * time.Millisecond
 )
 
-// A setup is what both run and up start.
+// A setup is started by both run and up.
 type setup struct {
 	*narrator
 
@@ -41,7 +41,7 @@ type setup struct {
 	killed []string      // ids of the creates it ran
 }
 
-// programs are what the set-up consists of.
+// programs returns the programs of the set-up.
 func programs() []string {
 	needed := []string{"virtual-cloud", "mcm", "driver-virtual", "mcmctl"}
 	if os.Getenv(kubeconfigVariable) == "" {
@@ -50,8 +50,7 @@ func programs() []string {
 	return needed
 }
 
-// start brings everything up, in four steps. After an error stop must still be
-// called.
+// start starts everything in four steps. Even after an error stop must be called.
 func (s *setup) start(ctx context.Context) error {
 	for _, part := range []func(context.Context) error{s.startCluster, s.startCloud, s.startManager, s.startDrivers} {
 		if err := part(ctx); err != nil {
@@ -72,12 +71,12 @@ func (s *setup) startCloud(ctx context.Context) error {
 	if _, err := cloud.Admin.Patch(ctx, cloudapi.KnobsPatch{CreateLatency: &latency, BootDelay: &boot}); err != nil {
 		return err
 	}
-	s.tellf("ready at %s: a create takes %s, a boot %s", cloud.Endpoint, createLatency, bootDelay)
+	s.detailf("ready at %s: a create takes %s, a boot %s", cloud.Endpoint, createLatency, bootDelay)
 	return nil
 }
 
 func (s *setup) startManager(ctx context.Context) error {
-	s.beginf("starting mcm, the machine controller manager, with NATS inside")
+	s.beginf("starting mcm, the machine controller manager, with an embedded NATS")
 	manager, err := s.site.StartManager(ctx, stack.ManagerOptions{
 		Control: s.cluster.Kubeconfig, Namespace: s.cluster.Namespace, Cluster: clusterName,
 	})
@@ -85,13 +84,13 @@ func (s *setup) startManager(ctx context.Context) error {
 		return err
 	}
 	s.manager = manager
-	s.tellf("ready: the bus is at %s, health and metrics at http://%s", manager.NATSURL, manager.Address)
+	s.detailf("ready: the bus is at %s, health and metrics at http://%s", manager.NATSURL, manager.Address)
 	s.tap, err = stack.OpenTap(ctx, manager.NATSURL, clusterName)
 	return err
 }
 
 func (s *setup) startDrivers(ctx context.Context) error {
-	s.beginf("starting two replicas of driver-virtual, which know nothing but the bus")
+	s.beginf("starting two replicas of driver-virtual, which connect only to the bus")
 	for i := 1; i <= 2; i++ {
 		driver, err := s.site.StartDriver(ctx, s.tap, stack.DriverOptions{
 			Name: fmt.Sprintf("driver-virtual-%d", i), NATSURL: s.manager.NATSURL, Clusters: []string{clusterName},
@@ -100,22 +99,22 @@ func (s *setup) startDrivers(ctx context.Context) error {
 			return err
 		}
 		s.drivers = append(s.drivers, driver)
-		s.tellf("replica %s is on the bus (process %d)", driver.Replica, driver.PID())
+		s.detailf("replica %s is connected to the bus (process %d)", driver.Replica, driver.PID())
 	}
 	return nil
 }
 
-// stopLimit bounds the clean-up of what the processes left elsewhere.
+// stopLimit bounds the clean-up of a cluster.
 const stopLimit = 30 * time.Second
 
-// stop ends everything. The context may have ended before.
+// stop ends everything. It works even after the context of start has ended.
 func (s *setup) stop() error {
-	// The cluster first: mcm and the drivers delete what is left of the machines.
+	// The cluster first: mcm and the drivers delete the remaining machines.
 	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
 	defer cancel()
 	var errs []error
 	if s.cloud != nil && s.cluster.Foreign {
-		errs = append(errs, s.cloud.Hold(ctx)) // nothing can be deleted in the middle of its creation
+		errs = append(errs, s.cloud.Hold(ctx)) // an instance cannot be deleted during its creation
 	}
 	if s.kube != nil {
 		errs = append(errs, s.cluster.clean(ctx, s.narrator, s.kube))
@@ -126,5 +125,5 @@ func (s *setup) stop() error {
 	return errors.Join(append(errs, s.site.Close())...)
 }
 
-// logs names the folder with everybody's log.
+// logs returns a pattern for the logs of all programs.
 func (s *setup) logs() string { return s.paths.short(filepath.Join(s.site.Dir(), "*.log")) }

@@ -13,8 +13,7 @@ import (
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 )
 
-// kubectl runs kubectl against the demo's cluster and shows the command and what
-// it prints.
+// kubectl runs kubectl against the demo's cluster, and prints the command and its output.
 func (s *setup) kubectl(ctx context.Context, args ...string) error {
 	s.plainf("\n$ kubectl %s", strings.Join(args, " "))
 	program, all := s.findKubectl()
@@ -26,8 +25,8 @@ func (s *setup) kubectl(ctx context.Context, args ...string) error {
 	return s.command(ctx, s.out, program, append(all, args...)...)
 }
 
-// findKubectl prefers the one that comes with the dev cluster, which need not be
-// built when another cluster is used.
+// findKubectl prefers the kubectl of the dev cluster, which need not be built if an
+// existing cluster is used.
 func (s *setup) findKubectl() (program string, first []string) {
 	if len(stack.Missing(s.paths.bin, "devcluster")) == 0 {
 		return s.site.Program("devcluster"), []string{"kubectl"}
@@ -39,7 +38,7 @@ func (s *setup) findKubectl() (program string, first []string) {
 	return program, nil
 }
 
-// mcmctl does the same with mcmctl.
+// mcmctl runs mcmctl, and prints the command and its output.
 func (s *setup) mcmctl(ctx context.Context, args ...string) error {
 	s.plainf("\n$ mcmctl %s", strings.Join(args, " "))
 	return s.command(ctx, s.out, s.site.Program("mcmctl"), s.mcmctlArgs(args...)...)
@@ -52,13 +51,13 @@ func (s *setup) mcmctlArgs(args ...string) []string {
 // command runs a program to its end.
 func (s *setup) command(ctx context.Context, out io.Writer, program string, args ...string) error {
 	cmd := exec.CommandContext(ctx, program, args...)
-	// kubectl would keep what it discovers in the user's home.
+	// Without KUBECACHEDIR kubectl would write its cache to the user's home.
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"),
 		"KUBECACHEDIR=" + filepath.Join(s.paths.run, "kubectl-cache"),
 	}
 	cmd.Stdout, cmd.Stderr = out, out
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for us to handle
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the demo handles Ctrl-C
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("%s %s: %w", program, strings.Join(args, " "), err)
 	}

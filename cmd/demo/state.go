@@ -10,7 +10,7 @@ import (
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 )
 
-// state is what up leaves for down.
+// state is the file that up writes for down.
 type state struct {
 	Processes []stack.Recorded `json:"processes"`
 	Cluster   *cluster         `json:"cluster,omitempty"`
@@ -18,7 +18,7 @@ type state struct {
 	path string
 }
 
-// readState returns an empty state when there is no file.
+// readState returns an empty state if there is no file.
 func readState(path string) (*state, error) {
 	s := &state{path: path}
 	content, err := os.ReadFile(path)
@@ -29,12 +29,12 @@ func readState(path string) (*state, error) {
 		return nil, err
 	}
 	if err := json.Unmarshal(content, s); err != nil {
-		return nil, fmt.Errorf("%s is damaged: %w; end the processes that it names yourself and remove it", path, err)
+		return nil, fmt.Errorf("%s is damaged: %w; end the processes listed in it yourself, then remove it", path, err)
 	}
 	return s, nil
 }
 
-// add writes a process down right after its start.
+// add stores a process right after its start.
 func (s *state) add(p *stack.Process) error {
 	record, err := p.Record()
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *state) setCluster(c cluster) error {
 	return s.write()
 }
 
-// write replaces the file as a whole, so that it is never half written.
+// write replaces the file atomically.
 func (s *state) write() error {
 	content, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
@@ -69,7 +69,7 @@ func (s *state) remove() error {
 	return nil
 }
 
-// alive returns those of the processes that still run.
+// alive returns the processes that still run.
 func (s *state) alive() []stack.Recorded {
 	var alive []stack.Recorded
 	for _, p := range s.Processes {

@@ -9,12 +9,12 @@ import (
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 )
 
-// up brings the set-up up in processes that live on, for down to end.
+// up starts the set-up in processes that outlive this one; down ends them.
 func up(ctx context.Context, n *narrator, p paths) (err error) {
 	if err := p.checkBuilt(programs()...); err != nil {
 		return err
 	}
-	release, err := p.lock("up", "another make up or make down is at work: wait for it to end")
+	release, err := p.lock("up", "another make up or make down is running: wait for it to end")
 	if err != nil {
 		return err
 	}
@@ -24,7 +24,7 @@ func up(ctx context.Context, n *narrator, p paths) (err error) {
 		return err
 	}
 	if alive := old.alive(); len(alive) > 0 {
-		return fmt.Errorf("the set-up is up already, since %s: use it, or end it with make down", alive[0].Since())
+		return fmt.Errorf("the set-up has been running since %s: use it, or end it with make down", alive[0].Since())
 	}
 	st := &state{path: p.state()}
 	site, err := stack.NewSite(stack.SiteOptions{
@@ -38,10 +38,10 @@ func up(ctx context.Context, n *narrator, p paths) (err error) {
 	if err := s.bringUp(ctx, st); err != nil {
 		if errors.Is(context.Cause(ctx), errInterrupted) {
 			n.plainf("")
-			n.tellf("interrupted: cleaning up")
+			n.detailf("interrupted: cleaning up")
 		}
 		if stopErr := s.stop(); stopErr != nil {
-			return errors.Join(err, fmt.Errorf("cleaning up: %w; make down tries again", stopErr))
+			return errors.Join(err, fmt.Errorf("cleaning up: %w; run make down to try again", stopErr))
 		}
 		return errors.Join(err, st.remove())
 	}
@@ -66,7 +66,7 @@ func (s *setup) bringUp(ctx context.Context, st *state) error {
 	})
 }
 
-// usage tells what to type.
+// usage prints commands for the set-up.
 func (s *setup) usage() {
 	kubectl := "kubectl"
 	if !s.cluster.Foreign {
@@ -74,7 +74,7 @@ func (s *setup) usage() {
 	}
 	mcmctl := s.paths.short(s.site.Program("mcmctl"))
 	s.plainf(`
-The set-up is up, and stays so until: make down
+The set-up is running. To end it: make down
 
   export KUBECONFIG=%s
   export NATS_URL=%s

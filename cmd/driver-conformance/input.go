@@ -13,8 +13,7 @@ import (
 	"github.com/machinebus/machinebus/driversdk/drivertest"
 )
 
-// An object is what the suite takes from a MachineClass or a Secret. The fields
-// are those of the API; the rest is left alone.
+// An object holds the fields of a MachineClass or a Secret that the suite uses.
 type object struct {
 	Kind     string `json:"kind"`
 	Metadata struct {
@@ -46,8 +45,8 @@ func (r reference) in(namespace string) drivertest.Reference {
 	return drivertest.Reference{Namespace: r.Namespace, Name: r.Name}
 }
 
-// readObjects returns the objects of a kind in a YAML file of one or more
-// documents. Errors do not repeat what is in it.
+// readObjects returns the objects of a kind in a YAML file of one or more documents.
+// Errors do not quote its content, which may be secret.
 func readObjects(file, kind string) ([]object, error) {
 	content, err := os.ReadFile(file)
 	if err != nil {
@@ -57,7 +56,7 @@ func readObjects(file, kind string) ([]object, error) {
 	for n, document := range bytes.Split(append([]byte("\n"), content...), []byte("\n---")) {
 		var o object
 		if err := yaml.Unmarshal(document, &o); err != nil {
-			return nil, fmt.Errorf("%s: document %d is no YAML of a %s", file, n+1, kind)
+			return nil, fmt.Errorf("%s: document %d is not a valid %s in YAML", file, n+1, kind)
 		}
 		if o.Kind != kind {
 			continue
@@ -68,7 +67,7 @@ func readObjects(file, kind string) ([]object, error) {
 		found = append(found, o)
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("%s: there is no object of kind %s in it", file, kind)
+		return nil, fmt.Errorf("%s contains no object of kind %s", file, kind)
 	}
 
 	return found, nil
@@ -80,7 +79,7 @@ func readClass(file string) (class drivertest.Class, provider string, err error)
 		return class, "", err
 	}
 	if len(objects) > 1 {
-		return class, "", fmt.Errorf("%s: %d MachineClasses, want one", file, len(objects))
+		return class, "", fmt.Errorf("%s contains %d MachineClasses: want one", file, len(objects))
 	}
 	o := objects[0]
 

@@ -1,8 +1,6 @@
-// Driver-conformance checks a driver against the contract in
-// proto/machinebus/driver/v1, and that on node groups in
-// proto/machinebus/nodegroup/v1, over the bus, clause by clause. Package
-// driversdk/drivertest is the suite; this program gives it a bus, a class and a
-// driver process.
+// Driver-conformance checks a driver over the bus, clause by clause, against the
+// contract in proto/machinebus/driver/v1. Package driversdk/drivertest is the suite;
+// this program provides a bus, a class and a driver process.
 package main
 
 import (
@@ -16,8 +14,8 @@ import (
 
 // Exit codes.
 const (
-	exitBroken  = 1 // the driver breaks the contract, or something was left behind
-	exitUnknown = 2 // it could not be checked
+	exitBroken  = 1 // the driver breaks the contract, or instances were left
+	exitUnknown = 2 // the driver could not be checked
 )
 
 func main() {

@@ -364,11 +364,11 @@ func TestCommand(t *testing.T) {
 	strict := []string{"--class", class, "--secret", secret, "--strict", "--only", "LIST-2,LIST-3,SUBJECT-3"}
 	out, err = command(t, slices.Concat(strict, []string{"--", os.Args[0]})...)
 	if !errors.Is(err, errBroken) || !strings.Contains(out, "1 clauses passed, 1 failed, 1 skipped") || !strings.Contains(out, "FAIL  LIST-3") {
-		t.Errorf("a clause that nobody could look at, where none may be skipped: %v\n%s", err, out)
+		t.Errorf("a clause that could not be checked, where none may be skipped: %v\n%s", err, out)
 	}
 	out, err = command(t, slices.Concat(strict, []string{"--may-skip", "LIST-3", "--", os.Args[0]})...)
 	if err != nil || !strings.Contains(out, "1 clauses passed, 0 failed, 2 skipped") {
-		t.Errorf("a clause that nobody could look at, and that may be skipped: %v\n%s", err, out)
+		t.Errorf("a clause that could not be checked, and that may be skipped: %v\n%s", err, out)
 	}
 	wantAtEnd(t, out, "1 skipped clauses do not bind this driver", "  SUBJECT-3: binds plain drivers", "1 skipped clauses bind it", "  LIST-3: needs")
 
@@ -400,16 +400,16 @@ func TestCommand_BadInput(t *testing.T) {
 		says   string
 	}{
 		"no class":         {"says which flag", nil, "--class"},
-		"argument":         {"says where it belongs", []string{"driver"}, "comes after --"},
+		"argument":         {"says where it belongs", []string{"driver"}, "command line after --"},
 		"no such file":     {"names it", []string{"--class=/nowhere"}, "/nowhere"},
 		"wrong kind":       {"says what is wanted", []string{"--class", secret}, "MachineClass"},
-		"other provider":   {"names both", []string{"--class", class, "--provider=acme"}, "virtual, not acme"},
+		"other provider":   {"names both", []string{"--class", class, "--provider=acme"}, "has provider virtual, but --provider is acme"},
 		"secret missing":   {"names it", []string{"--class", class, "--", "true"}, "ns/cloud"},
 		"one group twice":  {"wants another", []string{"--class", class, "--secret", secret, "--node-group=a", "--other-node-group=a", "--", "true"}, "node group"},
 		"unknown clause":   {"names it", []string{"--class", class, "--secret", secret, "--only=NO-1", "--", "true"}, "NO-1"},
 		"may skip":         {"says what it needs", []string{"--class", class, "--secret", secret, "--may-skip=FENCE-3", "--", "true"}, "strict"},
 		"no such driver":   {"names it", []string{"--class", class, "--secret", secret, "--", "/nowhere/driver"}, "/nowhere/driver"},
-		"driver that ends": {"says so at once", []string{"--class", class, "--secret", secret, "--", "false"}, "ended by itself"},
+		"driver that ends": {"says so at once", []string{"--class", class, "--secret", secret, "--", "false"}, "exited without being stopped"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

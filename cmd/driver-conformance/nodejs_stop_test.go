@@ -15,7 +15,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// A replica that is told to end while the operations stream refuses what came of its
+// A replica that is asked to stop while the operations stream refuses what came of its
 // last operation stays for as long as it takes to store that.
 func TestNodeJS_StopStores(t *testing.T) {
 	t.Parallel()

@@ -13,7 +13,7 @@ import (
 )
 
 // strangeCloud says OK to everything, and has made nothing of what it is asked for. Of
-// its answers only those make sense that would tell of a machine's instances.
+// its answers only those make sense that list a machine's instances.
 func strangeCloud(t *testing.T, answer func(http.ResponseWriter)) string {
 	t.Helper()
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -241,7 +241,7 @@ func TestNodeJS_Omitted(t *testing.T) {
 			t.Fatalf("a delete without a class was answered %s", code)
 		}
 	}
-	bustest.Eventually(t, "a session tells of all results, or how many it omits", func() bool {
+	bustest.Eventually(t, "a session lists all results, or how many it omits", func() bool {
 		s := next()
 
 		return s.GetOmitted() > 0 && len(s.GetOperations()) > 0 && int(s.GetOmitted())+len(s.GetOperations()) == kept
@@ -276,7 +276,7 @@ func TestNodeJS_CutOff(t *testing.T) {
 
 		return err == nil && len(m.Data) > 0
 	}
-	// Its client has begun to connect again and hears nothing: what it is given now it
+	// Its client tries to connect again and hears nothing: what it is given now it
 	// would send later.
 	proxy.Hold(bustest.ToClient)
 	proxy.Drop()

@@ -13,10 +13,10 @@ import (
 	"time"
 )
 
-// stopLimit is how long the driver may take to end after SIGTERM.
+// stopLimit is how long the driver may take to exit after SIGTERM.
 const stopLimit = time.Minute
 
-// A driver is the process of the driver that is checked, one after the other.
+// A driver runs the process of the checked driver, one at a time.
 type driver struct {
 	command []string
 	env     []string
@@ -24,18 +24,18 @@ type driver struct {
 
 	mu    sync.Mutex
 	cmd   *exec.Cmd
-	asked bool          // to end
+	asked bool          // to exit
 	done  chan struct{} // closed when cmd has ended
 	lost  context.CancelCauseFunc
 }
 
-// newDriver makes a driver that is not started yet and has more in its environment
-// than this program.
+// newDriver returns a driver that is not started. Its environment is this program's
+// and more.
 func newDriver(command, more []string, output io.Writer) *driver {
 	return &driver{command: command, env: append(os.Environ(), more...), output: output, lost: func(error) {}}
 }
 
-// watch returns a context that ends when the driver ends unasked. It is called
+// watch returns a context that ends when the driver exits unasked. It must be called
 // before start.
 func (d *driver) watch(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, d.lost = context.WithCancelCause(ctx)
@@ -48,19 +48,19 @@ func (d *driver) start() error {
 	defer d.mu.Unlock()
 	cmd := exec.Command(d.command[0], d.command[1:]...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = d.env, d.output, d.output
-	// Of its own process group, so that Ctrl-C reaches us alone.
+	// Its own process group, so that Ctrl-C reaches only this program.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = time.Second // a child of the driver may keep its output open
 	started, done := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(done)
-		// A child gets its parent-death signal when the thread ends that started it.
+		// Pdeathsig is sent when the thread that started the child ends.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
 		started <- err
 		if err == nil {
-			_ = cmd.Wait() // ProcessState says it as well
+			_ = cmd.Wait() // ProcessState has the result, too
 			d.onEnd(cmd)
 		}
 	}()
@@ -76,12 +76,12 @@ func (d *driver) onEnd(cmd *exec.Cmd) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.cmd == cmd && !d.asked {
-		d.lost(d.ended())
+		d.lost(d.endedLocked())
 	}
 }
 
-func (d *driver) ended() error {
-	return fmt.Errorf("the driver %s ended by itself: %s", d.command[0], d.cmd.ProcessState)
+func (d *driver) endedLocked() error {
+	return fmt.Errorf("the driver %s exited without being stopped: %s", d.command[0], d.cmd.ProcessState)
 }
 
 // Stop sends SIGTERM.
@@ -98,7 +98,7 @@ func (d *driver) signal(s syscall.Signal) error {
 	return nil
 }
 
-// Wait returns when the driver has ended; it is an error when that takes too long.
+// Wait waits until the driver has exited. It returns an error if that takes too long.
 func (d *driver) Wait(ctx context.Context) error {
 	d.mu.Lock()
 	done := d.done
@@ -109,20 +109,20 @@ func (d *driver) Wait(ctx context.Context) error {
 	case <-done:
 		return nil
 	case <-limit.C:
-		return fmt.Errorf("the driver did not end within %s of SIGTERM", stopLimit)
+		return fmt.Errorf("the driver did not exit within %s of SIGTERM", stopLimit)
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
 
-// Start starts the driver again, ending it first if it still runs.
+// Start starts the driver again after killing it if it still runs.
 func (d *driver) Start(context.Context) error {
 	d.kill()
 
 	return d.start()
 }
 
-// kill ends the driver at once.
+// kill kills the driver and waits until it has exited.
 func (d *driver) kill() {
 	if d.signal(syscall.SIGKILL) == nil {
 		<-d.done

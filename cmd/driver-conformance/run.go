@@ -19,47 +19,48 @@ import (
 	"github.com/machinebus/machinebus/driversdk/drivertest"
 )
 
-// errBroken: the report says what is wrong.
+// errBroken is not printed: the report shows what is wrong.
 var errBroken = errors.New("the driver breaks the contract")
 
 const help = `Check a driver against the contract of machinebus, clause by clause.
 
-What comes after -- is the driver's command line. It is started with this program's
-environment, in which NATS_URL, CLUSTER, PROVIDER and CONTROL_PLANE_KEY (what seals are
-opened with) are set, stopped by SIGTERM, for which it has a minute, and started again
-by the checks that are about that, and killed at the end:
+The arguments after -- are the driver's command line. The driver gets this program's
+environment, and in it NATS_URL, CLUSTER, PROVIDER and CONTROL_PLANE_KEY, the public key
+for opening seals. Checks of restarts stop it with SIGTERM, for which it has a minute,
+and start it again. At the end it is killed.
 
   driver-conformance --provider virtual --class class.yaml --secret secret.yaml \
       -- ./driver-virtual --drain-timeout 5s
 
-Without a command, start the driver yourself, one replica, within --wait. Without
---nats-url and NATS_URL in the environment a NATS server with JetStream runs inside this
-program: on a free port when it starts the driver, else on 127.0.0.1:4222.
+Without a command, start one replica of the driver yourself within --wait. Without
+--nats-url and the variable NATS_URL this program runs a NATS server with JetStream: on a
+free port if it starts the driver, else on 127.0.0.1:4222.
 
-The suite plays the manager. It makes and removes instances, raises the epoch that
-the driver remembers, replaces its claims and deletes the operations stream: give it a
-NATS and a cloud account of its own, and never those that a real mcm is on.
+The suite plays the manager. It creates and deletes instances, raises the driver's epoch,
+replaces its claims and deletes the operations stream. Use a NATS and a cloud account of
+its own, never those of a real mcm.
 
-No node group is touched but those that are named. One that may grow by two, and must
-keep at least one instance, lets all clauses be checked.
+Only the node groups of --node-group and --other-node-group are changed. To check all
+clauses, use one that may grow by two and must keep at least one instance.
 
 Class and secrets are files with a MachineClass and Secrets, as for kubectl apply.
 
-Each clause has a line of the report: pass, FAIL, skip, or mcm if it binds the manager
-alone. A pass says that nothing wrong was seen. A clause is skipped when it does not bind
-the driver, or when it does and could not be looked at; the end of the report lists
-both, with the reasons. Those of the second kind count as broken with --strict. What they
-lack is often a flag: --other-cluster, --node-group, --other-node-group, the command
-line after --, a secret. RESULT-3, STATUS-3, FENCE-3 and IDENTITY-1 take a look into
-the driver's cloud. No flag lends that: a Go test does, by driversdk/drivertest
-(Config.Cloud), and here --may-skip has --strict let them pass.
+The report has a line for each clause: pass, FAIL, skip, or mcm if it binds only the
+manager. A pass means that no violation was seen. A clause is skipped if it does not bind
+the driver, or if it does but could not be checked. The end of the report lists both with
+the reasons. The latter count as broken with --strict. Often they only need a flag:
+--other-cluster, --node-group, --other-node-group, --secret, or the command line after
+--. RESULT-3, STATUS-3, FENCE-3 and IDENTITY-1 need access to the driver's cloud, which
+only a Go test can give (Config.Cloud of driversdk/drivertest); exclude them from --strict
+with --may-skip.
 
-Exit code 0: no clause is broken; 1: some are, or instances were left; 2: the driver
-could not be checked, or not to the end. That is so when a flag or a file makes no sense,
-when no driver comes, when it ends by itself, after an interrupt, and when the report
-cannot be written.`
+Exit codes:
+  0  no clause is broken
+  1  some clauses are broken, or instances were left
+  2  the driver could not be checked completely: a flag or file is invalid, no driver
+     came, it exited, the check was interrupted, or the report could not be written`
 
-// options are the flags.
+// options holds the flags.
 type options struct {
 	nats      bus.Config
 	url       string
@@ -79,7 +80,7 @@ func newCommand() *cobra.Command {
 		Long:  help,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if cmd.ArgsLenAtDash() > 0 || cmd.ArgsLenAtDash() < 0 && len(args) > 0 {
-				return fmt.Errorf("unexpected argument %q: the driver's command line comes after --", args[0])
+				return fmt.Errorf("unexpected argument %q: put the driver's command line after --", args[0])
 			}
 
 			return nil
@@ -95,27 +96,27 @@ func newCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.config.Provider, "provider", "", "`name` that the driver serves (default: that of the class)")
-	f.StringVar(&o.class, "class", "", "YAML `file` with the MachineClass to make instances of")
-	f.StringArrayVar(&o.secrets, "secret", nil, "YAML `file` with Secrets that the class refers to; may be given several times")
+	f.StringVar(&o.class, "class", "", "YAML `file` with the MachineClass of the instances to create")
+	f.StringArrayVar(&o.secrets, "secret", nil, "YAML `file` with Secrets that the class refers to; may be repeated")
 	f.StringToStringVar(&o.bootstrap, "bootstrap", nil,
-		"what replaces `placeholders` of user data, such as '<<BOOTSTRAP_TOKEN>>=abcdef.0123456789abcdef'")
+		"values for `placeholders` of user data, such as '<<BOOTSTRAP_TOKEN>>=abcdef.0123456789abcdef'")
 	f.StringVar(&o.config.Cluster, "cluster", "default", "`name` of the control plane to play")
-	f.StringVar(&o.config.OtherCluster, "other-cluster", "", "`name` of a second control plane that the driver serves, to see that it keeps them apart")
+	f.StringVar(&o.config.OtherCluster, "other-cluster", "", "`name` of a second control plane that the driver serves, to check that it separates them")
 	f.StringVar(&o.config.NodeGroup, "node-group", "",
-		"`id` of a node group of the driver's cloud, for a driver that serves them: it is resized, and has its size again at the end")
+		"`id` of a node group of the driver's cloud, for a driver that serves them; it is resized and gets its size back at the end")
 	f.StringVar(&o.config.OtherNodeGroup, "other-node-group", "",
-		"`id` of a second one, to see that the driver keeps them apart; resized only if it has no instance")
-	f.StringVar(&o.url, "nats-url", "", "`URLs` of the NATS servers, with commas; none means NATS_URL of the environment, and without that a server in this program")
-	natsflags.Add(f, &o.nats) // whose user needs the rights of mcm
+		"`id` of a second node group, to check that the driver separates them; resized only if it has no instance")
+	f.StringVar(&o.url, "nats-url", "", "`URLs` of the NATS servers, separated by commas (env NATS_URL); without, this program runs a server")
+	natsflags.Add(f, &o.nats) // the user needs the permissions of mcm
 	f.DurationVar(&o.config.Timeout, "timeout", time.Minute, "how long one operation may take")
-	f.DurationVar(&o.config.Wait, "wait", 30*time.Second, "how long to wait for the driver to come to the bus")
-	f.IntVar(&o.config.Repeat, "repeat", 3, "how often what has to be idempotent is repeated")
-	f.StringSliceVar(&o.config.Only, "only", nil, "`ids` of the clauses to check, with commas; none means all")
-	f.BoolVar(&o.config.Strict, "strict", false, "a clause that binds the driver, and could not be looked at, counts as broken")
+	f.DurationVar(&o.config.Wait, "wait", 30*time.Second, "how long to wait for the driver to connect to the bus")
+	f.IntVar(&o.config.Repeat, "repeat", 3, "how often idempotent operations are repeated")
+	f.StringSliceVar(&o.config.Only, "only", nil, "`ids` of the clauses to check, separated by commas; default all")
+	f.BoolVar(&o.config.Strict, "strict", false, "count a clause as broken that binds the driver but could not be checked")
 	f.StringSliceVar(&o.config.MaySkip, "may-skip", nil,
-		"`ids` of clauses, with commas, that --strict lets pass although they bind the driver and could not be looked at")
-	f.StringVar(&o.junit, "junit", "", "`file` to write the report to in JUnit's format as well")
-	f.BoolVar(&o.list, "list", false, "list the clauses and end; needs no other flag")
+		"`ids` of clauses, separated by commas, that --strict does not count as broken if they could not be checked")
+	f.StringVar(&o.junit, "junit", "", "`file` for a second report in JUnit format")
+	f.BoolVar(&o.list, "list", false, "list the clauses and exit; needs no other flag")
 
 	return cmd
 }
@@ -177,7 +178,7 @@ func (o *options) run(ctx context.Context, out, errOut io.Writer, command []stri
 	return err
 }
 
-// environment tells a driver which control plane it is to serve, and where.
+// environment returns the driver's variables: NATS and the control plane to serve.
 func (o *options) environment() ([]string, error) {
 	var err error
 	if o.config.Key, err = bus.NewSealKey(); err != nil {
@@ -193,7 +194,7 @@ func (o *options) environment() ([]string, error) {
 	}, nil
 }
 
-// serveNATS runs a server here when no other one is named.
+// serveNATS runs a NATS server in this process unless a URL is set.
 func (o *options) serveNATS(private bool, errOut io.Writer) (stop func(), err error) {
 	if o.url != "" {
 		return func() {}, nil
@@ -216,7 +217,7 @@ func (o *options) serveNATS(private bool, errOut io.Writer) (stop func(), err er
 
 func (o *options) read() error {
 	if o.class == "" {
-		return errors.New("no class: give --class a file with the MachineClass to make instances of")
+		return errors.New("--class is missing: set it to a file with the MachineClass of the instances to create")
 	}
 	class, provider, err := readClass(o.class)
 	if err != nil {
@@ -227,10 +228,10 @@ func (o *options) read() error {
 		o.config.Provider = provider
 	}
 	if o.config.Provider == "" {
-		return errors.New("no provider: neither --provider nor the class names one")
+		return errors.New("no provider: set --provider, or provider in the class")
 	}
 	if provider != "" && provider != o.config.Provider {
-		return fmt.Errorf("the class in %s is of provider %s, not %s", o.class, provider, o.config.Provider)
+		return fmt.Errorf("the class in %s has provider %s, but --provider is %s", o.class, provider, o.config.Provider)
 	}
 	for _, file := range o.secrets {
 		secrets, err := readSecrets(file)

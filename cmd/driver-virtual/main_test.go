@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http/httptest"
 	"os"
@@ -17,6 +16,7 @@ import (
 	"time"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloud"
@@ -96,7 +96,7 @@ func (c *child) wait(t *testing.T) int {
 	t.Helper()
 	select {
 	case err := <-c.done:
-		c.done <- err // for whoever asks again
+		c.done <- err // for the next caller
 	case <-time.After(patience):
 		t.Errorf("the driver did not end:\n%s", c.output())
 	}
@@ -157,12 +157,7 @@ type world struct {
 
 func newWorld(t *testing.T, knobs cloudapi.Knobs) *world {
 	t.Helper()
-	quiet := slog.New(slog.DiscardHandler)
-	srv, err := embedded.Start(embedded.Options{Listen: "127.0.0.1:0", Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(srv.Stop)
+	quiet, srv := bustest.Quiet(), bustest.Server(t, embedded.Options{})
 	c, err := cloud.New(t.Context(), cloud.Options{Knobs: knobs, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
@@ -173,11 +168,7 @@ func newWorld(t *testing.T, knobs cloudapi.Knobs) *world {
 	if w.admin, err = cloudapi.NewAdmin(server.URL, apiToken); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := bus.Connect(t.Context(), bus.Config{URLs: []string{srv.URL()}, FailFast: true, Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conn.Close)
+	conn := bustest.Connect(t, bus.Config{URLs: []string{srv.URL()}})
 	key, err := bus.NewSealKey()
 	if err != nil {
 		t.Fatal(err)
@@ -229,24 +220,9 @@ func (w *world) call(body *driverv1.Envelope, operationID string) (*caller.Outco
 	return out, err
 }
 
-// eventually polls until ok, or fails the test.
-func (w *world) eventually(what string, ok func() bool) {
-	w.t.Helper()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(patience)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-limit:
-			w.t.Fatalf("waited in vain: %s", what)
-		}
-	}
-}
-
 func (w *world) replicas(n int) {
 	w.t.Helper()
-	w.eventually(fmt.Sprintf("%d replicas", n), func() bool { return len(w.caller.Replicas()) == n })
+	bustest.Eventually(w.t, fmt.Sprintf("%d replicas", n), func() bool { return len(w.caller.Replicas()) == n })
 }
 
 func (w *world) stats() *cloudapi.Stats {
@@ -307,7 +283,7 @@ func TestMain_Life(t *testing.T) {
 	}
 }
 
-// Told to stop in the middle of a create, the driver finishes it first.
+// A driver that is stopped during a create finishes it first.
 func TestMain_Drain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, cloudapi.Knobs{Hold: []string{"*"}})
@@ -318,21 +294,21 @@ func TestMain_Drain(t *testing.T) {
 		_, err := w.call(create(), "uid-m1.create.0")
 		created <- err
 	}()
-	w.eventually("a create held by the cloud", func() bool { return w.stats().Held == 1 })
+	bustest.Eventually(w.t, "a create held by the cloud", func() bool { return w.stats().Held == 1 })
 	driver.signal(t, syscall.SIGTERM)
-	w.eventually("draining", func() bool { return strings.Contains(driver.output(), "draining") })
+	bustest.Eventually(w.t, "draining", func() bool { return strings.Contains(driver.output(), "draining") })
 	if _, err := w.admin.Release(t.Context(), "*"); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-created; err != nil {
-		t.Errorf("the create that ran when told to stop: %v", err)
+		t.Errorf("the create that ran at the stop: %v", err)
 	}
 	if code := driver.wait(t); code != 0 {
 		t.Errorf("want exit code 0, have %d", code)
 	}
 }
 
-// Told to stop twice, it cancels what runs.
+// A driver that is stopped twice cancels running operations.
 func TestMain_HardStop(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, cloudapi.Knobs{Hold: []string{"*"}})
@@ -343,14 +319,14 @@ func TestMain_HardStop(t *testing.T) {
 		_, err := w.call(create(), "uid-m1.create.0")
 		created <- err
 	}()
-	w.eventually("a create held by the cloud", func() bool { return w.stats().Held == 1 })
+	bustest.Eventually(w.t, "a create held by the cloud", func() bool { return w.stats().Held == 1 })
 	driver.signal(t, syscall.SIGTERM)
-	w.eventually("draining", func() bool { return strings.Contains(driver.output(), "another signal cancels it") })
+	bustest.Eventually(w.t, "draining", func() bool { return strings.Contains(driver.output(), "another signal cancels it") })
 	driver.signal(t, os.Interrupt)
 	if code := driver.wait(t); code != 0 {
 		t.Errorf("want exit code 0, have %d", code)
 	}
-	// The cloud may have been at it: nobody may take that for a failure.
+	// The cloud may have done it: the outcome must not be a failure.
 	if err := <-created; bus.OriginOf(err) != bus.OriginTimeout {
 		t.Errorf("the create that was cut off: want an unknown outcome, have %v (%v)", err, bus.OriginOf(err))
 	}
@@ -372,7 +348,7 @@ func TestMain_Kill(t *testing.T) {
 		out, err := w.call(create(), "uid-m1.create.0")
 		created <- outcome{out, err}
 	}()
-	w.eventually("a create held by the cloud", func() bool { return w.stats().Held == 1 })
+	bustest.Eventually(w.t, "a create held by the cloud", func() bool { return w.stats().Held == 1 })
 	run(t, "--nats-url", w.natsURL)
 	w.replicas(2)
 	first.signal(t, syscall.SIGKILL)

@@ -18,10 +18,10 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// mockPools are those of a mock that is told no others.
+// mockPools are the default pools of a mock cloud.
 const mockPools = "mock-a=0:10,mock-b=1:5"
 
-// pools says where the node groups come from, if there are any.
+// pools holds the flags for node groups.
 type pools struct {
 	endpoint, tokenFile string
 	mock                []cloudapi.Pool
@@ -30,9 +30,9 @@ type pools struct {
 func (p *pools) addFlags(fs *flag.FlagSet) {
 	fs.StringVar(&p.endpoint, "node-groups-endpoint", "",
 		"`URL` of a virtual cloud whose pools are served to mcm-autoscaler as node groups; empty for none")
-	fs.StringVar(&p.tokenFile, "node-groups-token-file", "", "`file` with that cloud's API token; empty for a cloud that asks for none")
-	fs.BoolFunc("mock-node-groups", "serve node groups of a cloud in this very process, whose instances join no cluster: for trying "+
-		"an autoscaler out without any cloud. Run one replica; `id=min:max,...`, or else "+mockPools, func(text string) error {
+	fs.StringVar(&p.tokenFile, "node-groups-token-file", "", "`file` with that cloud's API token; empty for a cloud without tokens")
+	fs.BoolFunc("mock-node-groups", "serve node groups of a mock cloud in this process, whose instances join no cluster, to try out "+
+		"an autoscaler; run only one replica; `id=min:max,...`, default "+mockPools, func(text string) error {
 		if text == "true" { // the flag alone
 			text = mockPools
 		}
@@ -63,15 +63,15 @@ func parsePools(text string) ([]cloudapi.Pool, error) {
 	return list, nil
 }
 
-// connect returns a client of the cloud with the pools, nil when there are none.
+// connect returns a client of the cloud with the pools; nil if there are none.
 func (p *pools) connect(ctx context.Context) (*cloudapi.Client, error) {
 	switch {
 	case p.mock != nil && p.endpoint != "":
-		return nil, errors.New("--mock-node-groups and --node-groups-endpoint contradict each other: choose one")
+		return nil, errors.New("--mock-node-groups and --node-groups-endpoint cannot be combined: choose one")
 	case p.mock != nil:
 		return p.startMock(ctx)
 	case p.endpoint == "":
-		return nil, nil //nolint:nilnil // no pools is no fault
+		return nil, nil //nolint:nilnil // no pools is not an error
 	}
 	token := ""
 	if p.tokenFile != "" {
@@ -111,16 +111,16 @@ func (p *pools) startMock(ctx context.Context) (*cloudapi.Client, error) {
 	server := &http.Server{Handler: cloud.NewHandler(c, ""), ReadHeaderTimeout: time.Minute}
 	go func() {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			slog.Error("mock of node groups ended", "err", err)
+			slog.Error("the mock cloud of node groups stopped", "err", err)
 		}
 	}()
 	context.AfterFunc(ctx, func() { _ = server.Close() })
-	slog.Warn("serving mock node groups: nothing of them is real", "endpoint", "http://"+listener.Addr().String())
+	slog.Warn("serving mock node groups, which have no real instances", "endpoint", "http://"+listener.Addr().String())
 
 	return cloudapi.NewClient("http://"+listener.Addr().String(), "")
 }
 
-// driver adds the node groups to a driver, where there are some.
+// driver returns d with the node groups; nil if there are none.
 func (p *pools) driver(ctx context.Context, d *virtual.Driver) (*virtual.Pooled, error) {
 	client, err := p.connect(ctx)
 	if err != nil || client == nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/machinebus/machinebus/driversdk"
 )
 
-// serve serves the driver, and the pools where there are some, with traces: the SDK
-// makes them, and leaves it to the program to send them.
+// serve serves the driver, and its node groups if there are any. The SDK creates
+// traces; the program sends them.
 func serve(ctx context.Context, cfg driversdk.Config, driver *virtual.Driver, groups *pools) error {
 	stop, err := tracing.Start(ctx, "driver-virtual", cfg.Version, func(err error) { slog.Error("spans not sent", "err", err) })
 	if err != nil {

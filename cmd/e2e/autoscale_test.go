@@ -59,7 +59,7 @@ func TestKubectl(t *testing.T) {
 	wide := e.kubectl("get", "mcd", "-o", "wide")
 	for _, want := range []string{"CLASS", className, "FROZEN", "FAILURE", "PROGRESS", "NewMachineSetAvailable", "MESSAGE", "has successfully progressed."} {
 		if !strings.Contains(wide, want) {
-			t.Errorf("kubectl get -o wide does not tell %q:\n%s", want, wide)
+			t.Errorf("kubectl get -o wide does not show %q:\n%s", want, wide)
 		}
 	}
 	e.kubectl("delete", "mcd", d.Name, "--wait=false")

@@ -100,7 +100,7 @@ func (s *scaler) start(ctx context.Context) error {
 	return err
 }
 
-// template asks for a group's template: one that is listed has one, or nobody scales up.
+// template asks for a group's template, without which a listed group is not scaled up.
 func (s *scaler) template(ctx context.Context, group string) error {
 	template, err := s.NodeGroupTemplateNodeInfo(ctx, &externalgrpc.NodeGroupTemplateNodeInfoRequest{Id: group})
 	if err != nil || !sameNode(template) {
@@ -169,7 +169,7 @@ func inTime(
 type look struct {
 	groups map[string]*externalgrpc.NodeGroup
 	target map[string]int32
-	owner  map[string]string // group by the names of the nodes; "" is nobody's
+	owner  map[string]string // group by the names of the nodes; "" for none
 }
 
 // loop makes the calls of one loop, in its order and as often: a failure of any
@@ -211,8 +211,8 @@ func (s *scaler) loop(ctx context.Context) (*look, error) {
 	return l, s.ask(ctx, l, upcoming)
 }
 
-// sameNode tells that both dialects' fields hold the node: the one that an
-// autoscaler does not find makes it crash.
+// sameNode reports whether the fields of both dialects hold the node: an autoscaler crashes
+// if its field is empty.
 func sameNode(r *externalgrpc.NodeGroupTemplateNodeInfoResponse) bool {
 	node := &corev1.Node{}
 	return len(r.GetNodeBytes()) > 0 && slices.Equal(r.GetNodeBytes(), r.GetNodeInfo()) && node.Unmarshal(r.GetNodeBytes()) == nil &&
@@ -234,7 +234,7 @@ func (s *scaler) ask(ctx context.Context, l *look, node *externalgrpc.ExternalGr
 				return err
 			}
 			if owner := again.GetNodeGroup().GetId(); owner != "" {
-				return fmt.Errorf("node %s was nobody's, and is %q's when asked again", node.GetName(), owner)
+				return fmt.Errorf("node %s had no group, and has %q when asked again", node.GetName(), owner)
 			}
 		}
 		return nil

@@ -49,7 +49,7 @@ func TestAutoscaler(t *testing.T) {
 	foreign := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: e.name + "-foreign"}, Spec: corev1.NodeSpec{ProviderID: "elsewhere:///1"}}
 	e.must(e.kube.Create(e.ctx(), foreign))
 	t.Cleanup(func() { _ = e.kube.Delete(context.Background(), foreign) })
-	s.eventuallyLook("the foreign node is nobody's", func(l *look) error {
+	s.eventuallyLook("the foreign node has no owner", func(l *look) error {
 		if owner, ok := l.owner[foreign.Name]; !ok || owner != "" {
 			return fmt.Errorf("it is %q's (%v)", owner, ok)
 		}
@@ -295,10 +295,10 @@ func TestAutoscaler_DriverGroups(t *testing.T) {
 	for _, d := range replicas {
 		e.must(d.Kill())
 	}
-	s.eventually("NATS knows that nobody serves the groups", func(ctx context.Context) error {
-		heard, err := tap.Heard(ctx, "mcm.v1."+e.name+".nodegroup.pools.resize")
-		if err == nil && heard {
-			err = errors.New("somebody is said to listen")
+	s.eventually("NATS knows that no driver serves the groups", func(ctx context.Context) error {
+		subscribed, err := tap.HasSubscriber(ctx, "mcm.v1."+e.name+".nodegroup.pools.resize")
+		if err == nil && subscribed {
+			err = errors.New("NATS still reports a subscriber")
 		}
 		return err
 	})
@@ -311,7 +311,7 @@ func TestAutoscaler_DriverGroups(t *testing.T) {
 }
 
 // joinedAfter waits until a node is all that is left of a driver's group. The
-// Nodes of instances that are gone are removed by whoever runs the cloud.
+// Nodes of instances that are gone are removed by the operator of the cloud.
 func (s *scaler) joinedAfter(group string, left *externalgrpc.ExternalGrpcNode) {
 	s.Helper()
 	s.eventually("one instance is left of "+group, func(ctx context.Context) error {

@@ -13,8 +13,8 @@ import (
 	"github.com/machinebus/machinebus/bus"
 )
 
-// A capture is everything that crosses a bus, as somebody with all rights on it
-// hears it, and a JetStream stream that records the same.
+// A capture holds all messages on a bus, as received by a client with all permissions, and
+// a JetStream stream that records the same.
 type capture struct {
 	conn *nats.Conn
 
@@ -60,7 +60,7 @@ func (c *capture) take(m *nats.Msg) {
 	}
 }
 
-// count tells how many messages with that body were heard.
+// count returns how many messages with that body were heard.
 func (c *capture) count(body string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -52,7 +52,7 @@ func TestClassChanges(t *testing.T) {
 	}
 	e.deleteAll(late)
 	for _, object := range []client.Object{class, secret} {
-		e.eventually("what nobody needs is gone", func(ctx context.Context) error {
+		e.eventually("unused objects are gone", func(ctx context.Context) error {
 			err := e.kube.Get(ctx, key, object)
 			if apierrors.IsNotFound(err) {
 				return nil

@@ -17,7 +17,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// identities are what tells a driver's repeated create from a new one. There is a
+// identities are the ways to identify a driver's repeated create. There is a
 // provider for each, called after it.
 var identities = []string{"token", "unique_name", "none"}
 
@@ -133,7 +133,7 @@ func (e *clusterEnv) create() {
 
 // stream returns how an identity's operations stream is.
 func (e *clusterEnv) stream(ctx context.Context, identity string) (*jetstream.StreamInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second) // a stream that chooses a leader answers nobody
+	ctx, cancel := context.WithTimeout(ctx, time.Second) // a stream without a leader does not answer
 	defer cancel()
 	s, err := e.js.Stream(ctx, bus.StreamName(e.name, identity))
 	if err != nil {

@@ -63,7 +63,7 @@ func TestFreeze_Mishaps(t *testing.T) {
 	e.askToThaw(d) // which the new leader does
 	e.must(e.cloud.Hold(e.ctx()))
 	e.letStraysGo()
-	p.settled(2, className) // its conditions tell of no freeze
+	p.settled(2, className) // its conditions show no freeze
 	e.must(e.frozenIs(e.ctx(), d, false))
 
 	// More replicas end a freeze, too, although the surplus is still there: machines are
@@ -198,7 +198,7 @@ func (e *env) onlySet() *v1alpha1.MachineSet {
 }
 
 // frozenIs returns an error unless label and condition of a pool and its only set
-// say whether it is frozen. It reads the pool anew.
+// say whether it is frozen. It reads the pool again.
 func (e *env) frozenIs(ctx context.Context, d *v1alpha1.MachineDeployment, want bool) error {
 	if err := e.kube.Get(ctx, client.ObjectKeyFromObject(d), d); err != nil {
 		return err

@@ -20,8 +20,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// A gate is an HTTP proxy that can stop one request. It makes a program stand at
-// a known point, where the test can kill it.
+// A gate is an HTTP proxy that can stop one request, so that a program waits at a known
+// point, where the test can kill it.
 type gate struct {
 	url   string
 	proxy *httputil.ReverseProxy
@@ -35,8 +35,8 @@ type gate struct {
 // matches a pattern (as in path.Match) and whose body contains a text.
 type stopAt struct {
 	method, path, body string
-	// answered stops not the request but its answer: the server has done what
-	// was asked, and the program does not know.
+	// answered stops the answer, not the request: the server has done the work, but the
+	// program does not know.
 	answered bool
 }
 
@@ -54,7 +54,7 @@ type stop struct {
 
 	reached chan struct{} // closed when the request is there
 	letGo   chan struct{} // closed to let it go on
-	over    chan struct{} // closed when it is answered, or who made it is gone
+	over    chan struct{} // closed when it is answered, or its client is gone
 }
 
 // openGate opens a gate before a server.
@@ -65,7 +65,7 @@ func (e *env) openGate(server string, transport http.RoundTripper) *gate {
 	g := &gate{proxy: &httputil.ReverseProxy{
 		Transport: transport,
 		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target) },
-		// A program that was killed, or a server that was, is what tests do.
+		// Tests kill programs and servers.
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
 	}}
 	s := httptest.NewServer(g)
@@ -93,7 +93,7 @@ func (e *env) openKubeGate() (g *gate, kubeconfig string) {
 	return g, kubeconfig
 }
 
-// setShut has the gate break off whatever comes, or not any more.
+// setShut makes the gate abort all requests, or no longer.
 func (g *gate) setShut(shut bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -106,7 +106,7 @@ func (g *gate) isShut() bool {
 	return g.shut
 }
 
-// arm has the gate stop a request.
+// arm makes the gate stop a request.
 func (g *gate) arm(at stopAt) *stop {
 	s := &stop{stopAt: at, reached: make(chan struct{}), letGo: make(chan struct{}), over: make(chan struct{})}
 	g.mu.Lock()
@@ -132,11 +132,11 @@ func (g *gate) take(r *http.Request, body []byte) *stop {
 
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if g.isShut() {
-		panic(http.ErrAbortHandler) //nolint:forbidigo // that is how a handler breaks off
+		panic(http.ErrAbortHandler) //nolint:forbidigo // how a handler aborts
 	}
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		return // who asked has gone
+		return // the client is gone
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	s := g.take(r, body)

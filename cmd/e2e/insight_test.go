@@ -111,8 +111,8 @@ func (e *env) wantTidyMetrics(address string, names ...string) {
 	}
 }
 
-// wantOperationLines expects a log of JSON alone, whose lines about operations of
-// a machine, of which there are some, tell everything about them.
+// wantOperationLines expects a log of only JSON, with complete lines about operations of
+// a machine.
 func (e *env) wantOperationLines(log, uid string, atLeast int) {
 	e.Helper()
 	content, err := os.ReadFile(log)

@@ -12,7 +12,7 @@ import (
 // the replica's operations to another one.
 const silence = 5 * time.Second
 
-// TestOneWayLoss holds back what a replica says, or what it is told, in the middle
+// TestOneWayLoss holds back messages from or to a replica in the middle
 // of creates. All of it arrives in the end.
 func TestOneWayLoss(t *testing.T) {
 	t.Parallel()

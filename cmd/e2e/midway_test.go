@@ -25,11 +25,11 @@ func (e *env) slowCreates(latency time.Duration) {
 	e.must(err)
 }
 
-// waitCreating waits until one of the drivers tells of running creates, and
+// waitCreating waits until one of the drivers lists running creates, and
 // returns it and their ids.
 func (e *env) waitCreating(tap *stack.Tap, drivers []*stack.Driver) (d *stack.Driver, ids []string) {
 	e.Helper()
-	e.eventually("a replica tells of running creates", func(ctx context.Context) error {
+	e.eventually("a replica lists running creates", func(ctx context.Context) error {
 		stats, err := e.cloud.Admin.Stats(ctx)
 		if err != nil {
 			return err
@@ -143,7 +143,7 @@ func TestManagerFailover(t *testing.T) {
 	e.wantInstances(len(names))
 }
 
-// TestLostLead has somebody else take the lead while an operation is under way:
+// TestLostLead lets another process take the lead during an operation:
 // the manager must not stay until that has ended.
 func TestLostLead(t *testing.T) {
 	e := newEnv(t)
@@ -163,7 +163,7 @@ func TestLostLead(t *testing.T) {
 			return err
 		}
 		now := metav1.NowMicro()
-		lease.Spec.HolderIdentity, lease.Spec.RenewTime = new("somebody else"), &now
+		lease.Spec.HolderIdentity, lease.Spec.RenewTime = new("other"), &now
 		return e.kube.Update(ctx, &lease)
 	})
 	select {
@@ -223,9 +223,8 @@ func TestFrozenReplica(t *testing.T) {
 	}
 }
 
-// freeze stops a replica and lets it go on when it is long taken for dead, and others
-// have done as they should without it. It returns once nothing runs there that was
-// begun before.
+// freeze stops a replica, and resumes it long after it was considered dead and others have
+// taken over. It returns once its earlier operations have ended.
 func (e *env) freeze(tap *stack.Tap, victim *stack.Driver, meanwhile func()) {
 	e.Helper()
 	sequence := tap.Sessions()[victim.Replica].GetSequence()
@@ -306,7 +305,7 @@ func (e *env) wantNoDuplicates() {
 	}
 }
 
-// waitSucceeded waits until audit messages tell that these operations succeeded.
+// waitSucceeded waits for audit messages that these operations succeeded.
 func (e *env) waitSucceeded(tap *stack.Tap, ids []string) map[string]*driverv1.Audit {
 	e.Helper()
 	succeeded := map[string]*driverv1.Audit{}

@@ -10,8 +10,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// TestMistakes makes the mistakes that users make, and looks at what they are
-// told. Nothing may be made or left behind.
+// TestMistakes makes mistakes of users, and checks the errors that they see. Nothing may be
+// created or left behind.
 func TestMistakes(t *testing.T) {
 	e := newEnv(t)
 	manager, tap := e.startManager("")
@@ -20,10 +20,10 @@ func TestMistakes(t *testing.T) {
 		reason string
 		class  string
 		make   func(class string)
-		tells  []string
-		// classTells: the driver's own look at the class says so, machines or not.
-		classTells string
-		// sent: the driver has had the request, so only the driver can tell that
+		wants  []string
+		// classWants: the driver's own look at the class says so, machines or not.
+		classWants string
+		// sent: the driver has had the request, so only the driver can report that
 		// there is nothing to delete, and it must be able to read the class.
 		sent bool
 		// mend must be enough, without touching the machine.
@@ -36,8 +36,8 @@ func TestMistakes(t *testing.T) {
 				e.must(e.kube.Create(e.ctx(), e.newSecret(class)))
 				e.must(e.kube.Create(e.ctx(), e.newClass(class, map[string]any{"machineTyp": "small"})))
 			},
-			tells:      []string{"machineTyp", "InvalidArgument"},
-			classTells: "unknown field providerSpec.machineTyp",
+			wants:      []string{"machineTyp", "InvalidArgument"},
+			classWants: "unknown field providerSpec.machineTyp",
 			sent:       true,
 			mend: func(class string) {
 				mended, old := e.newClass(class, nil), &v1alpha1.MachineClass{}
@@ -50,7 +50,7 @@ func TestMistakes(t *testing.T) {
 			reason: "the class may be applied after the machine",
 			class:  "missing-class",
 			make:   func(string) {},
-			tells:  []string{"missing-class", "does not exist"},
+			wants:  []string{"missing-class", "does not exist"},
 			mend: func(class string) {
 				e.must(e.kube.Create(e.ctx(), e.newSecret(class)))
 				e.must(e.kube.Create(e.ctx(), e.newClass(class, nil)))
@@ -60,7 +60,7 @@ func TestMistakes(t *testing.T) {
 			reason: "the secret may be applied after the class",
 			class:  "missing-secret",
 			make:   func(class string) { e.must(e.kube.Create(e.ctx(), e.newClass(class, nil))) },
-			tells:  []string{"missing-secret", "does not exist"},
+			wants:  []string{"missing-secret", "does not exist"},
 			mend:   func(class string) { e.must(e.kube.Create(e.ctx(), e.newSecret(class))) },
 		},
 		"NoUserData": {
@@ -72,7 +72,7 @@ func TestMistakes(t *testing.T) {
 				e.must(e.kube.Create(e.ctx(), secret))
 				e.must(e.kube.Create(e.ctx(), e.newClass(class, nil)))
 			},
-			tells: []string{"userdata field not found"},
+			wants: []string{"userdata field not found"},
 			mend: func(class string) {
 				mended, old := e.newSecret(class), &corev1.Secret{}
 				e.must(e.kube.Get(e.ctx(), client.ObjectKeyFromObject(mended), old))
@@ -84,15 +84,15 @@ func TestMistakes(t *testing.T) {
 	mended := 0
 	for name, c := range cases {
 		c.make(c.class)
-		if c.classTells != "" {
-			e.waitEventOf(v1alpha1.KindMachineClass, c.class, corev1.EventTypeWarning, c.classTells)
+		if c.classWants != "" {
+			e.waitEventOf(v1alpha1.KindMachineClass, c.class, corev1.EventTypeWarning, c.classWants)
 		}
 		machines := e.createMachines(2, c.class)
 		for _, machine := range machines {
-			for _, text := range c.tells {
+			for _, text := range c.wants {
 				e.waitEvent(machine, corev1.EventTypeWarning, text)
 			}
-			e.eventually("the phase tells that the instance could not be made", func(ctx context.Context) error {
+			e.eventually("the phase shows that the instance could not be created", func(ctx context.Context) error {
 				return e.inPhase(ctx, machine, v1alpha1.MachineCrashLoopBackOff)
 			})
 		}

@@ -92,7 +92,7 @@ func TestOutOfRange(t *testing.T) {
 	e.waitEvent(name, corev1.EventTypeWarning, "OutOfRange")
 	e.waitClassEvent(corev1.EventTypeWarning, orphan.ProviderID)
 	e.must(cloud.Delete(e.ctx(), orphan.ID))
-	// Which Node is the machine's can never be told; both instances go all the same.
+	// The machine's Node cannot be determined; both instances are deleted anyway.
 	machine, err = e.machine(e.ctx(), name)
 	e.must(err)
 	before = machine.DeepCopy()

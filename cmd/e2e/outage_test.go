@@ -9,8 +9,8 @@ import (
 // it is given up, and longer than clients wait between tries to reconnect.
 const outage = 20 * time.Second
 
-// TestBusOutage stops the nats-server in the middle of creates, which end while
-// nobody can be told.
+// TestBusOutage stops the nats-server during creates, which end while their outcome cannot
+// be sent.
 func TestBusOutage(t *testing.T) {
 	e := newEnv(t)
 	nats, err := e.site.StartNATS(e.ctx())
@@ -38,7 +38,7 @@ func TestBusOutage(t *testing.T) {
 	e.waitRunning(names...)
 	e.wantInstances(machines)
 
-	// A bus that was away is nobody's death: no work went to another replica.
+	// No replica was considered dead because the bus was down: no work went to another one.
 	for _, audit := range tap.Audits() {
 		if audit.GetAttempts() > 1 {
 			t.Errorf("operation %s took %d attempts", audit.GetOperationId(), audit.GetAttempts())

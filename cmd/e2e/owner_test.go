@@ -43,7 +43,7 @@ func (e *env) waitMade(names ...string) {
 }
 
 // TestNamesakesOnOneCloud has two control planes of one name, each on a bus of its own,
-// share a cloud account: nothing but the owner of an instance tells them apart. Each
+// share a cloud account: only the owner of an instance distinguishes them. Each
 // deletes its own instance without a machine and none of the other's.
 func TestNamesakesOnOneCloud(t *testing.T) {
 	a := newEnv(t)

@@ -19,8 +19,8 @@ import (
 // plainProvider is served by plainDriver.
 const plainProvider = "plain"
 
-// TestPlainDriver has the machines of a class made by a driver as somebody might
-// write it in an afternoon: it uses nothing of ours but the messages.
+// TestPlainDriver creates machines with a minimal driver, which uses only the protocol's
+// messages.
 func TestPlainDriver(t *testing.T) {
 	e := newEnv(t)
 	manager, _ := e.startManager("")
@@ -49,7 +49,7 @@ func TestPlainDriver(t *testing.T) {
 // A plainDriver answers each request with one Result, and has a map for a cloud.
 type plainDriver struct {
 	env *env
-	// onCreate is told of each create; nil for nobody.
+	// onCreate is called for each create; it may be nil.
 	onCreate func(operationID string, request *driverv1.CreateRequest) error
 
 	mu        sync.Mutex

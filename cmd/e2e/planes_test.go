@@ -37,7 +37,7 @@ func TestTwoControlPlanes(t *testing.T) {
 	a.wantOwnAudits(tapA, machines)
 	b.wantOwnAudits(tapB, machines)
 
-	// Without its manager nobody takes up a machine, not even its neighbour.
+	// Without its manager no one creates its machines, not even the other manager.
 	a.must(managerA.Stop())
 	orphan := a.name + "-orphan"
 	a.createMachine(orphan, className)
@@ -57,14 +57,14 @@ func TestTwoControlPlanes(t *testing.T) {
 	}
 }
 
-// wantOwnSessions expects that the replicas tell a control plane of its own
-// operations only.
+// wantOwnSessions expects that the replicas' sessions list only operations of the control
+// plane to which they are sent.
 func (e *env) wantOwnSessions(tap *stack.Tap) {
 	e.Helper()
 	for replica, session := range tap.Sessions() {
 		for _, operation := range session.GetOperations() {
 			if operation.GetNamespace() != e.name {
-				e.Errorf("replica %s tells control plane %s of %s/%s", replica, e.name, operation.GetNamespace(), operation.GetName())
+				e.Errorf("replica %s lists for control plane %s an operation of %s/%s", replica, e.name, operation.GetNamespace(), operation.GetName())
 			}
 		}
 	}

@@ -99,7 +99,7 @@ func (p *pool) settled(replicas int, class string) {
 	})
 }
 
-// settledIn returns an error unless a deployment's status tells of so many
+// settledIn returns an error unless a deployment's status shows so many
 // machines, all of its template, in just the conditions that others look for.
 func settledIn(d *v1alpha1.MachineDeployment, replicas int) error {
 	var conditions []string
@@ -245,7 +245,7 @@ func (e *env) slowDeletes(latency time.Duration) {
 	e.must(err)
 }
 
-// working waits until a replica tells of a running operation of a kind.
+// working waits until a replica lists a running operation of a kind.
 func (p *pool) working(kind driverv1.Operation) {
 	p.Helper()
 	p.eventually("a replica has a "+kind.String(), func(context.Context) error {

@@ -84,11 +84,11 @@ func (e *env) preserved(ctx context.Context, machine string) error {
 	if err := e.kube.Get(ctx, client.ObjectKey{Name: m.Labels[v1alpha1.LabelKeyNode]}, node); err != nil {
 		return err
 	}
-	told := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+	shown := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == v1alpha1.NodePreserved && c.Status == corev1.ConditionTrue && c.Reason == v1alpha1.ReasonPreservedByMCM &&
 			strings.HasPrefix(c.Message, v1alpha1.MessagePreservedDrained)
 	})
-	if !told || node.Annotations[v1alpha1.AnnotationKeyScaleDownDisabled] != "true" || node.Spec.Unschedulable {
+	if !shown || node.Annotations[v1alpha1.AnnotationKeyScaleDownDisabled] != "true" || node.Spec.Unschedulable {
 		return fmt.Errorf("its node has conditions %+v, annotations %v, unschedulable %t",
 			node.Status.Conditions, node.Annotations, node.Spec.Unschedulable)
 	}

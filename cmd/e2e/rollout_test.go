@@ -39,8 +39,8 @@ func (p *pool) wantRollout(want, verb string, args ...string) {
 	}
 }
 
-// TestRollout rolls a pool out and back, pauses and restarts it, with nothing but
-// mcmctl to tell how that goes.
+// TestRollout rolls a pool out and back, pauses and restarts it, and follows that with
+// mcmctl only.
 func TestRollout(t *testing.T) {
 	e := newEnv(t)
 	manager, tap := e.startManager("")
@@ -79,7 +79,7 @@ func TestRollout(t *testing.T) {
 	e.must(e.cloud.Hold(e.ctx(), "*"))
 	p.wantRollout("resumed", "resume")
 	p.working(create)
-	p.eventually("mcmctl tells how far it is", func(context.Context) error {
+	p.eventually("mcmctl shows the progress", func(context.Context) error {
 		if out := p.rollout("status", "--watch=false"); !strings.Contains(out, "of 2 updated") {
 			return fmt.Errorf("it says %q", out)
 		}

@@ -164,7 +164,7 @@ func TestAboveAnotherMachineController(t *testing.T) {
 	e.must(e.kube.List(e.ctx(), &events, client.InNamespace(e.name)))
 	for i := range events.Items {
 		if event := &events.Items[i]; event.InvolvedObject.Kind == v1alpha1.KindMachine {
-			t.Errorf("mcm has told of machine %s that it does not control: %s", event.InvolvedObject.Name, event.Message)
+			t.Errorf("mcm wrote an Event about machine %s, which it does not control: %s", event.InvolvedObject.Name, event.Message)
 		}
 	}
 }

@@ -72,7 +72,7 @@ func (e *env) waitHeld(n int, tap *stack.Tap, drivers []*stack.Driver) {
 func (e *env) waitEnded(tap *stack.Tap, ids []string) map[string]*driverv1.Audit {
 	e.Helper()
 	ended := map[string]*driverv1.Audit{}
-	e.eventually("audit messages tell how the operations ended", func(context.Context) error {
+	e.eventually("audit messages have the outcomes of the operations", func(context.Context) error {
 		for _, audit := range tap.Audits() {
 			ended[audit.GetOperationId()] = audit
 		}
@@ -141,7 +141,7 @@ func (e *env) wantLinked(name string) *v1alpha1.Machine {
 	return m
 }
 
-// TestNoDriverAtFirst tells the user what is missing, and needs no help once it
+// TestNoDriverAtFirst shows the user what is missing, and needs no help once it
 // is there.
 func TestNoDriverAtFirst(t *testing.T) {
 	e := newEnv(t)
@@ -176,17 +176,17 @@ func TestBothReplicasServe(t *testing.T) {
 	e.wantInstances(machines)
 
 	var share map[string]int
-	e.eventually("audit messages tell who did the creates", func(context.Context) error {
+	e.eventually("audit messages name the replicas of the creates", func(context.Context) error {
 		share = map[string]int{}
-		told := 0
+		audited := 0
 		for _, audit := range tap.Audits() {
 			if audit.GetOperation() == create && audit.GetStatus().GetCode() == driverv1.Code_CODE_OK {
 				share[audit.GetReplica()]++
-				told++
+				audited++
 			}
 		}
-		if told != machines {
-			return fmt.Errorf("%d of %d are told", told, machines)
+		if audited != machines {
+			return fmt.Errorf("%d of %d have an audit message", audited, machines)
 		}
 		return nil
 	})

@@ -95,7 +95,7 @@ func (e *env) startLinkedDrivers(n int, natsURL string, tap *stack.Tap, args ...
 	return drivers, links
 }
 
-// waitWorking waits until n of the drivers tell of running operations of a kind, and
+// waitWorking waits until n of the drivers list running operations of a kind, and
 // returns those.
 func (e *env) waitWorking(tap *stack.Tap, drivers []*stack.Driver, op driverv1.Operation, n int) (working []*stack.Driver) {
 	e.Helper()
@@ -173,10 +173,10 @@ func (w *watcher) all() []sighting {
 	return append([]sighting{}, w.sightings...)
 }
 
-// awaitGone waits until the watch has told of n machines that they are gone.
+// awaitGone waits until the watch has shown the end of n machines.
 func (w *watcher) awaitGone(e *env, n int) {
 	e.Helper()
-	e.eventually("the watch has told of all ends", func(context.Context) error {
+	e.eventually("the watch has shown all ends", func(context.Context) error {
 		gone := 0
 		for _, s := range w.all() {
 			if s.gone {

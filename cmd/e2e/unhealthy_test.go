@@ -76,8 +76,8 @@ func TestPoolLosesItsNodes(t *testing.T) {
 }
 
 // TestUnwatchedMachines kills mcm, and sets its Lease back by an hour, as if the API
-// server had been away for so long: the next mcm gives unhealthy machines their
-// time anew.
+// server had been away for so long: the next mcm restarts the timeouts of unhealthy
+// machines.
 func TestUnwatchedMachines(t *testing.T) {
 	e := newEnv(t)
 	manager, tap := e.startManager("", "--leader-elect=true", "--leader-elect-lease-duration=2s",
@@ -92,13 +92,13 @@ func TestUnwatchedMachines(t *testing.T) {
 
 	e.setLeaseBack(e.longUnknown(names[0]))
 	e.must(manager.Restart(e.ctx()))
-	e.wantTimeAnew(names[0])
+	e.wantTimeoutReset(names[0])
 	e.wantTidyMetrics(manager.Address, "mcm_machine_controller_frozen")
 	e.deleteAll(names...)
 }
 
 // TestFreezeAcrossRestart keeps mcm from the target cluster, and kills it meanwhile:
-// the next mcm gives unhealthy machines their time anew.
+// the next mcm restarts the timeouts of unhealthy machines.
 func TestFreezeAcrossRestart(t *testing.T) {
 	e := newEnv(t)
 	gate, target := e.openKubeGate()
@@ -119,7 +119,7 @@ func TestFreezeAcrossRestart(t *testing.T) {
 	gate.setShut(false)
 	e.longUnknown(names[0])
 	e.must(manager.Restart(e.ctx()))
-	e.wantTimeAnew(names[0])
+	e.wantTimeoutReset(names[0])
 	e.waitEvent(names[0], corev1.EventTypeNormal, "health timeouts start again")
 	e.waitFrozen("false")
 	e.deleteAll(names...)
@@ -138,12 +138,12 @@ func (e *env) longUnknown(name string) (hourAgo time.Time) {
 	return hourAgo
 }
 
-// wantTimeAnew waits until the time of a machine that longUnknown has changed runs
-// anew, and requires that it was never Failed.
-func (e *env) wantTimeAnew(name string) {
+// wantTimeoutReset waits until the timeout of a machine that longUnknown has changed is
+// restarted, and requires that it was never Failed.
+func (e *env) wantTimeoutReset(name string) {
 	e.Helper()
 	e.waitEvent(name, corev1.EventTypeNormal, v1alpha1.TextHealthTimeoutReset)
-	e.eventually("its time runs anew", func(ctx context.Context) error {
+	e.eventually("its time starts again", func(ctx context.Context) error {
 		m, err := e.machine(ctx, name)
 		if err == nil && (m.Status.CurrentStatus.Phase != v1alpha1.MachineUnknown || time.Since(m.Status.CurrentStatus.LastUpdateTime.Time) > 30*time.Minute) {
 			err = fmt.Errorf("its status is %+v", m.Status.CurrentStatus)

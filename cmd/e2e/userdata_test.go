@@ -60,7 +60,7 @@ func TestUserData(t *testing.T) {
 		e.refuseNodes()
 		e.waitRunning(name)
 		e.wantNoToken(name)
-		e.eventually("the token lets nobody in", func(context.Context) error {
+		e.eventually("the token is not accepted", func(context.Context) error {
 			_, err := e.whoAmI(token)
 			if apierrors.IsUnauthorized(err) {
 				return nil

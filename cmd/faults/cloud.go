@@ -9,9 +9,9 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// turn sets knobs of the cloud for a while, in which there is something to do. Unless
-// a figure of the cloud grows meanwhile it has missed.
-func turn(ctx context.Context, w *world, e event, figure func(*cloudapi.Stats) int, there, back cloudapi.KnobsPatch) error {
+// turnKnobs sets knobs of the cloud during a rollout. It returns [errMissed] unless a
+// figure of the cloud grows meanwhile.
+func turnKnobs(ctx context.Context, w *world, e event, figure func(*cloudapi.Stats) int, there, back cloudapi.KnobsPatch) error {
 	before, err := w.cloud.Admin.Stats(ctx)
 	if err != nil {
 		return err
@@ -27,7 +27,7 @@ func turn(ctx context.Context, w *world, e event, figure func(*cloudapi.Stats) i
 	return errors.Join(err, undone)
 }
 
-// grows waits for a while until a figure is above what it was.
+// grows waits for a while until a figure exceeds its value before.
 func (w *world) grows(ctx context.Context, figure func(*cloudapi.Stats) int, before int) error {
 	const patience = 5 * time.Second
 	within, cancel := context.WithTimeout(ctx, patience)
@@ -48,11 +48,11 @@ func (w *world) grows(ctx context.Context, figure func(*cloudapi.Stats) int, bef
 func cloudErrors(ctx context.Context, w *world, _ *target, e event) error {
 	const sometimes = 0.4
 	rules := []cloudapi.Fault{{Operation: "*", Probability: sometimes, After: e.way&1 == 0, Drop: e.way&2 == 0}}
-	return turn(ctx, w, e, func(s *cloudapi.Stats) int { return s.Faults },
+	return turnKnobs(ctx, w, e, func(s *cloudapi.Stats) int { return s.Faults },
 		cloudapi.KnobsPatch{Faults: &rules}, cloudapi.KnobsPatch{Faults: &[]cloudapi.Fault{}})
 }
 
-// slowCall is how long the cloud takes for a call at most.
+// slowCall is the longest time that the cloud takes for a call.
 const slowCall = 3 * time.Second
 
 func cloudLatency(ctx context.Context, w *world, _ *target, e event) error {
@@ -62,24 +62,23 @@ func cloudLatency(ctx context.Context, w *world, _ *target, e event) error {
 		effect = end
 	}
 	mutations := func(s *cloudapi.Stats) int { return s.Requests[cloudapi.OpCreate] + s.Requests[cloudapi.OpDelete] }
-	return turn(ctx, w, e, mutations, cloudapi.KnobsPatch{CreateLatency: &slow, DeleteLatency: &slow, CreateEffect: &effect},
+	return turnKnobs(ctx, w, e, mutations, cloudapi.KnobsPatch{CreateLatency: &slow, DeleteLatency: &slow, CreateEffect: &effect},
 		cloudapi.KnobsPatch{CreateLatency: &usual, DeleteLatency: &usualDelete, CreateEffect: &end})
 }
 
 func cloudRate(ctx context.Context, w *world, _ *target, e event) error {
 	few, unlimited := 4.0, 0.0
-	return turn(ctx, w, e, func(s *cloudapi.Stats) int { return s.Refused[cloudapi.CodeRateLimited] },
+	return turnKnobs(ctx, w, e, func(s *cloudapi.Stats) int { return s.Refused[cloudapi.CodeRateLimited] },
 		cloudapi.KnobsPatch{RequestsPerSecond: &few}, cloudapi.KnobsPatch{RequestsPerSecond: &unlimited})
 }
 
-// cloudLists has creates lose their answers while lists show new instances late: who
-// looks for what it may have made does not find it yet. Nothing is hidden longer than
-// drivers were told.
+// cloudLists loses answers to creates while lists lag, so that a driver which looks for
+// its instance does not find it yet. The lag never exceeds the drivers' settle time.
 func cloudLists(ctx context.Context, w *world, _ *target, e event) error {
 	const often = 0.6
 	lag, none := cloudapi.Duration(listLag), cloudapi.Duration(0)
 	rules := []cloudapi.Fault{{Operation: cloudapi.OpCreate, Probability: often, After: true, Drop: e.way%2 == 0}}
-	return turn(ctx, w, e, func(s *cloudapi.Stats) int { return s.Hidden },
+	return turnKnobs(ctx, w, e, func(s *cloudapi.Stats) int { return s.Hidden },
 		cloudapi.KnobsPatch{ListLag: &lag, Faults: &rules},
 		cloudapi.KnobsPatch{ListLag: &none, Faults: &[]cloudapi.Fault{}})
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 )
 
-// stores are the managers that have NATS in them, with its store.
+// stores returns the managers with an embedded NATS and its store.
 func stores(w *world) []*target {
 	if w.kind != busEmbedded {
 		return nil
@@ -20,12 +20,12 @@ func stores(w *world) []*target {
 	return w.managerSet
 }
 
-// disks are those on which NATS stores streams, of a manager or of a server.
+// disks returns the processes that store streams: managers or NATS servers.
 func disks(w *world) []*target { return append(stores(w), w.serverSet...) }
 
 // diskFull fills the disk of a process until a manager has noticed, and for a while longer.
-// NATS in a manager has to get over that by itself once there is space. A server is
-// restarted then, which is the remedy that a manager names.
+// An embedded NATS has to recover by itself once there is space. An external server is
+// restarted then, which is the remedy that mcm logs.
 func diskFull(ctx context.Context, w *world, t *target, e event) error {
 	noticed, over := w.lags(t), func(context.Context) error { return t.unit.kill(0) }
 	if m := w.managerOf(t); m != nil {
@@ -36,7 +36,7 @@ func diskFull(ctx context.Context, w *world, t *target, e event) error {
 			return nil
 		}
 		over = func(ctx context.Context) error {
-			const recovers = 90 * time.Second // half a minute after the last time, and with other faults in the way
+			const recovers = 90 * time.Second // mcm retries every half minute, and other faults interfere
 			within, cancel := context.WithTimeout(ctx, recovers)
 			defer cancel()
 			return stack.Poll(within, t.name+" is ready again", m.Ready)
@@ -44,7 +44,7 @@ func diskFull(ctx context.Context, w *world, t *target, e event) error {
 	}
 	hit := false
 	err := t.unit.writesNothing(func() error {
-		const notices = 20 * time.Second // of looks every 5 s, which wait for 5 s
+		const notices = 20 * time.Second // mcm checks every 5 s, and waits for 5 s
 		within, cancel := context.WithTimeout(ctx, notices)
 		defer cancel()
 		missed := stack.Poll(within, "a manager notices that the disk of "+t.name+" is full", noticed)
@@ -60,8 +60,8 @@ func diskFull(ctx context.Context, w *world, t *target, e event) error {
 	return errors.Join(err, over(ctx))
 }
 
-// lags returns [errMissed] until a manager shows that servers lack records of a stream, and
-// the target is one of them.
+// lags returns a check that fails with [errMissed] until a manager exports that servers
+// lack records of a stream, and the target is one of them.
 func (w *world) lags(server *target) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := shows("mcm_dispatch_operations_stream_replicas_behind", w.managers...)(ctx); err != nil {
@@ -69,7 +69,7 @@ func (w *world) lags(server *target) func(context.Context) error {
 		}
 		for _, identity := range identities {
 			lagging, err := stack.Lagging(ctx, w.busURL, w.name, identity)
-			if err == nil && slices.Contains(lagging, server.name) { // with an error nobody leads the stream
+			if err == nil && slices.Contains(lagging, server.name) { // an error means that the stream has no leader
 				return nil
 			}
 		}
@@ -77,8 +77,8 @@ func (w *world) lags(server *target) func(context.Context) error {
 	}
 }
 
-// writesNothing does something while the process can write to no file: what NATS makes of
-// a write that fails, for whatever reason, is what it makes of a full disk.
+// writesNothing calls do while the process cannot write to any file. NATS handles any
+// failed write as a full disk.
 func (u *unit) writesNothing(do func() error) error {
 	p, err := u.there()
 	if err != nil {
@@ -86,20 +86,20 @@ func (u *unit) writesNothing(do func() error) error {
 	}
 	var before unix.Rlimit
 	if err := unix.Prlimit(p.PID(), unix.RLIMIT_FSIZE, nil, &before); err != nil {
-		return fmt.Errorf("limit of what %s may write: %w", p.Name, err)
+		return fmt.Errorf("read the file size limit of %s: %w", p.Name, err)
 	}
 	full := unix.Rlimit{Cur: 1, Max: before.Max}
 	if err := unix.Prlimit(p.PID(), unix.RLIMIT_FSIZE, &full, nil); err != nil {
-		return fmt.Errorf("have %s write nothing: %w", p.Name, err)
+		return fmt.Errorf("set the file size limit of %s: %w", p.Name, err)
 	}
 	err = do()
 	if undone := unix.Prlimit(p.PID(), unix.RLIMIT_FSIZE, &before, nil); undone != nil && !errors.Is(undone, unix.ESRCH) {
-		return fmt.Errorf("have %s write again: %w", p.Name, undone)
+		return fmt.Errorf("reset the file size limit of %s: %w", p.Name, undone)
 	}
 	return err
 }
 
-// managerOf returns the manager that is a target; nil for other targets.
+// managerOf returns a target's manager; nil if the target is not a manager.
 func (w *world) managerOf(t *target) *stack.Manager {
 	for i, each := range w.managerSet {
 		if each == t {

@@ -7,28 +7,27 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// oldestLook is how long an instance may have been there when another one is made for
-// its machine, where nothing identifies a create.
+// oldestLook is the greatest age of an instance beside which another one may be created
+// for its machine, if nothing identifies a create.
 //
-// Each attempt looks for itself, not before it has begun, and sends its one create
-// before its deadline, operationTimeout after that; whatever earlier attempts have seen
-// does not count. The link may delay what it has sent, and the cloud makes the instance
-// at the end of a slow call. The look shows what was there listLag before it. The rest
-// is for a busy machine, on which a process is late to send what it was allowed to.
+// Each attempt lists the instances after its start, and sends its only create before
+// its deadline, operationTimeout later. The link may delay the request, and the cloud
+// creates the instance at the end of a slow call. The list shows the instances that
+// existed listLag before it. The rest allows for a busy machine, on which a process
+// sends late.
 const oldestLook = operationTimeout + mostDelay + slowCall + listLag + 5*time.Second
 
-// doubles returns what a cloud's log says of instances that were made for a machine
-// which had one, and must not have been: so many of each machine.
+// doubles returns the findings in a cloud's log about second instances of a machine that
+// must not have been created.
 //
-// With a token or a unique name that is every one, whatever was collected later.
-// Where nothing identifies a create, what is promised is that it looks first: a second
-// instance beside one that no look can have missed is wrong. Others are collected, and
-// in the end there must be none; surplus is how many were and had to be, so that a run
-// shows whether it has come to that at all.
+// With a token or a unique name that is every second instance, even if it was collected
+// later. If nothing identifies a create, the driver lists the instances first: a second
+// instance is wrong if the list must have shown the first. Others are collected; surplus
+// counts them, to show whether the run got into that situation.
 func doubles(log []cloudapi.LogEntry) (found []finding, surplus int) {
 	type machine struct {
 		made, wrong, beside int
-		live                map[string]time.Time // when they came to be, by id
+		live                map[string]time.Time // time of creation by id
 	}
 	machines := map[string]*machine{}
 	for _, e := range log {
@@ -52,13 +51,13 @@ func doubles(log []cloudapi.LogEntry) (found []finding, surplus int) {
 		}
 	}
 	for _, m := range machines {
-		surplus += max(0, m.beside-max(0, len(m.live)-1)) // the rest is still there
+		surplus += max(0, m.beside-max(0, len(m.live)-1)) // the others still exist
 	}
 	return found, surplus
 }
 
-// wrong tells why the instance of an entry must not have been made, which is the nth
-// of its machine, beside those that are there; empty when it may.
+// wrong returns why the instance of an entry, the nth of its machine, must not have been
+// created beside the existing ones; "" if it may have been.
 func wrong(e cloudapi.LogEntry, nth int, there map[string]time.Time) string {
 	if e.Identity != cloudapi.IdentityNone {
 		if nth > 1 {
@@ -68,7 +67,7 @@ func wrong(e cloudapi.LogEntry, nth int, there map[string]time.Time) string {
 	}
 	for id, since := range there {
 		if age := e.Time.Sub(since); age > oldestLook {
-			return fmt.Sprintf("was made beside %s, which had been there for %s", id, age.Round(time.Millisecond))
+			return fmt.Sprintf("was created although %s had existed for %s", id, age.Round(time.Millisecond))
 		}
 	}
 	return ""

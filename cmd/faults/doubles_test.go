@@ -38,7 +38,7 @@ func TestDoubles(t *testing.T) {
 			"one instance is too many, beside however many",
 		},
 		"none, at once":        {[]cloudapi.LogEntry{made(none, "m", "1", 0), made(none, "m", "2", time.Second)}, 0, "no list may have shown the first"},
-		"none, much later":     {[]cloudapi.LogEntry{made(none, "m", "1", 0), made(none, "m", "2", oldestLook+1)}, 1, "whoever looks sees the first"},
+		"none, much later":     {[]cloudapi.LogEntry{made(none, "m", "1", 0), made(none, "m", "2", oldestLook+1)}, 1, "a list shows the first"},
 		"none, one after one":  {[]cloudapi.LogEntry{made(none, "m", "1", 0), deleted("m", "1", 1), made(none, "m", "2", time.Hour)}, 0, "the first is gone"},
 		"none, other machines": {[]cloudapi.LogEntry{made(none, "m", "1", 0), made(none, "n", "2", time.Hour)}, 0, "they have nothing to do with each other"},
 	} {

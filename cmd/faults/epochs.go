@@ -14,33 +14,33 @@ import (
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 )
 
-// leaseName is that of the Lease with which mcm counts epochs.
+// leaseName is the Lease with which mcm counts epochs.
 const leaseName = "machine-controller-manager"
 
 func lease(namespace string) *coordinationv1.Lease {
 	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: leaseName}}
 }
 
-// seldom is how rarely the faults of epochs are made, of the times that they are drawn,
-// once each has hit as often as it is to: nothing moves for some ten seconds after each.
+// seldom is which share of the epoch faults drawn is made once each kind has hit often
+// enough: nothing progresses for some ten seconds after each.
 const seldom = 4
 
-// due reports whether a fault that is made seldom is to be made.
+// due reports whether to make a fault of a seldom kind.
 func (w *world) due(e event) bool { return !w.tally.hasHit(e.kind) || e.way%seldom == 0 }
 
-// lowest is the epoch with which a manager begins whose Lease counts from 0, at most.
+// lowest is the highest epoch with which a manager begins whose Lease counts from 0.
 const lowest = 2
 
-// epochBack kills the manager that leads, and deletes the Lease, or sets its count back,
-// as the restore of a backup does. The next one begins with that, below what drivers
-// know, and has to get above it.
+// epochBack kills the leader, and deletes the Lease or resets its count, as the restore of
+// a backup does. The next leader begins below the epoch that drivers know, and has to
+// raise its own.
 func epochBack(ctx context.Context, w *world, _ *target, e event) error {
 	if !w.due(e) || w.highestHeard() <= lowest {
 		return errMissed
 	}
 	err := w.hitLeader(ctx, func(u *unit) error {
 		return u.down(func() error {
-			return w.soon(ctx, "the Lease goes", func(ctx context.Context) error {
+			return w.soon(ctx, "the Lease is deleted or reset", func(ctx context.Context) error {
 				if e.way/seldom%2 == 0 {
 					return client.IgnoreNotFound(w.kube.Delete(ctx, lease(w.name)))
 				}
@@ -54,15 +54,14 @@ func epochBack(ctx context.Context, w *world, _ *target, e event) error {
 	const notices = 30 * time.Second
 	within, cancel := context.WithTimeout(ctx, notices)
 	defer cancel()
-	err = stack.Poll(within, "a manager gets above what drivers know", shows("mcm_dispatch_epoch_raised_total", w.managers...))
+	err = stack.Poll(within, "a manager raises its epoch above that of the drivers", shows("mcm_dispatch_epoch_raised_total", w.managers...))
 	if err != nil && ctx.Err() == nil {
 		return errors.Join(errMissed, err)
 	}
 	return err
 }
 
-// strays are the targets of strayManager: there is one where a manager can be apart
-// from its bus.
+// strays returns the targets of strayManager: one if the bus is not embedded.
 func strays(w *world) []*target {
 	if w.stray == nil {
 		return nil
@@ -70,15 +69,15 @@ func strays(w *world) []*target {
 	return []*target{w.strayTarget}
 }
 
-// strayManager has another manager of the same name lead for a while, with a higher
-// epoch than any before.
+// strayManager lets another manager of the same cluster name lead for a while, with a
+// higher epoch than any before.
 func strayManager(ctx context.Context, w *world, _ *target, e event) error {
 	if !w.due(e) {
 		return errMissed
 	}
 	highest := w.highestHeard()
 	const above = 100
-	err := w.soon(ctx, "the stray manager's Lease counts on", func(ctx context.Context) error {
+	err := w.soon(ctx, "the count of the stray manager's Lease is raised", func(ctx context.Context) error {
 		return w.count(ctx, w.strayNamespace(), int32(highest)+above)
 	})
 	if err != nil {
@@ -115,7 +114,7 @@ func strayManager(ctx context.Context, w *world, _ *target, e event) error {
 	}
 }
 
-// highestHeard is the highest epoch that a driver has heard of.
+// highestHeard returns the highest epoch that a driver has seen.
 func (w *world) highestHeard() (highest uint64) {
 	for _, s := range w.tap.Sessions() {
 		highest = max(highest, s.GetEpoch())
@@ -123,7 +122,7 @@ func (w *world) highestHeard() (highest uint64) {
 	return highest
 }
 
-// count has a Lease count from elsewhere.
+// count sets the transitions of a Lease.
 func (w *world) count(ctx context.Context, namespace string, transitions int32) error {
 	patch := fmt.Appendf(nil, `{"spec":{"leaseTransitions":%d}}`, transitions)
 	return w.kube.Patch(ctx, lease(namespace), client.RawPatch("application/merge-patch+json", patch))
@@ -131,8 +130,8 @@ func (w *world) count(ctx context.Context, namespace string, transitions int32) 
 
 func (w *world) strayNamespace() string { return w.name + "-stray" }
 
-// startStray starts the stray manager and ends it again, while it is alone: beside
-// another one it would not get ready.
+// startStray starts the stray manager and kills it, before the others start: beside them
+// it would not become ready.
 func (w *world) startStray(ctx context.Context, args []string) error {
 	if err := w.kube.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.strayNamespace()}}); err != nil {
 		return err

@@ -16,26 +16,26 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// errMissed says that there was nothing for a fault to hit; it does not count.
-var errMissed = errors.New("there was nothing to hit")
+// errMissed means that a fault had no effect; it does not count.
+var errMissed = errors.New("the fault had no effect")
 
-// A fault is one way to break things. It returns when what it broke is whole again.
+// A fault is a kind of fault. do returns when it is undone.
 type fault struct {
 	name string
-	// targets are what it can hit; none means that it is not for this world.
+	// targets returns what it can hit; none means that it cannot happen in this world.
 	targets func(*world) []*target
 	do      func(context.Context, *world, *target, event) error
 }
 
-// alone are the faults that are made while no other is at work. One needs a create, and
-// then a machine that comes and goes within seconds, which others mostly prevent. A backup
-// is restored while all that uses it is down.
+// alone are the faults that are made while no other is active. freeze-create needs a
+// create, and then a machine that comes and goes within seconds, which others mostly
+// prevent. A backup is restored while everything that uses it is down.
 var alone = []string{"freeze-create", "etcd-restore"}
 
-// listLag is how long the cloud's lists may lag behind, which drivers know.
+// listLag is how long the cloud's lists may lag, which is the drivers' settle time.
 const listLag = time.Second
 
-// faults are all there are. Names are part of the command line.
+// faults lists all kinds. Names are part of the command line.
 var faults = []fault{
 	{"kill-driver", drivers, func(_ context.Context, _ *world, t *target, e event) error { return t.unit.kill(e.length / 2) }},
 	{"freeze-driver", drivers, freeze},
@@ -76,8 +76,8 @@ func kindNames() []string {
 
 func drivers(w *world) []*target { return w.driverSet }
 
-// lookers are the drivers that look for an instance and then make it: for others the
-// cloud tells a repeated create apart, or nobody can.
+// lookers returns the drivers that list instances and then create one. For others the
+// cloud recognizes a repeated create, or nothing does.
 func lookers(w *world) []*target {
 	return slices.DeleteFunc(slices.Clone(w.driverSet), func(t *target) bool { return t.identity != uniqueName })
 }
@@ -86,7 +86,8 @@ func managers(w *world) []*target    { return w.managerSet }
 func natsServers(w *world) []*target { return w.serverSet }
 func theLead(w *world) []*target     { return []*target{w.lead} }
 
-// knob is one of the cloud's: each can be turned while others are.
+// knob returns the target for a knob of the cloud, so that several knobs can be changed
+// at once.
 func knob(name string) func(*world) []*target {
 	return func(w *world) []*target { return []*target{w.knobs[name]} }
 }
@@ -105,9 +106,9 @@ func freeze(ctx context.Context, _ *world, t *target, e event) error {
 	return t.unit.freeze(ctx, e.length)
 }
 
-// freezeCreate freezes a replica that has accepted a create and not yet asked the
-// cloud for anything: the answer to its first look is held up until it is frozen.
-// When it wakes up others have done its work, and the machine has come and gone.
+// freezeCreate freezes a replica that has accepted a create but not sent one to the cloud:
+// the answer to its first list is held back until it is frozen. When it resumes, another
+// replica has done its work, and the machine has come and gone.
 func freezeCreate(ctx context.Context, w *world, t *target, e event) error {
 	link := w.cloudLinks[t.identity]
 	link.busy.Lock()
@@ -136,7 +137,8 @@ func freezeCreate(ctx context.Context, w *world, t *target, e event) error {
 	})
 }
 
-// rollout makes sure that there is something to create, if the API server is back soon.
+// rollout changes a pool so that machines are created. It returns [errMissed] if the API
+// server does not answer soon.
 func (w *world) rollout(ctx context.Context, identity string, e event, least int32) error {
 	const patience = 10 * time.Second
 	within, cancel := context.WithTimeout(ctx, patience)
@@ -153,7 +155,8 @@ func (w *world) rollout(ctx context.Context, identity string, e event, least int
 	return nil
 }
 
-// soon does something, if the API server is back soon.
+// soon calls do until it succeeds. It returns [errMissed] if that takes too long, mostly
+// because the API server is down.
 func (w *world) soon(ctx context.Context, what string, do func(context.Context) error) error {
 	const patience = 10 * time.Second
 	within, cancel := context.WithTimeout(ctx, patience)
@@ -164,12 +167,12 @@ func (w *world) soon(ctx context.Context, what string, do func(context.Context) 
 	return nil
 }
 
-// comeAndGo waits until a machine is gone whose create a frozen replica has: it has it
-// deleted as soon as the instance is there, which a replica that lives has made. Other
-// faults may be in the way of that for too long; then it is left, and counts for nothing.
+// comeAndGo waits until the machine of a frozen replica's create is gone. It deletes the
+// machine once another replica has created the instance. If that takes too long because
+// of other faults, it returns [errMissed].
 func (w *world) comeAndGo(ctx context.Context, createID string) error {
 	uid, _, _ := strings.Cut(createID, ".")
-	const patience = operationTimeout - 4*time.Second // later the replica would give up by itself when it wakes up
+	const patience = operationTimeout - 4*time.Second // later the replica would give up by itself when it resumes
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	err := stack.Poll(within, "machine "+uid+" comes and goes", func(ctx context.Context) error {
@@ -199,13 +202,13 @@ func loseServer(ctx context.Context, _ *world, t *target, e event) error {
 	return wait(ctx, e.length)
 }
 
-// failOver kills the manager that leads.
+// failOver kills the leader.
 func failOver(ctx context.Context, w *world, _ *target, e event) error {
 	return w.hitLeader(ctx, func(u *unit) error { return u.kill(e.length) })
 }
 
-// hitLeader does something to the manager that leads, whichever it is. There may be none
-// for a while, or another fault may be at it.
+// hitLeader calls do with the leader. It waits if there is none, or if another fault hits
+// it.
 func (w *world) hitLeader(ctx context.Context, do func(*unit) error) error {
 	const patience = 10 * time.Second
 	within, cancel := context.WithTimeout(ctx, patience)
@@ -238,13 +241,13 @@ func (w *world) tryLeader(ctx context.Context, do func(*unit) error) error {
 	return errMissed
 }
 
-// inCharge tells whether a manager is there and leads.
+// inCharge reports whether a manager runs and leads.
 func (w *world) inCharge(ctx context.Context, m *stack.Manager) bool {
 	if w.kind == busEmbedded {
 		return m.Ready(ctx) == nil
 	}
 	lead, err := leads(ctx, m)
-	return err == nil && lead // with an error it is down, or starts
+	return err == nil && lead // an error means that it is down or starting
 }
 
 func restartAPI(ctx context.Context, w *world, _ *target, e event) error {
@@ -275,7 +278,7 @@ func oneWay(ctx context.Context, _ *world, t *target, e event) error {
 	return errors.Join(wait(ctx, e.length), t.hits())
 }
 
-// mostDelay is how much later what is sent over a link arrives, at most.
+// mostDelay is the longest delay of a link.
 const mostDelay = 1500 * time.Millisecond
 
 func delay(ctx context.Context, _ *world, t *target, e event) error {
@@ -284,18 +287,18 @@ func delay(ctx context.Context, _ *world, t *target, e event) error {
 	return t.broken(ctx, e, func(l *stack.Link) { l.Delay(late) })
 }
 
-// broken does something to the target's links for a while.
+// broken calls how for the target's links, and mends them after a while.
 func (t *target) broken(ctx context.Context, e event, how func(*stack.Link)) error {
 	defer t.each((*stack.Link).Mend)
 	t.each(how)
 	return errors.Join(wait(ctx, e.length), t.hits())
 }
 
-// lanes is how many faults are at work at once.
+// lanes is how many faults are active at once.
 const lanes = 3
 
-// enter waits until a fault may be made: beside any others, or alone. Nobody has a
-// target yet, so that all who have one come to their end.
+// enter waits until a fault may be made: beside others, or alone. It is called before a
+// target is locked, so that faults which hold one can end.
 func (w *world) enter(f fault) (leave func()) {
 	if slices.Contains(alone, f.name) {
 		w.atWork.Lock()
@@ -331,7 +334,7 @@ func (w *world) inject(ctx context.Context, plan *plan, sayf func(string, ...any
 		t.busy.Unlock()
 		leave()
 		switch missed := errors.Is(err, errMissed); {
-		case ctx.Err() != nil: // it is over, whatever that did to the fault
+		case ctx.Err() != nil: // the run is over, and may have interrupted the fault
 		case err != nil && !missed:
 			return fmt.Errorf("fault %s at %s: %w", e.kind, t.name, err)
 		default:

@@ -18,8 +18,8 @@ func deafDrivers(w *world) []*target {
 	return slices.DeleteFunc(slices.Clone(w.driverSet), func(t *target) bool { return !t.deaf })
 }
 
-// hangCall keeps the cloud's answers from a driver that ignores its deadlines, until its
-// replica has given a call up and says so. Others have to go on without it.
+// hangCall holds back the cloud's answers to a driver that ignores its deadlines, until
+// its replica reports the call as stuck. Others have to continue without it.
 func hangCall(ctx context.Context, w *world, t *target, e event) error {
 	link := w.cloudLinks[t.identity]
 	link.busy.Lock()
@@ -29,7 +29,7 @@ func hangCall(ctx context.Context, w *world, t *target, e event) error {
 		return err
 	}
 	link.link.Hold(stack.ToClient)
-	const givesUp = operationTimeout + 30*time.Second // after the operation has begun, its deadline and the grace behind it
+	const givesUp = operationTimeout + 30*time.Second // the operation's start, its deadline and the grace after that
 	within, cancel := context.WithTimeout(ctx, givesUp)
 	defer cancel()
 	err := stack.Poll(within, t.name+" gives a call up", func(context.Context) error {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A journal is the file in which a world tells what it did and when.
+// A journal is the file in which a world logs what it did and when.
 type journal struct {
 	mu   sync.Mutex
 	file *os.File

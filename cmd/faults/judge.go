@@ -18,28 +18,28 @@ import (
 )
 
 const (
-	// healLimit is how long everything may take to be as it should be once nothing
-	// is broken any more: several operation timeouts.
+	// healLimit is how long everything may take to recover after the last fault: several
+	// operation timeouts.
 	healLimit = 2 * time.Minute
-	// finalReplicas is how many machines each pool has at the end of the faults.
+	// finalReplicas is how many machines each pool has after the faults.
 	finalReplicas = 2
 )
 
-// heal undoes what faults may have left.
+// heal mends all links.
 func (w *world) heal() {
 	for _, t := range w.all {
 		t.each((*stack.Link).Mend)
 	}
 }
 
-// judge waits until all is as it should be, first as the last change wants it, which a
-// change of size might hide, then with some machines in each pool and at last without,
-// and counts what is not.
+// judge waits until everything is as desired: first after the last change, whose flaws a
+// change of size might hide, then with some machines in each pool, and finally with none.
+// It counts what is not.
 func (w *world) judge(ctx context.Context) error {
 	if w.damage && w.broken(ctx) == nil {
-		return w.readLog(ctx) // it may well never settle, and need not
+		return w.readLog(ctx) // it need not settle, and may never do so
 	}
-	if err := w.settle(ctx, "all is as the last change wants it", w.flaws); err != nil {
+	if err := w.settle(ctx, "everything is as the last change wants it", w.flaws); err != nil {
 		return err
 	}
 	for _, identity := range identities {
@@ -50,27 +50,27 @@ func (w *world) judge(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := w.settle(ctx, "all is as it should be in the end", w.flaws); err != nil {
+	if err := w.settle(ctx, "everything is as desired in the end", w.flaws); err != nil {
 		return err
 	}
 	for _, identity := range identities {
 		d := &v1alpha1.MachineDeployment{ObjectMeta: metav1.ObjectMeta{Name: objectName(identity), Namespace: w.name}}
-		err := w.patiently(ctx, "the pool is to go", func(ctx context.Context) error {
+		err := w.patiently(ctx, "the pool is deleted", func(ctx context.Context) error {
 			return client.IgnoreNotFound(w.kube.Delete(ctx, d))
 		})
 		if err != nil {
 			return err
 		}
 	}
-	if err := w.patiently(ctx, "the Machines without a pool are to go", w.endReused); err != nil {
+	if err := w.patiently(ctx, "the Machines without a pool are deleted", w.endReused); err != nil {
 		return err
 	}
-	// A Node whose Machine went without it is freed once no Machine can come for it any more.
+	// mcm releases a Node without a Machine once no Machine can claim it any more.
 	w.patience += creationTimeout
 	if err := w.settle(ctx, "nothing is left", w.remains); err != nil {
 		return err
 	}
-	err := w.patiently(ctx, "all that happened to Machines is known", func(ctx context.Context) error {
+	err := w.patiently(ctx, "the witness has seen all changes of Machines", func(ctx context.Context) error {
 		s, err := w.look(ctx)
 		if err != nil {
 			return err
@@ -83,7 +83,7 @@ func (w *world) judge(ctx context.Context) error {
 	return w.readLog(ctx)
 }
 
-// settle waits until nothing is wrong. Otherwise what is still wrong counts.
+// settle waits until wrong finds nothing, and counts what it still finds at the end.
 func (w *world) settle(ctx context.Context, what string, wrong func(context.Context) ([]finding, error)) error {
 	err := w.patiently(ctx, what, func(ctx context.Context) error {
 		found, err := wrong(ctx)
@@ -100,7 +100,7 @@ func (w *world) settle(ctx context.Context, what string, wrong func(context.Cont
 	if failed != nil {
 		return errors.Join(err, failed)
 	}
-	if len(found) == 0 { // only the wait itself can be told of
+	if len(found) == 0 { // only the wait itself can be reported
 		w.tally.find(foundf(stuck, "wait until "+what, 1, "%v", err))
 	}
 	return nil
@@ -112,7 +112,7 @@ func (w *world) patiently(ctx context.Context, what string, check func(context.C
 	return stack.Poll(ctx, what, check)
 }
 
-// flaws returns what is not as the pools want it.
+// flaws returns what is not as the pools desire.
 func (w *world) flaws(ctx context.Context) ([]finding, error) {
 	s, err := w.look(ctx)
 	if err != nil {
@@ -121,7 +121,8 @@ func (w *world) flaws(ctx context.Context) ([]finding, error) {
 	return s.flaws(), nil
 }
 
-// remains returns what is left of pools that are gone, with an error as much as it has seen.
+// remains returns what is left of pools that are gone. With an error it returns what it
+// has found so far.
 func (w *world) remains(ctx context.Context) ([]finding, error) {
 	s, err := w.look(ctx)
 	if err != nil {
@@ -144,7 +145,7 @@ func (w *world) remains(ctx context.Context) ([]finding, error) {
 	for _, c := range claims {
 		uid, _, _ := strings.Cut(c.GetOperationId(), ".")
 		if of, _ := w.witness.lived(uid); of.forced {
-			continue // of a Machine that has vanished from under its replica: it goes with the stream's age
+			continue // its Machine was removed by force: the claim expires with the stream's age limit
 		}
 		found = append(found, foundf(leaked, uid, 1, "the claim to machine %s for %s, %s by %s, is left",
 			c.GetName(), c.GetOperationId(), c.GetState(), c.GetReplica()))
@@ -152,9 +153,8 @@ func (w *world) remains(ctx context.Context) ([]finding, error) {
 	return found, nil
 }
 
-// salvage counts, of a run that has gone wrong itself, what the cloud's log proves all
-// the same: instances that must not have been made. What it tells besides may only not
-// have come to its end.
+// salvage counts, for a run that has failed itself, what the cloud's log proves anyway:
+// instances that must not have been created. Other findings may only be unfinished.
 func (w *world) salvage(ctx context.Context) error {
 	if w.cloud == nil || w.cloud.Admin == nil {
 		return nil // there is no log yet
@@ -164,7 +164,7 @@ func (w *world) salvage(ctx context.Context) error {
 	defer cancel()
 	entries, err := w.cloud.Admin.Log(ctx, 0)
 	if err != nil {
-		return fmt.Errorf("read the cloud's log, for what is known already: %w", err)
+		return fmt.Errorf("read the cloud's log of the failed run: %w", err)
 	}
 	found, sums := readLog(entries, w.witness)
 	w.tally.figures = sums
@@ -172,7 +172,7 @@ func (w *world) salvage(ctx context.Context) error {
 	return nil
 }
 
-// readLog counts what the cloud's log tells.
+// readLog counts the findings in the cloud's log.
 func (w *world) readLog(ctx context.Context) error {
 	entries, err := w.cloud.Admin.Log(ctx, 0)
 	if err != nil {

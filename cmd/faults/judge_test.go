@@ -57,7 +57,7 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// TestSettle_Unexplained has a wait fail of which nothing tells why, or not all.
+// TestSettle_Unexplained fails a wait without findings, or with only some of them.
 func TestSettle_Unexplained(t *testing.T) {
 	t.Parallel()
 	errAway := errors.New("the API server is away")

@@ -7,7 +7,7 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// The kinds of damage that a run can come to.
+// The kinds of damage.
 const (
 	lost    = "lost"
 	doubled = "doubled"
@@ -18,7 +18,7 @@ const (
 // A finding is something that is wrong.
 type finding struct {
 	damage string
-	of     string // the uid of a machine, or what else it is about: it counts once for that
+	of     string // the uid of a machine or another subject, for which it counts once
 	n      int
 	text   string
 }
@@ -27,8 +27,8 @@ func foundf(damage, of string, n int, format string, args ...any) finding {
 	return finding{damage: damage, of: of, n: n, text: fmt.Sprintf(format, args...)}
 }
 
-// total is how much of each damage there is. What was found of a machine again, or by
-// another way, is the same damage; where it is a number, the largest counts.
+// total returns how much of each damage there is. Damage that was found several times
+// for one subject counts once, with the largest number.
 func total(found []finding) map[string]int {
 	type once struct{ damage, of string }
 	most := map[once]int{}
@@ -43,29 +43,29 @@ func total(found []finding) map[string]int {
 	return sum
 }
 
-// broken tells whether it is an instance that must not have been made.
+// broken reports whether it is about an instance that must not have been created.
 func (f finding) broken() bool { return f.damage == doubled || f.damage == leaked }
 
-// A ledger is what the cloud's log tells of one Machine's instances.
+// A ledger sums up the cloud's log about one Machine's instances.
 type ledger struct {
 	uid      string
 	name     string
 	identity cloudapi.Identity
 	made     int
 	live     int
-	late     []string // instances that were made or still there when the Machine was gone
+	late     []string // instances that were created or still existed after the Machine was gone
 }
 
-// figures are how much there was to judge.
+// figures count what was judged.
 type figures struct {
-	machines   int // that had instances
-	strange    int // of these, that etcd has never stored
+	machines   int // machines that had instances
+	strange    int // of these, machines that etcd has never stored
 	lifecycles int // machines that have come and gone
-	surplus    int // instances beside another one of their machine, as may be, and collected
+	surplus    int // legitimate second instances that were collected
 }
 
-// readLog returns what the cloud's log tells that nobody sees in the end, because it
-// was replaced or collected.
+// readLog returns the findings in the cloud's log, which at the end are visible nowhere
+// else because instances were replaced or collected.
 func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, sums figures) {
 	found, sums.surplus = doubles(entries)
 	ledgers := map[string]*ledger{}
@@ -87,7 +87,7 @@ func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, sums fig
 		} else {
 			found = append(found, l.remove(e, w)...)
 		}
-		// What was left behind by force is collected later, and nothing made.
+		// After a removal by force instances are collected later, but none may be created.
 		of, _ := w.lived(e.MachineUID)
 		if (created || !of.forced) && w.tooLate(e.MachineUID, e.Time) && !slices.Contains(l.late, e.ID) {
 			l.late = append(l.late, e.ID)
@@ -107,19 +107,19 @@ func readLog(entries []cloudapi.LogEntry, w *witness) (found []finding, sums fig
 	return found, sums
 }
 
-// remove finds an instance that was deleted although its machine was not to go: it is
-// lost, whatever has replaced it.
+// remove returns a finding if an instance was deleted although its machine was not: it is
+// lost even if it was replaced.
 func (l *ledger) remove(e cloudapi.LogEntry, w *witness) []finding {
 	l.live--
 	if l.live > 0 || w.allows(l.uid, e.Time) {
 		return nil
 	}
-	return []finding{foundf(lost, l.uid, 1, "the instance of machine %s (%s) was deleted at %s, before the Machine was to go", l.name, l.uid, e.Time)}
+	return []finding{foundf(lost, l.uid, 1, "the instance of machine %s (%s) was deleted at %s, before the Machine", l.name, l.uid, e.Time)}
 }
 
-// leftBehind finds instances that a Machine has left behind, although they were
-// collected later. Where nothing tells creates apart there may be more than one, and
-// all but one may go so.
+// leftBehind returns a finding if a Machine left instances behind, even if they were
+// collected later. If nothing identifies creates there may be several instances, and all
+// but one may be left.
 func (l *ledger) leftBehind() []finding {
 	n := len(l.late)
 	if l.identity == cloudapi.IdentityNone {
@@ -128,5 +128,5 @@ func (l *ledger) leftBehind() []finding {
 	if n <= 0 {
 		return nil
 	}
-	return []finding{foundf(leaked, l.uid, n, "machine %s (%s) was gone and had instances: %v", l.name, l.uid, l.late)}
+	return []finding{foundf(leaked, l.uid, n, "machine %s (%s) was gone but had instances: %v", l.name, l.uid, l.late)}
 }

@@ -45,7 +45,7 @@ func TestReadLog(t *testing.T) {
 			entries: []cloudapi.LogEntry{created(1, "a")},
 		},
 		"taken away": {
-			reason:  "nobody wanted it to go",
+			reason:  "no deletion was requested",
 			entries: []cloudapi.LogEntry{created(1, "a"), deleted(5, "a")},
 			want:    map[string]int{lost: 1}, lives: 1,
 		},
@@ -65,7 +65,7 @@ func TestReadLog(t *testing.T) {
 			want:    map[string]int{leaked: 1}, lives: 1,
 		},
 		"late": {
-			reason:  "a replica woke up and made an instance for nobody, which was collected",
+			reason:  "a resumed replica created an instance without a Machine, which was collected",
 			entries: []cloudapi.LogEntry{created(25, "a"), deleted(35, "a")},
 			want:    map[string]int{leaked: 1}, lives: 1,
 		},
@@ -75,7 +75,7 @@ func TestReadLog(t *testing.T) {
 			want:    map[string]int{doubled: 1}, lives: 1,
 		},
 		"twice for none": {
-			reason: "nothing told the creates apart, and the surplus went", identity: none,
+			reason: "nothing identified the creates, and the surplus was collected", identity: none,
 			entries: []cloudapi.LogEntry{created(1, "a"), created(2, "b"), deleted(3, "b"), deleted(15, "a")},
 			lives:   1, surplus: 1,
 		},
@@ -90,7 +90,7 @@ func TestReadLog(t *testing.T) {
 			want:    map[string]int{leaked: 1}, lives: 1, surplus: 1,
 		},
 		"late for none": {
-			reason: "it is the only one, and nobody's", identity: none,
+			reason: "it is the only one, and has no Machine", identity: none,
 			entries: []cloudapi.LogEntry{created(25, "a"), deleted(35, "a")},
 			want:    map[string]int{leaked: 1}, lives: 1,
 		},

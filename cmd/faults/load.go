@@ -35,8 +35,8 @@ const (
 	revisionLabel = "revision"
 )
 
-// createPools makes for each identity a class, its secret and a MachineDeployment,
-// all of that name.
+// createPools creates a class, its secret and a MachineDeployment with the same name for
+// each identity.
 func (w *world) createPools(ctx context.Context) error {
 	for _, identity := range identities {
 		if err := w.createClass(ctx, w.kube, identity); err != nil {
@@ -49,7 +49,7 @@ func (w *world) createPools(ctx context.Context) error {
 	return nil
 }
 
-// createClass makes the class of an identity, with its secret.
+// createClass creates the class of an identity and its secret.
 func (w *world) createClass(ctx context.Context, kube client.Client, identity string) error {
 	if err := kube.Create(ctx, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: objectName(identity), Namespace: w.name},
@@ -67,7 +67,7 @@ func (w *world) createClass(ctx context.Context, kube client.Client, identity st
 	return kube.Create(ctx, class)
 }
 
-// objectName is an identity as Kubernetes writes names.
+// objectName returns an identity as a valid Kubernetes name.
 func objectName(identity string) string {
 	return strings.ReplaceAll(identity, "_", "-")
 }
@@ -84,7 +84,7 @@ func (w *world) class(identity string) (*v1alpha1.MachineClass, error) {
 	}
 	class.ObjectMeta = metav1.ObjectMeta{
 		Name: objectName(identity), Namespace: w.name,
-		// In the end there is no Machine any more, and what they have left has to go.
+		// Orphans must be collected even at the end, when there are no Machines.
 		Annotations: map[string]string{v1alpha1.AnnotationKeyCollectOrphans: v1alpha1.AnnotationValueTrue},
 	}
 	class.Provider = identity
@@ -100,7 +100,7 @@ func (w *world) class(identity string) (*v1alpha1.MachineClass, error) {
 
 func (w *world) pool(identity string) *v1alpha1.MachineDeployment {
 	name := objectName(identity)
-	// Machines of two worlds have Nodes in one cluster.
+	// Nodes of two worlds' Machines are in one cluster.
 	labels := map[string]string{v1alpha1.LabelKeyMachineDeployment: name}
 	surge, missing := intstr.FromInt32(2), intstr.FromInt32(1)
 	d := &v1alpha1.MachineDeployment{
@@ -121,7 +121,7 @@ func (w *world) pool(identity string) *v1alpha1.MachineDeployment {
 	return d
 }
 
-// live has faults and changes until enough machines have come and gone.
+// live makes faults and changes until enough machines have come and gone.
 func (w *world) live(ctx context.Context, out io.Writer) error {
 	outer := ctx
 	ctx, end := context.WithCancelCause(ctx)
@@ -136,7 +136,7 @@ func (w *world) live(ctx context.Context, out io.Writer) error {
 	kinds, absent := w.kindsHere()
 	w.tally.expect(kinds, absent)
 	if len(kinds) == 0 {
-		return fmt.Errorf("none of the kinds %v can happen here", w.kinds)
+		return fmt.Errorf("none of the kinds %v can happen on this bus", w.kinds)
 	}
 	plan := newPlan(w.seed, kinds, w.longest)
 	for range lanes {
@@ -150,11 +150,11 @@ func (w *world) live(ctx context.Context, out io.Writer) error {
 	for i, identity := range identities {
 		group.Go(func() { w.change(ctx, identity, uint64(loadLane+i), log.sayf) })
 	}
-	within, cancel := context.WithTimeoutCause(ctx, w.limit, fmt.Errorf("only so many within %s", w.limit))
+	within, cancel := context.WithTimeoutCause(ctx, w.limit, fmt.Errorf("not within %s", w.limit))
 	defer cancel()
 	err = stack.Poll(within, fmt.Sprintf("%d machines have come and gone", w.tally.asked), func(context.Context) error {
 		if n, missing := w.witness.lives(), w.tally.missing(); n < w.tally.asked || len(missing) > 0 {
-			return fmt.Errorf("%d have, and these faults did not happen as often as they are to: %v", n, missing)
+			return fmt.Errorf("%d have, and these faults have not happened often enough: %v", n, missing)
 		}
 		if w.damage {
 			return w.broken(within)
@@ -168,14 +168,14 @@ func (w *world) live(ctx context.Context, out io.Writer) error {
 		return failed
 	}
 	if err != nil && within.Err() != nil && outer.Err() == nil {
-		fmt.Fprintf(out, "%s: %v\n", w.kind, err) // the verdict says what is missing
+		fmt.Fprintf(out, "%s: %v\n", w.kind, err) // the verdict lists what is missing
 		return nil
 	}
 	return err
 }
 
-// broken returns an error until the cloud's log tells of an instance that must not have
-// been made. What it tells of lost ones may only not have been seen yet.
+// broken returns an error until the cloud's log has an instance that must not have been
+// created. Lost instances do not count, as the witness may not have seen a deletion yet.
 func (w *world) broken(ctx context.Context) error {
 	entries, err := w.cloud.Admin.Log(ctx, 0)
 	if err != nil {
@@ -187,7 +187,7 @@ func (w *world) broken(ctx context.Context) error {
 	return nil
 }
 
-// kindsHere are the chosen kinds, those that this world has targets for and the others.
+// kindsHere returns the chosen kinds: those with targets in this world, and the others.
 func (w *world) kindsHere() (here, absent []string) {
 	for _, f := range faults {
 		switch {
@@ -205,7 +205,7 @@ func (w *world) kindsHere() (here, absent []string) {
 func (w *world) change(ctx context.Context, identity string, lane uint64, sayf func(string, ...any)) {
 	r := rand.New(rand.NewPCG(w.seed, lane))
 	for revision := 1; ctx.Err() == nil; revision++ {
-		// Drawn whether or not they are used, so that each step has the same numbers.
+		// All are drawn in each step, so that the sequence does not depend on their use.
 		size, roll, pause := int32(r.IntN(mostReplicas+1)), r.IntN(3) == 0, time.Duration(r.Int64N(int64(3*time.Second)))
 		err := w.setPool(ctx, identity, func(d *v1alpha1.MachineDeployment) {
 			d.Spec.Replicas = size
@@ -213,7 +213,7 @@ func (w *world) change(ctx context.Context, identity string, lane uint64, sayf f
 				d.Spec.Template.Labels[revisionLabel] = fmt.Sprint(revision)
 			}
 		})
-		sayf("pool %s: %d replicas, roll: %t, %v", identity, size, roll, err) // the API server may be away
+		sayf("pool %s: %d replicas, roll: %t, %v", identity, size, roll, err) // the API server may be down
 		const least = 2 * time.Second
 		if wait(ctx, least+pause) != nil {
 			return

@@ -1,17 +1,15 @@
-// Command faults breaks machinebus on purpose, for as long as it takes to bring a
-// number of machines through their lives, and then counts what went wrong. It runs
-// the built programs, has MachineDeployments scale, roll and shrink, and meanwhile
-// kills, freezes, cuts off and slows down whatever there is, in an order that
-// follows from a seed. The judge is the append-only log of the cloud.
+// Command faults breaks machinebus on purpose until a number of machines have come and
+// gone, and then counts what went wrong. It runs the built programs, scales and rolls
+// MachineDeployments, and meanwhile kills, freezes, disconnects and slows down processes
+// in an order derived from a seed. It judges by the append-only log of the cloud.
 //
-// `make faults` builds what it needs first. Timing is the machine's own, so two runs
-// of a seed make the same faults in the same order, and neither hit the same nor are
-// the same run.
+// `make faults` builds the programs first. Two runs with one seed make the same faults in
+// the same order, but as their timing differs, the faults do not have the same effects.
 //
-// It exits with 1 when machines were lost, doubled, leaked or stuck or a program has
-// crashed, and with 2 when the run itself went wrong: then nothing is known about
-// machines. With --until-damage it goes on until machines were doubled or leaked, which
-// is for programs that are broken on purpose: 2 means that it has not come to that.
+// The exit code is 1 if machines were lost, doubled, leaked or stuck, or if a program
+// crashed, and 2 if the run itself failed, so that nothing is known about machines. With
+// --until-damage it runs until machines were doubled or leaked, to test programs that are
+// broken on purpose: 2 then means that this did not happen.
 package main
 
 import (
@@ -34,18 +32,18 @@ import (
 // The kinds of bus that a run can be on.
 const (
 	busCluster  = "cluster"  // three nats-servers, two managers
-	busEmbedded = "embedded" // one manager with NATS inside
+	busEmbedded = "embedded" // one manager with an embedded NATS
 )
 
-// options are the flags.
+// options holds the flags.
 type options struct {
 	seed       uint64
 	lifecycles int
 	each       int
 	buses      []string
-	kinds      []string // that are wanted, where they can happen
-	chosen     bool     // they were named, so each must happen somewhere
-	damage     bool     // is to be found
+	kinds      []string // wanted, as far as they can happen
+	chosen     bool     // they were given, so each must happen somewhere
+	damage     bool     // run until damage is found
 	longest    time.Duration
 	limit      time.Duration
 	bin, dir   string
@@ -63,7 +61,7 @@ func main() {
 	}
 }
 
-// status is what to exit with.
+// status returns the exit code.
 func status(err error) int {
 	const damaged, unknown = 1, 2
 	if errors.Is(err, errDamaged) {
@@ -75,14 +73,14 @@ func status(err error) int {
 func parse(args []string) (*options, error) {
 	o := &options{}
 	fs := flag.NewFlagSet("faults", flag.ContinueOnError)
-	fs.Uint64Var(&o.seed, "seed", 1, "`number` from which the order of the faults follows")
-	fs.IntVar(&o.lifecycles, "lifecycles", 200, "`number` of machines that are to come and go")
-	fs.IntVar(&o.each, "each", 1, "how `often` each kind of fault is to hit something on each bus, at least")
-	buses := fs.String("bus", busCluster+","+busEmbedded, "what to run on, one after the other: cluster, embedded or both")
-	only := fs.String("kinds", "", "`kinds` of faults, with commas; none means all of: "+strings.Join(kindNames(), ", "))
-	fs.DurationVar(&o.longest, "longest", time.Minute, "how long a process is frozen, or a link cut, at most")
-	fs.DurationVar(&o.limit, "limit", 0, "how long to go on with faults on each bus; 0 means a minute and 10s for each lifecycle")
-	fs.BoolVar(&o.damage, "until-damage", false, "go on until machines were doubled or leaked; without, the run has proved nothing")
+	fs.Uint64Var(&o.seed, "seed", 1, "`number` from which the order of the faults is derived")
+	fs.IntVar(&o.lifecycles, "lifecycles", 200, "`number` of machines that must come and go")
+	fs.IntVar(&o.each, "each", 1, "how `often` each kind of fault must at least have an effect on each bus")
+	buses := fs.String("bus", busCluster+","+busEmbedded, "buses to run on, one after the other: cluster, embedded or both")
+	only := fs.String("kinds", "", "`kinds` of faults, separated by commas; default all of: "+strings.Join(kindNames(), ", "))
+	fs.DurationVar(&o.longest, "longest", time.Minute, "longest time to freeze a process or cut a link")
+	fs.DurationVar(&o.limit, "limit", 0, "how long to make faults on each bus; 0 means a minute and 10s for each lifecycle")
+	fs.BoolVar(&o.damage, "until-damage", false, "run until machines were doubled or leaked, and fail if none were")
 	repository := fs.String("repository", ".", "`folder` of the repository, for CRDs and examples")
 	fs.StringVar(&o.bin, "bin", ".out/bin", "`folder` of the built programs")
 	fs.StringVar(&o.dir, "dir", ".out/run/faults", "`folder` for logs and data; it is emptied first")
@@ -98,7 +96,7 @@ func parse(args []string) (*options, error) {
 	o.buses = strings.Split(*buses, ",")
 	for _, b := range o.buses {
 		if b != busCluster && b != busEmbedded {
-			return nil, fmt.Errorf("--bus: %q is neither cluster nor embedded", b)
+			return nil, fmt.Errorf("--bus: %q: want cluster, embedded or both with a comma", b)
 		}
 	}
 	o.kinds = kindNames()
@@ -107,7 +105,7 @@ func parse(args []string) (*options, error) {
 	}
 	for _, name := range o.kinds {
 		if !slices.Contains(kindNames(), name) {
-			return nil, fmt.Errorf("--kinds: there is no %q; there are: %s", name, strings.Join(kindNames(), ", "))
+			return nil, fmt.Errorf("--kinds: unknown kind %q; want some of: %s", name, strings.Join(kindNames(), ", "))
 		}
 	}
 	if o.limit == 0 {
@@ -118,7 +116,7 @@ func parse(args []string) (*options, error) {
 	return o, nil
 }
 
-// run starts what all worlds share, and runs them.
+// run starts the cluster that all worlds share, and runs them.
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	o, err := parse(args)
 	if err != nil {
@@ -152,8 +150,8 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	return runBuses(o, out, func(t *tally) error { return runWorld(ctx, o, out, cluster, t) })
 }
 
-// runBuses runs one world after the other, and tells what they came to. An error ends
-// that, and does not hide what was found before.
+// runBuses runs one world after the other, and prints the results. After an error it runs
+// no more worlds, but prints what was found.
 func runBuses(o *options, out io.Writer, runWorld func(*tally) error) (err error) {
 	var tallies []*tally
 	for i, kind := range o.buses {
@@ -169,7 +167,7 @@ func runBuses(o *options, out io.Writer, runWorld func(*tally) error) (err error
 		}
 	}
 	var wanted []string
-	if o.chosen && err == nil { // otherwise it may be for a bus that it has not come to
+	if o.chosen && err == nil { // otherwise the kind may be for a bus that was not run
 		wanted = o.kinds
 	}
 	err = errors.Join(err, verdict(out, wanted, tallies))
@@ -195,5 +193,5 @@ func startCluster(ctx context.Context, site *stack.Site, crds string) (*stack.De
 	return cluster, err
 }
 
-// startLimit bounds what has to be there before the first fault.
+// startLimit bounds the set-up before the first fault.
 const startLimit = 2 * time.Minute

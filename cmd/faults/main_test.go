@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestRunBuses has the run itself go wrong: what was found before is told, and counts.
+// TestRunBuses fails the run itself: earlier findings are printed, and count.
 func TestRunBuses(t *testing.T) {
 	t.Parallel()
 	errAway := errors.New("the API server is away")
@@ -21,7 +21,7 @@ func TestRunBuses(t *testing.T) {
 	}{
 		"well": {reason: "nothing has gone wrong", wantLine: "lost 0 doubled 0 leaked 0 stuck 0"},
 		"on the second": {
-			reason: "the first bus has told of damage", find: map[string][]finding{busCluster: {foundf(lost, "uid", 1, "machine a")}},
+			reason: "the first bus has damage", find: map[string][]finding{busCluster: {foundf(lost, "uid", 1, "machine a")}},
 			fail: busEmbedded, want: 1, wantLine: "lost 1 doubled 0 leaked 0 stuck 0",
 		},
 		"of the judge": {
@@ -52,14 +52,14 @@ func TestRunBuses(t *testing.T) {
 				t.Errorf("%s: %v, want exit status %d", tc.reason, err, tc.want)
 			}
 			if tc.fail != "" && (err == nil || !strings.Contains(err.Error(), errAway.Error())) {
-				t.Errorf("%s: the error does not tell what went wrong: %v", tc.reason, err)
+				t.Errorf("%s: the error lacks what went wrong: %v", tc.reason, err)
 			}
 			if !strings.Contains("\n"+out.String(), "\n"+tc.wantLine+"\n") {
 				t.Errorf("%s: there is no line %q:\n%s", tc.reason, tc.wantLine, out.String())
 			}
 			for bus, found := range tc.find {
 				if !strings.Contains(out.String(), bus+": "+found[0].damage+": "+found[0].text) {
-					t.Errorf("%s: what was found on the bus %s is not told:\n%s", tc.reason, bus, out.String())
+					t.Errorf("%s: findings on the bus %s are not printed:\n%s", tc.reason, bus, out.String())
 				}
 			}
 		})

@@ -18,12 +18,12 @@ func leads(ctx context.Context, m *stack.Manager) (bool, error) {
 	return leaders == 1, err
 }
 
-// shows returns [errMissed] until a metric of one of the managers is above zero: that is
-// how a fault is known to have hit.
+// shows returns a check that fails with [errMissed] until a metric of one of the managers
+// is above zero, which proves that a fault had an effect.
 func shows(name string, managers ...*stack.Manager) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for _, m := range managers {
-			if n, err := metric(ctx, m, name); err == nil && n > 0 { // with an error it is down, or starts
+			if n, err := metric(ctx, m, name); err == nil && n > 0 { // an error means that it is down or starting
 				return nil
 			}
 		}
@@ -31,8 +31,7 @@ func shows(name string, managers ...*stack.Manager) func(context.Context) error 
 	}
 }
 
-// metric returns a metric of a manager, summed up over all labels, and 0 for one that is
-// not there.
+// metric returns the sum of a manager's metric over all labels; 0 if there is none.
 func metric(ctx context.Context, m *stack.Manager, name string) (sum float64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

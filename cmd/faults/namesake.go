@@ -11,19 +11,19 @@ import (
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 )
 
-// A namesake is another control plane with an API server and a bus of its own. It has the
-// same name, namespace and classes, the same cloud account, and no Machine at all.
+// A namesake is another control plane with its own API server and bus. It has the same
+// name, namespace, classes and cloud account, but no Machines.
 type namesake struct {
 	cluster *stack.DevCluster
 	manager *stack.Manager
 	driver  *stack.Driver
 }
 
-// namesakes are the targets of meetNamesake.
+// namesakes returns the target of meetNamesake.
 func namesakes(w *world) []*target { return []*target{w.otherTarget} }
 
-// meetNamesake has another control plane of the same name look for orphans in the same
-// cloud for a while: it must take none of this one's instances for its own.
+// meetNamesake lets another control plane of the same name search the cloud for orphans
+// for a while. It must not take this one's instances for its own.
 func meetNamesake(ctx context.Context, w *world, _ *target, e event) (err error) {
 	if !w.due(e) {
 		return errMissed
@@ -38,8 +38,8 @@ func meetNamesake(ctx context.Context, w *world, _ *target, e event) (err error)
 	return errors.Join(w.beside(ctx, e, w.other.manager), w.other.manager.Kill(), w.other.driver.Kill())
 }
 
-// beside returns when a namesake has seen instances that are none of its own, for longer
-// than the grace of an orphan.
+// beside waits until a namesake has seen another owner's instances for longer than the
+// grace of an orphan.
 func (w *world) beside(ctx context.Context, e event, namesake *stack.Manager) error {
 	if err := w.rollout(ctx, identities[0], e, 2); err != nil {
 		return err
@@ -51,7 +51,7 @@ func (w *world) beside(ctx context.Context, e event, namesake *stack.Manager) er
 	if err != nil {
 		return errors.Join(errMissed, err)
 	}
-	const grace = 15 * time.Second // and a few looks
+	const grace = 15 * time.Second // and a few searches
 	return wait(ctx, grace)
 }
 
@@ -94,7 +94,7 @@ func (w *world) startNamesake(ctx context.Context) (*namesake, error) {
 	return n, err
 }
 
-// resume starts what the last meeting has ended.
+// resume starts the namesake again.
 func (n *namesake) resume(ctx context.Context, w *world) error {
 	if err := n.manager.Restart(ctx); err != nil {
 		return err

@@ -6,18 +6,17 @@ import (
 	"time"
 )
 
-// An event is one fault to come. All that chance decides about it is decided when
-// it is drawn, so that a seed means the same faults in the same order, whatever the
-// run makes of them.
+// An event is one fault to make. All its random values are drawn at once, so that a seed
+// always means the same faults in the same order.
 type event struct {
 	kind   string
-	gap    time.Duration // before it
+	gap    time.Duration // pause before it
 	length time.Duration
-	pick   int // of what it can hit
-	way    int // of doing it
+	pick   int // selects the target
+	way    int // selects the variant
 }
 
-// A plan draws events without end. It is safe for concurrent use.
+// A plan draws an endless sequence of events. It is safe for concurrent use.
 type plan struct {
 	mu      sync.Mutex
 	rand    *rand.Rand
@@ -30,7 +29,7 @@ func newPlan(seed uint64, kinds []string, longest time.Duration) *plan {
 	return &plan{rand: rand.New(rand.NewPCG(seed, 0)), kinds: kinds, longest: longest}
 }
 
-// next deals the kinds like cards, so that each comes before any comes again.
+// next draws the kinds like cards: each comes once before any comes again.
 func (p *plan) next() event {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -48,8 +47,8 @@ func (p *plan) next() event {
 	return e
 }
 
-// length is mostly a few seconds, around the limits after which a replica is given
-// up, and sometimes anything.
+// length is mostly a few seconds, about as long as replicas may be silent, and sometimes
+// anything up to the longest.
 func (p *plan) length() time.Duration {
 	const least, usual, rare = time.Second, 4 * time.Second, 8
 	most := min(usual, p.longest)

@@ -15,10 +15,9 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// restoreEtcd puts what the API server stores back to what it was some seconds before, as
-// the restore of a backup does. Machines that came since are gone and leave their
-// instances, those that went are back, and the journals of others are behind. mcm is down
-// meanwhile, as one would have it.
+// restoreEtcd restores etcd to its state some seconds before, like a backup. Machines
+// created since are gone and leave their instances; Machines deleted since are back. mcm
+// is down meanwhile, as an administrator would arrange.
 func restoreEtcd(ctx context.Context, w *world, _ *target, e event) (err error) {
 	if !w.due(e) {
 		return errMissed
@@ -39,8 +38,8 @@ func restoreEtcd(ctx context.Context, w *world, _ *target, e event) (err error) 
 	}
 	restore := func() error {
 		var before map[types.UID]*v1alpha1.Machine
-		// What nobody has seen of the Machines would be lost.
-		err := w.soon(ctx, "all that happened to Machines is known", func(ctx context.Context) error {
+		// Changes that the witness has not seen would be lost.
+		err := w.soon(ctx, "the witness has seen all changes of Machines", func(ctx context.Context) error {
 			s, err := w.look(ctx)
 			if err != nil {
 				return err
@@ -66,7 +65,7 @@ func restoreEtcd(ctx context.Context, w *world, _ *target, e event) (err error) 
 	return restore()
 }
 
-// withoutAPI does something while the API server and etcd are down.
+// withoutAPI calls do while the API server and etcd are down.
 func (w *world) withoutAPI(ctx context.Context, do func() error) error {
 	if err := w.cluster.Failure(); err != nil {
 		return err
@@ -77,10 +76,10 @@ func (w *world) withoutAPI(ctx context.Context, do func() error) error {
 	return errors.Join(do(), w.cluster.Restart(context.WithoutCancel(ctx)))
 }
 
-// beginAgain shows the witness what etcd has by now, and has it follow that from the
-// beginning. What the judge waits for may take longer from now on: a Node that was
-// registered since the backup does not come back, and its machine has its creation timeout.
-// It returns [errMissed] where the Machines are as they were before.
+// beginAgain passes the existing Machines to the witness, and restarts its watch from the
+// beginning. The judge has to wait longer from now on: a Node that was registered after
+// the backup does not come back, and its machine fails only after its creation timeout.
+// It returns [errMissed] if the Machines have not changed.
 func (w *world) beginAgain(ctx context.Context, before map[types.UID]*v1alpha1.Machine) error {
 	var machines v1alpha1.MachineList
 	err := stack.Poll(ctx, "the restored Machines are listed", func(ctx context.Context) error {
@@ -102,7 +101,7 @@ func (w *world) beginAgain(ctx context.Context, before map[types.UID]*v1alpha1.M
 	return nil
 }
 
-// unchanged reports whether Machines are in the versions that they were in before.
+// unchanged reports whether Machines have the same versions as before.
 func unchanged(before map[types.UID]*v1alpha1.Machine, now []v1alpha1.Machine) bool {
 	return len(before) == len(now) && !slices.ContainsFunc(now, func(m v1alpha1.Machine) bool {
 		return before[m.UID] == nil || before[m.UID].ResourceVersion != m.ResourceVersion

@@ -9,7 +9,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// TestUnchanged tells a restore that took something back from one that did not.
+// TestUnchanged distinguishes restores with and without an effect.
 func TestUnchanged(t *testing.T) {
 	t.Parallel()
 	machine := func(uid, version string) v1alpha1.Machine {

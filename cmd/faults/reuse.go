@@ -14,11 +14,11 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// namesOf are the pools whose cloud takes each name once.
+// namesOf returns the pools whose cloud allows each name only once.
 func namesOf(w *world) []*target { return []*target{w.names} }
 
-// reuseName removes a Machine by force, which leaves its instance behind, and makes another
-// one of that name: the cloud refuses its instance until the old one is collected.
+// reuseName removes a Machine by force, which leaves its instance, and creates another one
+// of that name. The cloud refuses its instance until the old one is collected.
 func reuseName(ctx context.Context, w *world, _ *target, e event) error {
 	var old *v1alpha1.Machine
 	err := w.soon(ctx, "a Machine of the pool runs", func(ctx context.Context) error {
@@ -39,7 +39,7 @@ func reuseName(ctx context.Context, w *world, _ *target, e event) error {
 		return err
 	}
 	again := &v1alpha1.Machine{
-		// Without labels of its pool, which would take it for one too many.
+		// Without labels of its pool, for which it would be surplus.
 		ObjectMeta: metav1.ObjectMeta{Namespace: old.Namespace, Name: old.Name},
 		Spec:       v1alpha1.MachineSpec{Class: old.Spec.Class},
 	}
@@ -47,7 +47,7 @@ func reuseName(ctx context.Context, w *world, _ *target, e event) error {
 	if err != nil {
 		return err
 	}
-	const patience = 90 * time.Second // later the judge waits for it
+	const patience = 90 * time.Second // after that the judge waits for it
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	err = stack.Poll(within, "machine "+again.Name+" runs again", func(ctx context.Context) error {
@@ -56,7 +56,7 @@ func reuseName(ctx context.Context, w *world, _ *target, e event) error {
 			return err
 		}
 		if m := s.machines[again.UID]; m == nil || m.Status.CurrentStatus.Phase != v1alpha1.MachineRunning {
-			return fmt.Errorf("the old instance is there: %t", len(s.instances[old.UID]) > 0)
+			return fmt.Errorf("the old instance still exists: %t", len(s.instances[old.UID]) > 0)
 		}
 		return client.IgnoreNotFound(w.kube.Delete(ctx, again))
 	})
@@ -66,7 +66,7 @@ func reuseName(ctx context.Context, w *world, _ *target, e event) error {
 	return nil
 }
 
-// running returns one of the Machines of a pool that run.
+// running returns a Running Machine of a pool; nil if there is none.
 func (s *state) running(identity string, pick int) *v1alpha1.Machine {
 	var all []*v1alpha1.Machine
 	for _, m := range s.machines {
@@ -81,9 +81,9 @@ func (s *state) running(identity string, pick int) *v1alpha1.Machine {
 	return all[pick%len(all)]
 }
 
-// removeByForce takes a Machine's finalizers and removes it before mcm has put them back.
+// removeByForce removes a Machine's finalizers and deletes it before mcm adds them again.
 func (w *world) removeByForce(ctx context.Context, m *v1alpha1.Machine) error {
-	return w.soon(ctx, "the Machine goes by force", func(ctx context.Context) error {
+	return w.soon(ctx, "the Machine is removed by force", func(ctx context.Context) error {
 		err := w.kube.Patch(ctx, m.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
 		if err == nil {
 			err = w.kube.Delete(ctx, m, client.Preconditions{UID: &m.UID})
@@ -92,7 +92,7 @@ func (w *world) removeByForce(ctx context.Context, m *v1alpha1.Machine) error {
 	})
 }
 
-// endReused has the Machines go that no pool removes.
+// endReused deletes the Machines that belong to no pool.
 func (w *world) endReused(ctx context.Context) error {
 	s, err := w.look(ctx)
 	if err != nil {

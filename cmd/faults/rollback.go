@@ -10,8 +10,8 @@ import (
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 )
 
-// rollBackStore puts the store of NATS, in the manager, back to what it was some seconds
-// before, as the restore of a disk's snapshot does. Claims that drivers hold are gone then.
+// rollBackStore restores the store of an embedded NATS to its state some seconds before,
+// like a disk's snapshot. Claims that drivers hold are gone then.
 func rollBackStore(ctx context.Context, w *world, t *target, e event) (err error) {
 	m := w.managerOf(t)
 	old, err := os.MkdirTemp(w.site.Dir(), "store-")
@@ -29,7 +29,7 @@ func rollBackStore(ctx context.Context, w *world, t *target, e event) (err error
 	if err := stack.Poll(within, t.name+" is ready", m.Ready); err != nil {
 		return errors.Join(errMissed, err)
 	}
-	// There is something to lose then.
+	// So that the rollback loses something.
 	if err := errors.Join(w.rollout(ctx, identities[e.pick%len(identities)], e, 2), wait(ctx, e.length)); err != nil {
 		return err
 	}

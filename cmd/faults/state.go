@@ -13,7 +13,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// state is what Kubernetes and the cloud have of a world. Machines and instances are by
+// state holds a world's objects in Kubernetes and the cloud: Machines and instances by
 // uid of the Machine, pools and Nodes by name.
 type state struct {
 	pools     map[string]*v1alpha1.MachineDeployment
@@ -57,15 +57,15 @@ func (w *world) look(ctx context.Context) (*state, error) {
 	return s, err
 }
 
-// flaws returns what is not as it should be: every pool has as many machines as it
-// wants, all of its last revision and Running, each with one instance that it and its
-// Node go by, and there is no other instance.
+// flaws returns what is not as desired: every pool must have the desired number of
+// machines of its last revision, all Running, each with one instance whose provider id it
+// and its Node have. There must be no other instances.
 func (s *state) flaws() []finding {
 	var found []finding
 	have, going := map[string]int{}, map[string]int{}
 	for _, uid := range slices.Sorted(maps.Keys(s.machines)) {
 		m := s.machines[uid]
-		pool := m.Labels[v1alpha1.LabelKeyMachineDeployment] // none for one whose name was used again
+		pool := m.Labels[v1alpha1.LabelKeyMachineDeployment] // none for a Machine of reuseName
 		have[pool]++
 		if m.DeletionTimestamp != nil {
 			going[pool]++
@@ -74,7 +74,7 @@ func (s *state) flaws() []finding {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.pools)) {
 		want := int(s.pools[name].Spec.Replicas)
-		// Those that do not go are told of by themselves.
+		// Machines that are not deleted in time are findings of their own.
 		if off := max(want-have[name], have[name]-going[name]-want); off > 0 {
 			found = append(found, foundf(stuck, "pool "+name, off, "pool %s has %d Machines, want %d", name, have[name], want))
 		}
@@ -92,11 +92,11 @@ func (s *state) flawsOf(m *v1alpha1.Machine) []finding {
 		return []finding{foundf(stuck, uid, 1, "machine %s is %q with %d instances, deleted: %t: %s", what,
 			m.Status.CurrentStatus.Phase, len(instances), m.DeletionTimestamp != nil, m.Status.LastOperation.Description)}
 	case len(instances) == 0:
-		return []finding{foundf(lost, uid, 1, "machine %s is Running and has no instance", what)}
+		return []finding{foundf(lost, uid, 1, "machine %s is Running without an instance", what)}
 	case len(instances) > 1:
 		return []finding{foundf(doubled, uid, len(instances)-1, "machine %s has %d instances", what, len(instances))}
 	case instances[0].ProviderID != m.Spec.ProviderID:
-		return []finding{foundf(lost, uid, 1, "machine %s goes by %q, its instance is %q", what, m.Spec.ProviderID, instances[0].ProviderID)}
+		return []finding{foundf(lost, uid, 1, "machine %s has provider id %q, its instance %q", what, m.Spec.ProviderID, instances[0].ProviderID)}
 	case node == nil || node.Spec.ProviderID != m.Spec.ProviderID || !isReady(node):
 		return []finding{foundf(stuck, uid, 1, "machine %s is Running without a Node of its own that is Ready", what)}
 	case pool != nil && pool.Spec.Template.Labels[revisionLabel] != m.Labels[revisionLabel]:
@@ -125,7 +125,7 @@ func (s *state) orphans() []finding {
 	return found
 }
 
-// noteForeign notes the Nodes that an earlier world has left in the cluster.
+// noteForeign records the Nodes that an earlier world has left in the cluster.
 func (w *world) noteForeign(ctx context.Context) error {
 	var nodes corev1.NodeList
 	if err := w.kube.List(ctx, &nodes); err != nil {
@@ -138,16 +138,15 @@ func (w *world) noteForeign(ctx context.Context) error {
 	return nil
 }
 
-// remains returns what is left of pools that are gone. A Node counts while it has the
-// finalizer of mcm, which keeps anybody else from removing it, and no Machine that is left
-// tells why.
+// remains returns what is left of pools that are gone. A Node counts if it has mcm's
+// finalizer, which keeps others from deleting it, and its Machine is gone.
 func (s *state) remains() []finding {
 	var found []finding
 	left := map[string]bool{}
 	for _, uid := range slices.Sorted(maps.Keys(s.machines)) {
 		m := s.machines[uid]
 		left[m.Name] = true
-		found = append(found, foundf(stuck, string(uid), 1, "machine %s (%s) does not go: %s", m.Name, uid, m.Status.LastOperation.Description))
+		found = append(found, foundf(stuck, string(uid), 1, "machine %s (%s) is still being deleted: %s", m.Name, uid, m.Status.LastOperation.Description))
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
 		node := s.nodes[name]

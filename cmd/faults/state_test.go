@@ -65,7 +65,7 @@ func TestFlaws(t *testing.T) {
 			nil,
 		},
 		"orphans": {
-			"nobody goes by them", func(s *state) { s.instances["gone"] = make([]cloudapi.Instance, 2) },
+			"they belong to no Machine", func(s *state) { s.instances["gone"] = make([]cloudapi.Instance, 2) },
 			map[string]int{leaked: 2},
 		},
 	} {
@@ -92,11 +92,11 @@ func TestRemains(t *testing.T) {
 		"nothing":   {"all is as it should be", func(*state) *state { return &state{} }, nil},
 		"a machine": {"it was deleted", func(was *state) *state { return &state{machines: was.machines} }, map[string]int{stuck: 1}},
 		"an instance": {
-			"nobody goes by it", func(was *state) *state { return &state{instances: was.instances} },
+			"it belongs to no Machine", func(was *state) *state { return &state{instances: was.instances} },
 			map[string]int{leaked: 1},
 		},
 		"a Node": {
-			"nobody but mcm can let it go", func(was *state) *state { return &state{nodes: was.nodes} },
+			"only mcm can release it", func(was *state) *state { return &state{nodes: was.nodes} },
 			map[string]int{stuck: 1},
 		},
 		"a Node that mcm has let go": {

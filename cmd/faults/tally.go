@@ -9,22 +9,22 @@ import (
 	"sync"
 )
 
-// errDamaged says that machines, or a process, did not survive. Other errors leave open
-// whether they would.
-var errDamaged = errors.New("something did not survive; what is wrong with which stands above")
+// errDamaged means that machines or processes did not survive. With other errors that is
+// unknown.
+var errDamaged = errors.New("machines or processes did not survive; see the findings above")
 
-// errUnbroken says that a run was to come to damage and has not.
+// errUnbroken means that a run with --until-damage found none.
 var errUnbroken = errors.New("no machine was doubled or leaked")
 
-// A tally is what the run on one bus has come to. It is safe for concurrent use.
+// A tally holds the results of the run on one bus. It is safe for concurrent use.
 type tally struct {
 	bus   string
 	asked int // lifecycles
 	each  int // of each kind
 
 	mu      sync.Mutex
-	kinds   []string // that can happen on this bus
-	absent  []string // that cannot, and were chosen
+	kinds   []string // chosen kinds that can happen on this bus
+	absent  []string // chosen kinds that cannot
 	hit     map[string]int
 	missed  map[string]int
 	found   []finding
@@ -37,7 +37,7 @@ func newTally(bus string, asked, each int) *tally {
 	return &tally{bus: bus, asked: asked, each: each, hit: map[string]int{}, missed: map[string]int{}}
 }
 
-// count counts a fault, which has hit something or not.
+// count counts a fault, and whether it had an effect.
 func (t *tally) count(kind string, hit bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -48,14 +48,14 @@ func (t *tally) count(kind string, hit bool) {
 	}
 }
 
-// crash notes that a process has ended by itself, and must not.
+// crash records that a process has exited unexpectedly.
 func (t *tally) crash(err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.crashes = append(t.crashes, err.Error())
 }
 
-// find notes what is wrong, unless it has heard the very same.
+// find adds findings that are not known yet.
 func (t *tally) find(found ...finding) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -66,36 +66,35 @@ func (t *tally) find(found ...finding) {
 	}
 }
 
-// broken tells whether instances were made that must not be, which is what fencing and
-// identities are to prevent.
+// broken reports whether instances were created that fencing and identities must prevent.
 func (t *tally) broken() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.ContainsFunc(t.found, finding.broken)
 }
 
-// expect says which kinds of faults are to happen, and which cannot on this bus.
+// expect sets the kinds of faults that must happen, and those that cannot on this bus.
 func (t *tally) expect(kinds, absent []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.kinds, t.absent = kinds, absent
 }
 
-// hasHit reports whether a kind has happened as often as it is to.
+// hasHit reports whether a kind has happened often enough.
 func (t *tally) hasHit(kind string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.hit[kind] >= t.each
 }
 
-// missing returns those kinds that have not happened as often as they are to.
+// missing returns the kinds that have not happened often enough.
 func (t *tally) missing() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(t.kinds), func(k string) bool { return t.hit[k] >= t.each })
 }
 
-// print tells what is wrong on this bus, and its figures.
+// print prints the findings and figures of this bus.
 func (t *tally) print(out io.Writer) {
 	for _, f := range t.found {
 		fmt.Fprintf(out, "%s: %s: %s\n", t.bus, f.damage, f.text)
@@ -113,43 +112,43 @@ func (t *tally) print(out io.Writer) {
 	}
 }
 
-// problems are what is wrong with the run itself.
+// problems returns what is wrong with the run itself.
 func (t *tally) problems() []error {
 	var errs []error
 	if len(t.crashes) > 0 {
-		errs = append(errs, fmt.Errorf("bus %s: %d processes have crashed; which stands above: %w", t.bus, len(t.crashes), errDamaged))
+		errs = append(errs, fmt.Errorf("bus %s: %d processes crashed: %w", t.bus, len(t.crashes), errDamaged))
 	}
 	if t.lifecycles < t.asked {
-		errs = append(errs, fmt.Errorf("bus %s: %d lifecycles of the %d asked for: try a higher --limit", t.bus, t.lifecycles, t.asked))
+		errs = append(errs, fmt.Errorf("bus %s: %d of %d lifecycles: raise --limit", t.bus, t.lifecycles, t.asked))
 	}
 	if t.strange > 0 {
-		errs = append(errs, fmt.Errorf("bus %s: the cloud has made instances for %d machines, of %d, that the API server never stored", t.bus, t.strange, t.machines))
+		errs = append(errs, fmt.Errorf("bus %s: the cloud created instances for %d machines, of %d, that the API server never stored", t.bus, t.strange, t.machines))
 	}
 	if missing := t.missing(); len(missing) > 0 {
-		errs = append(errs, fmt.Errorf("bus %s: these faults hit something less than %d times: %v", t.bus, t.each, missing))
+		errs = append(errs, fmt.Errorf("bus %s: these faults had an effect less than %d times: %v", t.bus, t.each, missing))
 	}
 	return errs
 }
 
-// sought is the verdict on a run that was to come to damage, and prints it. Without any
-// it does not say that there is some, whatever else went wrong.
+// sought prints and returns the verdict on a run with --until-damage. Without damage it
+// never returns errDamaged, whatever else went wrong.
 func sought(out io.Writer, tallies []*tally, verdict error) error {
 	if slices.ContainsFunc(tallies, (*tally).broken) {
-		fmt.Fprintln(out, "found: there are instances that must not be, as this run was to show")
+		fmt.Fprintln(out, "found: instances were created that must not exist, as this run was to show")
 		if errors.Is(verdict, errDamaged) {
 			return verdict
 		}
 		return errors.Join(errDamaged, verdict)
 	}
-	fmt.Fprintln(out, "NOT found: there is no instance that must not be, and this run was to show one")
+	fmt.Fprintln(out, "NOT found: no instance was created that must not exist, but this run was to show one")
 	if verdict == nil {
 		return errUnbroken
 	}
 	return fmt.Errorf("%w; besides: %s", errUnbroken, verdict.Error())
 }
 
-// verdict prints the figures of all buses, and returns an error unless all is well,
-// and each kind that is wanted can happen somewhere.
+// verdict prints the results of all buses. It returns an error if anything is wrong, or if
+// a wanted kind cannot happen on any of them.
 func verdict(out io.Writer, wanted []string, tallies []*tally) error {
 	var errs []error
 	var everywhere []string

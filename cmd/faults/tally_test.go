@@ -23,11 +23,11 @@ func TestVerdict(t *testing.T) {
 		"missed here": {
 			reason: "it has happened on the other bus only",
 			spoil:  func(_, e *tally) { delete(e.hit, "kill"); e.count("kill", false) },
-			want:   "bus embedded: these faults hit something less than 1 times: [kill]",
+			want:   "bus embedded: these faults had an effect less than 1 times: [kill]",
 		},
 		"not enough": {
 			reason: "once is less than twice", spoil: func(c, _ *tally) { c.each = 2; c.count("kill", true) },
-			want: "bus cluster: these faults hit something less than 2 times: [cut]",
+			want: "bus cluster: these faults had an effect less than 2 times: [cut]",
 		},
 		"nowhere": {
 			reason: "a kind was asked for that no bus has", spoil: func(_, _ *tally) {}, wanted: "kick",
@@ -35,15 +35,15 @@ func TestVerdict(t *testing.T) {
 		},
 		"few": {
 			reason: "the other bus has enough for both", spoil: func(c, e *tally) { c.lifecycles, e.lifecycles = 20, 4 },
-			want: "bus embedded: 4 lifecycles of the 5 asked for",
+			want: "bus embedded: 4 of 5 lifecycles: raise --limit",
 		},
 		"strange": {
 			reason: "an instance was made for no Machine", spoil: func(c, _ *tally) { c.machines, c.strange = 40, 1 },
-			want: "bus cluster: the cloud has made instances for 1 machines, of 40, that the API server never stored",
+			want: "bus cluster: the cloud created instances for 1 machines, of 40, that the API server never stored",
 		},
 		"crashed": {
 			reason: "it was started again, which hides it", spoil: func(c, _ *tally) { c.crash(errors.New("mcm-1 ended: panic")) },
-			want: "1 processes have crashed", damaged: true,
+			want: "1 processes crashed", damaged: true,
 		},
 		"leaked": {
 			reason: "one is enough", spoil: func(c, _ *tally) { c.find(foundf(leaked, "uid", 1, "machine")) },
@@ -73,7 +73,7 @@ func TestVerdict(t *testing.T) {
 				t.Errorf("%s: %v, want %q in it\n%s", tc.reason, err, tc.want, out.String())
 			}
 			if got := status(err) == 1; err != nil && got != tc.damaged {
-				t.Errorf("%s: the exit status tells of damage: %v", tc.reason, got)
+				t.Errorf("%s: the exit status means damage: %v", tc.reason, got)
 			}
 			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 			want := fmt.Sprintf("lost 0 doubled 0 leaked %d stuck 0", len(tallies[0].found))
@@ -81,13 +81,13 @@ func TestVerdict(t *testing.T) {
 				t.Errorf("%s: the last line is %q, want %q", tc.reason, last, want)
 			}
 			if !slices.Contains(lines, "cluster: fault cut              1, missed 0") {
-				t.Errorf("faults are not told by bus:\n%s", out.String())
+				t.Errorf("faults are not printed by bus:\n%s", out.String())
 			}
 			if !slices.Contains(lines, "embedded: not on this bus: cut") || strings.Contains(out.String(), "cluster: not on this bus") {
-				t.Errorf("it is not told which faults a bus cannot have:\n%s", out.String())
+				t.Errorf("the faults that a bus cannot have are not printed:\n%s", out.String())
 			}
 			if !slices.Contains(lines, "cluster: surplus of none, collected: 3") {
-				t.Errorf("what none is allowed is not told:\n%s", out.String())
+				t.Errorf("the surplus of the identity none is not printed:\n%s", out.String())
 			}
 		})
 	}

@@ -12,26 +12,26 @@ import (
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 )
 
-// restartDelay is how long what has ended stays away, unless a fault says
-// otherwise. A kubelet waits longer.
+// restartDelay is how long an ended process stays down, unless a fault sets another time.
+// A kubelet waits longer.
 const restartDelay = 500 * time.Millisecond
 
-// A target is what one fault at a time can hit.
+// A target can be hit by one fault at a time.
 type target struct {
 	name string
-	// identity is what tells the creates of a driver apart; empty for what is no driver.
+	// identity is the create identity of a driver; empty for other targets.
 	identity string
 	deaf     bool       // a driver that ignores its deadlines
-	busy     sync.Mutex // held by the fault at work
+	busy     sync.Mutex // held by the active fault
 	unit     *unit
 	link     *stack.Link
-	back     *stack.Link // the same from the other side, where either may connect
-	// noLateArrivals: what was sent must not arrive long after its sender gave it up. No
-	// driver contract could make up for that.
+	back     *stack.Link // the opposite direction, if either side may connect
+	// noLateArrivals means that requests must not arrive long after their sender gave up,
+	// for which no driver contract could compensate.
 	noLateArrivals bool
 }
 
-// each does something to the target's links.
+// each calls do for the target's links.
 func (t *target) each(do func(*stack.Link)) {
 	for _, l := range []*stack.Link{t.link, t.back} {
 		if l != nil {
@@ -40,15 +40,15 @@ func (t *target) each(do func(*stack.Link)) {
 	}
 }
 
-// live tells whether there is anything to hit: of the links that a program has to
-// several servers it uses one.
+// live reports whether a fault can have an effect: a program with links to several servers
+// uses only one of them.
 func (t *target) live() bool {
 	some := t.link == nil
 	t.each(func(l *stack.Link) { some = some || l.Live() })
 	return some
 }
 
-// hits returns [errMissed] as long as what was done to the links has hit nothing.
+// hits returns [errMissed] if breaking the links had no effect.
 func (t *target) hits() error {
 	n := 0
 	t.each(func(l *stack.Link) { n += l.Hits() })
@@ -58,7 +58,7 @@ func (t *target) hits() error {
 	return nil
 }
 
-// aim chooses one of those that can be hit, or of all when none can.
+// aim chooses one of the live targets, or of all if none is live.
 func aim(all []*target, pick int) *target {
 	live := slices.DeleteFunc(slices.Clone(all), func(t *target) bool { return !t.live() })
 	if len(live) == 0 {
@@ -67,7 +67,7 @@ func aim(all []*target, pick int) *target {
 	return live[pick%len(live)]
 }
 
-// hold keeps back what one side says.
+// hold holds back data in one direction.
 func (t *target) hold(d stack.Direction) {
 	t.link.Hold(d)
 	if t.back != nil {
@@ -75,21 +75,21 @@ func (t *target) hold(d stack.Direction) {
 	}
 }
 
-// A unit is a process that is started again whenever it ends, as a kubelet would.
+// A unit is a process that is restarted whenever it ends, as by a kubelet.
 type unit struct {
 	site *stack.Site
-	// crashed is told of an end that is not ours, unless mayEnd matches the error.
+	// crashed is called if the process exits unexpectedly, unless mayEnd matches the error.
 	crashed func(error)
 	mayEnd  *regexp.Regexp
 
-	starting sync.Mutex // held while it is started, and while it must not be
+	starting sync.Mutex // held while it is started, and while it must not be started
 
 	mu      sync.Mutex
 	process *stack.Process
 	away    time.Duration // until the next start
 }
 
-// keep starts the process again and again until ctx ends.
+// keep restarts the process until ctx ends.
 func (u *unit) keep(ctx context.Context) {
 	for {
 		p := u.current()
@@ -112,7 +112,7 @@ func (u *unit) keep(ctx context.Context) {
 			again, err = u.site.Restart(p)
 			u.starting.Unlock()
 			if err != nil {
-				delay = restartDelay // it is tried again
+				delay = restartDelay // and retry
 				continue
 			}
 			u.mu.Lock()
@@ -122,10 +122,10 @@ func (u *unit) keep(ctx context.Context) {
 	}
 }
 
-// ended tells of a process that has ended and should not have.
+// ended calls crashed if the process has exited unexpectedly.
 func (u *unit) ended(p *stack.Process) {
 	err := p.Failure()
-	p.ExpectEnd() // it has been told of
+	p.ExpectEnd() // it is reported once
 	if err != nil && (u.mayEnd == nil || !u.mayEnd.MatchString(err.Error())) {
 		u.crashed(err)
 	}
@@ -137,7 +137,7 @@ func (u *unit) current() *stack.Process {
 	return u.process
 }
 
-// there returns the process, or [errMissed] when it has ended and is not back yet.
+// there returns the process, or [errMissed] if it has ended and is not restarted yet.
 func (u *unit) there() (*stack.Process, error) {
 	p := u.current()
 	select {
@@ -148,7 +148,7 @@ func (u *unit) there() (*stack.Process, error) {
 	}
 }
 
-// kill ends the process, which stays away for so long.
+// kill kills the process, which stays down for so long.
 func (u *unit) kill(away time.Duration) error {
 	p, err := u.there()
 	if err != nil {
@@ -160,7 +160,7 @@ func (u *unit) kill(away time.Duration) error {
 	return p.Kill()
 }
 
-// down kills the process and does something before it is started again.
+// down kills the process and calls do before it is restarted.
 func (u *unit) down(do func() error) error {
 	u.starting.Lock()
 	defer u.starting.Unlock()
@@ -171,12 +171,12 @@ func (u *unit) down(do func() error) error {
 	return errors.Join(p.Kill(), do())
 }
 
-// freeze stops the process for so long.
+// freeze pauses the process for so long.
 func (u *unit) freeze(ctx context.Context, length time.Duration) error {
 	return u.frozen(func() error { return wait(ctx, length) })
 }
 
-// frozen does something while the process is stopped.
+// frozen calls do while the process is paused.
 func (u *unit) frozen(do func() error) error {
 	p, err := u.there()
 	if err != nil {
@@ -194,8 +194,8 @@ func (u *unit) frozen(do func() error) error {
 
 var replicaLogged = regexp.MustCompile(`\breplica=(\S+)`)
 
-// replica returns the id under which a driver's current process is on the bus, or
-// "" while it has not said.
+// replica returns the replica id of a driver's current process, or "" if it has not logged
+// it yet.
 func (u *unit) replica() string {
 	content, err := os.ReadFile(u.current().Log)
 	if err != nil {
@@ -207,7 +207,7 @@ func (u *unit) replica() string {
 	return ""
 }
 
-// wait passes time, which is what these faults are made of.
+// wait waits for d. It returns an error if ctx ends first.
 func wait(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

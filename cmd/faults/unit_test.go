@@ -56,7 +56,7 @@ func TestUnit(t *testing.T) {
 	}
 }
 
-// TestOrderly tells how mcm may end.
+// TestOrderly checks how mcm may exit.
 func TestOrderly(t *testing.T) {
 	t.Parallel()
 	const lost = "mcm: run: leader election lost"
@@ -92,7 +92,7 @@ func TestOrderly(t *testing.T) {
 	}
 }
 
-// endOf has a process end by itself, and returns what is told of it.
+// endOf lets a process exit by itself, and returns the crashes reported.
 func endOf(t *testing.T, mayEnd *regexp.Regexp, script string) (crashes []error) {
 	t.Helper()
 	u := unitOf(t, mayEnd, script, &crashes)
@@ -101,7 +101,7 @@ func endOf(t *testing.T, mayEnd *regexp.Regexp, script string) (crashes []error)
 	return crashes
 }
 
-// unitOf starts a script, of whose crashes it is told.
+// unitOf starts a script as a unit, which appends to crashes.
 func unitOf(t *testing.T, mayEnd *regexp.Regexp, script string, crashes *[]error) *unit {
 	t.Helper()
 	site, err := stack.NewSite(stack.SiteOptions{Bin: t.TempDir(), Dir: filepath.Join(t.TempDir(), "run")})
@@ -110,7 +110,7 @@ func unitOf(t *testing.T, mayEnd *regexp.Regexp, script string, crashes *[]error
 	}
 	t.Cleanup(func() {
 		if err := site.Close(); err != nil {
-			t.Errorf("what was told of is told of again: %v", err)
+			t.Errorf("a crash was reported twice: %v", err)
 		}
 	})
 	p, err := site.Start("process", "/bin/sh", "-c", script)

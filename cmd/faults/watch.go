@@ -13,13 +13,13 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// watchMachines shows the witness every version of every Machine of a world, until ctx
-// ends. It reads etcd's own history: a watch of the API server begins again from the
-// newest version after a restart, and what came and went in between is gone for it.
+// watchMachines passes every version of every Machine to the witness until ctx ends. It
+// reads etcd's own history: a watch of the API server continues from the newest version
+// after a restart, and misses Machines that came and went in between.
 func (w *world) watchMachines(ctx context.Context) error {
 	history, err := clientv3.New(clientv3.Config{Endpoints: []string{w.cluster.EtcdURL}, Logger: zap.NewNop()})
 	if err != nil {
-		return fmt.Errorf("watch what etcd stores of machines: %w", err)
+		return fmt.Errorf("watch the machines in etcd: %w", err)
 	}
 	w.keepers.Go(func() {
 		const retry = 50 * time.Millisecond
@@ -35,12 +35,12 @@ func (w *world) watchMachines(ctx context.Context) error {
 			}
 			_ = wait(ctx, retry)
 		}
-		_ = history.Close() // only its context's end is left to report
+		_ = history.Close() // it can only report the end of its context
 	})
 	return nil
 }
 
-// followAgain has the watch begin with the first version of all.
+// followAgain restarts the watch from the first version.
 func (w *world) followAgain() {
 	w.fromStart.Store(true)
 	if end := w.endFollow.Load(); end != nil {
@@ -48,8 +48,8 @@ func (w *world) followAgain() {
 	}
 }
 
-// follow shows the witness what happens from a revision on, until the watch ends. It
-// returns the revision from which on nothing was shown.
+// follow passes changes from a revision on to the witness until the watch ends. It returns
+// the first revision that was not passed.
 func (w *world) follow(ctx context.Context, history *clientv3.Client, next int64) (int64, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -72,7 +72,7 @@ func (w *world) follow(ctx context.Context, history *clientv3.Client, next int64
 			next = e.Kv.ModRevision + 1
 		}
 		if r.CompactRevision != 0 {
-			return next, fmt.Errorf("etcd has forgotten what it stored before version %d, and the machines' history was read up to %d", r.CompactRevision, next)
+			return next, fmt.Errorf("etcd has compacted its history up to revision %d, but machines were read only up to %d", r.CompactRevision, next)
 		}
 	}
 	return next, nil

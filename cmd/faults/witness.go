@@ -10,35 +10,34 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// A witness sees what becomes of each Machine: a set replaces a machine whose instance
-// was taken from it, and the collection of orphans removes what a machine has left
-// behind, so that in the end only the cloud's log shows either. It is safe for
-// concurrent use.
+// A witness records the life of each Machine. It is needed because sets replace machines
+// that have lost their instance, and orphans are collected, so that at the end only the
+// cloud's log shows either. It is safe for concurrent use.
 type witness struct {
 	now func() time.Time
 
 	mu   sync.Mutex
 	seen map[string]life // by uid
-	err  error           // why it sees no more
+	err  error           // why the watch has stopped
 }
 
-// A life is what was seen of a Machine.
+// A life is what is known about a Machine.
 type life struct {
 	ran bool
-	// version is the last one that was seen.
+	// version is the last version seen.
 	version string
-	// forced: it was removed by force, and has left its instance behind.
+	// forced means that it was removed by force, and has left its instance.
 	forced bool
-	// since is when it was to go, in whole seconds; zero while it was not.
+	// since is when its deletion was requested, in whole seconds; zero if it was not.
 	since time.Time
-	// gone is when the witness heard that it is no more, which is later than it was;
-	// zero until then.
+	// gone is when the witness saw that it is gone, which is later than it was; zero until
+	// then.
 	gone time.Time
 }
 
 func newWitness() *witness { return &witness{now: time.Now, seen: map[string]life{}} }
 
-// saw takes one version of a Machine, the last one if it is gone.
+// saw records one version of a Machine, the last one if it is gone.
 func (w *witness) saw(m *v1alpha1.Machine, gone bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -54,7 +53,7 @@ func (w *witness) saw(m *v1alpha1.Machine, gone bool) {
 	w.seen[string(m.UID)] = l
 }
 
-// removed notes that a Machine goes by force, from now on: what it leaves is collected.
+// removed records that a Machine is removed by force from now on.
 func (w *witness) removed(uid string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -63,9 +62,9 @@ func (w *witness) removed(uid string) {
 	w.seen[uid] = l
 }
 
-// restored notes which Machines there are after etcd was put back to what it was before.
-// Those that came since have gone by force. Those that went are back; what was deleted of
-// them, was rightly.
+// restored records which Machines exist after a restore of etcd. Machines created since
+// the backup were removed by force. Machines deleted since are back; deleting their
+// instances was right.
 func (w *witness) restored(there map[types.UID]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -80,15 +79,15 @@ func (w *witness) restored(there map[types.UID]bool) {
 	}
 }
 
-// stop notes why the witness sees no more.
+// stop records why the watch has stopped.
 func (w *witness) stop(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.err = err
 }
 
-// caughtUp returns an error while the witness has not seen the Machines as they are, or
-// not heard of the end of one that is no more.
+// caughtUp returns an error if the witness has not seen the current version of a Machine,
+// or the end of one that is gone.
 func (w *witness) caughtUp(machines map[types.UID]*v1alpha1.Machine) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -108,8 +107,8 @@ func (w *witness) caughtUp(machines map[types.UID]*v1alpha1.Machine) error {
 	return nil
 }
 
-// allows reports whether a Machine's instance may be deleted at some time: not before
-// the Machine was to go. What belongs to no Machine may go.
+// allows reports whether a Machine's instance may be deleted at a time: only after the
+// deletion of the Machine was requested. Instances without a Machine may be deleted.
 func (w *witness) allows(uid string, at time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -117,8 +116,8 @@ func (w *witness) allows(uid string, at time.Time) bool {
 	return !seen || !l.since.IsZero() && !at.Before(l.since)
 }
 
-// tooLate reports whether a Machine was gone at some time: nothing of it may be made
-// or there to be deleted any more.
+// tooLate reports whether a Machine was gone at a time. After that none of its instances
+// may be created or still exist.
 func (w *witness) tooLate(uid string, at time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -126,7 +125,7 @@ func (w *witness) tooLate(uid string, at time.Time) bool {
 	return !l.gone.IsZero() && at.After(l.gone)
 }
 
-// lived returns what was seen of a Machine, and whether it was seen at all.
+// lived returns the life of a Machine, and whether it was seen at all.
 func (w *witness) lived(uid string) (l life, seen bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -134,7 +133,7 @@ func (w *witness) lived(uid string) (l life, seen bool) {
 	return l, seen
 }
 
-// lives is how many Machines were seen Running and then to be gone.
+// lives returns how many Machines were seen Running and later gone.
 func (w *witness) lives() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()

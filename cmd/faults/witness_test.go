@@ -57,10 +57,10 @@ func TestWitness(t *testing.T) {
 		reason string
 		want   bool
 	}{
-		"in use":     {"nobody wanted it to go", false},
+		"in use":     {"no deletion was requested", false},
 		"replaced":   {"it was to go only afterwards, for want of its instance", false},
-		"taken away": {"nobody has asked for it to go", false},
-		"to go":      {"somebody has deleted it before", true},
+		"taken away": {"its deletion was not requested", false},
+		"to go":      {"its deletion was requested before", true},
 		"unknown":    {"it belongs to no Machine", true},
 	} {
 		if got := w.allows(uid, at); got != tc.want {

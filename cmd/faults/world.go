@@ -21,8 +21,8 @@ import (
 	"github.com/machinebus/machinebus/cmd/internal/stack"
 )
 
-// identities are what tells a driver's repeated create from a new one. There is a
-// provider for each, called after it.
+// identities are the ways to identify a repeated create. There is a provider for each,
+// named after it.
 var identities = []string{"token", uniqueName, "none"}
 
 const uniqueName = "unique_name"
@@ -32,7 +32,7 @@ const (
 	servers  = 3
 )
 
-// A world is everything that runs on one bus.
+// A world is everything that uses one bus.
 type world struct {
 	*options
 
@@ -47,19 +47,20 @@ type world struct {
 	tap     *stack.Tap
 	tally   *tally
 	witness *witness
-	// fromStart has the watch of etcd begin at the beginning, endFollow ends the one there is.
+	// fromStart makes the next watch of etcd begin at the first revision; endFollow ends the
+	// current one.
 	fromStart atomic.Bool
 	endFollow atomic.Pointer[context.CancelFunc]
-	foreign   map[types.UID]bool // Nodes that are none of this world's
-	// patience is how long a wait of the judge may take.
+	foreign   map[types.UID]bool // Nodes of other worlds
+	// patience is how long the judge may wait.
 	patience time.Duration
 
 	api         *target
-	names       *target        // machines whose names the cloud takes once
-	lead        *target        // the manager that leads, whichever it is
-	stray       *stack.Process // a manager that runs during its fault only; nil for none
+	names       *target        // machines whose names the cloud allows only once
+	lead        *target        // the current leader
+	stray       *stack.Process // a manager that runs only during its fault; nil for none
 	strayTarget *target
-	other       *namesake // nil before it is met
+	other       *namesake // nil until its first fault
 	otherTarget *target
 	knobs       map[string]*target // of the cloud
 	managers    []*stack.Manager
@@ -67,14 +68,14 @@ type world struct {
 	driverSet   []*target
 	cloudLinks  map[string]*target // by identity
 	serverSet   []*target
-	links       map[string][]*target // by what they are between
+	links       map[string][]*target // by their ends, such as mcm-nats
 	all         []*target            // with links
 	keepers     sync.WaitGroup
 	atWork      sync.RWMutex // held by faults while they are made
 }
 
-// runWorld has machines live on one bus, with faults, until as many as asked have
-// gone; then it heals everything and judges.
+// runWorld makes faults on one bus until enough machines have come and gone. Then it heals
+// everything and judges.
 func runWorld(ctx context.Context, o *options, out io.Writer, cluster *stack.DevCluster, tally *tally) (err error) {
 	kind := tally.bus
 	w := &world{
@@ -118,7 +119,7 @@ func runWorld(ctx context.Context, o *options, out io.Writer, cluster *stack.Dev
 	if err := w.live(ctx, out); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s: faults went on for %s; healing\n", kind, time.Since(began).Round(time.Second))
+	fmt.Fprintf(out, "%s: made faults for %s; healing\n", kind, time.Since(began).Round(time.Second))
 	w.heal()
 	return w.judge(ctx)
 }
@@ -164,11 +165,10 @@ func (w *world) start(ctx context.Context) (err error) {
 // operationTimeout is how long one attempt may take.
 const operationTimeout = 20 * time.Second
 
-// creationTimeout is how long a machine may take to come.
+// creationTimeout is how long a machine may take to join.
 const creationTimeout = 5 * time.Minute
 
-// managerArgs make mcm as quick as faults are: what is done only after minutes
-// would not be seen.
+// managerArgs returns flags that make mcm's timeouts and periods short enough for a run.
 func managerArgs() []string {
 	return []string{
 		"-v=2", "--machine-operation-timeout=" + operationTimeout.String(), "--retry-short=1s", "--retry-medium=2s", "--retry-long=3s",
@@ -246,11 +246,10 @@ func (w *world) startDrivers(ctx context.Context) error {
 	return nil
 }
 
-// orderly is how an mcm ends that has lost its Lease, as it does not know otherwise how
-// to let go of everything, and one that finds no API server when it starts: with exit
-// status 1, and with that for its last words. One that has logged the same, and then
-// panics or is killed, has crashed.
-var orderly = regexp.MustCompile(`^\S+ ended: exit status 1\n(?s:.*)\n *mcm: ` +
+// orderly matches the exit of an mcm that has lost its Lease, or finds no API server when
+// it starts: exit status 1 and one of these errors as its last output. An mcm that logs
+// the same and then panics or is killed has crashed.
+var orderly = regexp.MustCompile(`^\S+ exited: exit status 1\n(?s:.*)\n *mcm: ` +
 	`(?:run: (?s:.*)\bleader election lost\b|ask the control cluster at \S+ for |read (?:namespace|the control plane's key) [^\n]*\bGet "https://[^"]+": )`)
 
 func (w *world) unit(p *stack.Process) *unit {
@@ -262,8 +261,7 @@ func (w *world) add(between string, t *target) {
 	w.all = append(w.all, t)
 }
 
-// linkBus returns URLs that lead a program to each server through a link of its
-// own.
+// linkBus returns URLs of a program's own links to each server.
 func (w *world) linkBus(ctx context.Context, between, name string) (string, error) {
 	var urls []string
 	for url := range strings.SplitSeq(w.busURL, ",") {
@@ -277,7 +275,7 @@ func (w *world) linkBus(ctx context.Context, between, name string) (string, erro
 	return strings.Join(urls, ","), nil
 }
 
-// linkKube returns a kubeconfig that leads to the API server through a link.
+// linkKube returns a kubeconfig with a link to the API server.
 func (w *world) linkKube(ctx context.Context, name string) (string, error) {
 	cfg, err := clientcmd.LoadFromFile(w.cluster.Kubeconfig)
 	if err != nil {

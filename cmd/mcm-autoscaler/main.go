@@ -1,6 +1,6 @@
-// Command mcm-autoscaler lets the stock cluster-autoscaler scale MachineDeployments:
-// it is what --cloud-provider=externalgrpc talks to. Package mcm/autoscaler gives the
-// answers; this one wires flags to it and guards the door.
+// Command mcm-autoscaler lets the stock cluster-autoscaler scale MachineDeployments
+// with --cloud-provider=externalgrpc. Package mcm/autoscaler answers the calls; this
+// package wires flags to it and sets up TLS.
 package main
 
 import (
@@ -12,9 +12,9 @@ import (
 )
 
 func main() {
-	// A loop of the cluster-autoscaler is thousands of calls, one after the other, each
-	// answered from memory in microseconds: on several processors most of a call is one
-	// waking the other. The environment variable GOMAXPROCS wins.
+	// A loop of the cluster-autoscaler makes thousands of calls one after the other, each
+	// answered from memory in microseconds. On several processors most of that time is
+	// one waking the other. The environment variable GOMAXPROCS takes precedence.
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)
 	}

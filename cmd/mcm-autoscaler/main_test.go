@@ -35,6 +35,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/autoscaler"
 	"github.com/machinebus/machinebus/mcm/kubetest"
@@ -114,7 +115,7 @@ func (a *authority) pem() []byte {
 }
 
 // client returns the credentials of a client that trusts server; nil signs as
-// nobody.
+// no authority.
 func (a *authority) client(server *authority, name string) credentials.TransportCredentials {
 	a.t.Helper()
 	pool := x509.NewCertPool()
@@ -232,17 +233,17 @@ func TestProgram(t *testing.T) {
 	proxy.Refuse("GET machines", true)
 	go func() { done <- cmd.ExecuteContext(ctx) }()
 
-	// As long as it knows but a part it does not answer, and nobody restarts it.
-	await(t, "alive", func() bool { return says("/healthz") == http.StatusOK })
+	// Before it has read everything it does not answer, but lives, so that it is not restarted.
+	bustest.Eventually(t, "alive", func() bool { return says("/healthz") == http.StatusOK })
 	if code := says("/readyz"); code != http.StatusInternalServerError {
 		t.Errorf("/readyz says %d before all machines are read", code)
 	}
 	if groups, err := call(t, address, clients.client(server, "autoscaler"), time.Second); err == nil {
-		t.Errorf("it tells of %v before all machines are read", groups)
+		t.Errorf("it returns %v before all machines are read", groups)
 	}
 	proxy.Refuse("GET machines", false)
 	proxy.Release("machines")
-	await(t, "ready", func() bool { return says("/readyz") == http.StatusOK })
+	bustest.Eventually(t, "ready", func() bool { return says("/readyz") == http.StatusOK })
 
 	groups, err := call(t, address, clients.client(server, "autoscaler"), bounded)
 	if err != nil || len(groups) != 1 || groups[0].GetId() != "default/workers" {
@@ -292,20 +293,6 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	tick, limit := time.NewTicker(20*time.Millisecond), time.NewTimer(bounded)
-	defer tick.Stop()
-	defer limit.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-limit.C:
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
-}
-
 func TestBadInput(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
@@ -317,16 +304,16 @@ func TestBadInput(t *testing.T) {
 	}{
 		"no TLS":              {nil, "--tls-cert, --tls-key and --client-ca are needed"},
 		"TLS in part":         {tlsFlags[:4], "--tls-cert, --tls-key and --client-ca are needed"},
-		"TLS and none":        {append([]string{"--allow-plaintext"}, tlsFlags...), "contradict each other"},
+		"TLS and none":        {append([]string{"--allow-plaintext"}, tlsFlags...), "cannot be combined"},
 		"missing file":        {[]string{"--tls-cert", f.cert + "x", "--tls-key", f.key, "--client-ca", f.ca}, "--tls-cert and --tls-key: open"},
-		"no CA in the file":   {[]string{"--tls-cert", f.cert, "--tls-key", f.key, "--client-ca", f.key}, "holds no PEM certificate"},
+		"no CA in the file":   {[]string{"--tls-cert", f.cert, "--tls-key", f.key, "--client-ca", f.key}, "contains no PEM certificate"},
 		"nodes":               {[]string{"--allow-plaintext", "--nodes=1:a"}, "--nodes: \"1:a\": want min:max:namespace.name"},
-		"nodes twice":         {[]string{"--allow-plaintext", "--nodes=1:2:default.a", "--nodes=1:3:default.a"}, "default/a is there twice"},
+		"nodes twice":         {[]string{"--allow-plaintext", "--nodes=1:2:default.a", "--nodes=1:3:default.a"}, "default/a is given twice"},
 		"nodes elsewhere":     {[]string{"--allow-plaintext", "--nodes=1:2:shop.a"}, "only namespace default is served"},
 		"address":             {[]string{"--allow-plaintext", "--listen=here"}, "--listen: "},
 		"marks":               {[]string{"--allow-plaintext", "--marks=colour"}, "want annotation or annotation-names"},
 		"kubeconfig":          {[]string{"--allow-plaintext", "--listen=127.0.0.1:0", "--kubeconfig=/nowhere"}, "--kubeconfig: "},
-		"outside any cluster": {[]string{"--allow-plaintext", "--listen=127.0.0.1:0"}, "say where the cluster is with --kubeconfig"},
+		"outside any cluster": {[]string{"--allow-plaintext", "--listen=127.0.0.1:0"}, "set --kubeconfig="},
 	} {
 		cmd := newCommand()
 		cmd.SetArgs(tc.args)
@@ -339,19 +326,19 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// Without TLS nobody on another machine gets in unless somebody says so.
+// Without TLS the default admits only this host.
 func TestListensByDefault(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
-		door   door
+		tls    tlsOptions
 		listen string
 		want   string
 	}{
-		"TLS":             {door{cert: "a", key: "b", clientCA: "c"}, "", ":8086"},
-		"plaintext":       {door{plaintext: true}, "", "127.0.0.1:8086"},
-		"plaintext, told": {door{plaintext: true}, ":1", ":1"},
+		"TLS":            {tlsOptions{cert: "a", key: "b", clientCA: "c"}, "", ":8086"},
+		"plaintext":      {tlsOptions{plaintext: true}, "", "127.0.0.1:8086"},
+		"plaintext, set": {tlsOptions{plaintext: true}, ":1", ":1"},
 	} {
-		o := options{door: tc.door, listen: tc.listen, nats: natsOptions{cluster: "default"}, namespace: "default", address: "127.0.0.1", port: 1}
+		o := options{tls: tc.tls, listen: tc.listen, nats: natsOptions{cluster: "default"}, namespace: "default", address: "127.0.0.1", port: 1}
 		if err := o.complete(); err != nil || o.listen != tc.want {
 			t.Errorf("%s: listens on %q, want %q; %v", name, o.listen, tc.want, err)
 		}

@@ -13,13 +13,14 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/cmd/internal/natsflags"
 	"github.com/machinebus/machinebus/mcm/autoscaler"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
-// natsOptions say how to reach the drivers that serve node groups. The flags are
-// mcm's.
+// natsOptions holds the flags for the bus, on which drivers serve node groups. They are
+// named as in mcm.
 type natsOptions struct {
 	config  bus.Config
 	cluster string
@@ -27,13 +28,13 @@ type natsOptions struct {
 
 func (n *natsOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&n.config.URLs, "nats-url", nil,
-		"NATS servers on which drivers serve node groups of their own clouds (env NATS_URL); none means that there are only MachineDeployments")
+		"NATS servers on which drivers serve node groups of their own clouds (env NATS_URL); without, only MachineDeployments are served")
 	natsflags.Add(fs, &n.config)
-	fs.StringVar(&n.cluster, "cluster-name", "default", "name of the control plane on the bus, as in mcm's flag")
+	fs.StringVar(&n.cluster, "cluster-name", "default", "name of the control plane on the bus; the same as mcm's flag")
 }
 
-// complete takes from the environment what is better not seen in a list of
-// processes.
+// complete reads the URL from the environment, as it may hold a password that a list of
+// processes must not show.
 func (n *natsOptions) complete() {
 	if v := os.Getenv("NATS_URL"); v != "" && len(n.config.URLs) == 0 {
 		n.config.URLs = strings.Split(v, ",")
@@ -52,8 +53,8 @@ func (n *natsOptions) validate() error {
 	return nil
 }
 
-// connect joins the bus. The returned groups are nil without --nats-url; stop ends
-// the connection. NATS may come later: its groups do then.
+// connect joins the bus. It returns nil groups without --nats-url. It does not wait for
+// NATS; the groups appear once NATS can be reached. stop ends the connection.
 func (n *natsOptions) connect(ctx context.Context) (groups *autoscaler.Provided, stop func(), err error) {
 	if len(n.config.URLs) == 0 {
 		return nil, func() {}, nil
@@ -61,7 +62,7 @@ func (n *natsOptions) connect(ctx context.Context) (groups *autoscaler.Provided,
 	log := slog.New(logr.ToSlogHandler(klog.Background().WithName("nats")))
 	host, err := os.Hostname()
 	if err != nil {
-		return nil, nil, fmt.Errorf("this host's name: %w", err)
+		return nil, nil, fmt.Errorf("look up the name of this host: %w", err)
 	}
 	cfg := n.config
 	cfg.Name, cfg.Logger = "mcm-autoscaler "+host, log
@@ -69,12 +70,13 @@ func (n *natsOptions) connect(ctx context.Context) (groups *autoscaler.Provided,
 	if err != nil {
 		return nil, nil, err
 	}
-	client, err := bus.NewNodeGroupClient(conn, n.cluster, log)
+	// By this name it hears the answers to gateways, and needs to be allowed no others.
+	client, err := caller.New(conn, caller.Config{Cluster: n.cluster, Name: "autoscaler", Logger: log})
 	if err != nil {
 		conn.Close()
 
 		return nil, nil, err
 	}
 
-	return autoscaler.NewProvided(dispatch.NewNodeGroups(client), nil), func() { client.Close(); conn.Close() }, nil
+	return autoscaler.NewProvided(dispatch.NewNodeGroups(client, klog.Background()), nil), func() { client.Close(); conn.Close() }, nil
 }

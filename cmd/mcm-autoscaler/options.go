@@ -17,13 +17,13 @@ import (
 	"github.com/machinebus/machinebus/mcm/autoscaler"
 )
 
-// options are the flags.
+// options holds the flags.
 type options struct {
 	kubeconfig, targetKubeconfig string
 	namespace                    string
 	allNamespaces                bool
 	listen                       string
-	door                         door
+	tls                          tlsOptions
 	nats                         natsOptions
 	nodes                        []string
 	groups                       []autoscaler.Group // of nodes
@@ -41,15 +41,15 @@ func newCommand() *cobra.Command {
 	o := &options{marks: autoscaler.MarksWithTime, logging: logsapi.NewLoggingConfiguration()}
 	cmd := &cobra.Command{
 		Use:   "mcm-autoscaler",
-		Short: "Lets the stock cluster-autoscaler scale MachineDeployments, and node groups of drivers",
-		Long: `mcm-autoscaler is what the cluster-autoscaler talks to when it runs with
---cloud-provider=externalgrpc, version 1.25 or later.
+		Short: "Lets the stock cluster-autoscaler scale MachineDeployments and node groups of drivers",
+		Long: `mcm-autoscaler serves the cluster-autoscaler, version 1.25 or later, when that runs with
+--cloud-provider=externalgrpc.
 
 A MachineDeployment is a node group if it has the annotation
 cluster.x-k8s.io/cluster-api-autoscaler-node-group-max-size (and -min-size, 0 if
-absent), or if --nodes names it. With --nats-url the node groups that drivers serve
-over the bus are there as well, as provider:<provider>/<id>. Who may connect has to
-show a certificate of --client-ca. Certificates are read again for each connection.`,
+absent), or if --nodes names it. With --nats-url it also serves the node groups of
+drivers on the bus, as provider:<provider>/<id>. Clients need a certificate signed by
+--client-ca. Certificate files are read again for each connection.`,
 		Example: `  mcm-autoscaler --namespace=shop --tls-cert=tls.crt --tls-key=tls.key --client-ca=ca.crt
   mcm-autoscaler --nodes=1:10:shop.workers --kubeconfig=$HOME/.kube/config --allow-plaintext`,
 		Version:       version(),
@@ -78,35 +78,36 @@ show a certificate of --client-ca. Certificates are read again for each connecti
 
 func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "",
-		"kubeconfig of the cluster that holds the MachineDeployments; empty means the one that mcm-autoscaler runs in")
-	fs.StringVar(&o.targetKubeconfig, "target-kubeconfig", "", "kubeconfig of the cluster that the nodes join; empty means the same")
+		"kubeconfig of the cluster that holds the MachineDeployments; empty means the cluster that mcm-autoscaler runs in")
+	fs.StringVar(&o.targetKubeconfig, "target-kubeconfig", "", "kubeconfig of the cluster that the nodes join; empty means that of --kubeconfig")
 	fs.StringVar(&o.namespace, "namespace", "default", "namespace of the MachineDeployments")
 	fs.BoolVar(&o.allNamespaces, "all-namespaces", false, "serve the MachineDeployments of all namespaces")
 	fs.StringArrayVar(&o.nodes, "nodes", nil,
-		"node group as min:max:namespace.name, whatever the MachineDeployment's annotations say; may be repeated; a max of 0 hides it")
-	fs.TextVar(&o.marks, "marks", o.marks, "how to name machines to be deleted: annotation, or annotation-names "+
-		"for machine controller managers from v0.56 to v0.61.2; older ones cannot be served")
+		"node group as min:max:namespace.name, which overrides the MachineDeployment's annotations; may be repeated; a max of 0 hides it")
+	fs.TextVar(&o.marks, "marks", o.marks, "how to mark machines for deletion: annotation, or annotation-names "+
+		"for machine controller managers from v0.56 to v0.61.2; older ones are not supported")
 	fs.StringVar(&o.gpuLabel, "gpu-label", "", "label of nodes with GPUs")
 
 	fs.StringVar(&o.listen, "listen", "", "address for the cluster-autoscaler; empty means :8086, and 127.0.0.1:8086 with --allow-plaintext")
-	fs.StringVar(&o.door.cert, "tls-cert", "", "PEM file with the certificate; its names must include the host of the cluster-autoscaler's cloud-config")
-	fs.StringVar(&o.door.key, "tls-key", "", "PEM file with the certificate's key")
-	fs.StringVar(&o.door.clientCA, "client-ca", "", "PEM file with the authority of the certificates that clients must have; who has one can delete every node of a group, down to its minimum")
-	fs.BoolVar(&o.door.plaintext, "allow-plaintext", false, "serve without TLS: whoever reaches the port can delete every node")
+	fs.StringVar(&o.tls.cert, "tls-cert", "", "PEM file with the server's certificate; its names must include the host in the cluster-autoscaler's cloud-config")
+	fs.StringVar(&o.tls.key, "tls-key", "", "PEM file with the key of --tls-cert")
+	fs.StringVar(&o.tls.clientCA, "client-ca", "",
+		"PEM file with the authority that signs client certificates; a client with one can delete the nodes of a group down to its minimum")
+	fs.BoolVar(&o.tls.plaintext, "allow-plaintext", false, "serve without TLS: anyone who reaches the port can delete nodes")
 
 	o.nats.addFlags(fs)
 
 	fs.StringVar(&o.address, "address", "0.0.0.0", "address for /metrics, /healthz and /readyz")
 	fs.IntVar(&o.port, "port", 10260, "port for /metrics, /healthz and /readyz")
-	fs.Float32Var(&o.kubeQPS, "kube-api-qps", 50, "requests a second to each API server at most; negative for no limit")
-	fs.IntVar(&o.kubeBurst, "kube-api-burst", 100, "requests to each API server at once at most")
+	fs.Float32Var(&o.kubeQPS, "kube-api-qps", 50, "most requests per second to each API server; negative for no limit")
+	fs.IntVar(&o.kubeBurst, "kube-api-burst", 100, "most requests at once to each API server")
 	logsapi.AddFlags(o.logging, fs)
 }
 
-// complete names every flag at fault at once.
+// complete sets defaults, and returns an error that names all invalid flags.
 func (o *options) complete() error {
 	o.nats.complete()
-	errs := []error{o.door.validate(), o.nats.validate()}
+	errs := []error{o.tls.validate(), o.nats.validate()}
 	seen := map[string]bool{}
 	for _, text := range o.nodes {
 		g, err := autoscaler.ParseGroup(text)
@@ -114,27 +115,27 @@ func (o *options) complete() error {
 		case err != nil:
 			errs = append(errs, fmt.Errorf("--nodes: %w", err))
 		case seen[g.Deployment.String()]:
-			errs = append(errs, fmt.Errorf("--nodes: %s is there twice", g.Deployment))
+			errs = append(errs, fmt.Errorf("--nodes: %s is given twice", g.Deployment))
 		case !o.allNamespaces && g.Deployment.Namespace != o.namespace:
-			errs = append(errs, fmt.Errorf("--nodes=%s: only namespace %s is served: use --namespace or --all-namespaces", text, o.namespace))
+			errs = append(errs, fmt.Errorf("--nodes=%s: only namespace %s is served: change --namespace or set --all-namespaces", text, o.namespace))
 		}
 		seen[g.Deployment.String()] = true
 		o.groups = append(o.groups, g)
 	}
 	if o.listen == "" {
-		o.listen = o.door.listen()
+		o.listen = o.tls.listen()
 	}
 	if _, _, err := net.SplitHostPort(o.listen); err != nil {
 		errs = append(errs, fmt.Errorf("--listen: %w", err))
 	}
 	if net.ParseIP(o.address) == nil {
-		errs = append(errs, fmt.Errorf("--address %q is no IP address", o.address))
+		errs = append(errs, fmt.Errorf("--address %q is not an IP address", o.address))
 	}
 	if o.port < 1 || o.port > 65535 {
 		errs = append(errs, fmt.Errorf("--port must be in 1..65535, not %d", o.port))
 	}
 	if o.namespace == "" {
-		errs = append(errs, errors.New("--namespace is empty: name one, or use --all-namespaces"))
+		errs = append(errs, errors.New("--namespace is empty: set it, or use --all-namespaces"))
 	}
 
 	return errors.Join(errs...)

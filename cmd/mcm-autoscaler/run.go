@@ -32,22 +32,22 @@ import (
 )
 
 const (
-	// maxRequest is room for nodes with all their annotations.
+	// maxRequest leaves room for nodes with all their annotations.
 	maxRequest = 64 << 20
-	// window is what a client may have on its way, for each call and in all, in bytes.
+	// window is how many bytes a client may have in flight, per call and in total.
 	window = 1 << 20
-	// stopTimeout is for calls that run when the program is told to stop.
+	// stopTimeout is for calls that run when the program stops.
 	stopTimeout = 5 * time.Second
-	// endTimeout bounds the wait for everything: client-go's watches hear that they are
-	// to end only after their pause, which grows to a minute while the API server is away.
+	// endTimeout bounds the wait for everything else. client-go's watches stop only after
+	// their backoff, which grows to a minute while the API server is away.
 	endTimeout = 10 * time.Second
-	// connectionAge is how long a client may stay: with a new connection it shows its
-	// certificate anew, and may get to another replica. connectionGrace is for the calls
-	// that it has running then.
+	// connectionAge is how long a client may stay connected. With a new connection it
+	// presents its certificate again, and may get to another replica. connectionGrace is
+	// for calls that run at that time.
 	connectionAge, connectionGrace = time.Hour, time.Minute
 )
 
-// A gateway is the program while it is put together.
+// A gateway holds the parts of the program.
 type gateway struct {
 	options *options
 	manager ctrl.Manager
@@ -58,7 +58,7 @@ type gateway struct {
 
 // run serves until ctx ends.
 func run(ctx context.Context, o *options) error {
-	guard, err := o.door.credentials()
+	guard, err := o.tls.credentials()
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func run(ctx context.Context, o *options) error {
 	if provided != nil {
 		collectors = append(collectors, provided)
 		if err := g.manager.Add(provided); err != nil {
-			return fmt.Errorf("ask drivers for node groups: %w", err)
+			return fmt.Errorf("add the node groups of drivers: %w", err)
 		}
 	}
 	for _, c := range collectors {
@@ -89,11 +89,10 @@ func run(ctx context.Context, o *options) error {
 			return fmt.Errorf("register metrics: %w", err)
 		}
 	}
-	// The cluster-autoscaler makes thousands of calls in a loop, one after the other:
-	// goroutines that are there need not be made for each.
+	// The cluster-autoscaler makes thousands of calls one after the other: reuse goroutines.
 	workers := grpc.NumStreamWorkers(uint32(2 * runtime.GOMAXPROCS(0)))
 	age := grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: connectionAge, MaxConnectionAgeGrace: connectionGrace})
-	// With windows of a fixed size nothing is measured with a ping beside each call.
+	// Windows of a fixed size avoid a ping for each call to measure the bandwidth.
 	windows := []grpc.ServerOption{grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window)}
 	g.server = grpc.NewServer(append(windows, grpc.Creds(guard), grpc.MaxRecvMsgSize(maxRequest),
 		grpc.UnaryInterceptor(observer.Intercept), workers, age)...)
@@ -110,10 +109,10 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	klog.Background().Info("starting", "version", version(), "listen", listener.Addr().String(), "plaintext", o.door.plaintext)
+	klog.Background().Info("starting", "version", version(), "listen", listener.Addr().String(), "plaintext", o.tls.plaintext)
 	err = g.manager.Start(ctx)
 	if ctx.Err() != nil && errors.Is(err, context.DeadlineExceeded) {
-		klog.Background().Info("ending although not all that runs has ended", "reason", err.Error())
+		klog.Background().Info("exiting although some goroutines did not stop in time", "reason", err.Error())
 
 		return nil
 	}
@@ -167,7 +166,7 @@ func (o *options) restConfig(flag, path string) (*rest.Config, error) {
 	var err error
 	if path == "" {
 		if cfg, err = rest.InClusterConfig(); err != nil {
-			return nil, fmt.Errorf("mcm-autoscaler does not run in a cluster (%w): say where the cluster is with %s=<path of a kubeconfig>", err, flag)
+			return nil, fmt.Errorf("mcm-autoscaler does not run in a cluster (%w): set %s=<path of a kubeconfig>", err, flag)
 		}
 	} else if cfg, err = clientcmd.BuildConfigFromFlags("", path); err != nil {
 		return nil, fmt.Errorf("%s: %w", flag, err)
@@ -178,7 +177,7 @@ func (o *options) restConfig(flag, path string) (*rest.Config, error) {
 	return cfg, nil
 }
 
-// slimNode drops what makes most of a Node and is not used here.
+// slimNode drops large unused fields.
 func slimNode(o any) (any, error) {
 	if node, ok := o.(*corev1.Node); ok {
 		node.ManagedFields = nil
@@ -188,8 +187,8 @@ func slimNode(o any) (any, error) {
 	return o, nil
 }
 
-// serve takes calls once everything is read: an answer from half of it would be
-// wrong.
+// serve accepts calls once all objects have been read: an answer from some of them
+// would be wrong.
 func (g *gateway) serve(ctx context.Context, listener net.Listener) error {
 	for _, o := range []client.Object{
 		&v1alpha1.MachineDeployment{}, &v1alpha1.MachineSet{}, &v1alpha1.Machine{}, &v1alpha1.MachineClass{},
@@ -222,7 +221,7 @@ func (g *gateway) serve(ctx context.Context, listener net.Listener) error {
 func (g *gateway) addChecks() error {
 	ready := &healthz.Handler{Checks: map[string]healthz.Checker{"serving": func(*http.Request) error {
 		if !g.serving.Load() {
-			return errors.New("the clusters' objects are not read yet")
+			return errors.New("the objects of the clusters have not been read yet")
 		}
 
 		return nil
@@ -235,8 +234,8 @@ func (g *gateway) addChecks() error {
 	)
 }
 
-// everywhere is a runnable that waits for no election: answers are the same from
-// any replica, and the API server orders the writes.
+// everywhere is a runnable without leader election: all replicas give the same answers,
+// and the API server orders the writes.
 type everywhere func(context.Context) error
 
 func (f everywhere) Start(ctx context.Context) error { return f(ctx) }

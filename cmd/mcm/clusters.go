@@ -23,15 +23,15 @@ import (
 	"github.com/machinebus/machinebus/mcm/machineclass"
 )
 
-// Values of the kubeconfig flags that are no paths.
+// Special values of the kubeconfig flags.
 const (
 	noTarget  = "none"
 	inCluster = "inClusterConfig"
 )
 
-// stopTimeout bounds the wait for what runs when mcm is told to end, well below a
-// Pod's 30 s. client-go's watches hear of it only after their pause, which grows to a
-// minute while the API server is away.
+// stopTimeout bounds the wait for goroutines when mcm stops, well below a Pod's 30 s.
+// client-go's watches stop only after their backoff, which grows to a minute while the
+// API server is away.
 const stopTimeout = 10 * time.Second
 
 func newScheme() (*runtime.Scheme, error) {
@@ -43,8 +43,8 @@ func newScheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// restConfigs returns how to reach the control and the target cluster; target
-// is nil when there is none.
+// restConfigs returns the configurations of the control and the target cluster; target
+// is nil if there is none.
 func (o *options) restConfigs() (control, target *rest.Config, err error) {
 	if o.targetKubeconfig != noTarget {
 		if target, err = o.restConfig("--target-kubeconfig", o.targetKubeconfig); err != nil {
@@ -65,7 +65,7 @@ func (o *options) restConfig(flag, path string) (*rest.Config, error) {
 	if path == "" || path == inCluster {
 		cfg, err = rest.InClusterConfig()
 		if err != nil {
-			return nil, fmt.Errorf("mcm does not run in a cluster (%w): say where the cluster is with %s=<path of a kubeconfig>", err, flag)
+			return nil, fmt.Errorf("mcm does not run in a cluster (%w): set %s=<path of a kubeconfig>", err, flag)
 		}
 	} else {
 		cfg, err = clientcmd.BuildConfigFromFlags("", path)
@@ -115,7 +115,7 @@ func (o *options) newManager(cfg *rest.Config, scheme *runtime.Scheme, lock *lea
 	return mgr, nil
 }
 
-// newTarget adds the target cluster, of which only Nodes are cached.
+// newTarget adds the target cluster and caches only its Nodes.
 func newTarget(mgr ctrl.Manager, cfg *rest.Config, scheme *runtime.Scheme) (cluster.Cluster, error) {
 	target, err := cluster.New(cfg, func(co *cluster.Options) {
 		co.Scheme = scheme
@@ -131,8 +131,7 @@ func newTarget(mgr ctrl.Manager, cfg *rest.Config, scheme *runtime.Scheme) (clus
 	return target, nil
 }
 
-// slimNode drops what is large and not used here: image lists make most of a
-// Node.
+// slimNode drops large unused fields: image lists make most of a Node.
 func slimNode(o any) (any, error) {
 	if node, ok := o.(*corev1.Node); ok {
 		node.Status.Images = nil
@@ -142,8 +141,8 @@ func slimNode(o any) (any, error) {
 	return o, nil
 }
 
-// clusterUID tells control clusters apart: it is the uid of the kube-system
-// namespace.
+// clusterUID returns the uid of the kube-system namespace, which identifies the
+// control cluster.
 func clusterUID(ctx context.Context, reader client.Reader, host string) (types.UID, error) {
 	namespace := &corev1.Namespace{}
 	if err := reader.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, namespace); err != nil {

@@ -23,13 +23,13 @@ import (
 	"github.com/machinebus/machinebus/mcm/overshoot"
 )
 
-// A controller is what --controllers switches on and off by its name.
+// A controller can be switched on and off with --controllers.
 type controller struct {
 	name string
 	add  func(*mcm, context.Context) error
 }
 
-// controllers are all there are. All of them are on by default.
+// controllers lists all controllers. All are on by default.
 var controllers = []controller{
 	{"machine", (*mcm).addMachine},
 	{"machineclass", (*mcm).addMachineClass},
@@ -48,9 +48,9 @@ func controllerNames() []string {
 	return names
 }
 
-// selected tells whether a list like that of the Kubernetes controller manager
-// switches a controller on: "*" stands for all, "name" for one, "-name" leaves one
-// out, and what names it first decides.
+// selected reports whether a list like that of the Kubernetes controller manager
+// switches a controller on: "*" means all, "name" one, "-name" all but that one. The
+// first entry that names the controller decides.
 func selected(list []string, name string) bool {
 	for _, entry := range list {
 		switch entry {
@@ -64,12 +64,12 @@ func selected(list []string, name string) bool {
 	return slices.Contains(list, "*")
 }
 
-// validateControllers fails on entries that name no controller: a misspelt one
-// would run what it was meant to stop.
+// validateControllers returns an error for unknown names: a misspelt one would run the
+// controller that it was meant to stop.
 func validateControllers(list []string) error {
 	for _, entry := range list {
 		if entry != "*" && !slices.Contains(controllerNames(), strings.TrimPrefix(entry, "-")) {
-			return fmt.Errorf("--controllers: there is no controller %q; there are %s",
+			return fmt.Errorf("--controllers: unknown controller %q: want one of %s",
 				strings.TrimPrefix(entry, "-"), strings.Join(controllerNames(), ", "))
 		}
 	}
@@ -141,8 +141,8 @@ func (m *mcm) addOutageGuard() error {
 	return m.manager.Add(guard)
 }
 
-// unlimited returns a client that reads from the API server itself and does not
-// queue behind --kube-api-qps: that would look like an outage.
+// unlimited returns a client without cache and without the limit of --kube-api-qps,
+// behind which waiting would look like an outage.
 func unlimited(c cluster.Cluster) (client.Client, error) {
 	cfg := rest.CopyConfig(c.GetConfig())
 	cfg.QPS = -1
@@ -208,8 +208,8 @@ func (m *mcm) addFreeze(ctx context.Context) error {
 	return deployments.SetupWithManager(ctx, m.manager)
 }
 
-// uncertain returns why an instance without a Machine may be another manager's; nil if
-// no other manager of this name is heard.
+// uncertain returns why an instance without a Machine may belong to another manager; nil
+// if no other manager of this cluster name was heard.
 func (m *mcm) uncertain() error { return cmp.Or(m.namesake.Heard(), m.epochs.Beside()) }
 
 // addOrphans adds what looks for instances without a machine.
@@ -222,7 +222,7 @@ func (m *mcm) addOrphans(ctx context.Context) error {
 		Events: m.events, Metrics: orphans.NewMetrics(), Settings: settings, Owner: m.owner, Barred: m.uncertain,
 	}
 	if len(settings.AdoptOwners) > 0 {
-		klog.Background().Info("instances of these owners are taken for ours: those without a machine are deleted (--adopt-owner)",
+		klog.Background().Info("adopted the instances of these owners: those without a machine are deleted (--adopt-owner)",
 			"owners", settings.AdoptOwners, "owner", m.owner)
 	}
 	if m.target != nil {

@@ -26,7 +26,7 @@ func TestSelected(t *testing.T) {
 	}{
 		"all":            {"the default", []string{"*"}, all},
 		"none":           {"nothing is named", nil, nil},
-		"all but one":    {"sets above somebody else's machine controller", []string{"*", "-machine"}, without("machine")},
+		"all but one":    {"sets above another machine controller", []string{"*", "-machine"}, without("machine")},
 		"in any order":   {"the star need not be first", []string{"-machine", "*"}, without("machine")},
 		"one":            {"only what is named", []string{"machineset"}, []string{"machineset"}},
 		"only a minus":   {"nothing is named that would run", []string{"-machine"}, nil},
@@ -53,7 +53,7 @@ func TestControllersFlag(t *testing.T) {
 	t.Parallel()
 	for list, want := range map[string]string{
 		"*,-machine": "", "machineset,freeze": "", "": "",
-		"*,-machines": `no controller "machines"`, "orchestra": "machineset", "**": "no controller", "-*": "no controller",
+		"*,-machines": `unknown controller "machines"`, "orchestra": "machineset", "**": "unknown controller", "-*": "unknown controller",
 	} {
 		cmd := newCommand()
 		if err := cmd.ParseFlags([]string{"--controllers=" + list}); err != nil {

@@ -15,40 +15,38 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// leaseName is the Lease's that replicas of mcm elect their leader with; its name
-// is that of the machine controller manager, so that both never work at once.
+// leaseName is the Lease of the leader election. It has the name that the machine
+// controller manager uses, so that both never work at once.
 const leaseName = "machine-controller-manager"
 
-// minLeaseTimeout is the least time a request of the election may take.
+// minLeaseTimeout is the least timeout of an election's request.
 const minLeaseTimeout = time.Second
 
-// labelFrozen on the Lease is "true" while the leading manager leaves machines alone
-// because it cannot read an API server, or has yet to make up for that.
+// labelFrozen on the Lease is "true" while the leader leaves machines alone because it
+// cannot read an API server, or has not recovered from that yet.
 const labelFrozen = "machinebus.io/frozen"
 
-// A leaderLock is the lock of the leader election. It counts epochs: drivers
-// refuse what a manager of an earlier one still sends. The epoch is one more than
-// the Lease's transitions, as this process wrote them when it won: before anything
-// that runs on the leader only has started. It never goes back while the process
-// leads, whatever becomes of the Lease; for what drivers have heard from an earlier
-// one it is raised.
+// A leaderLock is the lock of the leader election. It counts epochs: drivers refuse
+// requests of a manager with an earlier epoch. The epoch is one more than the Lease's
+// transitions as this process wrote them when it won, before anything that runs only
+// on the leader has started. It never falls while the process leads, even if the Lease
+// is changed. Raise raises it above an epoch that drivers have seen.
 type leaderLock struct {
 	resourcelock.Interface
 
 	lease  *resourcelock.LeaseLock
-	elect  bool // else this process seizes the Lease, and nothing renews it
+	elect  bool // false: this process seizes the Lease, and nothing renews it
 	epoch  atomic.Uint64
-	above  atomic.Int64  // what the epoch must be higher than with the next write
-	higher chan struct{} // the epoch has changed
+	above  atomic.Int64  // the next write must raise the epoch above this
+	higher chan struct{} // signals that the epoch has changed
 
-	before    metav1.Time  // when the leader before was last heard of; only the election uses it
-	unwatched atomic.Int64 // from then until this one leads, in nanoseconds
+	before    metav1.Time  // when the previous leader last renewed; only the election uses it
+	unwatched atomic.Int64 // from then until this process led, in nanoseconds
 
-	frozen atomic.Pointer[string] // value of labelFrozen with the next renewal; nil leaves it as it is
+	frozen atomic.Pointer[string] // value of labelFrozen for the next renewal; nil keeps it
 }
 
-// newLeaderLock makes the lock, and begins an epoch if there is no election to do
-// that.
+// newLeaderLock returns the lock. Without an election it begins an epoch.
 func newLeaderLock(ctx context.Context, cfg *rest.Config, o *options) (*leaderLock, error) {
 	cfg = rest.AddUserAgent(cfg, "leader-election")
 	cfg.Timeout = max(o.lease.renewDeadline/2, minLeaseTimeout)
@@ -72,8 +70,8 @@ func newLeaderLock(ctx context.Context, cfg *rest.Config, o *options) (*leaderLo
 	return lock, nil
 }
 
-// Get notes what became of the leader before; it is part of
-// [resourcelock.Interface], as are Create and Update.
+// Get implements [resourcelock.Interface], as do Create and Update. It records when the
+// previous leader last renewed the Lease.
 func (l *leaderLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	r, raw, err := l.Interface.Get(ctx)
 	if err == nil && r.HolderIdentity != l.Identity() {
@@ -83,35 +81,35 @@ func (l *leaderLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecor
 	return r, raw, err
 }
 
-// Create notes the epoch when the record is written, as does Update.
+// Create records the epoch once it is written, as does Update.
 func (l *leaderLock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	r = l.counted(r)
 	err := l.Interface.Create(ctx, r)
-	l.note(r, err)
+	l.written(r, err)
 
 	return err
 }
 
 func (l *leaderLock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	if frozen := l.frozen.Load(); frozen != nil && l.elect {
-		l.lease.Labels = map[string]string{labelFrozen: *frozen} // other labels stay
+		l.lease.Labels = map[string]string{labelFrozen: *frozen} // Update keeps other labels
 	}
 	r = l.counted(r)
 	err := l.Interface.Update(ctx, r)
-	l.note(r, err)
+	l.written(r, err)
 
 	return err
 }
 
-// counted keeps the transitions that a record counts from going back, and lets them
-// go up when the epoch is to be raised.
+// counted returns the record with transitions that never fall, and that rise if the
+// epoch is to be raised.
 func (l *leaderLock) counted(r resourcelock.LeaderElectionRecord) resourcelock.LeaderElectionRecord {
 	r.LeaderTransitions = max(r.LeaderTransitions, int(l.epoch.Load())-1, int(l.above.Load()))
 
 	return r
 }
 
-func (l *leaderLock) note(r resourcelock.LeaderElectionRecord, err error) {
+func (l *leaderLock) written(r resourcelock.LeaderElectionRecord, err error) {
 	if err != nil || r.HolderIdentity != l.Identity() {
 		return
 	}
@@ -127,9 +125,9 @@ func (l *leaderLock) note(r resourcelock.LeaderElectionRecord, err error) {
 	}
 }
 
-// Unwatched returns how long nobody led before this process did, by the clocks of
-// both leaders; 0 where that is not known. A leader that cannot reach the API server
-// ends, so this is also for how long it was away at least.
+// Unwatched returns how long no process led before this one did, by the clocks of both
+// leaders; 0 if unknown. As a leader that cannot reach the API server exits, the API
+// server was away at least this long.
 func (l *leaderLock) Unwatched() time.Duration { return time.Duration(l.unwatched.Load()) }
 
 // Frozen and SetFrozen implement [machine.OutageMemory]. Without an election nothing
@@ -146,18 +144,18 @@ func (l *leaderLock) Frozen(ctx context.Context) (bool, error) {
 // SetFrozen has the next renewal of the Lease say whether machines are frozen.
 func (l *leaderLock) SetFrozen(frozen bool) { l.frozen.Store(new(strconv.FormatBool(frozen))) }
 
-// Epoch returns the epoch of the present leadership; 0 before there was one.
+// Epoch returns the epoch of the current leadership; 0 before the first.
 func (l *leaderLock) Epoch() uint64 { return l.epoch.Load() }
 
-// mostEpoch leaves room for elections in the Lease's count, which has 31 bits.
-const mostEpoch = 1 << 30
+// maxRaise leaves room for elections in the Lease's transitions, which have 31 bits.
+const maxRaise = 1 << 30
 
 // Raise implements [dispatch.Leadership]. With an election the next renewal of the
-// Lease writes the new epoch, which only the leader can do. It is for one caller at a
-// time.
+// Lease writes the new epoch, which only the leader can do. It must not be called
+// concurrently.
 func (l *leaderLock) Raise(ctx context.Context, above uint64) error {
-	if above >= mostEpoch {
-		return fmt.Errorf("no epoch above %d can be counted in Lease %s: restart the drivers that have heard of it", above, l.Describe())
+	if above >= maxRaise {
+		return fmt.Errorf("cannot store an epoch above %d in Lease %s: restart the drivers that have seen it", above, l.Describe())
 	}
 	l.above.Store(int64(above))
 	if !l.elect {
@@ -174,8 +172,8 @@ func (l *leaderLock) Raise(ctx context.Context, above uint64) error {
 	return nil
 }
 
-// seize begins an epoch without an election: for a manager that is told that it
-// is the only one. The Lease counts on, so that an election may follow.
+// seize begins an epoch without an election, for a manager that is the only one. It
+// continues the Lease's count, so that a later election works.
 func (l *leaderLock) seize(ctx context.Context) error {
 	const tries = 5
 	var err error
@@ -196,9 +194,9 @@ func (l *leaderLock) seize(ctx context.Context) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("count the epoch in Lease %s: %w", l.Describe(), err)
+		return fmt.Errorf("store the epoch in Lease %s: %w", l.Describe(), err)
 	}
-	l.unwatched.Store(0) // nobody has renewed the Lease since it was last seized
+	l.unwatched.Store(0) // unknown: without an election nothing renews the Lease
 
 	return nil
 }

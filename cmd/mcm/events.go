@@ -9,14 +9,12 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-// newEvents returns what records Events in the control cluster, until stop is
-// called.
+// newEvents returns a recorder of Events in the control cluster, until stop is called.
 //
-// It is not the manager's own recorder. That one lets 25 Warnings about an object
-// pass and then one every five minutes, whatever they say: a machine whose creates
-// fail has used this up in two minutes, and what is said once after that would
-// never be seen. Nor is it of the newer Events API, which keeps only the first text
-// of a reason for minutes.
+// The manager's own recorder drops too much: after 25 Warnings about an object it lets
+// one pass every five minutes, whatever its reason. A machine whose creates fail uses
+// that up in two minutes, and Events that occur once would be lost. The newer Events
+// API keeps only the first text of a reason for minutes.
 func newEvents(mgr ctrl.Manager) (events record.EventRecorder, stop func(), err error) {
 	client, err := corev1client.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
@@ -32,7 +30,7 @@ func newEvents(mgr ctrl.Manager) (events record.EventRecorder, stop func(), err 
 	return broadcaster.NewRecorder(mgr.GetScheme(), corev1.EventSource{Component: "mcm"}), broadcaster.Shutdown, nil
 }
 
-// spamKey tells which Events share a limit: those about one object for one reason.
+// spamKey makes Events about one object with one reason share a limit.
 func spamKey(e *corev1.Event) string {
 	key, _ := record.EventAggregatorByReasonFunc(e)
 

@@ -9,22 +9,22 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// scrapeFailures counts what a scrape could not read, by what the machine controller
-// manager calls it, and by the program that tells it there: mcm is both.
+// scrapeFailures counts failed reads of a scrape. Its labels are those of the machine
+// controller manager, where two programs export it.
 var scrapeFailures = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Name: "mcm_misc_scrape_failure_total",
 	Help: "Scrapes that lack the metrics of machines, sets or deployments because the cache could not be read.",
 }, []string{"kind", "binary"})
 
-// registerInventory registers a collector of what a cache holds. Replicas that stand
-// by hold the same, and each machine would count as often as there are replicas; so
-// the leader alone tells it, as in the machine controller manager.
+// registerInventory registers a collector of objects in the cache. Only the leader
+// exports them, as in the machine controller manager: otherwise each machine would
+// count once for each replica of mcm.
 func (m *mcm) registerInventory(c prometheus.Collector) error {
 	return register([]prometheus.Collector{whileLeading{c, m.manager.Elected()}})
 }
 
-// whileLeading is a collector that has nothing to tell until elected is closed. Who
-// loses the lead ends.
+// whileLeading collects nothing until elected is closed. A process that loses the lead
+// exits.
 type whileLeading struct {
 	prometheus.Collector
 
@@ -40,8 +40,8 @@ func (w whileLeading) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// counted returns a reader for an inventory whose failures are counted as those of
-// a kind. A cache that has not begun yet is none.
+// counted returns a reader whose failures are counted for a kind. A cache that has not
+// started yet does not count as a failure.
 func counted(reader client.Reader, kind string) client.Reader {
 	binary := "machine-controller-manager"
 	if kind == "Machine-count" {

@@ -54,7 +54,7 @@ func TestWhileLeading(t *testing.T) {
 		registry.MustRegister(whileLeading{c, elected})
 	}
 	if got := names(t, registry); len(got) != 0 {
-		t.Errorf("a replica that stands by tells %v", got)
+		t.Errorf("a standby replica exports %v", got)
 	}
 	close(elected)
 	want := []string{"mcm_machine_deployment_items_total", "mcm_machine_items_total", "mcm_machine_set_items_total"}

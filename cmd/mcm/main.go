@@ -1,6 +1,6 @@
 // Command mcm is the machine controller manager: it turns Machine objects into
 // instances through the drivers on the bus. This package only wires flags to
-// packages; run.go shows how they hang together.
+// packages; run.go shows how they fit together.
 package main
 
 import (

@@ -32,7 +32,7 @@ func (n *natsOptions) connect(ctx context.Context) (conn *bus.Conn, streams *cal
 			return nil, nil, nil, err
 		}
 		streams.Memory = streams.Memory || server.InMemory()
-		klog.Background().Info("embedded NATS takes drivers", "url", server.URL(), "streams_in_memory", streams.Memory)
+		klog.Background().Info("embedded NATS accepts drivers", "url", server.URL(), "streams_in_memory", streams.Memory)
 		cfg.InProcess, cfg.FailFast, stopServer = server, true, func() { quit(); server.Stop() }
 		streams.Stuck = server.Mend
 	}

@@ -32,8 +32,8 @@ import (
 	"github.com/machinebus/machinebus/mcm/overshoot"
 )
 
-// options are the flags. Where the machine controller manager has a flag for
-// the same thing, name and meaning are the same.
+// options holds the flags. Flags that the machine controller manager has, too, have
+// the same name and meaning.
 type options struct {
 	controlKubeconfig, targetKubeconfig string
 	namespace                           string
@@ -91,13 +91,13 @@ func newCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "mcm",
-		Short: "Turns Machine objects into instances and nodes, through drivers on NATS",
+		Short: "Turns Machine objects into instances and nodes through drivers on NATS",
 		Long: `mcm is the machine controller manager of machinebus.
 
-It watches Machine objects in a control cluster, has the drivers on the bus make
-and remove their instances, and follows the nodes that join a target cluster.
-Without --nats-url it runs a NATS server of its own, for drivers to connect to.`,
-		Example: `  # control and target cluster are one, drivers connect to nats://127.0.0.1:4222
+It watches Machine objects in a control cluster, asks the drivers on the bus to create
+and delete their instances, and follows the nodes that join a target cluster. Without
+--nats-url it runs an embedded NATS server, to which drivers connect.`,
+		Example: `  # one cluster is control and target cluster, drivers connect to nats://127.0.0.1:4222
   mcm --target-kubeconfig=$HOME/.kube/config
 
   # two replicas of mcm with an external NATS
@@ -129,61 +129,62 @@ Without --nats-url it runs a NATS server of its own, for drivers to connect to.`
 
 func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.controlKubeconfig, "control-kubeconfig", "",
-		"kubeconfig of the cluster that holds the Machines; empty means the target cluster, inClusterConfig the one mcm runs in")
+		"kubeconfig of the cluster that holds the Machines; empty means the target cluster, inClusterConfig the cluster mcm runs in")
 	fs.StringVar(&o.targetKubeconfig, "target-kubeconfig", "",
-		"kubeconfig of the cluster that the nodes join; empty means the cluster mcm runs in, the word none that there is no such cluster")
+		"kubeconfig of the cluster that the nodes join; empty means the cluster mcm runs in, none that there is no target cluster")
 	fs.StringVar(&o.namespace, "namespace", "default", "namespace of the Machines, and of the leader election lease")
-	fs.BoolVar(&o.allNamespaces, "all-namespaces", false, "serve the Machines of all namespaces; --namespace then only holds the lease")
-	fs.StringVar(&o.clusterName, "cluster-name", "default", "name of this control plane on the bus; several on one bus need different ones")
+	fs.BoolVar(&o.allNamespaces, "all-namespaces", false, "serve the Machines of all namespaces; --namespace then holds only the lease")
+	fs.StringVar(&o.clusterName, "cluster-name", "default", "name of this control plane on the bus; must be unique on the bus")
 	fs.StringVar(&o.keySecret, "key-secret", "machinebus-control-plane-key",
-		"Secret in --namespace with the key that seals what drivers fetch; made when there is none")
+		"Secret in --namespace with the key that encrypts data for drivers; created if missing")
 	fs.StringSliceVar(&o.unsealed, "unsealed-providers", nil,
-		"providers whose drivers cannot open sealed answers and may get secrets and bootstrap values readable; only where NATS requires TLS")
-	fs.BoolVar(&o.tokens, "bootstrap-tokens", true, "make bootstrap tokens for user data that has the placeholder "+bootstrap.Placeholder+
-		" in it; without, such user data is refused, and no right to Secrets in kube-system of the target cluster is needed")
+		"providers whose drivers cannot decrypt and get secrets and bootstrap values in plain text; use only if NATS requires TLS")
+	fs.BoolVar(&o.tokens, "bootstrap-tokens", true, "create bootstrap tokens for user data that contains the placeholder "+bootstrap.Placeholder+
+		"; if false, such user data is refused, and mcm needs no access to Secrets in kube-system of the target cluster")
 	fs.StringVar(&o.tokenGroups, "bootstrap-token-auth-extra-groups", "",
-		"groups, separated by commas, that bootstrap tokens give besides system:bootstrappers")
-	fs.StringVar(&o.settings.DefaultProvider, "default-provider", "", "driver for classes that name no provider")
+		"groups of bootstrap tokens besides system:bootstrappers, separated by commas")
+	fs.StringVar(&o.settings.DefaultProvider, "default-provider", "", "provider of classes that name none")
 
 	fs.StringVar(&o.address, "address", "0.0.0.0", "address for /metrics, /healthz and /readyz")
 	fs.IntVar(&o.port, "port", 10258, "port for /metrics, /healthz and /readyz")
-	fs.BoolVar(&o.profiling, "profiling", false, "serve profiles of this program at /debug/pprof/ on --port, to whoever may connect")
+	fs.BoolVar(&o.profiling, "profiling", false, "serve profiles of this program at /debug/pprof/ on --port, without authentication")
 	fs.StringSliceVar(&o.controllers, "controllers", []string{"*"},
-		"controllers to run: * for all, foo for the one named foo, -foo for all but that, as in '*,-machine'; there are "+
+		"controllers to run: * for all, foo for the one named foo, -foo to exclude it, as in '*,-machine'; names are "+
 			strings.Join(controllerNames(), ", "))
-	fs.Float32Var(&o.kubeQPS, "kube-api-qps", 500, "requests a second to each API server at most; negative for no limit")
-	fs.IntVar(&o.kubeBurst, "kube-api-burst", 1000, "requests to each API server at once at most")
-	fs.IntVar(&o.workers, "concurrent-syncs", 50, "machines looked at in parallel; none of them ever waits for a driver")
-	fs.IntVar(&o.setWorkers, "concurrent-set-syncs", 10, "machine sets, and machine deployments, looked at in parallel")
-	fs.DurationVar(&o.syncPeriod, "min-resync-period", 12*time.Hour, "time after which every machine is looked at without a cause")
+	fs.Float32Var(&o.kubeQPS, "kube-api-qps", 500, "most requests per second to each API server; negative for no limit")
+	fs.IntVar(&o.kubeBurst, "kube-api-burst", 1000, "most requests at once to each API server")
+	fs.IntVar(&o.workers, "concurrent-syncs", 50, "machines reconciled in parallel; none of them waits for a driver")
+	fs.IntVar(&o.setWorkers, "concurrent-set-syncs", 10, "machine sets, and machine deployments, reconciled in parallel")
+	fs.DurationVar(&o.syncPeriod, "min-resync-period", 12*time.Hour, "time after which every machine is reconciled although nothing changed")
 
-	fs.DurationVar(&o.settings.CreationTimeout, "machine-creation-timeout", o.settings.CreationTimeout, "time a machine may take to join")
+	fs.DurationVar(&o.settings.CreationTimeout, "machine-creation-timeout", o.settings.CreationTimeout, "time a machine may take to join the cluster")
 	fs.DurationVar(&o.settings.HealthTimeout, "machine-health-timeout", o.settings.HealthTimeout, "time a machine may be unhealthy")
 	fs.IntVar(&o.settings.MaxReplacements, "machine-max-replacements", o.settings.MaxReplacements,
-		"machines of one machine deployment that may be replaced at a time because they were unhealthy for too long")
+		"most unhealthy machines of one machine deployment that are replaced at a time")
 	fs.DurationVar(&o.settings.PreserveTimeout, "machine-preserve-timeout", o.settings.PreserveTimeout,
-		"time a machine is kept that its annotation "+v1alpha1.AnnotationKeyPreserve+" preserves")
+		"time for which the annotation "+v1alpha1.AnnotationKeyPreserve+" preserves a machine")
 	fs.DurationVar(&o.settings.DrainPolicy.Timeout, "machine-drain-timeout", o.settings.DrainPolicy.Timeout,
-		"time a node's drain may take before it is forced")
+		"time a drain of a node may take before it is forced")
 	fs.IntVar(&o.settings.DrainPolicy.MaxEvictRetries, "machine-max-evict-retries", o.settings.DrainPolicy.MaxEvictRetries,
-		"tries to evict a pod before it is deleted")
+		"attempts to evict a pod before it is deleted")
 	fs.DurationVar(&o.settings.OperationTimeout, "machine-operation-timeout", o.settings.OperationTimeout,
-		"time one attempt at a create, initialize or delete may take, unless its class says otherwise in the annotation "+
+		"time one attempt at a create, initialize or delete may take, unless its class has the annotation "+
 			v1alpha1.AnnotationKeyOperationTimeout)
 	fs.StringSliceVar(&o.settings.NodeConditions, "node-conditions", o.settings.NodeConditions,
 		"node conditions that make a machine unhealthy when they are not False")
 	fs.DurationVar(&o.settings.Retry.ResourceExhausted, "resource-exhausted-retry", o.settings.Retry.ResourceExhausted,
-		"time before a create that found no capacity is tried again")
-	fs.DurationVar(&o.settings.Retry.Short, "retry-short", o.settings.Retry.Short, "time before an operation is tried again after a passing error")
-	fs.DurationVar(&o.settings.Retry.Medium, "retry-medium", o.settings.Retry.Medium, "the same after other errors of a create")
-	fs.DurationVar(&o.settings.Retry.Long, "retry-long", o.settings.Retry.Long, "time before a delete that failed otherwise, or an object that is invalid, is tried again")
+		"time before a create that found no capacity is retried")
+	fs.DurationVar(&o.settings.Retry.Short, "retry-short", o.settings.Retry.Short, "time before an operation is retried after a transient error")
+	fs.DurationVar(&o.settings.Retry.Medium, "retry-medium", o.settings.Retry.Medium, "time before a create is retried after any other error")
+	fs.DurationVar(&o.settings.Retry.Long, "retry-long", o.settings.Retry.Long,
+		"time before a delete is retried after any other error, and before an invalid object is checked again")
 
 	addLimitFlags(fs, &o.limits)
 	addOrphanFlags(fs, &o.orphans)
 	fs.DurationVar(&o.outage.Timeout, "machine-safety-apiserver-statuscheck-timeout", o.outage.Timeout,
-		"time an API server may be unreadable before machines are left alone until it can be read again")
+		"time after which mcm leaves machines alone while it cannot read an API server")
 	fs.DurationVar(&o.outage.Period, "machine-safety-apiserver-statuscheck-period", o.outage.Period,
-		"time between two looks at whether the API servers can be read; not less than the timeout")
+		"time between checks whether the API servers can be read; not less than the timeout")
 	fs.BoolVar(&o.deployments.AnnotateNodes, "autoscaler-scaledown-annotation-during-rollout", true,
 		"keep the cluster-autoscaler from removing nodes of a machine deployment that is being rolled out")
 	fs.IntVar(&o.overshoot.Up, "safety-up", o.overshoot.Up,
@@ -198,20 +199,21 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 func addLimitFlags(fs *pflag.FlagSet, l *dispatch.Limits) {
 	fs.IntVar(&l.Provider.InFlight, "provider-max-in-flight", l.Provider.InFlight,
-		"creates that one provider's drivers may have in hand, and as many initializes and as many deletes; 0 for any number")
+		"most creates that run at one provider, and likewise initializes and deletes; 0 for no limit")
 	fs.Float64Var(&l.Provider.PerSecond, "provider-max-per-second", l.Provider.PerSecond,
-		"creates, initializes and deletes together that may begin each second at one provider; 0 for any number")
+		"most creates, initializes and deletes together that begin per second at one provider; 0 for no limit")
 	fs.IntVar(&l.Secret.InFlight, "secret-max-in-flight", l.Secret.InFlight,
-		"the same as --provider-max-in-flight for the classes that share credentials")
+		"as --provider-max-in-flight, for the classes that share credentials")
 	fs.Float64Var(&l.Secret.PerSecond, "secret-max-per-second", l.Secret.PerSecond,
-		"the same as --provider-max-per-second for the classes that share credentials")
+		"as --provider-max-per-second, for the classes that share credentials")
 }
 
 func addOrphanFlags(fs *pflag.FlagSet, s *orphans.Settings) {
 	fs.DurationVar(&s.Period, "machine-safety-orphan-vms-period", s.Period, "time between two looks for instances without a machine")
 	fs.DurationVar(&s.Grace, "machine-safety-orphan-vms-grace", s.Grace,
 		"how long an instance must have been seen without a machine before it is deleted")
-	fs.IntVar(&s.MaxPerPass, "machine-safety-orphan-vms-max-per-pass", s.MaxPerPass, "instances without a machine of each provider deleted after one look at most")
+	fs.IntVar(&s.MaxPerPass, "machine-safety-orphan-vms-max-per-pass", s.MaxPerPass,
+		"most instances without a machine that one search deletes at each provider")
 	fs.StringSliceVar(&s.AdoptOwners, "adopt-owner", nil, "uid of the kube-system namespace of a former control cluster whose instances this "+
 		"control plane has taken over, so that those without a machine are deleted; the word "+orphans.NoOwner+" means instances without an owner; may be repeated")
 	fs.BoolVar(&s.DryRun, "machine-safety-orphan-vms-dry-run", s.DryRun, "tell of instances without a machine, by Event and metric, and delete none")
@@ -219,24 +221,24 @@ func addOrphanFlags(fs *pflag.FlagSet, s *orphans.Settings) {
 
 func (l *leaseOptions) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&l.elect, "leader-elect", true, "let only one replica of mcm work at a time")
-	fs.DurationVar(&l.leaseDuration, "leader-elect-lease-duration", 15*time.Second, "time after which a silent leader is replaced")
-	fs.DurationVar(&l.renewDeadline, "leader-elect-renew-deadline", 10*time.Second, "time after which a leader that cannot renew stops")
-	fs.DurationVar(&l.retryPeriod, "leader-elect-retry-period", 2*time.Second, "time between tries to lead")
+	fs.DurationVar(&l.leaseDuration, "leader-elect-lease-duration", 15*time.Second, "time after which a leader that does not renew its lease is replaced")
+	fs.DurationVar(&l.renewDeadline, "leader-elect-renew-deadline", 10*time.Second, "time after which a leader that cannot renew its lease exits")
+	fs.DurationVar(&l.retryPeriod, "leader-elect-retry-period", 2*time.Second, "time between attempts to acquire or renew the lease")
 }
 
 func (n *natsOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringSliceVar(&n.config.URLs, "nats-url", nil, "external NATS servers; none means an embedded one")
+	fs.StringSliceVar(&n.config.URLs, "nats-url", nil, "external NATS servers; without, mcm runs an embedded one")
 	natsflags.Add(fs, &n.config)
-	fs.StringVar(&n.listen, "nats-listen", "127.0.0.1:4222", "where drivers reach the embedded NATS; port 0 picks a free one")
-	fs.StringVar(&n.storeDir, "nats-store-dir", "", "JetStream directory of the embedded NATS; empty keeps its streams in memory, until mcm ends")
-	fs.StringVar(&n.configFile, "nats-config", "", "nats-server configuration file whose settings win over those of the embedded NATS")
-	fs.IntVar(&n.streamReplicas, "nats-stream-replicas", 1, "NATS servers that hold each operations stream: 3 with a cluster of three")
+	fs.StringVar(&n.listen, "nats-listen", "127.0.0.1:4222", "address of the embedded NATS for drivers; port 0 picks a free one")
+	fs.StringVar(&n.storeDir, "nats-store-dir", "", "JetStream directory of the embedded NATS; empty keeps its streams in memory until mcm exits")
+	fs.StringVar(&n.configFile, "nats-config", "", "nats-server configuration file that overrides the settings of the embedded NATS")
+	fs.IntVar(&n.streamReplicas, "nats-stream-replicas", 1, "NATS servers that store each operations stream: 3 with a cluster of three")
 	fs.StringVar(&n.streamStorage, "nats-stream-storage", storageFile,
-		"where operations streams are kept: file or memory; an embedded NATS without a directory keeps them in memory")
+		"storage of operations streams: file or memory; an embedded NATS without --nats-store-dir uses memory")
 	fs.IntVar(&n.monitorPort, "nats-monitor-port", 0, "port on 127.0.0.1 for the embedded NATS's monitoring endpoints; 0 for none")
 }
 
-// validate names every flag at fault at once.
+// validate returns an error that names all invalid flags.
 func (o *options) validate() error {
 	errs := []error{o.nats.validate()}
 	positive := func(name string, d time.Duration) {
@@ -258,7 +260,7 @@ func (o *options) validate() error {
 	positive("machine-safety-orphan-vms-grace", o.orphans.Grace)
 	errs = append(errs, o.validateNumbers()...)
 	if net.ParseIP(o.address) == nil {
-		errs = append(errs, fmt.Errorf("--address %q is no IP address", o.address))
+		errs = append(errs, fmt.Errorf("--address %q is not an IP address", o.address))
 	}
 	if o.targetKubeconfig == noTarget && o.controlKubeconfig == "" {
 		errs = append(errs, errors.New("--target-kubeconfig=none needs a --control-kubeconfig"))
@@ -294,12 +296,12 @@ func (n *natsOptions) validate() error {
 	return errors.Join(errs...)
 }
 
-// keyName is the Secret with the control plane's key.
+// keyName returns the Secret with the control plane's key.
 func (o *options) keyName() client.ObjectKey {
 	return client.ObjectKey{Namespace: o.namespace, Name: o.keySecret}
 }
 
-// scope is the namespace whose machines are served; empty means all.
+// scope returns the namespace whose machines are served; empty means all.
 func (o *options) scope() string {
 	if o.allNamespaces {
 		return ""
@@ -310,8 +312,8 @@ func (o *options) scope() string {
 
 func (o *options) listenAddress() string { return net.JoinHostPort(o.address, strconv.Itoa(o.port)) }
 
-// probePort fails if --port is taken. The manager listens only after the bus has
-// started and other replicas have been told of this one.
+// probePort returns an error if --port is in use. The manager listens only later, when
+// the bus has started and other replicas have heard of this one.
 func (o *options) probePort(ctx context.Context) error {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", o.listenAddress())
 	if errors.Is(err, syscall.EADDRINUSE) {
@@ -339,7 +341,7 @@ func version() string {
 	return "unknown"
 }
 
-// identity names this process on the bus, for people.
+// identity names this process on the bus for people.
 func identity() string {
 	host, err := os.Hostname()
 	if err != nil {

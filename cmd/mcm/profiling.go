@@ -5,7 +5,7 @@ import (
 	"net/http/pprof"
 )
 
-// profiles are the handlers of runtime profiles, by their paths.
+// profiles returns the handlers of runtime profiles by path.
 func profiles() map[string]http.Handler {
 	return map[string]http.Handler{
 		"/debug/pprof/":        http.HandlerFunc(pprof.Index),

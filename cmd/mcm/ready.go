@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 )
 
-// cachesPatience is how long a check waits for caches: probers wait longer.
+// cachesPatience is how long a check waits for caches, less than probers wait.
 const cachesPatience = time.Second
 
 // addChecks serves /healthz and /readyz beside /metrics.
@@ -22,12 +22,12 @@ func (m *mcm) addChecks() error {
 	if m.target != nil {
 		caches["target"] = m.target.GetCache()
 	}
-	ready := &healthz.Handler{Checks: told(klog.Background().WithName("ready"), map[string]healthz.Checker{
+	ready := &healthz.Handler{Checks: logChanges(klog.Background().WithName("ready"), map[string]healthz.Checker{
 		"namesake": m.namesake.Check,
 		"epoch":    m.epochs.Check,
 		"bus": func(*http.Request) error {
 			if !m.conn.Up() {
-				return errors.New("NATS cannot be reached")
+				return errors.New("not connected to NATS")
 			}
 
 			return nil
@@ -43,19 +43,20 @@ func (m *mcm) addChecks() error {
 	)
 }
 
-// A synced is a cache.Cache as its check needs it.
+// synced is the part of cache.Cache that its check needs.
 type synced interface {
 	WaitForCacheSync(ctx context.Context) bool
 }
 
-// cachesRead fails until all objects of all clusters have been read once.
+// cachesRead returns a check that fails until all objects of all clusters have been
+// read once.
 func cachesRead(clusters map[string]synced) healthz.Checker {
 	return func(r *http.Request) error {
 		ctx, cancel := context.WithTimeout(r.Context(), cachesPatience)
 		defer cancel()
 		for name, c := range clusters {
 			if !c.WaitForCacheSync(ctx) {
-				return fmt.Errorf("the %s cluster's objects are not read yet", name)
+				return fmt.Errorf("the objects of the %s cluster have not been read yet", name)
 			}
 		}
 
@@ -63,9 +64,9 @@ func cachesRead(clusters map[string]synced) healthz.Checker {
 	}
 }
 
-// told makes checks say in the log when they begin to fail and why, and when they
-// pass again: the answer to a prober withholds it.
-func told(log logr.Logger, checks map[string]healthz.Checker) map[string]healthz.Checker {
+// logChanges makes checks log when they begin to fail and why, and when they pass
+// again. The answer to a prober lacks the reason.
+func logChanges(log logr.Logger, checks map[string]healthz.Checker) map[string]healthz.Checker {
 	out := make(map[string]healthz.Checker, len(checks))
 	for name, check := range checks {
 		var mu sync.Mutex

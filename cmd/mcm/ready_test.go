@@ -27,15 +27,15 @@ func (f filling) WaitForCacheSync(ctx context.Context) bool {
 	}
 }
 
-// A prober is told that a cluster is not read yet before it has hung up.
+// TestCachesRead checks that the check fails before the prober gives up.
 func TestCachesRead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		control, target := filling(make(chan struct{})), filling(make(chan struct{}))
 		check := cachesRead(map[string]synced{"control": control, "target": target})
-		begun := time.Now()
-		if err := check(httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)); err == nil || time.Since(begun) != cachesPatience {
-			t.Errorf("%v after %s, want an error after %s", err, time.Since(begun), cachesPatience)
+		start := time.Now()
+		if err := check(httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)); err == nil || time.Since(start) != cachesPatience {
+			t.Errorf("%v after %s, want an error after %s", err, time.Since(start), cachesPatience)
 		}
 		close(control)
 		err := check(httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
@@ -49,12 +49,12 @@ func TestCachesRead(t *testing.T) {
 	})
 }
 
-// The answer withholds why, so the log must tell: once, for probers ask all the time.
-func TestChecksAreTold(t *testing.T) {
+// TestLogChanges checks that a reason, which the answer lacks, is logged once.
+func TestLogChanges(t *testing.T) {
 	t.Parallel()
 	var lines []string
 	var fault error
-	checks := told(funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{}), map[string]healthz.Checker{
+	checks := logChanges(funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{}), map[string]healthz.Checker{
 		"bus": func(*http.Request) error { return fault },
 	})
 	for _, err := range []error{nil, errors.New("cut"), errors.New("cut"), nil, nil} {

@@ -33,8 +33,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// run wires everything together and returns when ctx ends and all of it has
-// stopped.
+// run wires everything together. It returns when ctx ends and everything has stopped.
 func run(ctx context.Context, o *options) error {
 	if err := o.probePort(ctx); err != nil {
 		return err
@@ -76,8 +75,8 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	defer closeBus()
-	running, letGo := context.WithCancel(ctx) // not ctx, which says whether mcm was told to end
-	defer letGo()
+	running, cancelParts := context.WithCancel(ctx) // not ctx, which shows whether mcm was asked to stop
+	defer cancelParts()
 
 	m := &mcm{
 		options: o, manager: mgr, lock: lock, conn: conn, streams: streams, events: events,
@@ -95,26 +94,26 @@ func run(ctx context.Context, o *options) error {
 	}
 	klog.Background().Info("starting", "version", version(), "cluster", o.clusterName, "bus", conn.URL())
 
-	return m.live(ctx, letGo)
+	return m.runManager(ctx, cancelParts)
 }
 
-// ended makes of how a manager has ended how mcm does; ctx is what told it to, if anything.
-func ended(ctx context.Context, err error) error {
+// exitError returns mcm's error for the manager's; ctx has ended if mcm was asked to stop.
+func exitError(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil && errors.Is(err, context.DeadlineExceeded):
-		klog.Background().Info("ending although not all that runs has ended", "reason", err.Error())
+		klog.Background().Info("exiting although some goroutines did not stop in time", "reason", err.Error())
 
 		return nil
 	case errors.Is(err, syscall.EADDRINUSE):
-		return portTaken(err) // since it was probed
+		return portTaken(err) // another process took it after probePort
 	default:
 		return fmt.Errorf("run: %w", err)
 	}
 }
 
-// mcm holds the parts while they are put together.
+// mcm holds the parts of the program.
 type mcm struct {
 	options    *options
 	manager    ctrl.Manager
@@ -131,22 +130,22 @@ type mcm struct {
 	owner      string // uid of the control cluster
 	namesake   *dispatch.Namesake
 	epochs     *dispatch.Epochs
-	validator  *machineclass.Validator // nil when it is switched off
-	target     cluster.Cluster         // nil when there is none
-	tokens     *bootstrap.Tokens       // nil when there is none
-	drainer    *drain.Drainer          // nil when there is none
+	validator  *machineclass.Validator // nil if it is switched off
+	target     cluster.Cluster         // nil if there is none
+	tokens     *bootstrap.Tokens       // nil if there is none
+	drainer    *drain.Drainer          // nil if there is none
 }
 
-// live runs until ctx or the manager ends, then has the parts let go and waits for them.
-func (m *mcm) live(ctx context.Context, letGo context.CancelFunc) error {
+// runManager runs until ctx or the manager ends, then cancels the parts and waits for them.
+func (m *mcm) runManager(ctx context.Context, cancelParts context.CancelFunc) error {
 	err := m.manager.Start(ctx)
-	letGo() // who has lost the lead must not go on for as long as an operation takes
+	cancelParts() // after losing the lead, mcm must not go on for as long as an operation takes
 	m.wait()
 
-	return ended(ctx, err)
+	return exitError(ctx, err)
 }
 
-// wait returns when all that the parts have begun has ended.
+// wait returns when everything that the parts have started has ended.
 func (m *mcm) wait() {
 	m.dispatcher.Wait()
 	if m.validator != nil {
@@ -157,7 +156,7 @@ func (m *mcm) wait() {
 	}
 }
 
-// setUp makes the parts between the bus and the control cluster.
+// setUp creates the parts between the bus and the control cluster.
 func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	direct, err := client.New(m.manager.GetConfig(), opts)
 	if err != nil {
@@ -220,7 +219,7 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	)
 }
 
-// addTarget adds the cluster that nodes join, if there is one.
+// addTarget adds the cluster that nodes join unless target is nil.
 func (m *mcm) addTarget(ctx context.Context, target *rest.Config) error {
 	if target == nil {
 		return nil
@@ -230,7 +229,7 @@ func (m *mcm) addTarget(ctx context.Context, target *rest.Config) error {
 		return err
 	}
 	if m.options.tokens {
-		// Not the cached client: it would want to hold every Secret of the cluster.
+		// Not the cached client, which would hold every Secret of the cluster.
 		direct, err := client.New(target, client.Options{Scheme: m.manager.GetScheme()})
 		if err != nil {
 			return fmt.Errorf("connect to the target cluster at %s: %w", target.Host, err)
@@ -256,12 +255,12 @@ func register(collectors []prometheus.Collector) error {
 	return nil
 }
 
-// dropped is a figure that the bus counts itself.
+// dropped returns a counter that the bus maintains.
 func dropped(name, help string, count func() uint64) prometheus.Collector {
 	return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(count()) })
 }
 
-// fetches serves drivers, on every replica and not only the leading one.
+// fetches serves drivers on every replica of mcm, not only on the leader.
 func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	standard := m.options.settings.CreationTimeout
 	handler := &fetch.Handler{
@@ -274,7 +273,7 @@ func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	}
 
 	if len(m.options.unsealed) > 0 {
-		klog.Background().Info("drivers of these providers may get secrets unsealed: who may read their inboxes can read them",
+		klog.Background().Info("drivers of these providers may get secrets unsealed: NATS users who can read their inboxes can read the secrets (--unsealed-providers)",
 			"providers", m.options.unsealed)
 	}
 
@@ -300,7 +299,7 @@ func (m *mcm) fetches(key *bus.SealKey) manager.Runnable {
 	})
 }
 
-// everywhere is a runnable for leaders and others alike.
+// everywhere is a runnable for leading and standby replicas.
 type everywhere func(context.Context) error
 
 func (f everywhere) Start(ctx context.Context) error { return f(ctx) }

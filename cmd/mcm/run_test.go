@@ -24,42 +24,42 @@ type endingManager struct {
 
 func (e endingManager) Start(context.Context) error { return e.err }
 
-// What ends mcm must not be hidden by parts that are slow to end because of it.
-func TestLive(t *testing.T) {
+// TestRunManager checks that a slow shutdown does not hide why mcm ends.
+func TestRunManager(t *testing.T) {
 	t.Parallel()
 	slow := fmt.Errorf("failed waiting for all runnables to end: %w", context.DeadlineExceeded)
 	broken := errors.New("fetches cannot be served")
 	for name, tc := range map[string]struct {
-		reason string
-		told   bool
-		err    error
-		want   string
+		reason  string
+		stopped bool
+		err     error
+		want    string
 	}{
-		"told to end":              {reason: "as it was told", told: true},
-		"told to end, slow":        {reason: "what still runs ends with the process", told: true, err: slow},
-		"a part failed":            {reason: "the exit code must say so", err: broken, want: broken.Error()},
-		"a part failed, slow":      {reason: "nobody told it to end", err: kerrors.NewAggregate([]error{broken, slow}), want: broken.Error()},
-		"slow, told by nobody":     {reason: "it ended by itself", err: slow, want: "failed waiting"},
-		"its port taken by others": {reason: "with the remedy", err: syscall.EADDRINUSE, want: "--port"},
+		"stopped":             {reason: "it was asked to", stopped: true},
+		"stopped, slow":       {reason: "what still runs ends with the process", stopped: true, err: slow},
+		"a part failed":       {reason: "the exit code must be 1", err: broken, want: broken.Error()},
+		"a part failed, slow": {reason: "it was not asked to stop", err: kerrors.NewAggregate([]error{broken, slow}), want: broken.Error()},
+		"slow without a stop": {reason: "it ended by itself", err: slow, want: "failed waiting"},
+		"its port is in use":  {reason: "with the remedy", err: syscall.EADDRINUSE, want: "--port"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			ctx, tell := context.WithCancel(t.Context())
-			defer tell()
-			if tc.told {
-				tell()
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			if tc.stopped {
+				stop()
 			}
-			running, letGo := context.WithCancel(ctx)
+			running, cancelParts := context.WithCancel(ctx)
 			m := &mcm{
 				manager:    endingManager{err: tc.err},
 				dispatcher: dispatch.New(logr.NewContext(running, logr.Discard()), nil, nil),
 			}
-			err := m.live(ctx, letGo)
+			err := m.runManager(ctx, cancelParts)
 			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error is %v, want one with %q: %s", err, tc.want, tc.reason)
 			}
 			if running.Err() == nil {
-				t.Error("the parts were not let go")
+				t.Error("the parts were not canceled")
 			}
 		})
 	}

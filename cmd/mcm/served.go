@@ -13,16 +13,16 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// servedPatience is how long mcm waits at its start for the API server, which comes
-// back from a restart a few seconds before it serves custom resources again.
+// servedPatience is how long mcm waits for the API server at its start. After a restart
+// an API server answers a few seconds before it serves custom resources.
 const servedPatience = 30 * time.Second
 
-// servedTimeout is for one question: client-go repeats it in silence while connections
+// servedTimeout is for one request, which client-go silently repeats while connections
 // are reset.
 const servedTimeout = 2 * time.Second
 
-// awaitServed returns when the control cluster serves our types, and otherwise the
-// reason why it does not.
+// awaitServed waits until the control cluster serves our types. It returns an error
+// with the reason if it does not in time.
 func awaitServed(ctx context.Context, cfg *rest.Config, patience time.Duration) error {
 	cfg = rest.CopyConfig(cfg)
 	cfg.Timeout = servedTimeout
@@ -40,14 +40,14 @@ func awaitServed(ctx context.Context, cfg *rest.Config, patience time.Duration) 
 			return nil
 		}
 		if tries == 1 {
-			klog.Background().Info("waiting for the control cluster to serve our types", "host", cfg.Host, "version", version, "reason", err.Error())
+			klog.Background().Info("waiting for the control cluster to serve the Machine types", "host", cfg.Host, "version", version, "reason", err.Error())
 		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx) //nolint:wrapcheck // the caller's own
 		case <-late:
 			if apierrors.IsNotFound(err) {
-				return fmt.Errorf("the control cluster at %s does not serve %s: apply the definitions in deploy/crds: %w", cfg.Host, version, err)
+				return fmt.Errorf("the control cluster at %s does not serve %s: apply the CustomResourceDefinitions in deploy/crds: %w", cfg.Host, version, err)
 			}
 
 			return fmt.Errorf("ask the control cluster at %s for %s: %w", cfg.Host, version, err)

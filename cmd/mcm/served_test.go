@@ -24,8 +24,8 @@ func TestAwaitServed(t *testing.T) {
 		"at once": {reason: "it is there", patience: time.Minute},
 		"late":    {reason: "it has just come back", patience: time.Minute, before: 2, status: http.StatusNotFound},
 		"never": {
-			reason: "somebody has to be told what to do", patience: time.Millisecond, before: 1 << 30, status: http.StatusNotFound,
-			wantErr: "does not serve machine.sapcloud.io/v1alpha1: apply the definitions in deploy/crds",
+			reason: "the error must name the remedy", patience: time.Millisecond, before: 1 << 30, status: http.StatusNotFound,
+			wantErr: "does not serve machine.sapcloud.io/v1alpha1: apply the CustomResourceDefinitions in deploy/crds",
 		},
 		"refused": {
 			reason: "that is not for want of definitions", patience: time.Millisecond, before: 1 << 30, status: http.StatusForbidden,

@@ -7,15 +7,15 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// newCompletion takes the place of cobra's own command, which shows its help and
-// succeeds when it does not know the shell.
+// newCompletion replaces cobra's own command, which prints its help and exits 0 for
+// an unknown shell.
 func newCompletion() *cobra.Command {
 	shells := []string{"bash", "fish", "powershell", "zsh"}
 
 	return &cobra.Command{
 		Use:   "completion " + strings.Join(shells, "|"),
 		Short: "Generate the autocompletion script for the specified shell",
-		Example: `  source <(mcmctl completion bash)                  # in this bash; zsh is alike
+		Example: `  source <(mcmctl completion bash)                  # for this shell; the same with zsh
   mcmctl completion fish | source                   # in this fish
   mcmctl completion powershell | Out-String | Invoke-Expression`,
 		ValidArgs: shells,

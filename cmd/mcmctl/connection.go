@@ -20,14 +20,14 @@ import (
 const (
 	defaultURL = "nats://127.0.0.1:4222"
 	anyCluster = "*"
-	// defaultCluster is mcm's --cluster-name where nothing is said.
+	// defaultCluster is the default of mcm's --cluster-name.
 	defaultCluster = "default"
-	// defaultTimeout lets a replica miss one sign of life and still be heard.
+	// defaultTimeout lets a replica miss one heartbeat and still be listed.
 	defaultTimeout = 2*bus.SessionInterval + bus.SessionInterval*2/5
 )
 
-// environment is what speaks where a flag does not; the names are those of the nats
-// CLI and of drivers.
+// environment lists the variables that are read for flags that are not set. The nats
+// CLI and drivers use the same names.
 var environment = []struct{ flag, variable string }{
 	{"nats-url", "NATS_URL"},
 	{"nats-creds", "NATS_CREDS"},
@@ -36,7 +36,7 @@ var environment = []struct{ flag, variable string }{
 	{"nats-key", "NATS_KEY"},
 }
 
-// connection holds the flags that say where to listen.
+// connection holds the flags for NATS.
 type connection struct {
 	config  bus.Config
 	url     string
@@ -51,14 +51,14 @@ func (c *connection) addFlags(root *cobra.Command) {
 	for _, env := range environment {
 		f.Lookup(env.flag).Usage += " (env " + env.variable + ")"
 	}
-	f.StringVar(&c.cluster, "cluster", anyCluster, "control plane to look at; * for all on this bus")
-	f.DurationVar(&c.timeout, "timeout", defaultTimeout, "how long to listen for signs of life before printing")
+	f.StringVar(&c.cluster, "cluster", anyCluster, "name of the control plane (mcm's --cluster-name); * for all on this bus")
+	f.DurationVar(&c.timeout, "timeout", defaultTimeout, "how long to listen for heartbeats before printing")
 	for _, name := range []string{"nats-url", "cluster", "timeout"} {
 		mustComplete(root, name, cobra.NoFileCompletions)
 	}
 }
 
-// connect reads the environment where flags are silent, checks the flags, and
+// connect reads the environment for flags that are not set, checks the flags, and
 // connects.
 func (c *connection) connect(cmd *cobra.Command) (*bus.Conn, error) {
 	for _, env := range environment {
@@ -84,7 +84,7 @@ func (c *connection) connect(cmd *cobra.Command) (*bus.Conn, error) {
 	return bus.Connect(cmd.Context(), cfg)
 }
 
-// clusterText says in errors what --cluster stands for.
+// clusterText returns the value of --cluster for errors.
 func (c *connection) clusterText() string {
 	if c.cluster == anyCluster {
 		return "any cluster"
@@ -93,8 +93,8 @@ func (c *connection) clusterText() string {
 	return "cluster " + c.cluster
 }
 
-// untilInterrupted returns a context that Ctrl-C ends: how a view that follows
-// the bus ends well. A second Ctrl-C kills.
+// untilInterrupted returns a context that Ctrl-C cancels, so that a command that
+// follows the bus exits 0. A second Ctrl-C kills.
 func untilInterrupted(cmd *cobra.Command) (context.Context, func()) {
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
@@ -102,12 +102,12 @@ func untilInterrupted(cmd *cobra.Command) (context.Context, func()) {
 	return ctx, stop
 }
 
-// A view prints the replicas heard of. When it can tell that the user asked for
-// something that is not there, it says so as an error.
+// A view prints what was heard. It returns an error if what the user asked for does
+// not exist.
 type view func(w io.Writer, heard picture, now time.Time) error
 
-// show listens for replicas and prints what was heard, once, or with watch again
-// and again until Ctrl-C.
+// show listens for replicas and prints what was heard once, or with watch repeatedly
+// until Ctrl-C.
 func (c *connection) show(cmd *cobra.Command, watch bool, draw view) error {
 	conn, err := c.connect(cmd)
 	if err != nil {
@@ -146,16 +146,16 @@ func (c *connection) show(cmd *cobra.Command, watch bool, draw view) error {
 	now := time.Now()
 	seen := heard.picture(now)
 	if len(seen.replicas)+len(seen.outcomes)+len(seen.queues) == 0 {
-		return fmt.Errorf("no driver replica of %s was heard within %s on %s: start a driver, "+
-			"check --nats-url and --cluster (with its name mcm is asked although no driver lives), or listen longer with --timeout",
+		return fmt.Errorf("no driver replica of %s was heard within %s on %s: start a driver, check --nats-url, raise --timeout, "+
+			"or name the control plane with --cluster, which also asks an mcm without drivers",
 			c.clusterText(), c.timeout, conn.URL())
 	}
 
 	return draw(cmd.OutOrStdout(), seen, now)
 }
 
-// asker returns what asks the drivers for their figures and the managers for
-// their newest outcomes.
+// asker returns a function that asks the drivers for their figures and mcm for its
+// newest outcomes.
 func asker(conn *bus.Conn, heard *fleet) (ask func() error, stop func(), err error) {
 	services, stopServices, err := bus.AskServices(conn, heard.onService)
 	if err != nil {

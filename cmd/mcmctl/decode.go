@@ -10,7 +10,7 @@ import (
 	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 )
 
-// maxInput is above what any NATS server takes for a message (64 MiB).
+// maxInput exceeds the largest message that a NATS server accepts (64 MiB).
 const maxInput = 65 << 20
 
 func newDecode() *cobra.Command {
@@ -20,14 +20,13 @@ func newDecode() *cobra.Command {
 		Use:   "decode [file]",
 		Short: "Print one message payload as JSON",
 		Long: `Read the payload of one message from standard input, or from a file, and print it
-as one line of JSON. Nothing but the payload is needed, which is what
-"nats sub --translate" and "nats req --translate" hand to a command.
+as one line of JSON. It works with "nats sub --translate" and
+"nats req --translate", which pass a command nothing but the payload.
 
-Payloads of machinebus are Envelope messages in protobuf or JSON, those about node
-groups in an Envelope of their own, which is told from the other by --subject or
-else by its bytes. Other JSON, such as the answers of NATS service discovery and of
-JetStream, passes through. An empty payload is how NATS says that nobody listens.
-What is sealed stays sealed and is shown by its length.`,
+Payloads of machinebus are Envelope messages in protobuf or JSON. Other JSON, such as
+answers of NATS service discovery and of JetStream, is printed unchanged. An empty
+payload is the "no responders" message of NATS. Sealed data is not opened; its length
+is shown.`,
 		Example: `  nats sub 'mcm.v1.>' --translate 'mcmctl decode'
   nats sub 'mcm.v1.*.audit.>' --translate 'mcmctl decode --pretty'
   mcmctl decode payload.bin --pretty`,
@@ -42,7 +41,7 @@ What is sealed stays sealed and is shown by its length.`,
 		},
 	}
 	cmd.Flags().BoolVar(&pretty, "pretty", false, "print on several lines")
-	cmd.Flags().StringVar(&subject, "subject", "", "`subject` of the message, to be printed in its parts beside it")
+	cmd.Flags().StringVar(&subject, "subject", "", "`subject` of the message; its parts are printed, too")
 	mustComplete(cmd, "subject", cobra.NoFileCompletions)
 
 	return cmd
@@ -62,15 +61,15 @@ func readInput(in io.Reader, args []string) ([]byte, error) {
 		return nil, fmt.Errorf("read payload: %w", err)
 	}
 	if len(data) > maxInput {
-		return nil, fmt.Errorf("payload is over %d bytes, more than a NATS message can be: give one message at a time", maxInput)
+		return nil, fmt.Errorf("payload exceeds %d bytes, more than a NATS message can have: pass one message at a time", maxInput)
 	}
 
 	return data, nil
 }
 
-// decode writes a payload as JSON; an empty subject leaves the message alone.
+// decode writes a payload as JSON, with the parts of its subject unless that is empty.
 func decode(w io.Writer, payload []byte, subject string, pretty bool) error {
-	m, err := message.Parse(payload, subject)
+	m, err := message.Parse(payload)
 	if err != nil {
 		return err
 	}

@@ -24,16 +24,19 @@ func newDrivers(conn *connection) *cobra.Command {
 		Short:   "List the driver replicas on the bus",
 		Long: `List the driver replicas on the bus, one row for each replica and control plane.
 
-A replica gives a sign of life every half second; mcmctl listens for a little more
-than two of them. RUNNING and SLOTS count the operations of all control planes
-together. STATE is serving, draining (takes no new work) or silent (not heard of
-for so long that mcm takes it for dead). REQUESTS, ERRORS and LATENCY, the
-average time of an operation, count from the replica's start.
+A replica sends a heartbeat every half second; mcmctl listens for a little more than
+two of them. RUNNING and SLOTS count the operations of all control planes together.
+REQUESTS, ERRORS and LATENCY, the average time of an operation, count from the
+replica's start. STATE is one of:
+  serving    takes work
+  draining   takes no new work
+  silent     missed so many heartbeats that mcm considers it dead
+  refused    mcm gives it no work; -o wide shows why as LAST-ERROR
+  plain      a driver without heartbeats, which only answers requests
 
-A driver that only answers requests gives no sign of life. It is listed, as plain,
-if it answers the discovery of NATS services under the name mcm-driver-<provider>,
-as nats.go's package micro and others do by themselves. One that answers neither is not
-listed, although mcm asks it.`,
+A plain driver is listed if it answers NATS service discovery under the name
+mcm-driver-<provider>, as nats.go's package micro does. Otherwise it is not listed,
+although mcm sends it requests.`,
 		Example: `  mcmctl drivers
   mcmctl drivers virtual --watch
   mcmctl drivers -o wide        # create identity, kinds, capabilities, too
@@ -68,11 +71,11 @@ type driverRow struct {
 	Plain          bool      `json:"plain,omitempty"`
 	Running        uint32    `json:"running"`
 	Slots          uint32    `json:"slots"`
-	Requests       *int      `json:"requests"` // these four since the replica's start; null when it does not say
+	Requests       *int      `json:"requests"` // these four since the replica's start; null if unknown
 	Errors         *int      `json:"errors"`
 	LastError      string    `json:"lastError,omitempty"`
 	LatencySeconds float64   `json:"latencySeconds"` // on average
-	Operations     int       `json:"operations"`     // of this cluster, settled ones that mcm has not acknowledged included
+	Operations     int       `json:"operations"`     // of this cluster, including settled ones that mcm has not acknowledged
 	CreateIdentity string    `json:"createIdentity"`
 	SettleSeconds  float64   `json:"settleSeconds"`
 	Kind           string    `json:"kind"`
@@ -165,7 +168,7 @@ func printDrivers(w io.Writer, heard []knownReplica, now time.Time, provider, ou
 	return printTable(w, header, table)
 }
 
-// cells are the columns of a row; what is not known stays empty.
+// cells returns the columns of a row; unknown values are empty.
 func (r *driverRow) cells(now time.Time, wide bool) []string {
 	var running, slots, requests, failed, latency, started string
 	if !r.Plain {
@@ -191,7 +194,8 @@ func (r *driverRow) cells(now time.Time, wide bool) []string {
 	return cells
 }
 
-// noReplica tells what is there instead of what was asked for.
+// noReplica returns the error for a provider without replicas; others are the
+// providers that have some.
 func noReplica(provider string, others []string) error {
 	slices.Sort(others)
 	switch others = slices.Compact(others); {
@@ -199,8 +203,8 @@ func noReplica(provider string, others []string) error {
 		return fmt.Errorf("no driver replica of provider %s was heard; there are replicas of: %s",
 			provider, strings.Join(others, ", "))
 	case provider != "":
-		return fmt.Errorf("no driver replica of provider %s is heard", provider)
+		return fmt.Errorf("no driver replica of provider %s was heard", provider)
 	default:
-		return fmt.Errorf("no driver replica is heard")
+		return fmt.Errorf("no driver replica was heard")
 	}
 }

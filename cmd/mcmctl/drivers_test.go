@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/replica"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -88,7 +89,7 @@ func TestDrivers(t *testing.T) {
 		t.Parallel()
 		_, _, err := mcmctl(t, "drivers", "vritual", "--nats-url", url)
 		if err == nil || !strings.Contains(err.Error(), "vritual") || !strings.Contains(err.Error(), "metal, virtual") {
-			t.Errorf("want an error that tells what was asked for and what is there, got: %v", err)
+			t.Errorf("want an error that names the provider and those that exist, got: %v", err)
 		}
 	})
 
@@ -99,7 +100,7 @@ func TestDrivers(t *testing.T) {
 		var out, errOut output
 		done := make(chan error, 1)
 		go func() { done <- execute(ctx, &out, &errOut, "drivers", "--watch", "--nats-url", url, "-o", "json") }()
-		await(t, "two refreshes", func() bool { return strings.Count(out.String(), "\n") >= 2 })
+		bustest.Eventually(t, "two refreshes", func() bool { return strings.Count(out.String(), "\n") >= 2 })
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("want an interrupted watch to end well, got: %v", err)
@@ -118,19 +119,19 @@ func TestFigures(t *testing.T) {
 	startReplica(t, url, replica.Config{Provider: "virtual", Replica: "one"}, func(context.Context, *replica.Task) *driverv1.Result {
 		return &driverv1.Result{Status: &driverv1.Status{Code: driverv1.Code_CODE_RESOURCE_EXHAUSTED, Message: "sold out"}}
 	})
-	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
+	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(client.Close)
-	await(t, "the replica", func() bool { return len(client.Replicas()) == 1 })
+	bustest.Eventually(t, "the replica", func() bool { return len(client.Replicas()) == 1 })
 	for _, name := range []string{"m1", "m2"} {
 		if out, err := client.Call(t.Context(), createRequest(name)); bus.CodeOf(err) != driverv1.Code_CODE_RESOURCE_EXHAUSTED {
 			t.Fatalf("create of %s: %+v, %v", name, out, err)
 		}
 	}
 	// A driver that only answers, by means of what NATS's clients bring along.
-	plain, err := micro.AddService(rawConn(t, url), micro.Config{Name: bus.ServiceName("metal"), Version: "0.0.1"})
+	plain, err := micro.AddService(bustest.Raw(t, url), micro.Config{Name: bus.ServiceName("metal"), Version: "0.0.1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +140,7 @@ func TestFigures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := micro.AddService(rawConn(t, url), micro.Config{Name: "somebody-else", Version: "0.0.1"}); err != nil {
+	if _, err := micro.AddService(bustest.Raw(t, url), micro.Config{Name: "other-service", Version: "0.0.1"}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -175,13 +176,13 @@ func TestNothingToShow(t *testing.T) {
 		args   []string
 		want   []string
 	}{
-		"NobodyHeard": {
-			"an empty bus is an error that says where and how long was listened",
+		"NoDriver": {
+			"the error for an empty bus names the server and the time",
 			[]string{"drivers"},
 			[]string{"no driver replica of any cluster was heard within 100ms on " + url, "start a driver"},
 		},
-		"NobodyOfCluster": {
-			"and to which cluster", []string{"ops", "--cluster", "prod"}, []string{"no driver replica of cluster prod"},
+		"NoDriverOfCluster": {
+			"and the cluster", []string{"ops", "--cluster", "prod"}, []string{"no driver replica of cluster prod"},
 		},
 		"NoServer": {
 			"a wrong URL is named, with what to check",
@@ -266,8 +267,7 @@ func TestFleetForgets(t *testing.T) {
 	}
 }
 
-// Where a flag is silent, the environment speaks, under the names that the nats CLI
-// knows.
+// TestEnvironment reads the variables of the nats CLI for flags that are not set.
 func TestEnvironment(t *testing.T) {
 	url := startBus(t)
 	for _, variable := range []string{"NATS_CREDS", "NATS_CA", "NATS_CERT"} {

@@ -14,32 +14,30 @@ import (
 )
 
 const (
-	// silentAfter is when the contract takes a replica for dead [SESSION-1].
+	// silentAfter is when the contract considers a replica dead [SESSION-1].
 	silentAfter = 3 * bus.SessionInterval
-	// forgetAfter is how long a watcher still sees a replica that went without a
-	// word.
+	// forgetAfter is how long a silent replica stays listed.
 	forgetAfter = 10 * time.Second
-	// forgetOutcomes is how many outcomes a watcher collects at most.
-	forgetOutcomes = 5000
-	// forgetQueue is how long what a manager said of its queue counts: it is asked
+	// maxOutcomes is how many outcomes a watcher collects at most.
+	maxOutcomes = 5000
+	// forgetQueue is how long mcm's answer about its queue counts. mcm is asked
 	// more often.
 	forgetQueue = 2500 * time.Millisecond
 )
 
-// A knownReplica is one that was heard of. One that serves several control planes is
-// heard of in each.
+// A knownReplica is a replica that was heard, once for each control plane it serves.
 type knownReplica struct {
 	session *driverv1.Session
 	at      time.Time
-	plain   bool // it gives no sign of life, and only discovery knows of it
+	plain   bool // sends no heartbeats; known from service discovery only
 	figures bus.Figures
 	counted bool // figures are known
 }
 
-// silent tells that the replica must be taken for dead.
+// silent reports whether the replica must be considered dead.
 func (r knownReplica) silent(now time.Time) bool { return !r.plain && now.Sub(r.at) > silentAfter }
 
-// fleet collects sessions, and what replicas answer to discovery. It is safe for
+// fleet collects sessions and the answers to service discovery. It is safe for
 // concurrent use.
 type fleet struct {
 	cluster string // the only one of interest; * for all
@@ -49,21 +47,21 @@ type fleet struct {
 	services map[[2]string]service      // by provider, replica
 	outcomes map[string]*driverv1.Audit // by operation id
 	queues   map[string]queue           // by cluster
-	led      map[string]struct{}        // clusters whose leading manager was heard of
+	led      map[string]struct{}        // clusters whose leading mcm was heard
 }
 
-// A queue is what a manager says that waits.
+// A queue holds the operations that wait at an mcm.
 type queue struct {
 	*driverv1.OpsResponse
 
 	at time.Time
 }
 
-// A picture is what a fleet looks like at a moment.
+// A picture is a snapshot of a fleet.
 type picture struct {
 	replicas []knownReplica
 	outcomes []*driverv1.Audit // the newest operations that ended, oldest first
-	queues   map[string]queue  // what no driver has, by cluster
+	queues   map[string]queue  // operations that wait at mcm, by cluster
 }
 
 // A service is a replica's answer to discovery.
@@ -86,8 +84,8 @@ func (f *fleet) onOutcome(a *driverv1.Audit) {
 	f.outcomes[a.GetCluster()+"/"+a.GetOperationId()] = a
 }
 
-// onWaiting takes what a manager says that waits. One that has nothing, as all but
-// the leader, says nothing.
+// onWaiting stores the operations that wait at an mcm. An mcm without any, such as
+// one that does not lead, does not answer.
 func (f *fleet) onWaiting(cluster string, w *driverv1.OpsResponse) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -100,9 +98,8 @@ func (f *fleet) onHello(h *driverv1.Hello) {
 	f.led[h.GetCluster()] = struct{}{}
 }
 
-// known returns the control planes that are of interest: those that were heard of,
-// and the one that mcm is without a name of its own, which says a word every five
-// seconds only.
+// known returns the control planes to ask: the one of --cluster, or those that were
+// heard and the default one, which announces itself only every five seconds.
 func (f *fleet) known() []string {
 	if f.cluster != anyCluster {
 		return []string{f.cluster}
@@ -118,12 +115,12 @@ func (f *fleet) known() []string {
 	return slices.Compact(clusters)
 }
 
-// picture returns what is known at a moment.
+// picture returns what is known at a time.
 func (f *fleet) picture(now time.Time) picture {
 	p := picture{replicas: f.list(now)}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.outcomes) > forgetOutcomes { // those that mcm remembers come again
+	if len(f.outcomes) > maxOutcomes { // mcm sends those it remembers again
 		clear(f.outcomes)
 	}
 	maps.DeleteFunc(f.queues, func(_ string, q queue) bool { return now.Sub(q.at) > forgetQueue })
@@ -156,7 +153,7 @@ func (f *fleet) onSession(s *driverv1.Session) {
 	f.heard[key] = knownReplica{session: s, at: time.Now()}
 }
 
-// list returns who was heard of in the last ten seconds, in a stable order.
+// list returns the replicas heard in the last ten seconds, sorted.
 func (f *fleet) list(now time.Time) []knownReplica {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -172,7 +169,7 @@ func (f *fleet) list(now time.Time) []knownReplica {
 		}
 		all = append(all, r)
 	}
-	all = append(all, f.plain(now)...)
+	all = append(all, f.plainLocked(now)...)
 	slices.SortFunc(all, func(a, b knownReplica) int {
 		return cmp.Or(
 			cmp.Compare(a.session.GetCluster(), b.session.GetCluster()),
@@ -184,9 +181,9 @@ func (f *fleet) list(now time.Time) []knownReplica {
 	return all
 }
 
-// plain returns the drivers that answer discovery and give no sign of life: one
-// row for each control plane, as for others. f.mu is held.
-func (f *fleet) plain(now time.Time) []knownReplica {
+// plainLocked returns the drivers that answer service discovery and send no
+// heartbeats, once for each control plane. f.mu is held.
+func (f *fleet) plainLocked(now time.Time) []knownReplica {
 	sessions := map[[2]string]bool{}
 	for key := range f.heard {
 		sessions[[2]string{key[1], key[2]}] = true

@@ -19,16 +19,16 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// kubernetes holds the flags that say which control cluster to talk to. Only a
-// command that needs a cluster has them.
+// kubernetes holds the flags for the control cluster. Only commands that need one
+// have them.
 type kubernetes struct {
 	kubeconfig, context, namespace string
 }
 
 func (k *kubernetes) addFlags(cmd *cobra.Command, f *pflag.FlagSet) {
 	f.StringVar(&k.kubeconfig, "kubeconfig", "", "kubeconfig `file` of the control cluster (env KUBECONFIG; else ~/.kube/config)")
-	f.StringVar(&k.context, "context", "", "context of the kubeconfig; empty for its current one")
-	f.StringVarP(&k.namespace, "namespace", "n", "", "namespace; empty for that of the context")
+	f.StringVar(&k.context, "context", "", "context of the kubeconfig; empty for the current one")
+	f.StringVarP(&k.namespace, "namespace", "n", "", "namespace; empty for the namespace of the context")
 	mustComplete(cmd, "context", cobra.NoFileCompletions)
 	mustComplete(cmd, "namespace", cobra.NoFileCompletions)
 }
@@ -40,14 +40,14 @@ func (k *kubernetes) config() clientcmd.ClientConfig {
 	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: k.context})
 }
 
-// inNamespace is the namespace to work in. That needs no cluster.
+// inNamespace returns the namespace to work in. It needs no cluster.
 func (k *kubernetes) inNamespace() (string, error) {
 	if k.namespace != "" {
 		return k.namespace, nil
 	}
 	namespace, _, err := k.config().Namespace()
 	if err != nil {
-		return "", fmt.Errorf("find the namespace: %w (say which with --namespace)", err)
+		return "", fmt.Errorf("find the namespace: %w (set it with --namespace)", err)
 	}
 
 	return namespace, nil
@@ -57,7 +57,7 @@ func (k *kubernetes) inNamespace() (string, error) {
 func (k *kubernetes) connect() (c client.Client, namespace string, err error) {
 	cfg, err := k.config().ClientConfig()
 	if err != nil {
-		return nil, "", fmt.Errorf("find the control cluster: %w (say where it is with --kubeconfig)", err)
+		return nil, "", fmt.Errorf("find the control cluster: %w (set its kubeconfig with --kubeconfig)", err)
 	}
 	cfg.QPS = -1 // the API server has limits of its own
 	if namespace, err = k.inNamespace(); err != nil {
@@ -67,7 +67,7 @@ func (k *kubernetes) connect() (c client.Client, namespace string, err error) {
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		return nil, "", fmt.Errorf("register API types: %w", err)
 	}
-	ctrllog.SetLogger(logr.Discard()) // it complains when it has none
+	ctrllog.SetLogger(logr.Discard()) // controller-runtime warns if it has none
 	if c, err = client.New(cfg, client.Options{Scheme: scheme}); err != nil {
 		return nil, "", fmt.Errorf("connect to the control cluster at %s: %w", cfg.Host, err)
 	}
@@ -75,7 +75,7 @@ func (k *kubernetes) connect() (c client.Client, namespace string, err error) {
 	return c, namespace, nil
 }
 
-// get reads the object that resource/name means, the way kubectl takes it.
+// get reads the object that an argument resource/name denotes, as in kubectl.
 func (k *kubernetes) get(ctx context.Context, arg string) (*unstructured.Unstructured, error) {
 	resource, name, ok := strings.Cut(arg, "/")
 	if !ok || resource == "" || name == "" {

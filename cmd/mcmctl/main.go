@@ -1,8 +1,7 @@
-// Mcmctl shows what happens on the bus: which driver replicas live, which
-// operations they run, and what the messages say. There it only listens, but for
-// turning old classes into new ones. Its rollout commands do for machine deployments
-// in a control cluster what kubectl rollout does for Deployments of pods. What
-// machines are there and why they wait is told by kubectl.
+// Mcmctl shows what happens on the bus: driver replicas, their operations, and
+// messages. It changes nothing on the bus; migrate asks a driver to convert a class.
+// Its rollout commands do for machine deployments what kubectl rollout does for
+// Deployments of pods. kubectl shows machines and why they wait.
 package main
 
 import (

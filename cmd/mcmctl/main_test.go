@@ -3,15 +3,13 @@ package main
 import (
 	"bytes"
 	"context"
-	"log/slog"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/bus/replica"
@@ -21,57 +19,25 @@ import (
 // bounded is how long anything a test waits for may take.
 const bounded = 20 * time.Second
 
-func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
-
 // startBus runs a NATS server and returns its URL.
 func startBus(t *testing.T) string {
 	t.Helper()
 
-	return startBusWith(t, "")
-}
-
-// startBusWith runs it with a configuration file.
-func startBusWith(t *testing.T, config string) string {
-	t.Helper()
-	s, err := embedded.Start(embedded.Options{Listen: "127.0.0.1:0", ConfigFile: config, Logger: quiet()})
-	if err != nil {
-		t.Fatalf("embedded.Start(...): %v", err)
-	}
-	t.Cleanup(s.Stop)
-
-	return s.URL()
+	return bustest.Server(t, embedded.Options{}).URL()
 }
 
 func connectTo(t *testing.T, url string) *bus.Conn {
 	t.Helper()
-	conn, err := bus.Connect(t.Context(), bus.Config{URLs: []string{url}, Name: t.Name(), FailFast: true, Logger: quiet()})
-	if err != nil {
-		t.Fatalf("bus.Connect(%s): %v", url, err)
-	}
-	t.Cleanup(conn.Close)
 
-	return conn
-}
-
-// rawConn is for what machinebus itself never publishes.
-func rawConn(t *testing.T, url string) *nats.Conn {
-	t.Helper()
-	conn, err := nats.Connect(url)
-	if err != nil {
-		t.Fatalf("nats.Connect(%s): %v", url, err)
-	}
-	t.Cleanup(conn.Close)
-
-	return conn
+	return bustest.Connect(t, bus.Config{URLs: []string{url}})
 }
 
 // startReplica runs a driver replica until the test ends.
 func startReplica(t *testing.T, url string, cfg replica.Config, handle replica.HandlerFunc) {
 	t.Helper()
-	cfg.Logger, cfg.DrainTimeout = quiet(), time.Second
-	cfg.Capabilities = []driverv1.Operation{
-		driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_LIST,
-	}
+	cfg.Logger, cfg.DrainTimeout = bustest.Quiet(), time.Second
+	cfg.Capabilities = append(cfg.Capabilities,
+		driverv1.Operation_OPERATION_CREATE, driverv1.Operation_OPERATION_DELETE, driverv1.Operation_OPERATION_LIST)
 	cfg.CreateIdentity = driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN
 	srv, err := replica.New(connectTo(t, url), cfg, handle)
 	if err != nil {
@@ -101,10 +67,10 @@ func createRequest(name string) caller.Request {
 	}
 }
 
-// startCreate calls for a machine; the outcome is nobody's concern.
+// startCreate requests a machine and ignores the outcome.
 func startCreate(t *testing.T, url, name string) {
 	t.Helper()
-	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
+	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatalf("caller.New(...): %v", err)
 	}
@@ -170,22 +136,6 @@ func (o *output) String() string {
 	defer o.mu.Unlock()
 
 	return o.buf.String()
-}
-
-// await waits until cond holds.
-func await(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.NewTimer(bounded)
-	defer limit.Stop()
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-limit.C:
-			t.Fatalf("waited %s in vain for %s", bounded, what)
-		}
-	}
 }
 
 // table returns a table's rows by the header's words.

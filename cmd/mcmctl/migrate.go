@@ -27,14 +27,14 @@ func newMigrate(conn *connection) *cobra.Command {
 		Short: "Turn a class of an old, provider-specific kind into a MachineClass",
 		Long: `Turn a class of an old, provider-specific kind into a MachineClass.
 
-Only the provider's driver understands such a class: a replica of it is asked over
-the bus, and changes nothing. The MachineClass is printed as YAML; with --apply it
-is stored in the cluster instead, by server-side apply, and the old object stays.
+Only the provider's driver understands such a class, so mcmctl asks one of its
+replicas over the bus to convert it. The MachineClass is printed as YAML. With --apply
+it is stored in the cluster by server-side apply instead. The old object stays.
 
-The class is read from a file ('-' is standard input), or from the cluster when
-it is given as resource/name. A resource may have its group:
-awsmachineclasses.machine.sapcloud.io/small. NATS must let its user publish below
-mcm.v1.<cluster>.driver.<provider>.migrateclass, and subscribe below
+The class is read from a file ('-' is standard input), or from the cluster if it is
+given as resource/name. A resource may have its group:
+awsmachineclasses.machine.sapcloud.io/small. The NATS user needs permission to publish
+below mcm.v1.<cluster>.driver.<provider>.migrateclass, and to subscribe below
 mcm.v1.<cluster>.reply and mcm.v1.<cluster>.session.`,
 		Example: `  mcmctl migrate --provider aws -f old.yaml > new.yaml
   kubectl get awsmachineclass small -o yaml | mcmctl migrate --provider aws -f - | kubectl apply -f -
@@ -46,7 +46,7 @@ mcm.v1.<cluster>.reply and mcm.v1.<cluster>.session.`,
 	f.StringVar(&m.provider, "provider", "", "provider whose driver understands the class")
 	f.StringVarP(&m.file, "filename", "f", "", "`file` with the old class as YAML or JSON; - for standard input")
 	f.BoolVar(&m.apply, "apply", false, "store the MachineClass in the cluster instead of printing it")
-	f.BoolVar(&m.force, "force-conflicts", false, "with --apply, take over fields that somebody else has set")
+	f.BoolVar(&m.force, "force-conflicts", false, "with --apply, overwrite fields that another manager has set")
 	m.kube.addFlags(cmd, f)
 	mustComplete(cmd, "provider", cobra.NoFileCompletions)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return m.run(cmd, args) }

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/cmd/driver-virtual/virtual"
 	"github.com/machinebus/machinebus/driversdk"
@@ -30,7 +31,7 @@ func serveVirtual(t *testing.T, url string, clusters ...string) {
 	done := make(chan error, 1)
 	cfg := driversdk.Config{
 		Provider: virtual.Provider, Kind: virtual.Kind, APIVersions: []string{virtual.APIVersion}, Clusters: clusters,
-		NATS: driversdk.NATSConfig{URLs: []string{url}}, DrainTimeout: time.Second, Logger: quiet(),
+		NATS: driversdk.NATSConfig{URLs: []string{url}}, DrainTimeout: time.Second, Logger: bustest.Quiet(),
 	}
 	go func() { done <- driversdk.Serve(ctx, cfg, &virtual.Driver{Identity: driversdk.IdentityToken}) }()
 	t.Cleanup(func() {
@@ -45,7 +46,7 @@ func serveVirtual(t *testing.T, url string, clusters ...string) {
 		t.Fatal(err)
 	}
 	defer stop()
-	await(t, "sessions of the driver", func() bool { return len(fleet.list(time.Now())) >= max(1, len(clusters)) })
+	bustest.Eventually(t, "sessions of the driver", func() bool { return len(fleet.list(time.Now())) >= max(1, len(clusters)) })
 }
 
 func content(t *testing.T, file string) string {
@@ -127,7 +128,7 @@ func TestMigrate_Refused(t *testing.T) {
 		"no object":        {[]string{"--provider", "virtual", "-f", file("text", "hello")}, "want one object as YAML or JSON"},
 		"no name":          {[]string{"--provider", "virtual", "-f", file("nameless", "{kind: A, apiVersion: b}")}, "needs apiVersion, kind and metadata.name"},
 		"no such driver":   {[]string{"--provider", "aws", "-f", old}, "no driver replica of provider aws was heard; there are replicas of: older, virtual"},
-		"older driver":     {[]string{"--provider", "older", "-f", old}, "does not implement migrateclass: a newer version of it may"},
+		"older driver":     {[]string{"--provider", "older", "-f", old}, "does not implement migrateclass: use a version that does"},
 		"several clusters": {[]string{"--provider", "virtual", "-f", old}, "choose one with --cluster: east, west"},
 		"wrong kind": {
 			[]string{"--provider", "virtual", "--cluster", "east", "-f", wrongKind},
@@ -199,11 +200,11 @@ func TestMigrate_Cluster(t *testing.T) {
 	}
 
 	class.Provider = "other"
-	if err := control.client.Update(t.Context(), class, client.FieldOwner("somebody")); err != nil {
+	if err := control.client.Update(t.Context(), class, client.FieldOwner("other")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := migrate("virtualmachineclass/small", "--apply"); err == nil || !strings.Contains(err.Error(), "conflict") {
-		t.Errorf("what somebody has changed must not be lost without being asked for, got: %v", err)
+		t.Errorf("want a conflict over a field that another manager has changed, got: %v", err)
 	}
 	if _, err := migrate("virtualmachineclass/small", "--apply", "--force-conflicts"); err != nil {
 		t.Error(err)

@@ -14,7 +14,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// maxClass is more than an API server stores of one object.
+// maxClass exceeds the largest object that an API server stores.
 const maxClass = 3 << 20
 
 // readFile reads one object; name - is stdin.
@@ -35,7 +35,7 @@ func readFile(stdin io.Reader, name string) (*unstructured.Unstructured, error) 
 		return nil, fmt.Errorf("read %s: %w", name, err)
 	}
 	if len(content) > maxClass {
-		return nil, fmt.Errorf("%s is larger than %d bytes: that is no class", name, maxClass)
+		return nil, fmt.Errorf("%s is larger than %d bytes, more than a class can have", name, maxClass)
 	}
 	o := &unstructured.Unstructured{}
 	if err := yaml.UnmarshalStrict(content, &o.Object); err != nil {
@@ -48,9 +48,9 @@ func readFile(stdin io.Reader, name string) (*unstructured.Unstructured, error) 
 	return o, nil
 }
 
-// machineClass makes of a driver's answer what can be applied: whose it is comes
-// from the old class where the driver left it open, and what only an API server
-// sets goes.
+// machineClass turns a driver's answer into an object that can be applied. Name,
+// namespace and provider default to those of the old class. Fields that only an API
+// server sets are removed.
 func machineClass(answer []byte, old *unstructured.Unstructured, provider string) (*unstructured.Unstructured, error) {
 	class := &unstructured.Unstructured{}
 	if err := json.Unmarshal(answer, &class.Object); err != nil {
@@ -61,7 +61,7 @@ func machineClass(answer []byte, old *unstructured.Unstructured, provider string
 	}
 	apiVersion := v1alpha1.SchemeGroupVersion.String()
 	if class.GetKind() != v1alpha1.KindMachineClass || class.GetAPIVersion() != apiVersion {
-		return nil, fmt.Errorf("its answer is a %q of %q: want a %s of %s",
+		return nil, fmt.Errorf("its answer has kind %q and apiVersion %q: want %s and %s",
 			class.GetKind(), class.GetAPIVersion(), v1alpha1.KindMachineClass, apiVersion)
 	}
 	if _, ok := class.Object["providerSpec"].(map[string]any); !ok {

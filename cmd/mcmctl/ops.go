@@ -22,21 +22,22 @@ func newOps(conn *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ops [machine]",
 		Aliases: []string{"operations"},
-		Short:   "List the operations in flight, and what came of the newest",
-		Long: `List the creates, initializes and deletes that wait at mcm, those that driver replicas
-run, those that have ended and whose outcome mcm has not acknowledged, and the newest
-that mcm says have ended, 200 of them at most. Reads are not listed: they are over too
-soon.
+		Short:   "List the operations in flight and the newest outcomes",
+		Long: `List operations: creates, initializes and deletes of machines. Reads are too short
+to list. At most the oldest 1000 that wait and the newest 200 that ended are listed.
 
-The machine is given as its name or as namespace/name. STATE is waiting, and PROGRESS
-says for what; running; stuck where the driver ignores its deadline, which a restart of the
-replica ends; settled, with the code it ended with, while the replica keeps the
-outcome; ended, with the code; or lost while the replica is silent: mcm is about to
-send the operation to another one. TRY is the number of operations that were settled for the machine
-before, so a failed one is followed by one with a higher TRY; ATTEMPT counts how
-often this one was sent. ELAPSED is the time it took a driver, or that it
-waits. Of what waits the oldest 1000 are listed. While no driver lives, name a control
-plane that is not called "default" with --cluster: mcm is asked then, heard of or not.`,
+The machine is given as its name or as namespace/name. STATE is one of:
+  waiting   waits at mcm; PROGRESS says for what
+  running   a driver replica runs it
+  stuck     the driver ignores its deadline: restart the replica
+  lost      its replica is silent: mcm is about to send it to another one
+  settled   done with the code shown; mcm has not acknowledged the outcome yet
+  ended     done with the code shown
+
+TRY counts the operations settled for the machine before; a failed operation is
+followed by one with a higher TRY. ATTEMPT counts how often this one was sent.
+ELAPSED is how long it has been waiting or running. If no driver runs, name a
+control plane other than "default" with --cluster, so that mcmctl asks its mcm.`,
 		Example: `  mcmctl ops
   mcmctl ops default/worker-1 --watch
   mcmctl ops -o wide --provider virtual   # the operation ids, too`,
@@ -81,8 +82,8 @@ type opRow struct {
 	Message        string  `json:"message,omitempty"` // of one that has ended with an error
 }
 
-// operations lists what the replicas hold, what waits, and then what has ended, for
-// one machine, or for all when machine is empty.
+// operations lists what the replicas hold, what waits, and what has ended, for one
+// machine, or for all if machine is empty.
 func operations(heard picture, now time.Time, provider, machine string) []opRow {
 	rows, held := []opRow{}, map[string]bool{}
 	add := func(row opRow) {
@@ -93,7 +94,7 @@ func operations(heard picture, now time.Time, provider, machine string) []opRow 
 	}
 	for _, r := range heard.replicas {
 		for _, op := range r.session.GetOperations() {
-			if !op.GetStuck() { // else it was answered, and others go on with it
+			if !op.GetStuck() { // mcm got an answer for a stuck one and sent it elsewhere
 				held[r.session.GetCluster()+"/"+op.GetOperationId()] = true
 			}
 			add(opRowOf(r, op, now))
@@ -134,7 +135,7 @@ func endedRow(a *driverv1.Audit) opRow {
 	}
 }
 
-// tryOf is the number at the end of an operation's id.
+// tryOf returns the number at the end of an operation's id, 0 if there is none.
 func tryOf(id string) int {
 	n, err := strconv.Atoi(id[strings.LastIndexByte(id, '.')+1:])
 	if err != nil {

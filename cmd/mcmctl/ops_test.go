@@ -54,7 +54,7 @@ func TestOps(t *testing.T) {
 		args   []string
 		want   []map[string]string
 	}{
-		"All":       {"running ones, and settled ones that nobody acknowledged", nil, []map[string]string{m1, m2}},
+		"All":       {"running ones, and settled ones that mcm has not acknowledged", nil, []map[string]string{m1, m2}},
 		"Name":      {"a machine by its name", []string{"m2"}, []map[string]string{m2}},
 		"Namespace": {"a machine by namespace and name", []string{"default/m1"}, []map[string]string{m1}},
 		"Provider":  {"--provider selects, whatever its case", []string{"--provider", "VIRTUAL"}, []map[string]string{m1, m2}},
@@ -189,12 +189,12 @@ func TestOpsWithoutDrivers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := make(chan struct{})
-	defer func() { <-told }()
+	stopped := make(chan struct{})
+	defer func() { <-stopped }()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() { // as mcm does every five seconds
-		defer close(told)
+		defer close(stopped)
 		tick := time.NewTicker(10 * time.Millisecond)
 		defer tick.Stop()
 		for {
@@ -244,7 +244,7 @@ func TestOpRowOf(t *testing.T) {
 			&driverv1.OperationState{Elapsed: durationpb.New(2 * time.Second), Stuck: true}, "stuck", 3,
 		},
 		"Lost": {
-			"nor for what nobody knows about", 2 * time.Second,
+			"nor for one whose replica is silent", 2 * time.Second,
 			&driverv1.OperationState{Elapsed: durationpb.New(2 * time.Second)}, "lost", 2,
 		},
 	}

@@ -48,8 +48,7 @@ func (f *format) Set(v string) error {
 	return nil
 }
 
-// mustComplete fails only for a flag that does not exist, which the first test
-// to run would show.
+// mustComplete panics for a flag that does not exist, which any test shows.
 func mustComplete(cmd *cobra.Command, flag string, f cobra.CompletionFunc) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, f); err != nil {
 		panic(err) //nolint:forbidigo // a mistyped flag name in this program
@@ -80,7 +79,7 @@ func cell(text string) string {
 	return message.Printable(text)
 }
 
-// age writes a duration the way people read ages: two digits are enough.
+// age formats a duration with about two digits.
 func age(d time.Duration) string {
 	const day = 24 * time.Hour
 	switch d = max(d, 0); {

@@ -20,19 +20,19 @@ import (
 // answerTimeout is how long a driver may take.
 const answerTimeout = time.Minute
 
-// mixedTries is how often any replica is asked when one is known to have the
-// ability: with half of them able, that all these miss is one in four billion.
+// mixedTries is how often mcmctl asks while only some replicas implement the
+// operation. If half of them do, all tries miss once in four billion times.
 const mixedTries = 32
 
 // A question goes to a replica of a provider's driver.
 type question struct {
 	conn     *bus.Conn
-	cluster  string // * for the one there is
+	cluster  string // * for the only one
 	provider string
 	wait     time.Duration // for replicas to be heard
 }
 
-// migrate has an old class written as a MachineClass, whose JSON it returns.
+// migrate returns an old class as the JSON of a MachineClass.
 func (q *question) migrate(ctx context.Context, old *unstructured.Unstructured) ([]byte, error) {
 	cluster, err := q.asker(ctx, driverv1.Operation_OPERATION_MIGRATE_CLASS)
 	if err != nil {
@@ -61,8 +61,8 @@ func (q *question) migrate(ctx context.Context, old *unstructured.Unstructured) 
 	return out.Result.GetMigrateClass().GetMachineClass(), nil
 }
 
-// askAgain asks until a replica that can answer was chosen: any of the provider's
-// is asked, and in the middle of an update only some can.
+// askAgain asks until the request reaches a replica that implements it. During an
+// update of the driver only some do.
 func askAgain(ctx context.Context, client *caller.Caller, req caller.Request) (out *caller.Outcome, err error) {
 	for range mixedTries {
 		out, err = client.Call(ctx, req)
@@ -74,8 +74,8 @@ func askAgain(ctx context.Context, client *caller.Caller, req caller.Request) (o
 	return out, err
 }
 
-// asker returns the control plane to ask as: that of a replica that does the
-// operation. It waits until one is heard.
+// asker waits until a replica that implements the operation is heard, and returns
+// its control plane.
 func (q *question) asker(ctx context.Context, op driverv1.Operation) (string, error) {
 	heard, news := newFleet(q.cluster), make(chan struct{}, 1)
 	stop, err := bus.WatchSessions(q.conn, q.cluster, func(s *driverv1.Session) {
@@ -108,7 +108,7 @@ func (q *question) asker(ctx context.Context, op driverv1.Operation) (string, er
 
 // choose picks the control plane out of the replicas heard.
 func (q *question) choose(heard []knownReplica, op driverv1.Operation) (string, error) {
-	clusters, others, live := map[string]bool{}, []string{}, false
+	clusters, others, unable := map[string]bool{}, []string{}, false
 	for _, r := range heard {
 		switch {
 		case r.session.GetProvider() != q.provider:
@@ -116,7 +116,7 @@ func (q *question) choose(heard []knownReplica, op driverv1.Operation) (string, 
 		case slices.Contains(r.session.GetCapabilities(), op):
 			clusters[r.session.GetCluster()] = true
 		default:
-			live = true
+			unable = true
 		}
 	}
 	names := slices.Sorted(maps.Keys(clusters))
@@ -126,10 +126,10 @@ func (q *question) choose(heard []knownReplica, op driverv1.Operation) (string, 
 	case len(names) > 1:
 		return "", fmt.Errorf("the driver of provider %s serves several control planes: choose one with --cluster: %s",
 			q.provider, strings.Join(names, ", "))
-	case live:
-		return "", fmt.Errorf("the driver of provider %s does not implement %s: a newer version of it may", q.provider, bus.Verb(op))
+	case unable:
+		return "", fmt.Errorf("the driver of provider %s does not implement %s: use a version that does", q.provider, bus.Verb(op))
 	default:
 		return "", fmt.Errorf("%w within %s on %s: start its driver, check --nats-url and --cluster, "+
-			"or listen longer with --timeout", noReplica(q.provider, others), q.wait, q.conn.URL())
+			"or raise --timeout", noReplica(q.provider, others), q.wait, q.conn.URL())
 	}
 }

@@ -17,7 +17,7 @@ import (
 const (
 	// completionTimeout is how long a shell waits for names.
 	completionTimeout = 2 * time.Second
-	// annotationRestartedAt in a template makes it another one.
+	// annotationRestartedAt changes a template, so that all machines are replaced.
 	annotationRestartedAt = "machinebus.io/restarted-at"
 )
 
@@ -25,29 +25,29 @@ func newRollout() *cobra.Command {
 	kube := &kubernetes{}
 	cmd := &cobra.Command{
 		Use:   "rollout",
-		Short: "See and steer the rollout of a machine deployment",
-		Long: `See and steer the rollout of a machine deployment, as kubectl rollout does for
-Deployments of pods. It talks to the control cluster, not to NATS.
+		Short: "Manage the rollout of a machine deployment",
+		Long: `Manage the rollout of a machine deployment, as kubectl rollout does for Deployments
+of pods. It talks to the control cluster, not to NATS.
 
 A deployment is given as its name, or as mcd/name.`,
 		Example: `  mcmctl rollout status pool-a           # follow it to its end
-  mcmctl rollout history pool-a          # the revisions there are
-  mcmctl rollout undo pool-a             # go back to the one before`,
+  mcmctl rollout history pool-a          # list its revisions
+  mcmctl rollout undo pool-a             # go back to the previous one`,
 		Args: knownCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	kube.addFlags(cmd, cmd.PersistentFlags())
 	cmd.AddCommand(
 		newRolloutStatus(kube), newRolloutHistory(kube), newRolloutUndo(kube),
-		newRolloutChange(kube, "pause", "Hold back changes of the template", "paused", pause),
-		newRolloutChange(kube, "resume", "Let a paused deployment go on", "resumed", resume),
-		newRolloutChange(kube, "restart", "Replace all machines, as the strategy says", "restarted", restart),
+		newRolloutChange(kube, "pause", "Stop rolling out changes of the template", "paused", pause),
+		newRolloutChange(kube, "resume", "Resume a paused rollout", "resumed", resume),
+		newRolloutChange(kube, "restart", "Replace all machines according to the strategy", "restarted", restart),
 	)
 
 	return cmd
 }
 
-// newRolloutChange is a command that changes a deployment and says so.
+// newRolloutChange returns a command that changes a deployment.
 func newRolloutChange(
 	kube *kubernetes, verb, short, done string, change func(*v1alpha1.MachineDeployment) error,
 ) *cobra.Command {
@@ -91,7 +91,7 @@ func resume(d *v1alpha1.MachineDeployment) error {
 
 func restart(d *v1alpha1.MachineDeployment) error {
 	if d.Spec.Paused {
-		return fmt.Errorf("machine deployment %s is paused, nothing would happen: resume it first", d.Name)
+		return fmt.Errorf("machine deployment %s is paused: resume it first (mcmctl rollout resume %s)", d.Name, d.Name)
 	}
 	metav1.SetMetaDataAnnotation(&d.Spec.Template.ObjectMeta, annotationRestartedAt, time.Now().UTC().Format(time.RFC3339Nano))
 
@@ -103,14 +103,14 @@ func newRolloutUndo(kube *kubernetes) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "undo deployment",
 		Short: "Go back to an earlier template",
-		Long: `Go back to an earlier template. Its machine set is used again if it is still
-there; mcmctl rollout history shows which are.`,
+		Long: `Go back to an earlier template, and reuse its machine set. mcmctl rollout history
+lists the revisions that still have one.`,
 		Example: `  mcmctl rollout undo pool-a
   mcmctl rollout undo pool-a --to-revision 3`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: kube.complete,
 	}
-	cmd.Flags().Int64Var(&revision, "to-revision", 0, "revision to go back to; 0 for the one before")
+	cmd.Flags().Int64Var(&revision, "to-revision", 0, "revision to go back to; 0 for the previous one")
 	mustComplete(cmd, "to-revision", cobra.NoFileCompletions)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		d, err := kube.deployments()
@@ -134,12 +134,11 @@ there; mcmctl rollout history shows which are.`,
 	return cmd
 }
 
-// errCurrent says that a deployment has the template already that it is to go back
-// to.
+// errCurrent means that the deployment already has the template to go back to.
 var errCurrent = errors.New("it is the current template")
 
-// undo asks for an earlier template, after a look whether there is one, which may be
-// the current: the controller could only tell by an Event.
+// undo asks for an earlier template. It checks first that there is one other than the
+// current, which the controller could report only by an Event.
 func (d *deployments) undo(ctx context.Context, argument string, revision int64) error {
 	if revision < 0 {
 		return fmt.Errorf("--to-revision %d: want a number from mcmctl rollout history, or 0", revision)

@@ -18,7 +18,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// annotationChangeCause is where kubectl and its users say why.
+// annotationChangeCause is where kubectl and its users give the reason of a change.
 const annotationChangeCause = "kubernetes.io/change-cause"
 
 func newRolloutHistory(kube *kubernetes) *cobra.Command {
@@ -26,8 +26,8 @@ func newRolloutHistory(kube *kubernetes) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "history deployment",
 		Short: "List the revisions of a deployment, or show one",
-		Long: `List the revisions of a deployment: one machine set for each, with the class and
-number of its machines. With --revision the template of one is printed as YAML.`,
+		Long: `List the revisions of a deployment with their machine sets, classes and numbers of
+machines. With --revision, print the template of one as YAML.`,
 		Example: `  mcmctl rollout history pool-a
   mcmctl rollout history pool-a --revision 3`,
 		Args:              cobra.ExactArgs(1),
@@ -85,7 +85,7 @@ func (d *deployments) revisions(ctx context.Context, of *v1alpha1.MachineDeploym
 		}
 		revision, err := strconv.ParseInt(set.Annotations[v1alpha1.AnnotationKeyRevision], 10, 64)
 		if err != nil {
-			continue // the controller has not seen it yet
+			continue // the controller has not processed the set yet
 		}
 		template := *set.Spec.Template.DeepCopy()
 		delete(template.Labels, v1alpha1.LabelKeyMachineTemplateHash)
@@ -116,7 +116,7 @@ func printHistory(w io.Writer, rows []revisionRow, out string, now time.Time) er
 func printTemplate(w io.Writer, name string, rows []revisionRow, revision int64) error {
 	at := slices.IndexFunc(rows, func(r revisionRow) bool { return r.Revision == revision })
 	if at < 0 {
-		return fmt.Errorf("machine deployment %s has no revision %d", name, revision)
+		return fmt.Errorf("machine deployment %s has no revision %d; mcmctl rollout history %s lists those it has", name, revision, name)
 	}
 	text, err := yaml.Marshal(rows[at].template)
 	if err != nil {

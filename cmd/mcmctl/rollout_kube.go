@@ -31,8 +31,7 @@ func (k *kubernetes) deployments() (*deployments, error) {
 	return &deployments{Client: c, namespace: namespace}, nil
 }
 
-// get returns the deployment that an argument names, as name, mcd/name or the
-// like.
+// get returns the deployment that an argument denotes: name, mcd/name or similar.
 func (d *deployments) get(ctx context.Context, argument string) (*v1alpha1.MachineDeployment, error) {
 	name := argument
 	if kind, rest, ok := strings.Cut(argument, "/"); ok {
@@ -40,7 +39,7 @@ func (d *deployments) get(ctx context.Context, argument string) (*v1alpha1.Machi
 		case "mcd", "machinedeployment", "machinedeployments":
 			name = rest
 		default:
-			return nil, fmt.Errorf("%s is no machine deployment: want NAME or mcd/NAME", argument)
+			return nil, fmt.Errorf("%s is not a machine deployment: want NAME or mcd/NAME", argument)
 		}
 	}
 	got := &v1alpha1.MachineDeployment{}
@@ -55,27 +54,27 @@ func (d *deployments) get(ctx context.Context, argument string) (*v1alpha1.Machi
 	return got, nil
 }
 
-// A missingError says that there is no such deployment, in fewer words than the API
-// server's.
+// A missingError means that the deployment does not exist, in fewer words than the
+// API server's error.
 type missingError struct {
 	namespace, name string
 	cause           error
 }
 
 func (e *missingError) Error() string {
-	return fmt.Sprintf("there is no machine deployment %s in namespace %s (another one: --namespace)", e.name, e.namespace)
+	return fmt.Sprintf("there is no machine deployment %s in namespace %s (choose another namespace with --namespace)", e.name, e.namespace)
 }
 
 func (e *missingError) Unwrap() error { return e.cause }
 
-// again is how often a change is tried: for about five seconds. While a rollout is
-// under way, its status is written many times a second.
-var again = wait.Backoff{Steps: 10, Duration: 10 * time.Millisecond, Factor: 2, Jitter: 0.5}
+// changeBackoff retries a change for about five seconds. During a rollout mcm writes
+// the status many times a second.
+var changeBackoff = wait.Backoff{Steps: 10, Duration: 10 * time.Millisecond, Factor: 2, Jitter: 0.5}
 
-// change stores what f does to a deployment, provided that nobody else has changed
-// it since it was read. Else f gets what is there now.
+// change stores what f does to a deployment. After a conflict it reads the deployment
+// and calls f again.
 func (d *deployments) change(ctx context.Context, argument string, f func(*v1alpha1.MachineDeployment) error) error {
-	err := retry.RetryOnConflict(again, func() error {
+	err := retry.RetryOnConflict(changeBackoff, func() error {
 		got, err := d.get(ctx, argument)
 		if err != nil {
 			return err
@@ -91,13 +90,13 @@ func (d *deployments) change(ctx context.Context, argument string, f func(*v1alp
 		return nil
 	})
 	if apierrors.IsConflict(err) {
-		return fmt.Errorf("others change it all the time, try again: %w", err)
+		return fmt.Errorf("change machine deployment %s: others kept changing it for 5s, try again: %w", argument, err)
 	}
 
 	return err
 }
 
-// complete offers the names of the deployments, for one argument.
+// complete offers the names of the deployments for the first argument.
 func (k *kubernetes) complete(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp

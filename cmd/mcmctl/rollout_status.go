@@ -18,7 +18,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// pollEvery is how often a rollout is looked at.
+// pollEvery is how often the deployment is read.
 const pollEvery = 500 * time.Millisecond
 
 func newRolloutStatus(kube *kubernetes) *cobra.Command {
@@ -27,17 +27,17 @@ func newRolloutStatus(kube *kubernetes) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status deployment",
 		Short: "Follow a rollout to its end",
-		Long: `Follow a rollout to its end. On a terminal one line tells how far it is, and which
-machine holds it up; elsewhere there is a line for each change. The exit status
-is 1 when the rollout has exceeded its deadline, or --timeout has passed.`,
+		Long: `Follow a rollout to its end. On a terminal one line shows its progress and which
+machine holds it up; elsewhere each change is printed on a line. The exit status is 1
+if the rollout exceeds its deadline or does not end within --timeout.`,
 		Example: `  mcmctl rollout status pool-a
-  mcmctl rollout status pool-a --watch=false   # how it is now
+  mcmctl rollout status pool-a --watch=false   # print its state once
   mcmctl rollout status mcd/pool-a --timeout 15m`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: kube.complete,
 	}
-	cmd.Flags().BoolVarP(&watch, "watch", "w", true, "follow it to its end; false for a look")
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "time after which to give up; 0 for never")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", true, "follow it to its end; false to print its state once")
+	cmd.Flags().DurationVar(&timeout, "timeout", 0, "give up after this time; 0 for never")
 	mustComplete(cmd, "timeout", cobra.NoFileCompletions)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		d, err := kube.deployments()
@@ -58,9 +58,8 @@ is 1 when the rollout has exceeded its deadline, or --timeout has passed.`,
 	return cmd
 }
 
-// follow prints how a rollout goes until it has ended, or with watch off once. A
-// cluster that cannot be reached for a while does not end a rollout; one that never
-// could be is an error.
+// follow prints a rollout's progress until it has ended, or once if watch is false.
+// It retries if the API server fails later, but not the first time.
 func (d *deployments) follow(ctx context.Context, argument string, watch bool, w io.Writer) error {
 	line := newProgressLine(w)
 	tick := time.NewTicker(pollEvery)
@@ -83,12 +82,12 @@ func (d *deployments) follow(ctx context.Context, argument string, watch bool, w
 				return nil
 			}
 		case ctx.Err() != nil:
-		case !seen || lasts(err):
+		case !seen || permanent(err):
 			line.end()
 
 			return err
 		default:
-			line.print(message.Printable(err.Error()) + "; trying again")
+			line.print(message.Printable(err.Error()) + "; retrying")
 		}
 		select {
 		case <-tick.C:
@@ -103,13 +102,12 @@ func (d *deployments) follow(ctx context.Context, argument string, watch bool, w
 	}
 }
 
-// lasts tells of an answer that will be the same the next time.
-func lasts(err error) bool {
+// permanent reports whether retrying would return the same error.
+func permanent(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
 }
 
-// rolloutState tells how a rollout goes, whether it has ended, and whether it has
-// failed.
+// rolloutState describes a rollout, and reports whether it has ended or failed.
 func rolloutState(d *v1alpha1.MachineDeployment) (text string, done bool, err error) {
 	s, desired := &d.Status, d.Spec.Replicas
 	progressing, failure := condition(d, v1alpha1.MachineDeploymentProgressing), condition(d, v1alpha1.MachineDeploymentReplicaFailure)
@@ -142,8 +140,8 @@ func rolloutState(d *v1alpha1.MachineDeployment) (text string, done bool, err er
 	return text, false, nil
 }
 
-// obstacle is what keeps mcm from a change, to be added to a text; empty if nothing
-// does. All else that the condition says is about what was before.
+// obstacle returns the error that keeps mcm from a change, as a suffix for a text; "" if
+// there is none. Anything else in the condition is about the previous change.
 func obstacle(progressing v1alpha1.MachineDeploymentCondition) string {
 	_, why, met := strings.Cut(progressing.Message, v1alpha1.MessageLastError)
 	switch {
@@ -156,7 +154,7 @@ func obstacle(progressing v1alpha1.MachineDeploymentCondition) string {
 	}
 }
 
-// condition returns a deployment's condition of a type, or one that is empty.
+// condition returns a deployment's condition of a type, or an empty one.
 func condition(d *v1alpha1.MachineDeployment, kind v1alpha1.MachineDeploymentConditionType) v1alpha1.MachineDeploymentCondition {
 	for _, c := range d.Status.Conditions {
 		if c.Type == kind {
@@ -167,13 +165,12 @@ func condition(d *v1alpha1.MachineDeployment, kind v1alpha1.MachineDeploymentCon
 	return v1alpha1.MachineDeploymentCondition{}
 }
 
-// A progressLine is printed over itself on a terminal, and elsewhere again when
-// it changes.
+// A progressLine overwrites itself on a terminal. Elsewhere each change is a line.
 type progressLine struct {
 	w    io.Writer
 	last string
-	// width returns the terminal's width in columns, 0 for unknown; nil when there
-	// is no terminal. It may change.
+	// width returns the terminal's current width in columns, 0 if unknown. It is nil
+	// without a terminal.
 	width func() int
 }
 
@@ -206,8 +203,8 @@ func (l *progressLine) print(text string) {
 	fmt.Fprint(l.w, "\r\x1b[K"+cut(text, l.width()))
 }
 
-// cut shortens a text so that a terminal does not wrap it: the part of a line above
-// would not be erased. The last column stays free, where some wrap already.
+// cut shortens a text so that a terminal does not wrap it: erasing a line leaves its
+// wrapped part. Some terminals wrap at the last column already.
 func cut(text string, width int) string {
 	if width <= 0 {
 		width = 80
@@ -220,7 +217,7 @@ func cut(text string, width int) string {
 	return string(runes[:max(0, width-2)]) + "…"
 }
 
-// end goes on to the next line, if there is an unfinished one.
+// end finishes the line, if there is one.
 func (l *progressLine) end() {
 	if l.width != nil && l.last != "" {
 		fmt.Fprintln(l.w)

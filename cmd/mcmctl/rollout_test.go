@@ -109,7 +109,7 @@ func (p *testPool) rollout(args ...string) (string, error) {
 	return out, err
 }
 
-// refresh reads the deployment anew.
+// refresh reads the deployment again.
 func (p *testPool) refresh() *v1alpha1.MachineDeployment {
 	p.t.Helper()
 	if err := control.client.Get(p.t.Context(), client.ObjectKeyFromObject(p.MachineDeployment), p.MachineDeployment); err != nil {
@@ -148,7 +148,7 @@ func TestRollout_Changes(t *testing.T) {
 		{[]string{"undo", "pool-a", "--to-revision", "7"}, "has no revision 7", true},
 		{[]string{"undo", "pool-a", "--to-revision", "1"}, "rolled back", false},
 		{[]string{"pause", "nosuch"}, "there is no machine deployment nosuch", true},
-		{[]string{"pause", "pod/pool-a"}, "is no machine deployment", true},
+		{[]string{"pause", "pod/pool-a"}, "is not a machine deployment", true},
 	}
 	for _, step := range steps {
 		out, err := p.rollout(step.args...)
@@ -168,8 +168,8 @@ func TestRollout_Changes(t *testing.T) {
 	}
 }
 
-// TestRollout_ChangeWhileBusy has somebody write the status whenever mcmctl has just
-// read the deployment, as mcm does while a rollout is under way.
+// TestRollout_ChangeWhileBusy writes the status whenever mcmctl has just read the
+// deployment, as mcm does during a rollout.
 func TestRollout_ChangeWhileBusy(t *testing.T) {
 	t.Parallel()
 	p := newTestPool(t)
@@ -190,7 +190,7 @@ func TestRollout_ChangeWhileBusy(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := p.refresh(); !got.Spec.Paused || got.Status.Replicas != 3 || left != 0 {
-		t.Errorf("paused is %v, status %+v; want it paused, and nobody's work undone", got.Spec.Paused, got.Status)
+		t.Errorf("paused is %v, status %+v; want it paused, and no other change undone", got.Spec.Paused, got.Status)
 	}
 	if err := d.undo(t.Context(), "pool-a", 1); err == nil || !strings.Contains(err.Error(), "resume it first") {
 		t.Errorf("what does not depend on others is no conflict: %v", err)
@@ -337,7 +337,7 @@ func TestRollout_StatusOutlivesOutages(t *testing.T) {
 	}{
 		"in the middle": {
 			reason: "it comes back", answers: []error{nil, outage, errors.New("connection refused")},
-			want: []string{"0 of 3 updated", "etcd has no leader; trying again", "connection refused; trying again", "0 of 3 updated", "successfully rolled out"},
+			want: []string{"0 of 3 updated", "etcd has no leader; retrying", "connection refused; retrying", "0 of 3 updated", "successfully rolled out"},
 		},
 		"from the first": {reason: "it may be the wrong cluster", answers: []error{outage}, err: "etcd has no leader"},
 		"removed": {
@@ -345,7 +345,7 @@ func TestRollout_StatusOutlivesOutages(t *testing.T) {
 			want: []string{"0 of 3 updated"}, err: "there is no machine deployment pool-a",
 		},
 		"forbidden": {
-			reason: "nobody's patience changes that", answers: []error{nil, apierrors.NewForbidden(schema.GroupResource{}, "pool-a", nil)},
+			reason: "retrying does not help", answers: []error{nil, apierrors.NewForbidden(schema.GroupResource{}, "pool-a", nil)},
 			want: []string{"0 of 3 updated"}, err: "forbidden",
 		},
 	} {

@@ -13,15 +13,16 @@ func newRoot() *cobra.Command {
 	conn := &connection{}
 	root := &cobra.Command{
 		Use:   "mcmctl",
-		Short: "See what happens on the bus, and steer rollouts",
-		Long: `See the driver replicas, operations and messages on the bus, and steer rollouts.
+		Short: "Show what happens on the bus, and manage rollouts",
+		Long: `Show the driver replicas, operations and messages on the bus, and manage rollouts.
 
-mcmctl talks to NATS and works while mcm is down, too. It listens, asks drivers for
-their figures and mcm for outcomes, and changes nothing on the bus, so that it is safe
-to run against production; migrate asks a driver to convert a class. Rollout reads and changes machine deployments in the control cluster.`,
-		Example: `  mcmctl drivers                                    # which driver replicas live
+mcmctl talks to NATS and also works while mcm is down. It listens, and asks drivers
+for figures, mcm for outcomes, and with migrate a driver to convert a class. It changes
+nothing on the bus, so it is safe to run against production. Only rollout and
+"migrate --apply" change objects in the control cluster.`,
+		Example: `  mcmctl drivers                                    # list the driver replicas
   mcmctl ops --watch                                # what they are doing
-  mcmctl sub 'driver.*.create.>'                    # every create that mcm asks for
+  mcmctl sub 'driver.*.create.>'                    # every create that mcm requests
   mcmctl rollout status pool-a                      # follow a rollout to its end
   nats sub 'mcm.v1.>' --translate 'mcmctl decode'   # the same with the nats CLI
   mcmctl migrate --provider aws -f old.yaml         # an old class as a MachineClass`,
@@ -42,7 +43,7 @@ to run against production; migrate asks a driver to convert a class. Rollout rea
 	return root
 }
 
-// knownCommand turns what is no command into an error of one line.
+// knownCommand returns a one-line error for an unknown command.
 func knownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -66,8 +67,8 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// version is what the Go linker knows: a module version for `go install`, one
-// made of the commit for a build in a clone, (devel) without version control.
+// version returns the version that the Go linker recorded: the module's after
+// `go install`, one made of the commit after a build in a clone, else (devel).
 func version() string {
 	v := "(devel)"
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {

@@ -21,12 +21,12 @@ func newSub(conn *connection) *cobra.Command {
 		Use:     "sub [subject]",
 		Aliases: []string{"watch"},
 		Short:   "Print the messages on the bus as they pass",
-		Long: `Print the messages on the bus as they pass, one line each: time, subject, and what
-the message says. It ends at Ctrl-C, or as --count and --for tell.
+		Long: `Print the messages on the bus as they pass, one line each: time, subject and
+content. It ends with Ctrl-C, or as set by --count and --for.
 
-The subject is what follows mcm.v1.<cluster> in the names of the bus, with NATS's
-wildcards; one that begins with mcm. or $ is taken as it stands. The signs of life
-of replicas and of mcm are left out unless asked for.`,
+The subject is the part after mcm.v1.<cluster>, with NATS wildcards. A subject that
+begins with mcm. or $ is used unchanged. Heartbeats of replicas and of mcm are
+omitted unless --sessions is set or the subject names them.`,
 		Example: `  mcmctl sub
   mcmctl sub 'driver.*.*.default.worker-1' --count 1   # the next request for one machine
   mcmctl sub 'audit.>' -o json | jq .message.audit     # what ended, and how
@@ -34,15 +34,15 @@ of replicas and of mcm are left out unless asked for.`,
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: completeTrees,
 	}
-	cmd.Flags().BoolVar(&f.beats, "sessions", false, "show the signs of life of replicas (session) and of mcm (hello), too")
-	cmd.Flags().IntVarP(&f.count, "count", "n", 0, "end after this many messages; it is an error if --for ends sooner")
+	cmd.Flags().BoolVar(&f.beats, "sessions", false, "also show heartbeats of replicas (session) and of mcm (hello)")
+	cmd.Flags().IntVarP(&f.count, "count", "n", 0, "end after this many messages; fails if --for ends sooner")
 	cmd.Flags().DurationVar(&f.limit, "for", 0, "end after this time")
 	mustComplete(cmd, "count", cobra.NoFileCompletions)
 	mustComplete(cmd, "for", cobra.NoFileCompletions)
 	out := addFormat(cmd, formatTable, formatJSON)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if f.count < 0 || f.limit < 0 {
-			return errors.New("--count and --for: want no negative value")
+			return errors.New("--count and --for must not be negative")
 		}
 		f.out, f.json, f.done = cmd.OutOrStdout(), out.value == formatJSON, make(chan struct{})
 
@@ -67,14 +67,14 @@ func completeTrees(_ *cobra.Command, args []string, _ string) ([]cobra.Completio
 	return trees, cobra.ShellCompDirectiveNoFileComp
 }
 
-// follower prints messages until it has enough of them.
+// follower prints messages until a limit is reached.
 type follower struct {
 	beats bool
 	json  bool
 	count int
 	limit time.Duration
 	out   io.Writer
-	done  chan struct{} // closed when there is nothing more to print
+	done  chan struct{} // closed after the last message
 
 	mu    sync.Mutex
 	seen  int
@@ -110,7 +110,8 @@ func (f *follower) run(cmd *cobra.Command, conn *connection, args []string) erro
 	return f.end(subject, errors.Is(ctx.Err(), context.DeadlineExceeded))
 }
 
-// subject returns what to subscribe to. Who names a tree wants to see it.
+// subject returns the subject to subscribe to. One that names the heartbeats turns
+// them on.
 func (f *follower) subject(cluster string, args []string) string {
 	const root = "mcm.v1."
 	if len(args) == 0 {
@@ -129,13 +130,13 @@ func (f *follower) subject(cluster string, args []string) string {
 	return root + cluster + "." + filter
 }
 
-// end stops printing and tells how it went.
+// end stops printing and returns the command's error.
 func (f *follower) end(subject string, timeout bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ended = true
 	if f.err == nil && timeout && f.seen < f.count {
-		return fmt.Errorf("%d of %d messages on %s were heard within %s", f.seen, f.count, subject, f.limit)
+		return fmt.Errorf("%d of %d messages on %s arrived within %s", f.seen, f.count, subject, f.limit)
 	}
 
 	return f.err
@@ -143,8 +144,8 @@ func (f *follower) end(subject string, timeout bool) error {
 
 // onMessage runs on the subscription's goroutine.
 func (f *follower) onMessage(subject, reply string, _ map[string][]string, data []byte) {
-	m, err := message.Parse(data, subject)
-	if err == nil && !f.beats && m.SignOfLife() {
+	m, err := message.Parse(data)
+	if err == nil && !f.beats && m.Heartbeat() {
 		return
 	}
 	now := time.Now()

@@ -11,12 +11,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/caller"
+	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/cmd/mcmctl/message"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
-	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
 // following runs `mcmctl sub` and returns once it listens.
@@ -28,7 +28,7 @@ func following(t *testing.T, args ...string) (out *output, stop context.CancelFu
 	out = &output{}
 	end := make(chan error, 1)
 	go func() { end <- execute(ctx, out, &errOut, append([]string{"sub"}, args...)...) }()
-	await(t, "mcmctl to listen", func() bool {
+	bustest.Eventually(t, "mcmctl to listen", func() bool {
 		return strings.Contains(errOut.String(), "listening to") || len(end) > 0
 	})
 
@@ -38,12 +38,12 @@ func following(t *testing.T, args ...string) (out *output, stop context.CancelFu
 // meet returns a caller that knows its driver.
 func meet(t *testing.T, url string) *caller.Caller {
 	t.Helper()
-	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
+	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatalf("caller.New(...): %v", err)
 	}
 	t.Cleanup(client.Close)
-	await(t, "the driver", func() bool { return len(client.Replicas()) == 1 })
+	bustest.Eventually(t, "the driver", func() bool { return len(client.Replicas()) == 1 })
 
 	return client
 }
@@ -111,7 +111,7 @@ func TestSub(t *testing.T) {
 	})
 	t.Run("Sessions", func(t *testing.T) {
 		t.Parallel()
-		await(t, "a session", func() bool { return strings.Contains(beats.String(), "session one runs") })
+		bustest.Eventually(t, "a session", func() bool { return strings.Contains(beats.String(), "session one runs") })
 		stopBeats()
 		if err := <-beatsDone; err != nil {
 			t.Errorf("want an interrupted sub to end well, got: %v", err)
@@ -123,12 +123,12 @@ func TestSubStrangers(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
 	out, _, done := following(t, "mcm.v1.>", "--nats-url", url, "--count", "3", "-o", "json")
-	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: quiet()})
+	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Operations: &caller.StreamConfig{Memory: true}, Logger: bustest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer client.Close()
-	conn := rawConn(t, url)
+	conn := bustest.Raw(t, url)
 	for _, data := range []string{"+ACK", "", "{}"} {
 		if err := conn.Publish("mcm.v1.stranger", []byte(data)); err != nil {
 			t.Fatal(err)
@@ -160,32 +160,36 @@ func TestSubNodeGroups(t *testing.T) {
 	t.Parallel()
 	url := startBus(t)
 	startReplica(t, url, replica.Config{
-		Provider: "virtual", Replica: "one",
-		NodeGroups: func(_ context.Context, _ string, req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-			return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resized{
-				Resized: &nodegroupv1.ResizeResponse{TargetSize: req.GetResize().GetTarget()},
-			}}
-		},
-	}, ok)
+		Provider: "virtual", Replica: "one", Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_NODE_GROUPS},
+	}, func(_ context.Context, t *replica.Task) *driverv1.Result {
+		return &driverv1.Result{Payload: &driverv1.Result_NodeGroups{NodeGroups: &driverv1.NodeGroupsResponse{
+			Body: &driverv1.NodeGroupsResponse_Resize{
+				Resize: &driverv1.NodeGroupResizeResponse{TargetSize: t.Request.GetNodeGroups().GetResize().GetTarget()},
+			},
+		}}}
+	})
 	out, _, done := following(t, "--nats-url", url, "--count", "2")
-	client, err := bus.NewNodeGroupClient(connectTo(t, url), "default", quiet())
+	client, err := caller.New(connectTo(t, url), caller.Config{Cluster: "default", Name: "autoscaler", Logger: bustest.Quiet()})
 	if err != nil {
-		t.Fatalf("bus.NewNodeGroupClient(...): %v", err)
+		t.Fatalf("caller.New(...): %v", err)
 	}
 	defer client.Close()
-	_, err = client.Ask(t.Context(), "virtual", &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resize{
-		Resize: &nodegroupv1.ResizeRequest{Group: "pool/a", ExpectedTarget: 2, Target: 4},
+	bustest.Eventually(t, "the replica", func() bool { return len(client.Replicas()) == 1 })
+	_, err = client.Call(t.Context(), caller.Request{Provider: "virtual", OperationID: "q", Body: &driverv1.Envelope{
+		Body: &driverv1.Envelope_NodeGroups{NodeGroups: &driverv1.NodeGroupsRequest{Body: &driverv1.NodeGroupsRequest_Resize{
+			Resize: &driverv1.NodeGroupResizeRequest{Group: "pool/a", ExpectedTarget: 2, Target: 4},
+		}}},
 	}})
 	if err != nil {
-		t.Fatalf("NodeGroupClient.Ask(...): %v", err)
+		t.Fatalf("Call(...): %v", err)
 	}
 	if err := <-done; err != nil {
 		t.Fatalf("mcmctl sub: %v", err)
 	}
-	random := regexp.MustCompile(`(?m)^[0-9:.]{12} {2}|(autoscaler\.)\S+|(resized?) \w+|(timeout) \S+`)
-	got := random.ReplaceAllString(out.String(), "$1$2$3")
-	want := "mcm.v1.default.nodegroup.virtual.resize  resize group pool/a from 2 to 4 timeout\n" +
-		"mcm.v1.default.reply.virtual.autoscaler.  resized by one: OK target 4\n"
+	random := regexp.MustCompile(`(?m)^[0-9:.]{12} {2}|(autoscaler\.)\S+`)
+	got := random.ReplaceAllString(out.String(), "$1")
+	want := "mcm.v1.default.nodegroup.virtual.resize  node_groups q attempt 1 resize group pool/a from 2 to 4 timeout 1m0s\n" +
+		"mcm.v1.default.reply.virtual.autoscaler.  result q attempt 1 by one: OK target 4\n"
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("a request about node groups and its answer: -want, +got:\n%s", diff)
 	}
@@ -198,7 +202,7 @@ func TestSubForbidden(t *testing.T) {
 	if err := os.WriteFile(config, []byte(users), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	url := startBusWith(t, config)
+	url := bustest.Server(t, embedded.Options{ConfigFile: config}).URL()
 	cases := map[string]struct {
 		reason string
 		url    string
@@ -209,7 +213,7 @@ func TestSubForbidden(t *testing.T) {
 			[]string{"mcm.v1.default.>", "use credentials that may listen there"},
 		},
 		"Password": {
-			"wrong credentials are told from a server that is not there", strings.Replace(url, "//", "//u:s3cret0@", 1),
+			"wrong credentials are distinguished from a server that does not run", strings.Replace(url, "//", "//u:s3cret0@", 1),
 			[]string{"refused the credentials"},
 		},
 	}
@@ -242,7 +246,7 @@ func TestSubject(t *testing.T) {
 	}{
 		"All":     {"everything of the chosen clusters", nil, "mcm.v1.*.>", false},
 		"Tail":    {"what follows the cluster", []string{"audit.>"}, "mcm.v1.*.audit.>", false},
-		"Session": {"who names the tree wants to see it", []string{"session.*.one"}, "mcm.v1.*.session.*.one", true},
+		"Session": {"a subject that names the tree shows it", []string{"session.*.one"}, "mcm.v1.*.session.*.one", true},
 		"Hello":   {"also as the last token", []string{"hello"}, "mcm.v1.*.hello", true},
 		"Full":    {"a full subject stands", []string{"mcm.v1.a.session.>"}, "mcm.v1.a.session.>", true},
 		"Service": {"also one of NATS's own", []string{"$SRV.>"}, "$SRV.>", false},

@@ -13,11 +13,11 @@ import (
 	"github.com/machinebus/machinebus/bus"
 )
 
-// redrawEvery bounds what a terminal has to draw, however busy the bus is.
+// redrawEvery limits how often a terminal is redrawn on a busy bus.
 const redrawEvery = time.Second
 
-// repeat prints the view every second until Ctrl-C: over itself on a terminal,
-// one after the other elsewhere.
+// repeat prints the view every second until Ctrl-C. On a terminal it overwrites the
+// one before.
 func (c *connection) repeat(cmd *cobra.Command, conn *bus.Conn, heard *fleet, ask func() error, draw view) error {
 	ctx, stop := untilInterrupted(cmd)
 	defer stop()
@@ -28,7 +28,7 @@ func (c *connection) repeat(cmd *cobra.Command, conn *bus.Conn, heard *fleet, as
 		title = func(now time.Time) string {
 			state := conn.URL()
 			if !conn.Up() {
-				state = "not connected to NATS; trying again"
+				state = "not connected to NATS; retrying"
 			}
 
 			return fmt.Sprintf("%s  %s  %s  (Ctrl-C ends)\n\n", cmd.CommandPath(), now.Format(time.TimeOnly), state)
@@ -44,12 +44,12 @@ func (c *connection) repeat(cmd *cobra.Command, conn *bus.Conn, heard *fleet, as
 			var screen bytes.Buffer
 			screen.WriteString(erase + title(now))
 			if err := draw(&screen, heard.picture(now), now); err != nil {
-				fmt.Fprintln(&screen, err) // what is not there now may come
+				fmt.Fprintln(&screen, err) // it may exist a second later
 			}
 			if _, err := out.Write(screen.Bytes()); err != nil {
 				return fmt.Errorf("write output: %w", err)
 			}
-			_ = ask() // without a connection; the title says so
+			_ = ask() // fails without a connection, which the title shows
 		}
 	}
 }

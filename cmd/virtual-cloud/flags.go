@@ -13,7 +13,7 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/join"
 )
 
-// options are the flags.
+// options holds the flags.
 type options struct {
 	listen       string
 	apiToken     string
@@ -34,8 +34,8 @@ func command() *cobra.Command {
 		Short: "An HTTP cloud for development and tests",
 		Long: `An HTTP cloud for development and tests, which runs until SIGTERM or SIGINT.
 
-Once it serves, one line is printed on stdout: "listening " and its URL. Instances exist in memory only: a cloud
-that is started again is empty. Everything that the knobs below say can be changed while it runs:
+Once it serves, it prints one line on stdout: "listening " and its URL. Instances exist in memory only: a cloud
+that is started again is empty. The knobs set by flags can be changed while it runs:
 
   curl -X PATCH $URL/v1/admin/knobs -d '{"createLatency": "2s", "quota": 10}'`,
 		Example: `  virtual-cloud --listen 127.0.0.1:8080 --boot-delay 3s --log cloud.jsonl
@@ -45,7 +45,7 @@ that is started again is empty. Everything that the knobs below say can be chang
 		SilenceUsage:  true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("there is no argument %q; see %q", args[0], cmd.CommandPath()+" --help")
+				return fmt.Errorf("unexpected argument %q; see %q", args[0], cmd.CommandPath()+" --help")
 			}
 
 			return nil
@@ -65,10 +65,10 @@ that is started again is empty. Everything that the knobs below say can be chang
 func (o *options) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:0", "host and port to serve on; port 0 takes a free one")
-	f.StringVar(&o.apiToken, "api-token", "", "bearer token that every call must carry; empty lets everybody in")
-	f.StringVar(&o.apiTokenFile, "api-token-file", "", "file with that token, which keeps it out of the process list")
+	f.StringVar(&o.apiToken, "api-token", "", "bearer token that every call must carry; empty admits every call")
+	f.StringVar(&o.apiTokenFile, "api-token-file", "", "file with that token, to keep it out of the process list")
 	f.StringVar(&o.identity, "identity", string(cloudapi.IdentityNone),
-		"how a repeated create is told from a new one: token, unique_name or none; a create may say otherwise")
+		"how a repeated create is recognized: token, unique_name or none; a create may override it")
 	f.StringVar(&o.logFile, "log", "", "file to append the log of all effects to, as JSON lines")
 	f.StringVar(&o.kubeconfig, "join-kubeconfig", "", "kubeconfig of the cluster that instances join as Nodes; empty for none")
 	f.DurationVar(&o.leasePeriod, "join-lease-period", join.DefaultPeriod, "how often a Node's Lease is renewed, give or take a tenth")
@@ -80,13 +80,13 @@ func (o *options) register(cmd *cobra.Command) {
 		"when a create takes effect: at the start or at the end of its latency")
 	f.DurationVar((*time.Duration)(&k.BootDelay), "boot-delay", 0, "how long a new instance is pending")
 	f.DurationVar((*time.Duration)(&k.ListLag), "list-lag", 0, "how long a new instance is missing from lists")
-	f.IntVar(&k.Quota, "quota", 0, "how many instances may exist; 0 means any number")
-	f.Float64Var(&k.RequestsPerSecond, "requests-per-second", 0, "how many calls are let in; 0 means any number")
+	f.IntVar(&k.Quota, "quota", 0, "how many instances may exist; 0 for no limit")
+	f.Float64Var(&k.RequestsPerSecond, "requests-per-second", 0, "how many calls are allowed per second; 0 for no limit")
 	f.StringArrayVar(&k.Hold, "hold", nil, "pattern of names whose creates wait until released; may be repeated")
-	f.StringArrayVar(&o.faults, "fault", nil, "rule for calls that go wrong, as JSON; may be repeated")
+	f.StringArrayVar(&o.faults, "fault", nil, "rule for calls that fail, as JSON; may be repeated")
 }
 
-// complete turns texts into what they mean.
+// complete parses flags and reads the token's file.
 func (o *options) complete() error {
 	o.knobs.CreateEffect = cloudapi.Effect(o.createEffect)
 	for _, text := range o.faults {
@@ -102,7 +102,7 @@ func (o *options) complete() error {
 		return nil
 	}
 	if o.apiToken != "" {
-		return fmt.Errorf("--api-token and --api-token-file are both given; give one")
+		return fmt.Errorf("--api-token and --api-token-file cannot be combined; give one")
 	}
 	data, err := os.ReadFile(o.apiTokenFile)
 	if err != nil {

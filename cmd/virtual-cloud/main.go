@@ -1,7 +1,6 @@
-// Command virtual-cloud is an HTTP cloud for development and tests. Its
-// instances exist in memory only, are gone when it stops, and can join a
-// Kubernetes cluster as Nodes. Its knobs make it as slow, full, forgetful and
-// faulty as real clouds are, and its log tells what truly happened.
+// Command virtual-cloud is an HTTP cloud for development and tests. Its instances exist
+// only in memory, and can join a Kubernetes cluster as Nodes. Its knobs make it as slow,
+// full and faulty as real clouds are, and its log records what really happened.
 //
 // It is not for production: an instance runs nothing.
 package main

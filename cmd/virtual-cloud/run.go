@@ -20,9 +20,8 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/join"
 )
 
-// shutdownTimeout bounds the wait for calls that are being answered. None has a
-// reason to take long once the cloud stops, but net/http waits 5 s for a connection
-// on which nothing has been asked yet.
+// shutdownTimeout bounds the wait for running calls. They end soon after the cloud stops,
+// but net/http waits 5 s for a connection without a request.
 const shutdownTimeout = 10 * time.Second
 
 // run serves until ctx ends, and returns when everything it started has ended.
@@ -37,7 +36,7 @@ func run(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("--log: %w", err)
 		}
-		defer file.Close() // every entry has been written by itself
+		defer file.Close() // each entry was written at once
 		opts.Log = file
 	}
 	listener, err := listen(o.listen, o.apiToken != "")
@@ -51,7 +50,7 @@ func run(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	defer parts.Wait()
 	defer stop()
 	if o.kubeconfig != "" {
-		klog.SetSlogLogger(logger) // client-go logs with it
+		klog.SetSlogLogger(logger) // for client-go
 		client, err := join.Client(o.kubeconfig)
 		if err != nil {
 			return fmt.Errorf("--join-kubeconfig: %w", err)
@@ -85,24 +84,24 @@ func serve(ctx context.Context, server *http.Server, listener net.Listener) erro
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	if err := server.Shutdown(last); err != nil {
-		return errors.Join(fmt.Errorf("calls were cut off: %w", err), server.Close())
+		return errors.Join(fmt.Errorf("some calls were aborted: %w", err), server.Close())
 	}
 
 	return nil
 }
 
-// listen refuses to let a whole network in without a token.
+// listen returns an error if other hosts could connect without a token.
 func listen(address string, guarded bool) (net.Listener, error) {
 	listener, err := net.Listen("tcp", address)
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("--listen %s: the port is taken; stop what uses it, or give port 0 for a free one", address)
+		return nil, fmt.Errorf("--listen %s: the port is in use; stop the program that uses it, or give port 0 for a free one", address)
 	case err != nil:
 		return nil, fmt.Errorf("--listen %s: %w; give a host of this computer and a port, such as 127.0.0.1:0", address, err)
 	}
 	if tcp, ok := listener.Addr().(*net.TCPAddr); !guarded && (!ok || !tcp.IP.IsLoopback()) {
-		return nil, errors.Join(fmt.Errorf("--listen %s: others could reach it, and nobody is asked for a token; "+
-			"give --api-token-file, or listen on 127.0.0.1", address), listener.Close())
+		return nil, errors.Join(fmt.Errorf("--listen %s: other hosts could call it without a token; "+
+			"set --api-token-file, or listen on 127.0.0.1", address), listener.Close())
 	}
 
 	return listener, nil

@@ -148,9 +148,9 @@ func TestRefusals(t *testing.T) {
 	}
 	tests := map[string]struct {
 		args  []string
-		tells []string
+		wants []string
 	}{
-		"taken port":       {[]string{"--listen", taken.Addr().String()}, []string{"the port is taken", "port 0"}},
+		"taken port":       {[]string{"--listen", taken.Addr().String()}, []string{"the port is in use", "port 0"}},
 		"no address":       {[]string{"--listen", "nonsense"}, []string{"--listen nonsense", "127.0.0.1:0"}},
 		"open to all":      {[]string{"--listen", "0.0.0.0:0"}, []string{"--api-token-file"}},
 		"unknown flag":     {[]string{"--lissten", "x"}, []string{"--lissten", `"virtual-cloud --help"`}},
@@ -178,9 +178,9 @@ func TestRefusals(t *testing.T) {
 			if err == nil {
 				t.Fatal("no error")
 			}
-			for _, text := range tc.tells {
+			for _, text := range tc.wants {
 				if !strings.Contains(err.Error(), text) {
-					t.Errorf("%q does not tell %q", err, text)
+					t.Errorf("%q does not contain %q", err, text)
 				}
 			}
 		})

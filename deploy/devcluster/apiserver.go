@@ -31,8 +31,8 @@ const (
 
 func apiServerMain() int { return cli.Run(app.NewAPIServerCommand()) }
 
-// apiServerArgs are the flags of an API server that authenticates by token file, by client certificate of the
-// cluster's CA and by bootstrap token, and authorizes as kubeadm's does.
+// apiServerArgs returns the flags of an API server that authenticates by token file, client certificate and bootstrap
+// token, and authorizes as kubeadm's does.
 func apiServerArgs(port int, etcdURL, tokenFile string, p pki) []string {
 	const issuer = "https://kubernetes.default.svc.cluster.local"
 	return []string{
@@ -63,8 +63,8 @@ type apiServer struct {
 	err    error // valid once done is closed
 }
 
-// startAPIServer starts serving on l, which it owns from then on. It returns before the server is ready. There can
-// be one per process: the server keeps feature gates and metrics in globals.
+// startAPIServer starts a server on l, which it then owns. It returns before the server is ready. Only one is possible
+// per process, as the server keeps feature gates and metrics in globals.
 func startAPIServer(l net.Listener, args []string) (*apiServer, error) {
 	s := options.NewServerRunOptions()
 	fs := pflag.NewFlagSet(apiServerName, pflag.ContinueOnError)
@@ -84,7 +84,7 @@ func startAPIServer(l net.Listener, args []string) (*apiServer, error) {
 	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // its own loopback client triggers deprecation warnings
 	s.SecureServing.Listener = l
 
-	// This is kube-apiserver's own command less its signal handler: we must stop it before etcd, not with etcd.
+	// This is kube-apiserver's own command without its signal handler: it must stop before etcd, not with etcd.
 	ctx, cancel := context.WithCancel(context.Background())
 	completed, err := s.Complete(ctx)
 	if err != nil {
@@ -114,8 +114,8 @@ func (a *apiServer) stop(limit time.Duration) error {
 	}
 }
 
-// logTo sends what the API server and its libraries log in this process to w instead of stderr. w must outlive the process's last log
-// line, since klog ends the process when it cannot write.
+// logTo redirects the logs of the API server and its libraries from stderr to w. w must never be closed, as klog ends
+// the process when it cannot write.
 func logTo(w io.Writer) error {
 	fs := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(fs)
@@ -123,13 +123,13 @@ func logTo(w io.Writer) error {
 		"logtostderr":     "false",
 		"alsologtostderr": "false",
 		"stderrthreshold": "FATAL",
-		"one_output":      "true", // else each line is written once per severity below its own
+		"one_output":      "true", // otherwise each line is written once per severity below its own
 	} {
 		if err := fs.Set(name, value); err != nil {
 			return fmt.Errorf("set up logging: %w", err)
 		}
 	}
 	klog.SetOutput(w)
-	log.SetOutput(w) // net/http's complaints
+	log.SetOutput(w) // errors of net/http
 	return nil
 }

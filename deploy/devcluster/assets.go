@@ -14,7 +14,7 @@ func assetsCommand() *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
 		Use:   "assets --dir DIR",
-		Short: "Make the directory that controller-runtime's envtest wants in KUBEBUILDER_ASSETS",
+		Short: "Create the directory for KUBEBUILDER_ASSETS of controller-runtime's envtest",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if dir == "" {
@@ -34,11 +34,11 @@ func assetsCommand() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", "", "directory to make, which is printed as an absolute path")
+	cmd.Flags().StringVar(&dir, "dir", "", "directory to create; its absolute path is printed")
 	return cmd
 }
 
-// linkAssets makes symlinks to self under the names that envtest starts. It replaces symlinks, but no file.
+// linkAssets creates symlinks to self under the names that envtest starts. It replaces symlinks, but no files.
 func linkAssets(dir, self string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make --dir: %w", err)
@@ -51,7 +51,7 @@ func linkAssets(dir, self string) error {
 		case err != nil:
 			return err
 		case info.Mode().Type() != fs.ModeSymlink:
-			return fmt.Errorf("%s is no symlink; remove it or choose another --dir", link)
+			return fmt.Errorf("%s is not a symlink; remove it or choose another --dir", link)
 		default:
 			if err := os.Remove(link); err != nil {
 				return err

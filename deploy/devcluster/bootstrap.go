@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// pollEvery is the pace of looking whether the API server has what we wait for.
+// pollEvery is the interval of poll.
 const pollEvery = 50 * time.Millisecond
 
 // waitReady returns when /readyz answers.
@@ -28,7 +28,7 @@ func waitReady(ctx context.Context, client kubernetes.Interface) error {
 	})
 }
 
-// failedChecks returns the lines of a /readyz report that say what is not ready.
+// failedChecks returns the failed checks of a /readyz report.
 func failedChecks(report string) string {
 	var failed []string
 	for line := range strings.Lines(report) {
@@ -39,7 +39,7 @@ func failedChecks(report string) string {
 	return strings.Join(failed, ", ")
 }
 
-// waitDefaultServiceAccount returns when pods can be made in the namespace "default".
+// waitDefaultServiceAccount returns when pods can be created in the namespace "default".
 func waitDefaultServiceAccount(ctx context.Context, client kubernetes.Interface) error {
 	const name = "default"
 	return poll(ctx, "the service account default/default", func(ctx context.Context) error {
@@ -48,7 +48,7 @@ func waitDefaultServiceAccount(ctx context.Context, client kubernetes.Interface)
 	})
 }
 
-// poll asks until there is no error, and returns what it last heard when ctx ends.
+// poll calls ask until it returns nil. If ctx ends first, it returns the last error.
 func poll(ctx context.Context, what string, ask func(context.Context) error) error {
 	last := errors.New("none")
 	err := wait.PollUntilContextCancel(ctx, pollEvery, true, func(ctx context.Context) (bool, error) {
@@ -64,8 +64,7 @@ func poll(ctx context.Context, what string, ask func(context.Context) error) err
 	return nil
 }
 
-// letNodesJoin binds the roles that let kubelets join by bootstrap token, as "kubeadm init" does: the API server
-// brings the roles, and leaves it to the installer whom to give them.
+// letNodesJoin binds the API server's built-in roles for kubelets that join by bootstrap token, as "kubeadm init" does.
 func letNodesJoin(ctx context.Context, client kubernetes.Interface) error {
 	const csrRoles = "system:certificates.k8s.io:certificatesigningrequests:"
 	for _, binding := range []struct{ name, role, group string }{

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// child is one part of this binary in a process of its own.
+// child is a part of this binary in its own process.
 type child struct {
 	name string
 	cmd  *exec.Cmd
@@ -17,8 +17,8 @@ type child struct {
 	err  error // valid once done is closed
 }
 
-// startChild starts a part with its output in logFile. The kernel kills it when this process dies. To be called from
-// the main goroutine only (see init).
+// startChild starts a part with its output in logFile. The kernel kills it when this process dies. It must be called
+// from the main goroutine (see init).
 func startChild(name string, args []string, logFile *os.File) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -29,7 +29,7 @@ func startChild(name string, args []string, logFile *os.File) (*child, error) {
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Pdeathsig: syscall.SIGKILL,
-		Setpgid:   true, // Ctrl-C in a terminal reaches only us, and we decide the order
+		Setpgid:   true, // Ctrl-C in a terminal reaches only this process, which stops the children in order
 	}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
@@ -42,7 +42,7 @@ func startChild(name string, args []string, logFile *os.File) (*child, error) {
 	return c, nil
 }
 
-// stop asks the child to end, and kills it after the limit.
+// stop sends SIGTERM, and kills the child after the limit.
 func (c *child) stop(limit time.Duration) error {
 	if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("stop %s: %w", c.name, err)

@@ -14,16 +14,16 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// stopLimit is how long each component may take to stop. Our own process's end settles those in this process.
+// stopLimit is how long each component may take to stop. Components in this process end with it anyway.
 const stopLimit = 5 * time.Second
 
-// cluster is what runs. Not safe for concurrent use.
+// cluster is a running cluster. It is not safe for concurrent use.
 type cluster struct {
 	options  *runOptions
 	dir      *stateDir
 	listener net.Listener
 	users    []user
-	end      context.CancelCauseFunc // ends the run, when a component has ended by itself
+	end      context.CancelCauseFunc // ends the run if a component exits
 
 	pki      pki
 	etcd     *etcdServer
@@ -32,7 +32,7 @@ type cluster struct {
 	children []*child
 }
 
-// start returns when the cluster is ready. After an error, stop must still be called.
+// start returns when the cluster is ready. Even after an error stop must be called.
 func (c *cluster) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.options.startTimeout, fmt.Errorf(
 		"not ready within %s; raise --start-timeout if this machine is slow", c.options.startTimeout))
@@ -113,15 +113,15 @@ func (c *cluster) startEtcd(ctx context.Context) error {
 	return nil
 }
 
-// redirectLogs sends what this process logs to the API server's file, which is never closed: see logTo.
+// redirectLogs sends the logs of this process to the API server's file, which is never closed: see logTo.
 func (c *cluster) redirectLogs() error {
 	logFile, err := c.dir.openLog(apiServerName)
 	if err != nil {
 		return fmt.Errorf("open the log: %w", err)
 	}
 	klog.OsExit = func(code int) {
-		// klog has told why on stderr.
-		fmt.Fprintf(os.Stderr, "devcluster: %s gave up; see %s\n", apiServerName, logFile.Name())
+		// klog has written the reason to stderr.
+		fmt.Fprintf(os.Stderr, "devcluster: %s exited; see %s\n", apiServerName, logFile.Name())
 		os.Exit(code)
 	}
 	return logTo(logFile)
@@ -137,7 +137,7 @@ func (c *cluster) startAPIServer() error {
 	c.api = api
 	go func() {
 		<-api.done
-		c.end(c.blame(apiServerName, endedByItself(api.err)))
+		c.end(c.blame(apiServerName, exitError(api.err)))
 	}()
 	return nil
 }
@@ -180,21 +180,21 @@ func (c *cluster) startChild(name string, args []string) error {
 	c.children = append(c.children, child)
 	go func() {
 		<-child.done
-		c.end(c.blame(name, endedByItself(child.err)))
+		c.end(c.blame(name, exitError(child.err)))
 	}()
 	return nil
 }
 
-// stop ends the components in the reverse order of their start: an API server that loses etcd first waits for it.
+// stop ends the components in the reverse order of their start: an API server would wait for an ended etcd.
 func (c *cluster) stop() error {
-	c.end(errStop) // from here on a component that ends is no failure
+	c.end(errStop) // components that end from now on are not a failure
 	var errs []error
 	for _, child := range slices.Backward(c.children) {
 		errs = append(errs, child.stop(stopLimit))
 	}
 	if c.api != nil && !c.apiReady {
-		// A server that is stopped while it starts ends the process with a dump of all stacks. Ours ends anyway, and
-		// etcd's data survive that.
+		// An API server that is stopped while it starts dumps all stacks and ends the process. So it is left to the end
+		// of the process, which etcd's data survive.
 		return errors.Join(errs...)
 	}
 	if c.api != nil {
@@ -206,7 +206,7 @@ func (c *cluster) stop() error {
 	return errors.Join(errs...)
 }
 
-// blame says which component an error came from, unless it was a component's already, or nobody's.
+// blame adds the component to an error, unless it names one already or comes from a requested stop.
 func (c *cluster) blame(component string, err error) error {
 	var blamed *componentError
 	if errors.As(err, &blamed) || errors.Is(err, errStop) {
@@ -215,9 +215,9 @@ func (c *cluster) blame(component string, err error) error {
 	return &componentError{component: component, log: c.dir.log(component), err: err}
 }
 
-func endedByItself(err error) error {
+func exitError(err error) error {
 	if err == nil {
-		return errors.New("ended by itself, without an error")
+		return errors.New("exited without an error before it was stopped")
 	}
-	return fmt.Errorf("ended by itself: %w", err)
+	return fmt.Errorf("exited before it was stopped: %w", err)
 }

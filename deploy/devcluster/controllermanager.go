@@ -12,10 +12,9 @@ import (
 
 const controllerManagerName = "kube-controller-manager"
 
-// defaultControllers is what programs that manage machines and nodes meet in a cluster: owner-reference cascades,
-// budgets, nodes that become NotReady and lose their pods, workloads to drain, kubelets that join by bootstrap token,
-// and autoscalers of whatever has a scale subresource. The attach-detach controller is left out, since without kubelets
-// nobody would answer it; tests play it.
+// defaultControllers are those that affect programs which manage machines and nodes: for owner references, budgets,
+// pods of nodes that are NotReady, workloads to drain, kubelets that join by bootstrap token, and autoscaling through
+// scale subresources. The attach-detach controller is omitted, as it does not work without kubelets; tests play it.
 var defaultControllers = []string{
 	names.NamespaceController,
 	names.GarbageCollectorController,
@@ -39,8 +38,8 @@ var defaultControllers = []string{
 
 func controllerManagerMain() int { return cli.Run(app.NewControllerManagerCommand()) }
 
-// controllerManagerArgs are the flags of a controller manager that is alone and serves no port. Each controller acts
-// as its own service account, as in production: the manager's own role does not cover what its controllers do.
+// controllerManagerArgs returns the flags of a single controller manager that serves no port. Each controller uses its
+// own service account, as in production: the manager's own role does not have their rights.
 func controllerManagerArgs(kubeconfig string, p pki, controllers []string) []string {
 	return []string{
 		"--kubeconfig=" + kubeconfig,
@@ -55,7 +54,7 @@ func controllerManagerArgs(kubeconfig string, p pki, controllers []string) []str
 	}
 }
 
-// checkControllers refuses names that kube-controller-manager would refuse later, when the cluster is almost up.
+// checkControllers returns an error for names that kube-controller-manager would reject when it starts, which is late.
 func checkControllers(controllers []string) error {
 	known, aliases := app.KnownControllers(), app.ControllerAliases()
 	for _, c := range controllers {
@@ -68,8 +67,8 @@ func checkControllers(controllers []string) error {
 	return nil
 }
 
-// makesServiceAccounts tells whether the chosen controllers give a namespace its default service account, without
-// which the API server accepts no pod there.
+// makesServiceAccounts reports whether the chosen controllers create default service accounts, without which the API
+// server accepts no pods.
 func makesServiceAccounts(controllers []string) bool {
 	const alias = "serviceaccount"
 	if slices.Contains(controllers, "-"+names.ServiceAccountController) || slices.Contains(controllers, "-"+alias) {

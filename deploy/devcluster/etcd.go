@@ -28,14 +28,14 @@ type etcdServer struct {
 	url string
 }
 
-// startEtcd starts etcd over dataDir and returns when it serves, on the given port; 0 takes a free one. It calls
-// onFatal when etcd gives up, after which etcd ends the process.
+// startEtcd starts etcd over dataDir on a port, or on a free one if that is 0, and returns when it serves. It calls
+// onFatal on a fatal error, after which etcd ends the process.
 func startEtcd(ctx context.Context, dataDir string, port int, logPath string, onFatal func(error)) (*etcdServer, error) {
 	logger, err := etcdLogger(logPath, onFatal)
 	if err != nil {
 		return nil, err
 	}
-	// embed opens its ports itself, so another process may take a free port between our look and its use.
+	// embed opens its ports itself, so another process may take a free port before that.
 	const attempts = 5
 	for attempt := 1; ; attempt++ {
 		etcd, err := startEtcdOnce(ctx, dataDir, port, logger)
@@ -67,7 +67,7 @@ func startEtcdOnce(ctx context.Context, dataDir string, port int, logger *zap.Lo
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = client, client
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = peer, peer
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
-	cfg.UnsafeNoFsync = true // survives a killed process; only a crashed machine would lose data
+	cfg.UnsafeNoFsync = true // data survive a killed process, but not a crashed machine
 	cfg.LogLevel = "error"
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger)
 
@@ -114,7 +114,7 @@ func etcdLogger(path string, onFatal func(error)) (*zap.Logger, error) {
 	return logger, nil
 }
 
-// fatalHook tells why before etcd's logger ends the process, for instance because the disk is full.
+// fatalHook reports the reason before etcd's logger ends the process, for example a full disk.
 type fatalHook func(error)
 
 // OnWrite implements zapcore.CheckWriteHook.
@@ -137,7 +137,7 @@ func freeURLs(n int) ([]url.URL, error) {
 		if err != nil {
 			return nil, fmt.Errorf("find a free port on %s: %w", loopback, err)
 		}
-		defer l.Close() //nolint:gocritic // held until all are found: they must differ
+		defer l.Close() //nolint:gocritic // kept open until all are found: they must differ
 		urls = append(urls, url.URL{Scheme: "http", Host: l.Addr().String()})
 	}
 	return urls, nil

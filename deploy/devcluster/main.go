@@ -2,10 +2,10 @@
 // kube-apiserver in one process, kube-controller-manager and kube-scheduler as children of it, and kubectl. It binds
 // loopback ports only and uses real TLS and RBAC, so a program that works against it has met a real API server.
 //
-// It is not for production (etcd does not fsync), runs no kubelet, and is a module of its own so that its
-// dependencies reach nobody who imports the main one.
+// It is not for production (etcd does not fsync) and runs no kubelet. It is a module of its own, so that importers of
+// the main module do not get its dependencies.
 //
-// The binary plays one of its parts when it is called by that part's name, through a symlink or as first argument:
+// The binary acts as one of its parts when it is called by that part's name, through a symlink or as first argument:
 // etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubectl.
 package main
 
@@ -20,12 +20,12 @@ import (
 	"k8s.io/component-base/version"
 )
 
-// dieWithParent is an environment variable: when set, a part ends when the process that started it has, which may have
-// been killed. Tests set it, whose parts take Kubernetes' own flags only.
+// dieWithParent is an environment variable: if set, a part ends when its parent process has ended or was killed. It is
+// for tests, as parts have only Kubernetes' own flags.
 const dieWithParent = "DEVCLUSTER_DIE_WITH_PARENT"
 
 func init() { //nolint:gochecknoinits // only before main is the main goroutine sure to be on the main thread
-	// Pdeathsig is tied to the thread that forked. The main goroutine starts all children, and the main thread
+	// Pdeathsig is sent when the thread that forked ends. The main goroutine starts all children, and the main thread
 	// lives as long as the process.
 	runtime.LockOSThread()
 }
@@ -41,7 +41,7 @@ func main() {
 		}
 		os.Exit(part())
 	}
-	// Packages of Kubernetes put flags into the global set, and cobra offers those on every command.
+	// Packages of Kubernetes add flags to the global set, which cobra would show on every command.
 	pflag.CommandLine = pflag.NewFlagSet("devcluster", pflag.ContinueOnError)
 	if err := rootCommand().Execute(); err != nil {
 		report(os.Stderr, err)
@@ -58,8 +58,7 @@ var parts = map[string]func() int{
 	"kubectl":             kubectlMain,
 }
 
-// dispatch chooses the part that args name, by program name or else by first argument, and returns the arguments as
-// that part expects them.
+// dispatch returns the part that args name, by program name or else by first argument, and its arguments.
 func dispatch(args []string) (part func() int, partArgs []string, ok bool) {
 	if len(args) == 0 {
 		return nil, nil, false
@@ -81,8 +80,8 @@ func rootCommand() *cobra.Command {
 		Short: "A Kubernetes control plane in one binary, for development and tests",
 		Long: `A Kubernetes control plane in one binary, for development and tests.
 
-"devcluster run" starts a cluster. "devcluster kubectl ..." is kubectl; in the same way the binary is
-etcd, kube-apiserver, kube-controller-manager and kube-scheduler, also when symlinked under these names.`,
+"devcluster run" starts a cluster. "devcluster kubectl ..." runs kubectl; likewise etcd, kube-apiserver,
+kube-controller-manager and kube-scheduler. A symlink with one of these names runs that program, too.`,
 		Version:       version.Get().GitVersion,
 		SilenceErrors: true,
 		SilenceUsage:  true,

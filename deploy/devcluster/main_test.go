@@ -71,7 +71,7 @@ func TestCheckControllers(t *testing.T) {
 	}{
 		"Default": {reason: "ours must exist in the version linked", controllers: defaultControllers},
 		"Forms":   {reason: "kube-controller-manager takes these forms", controllers: []string{"*", "-namespace", "csrsigning"}},
-		"Unknown": {reason: "a typo is told before anything starts", controllers: []string{"namespaces"}, wantErr: `"namespaces" is unknown`},
+		"Unknown": {reason: "a typo is reported before anything starts", controllers: []string{"namespaces"}, wantErr: `"namespaces" is unknown`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -126,5 +126,5 @@ func TestLinkAssets(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	checkError(t, "a real etcd must not be replaced", linkAssets(filepath.Dir(file), "/new"), "is no symlink")
+	checkError(t, "a real etcd must not be replaced", linkAssets(filepath.Dir(file), "/new"), "is not a symlink")
 }

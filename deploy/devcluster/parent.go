@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watchParent calls gone once the process that started us has ended. A pidfd is used rather than PR_SET_PDEATHSIG,
-// which fires when the parent's forking thread ends, and Go programs end threads.
+// watchParent calls gone once the parent process has ended. It uses a pidfd, not PR_SET_PDEATHSIG, which fires when the
+// parent's forking thread ends: Go programs end threads.
 func watchParent(gone func()) error {
 	ppid := os.Getppid()
 	fd, err := unix.PidfdOpen(ppid, 0)
 	if err != nil {
 		return fmt.Errorf("watch process %d: %w", ppid, err)
 	}
-	if os.Getppid() != ppid { // it ended before the pidfd existed, which may be another process's
+	if os.Getppid() != ppid { // it ended before PidfdOpen, and the pidfd may be another process's
 		gone()
 		return unix.Close(fd)
 	}

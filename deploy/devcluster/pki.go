@@ -36,8 +36,7 @@ func newPKI(dir string) pki {
 	}
 }
 
-// ensure makes all keys and certificates unless they exist: a kept cluster must go on to trust its clients' tokens
-// and be trusted by their kubeconfigs.
+// ensure creates all keys and certificates unless they exist: kubeconfigs and tokens of a kept cluster must stay valid.
 func (p pki) ensure(now time.Time) error {
 	_, err := os.Stat(p.serviceAccountKey) // written last
 	if err == nil {
@@ -57,7 +56,7 @@ func (p pki) ensure(now time.Time) error {
 	}
 	signer, err := tls.LoadX509KeyPair(p.caCert, p.caKey)
 	if err != nil {
-		return fmt.Errorf("load the CA just made: %w", err)
+		return fmt.Errorf("load the new CA: %w", err)
 	}
 	server := template(now, apiServerName)
 	server.KeyUsage = x509.KeyUsageDigitalSignature
@@ -84,7 +83,7 @@ func template(now time.Time, commonName string) *x509.Certificate {
 	}
 }
 
-// writeSigned writes a new key, and the certificate over it that signer issues. Without signer it signs itself.
+// writeSigned writes a new key and its certificate, signed by signer, or by itself if signer is nil.
 func writeSigned(certPath, keyPath string, cert *x509.Certificate, signer *tls.Certificate) error {
 	key, err := writeKey(keyPath)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-// componentError says which component failed and where its log lies.
+// componentError is an error of a component, with the path of its log.
 type componentError struct {
 	component string
 	log       string
@@ -19,7 +19,7 @@ func (e *componentError) Error() string { return fmt.Sprintf("%s: %v", e.compone
 
 func (e *componentError) Unwrap() error { return e.err }
 
-// report tells a person what went wrong, with the last lines of the log of the component that failed.
+// report prints an error, with the last lines of the log of the component that failed.
 func report(w io.Writer, err error) {
 	fmt.Fprintf(w, "devcluster: %v\n", err)
 	var failed *componentError

@@ -19,7 +19,7 @@ import (
 	"k8s.io/component-base/version"
 )
 
-// runOptions are the flags of "devcluster run".
+// runOptions holds the flags of "devcluster run".
 type runOptions struct {
 	dir                  string
 	keep                 bool
@@ -42,36 +42,36 @@ func runCommand() *cobra.Command {
 		Short: "Run a cluster in the foreground until SIGTERM or SIGINT",
 		Long: `Run a cluster in the foreground until SIGTERM or SIGINT.
 
-Once the cluster is ready, one line is printed on stdout: "ready kubeconfig=" and the path of the admin's
-kubeconfig, which ends with the line. All logs go to DIR/*.log.`,
+Once the cluster is ready, it prints one line on stdout: "ready kubeconfig=" and the path of the admin's
+kubeconfig, up to the end of the line. All logs go to DIR/*.log.`,
 		Example: `  devcluster run --dir .out/cluster --users mcm --users alice:ops,viewers
   devcluster kubectl --kubeconfig .out/cluster/kubeconfig get namespaces`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.OutOrStdout()) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.dir, "dir", "", "directory of the cluster: empty, missing, or of an earlier run, which is wiped")
-	f.BoolVar(&o.keep, "keep", false, "bring the cluster in --dir back instead of wiping it; with --secure-port, at the same address")
-	f.StringArrayVar(&o.users, "users", nil, "make DIR/NAME.kubeconfig for a user given as NAME or NAME:GROUP1,GROUP2, "+
-		"who may do what RBAC grants; may be repeated")
-	f.StringVar(&o.readyFile, "ready-file", "", "file that exists, with the ready line in it, while the cluster is ready")
+	f.StringVar(&o.dir, "dir", "", "directory of the cluster: empty, missing, or of an earlier run, which is deleted")
+	f.BoolVar(&o.keep, "keep", false, "continue with the cluster in --dir instead of deleting it; for the same address set --secure-port")
+	f.StringArrayVar(&o.users, "users", nil, "create DIR/NAME.kubeconfig for a user given as NAME or NAME:GROUP1,GROUP2, "+
+		"whose rights are those that RBAC grants; may be repeated")
+	f.StringVar(&o.readyFile, "ready-file", "", "file with the ready line, which exists while the cluster is ready")
 	f.IntVar(&o.securePort, "secure-port", 0, "loopback port of the API server; 0 takes a free one")
-	f.IntVar(&o.etcdPort, "etcd-port", 0, "loopback port of etcd, for tests that read what it has stored; 0 takes a free one")
+	f.IntVar(&o.etcdPort, "etcd-port", 0, "loopback port of etcd, for tests that read its data; 0 takes a free one")
 	f.StringSliceVar(&o.controllers, "controllers", defaultControllers, "kube-controller-manager's --controllers")
 	f.BoolVar(&o.noControllerManager, "no-controller-manager", false, "do not start kube-controller-manager")
 	f.BoolVar(&o.noScheduler, "no-scheduler", false, "do not start kube-scheduler")
 	f.BoolVar(&o.dieWithParent, "die-with-parent", false, "stop when the process that started this one ends")
-	f.DurationVar(&o.startTimeout, "start-timeout", time.Minute, "give up when the cluster is not ready by then")
+	f.DurationVar(&o.startTimeout, "start-timeout", time.Minute, "give up if the cluster is not ready after this time")
 	f.StringArrayVar(&o.apiServerArgs, "apiserver-arg", nil, "one more flag for kube-apiserver, as in --apiserver-arg=--v=4; may be repeated")
 	f.StringArrayVar(&o.controllerManagerArgs, "controller-manager-arg", nil, "one more flag for kube-controller-manager; may be repeated")
 	f.StringArrayVar(&o.schedulerArgs, "scheduler-arg", nil, "one more flag for kube-scheduler; may be repeated")
 	return cmd
 }
 
-// errNoDir is for commands that were not told where to write.
-var errNoDir = errors.New("--dir is missing; name a directory to write to")
+// errNoDir is the error of commands without --dir.
+var errNoDir = errors.New("--dir is missing; set it to a directory to write to")
 
-// errStop ends a run because somebody asked for it.
+// errStop is the cause of a requested stop.
 var errStop = errors.New("asked to stop")
 
 func (o *runOptions) run(stdout io.Writer) (err error) {
@@ -89,7 +89,7 @@ func (o *runOptions) run(stdout io.Writer) (err error) {
 		return err
 	}
 	if os.Getenv("GOGC") == "" {
-		// Where tests run, processor time is scarcer than memory.
+		// Processor time is scarcer than memory where tests run.
 		const percent = 300
 		debug.SetGCPercent(percent)
 	}
@@ -102,8 +102,7 @@ func (o *runOptions) run(stdout io.Writer) (err error) {
 		}
 	}
 
-	// Closed by the API server, or else by the end of this process: closed under a server that has not been stopped, it
-	// makes that panic.
+	// Closed by the API server or the end of this process, never here: a server that has not been stopped would panic.
 	listener, err := listen(o.securePort)
 	if err != nil {
 		return err
@@ -134,11 +133,11 @@ func (o *runOptions) run(stdout io.Writer) (err error) {
 	return err
 }
 
-// checkVersion refuses a binary that was linked without its version: clients parse the server's version, and fail in
-// ways that tell nothing.
+// checkVersion returns an error if the binary was linked without its version: clients parse the server's version, and
+// would fail with confusing errors.
 func checkVersion(v string) error {
 	if strings.HasPrefix(v, "v0.0.0") {
-		return fmt.Errorf("this binary was built without the Kubernetes version (it says %s); "+
+		return fmt.Errorf("this binary was built without the Kubernetes version (it reports %s); "+
 			"build it with the command in deploy/devcluster/README.md", v)
 	}
 	return nil
@@ -166,24 +165,24 @@ func listen(port int) (net.Listener, error) {
 	return l, nil
 }
 
-// announce tells that the cluster is ready. The returned function takes the ready file away again.
+// announce prints that the cluster is ready and writes the ready file, which withdraw removes.
 func (o *runOptions) announce(stdout io.Writer, kubeconfig string) (withdraw func() error, err error) {
 	line := "ready kubeconfig=" + kubeconfig + "\n"
 	withdraw = func() error { return nil }
 	if o.readyFile != "" {
-		if err := writeWhole(o.readyFile, line); err != nil {
+		if err := writeAtomically(o.readyFile, line); err != nil {
 			return nil, fmt.Errorf("write --ready-file: %w", err)
 		}
 		withdraw = func() error { return os.Remove(o.readyFile) }
 	}
 	if _, err := io.WriteString(stdout, line); err != nil {
-		return nil, errors.Join(fmt.Errorf("tell that the cluster is ready: %w", err), withdraw())
+		return nil, errors.Join(fmt.Errorf("print that the cluster is ready: %w", err), withdraw())
 	}
 	return withdraw, nil
 }
 
-// writeWhole makes the file appear with all of its content.
-func writeWhole(path, content string) error {
+// writeAtomically writes a file so that it never exists with a part of its content.
+func writeAtomically(path, content string) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {
 		return err

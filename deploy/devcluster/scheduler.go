@@ -9,7 +9,7 @@ const schedulerName = "kube-scheduler"
 
 func schedulerMain() int { return cli.Run(app.NewSchedulerCommand()) }
 
-// schedulerArgs are the flags of a scheduler that is alone and serves no port.
+// schedulerArgs returns the flags of a single scheduler that serves no port.
 func schedulerArgs(kubeconfig string) []string {
 	return []string{
 		"--kubeconfig=" + kubeconfig,

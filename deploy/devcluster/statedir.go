@@ -12,9 +12,9 @@ import (
 
 // stateDir is the directory that holds all of one cluster:
 //
-//	.devcluster         marks the directory as ours; locked while the cluster runs, holds its process id
+//	.devcluster         marks the directory; locked while the cluster runs, contains its process id
 //	kubeconfig          of the admin
-//	<user>.kubeconfig   of each user asked for
+//	<user>.kubeconfig   of each user of --users
 //	*.log               one per component
 //	internal/           etcd's data, keys, tokens, the components' kubeconfigs
 type stateDir struct {
@@ -24,15 +24,15 @@ type stateDir struct {
 
 const markerFile = ".devcluster"
 
-// openStateDir locks path, which is made if it is missing, and empties it unless keep is set. It refuses a directory
-// with content that is not a cluster's.
+// openStateDir creates path if it is missing, locks it, and deletes the cluster in it unless keep is set. It returns an
+// error if path has other content.
 func openStateDir(path string, keep bool) (*stateDir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, fmt.Errorf("make --dir: %w", err)
+		return nil, fmt.Errorf("create --dir: %w", err)
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -40,7 +40,7 @@ func openStateDir(path string, keep bool) (*stateDir, error) {
 	}
 	marker := filepath.Join(path, markerFile)
 	if _, err := os.Stat(marker); errors.Is(err, fs.ErrNotExist) && len(entries) > 0 {
-		return nil, fmt.Errorf("--dir %s is not empty and was not made by devcluster; choose another", path)
+		return nil, fmt.Errorf("--dir %s is not empty and was not created by devcluster; choose another", path)
 	}
 	lock, err := os.OpenFile(marker, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -56,8 +56,8 @@ func openStateDir(path string, keep bool) (*stateDir, error) {
 
 func (d *stateDir) prepare(keep bool) error {
 	if err := syscall.Flock(int(d.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		holder, _ := os.ReadFile(d.lock.Name()) // best effort: the message is good without it
-		return fmt.Errorf("--dir %s is in use by process %s; stop that or choose another directory",
+		holder, _ := os.ReadFile(d.lock.Name()) // best effort: the message is useful without it
+		return fmt.Errorf("--dir %s is in use by process %s; stop it or choose another directory",
 			d.path, strings.TrimSpace(string(holder)))
 	}
 	if err := d.lock.Truncate(0); err != nil {
@@ -74,7 +74,7 @@ func (d *stateDir) prepare(keep bool) error {
 	return os.MkdirAll(d.internal(), 0o700)
 }
 
-// wipe removes what a cluster writes, and leaves alone what others may have put beside it.
+// wipe deletes a cluster's files, and no others.
 func (d *stateDir) wipe() error {
 	if err := os.RemoveAll(d.internal()); err != nil {
 		return fmt.Errorf("wipe the old cluster: %w", err)
@@ -102,7 +102,7 @@ func (d *stateDir) internal(elem ...string) string {
 
 func (d *stateDir) log(component string) string { return filepath.Join(d.path, component+".log") }
 
-// kubeconfig returns where a user's kubeconfig lies.
+// kubeconfig returns the path of a user's kubeconfig.
 func (d *stateDir) kubeconfig(name string) string {
 	if name == adminUser {
 		return filepath.Join(d.path, "kubeconfig")

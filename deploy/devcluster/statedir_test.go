@@ -50,7 +50,7 @@ func TestOpenStateDirRefusesForeign(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := openStateDir(path, false)
-	checkError(t, "wiping somebody's home directory is no way to start", err, "was not made by devcluster")
+	checkError(t, "it must not delete other directories", err, "was not created by devcluster")
 	if len(existing([]string{precious})) == 0 {
 		t.Error("wiped in spite of the refusal")
 	}

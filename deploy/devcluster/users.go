@@ -13,14 +13,15 @@ import (
 	"strings"
 )
 
-// user is somebody who may talk to the API server. What it may do there is for RBAC to say.
+// user is a user of the API server. RBAC defines its rights.
 type user struct {
 	name   string
 	groups []string
 	token  string
 }
 
-// systemUsers are always there: the admin, and the two children under the names that RBAC's built-in bindings know.
+// systemUsers returns the users that always exist: the admin, and the two children under the names in RBAC's built-in
+// bindings.
 func systemUsers() []user {
 	return []user{
 		{name: adminUser, groups: []string{"system:masters"}},
@@ -58,8 +59,8 @@ func parseUsers(values []string) ([]user, error) {
 	return users, nil
 }
 
-// assignTokens gives each user its token in the token file at path, or a new one if it has none, and writes the file
-// for exactly these users. A kept cluster's kubeconfigs thus stay valid.
+// assignTokens gives each user its token in the token file at path, or a new one if it has none, and rewrites the file
+// for exactly these users. So kubeconfigs of a kept cluster stay valid.
 func assignTokens(path string, users []user) error {
 	tokens, err := readTokens(path)
 	if err != nil {
@@ -74,7 +75,7 @@ func assignTokens(path string, users []user) error {
 			u.token = rand.Text()
 		}
 		record := []string{u.token, u.name, u.name} // the last is the uid
-		if len(u.groups) > 0 {                      // the API server takes an empty field for a group without name
+		if len(u.groups) > 0 {                      // the API server would read an empty field as a group without a name
 			record = append(record, strings.Join(u.groups, ","))
 		}
 		if err := w.Write(record); err != nil {
@@ -85,7 +86,7 @@ func assignTokens(path string, users []user) error {
 	return os.WriteFile(path, buf.Bytes(), 0o600)
 }
 
-// readTokens returns tokens by user name, none if there is no file.
+// readTokens returns tokens by user name; none if there is no file.
 func readTokens(path string) (map[string]string, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

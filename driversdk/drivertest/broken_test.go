@@ -31,8 +31,8 @@ var (
 		"CLAIM-5", "CLAIM-5/unknown", "CLAIM-5/code", "CLAIM-5/retry", "CLAIM-5/node", "CLAIM-5/sealed", "CLAIM-5/once", "CLAIM-5/acknowledged", "CLAIM-6", "CLAIM-6/busy",
 		"FENCE-1", "FENCE-1/state", "FENCE-1/replica", "FENCE-1/blind", "FENCE-1/again", "FENCE-1/lost", "FENCE-1/unanswered", "FENCE-2", "FENCE-3", "FENCE-3/again",
 		"SESSION-1", "SESSION-2", "HELLO-1", "HELLO-2",
-		"GROUP-1", "GROUP-2", "GROUP-2/id", "GROUP-3", "GROUP-4", "GROUP-5", "GROUP-5/field", "GROUP-6", "GROUP-7", "GROUP-8",
-		"GROUP-9", "GROUP-10", "INSTANCES-1", "INSTANCES-2", "INSTANCES-3",
+		"GROUP-1", "GROUP-3", "GROUP-4", "GROUP-5", "GROUP-5/field", "GROUP-6", "GROUP-7", "GROUP-8",
+		"GROUP-9", "GROUP-10", "GROUP-11", "GROUP-11/read", "INSTANCES-1", "INSTANCES-2", "INSTANCES-3",
 		"RESIZE-1", "RESIZE-1/steps", "RESIZE-2", "RESIZE-3", "RESIZE-4", "RESIZE-4/process",
 		"REMOVE-1", "REMOVE-1/part", "REMOVE-2", "REMOVE-3", "REMOVE-4",
 	}

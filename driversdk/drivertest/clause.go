@@ -57,7 +57,7 @@ func clauses() []Clause {
 		claimClauses, fenceClauses, groupClauses(), witnessClauses, sessionClauses)
 }
 
-// groupClauses are those of proto/machinebus/nodegroup/v1.
+// groupClauses are those of node groups.
 func groupClauses() (found []Clause) {
 	for _, clause := range nodegroups.Clauses {
 		found = append(found, Clause{ID: clause.ID, Says: clause.Says, binds: groups, check: func(c *check) {

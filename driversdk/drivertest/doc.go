@@ -1,5 +1,5 @@
 // Package drivertest is the conformance suite of the driver contract: one check
-// for each clause id in proto/machinebus/driver/v1 and proto/machinebus/nodegroup/v1.
+// for each clause id in proto/machinebus/driver/v1.
 //
 // It plays the manager's side on a bus and sees a driver only through the bus, so
 // that it serves drivers in any language, full replicas and plain ones alike. A Go

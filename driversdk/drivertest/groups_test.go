@@ -6,11 +6,10 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"google.golang.org/protobuf/proto"
 
+	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
-	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
 // onGroup answers a request about node groups.
@@ -18,98 +17,96 @@ func (r *replica) onGroup(m *nats.Msg) {
 	if !strings.HasPrefix(m.Reply, "mcm.v1."+clusterOf(m)+".reply."+testProvider+".") && r.fault != "GROUP-3" {
 		return
 	}
-	req := &nodegroupv1.Envelope{}
-	if proto.Unmarshal(m.Data, req) != nil {
+	contentType := m.Header.Get(headerContentType)
+	env, err := bus.Decode(m.Data, contentType)
+	if err != nil {
 		return
 	}
-	answer := r.doGroup(req)
-	answer.RequestId, answer.Replica = req.GetRequestId(), r.id
-	if r.fault == "GROUP-2/id" {
-		answer.RequestId = ""
-	}
-	data, _ := proto.Marshal(answer)
-	_ = r.nc.Publish(m.Reply, data)
-	if r.fault == "GROUP-2" {
-		_ = r.nc.Publish(m.Reply, data)
-	}
-}
-
-func groupStatus(code driverv1.Code, text string) *nodegroupv1.Envelope {
-	return &nodegroupv1.Envelope{Status: &driverv1.Status{Code: code, Message: text}}
-}
-
-func (r *replica) doGroup(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
 	r.mu.Lock()
 	draining := r.draining
 	r.mu.Unlock()
 	if draining {
-		refusal := groupStatus(driverv1.Code_CODE_UNAVAILABLE, "about to stop")
-		refusal.Refused = true
+		r.send(m.Reply, contentType, env, busy(driverv1.BusyReason_BUSY_REASON_DRAINING))
 
-		return refusal
+		return
 	}
+	if bus.EditsNodeGroup(env) && time.Now().After(env.GetAcceptBy().AsTime()) && r.fault != "GROUP-6" {
+		r.send(m.Reply, contentType, env, busy(driverv1.BusyReason_BUSY_REASON_STALE))
+
+		return
+	}
+	wrong := !strings.HasSuffix(m.Subject, "."+bus.RequestVerb(env)) || env.GetNodeGroups() == nil
+	var result *driverv1.Result
+	switch {
+	case env.GetNodeGroups() == nil && r.fault == "GROUP-11/read":
+		result = r.do(clusterOf(m), env, nil)
+	case wrong && bus.RequestVerb(env) != "" && r.fault != "GROUP-11":
+		result = resultOf(driverv1.Code_CODE_INVALID_ARGUMENT, "the subject says something else")
+	default:
+		result = r.doGroup(env)
+	}
+	r.send(m.Reply, contentType, env, &driverv1.Envelope{Body: &driverv1.Envelope_Result{Result: result}})
+}
+
+func (r *replica) doGroup(env *driverv1.Envelope) *driverv1.Result {
+	req := env.GetNodeGroups()
 	if len(req.ProtoReflect().GetUnknown()) > 0 && r.fault == "GROUP-5/field" {
-		return groupStatus(driverv1.Code_CODE_INVALID_ARGUMENT, "what is that?")
+		return resultOf(driverv1.Code_CODE_INVALID_ARGUMENT, "what is that?")
 	}
 	pools := r.pools
 	pools.mu.Lock()
 	defer pools.mu.Unlock()
-	stale := time.Now().After(req.GetAcceptBy().AsTime()) && r.fault != "GROUP-6"
 	switch body := req.GetBody().(type) {
-	case *nodegroupv1.Envelope_Groups:
+	case *driverv1.NodeGroupsRequest_Groups:
 		return pools.groups()
-	case *nodegroupv1.Envelope_Instances:
+	case *driverv1.NodeGroupsRequest_Instances:
 		return pools.instances(body.Instances.GetGroup())
-	case *nodegroupv1.Envelope_Resize:
-		if stale {
-			return groupStatus(driverv1.Code_CODE_ABORTED, "stale")
-		}
-
-		return pools.resize(req.GetRequestId(), body.Resize)
-	case *nodegroupv1.Envelope_Delete:
-		if stale {
-			return groupStatus(driverv1.Code_CODE_ABORTED, "stale")
-		}
-
+	case *driverv1.NodeGroupsRequest_Resize:
+		return pools.resize(env.GetOperationId(), body.Resize)
+	case *driverv1.NodeGroupsRequest_Delete:
 		return pools.remove(body.Delete)
 	}
 	if r.fault == "GROUP-5" {
-		return groupStatus(driverv1.Code_CODE_INTERNAL, "what is that?")
+		return resultOf(driverv1.Code_CODE_INTERNAL, "what is that?")
 	}
 
-	return groupStatus(driverv1.Code_CODE_UNIMPLEMENTED, "not here")
+	return resultOf(driverv1.Code_CODE_UNIMPLEMENTED, "not here")
+}
+
+func foundGroups(r *driverv1.NodeGroupsResponse) *driverv1.Result {
+	return &driverv1.Result{Payload: &driverv1.Result_NodeGroups{NodeGroups: r}}
 }
 
 // groups lists them, and with some faults one that there must not be.
-func (p *pools) groups() *nodegroupv1.Envelope {
-	found := &nodegroupv1.GroupsResponse{}
+func (p *pools) groups() *driverv1.Result {
+	found := &driverv1.NodeGroupListResponse{}
 	for _, name := range []string{"pool-a", "pool-b"} {
-		found.Groups = append(found.Groups, &nodegroupv1.Group{
+		found.Groups = append(found.Groups, &driverv1.NodeGroup{
 			Id: name, MinSize: p.all[name].min, MaxSize: poolMax, TargetSize: p.all[name].size(p.fault),
-			Template: &nodegroupv1.NodeTemplate{Capacity: map[string]string{"cpu": "4", "memory": "16Gi"}},
+			Template: &driverv1.NodeGroupTemplate{Capacity: map[string]string{"cpu": "4", "memory": "16Gi"}},
 		})
 	}
-	odd := &nodegroupv1.Group{Id: "odd", MaxSize: 1}
+	odd := &driverv1.NodeGroup{Id: "odd", MaxSize: 1}
 	switch p.fault {
 	case "GROUP-7":
 		odd.Id = "a name"
 	case "GROUP-8":
 		odd.MinSize = 2
 	case "GROUP-10":
-		odd.Template = &nodegroupv1.NodeTemplate{Capacity: map[string]string{"cpu": "4"}}
+		odd.Template = &driverv1.NodeGroupTemplate{Capacity: map[string]string{"cpu": "4"}}
 	}
 	found.Groups = append(found.Groups, odd)
 
-	return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_GroupsFound{GroupsFound: found}}
+	return foundGroups(&driverv1.NodeGroupsResponse{Body: &driverv1.NodeGroupsResponse_Groups{Groups: found}})
 }
 
-func (p *pools) instances(group string) *nodegroupv1.Envelope {
+func (p *pools) instances(group string) *driverv1.Result {
 	pool := p.all[group]
 	if pool == nil {
-		return groupStatus(driverv1.Code_CODE_NOT_FOUND, "no such group")
+		return resultOf(driverv1.Code_CODE_NOT_FOUND, "no such group")
 	}
 	pool.pass()
-	found := &nodegroupv1.InstancesResponse{}
+	found := &driverv1.NodeGroupInstancesResponse{}
 	for _, m := range pool.members {
 		if m.state() == creating && p.fault == "INSTANCES-1" {
 			continue
@@ -118,19 +115,19 @@ func (p *pools) instances(group string) *nodegroupv1.Envelope {
 		if m.state() == running && p.fault == "INSTANCES-2" {
 			id = m.name
 		}
-		found.Instances = append(found.Instances, &nodegroupv1.Instance{Id: id, State: m.state()})
+		found.Instances = append(found.Instances, &driverv1.NodeGroupInstance{Id: id, State: m.state()})
 	}
 
-	return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_InstancesFound{InstancesFound: found}}
+	return foundGroups(&driverv1.NodeGroupsResponse{Body: &driverv1.NodeGroupsResponse_Instances{Instances: found}})
 }
 
-func (p *pools) resize(request string, req *nodegroupv1.ResizeRequest) *nodegroupv1.Envelope {
+func (p *pools) resize(request string, req *driverv1.NodeGroupResizeRequest) *driverv1.Result {
 	pool := p.all[req.GetGroup()]
 	size := pool.size(p.fault)
-	done := func() *nodegroupv1.Envelope {
-		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resized{
-			Resized: &nodegroupv1.ResizeResponse{TargetSize: pool.size(p.fault)},
-		}}
+	done := func() *driverv1.Result {
+		return foundGroups(&driverv1.NodeGroupsResponse{Body: &driverv1.NodeGroupsResponse_Resize{
+			Resize: &driverv1.NodeGroupResizeResponse{TargetSize: pool.size(p.fault)},
+		}})
 	}
 	if slices.Contains(pool.requests, request) && p.fault != "RESIZE-4" {
 		return done()
@@ -139,11 +136,11 @@ func (p *pools) resize(request string, req *nodegroupv1.ResizeRequest) *nodegrou
 	coming := slices.DeleteFunc(slices.Clone(pool.members), func(m *member) bool { return m.state() != creating })
 	switch {
 	case size != req.GetExpectedTarget() && p.fault != "RESIZE-1":
-		return groupStatus(driverv1.Code_CODE_ABORTED, "another size")
+		return resultOf(driverv1.Code_CODE_ABORTED, "another size")
 	case target > poolMax && p.fault != "RESIZE-2":
-		return groupStatus(driverv1.Code_CODE_OUT_OF_RANGE, "too many")
+		return resultOf(driverv1.Code_CODE_OUT_OF_RANGE, "too many")
 	case int(size-target) > len(coming) && p.fault != "RESIZE-3":
-		return groupStatus(driverv1.Code_CODE_FAILED_PRECONDITION, "they have come")
+		return resultOf(driverv1.Code_CODE_FAILED_PRECONDITION, "they have come")
 	}
 	if p.fault == "RESIZE-1/steps" { // what was compared is old when it is used
 		p.mu.Unlock()
@@ -161,7 +158,7 @@ func (p *pools) resize(request string, req *nodegroupv1.ResizeRequest) *nodegrou
 	return done()
 }
 
-func (p *pools) remove(req *nodegroupv1.DeleteRequest) *nodegroupv1.Envelope {
+func (p *pools) remove(req *driverv1.NodeGroupDeleteRequest) *driverv1.Result {
 	pool := p.all[req.GetGroup()]
 	var victims []*member
 	foreign := false
@@ -183,9 +180,9 @@ func (p *pools) remove(req *nodegroupv1.DeleteRequest) *nodegroupv1.Envelope {
 		victims[0].remove()
 		fallthrough
 	case foreign:
-		return groupStatus(driverv1.Code_CODE_INVALID_ARGUMENT, "of another group")
+		return resultOf(driverv1.Code_CODE_INVALID_ARGUMENT, "of another group")
 	case pool.size("")-int32(len(victims)) < pool.min && len(victims) > 0 && p.fault != "REMOVE-4":
-		return groupStatus(driverv1.Code_CODE_FAILED_PRECONDITION, "too few would be left")
+		return resultOf(driverv1.Code_CODE_FAILED_PRECONDITION, "too few would be left")
 	}
 	for n, m := range victims {
 		if p.fault == "REMOVE-1" {
@@ -197,7 +194,7 @@ func (p *pools) remove(req *nodegroupv1.DeleteRequest) *nodegroupv1.Envelope {
 		pool.lost++
 	}
 
-	return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Deleted{
-		Deleted: &nodegroupv1.DeleteResponse{TargetSize: pool.size(p.fault)},
-	}}
+	return foundGroups(&driverv1.NodeGroupsResponse{Body: &driverv1.NodeGroupsResponse_Delete{
+		Delete: &driverv1.NodeGroupDeleteResponse{TargetSize: pool.size(p.fault)},
+	}})
 }

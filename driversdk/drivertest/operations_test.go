@@ -40,6 +40,12 @@ func (r *replica) do(cluster string, env *driverv1.Envelope, o *op) *driverv1.Re
 		return &driverv1.Result{Payload: &driverv1.Result_Validate{Validate: &driverv1.ValidateResponse{}}}
 	case *driverv1.Envelope_MigrateClass:
 		return r.migrateClass(cluster, body.MigrateClass)
+	case *driverv1.Envelope_NodeGroups:
+		if r.fault == "GROUP-11" {
+			return r.doGroup(env)
+		}
+
+		return resultOf(driverv1.Code_CODE_INVALID_ARGUMENT, "that belongs below nodegroup")
 	default:
 		if r.fault == "ENV-4" {
 			return resultOf(driverv1.Code_CODE_INTERNAL, "what is that?")

@@ -5,13 +5,13 @@ import (
 	"slices"
 	"sync"
 
-	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 const (
-	creating = nodegroupv1.InstanceState_INSTANCE_STATE_CREATING
-	running  = nodegroupv1.InstanceState_INSTANCE_STATE_RUNNING
-	deleting = nodegroupv1.InstanceState_INSTANCE_STATE_DELETING
+	creating = driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_CREATING
+	running  = driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_RUNNING
+	deleting = driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_DELETING
 
 	poolMax = 4
 	// comesIn and goesIn are how often an instance is listed before it has come, and
@@ -89,7 +89,7 @@ func (p *pool) size(f fault) int32 {
 	return n - p.lost
 }
 
-func (m *member) state() nodegroupv1.InstanceState {
+func (m *member) state() driverv1.NodeGroupInstanceState {
 	switch {
 	case m.goes:
 		return deleting

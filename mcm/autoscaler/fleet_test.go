@@ -8,15 +8,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
+
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/caller"
 	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/bus/replica"
 	"github.com/machinebus/machinebus/mcm/autoscaler"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
-	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
 const poolID = "provider:acme/pool"
@@ -28,25 +30,25 @@ type fleet struct {
 	provider string
 	stop     func()
 	mu       sync.Mutex
-	group    *nodegroupv1.Group
-	more     []*nodegroupv1.Group // beside it
-	list     []*nodegroupv1.Instance
-	enter    func(*nodegroupv1.Envelope)                       // lets a request in; may wait
-	leave    func(*nodegroupv1.Envelope)                       // lets the answer to one out, which has been done; may wait
-	wrong    func(*nodegroupv1.Envelope) *nodegroupv1.Envelope // answers instead, if it likes
-	asked    []*nodegroupv1.Envelope                           // what changes something
-	done     map[string]int32                                  // sizes after requests that came to pass, by their ids
-	provided *autoscaler.Provided                              // the gateway's
+	group    *driverv1.NodeGroup
+	more     []*driverv1.NodeGroup // beside it
+	list     []*driverv1.NodeGroupInstance
+	enter    func(*driverv1.NodeGroupsRequest)                  // lets a request in; may wait
+	leave    func(*driverv1.NodeGroupsRequest)                  // lets the answer to one out, which has been done; may wait
+	wrong    func(*driverv1.NodeGroupsRequest) *driverv1.Result // answers instead, if it likes
+	asked    []*driverv1.NodeGroupsRequest                      // what changes something
+	done     map[string]int32                                   // sizes after requests that came to pass, by their ids
+	provided *autoscaler.Provided                               // the gateway's
 }
 
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	f := &fleet{t: t, url: bustest.Server(t, embedded.Options{}).URL(), provider: "acme", done: map[string]int32{}, group: &nodegroupv1.Group{
+	f := &fleet{t: t, url: bustest.Server(t, embedded.Options{}).URL(), provider: "acme", done: map[string]int32{}, group: &driverv1.NodeGroup{
 		Id: "pool", MinSize: 1, MaxSize: 5, TargetSize: 2, Description: "pool of small",
-		Template: &nodegroupv1.NodeTemplate{Capacity: map[string]string{"cpu": "4", "memory": "16Gi"}, Labels: map[string]string{"size": "small"}},
+		Template: &driverv1.NodeGroupTemplate{Capacity: map[string]string{"cpu": "4", "memory": "16Gi"}, Labels: map[string]string{"size": "small"}},
 	}}
 	for _, id := range []string{"acme:///1", "acme:///2"} {
-		f.list = append(f.list, &nodegroupv1.Instance{Id: id, State: nodegroupv1.InstanceState_INSTANCE_STATE_RUNNING})
+		f.list = append(f.list, &driverv1.NodeGroupInstance{Id: id, State: driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_RUNNING})
 	}
 	f.start()
 
@@ -56,9 +58,9 @@ func newFleet(t *testing.T) *fleet {
 func (f *fleet) start() {
 	conn := bustest.Connect(f.t, bus.Config{URLs: []string{f.url}})
 	server, err := replica.New(conn, replica.Config{
-		Provider: f.provider, Version: "1.0.0", Logger: bustest.Quiet(), NodeGroups: f.answer,
-		Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_LIST},
-	}, nil)
+		Provider: f.provider, Version: "1.0.0", Logger: bustest.Quiet(),
+		Capabilities: []driverv1.Operation{driverv1.Operation_OPERATION_NODE_GROUPS},
+	}, replica.HandlerFunc(f.answer))
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -74,14 +76,15 @@ func (f *fleet) start() {
 	f.t.Cleanup(f.stop)
 }
 
-func (f *fleet) answer(_ context.Context, _ string, req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+func (f *fleet) answer(_ context.Context, t *replica.Task) *driverv1.Result {
+	req := t.Request.GetNodeGroups()
 	f.mu.Lock()
 	enter, leave := f.enter, f.leave
 	f.mu.Unlock()
 	if enter != nil {
 		enter(req)
 	}
-	answer := f.do(req)
+	answer := f.do(t.Request.GetOperationId(), req)
 	if leave != nil {
 		leave(req)
 	}
@@ -89,7 +92,7 @@ func (f *fleet) answer(_ context.Context, _ string, req *nodegroupv1.Envelope) *
 	return answer
 }
 
-func (f *fleet) do(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+func (f *fleet) do(id string, req *driverv1.NodeGroupsRequest) *driverv1.Result {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if req.GetResize() != nil || req.GetDelete() != nil {
@@ -100,44 +103,42 @@ func (f *fleet) do(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
 			return answer
 		}
 	}
+	answer := &driverv1.NodeGroupsResponse{}
 	switch body := req.GetBody().(type) {
-	case *nodegroupv1.Envelope_Instances:
-		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_InstancesFound{InstancesFound: &nodegroupv1.InstancesResponse{Instances: slices.Clone(f.list)}}}
-	case *nodegroupv1.Envelope_Resize:
-		if _, ok := f.done[req.GetRequestId()]; !ok {
+	case *driverv1.NodeGroupsRequest_Instances:
+		answer.Body = &driverv1.NodeGroupsResponse_Instances{Instances: &driverv1.NodeGroupInstancesResponse{Instances: slices.Clone(f.list)}}
+	case *driverv1.NodeGroupsRequest_Resize:
+		if _, ok := f.done[id]; !ok {
 			if body.Resize.GetExpectedTarget() != f.group.GetTargetSize() {
 				return failed(driverv1.Code_CODE_ABORTED)
 			}
 			f.group.TargetSize = body.Resize.GetTarget()
-			f.done[req.GetRequestId()] = f.group.GetTargetSize()
+			f.done[id] = f.group.GetTargetSize()
 		}
-
-		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resized{Resized: &nodegroupv1.ResizeResponse{TargetSize: f.done[req.GetRequestId()]}}}
-	case *nodegroupv1.Envelope_Delete:
-		const deleting = nodegroupv1.InstanceState_INSTANCE_STATE_DELETING
+		answer.Body = &driverv1.NodeGroupsResponse_Resize{Resize: &driverv1.NodeGroupResizeResponse{TargetSize: f.done[id]}}
+	case *driverv1.NodeGroupsRequest_Delete:
+		const deleting = driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_DELETING
 		for n, i := range f.list {
 			if slices.Contains(body.Delete.GetInstances(), i.GetId()) && i.GetState() != deleting {
-				f.list[n] = &nodegroupv1.Instance{Id: i.GetId(), State: deleting}
+				f.list[n] = &driverv1.NodeGroupInstance{Id: i.GetId(), State: deleting}
 				f.group.TargetSize--
 			}
 		}
-
-		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Deleted{Deleted: &nodegroupv1.DeleteResponse{TargetSize: f.group.GetTargetSize()}}}
+		answer.Body = &driverv1.NodeGroupsResponse_Delete{Delete: &driverv1.NodeGroupDeleteResponse{TargetSize: f.group.GetTargetSize()}}
 	default:
-		group := &nodegroupv1.Group{
+		group := &driverv1.NodeGroup{
 			Id: f.group.GetId(), MinSize: f.group.GetMinSize(), MaxSize: f.group.GetMaxSize(), TargetSize: f.group.GetTargetSize(),
 			Description: f.group.GetDescription(), Template: f.group.GetTemplate(), Options: f.group.GetOptions(),
 		}
-
-		return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_GroupsFound{GroupsFound: &nodegroupv1.GroupsResponse{
-			Groups: append([]*nodegroupv1.Group{group}, f.more...),
-		}}}
+		answer.Body = &driverv1.NodeGroupsResponse_Groups{Groups: &driverv1.NodeGroupListResponse{
+			Groups: append([]*driverv1.NodeGroup{group}, f.more...),
+		}}
 	}
+
+	return &driverv1.Result{Payload: &driverv1.Result_NodeGroups{NodeGroups: answer}}
 }
 
-func failed(code driverv1.Code) *nodegroupv1.Envelope {
-	return &nodegroupv1.Envelope{Status: &driverv1.Status{Code: code, Message: "as told"}}
-}
+func failed(code driverv1.Code) *driverv1.Result { return bus.Failure(code, "as told") }
 
 func (f *fleet) change(do func()) {
 	f.mu.Lock()
@@ -157,11 +158,13 @@ func (f *fleet) gateway(clock func() time.Time) *rig {
 // gatewayOf returns one that need not know of any yet.
 func (f *fleet) gatewayOf(clock func() time.Time) *rig {
 	f.t.Helper()
-	client, err := bus.NewNodeGroupClient(bustest.Connect(f.t, bus.Config{URLs: []string{f.url}}), "default", bustest.Quiet())
+	client, err := caller.New(bustest.Connect(f.t, bus.Config{URLs: []string{f.url}}), caller.Config{
+		Cluster: "default", Name: "autoscaler", Logger: bustest.Quiet(),
+	})
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	f.provided = autoscaler.NewProvided(dispatch.NewNodeGroups(client), clock)
+	f.provided = autoscaler.NewProvided(dispatch.NewNodeGroups(client, logr.Discard()), clock)
 	ctx, cancel := context.WithCancel(f.t.Context())
 	done := make(chan error, 1)
 	go func() { done <- f.provided.Start(ctx) }()
@@ -213,7 +216,7 @@ func (r *rig) grow(id string, delta int32) error {
 // lists makes more groups of the fleet's, which share its instances.
 func (f *fleet) lists(n int) {
 	for i := range n {
-		f.more = append(f.more, &nodegroupv1.Group{Id: fmt.Sprintf("more-%d", i), MaxSize: 5})
+		f.more = append(f.more, &driverv1.NodeGroup{Id: fmt.Sprintf("more-%d", i), MaxSize: 5})
 	}
 }
 

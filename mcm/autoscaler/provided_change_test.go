@@ -5,15 +5,15 @@ import (
 	"testing"
 
 	"github.com/machinebus/machinebus/proto/externalgrpc"
-	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // Of changes that run at the same time the one that is answered last need not have
 // been the last: what is shown afterwards is what the driver has.
 func TestProvidedGroupIsChangedFromBothSides(t *testing.T) {
 	t.Parallel()
-	isResize := func(req *nodegroupv1.Envelope) bool { return req.GetResize() != nil }
-	isDelete := func(req *nodegroupv1.Envelope) bool { return req.GetDelete() != nil }
+	isResize := func(req *driverv1.NodeGroupsRequest) bool { return req.GetResize() != nil }
+	isDelete := func(req *driverv1.NodeGroupsRequest) bool { return req.GetDelete() != nil }
 	grow := func(r *rig) error { return r.grow(poolID, 1) }
 	shrink := func(r *rig) error {
 		_, err := r.NodeGroupDeleteNodes(r.t.Context(), &externalgrpc.NodeGroupDeleteNodesRequest{
@@ -24,7 +24,7 @@ func TestProvidedGroupIsChangedFromBothSides(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		reason      string
-		late        func(*nodegroupv1.Envelope) bool // whose answer takes long
+		late        func(*driverv1.NodeGroupsRequest) bool // whose answer takes long
 		first, then func(*rig) error
 	}{
 		"late resize": {"its size is from before the delete", isResize, grow, shrink},
@@ -38,7 +38,7 @@ func TestProvidedGroupIsChangedFromBothSides(t *testing.T) {
 				did, answer := make(chan struct{}), make(chan struct{})
 				tell := sync.OnceFunc(func() { close(did) })
 				f.change(func() {
-					f.leave = func(req *nodegroupv1.Envelope) {
+					f.leave = func(req *driverv1.NodeGroupsRequest) {
 						if tc.late(req) {
 							tell()
 							<-answer

@@ -15,7 +15,6 @@ import (
 	"github.com/machinebus/machinebus/mcm/autoscaler"
 	"github.com/machinebus/machinebus/mcm/dispatch"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
-	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
 // An operator sees that a driver tells of its groups, but no more what is in one.
@@ -65,7 +64,7 @@ func TestProvidedMetrics(t *testing.T) {
 		bustest.Eventually(t, what+" is shown", func() bool { return cmp.Equal(want, metrics()) })
 	}
 	show("what is new", 0)
-	fail := func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+	fail := func(req *driverv1.NodeGroupsRequest) *driverv1.Result {
 		if req.GetInstances() == nil {
 			return nil
 		}

@@ -20,14 +20,13 @@ import (
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/proto/externalgrpc"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
-	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
 func TestProvidedGroupIsAnsweredFor(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	f.list = append(f.list, &nodegroupv1.Instance{
-		Id: "slot-3", State: nodegroupv1.InstanceState_INSTANCE_STATE_CREATING,
+	f.list = append(f.list, &driverv1.NodeGroupInstance{
+		Id: "slot-3", State: driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_CREATING,
 		Error: &driverv1.Status{Code: driverv1.Code_CODE_RESOURCE_EXHAUSTED, Message: "sold out"},
 	})
 	r := f.gateway(nil)
@@ -64,11 +63,11 @@ func TestProvidedGroupIsAnsweredFor(t *testing.T) {
 		node.Status.Capacity.Pods().Value() != 110 || node.Status.Allocatable.Pods().Value() != 110 {
 		t.Errorf("template %v: without what each node has nothing fits", node)
 	}
-	good := &nodegroupv1.NodeTemplate{
+	good := &driverv1.NodeGroupTemplate{
 		Capacity: map[string]string{"cpu": "4", "memory": "16Gi", "pods": "30"}, Labels: map[string]string{"kubernetes.io/arch": "arm64"},
 	}
-	for _, faulty := range []*nodegroupv1.NodeTemplate{nil, {Capacity: map[string]string{"cpu": "lots", "memory": "16Gi"}}} {
-		for _, template := range []*nodegroupv1.NodeTemplate{faulty, good} {
+	for _, faulty := range []*driverv1.NodeGroupTemplate{nil, {Capacity: map[string]string{"cpu": "lots", "memory": "16Gi"}}} {
+		for _, template := range []*driverv1.NodeGroupTemplate{faulty, good} {
 			f.change(func() { f.group.Template = template })
 			bustest.Eventually(t, "the template is known", func() bool {
 				r.sees(func(ids []string) bool { return len(ids) == 1 })
@@ -96,7 +95,7 @@ func TestProvidedGroupIsResizedOnce(t *testing.T) {
 	f := newFleet(t)
 	r := f.gateway(nil)
 	f.change(func() {
-		f.enter = func(req *nodegroupv1.Envelope) {
+		f.enter = func(req *driverv1.NodeGroupsRequest) {
 			if req.GetResize() == nil {
 				return
 			}
@@ -120,7 +119,7 @@ func TestProvidedGroupIsResizedOnce(t *testing.T) {
 	}
 	f.change(func() {
 		f.asked = nil
-		f.wrong = func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+		f.wrong = func(req *driverv1.NodeGroupsRequest) *driverv1.Result {
 			if req.GetResize() == nil {
 				return nil
 			}
@@ -147,7 +146,7 @@ func TestProvidedGroupGivesUpWhatNeverCame(t *testing.T) {
 	f.list = nil
 	var fakes []*externalgrpc.ExternalGrpcNode
 	for _, id := range []string{"slot-1", "slot-2", "slot-3", "slot-4"} {
-		f.list = append(f.list, &nodegroupv1.Instance{Id: id, State: nodegroupv1.InstanceState_INSTANCE_STATE_CREATING})
+		f.list = append(f.list, &driverv1.NodeGroupInstance{Id: id, State: driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_CREATING})
 		one := &externalgrpc.ExternalGrpcNode{
 			Name: id, ProviderID: id, Annotations: map[string]string{"k8s.io/cluster-autoscaler/fake-node-reason": "create-error"},
 		}
@@ -180,7 +179,7 @@ func TestProvidedGroupTakesNoStep(t *testing.T) {
 	f := newFleet(t)
 	r := f.gateway(nil)
 	f.change(func() {
-		f.wrong = func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+		f.wrong = func(req *driverv1.NodeGroupsRequest) *driverv1.Result {
 			if req.GetResize() == nil {
 				return nil
 			}
@@ -280,7 +279,7 @@ func TestProvidedGroupOfUnknownInstances(t *testing.T) {
 	r := f.gateway(nil)
 	f.change(func() {
 		f.group.TargetSize = 4
-		f.wrong = func(req *nodegroupv1.Envelope) *nodegroupv1.Envelope {
+		f.wrong = func(req *driverv1.NodeGroupsRequest) *driverv1.Result {
 			if req.GetInstances() == nil {
 				return nil
 			}
@@ -309,7 +308,7 @@ func TestProvidedGroupsAreAskedForTogether(t *testing.T) {
 	enter := turnstile(together)
 	f.change(func() {
 		f.lists(20)
-		f.enter = func(req *nodegroupv1.Envelope) {
+		f.enter = func(req *driverv1.NodeGroupsRequest) {
 			if req.GetInstances() != nil {
 				enter()
 			}
@@ -329,7 +328,7 @@ func TestProvidedGroupsThatAreSilent(t *testing.T) {
 	f.change(func() {
 		f.lists(3)
 		f.group.TargetSize = 4
-		f.enter = func(req *nodegroupv1.Envelope) {
+		f.enter = func(req *driverv1.NodeGroupsRequest) {
 			if id := req.GetInstances().GetGroup(); id == "pool" || id == "more-0" {
 				<-stuck
 			}
@@ -358,12 +357,12 @@ func TestProvidedGroupLosesManyNodesAtOnce(t *testing.T) {
 	const nodes = 10
 	f.group.TargetSize, f.group.MinSize, f.group.MaxSize, f.list = nodes, 0, nodes, nil
 	for i := range nodes {
-		f.list = append(f.list, &nodegroupv1.Instance{Id: fmt.Sprintf("acme:///%d", i), State: nodegroupv1.InstanceState_INSTANCE_STATE_RUNNING})
+		f.list = append(f.list, &driverv1.NodeGroupInstance{Id: fmt.Sprintf("acme:///%d", i), State: driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_RUNNING})
 	}
 	r := f.gateway(nil)
 	enter := turnstile(nodes)
 	f.change(func() {
-		f.enter = func(req *nodegroupv1.Envelope) {
+		f.enter = func(req *driverv1.NodeGroupsRequest) {
 			if req.GetDelete() != nil {
 				enter()
 			}
@@ -396,29 +395,29 @@ func TestProvidedGroupLosesManyNodesAtOnce(t *testing.T) {
 func TestProvidedGroupsOfAFaultyDriver(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	bad := func(change func(*nodegroupv1.Group)) *nodegroupv1.Group {
-		g := &nodegroupv1.Group{Id: fmt.Sprintf("bad-%d", len(f.more)), MaxSize: 5}
+	bad := func(change func(*driverv1.NodeGroup)) *driverv1.NodeGroup {
+		g := &driverv1.NodeGroup{Id: fmt.Sprintf("bad-%d", len(f.more)), MaxSize: 5}
 		change(g)
 
 		return g
 	}
-	for _, change := range []func(*nodegroupv1.Group){
-		func(g *nodegroupv1.Group) { g.Id = "" },
-		func(g *nodegroupv1.Group) { g.Id = "with space" },
-		func(g *nodegroupv1.Group) { g.MinSize = 6 },
-		func(g *nodegroupv1.Group) { g.MinSize = -1 },
-		func(g *nodegroupv1.Group) { g.MaxSize = 0 },
-		func(g *nodegroupv1.Group) { g.TargetSize = -1 },
-		func(g *nodegroupv1.Group) {
-			g.Template = &nodegroupv1.NodeTemplate{Capacity: map[string]string{"cpu": "1"}}
+	for _, change := range []func(*driverv1.NodeGroup){
+		func(g *driverv1.NodeGroup) { g.Id = "" },
+		func(g *driverv1.NodeGroup) { g.Id = "with space" },
+		func(g *driverv1.NodeGroup) { g.MinSize = 6 },
+		func(g *driverv1.NodeGroup) { g.MinSize = -1 },
+		func(g *driverv1.NodeGroup) { g.MaxSize = 0 },
+		func(g *driverv1.NodeGroup) { g.TargetSize = -1 },
+		func(g *driverv1.NodeGroup) {
+			g.Template = &driverv1.NodeGroupTemplate{Capacity: map[string]string{"cpu": "1"}}
 		},
-		func(g *nodegroupv1.Group) { g.Id, g.TargetSize = "pool", 5 }, // there twice: the first counts
+		func(g *driverv1.NodeGroup) { g.Id, g.TargetSize = "pool", 5 }, // there twice: the first counts
 	} {
 		f.more = append(f.more, bad(change))
 	}
-	f.more = append(f.more, &nodegroupv1.Group{Id: "good", MaxSize: 1})
+	f.more = append(f.more, &driverv1.NodeGroup{Id: "good", MaxSize: 1})
 	nan := math.NaN()
-	f.group.Options = &nodegroupv1.Options{
+	f.group.Options = &driverv1.NodeGroupOptions{
 		ScaleDownUtilizationThreshold: &nan, MaxNodeProvisionTime: durationpb.New(-time.Minute), ScaleDownUnneededTime: durationpb.New(time.Minute),
 	}
 	f.list[1].State = 7 // of a later version
@@ -438,14 +437,14 @@ func TestProvidedGroupsOfAFaultyDriver(t *testing.T) {
 		o.GetScaleDownUnneededDuration().AsDuration() != time.Minute {
 		t.Errorf("options %v, %v; want the defaults in place of the two that make no sense", o, err)
 	}
-	for name, list := range map[string][]*nodegroupv1.Instance{
+	for name, list := range map[string][]*driverv1.NodeGroupInstance{
 		"an empty id": {{Id: "acme:///1"}, {}},
 		"an id twice": {{Id: "acme:///1"}, {Id: "acme:///1"}},
 	} {
 		asked := make(chan struct{}, 99)
 		f.change(func() {
 			f.list = list
-			f.enter = func(req *nodegroupv1.Envelope) {
+			f.enter = func(req *driverv1.NodeGroupsRequest) {
 				if req.GetInstances().GetGroup() == "pool" {
 					asked <- struct{}{}
 				}
@@ -476,8 +475,8 @@ func TestProvidersClaimOneInstance(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	other := &fleet{
-		t: t, url: f.url, provider: "other", group: &nodegroupv1.Group{Id: "pool", MaxSize: 5, TargetSize: 1},
-		list: []*nodegroupv1.Instance{{Id: "acme:///1", State: nodegroupv1.InstanceState_INSTANCE_STATE_RUNNING}},
+		t: t, url: f.url, provider: "other", group: &driverv1.NodeGroup{Id: "pool", MaxSize: 5, TargetSize: 1},
+		list: []*driverv1.NodeGroupInstance{{Id: "acme:///1", State: driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_RUNNING}},
 	}
 	other.start()
 	r := f.gatewayOf(nil)

@@ -36,7 +36,9 @@ const (
 	Owner     = "9d3f7c1e-2b54-4a86-8d0a-5c1b7e6f4a22"
 	Operation = MachineID + ".create.0"
 	Reply     = "mcm.v1.default.reply.nodejs.CALLER.TOKEN"
-	Inbox     = "_INBOX_driver.nodejs.X.1"
+	// GatewayReply is where requests about node groups are answered.
+	GatewayReply = "mcm.v1.default.reply.nodejs.autoscaler.TOKEN"
+	Inbox        = "_INBOX_driver.nodejs.X.1"
 )
 
 // A File is one frame as it goes over the wire.
@@ -280,5 +282,53 @@ func State(settled bool) *driverv1.OperationState {
 	return &driverv1.OperationState{
 		OperationId: Operation, Attempt: 1, Operation: driverv1.Operation_OPERATION_CREATE, Namespace: "ns", Name: "m1.example",
 		Settled: settled, Elapsed: durationpb.New(1500 * time.Millisecond),
+	}
+}
+
+// NodeGroupRequests are what a gateway asks, by verb.
+func NodeGroupRequests() map[string]*driverv1.NodeGroupsRequest {
+	return map[string]*driverv1.NodeGroupsRequest{
+		"groups": {Body: &driverv1.NodeGroupsRequest_Groups{Groups: &driverv1.NodeGroupListRequest{}}},
+		"instances": {Body: &driverv1.NodeGroupsRequest_Instances{
+			Instances: &driverv1.NodeGroupInstancesRequest{Group: "eu-1/pool-a"},
+		}},
+		"resize": {Body: &driverv1.NodeGroupsRequest_Resize{
+			Resize: &driverv1.NodeGroupResizeRequest{Group: "eu-1/pool-a", ExpectedTarget: 2, Target: 4},
+		}},
+		"delete": {Body: &driverv1.NodeGroupsRequest_Delete{
+			Delete: &driverv1.NodeGroupDeleteRequest{Group: "eu-1/pool-a", Instances: []string{"virtual:///moon/i-1", "creating-7"}},
+		}},
+	}
+}
+
+// NodeGroupResponses are the answers, by verb.
+func NodeGroupResponses() map[string]*driverv1.NodeGroupsResponse {
+	return map[string]*driverv1.NodeGroupsResponse{
+		"groups": {Body: &driverv1.NodeGroupsResponse_Groups{Groups: &driverv1.NodeGroupListResponse{Groups: []*driverv1.NodeGroup{
+			{
+				Id: "eu-1/pool-a", MinSize: 1, MaxSize: 10, TargetSize: 2, Description: "small machines on the moon",
+				Template: &driverv1.NodeGroupTemplate{
+					Capacity: map[string]string{"memory": "4Gi"}, Labels: map[string]string{"role": "worker"},
+					Taints: []*driverv1.Taint{{Key: "dedicated", Value: "db", Effect: "NoSchedule"}},
+				},
+				Options: &driverv1.NodeGroupOptions{
+					ScaleDownUtilizationThreshold: new(0.5), ScaleDownGpuUtilizationThreshold: new(0.0),
+					ScaleDownUnneededTime: durationpb.New(10 * time.Minute), ScaleDownUnreadyTime: durationpb.New(20 * time.Minute),
+					MaxNodeProvisionTime: durationpb.New(15 * time.Minute),
+				},
+			},
+			{Id: "eu-1/pool-b", MaxSize: 1},
+		}}}},
+		"instances": {Body: &driverv1.NodeGroupsResponse_Instances{Instances: &driverv1.NodeGroupInstancesResponse{
+			Instances: []*driverv1.NodeGroupInstance{
+				{Id: "virtual:///moon/i-1", State: driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_RUNNING},
+				{
+					Id: "creating-7", State: driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_CREATING,
+					Error: &driverv1.Status{Code: driverv1.Code_CODE_RESOURCE_EXHAUSTED, Message: "no quota"},
+				},
+			},
+		}}},
+		"resize": {Body: &driverv1.NodeGroupsResponse_Resize{Resize: &driverv1.NodeGroupResizeResponse{TargetSize: 4}}},
+		"delete": {Body: &driverv1.NodeGroupsResponse_Delete{Delete: &driverv1.NodeGroupDeleteResponse{TargetSize: 2}}},
 	}
 }

@@ -9,15 +9,14 @@ import (
 	"github.com/machinebus/machinebus/driversdk"
 )
 
-// A create whose answer is lost is sent again at once, where it is identified:
-// the next operation has another token, and this one can still learn what
-// became of it.
+// A create whose answer is lost is sent again at once if the cloud can identify it:
+// only this operation has the token with which to find out the outcome.
 const (
 	createTries = 4
-	createPause = 100 * time.Millisecond // doubles with each
+	createPause = 100 * time.Millisecond // doubles with each try
 )
 
-// Create makes the machine's instance, or returns the one there is [CREATE-1].
+// Create creates the machine's instance, or returns the existing one [CREATE-1].
 func (d *Driver) Create(ctx context.Context, req *driversdk.Request[Spec]) (*driversdk.Instance, error) {
 	if d.IgnoreDeadlines {
 		ctx = context.WithoutCancel(ctx)
@@ -40,7 +39,7 @@ func (d *Driver) Create(ctx context.Context, req *driversdk.Request[Spec]) (*dri
 	if err == nil {
 		return instanceOf(made), nil
 	}
-	found, err := inTheWay(ctx, cloud, req, err)
+	found, err := conflicting(ctx, cloud, req, err)
 	if unanswered {
 		err = driversdk.OutcomeUnknown(err)
 	}
@@ -48,8 +47,8 @@ func (d *Driver) Create(ctx context.Context, req *driversdk.Request[Spec]) (*dri
 	return found, err
 }
 
-// existing returns the machine's instance, or nil. Where nothing else has kept
-// a lost create from being repeated, the oldest of several stays.
+// existing returns the machine's instance, or nil. If a lost create was repeated and
+// there are several, it deletes all but the oldest.
 func (d *Driver) existing(
 	ctx context.Context, cloud *cloudapi.Client, req *driversdk.Request[Spec],
 ) (*driversdk.Instance, error) {
@@ -72,14 +71,14 @@ func (d *Driver) existing(
 	return instanceOf(&list[0]), nil
 }
 
-// send sends the create until there is an answer to it. Unanswered tells that
-// some try may have had an effect that the last one's error does not speak of.
+// send sends the create until it is answered. unanswered means that some try may have
+// had an effect that the returned error does not cover.
 func (d *Driver) send(
 	ctx context.Context, cloud *cloudapi.Client, req *driversdk.Request[Spec], body cloudapi.CreateRequest,
 ) (made *cloudapi.Instance, unanswered bool, err error) {
 	tries, pause := createTries, createPause
 	if d.Identity == driversdk.IdentityNone {
-		tries = 1 // a repeated one would make a second instance
+		tries = 1 // a repetition would create a second instance
 	}
 	for {
 		if err := req.BeginMutation(ctx); err != nil {
@@ -92,7 +91,7 @@ func (d *Driver) send(
 		if err == nil || answered && !lost(err) || tries == 0 {
 			return made, unanswered, err
 		}
-		req.Progress("creating instance " + body.Name + ": the answer was lost; asking again")
+		req.Progress("creating instance " + body.Name + ": the answer was lost; retrying")
 		select {
 		case <-ctx.Done():
 			return nil, unanswered, err
@@ -102,9 +101,9 @@ func (d *Driver) send(
 	}
 }
 
-// inTheWay looks at the instance that keeps the cloud from making another: it
-// may be the machine's own [CREATE-2].
-func inTheWay(
+// conflicting reads the instance because of which the cloud refused a create. It may be
+// the machine's own [CREATE-2].
+func conflicting(
 	ctx context.Context, cloud *cloudapi.Client, req *driversdk.Request[Spec], refusal error,
 ) (*driversdk.Instance, error) {
 	var e *cloudapi.Error
@@ -117,7 +116,7 @@ func inTheWay(
 	found, err := cloud.Get(ctx, e.InstanceID)
 	switch {
 	case cloudapi.CodeOf(err) == cloudapi.CodeNotFound:
-		return nil, driversdk.Errorf(driversdk.Aborted, "instance %s was in the way and is gone: %w", e.InstanceID, refusal)
+		return nil, driversdk.Errorf(driversdk.Aborted, "instance %s, which conflicted with the create, is gone now: %w", e.InstanceID, refusal)
 	case err != nil:
 		return nil, coded(err)
 	case !mine(req, found):

@@ -7,9 +7,8 @@ import (
 	"github.com/machinebus/machinebus/driversdk"
 )
 
-// Delete removes every instance of the machine: the one with its provider id,
-// and those that carry its uid [DELETE-2]. The cloud answers when they are gone
-// [DELETE-3].
+// Delete deletes every instance of the machine: the one with its provider id, and those
+// tagged with its uid [DELETE-2]. The cloud answers once they are gone [DELETE-3].
 func (d *Driver) Delete(ctx context.Context, req *driversdk.Request[Spec]) error {
 	if d.IgnoreDeadlines {
 		ctx = context.WithoutCancel(ctx)
@@ -28,7 +27,7 @@ func (d *Driver) Delete(ctx context.Context, req *driversdk.Request[Spec]) error
 		ids = append(ids, i.ID)
 		named = named || i.ProviderID == req.Machine.ProviderID
 	}
-	if !named { // not in the list, yet perhaps there: lists may lag
+	if !named { // it may exist nevertheless: lists may lag
 		found, err := byProviderID(ctx, cloud, req)
 		switch {
 		case err == nil:

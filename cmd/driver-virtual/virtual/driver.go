@@ -1,9 +1,9 @@
-// Package virtual drives virtual-cloud: it is the reference implementation of a
+// Package virtual is the driver of virtual-cloud and the reference implementation of a
 // driver, with one file for each method of driversdk's interfaces.
 //
-// It shows what any driver has to get right (who an instance belongs to, what a
-// repeated or lost create does, which code says what) and holds nothing that the
-// SDK does already. The cloud itself is in cmd/virtual-cloud.
+// It shows what every driver must get right: to whom an instance belongs, what a
+// repeated or lost create does, and which error gets which code. The cloud itself is in
+// cmd/virtual-cloud.
 package virtual
 
 import (
@@ -13,28 +13,27 @@ import (
 	"github.com/machinebus/machinebus/driversdk"
 )
 
-// What a MachineClass says to get this driver.
+// Values in a MachineClass that select this driver.
 const (
 	Provider   = "virtual"
 	Kind       = "VirtualMachineSpec"
 	APIVersion = "virtual.machinebus.io/v1alpha1"
 )
 
-// Keys of the class's secrets.
+// apiTokenKey is the key of the API token in the class's secret.
 const apiTokenKey = "apiToken"
 
-// A Driver makes and removes instances of virtual clouds; which one, each class
-// says. It holds no state, so replicas need not know of each other.
+// A Driver creates and deletes instances of virtual clouds. Each class names its cloud.
+// A Driver has no state, so replicas need not know of each other.
 type Driver struct {
-	// Identity is how Create is kept from making a second instance. The cloud
-	// can do all three ways, real ones have one.
+	// Identity is how Create avoids a second instance. This cloud supports all three
+	// ways, a real one only one.
 	Identity driversdk.CreateIdentity
-	// IgnoreDeadlines has Create and Delete ignore their contexts, for tests of what
-	// becomes of drivers that do.
+	// IgnoreDeadlines makes Create and Delete ignore their contexts, for tests.
 	IgnoreDeadlines bool
 }
 
-// What the driver offers beyond the three methods that are needed.
+// The interfaces that the driver implements, of which only the first is required.
 var (
 	_ driversdk.Driver[Spec]         = (*Driver)(nil)
 	_ driversdk.Getter[Spec]         = (*Driver)(nil)
@@ -44,7 +43,7 @@ var (
 	_ driversdk.ClassMigrator        = (*Driver)(nil)
 )
 
-// identities are the ways to identify a create, in our words and in the cloud's.
+// identities maps the SDK's ways to identify a create to the cloud's.
 var identities = map[driversdk.CreateIdentity]cloudapi.Identity{
 	driversdk.IdentityToken:      cloudapi.IdentityToken,
 	driversdk.IdentityUniqueName: cloudapi.IdentityUniqueName,
@@ -67,7 +66,7 @@ func (d *Driver) UnmarshalText(text []byte) error {
 // MarshalText is the inverse of UnmarshalText.
 func (d *Driver) MarshalText() ([]byte, error) { return []byte(identities[d.Identity]), nil }
 
-// cloudOf returns a client of the class's cloud; making one costs nothing.
+// cloudOf returns a client of the class's cloud, which is cheap.
 func cloudOf(class *driversdk.Class[Spec]) (*cloudapi.Client, error) {
 	client, err := cloudapi.NewClient(class.Spec.Endpoint, string(class.Secret[apiTokenKey]))
 	if err != nil {

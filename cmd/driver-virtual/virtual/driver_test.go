@@ -122,10 +122,10 @@ func TestDriver_NotOurs(t *testing.T) {
 	req := w.request("m1", "delete.0")
 	req.Machine.ProviderID = other.ProviderID
 	if _, err := d.Get(t.Context(), req); driversdk.CodeOf(err) != driversdk.NotFound {
-		t.Errorf("somebody else's provider id: have %v", err)
+		t.Errorf("another driver's provider id: have %v", err)
 	}
 	if err := d.Delete(t.Context(), req); err != nil || w.live() != 1 {
-		t.Errorf("somebody else's instance stays: %v, %d left", err, w.live())
+		t.Errorf("another control plane's instance stays: %v, %d left", err, w.live())
 	}
 }
 
@@ -162,12 +162,12 @@ func TestDriver_DeleteByProviderID(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	anew := w.request("m1", "delete.0")
-	anew.Machine.UID, anew.Machine.ProviderID = "uid-of-m1-made-anew", made.ProviderID
-	if found, err := d.Get(t.Context(), anew); found == nil || found.ProviderID != made.ProviderID {
+	recreated := w.request("m1", "delete.0")
+	recreated.Machine.UID, recreated.Machine.ProviderID = "uid-of-m1-recreated", made.ProviderID
+	if found, err := d.Get(t.Context(), recreated); found == nil || found.ProviderID != made.ProviderID {
 		t.Errorf("get by provider id: %v, %v", found, err)
 	}
-	if err := d.Delete(t.Context(), anew); err != nil || w.live() != 0 {
+	if err := d.Delete(t.Context(), recreated); err != nil || w.live() != 0 {
 		t.Errorf("delete by provider id: %v, %d left", err, w.live())
 	}
 	untagged := w.plant("m2", map[string]string{tagCluster: "east", tagClass: "ns/small"})
@@ -198,7 +198,7 @@ func TestDriver_Codes(t *testing.T) {
 			cloudapi.Fault{Status: http.StatusNotFound, Code: "HTTP"},
 			driversdk.FailedPrecondition,
 		},
-		"forbidden": {"by somebody in between", cloudapi.Fault{Status: http.StatusForbidden, Code: "HTTP"}, driversdk.PermissionDenied},
+		"forbidden": {"by a proxy", cloudapi.Fault{Status: http.StatusForbidden, Code: "HTTP"}, driversdk.PermissionDenied},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -231,7 +231,7 @@ func TestCoded(t *testing.T) {
 		"deadline": {"the context's", context.DeadlineExceeded, driversdk.DeadlineExceeded},
 		"refused":  {"the cloud's", &cloudapi.Error{Code: cloudapi.CodeQuotaExceeded}, driversdk.ResourceExhausted},
 		"unknown":  {"says nothing, so the cloud's word counts", driversdk.NewError(driversdk.Unknown, &cloudapi.Error{Code: cloudapi.CodeConflict}), driversdk.Aborted},
-		"lost":     {"nobody knows", io.ErrUnexpectedEOF, driversdk.Unknown},
+		"lost":     {"its outcome is unknown", io.ErrUnexpectedEOF, driversdk.Unknown},
 	} {
 		if got := coded(tc.err); driversdk.CodeOf(got) != tc.code || tc.err != nil && !errors.Is(got, tc.err) {
 			t.Errorf("%s: want %v, have %v (%v): %s", name, tc.code, driversdk.CodeOf(got), got, tc.reason)
@@ -307,7 +307,7 @@ func TestSpec_Validate(t *testing.T) {
 		"endpoint":    {"no URL", func(s *Spec) { s.Endpoint = "127.0.0.1:1" }, "endpoint: want a URL"},
 		"type":        {"needed", func(s *Spec) { s.MachineType = "" }, "machineType is missing"},
 		"region":      {"part of the provider id", func(s *Spec) { s.Region = "a/b" }, `region: want a name without slashes, have "a/b"`},
-		"stolen tags": {"would make an instance somebody else's", func(s *Spec) { s.Tags = map[string]string{tagUID: "x"} }, "are the driver's"},
+		"stolen tags": {"would give an instance another owner", func(s *Spec) { s.Tags = map[string]string{tagUID: "x"} }, "are reserved for the driver"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

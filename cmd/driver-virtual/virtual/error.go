@@ -9,7 +9,7 @@ import (
 	"github.com/machinebus/machinebus/driversdk"
 )
 
-// codes say what the cloud's refusals mean to the manager.
+// codes maps the cloud's error codes to those of the contract.
 var codes = map[string]driversdk.Code{
 	cloudapi.CodeInvalidArgument: driversdk.InvalidArgument,
 	cloudapi.CodeUnauthorized:    driversdk.Unauthenticated,
@@ -17,19 +17,19 @@ var codes = map[string]driversdk.Code{
 	cloudapi.CodeNotFound:        driversdk.NotFound,
 	cloudapi.CodeAlreadyExists:   driversdk.AlreadyExists,
 	cloudapi.CodeTokenMismatch:   driversdk.AlreadyExists,
-	// The next operation comes with another token.
+	// The next operation has another token.
 	cloudapi.CodeTokenUsed: driversdk.Aborted,
-	// Somebody else is at it, such as the other one of two deletes.
+	// Another request works on the instance, such as the other one of two deletes.
 	cloudapi.CodeConflict:        driversdk.Aborted,
 	cloudapi.CodeRequestTooLarge: driversdk.InvalidArgument,
-	// Not ResourceExhausted: that would make an autoscaler give the node group up.
+	// Not ResourceExhausted, which would make an autoscaler give up the node group.
 	cloudapi.CodeRateLimited: driversdk.Unavailable,
 	cloudapi.CodeInternal:    driversdk.Internal,
 	cloudapi.CodeUnavailable: driversdk.Unavailable,
 }
 
-// coded gives an error of the cloud's client a code. One that has a code already, such
-// as the SDK's own and those of contexts, stays as it is.
+// coded adds a code to an error of the cloud's client, unless it has one already, such as
+// the SDK's own errors and those of contexts.
 func coded(err error) error {
 	var refused *cloudapi.Error
 	var network *net.OpError
@@ -45,8 +45,8 @@ func coded(err error) error {
 	}
 }
 
-// mutation gives an error of a call that changes something a code, and says when
-// nobody can tell whether it had an effect.
+// mutation adds a code to an error of a call that changes something, and marks it if
+// the outcome is unknown.
 func mutation(err error) error {
 	if lost(err) {
 		return driversdk.OutcomeUnknown(coded(err))
@@ -55,8 +55,8 @@ func mutation(err error) error {
 	return coded(err)
 }
 
-// lost tells whether a request was sent, or may have been, and its answer does not
-// tell what became of it: a server that fails may do so when the work is done.
+// lost reports whether a request may have been sent and its outcome is unknown: a
+// server may fail after it has done the work.
 func lost(err error) bool {
 	if err == nil {
 		return false
@@ -84,8 +84,8 @@ func codeOf(e *cloudapi.Error) driversdk.Code {
 	case e.Status >= http.StatusInternalServerError:
 		return driversdk.Internal
 	default:
-		// A 404 among them: whoever does not speak as the cloud does must not
-		// make an instance look gone.
+		// This includes a 404 without the cloud's error code: a server that is not the
+		// cloud must not make an instance look deleted.
 		return driversdk.FailedPrecondition
 	}
 }

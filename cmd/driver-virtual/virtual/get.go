@@ -8,9 +8,8 @@ import (
 	"github.com/machinebus/machinebus/driversdk"
 )
 
-// Get finds the machine's instance: by its provider id, else by the machine's
-// uid. One that is not initialized yet comes with an error that says so
-// [STATUS-4].
+// Get finds the machine's instance by its provider id, or else by the machine's uid.
+// It returns an instance that is not initialized yet with an error [STATUS-4].
 func (d *Driver) Get(ctx context.Context, req *driversdk.Request[Spec]) (*driversdk.Instance, error) {
 	cloud, err := cloudOf(req.Class)
 	if err != nil {
@@ -44,9 +43,8 @@ func find(ctx context.Context, cloud *cloudapi.Client, req *driversdk.Request[Sp
 	}
 }
 
-// byProviderID finds the instance that the machine says it has, whatever uid that
-// says: a machine that was made anew has another one, and somebody may have removed
-// the tag.
+// byProviderID finds the instance with the machine's provider id, whatever its uid tag:
+// a machine that was created again has another uid, and the tag may have been removed.
 func byProviderID(ctx context.Context, cloud *cloudapi.Client, req *driversdk.Request[Spec]) (*cloudapi.Instance, error) {
 	id, err := idOf(req.Machine.ProviderID)
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"github.com/machinebus/machinebus/driversdk"
 )
 
-// Initialize does what the cloud wants done once an instance exists; repeating
-// it changes nothing [INITIALIZE-1].
+// Initialize initializes an instance after its creation. Repeating it changes nothing
+// [INITIALIZE-1].
 func (d *Driver) Initialize(ctx context.Context, req *driversdk.Request[Spec]) (*driversdk.Instance, error) {
 	cloud, err := cloudOf(req.Class)
 	if err != nil {

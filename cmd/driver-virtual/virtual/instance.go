@@ -9,7 +9,7 @@ import (
 	"github.com/machinebus/machinebus/driversdk"
 )
 
-// Tags tell whose an instance is.
+// Tags that identify the owner of an instance.
 const (
 	tagPrefix    = "machinebus.io/"
 	tagUID       = cloudapi.TagMachineUID
@@ -20,7 +20,7 @@ const (
 	tagClass     = tagPrefix + "class"
 )
 
-// tags are what an instance is recorded with [MACHINE-1] [OWNER-1].
+// tags returns the tags of a new instance [MACHINE-1] [OWNER-1].
 func tags(req *driversdk.Request[Spec]) map[string]string {
 	t := maps.Clone(req.Class.Spec.Tags)
 	if t == nil {
@@ -40,12 +40,12 @@ func tags(req *driversdk.Request[Spec]) map[string]string {
 
 func classTag(class *driversdk.Class[Spec]) string { return class.Namespace + "/" + class.Name }
 
-// here tells whether an instance belongs to the request's control plane.
+// here reports whether an instance belongs to the request's control plane.
 func here(req *driversdk.Request[Spec], i *cloudapi.Instance) bool {
 	return i.Tags[tagCluster] == req.Cluster
 }
 
-// mine tells whether an instance was made for the request's machine.
+// mine reports whether an instance was created for the request's machine.
 func mine(req *driversdk.Request[Spec], i *cloudapi.Instance) bool {
 	return here(req, i) && req.Machine.UID != "" && i.Tags[tagUID] == req.Machine.UID
 }
@@ -53,7 +53,7 @@ func mine(req *driversdk.Request[Spec], i *cloudapi.Instance) bool {
 // owned returns all instances of the request's machine, oldest first.
 func owned(ctx context.Context, cloud *cloudapi.Client, req *driversdk.Request[Spec]) ([]cloudapi.Instance, error) {
 	if req.Machine.UID == "" {
-		return nil, nil // every instance has a tag with that of its machine
+		return nil, nil // every instance is tagged with a uid
 	}
 	list, err := cloud.List(ctx, cloudapi.Filter{Tags: map[string]string{tagCluster: req.Cluster, tagUID: req.Machine.UID}})
 
@@ -66,19 +66,19 @@ func idOf(providerID string) (string, error) {
 	_, id, split := strings.Cut(rest, "/")
 	if !ok || !split || id == "" {
 		return "", driversdk.Errorf(driversdk.InvalidArgument,
-			"provider id %q is none of this driver's: want %s:///<region>/<id>", providerID, Provider)
+			"provider id %q does not belong to this driver: want %s:///<region>/<id>", providerID, Provider)
 	}
 
 	return id, nil
 }
 
-// instanceOf writes an instance of the cloud in the SDK's terms.
+// instanceOf converts an instance of the cloud to the SDK's type.
 func instanceOf(i *cloudapi.Instance) *driversdk.Instance {
 	instance := &driversdk.Instance{
 		ProviderID: i.ProviderID, NodeName: i.NodeName,
 		MachineName: i.Tags[tagMachine], MachineUID: i.Tags[tagUID], Owner: i.Tags[tagOwner],
 	}
-	if instance.MachineName == "" { // somebody removed the tag
+	if instance.MachineName == "" { // the tag was removed
 		instance.MachineName = i.Name
 	}
 	for _, a := range i.Addresses {

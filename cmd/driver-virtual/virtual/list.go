@@ -7,7 +7,7 @@ import (
 	"github.com/machinebus/machinebus/driversdk"
 )
 
-// List returns the instances of the class, and none of other control planes
+// List returns the instances of the class, without those of other control planes
 // [LIST-3].
 func (d *Driver) List(ctx context.Context, class *driversdk.Class[Spec]) ([]*driversdk.Instance, error) {
 	cloud, err := cloudOf(class)

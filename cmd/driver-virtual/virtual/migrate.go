@@ -8,12 +8,11 @@ import (
 	"github.com/machinebus/machinebus/driversdk"
 )
 
-// OldKind is a class in the form that each provider had a kind of, before there
-// was MachineClass: what is now providerSpec stood in its spec, together with the
-// references to secrets.
+// OldKind is the provider's own class kind from before MachineClass existed. Its spec
+// held what is now providerSpec, together with the references to secrets.
 const OldKind = "VirtualMachineClass"
 
-// An oldClass is an object of OldKind. Metadata is copied as it is.
+// An oldClass is an object of OldKind. Its metadata is copied unchanged.
 type oldClass struct {
 	APIVersion string          `json:"apiVersion"`
 	Kind       string          `json:"kind"`
@@ -26,7 +25,7 @@ type oldClass struct {
 	} `json:"spec"`
 }
 
-// A machineClass is the MachineClass that becomes of it.
+// A machineClass is the resulting MachineClass.
 type machineClass struct {
 	APIVersion           string          `json:"apiVersion"`
 	Kind                 string          `json:"kind"`
@@ -43,14 +42,14 @@ type providerSpec struct {
 	Spec
 }
 
-// MigrateClass writes a VirtualMachineClass as a MachineClass.
+// MigrateClass converts a VirtualMachineClass to a MachineClass.
 func (d *Driver) MigrateClass(_ context.Context, old driversdk.OldClass) (json.RawMessage, error) {
 	if old.Kind != OldKind {
 		return nil, driversdk.Errorf(driversdk.InvalidArgument, "kind %s: want %s", old.Kind, OldKind)
 	}
 	var from oldClass
 	dec := json.NewDecoder(bytes.NewReader(old.Object))
-	dec.DisallowUnknownFields() // what is not understood must not get lost
+	dec.DisallowUnknownFields() // unknown fields must not get lost
 	if err := dec.Decode(&from); err != nil {
 		return nil, driversdk.Errorf(driversdk.InvalidArgument, "%s: %w", OldKind, err)
 	}

@@ -8,12 +8,12 @@ import (
 	"github.com/machinebus/machinebus/driversdk"
 )
 
-// A Pooled is a [Driver] that also serves the pools of one cloud as node groups. A
-// group belongs to no class, so cloud and credentials are the process's own.
+// A Pooled is a [Driver] that also serves the pools of one cloud as node groups. Groups
+// belong to no class, so the process has the cloud's address and credentials.
 type Pooled struct {
 	*Driver
 
-	// Cloud keeps the pools.
+	// Cloud is the cloud with the pools.
 	Cloud *cloudapi.Client
 }
 
@@ -22,10 +22,10 @@ var (
 	_ driversdk.NodeGroups   = Pooled{}
 )
 
-// What every node of the cloud has.
+// poolCapacity is the capacity of every node of the cloud.
 var poolCapacity = map[string]string{"cpu": "4", "memory": "16Gi", "ephemeral-storage": "50Gi", "pods": "110"}
 
-// NodeGroups returns the pools that are for the control plane, or for anybody.
+// NodeGroups returns the pools of the control plane, and those without one.
 func (p Pooled) NodeGroups(ctx context.Context, cluster string) ([]*driversdk.NodeGroup, error) {
 	pools, err := p.Cloud.Pools(ctx)
 	if err != nil {
@@ -43,8 +43,8 @@ func (p Pooled) NodeGroups(ctx context.Context, cluster string) ([]*driversdk.No
 
 func isFor(p *cloudapi.Pool, cluster string) bool { return p.Cluster == "" || p.Cluster == cluster }
 
-// check refuses a pool that is for another control plane as one that is not there:
-// the cloud, which all of them share, would not.
+// check returns NotFound for a pool of another control plane. The cloud, which all of
+// them share, does not check that.
 func (p Pooled) check(ctx context.Context, cluster, group string) error {
 	pools, err := p.Cloud.Pools(ctx)
 	if err != nil {
@@ -75,8 +75,8 @@ func groupOf(p *cloudapi.Pool) *driversdk.NodeGroup {
 	}
 }
 
-// GroupInstances returns what a pool has. A slot goes by its own name until there
-// is an instance, which has a provider id.
+// GroupInstances returns the instances of a pool. A slot has its own name as id until
+// its instance exists, which has a provider id.
 func (p Pooled) GroupInstances(ctx context.Context, cluster, group string) ([]*driversdk.GroupInstance, error) {
 	if err := p.check(ctx, cluster, group); err != nil {
 		return nil, err
@@ -107,8 +107,8 @@ func (p Pooled) GroupInstances(ctx context.Context, cluster, group string) ([]*d
 	return instances, nil
 }
 
-// ResizeGroup leaves the comparison to the cloud, where it is one step with the
-// change [RESIZE-1].
+// ResizeGroup resizes a pool. The cloud compares the expected size and changes it in one
+// step [RESIZE-1].
 func (p Pooled) ResizeGroup(ctx context.Context, req *driversdk.GroupResize) (int32, error) {
 	if err := p.check(ctx, req.Cluster, req.Group); err != nil {
 		return 0, err
@@ -123,7 +123,7 @@ func (p Pooled) ResizeGroup(ctx context.Context, req *driversdk.GroupResize) (in
 	return pool.Size, nil
 }
 
-// DeleteFromGroup takes the instances as they are listed.
+// DeleteFromGroup deletes instances by the ids that GroupInstances returns.
 func (p Pooled) DeleteFromGroup(ctx context.Context, req *driversdk.GroupDelete) (int32, error) {
 	if err := p.check(ctx, req.Cluster, req.Group); err != nil {
 		return 0, err
@@ -136,7 +136,7 @@ func (p Pooled) DeleteFromGroup(ctx context.Context, req *driversdk.GroupDelete)
 	return pool.Size, nil
 }
 
-// poolError gives what the cloud says of pools its code.
+// poolError adds a code to an error about a pool.
 func poolError(err error) error {
 	switch cloudapi.CodeOf(err) {
 	case cloudapi.CodeSizeChanged:

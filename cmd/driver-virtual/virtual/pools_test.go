@@ -48,7 +48,7 @@ func TestNodeGroups(t *testing.T) {
 	}
 }
 
-// Pools of one cloud are told apart by control plane in the driver alone.
+// Only the driver separates the pools of one cloud by control plane.
 func TestGroupsOfOthersAreNotThere(t *testing.T) {
 	t.Parallel()
 	p := newPooled(t, cloudapi.Knobs{})

@@ -15,12 +15,11 @@ type Spec struct {
 	Region      string `json:"region"`
 	// Zone may be empty: the cloud then has none.
 	Zone string `json:"zone,omitempty"`
-	// Tags are put on instances beside the driver's own, whose keys begin with
-	// "machinebus.io/".
+	// Tags are added to instances. Keys of the driver's own begin with "machinebus.io/".
 	Tags map[string]string `json:"tags,omitempty"`
 }
 
-// Validate names every field that is wrong.
+// Validate returns an error that names all invalid fields.
 func (s *Spec) Validate() error {
 	var errs []error
 	if u, err := url.Parse(s.Endpoint); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
@@ -35,7 +34,7 @@ func (s *Spec) Validate() error {
 	}
 	for key := range s.Tags {
 		if strings.HasPrefix(key, tagPrefix) {
-			errs = append(errs, fmt.Errorf("tags: %q: keys that begin with %s are the driver's", key, tagPrefix))
+			errs = append(errs, fmt.Errorf("tags: %q: keys that begin with %s are reserved for the driver", key, tagPrefix))
 		}
 	}
 

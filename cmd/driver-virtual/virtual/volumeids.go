@@ -7,11 +7,10 @@ import (
 	"github.com/machinebus/machinebus/driversdk"
 )
 
-// csiDriver is what persistent volumes of a virtual cloud name as their driver.
+// csiDriver is the CSI driver of a virtual cloud's persistent volumes.
 const csiDriver = "virtual.machinebus.io"
 
-// VolumeIDs returns the handles of the volumes that are this provider's
-// [VOLUMEIDS-1].
+// VolumeIDs returns the handles of this provider's volumes [VOLUMEIDS-1].
 func (d *Driver) VolumeIDs(_ context.Context, volumes []driversdk.PersistentVolume) ([]string, error) {
 	var ids []string
 	for _, v := range volumes {

@@ -61,7 +61,7 @@ func run(t *testing.T, name string, args ...string) (string, error) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, append(args, "--longest=4s", "--limit="+faultLimit.String(),
 		"--repository=../../..", "--bin="+bin, "--dir=../../../.out/run/e2e-faults-"+name)...)
-	// It is told to stop rather than killed, so that it ends its processes in order.
+	// It is stopped, not killed, so that it ends its processes in order.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = time.Minute
 	var out, problems bytes.Buffer

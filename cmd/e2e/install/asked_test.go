@@ -17,7 +17,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// A recorder is a proxy before the API server that notes what is asked of it.
+// A recorder is a proxy in front of the API server that records the rights that requests
+// need.
 type recorder struct {
 	cluster *clientcmdapi.Cluster // how kubeconfigs lead to it
 	proxy   *httputil.ReverseProxy
@@ -32,7 +33,7 @@ func newRecorder(t *testing.T) *recorder {
 	if err != nil {
 		t.Fatal(err)
 	}
-	transport, err := rest.TransportFor(rest.AnonymousClientConfig(admin)) // who asks says who it is
+	transport, err := rest.TransportFor(rest.AnonymousClientConfig(admin)) // clients authenticate themselves
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +45,7 @@ func newRecorder(t *testing.T) *recorder {
 		Transport: transport, Rewrite: func(p *httputil.ProxyRequest) { p.SetURL(target) },
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
 	}}
-	server := httptest.NewTLSServer(r) // clients do not say who they are without TLS
+	server := httptest.NewTLSServer(r) // clients send tokens only over TLS
 	t.Cleanup(server.Close)
 	r.cluster = &clientcmdapi.Cluster{
 		Server:                   server.URL,
@@ -70,8 +71,8 @@ func (r *recorder) all() []right {
 	return slices.Collect(maps.Keys(r.asked))
 }
 
-// rightFor is the right that a request needs; false for one that everybody may
-// make, to learn what the API server has.
+// rightFor returns the right that a request needs; false for discovery, which everyone may
+// do.
 func rightFor(req *http.Request) (right, bool) {
 	parts := strings.Split(strings.Trim(req.URL.Path, "/"), "/")
 	group := "core"
@@ -117,7 +118,7 @@ func rightFor(req *http.Request) (right, bool) {
 	return r, true
 }
 
-// unasked are the rights that no request needs, with what does.
+// unasked are the rights that no request needs, with their reason.
 var unasked = map[string]string{
 	"machine.sapcloud.io/machinesets/finalizers":        "the admission plugin OwnerReferencesPermissionEnforcement, which is off by default",
 	"machine.sapcloud.io/machinedeployments/finalizers": "the same",

@@ -1,7 +1,7 @@
-// Package install holds the tests of deploy/: that every manifest is one the API
-// server takes, that mcm runs under exactly the roles there and needs all of
-// them, and that NATS lets each user do what it must and nothing else.
+// Package install holds the tests of deploy/: that the API server accepts every manifest,
+// that mcm needs exactly the rights of its roles, and that NATS allows each user only what
+// it needs.
 //
-// It has tests only. They share a dev cluster of their own, because they make
-// objects that a cluster has once; see package e2e for how they are run.
+// It contains only tests. They share a dev cluster of their own, because they create
+// objects that exist once per cluster; see package e2e for how to run them.
 package install

@@ -48,11 +48,11 @@ func TestGatewayWithEmbeddedNATS(t *testing.T) {
 	if left := r.running(c, group, 1); left[0] != running[1] {
 		t.Errorf("%v is left, want %s", left, running[1])
 	}
-	// Who had it done is told.
+	// The log names who requested it.
 	log, err := os.ReadFile(gateway.Log)
 	r.must(err)
 	if n := len(regexp.MustCompile(`"node group scaled" .*client="cluster-autoscaler"`).FindAll(log, -1)); n != 2 {
-		t.Errorf("the log tells of %d changes by the cluster-autoscaler, want 2:\n%s", n, log)
+		t.Errorf("the log has %d changes by the cluster-autoscaler, want 2:\n%s", n, log)
 	}
 	r.nothingWasRefused()
 }

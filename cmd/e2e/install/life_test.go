@@ -145,8 +145,8 @@ func (r *rig) guarded(class string) {
 	}
 }
 
-// retried has a machine's creation fail again and again, while somebody spoils its
-// token, and deletes it before it has joined.
+// retried makes a machine's creation fail repeatedly, corrupts its token meanwhile, and
+// deletes it before it has joined.
 func (r *rig) retried(class string) {
 	r.Helper()
 	m := r.newMachine("retried", class)
@@ -295,16 +295,16 @@ func (r *rig) event(m *v1alpha1.Machine, reason string, times int32) {
 	r.eventually(fmt.Sprintf("%s has the Event %s, %d times", m.Name, reason, times), func(ctx context.Context) error {
 		events := &corev1.EventList{}
 		err := shared.kube.List(ctx, events, client.InNamespace(namespace), client.MatchingFields{"involvedObject.uid": string(m.UID)})
-		var told []string
+		var seen []string
 		for i := range events.Items {
 			e := &events.Items[i]
 			if e.Reason == reason && e.Count >= times {
 				return nil
 			}
-			told = append(told, fmt.Sprintf("%d %s: %s", e.Count, e.Reason, e.Message))
+			seen = append(seen, fmt.Sprintf("%d %s: %s", e.Count, e.Reason, e.Message))
 		}
 
-		return errors.Join(fmt.Errorf("it has %q", told), err)
+		return errors.Join(fmt.Errorf("it has the Events %q", seen), err)
 	})
 }
 

@@ -107,7 +107,7 @@ func TestPodsAreRestricted(t *testing.T) {
 			}
 			pod := &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
 			pod.GenerateName, pod.Namespace = test.name+"-", test.namespace
-			pod.Spec.ServiceAccountName = "" // made by nobody here
+			pod.Spec.ServiceAccountName = "" // it does not exist here
 			if err := shared.kube.Create(t.Context(), pod, client.DryRunAll); err != nil {
 				t.Errorf("the namespace would not let it in: %v", err)
 			}

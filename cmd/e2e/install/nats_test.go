@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -83,7 +82,14 @@ func rewrite(t *testing.T, from, to string, replace ...string) string {
 func startCluster(t *testing.T, site *stack.Site, clients *authority) []string {
 	t.Helper()
 	const servers = 3
-	ports := freePorts(t, 3*servers)
+	ports := make([]int, 3*servers)
+	for i := range ports {
+		port, err := stack.FreePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ports[i] = port
+	}
 	routes := newAuthority(t) // of its own, as the file recommends
 	var urls []string
 	for i := range servers {
@@ -115,27 +121,6 @@ func startCluster(t *testing.T, site *stack.Site, clients *authority) []string {
 	return urls
 }
 
-func freePorts(t *testing.T, n int) []int {
-	t.Helper()
-	var ports []int
-	var listeners []net.Listener // closed only once all are found, so that none is found twice
-	for range n {
-		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", stack.Loopback(0))
-		if err != nil {
-			t.Fatal(err)
-		}
-		listeners = append(listeners, l)
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-	}
-	for _, l := range listeners {
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-
-	return ports
-}
-
 // An attempt is something that a user tries on the bus.
 type attempt struct {
 	user     string
@@ -143,7 +128,7 @@ type attempt struct {
 	subject  string
 	allowed  bool
 	reason   string
-	external bool // only there: beside an embedded NATS mcm's user may do all, and nobody can be it over the network
+	external bool // only there: with an embedded NATS mcm's user may do anything, and no client can be it over the network
 }
 
 var attempts = map[string]attempt{
@@ -174,7 +159,7 @@ var attempts = map[string]attempt{
 	"driver asks mcm":           {user: "virtual", do: "publish", subject: "mcm.v1.default.outcomes", reason: "other providers' machines"},
 	"operator migrates":         {user: "operator", do: "publish", subject: "mcm.v1.default.driver.virtual.migrateclass.ns.c", allowed: true, reason: "mcmctl migrate; it changes nothing"},
 	"operator changes":          {user: "operator", do: "publish", subject: "mcm.v1.default.driver.virtual.delete.ns.m", reason: "people use kubectl"},
-	"operator reads inboxes":    {user: "operator", do: "subscribe", subject: "_INBOX_driver.>", reason: "fetched secrets, even sealed, are nobody else's"},
+	"operator reads inboxes":    {user: "operator", do: "subscribe", subject: "_INBOX_driver.>", reason: "fetched secrets, even sealed, are only for the driver"},
 	"mcm serves fetches":        {user: "mcm", do: "mcm", subject: "mcm.v1.default.fetch.*.*", allowed: true, external: true, reason: "its work"},
 	"mcm asks":                  {user: "mcm", do: "publish", subject: "mcm.v1.default.driver.virtual.create.ns.m", allowed: true, external: true, reason: "its work"},
 	"mcm answers people":        {user: "mcm", do: "publish", subject: "_INBOX_op.x", allowed: true, external: true, reason: "mcmctl ops"},
@@ -247,7 +232,7 @@ func TestPermissionsOfEmbeddedNATS(t *testing.T) {
 	}
 	defer server.Stop()
 	address := strings.TrimPrefix(strings.TrimPrefix(server.URL(), "nats://"), "tls://")
-	roots := nats.RootCAs(filepath.Join(ca.issue(t.TempDir(), "nobody"), "ca.crt"))
+	roots := nats.RootCAs(filepath.Join(ca.issue(t.TempDir(), "other"), "ca.crt"))
 
 	t.Run("the network has no way to be mcm", func(t *testing.T) {
 		for reason, user := range map[string]*url.Userinfo{

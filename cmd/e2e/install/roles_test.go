@@ -20,7 +20,7 @@ type right struct {
 	Verb      string
 }
 
-// covers tells whether a request may be made by whom the right is granted.
+// covers reports whether the right allows a request.
 func (g right) covers(asked right) bool {
 	return g.Resource == asked.Resource && g.Verb == asked.Verb && (g.Name == "" || g.Name == asked.Name) &&
 		(g.Namespace == "" || g.Namespace == asked.Namespace)
@@ -91,8 +91,7 @@ func sortRights(all []right) {
 	})
 }
 
-// allBound checks that each role is bound to mcm's ServiceAccount and to nobody
-// else.
+// allBound checks that each role is bound only to mcm's ServiceAccount.
 func allBound(t *testing.T, list []*unstructured.Unstructured) {
 	t.Helper()
 	bound := map[string]bool{}
@@ -109,7 +108,7 @@ func allBound(t *testing.T, list []*unstructured.Unstructured) {
 	}
 	for _, r := range granted(t, list) {
 		if !bound[r.Role] {
-			t.Errorf("%s is bound to nobody", r.Role)
+			t.Errorf("%s is not bound", r.Role)
 		}
 	}
 }

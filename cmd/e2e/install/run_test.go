@@ -288,7 +288,7 @@ func (r *rig) startEmbeddedManager(ca *authority, conf string, more ...string) *
 	server, err := url.Parse(manager.NATSURL)
 	r.must(err)
 
-	return &embeddedNATS{host: server.Host, ca: filepath.Join(ca.issue(r.TempDir(), "nobody"), "ca.crt")}
+	return &embeddedNATS{host: server.Host, ca: filepath.Join(ca.issue(r.TempDir(), "other"), "ca.crt")}
 }
 
 // startDriverAt starts a driver that logs in there.
@@ -466,19 +466,13 @@ func (r *rig) refusals() map[string]string {
 	return counts
 }
 
-// eventually waits, and gives up when a process has died.
+// eventually waits until check returns nil, and fails the test at once if a process dies.
 func (r *rig) eventually(what string, check func(context.Context) error) {
 	r.Helper()
-	var died error
-	eventually(r.T, what, func(ctx context.Context) error {
-		if died = r.site.Failed(); died != nil {
-			return nil //nolint:nilerr // the wait is over, and the error kept
-		}
-
-		return check(ctx)
-	})
-	if died != nil {
-		r.Fatalf("while waiting until %s: %v", what, died)
+	ctx, cancel := context.WithTimeoutCause(r.Context(), patience, fmt.Errorf("not within %s", patience))
+	defer cancel()
+	if err := r.site.Poll(ctx, what, check); err != nil {
+		r.Fatal(err)
 	}
 }
 

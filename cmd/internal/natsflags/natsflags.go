@@ -1,6 +1,6 @@
-// Package natsflags gives programs the same flags for who they are to NATS, and
-// whom they trust there. Which servers they connect to is theirs to ask for: it
-// means something else to each of them. Drivers have flags of the SDK.
+// Package natsflags has the flags for credentials and TLS that programs share for NATS.
+// The flag for the servers is their own, as it means something else in each of them.
+// Drivers have the flags of the SDK.
 package natsflags
 
 import (

@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// fieldOwner is who applied what Apply applied.
+// fieldOwner is the owner of the fields that Apply sets.
 const fieldOwner = client.FieldOwner("machinebus-stack")
 
 // LoadYAML reads all objects of a YAML file, or of the YAML files of a folder in
@@ -58,7 +58,7 @@ func LoadYAML(path string) ([]*unstructured.Unstructured, error) {
 	return objects, nil
 }
 
-// nextObject reads whole numbers as such, like the API machinery does.
+// nextObject decodes integers as integers, like the API machinery.
 func nextObject(decoder *yaml.YAMLOrJSONDecoder) (*unstructured.Unstructured, error) {
 	var raw runtime.RawExtension
 	if err := decoder.Decode(&raw); err != nil {
@@ -71,7 +71,7 @@ func nextObject(decoder *yaml.YAMLOrJSONDecoder) (*unstructured.Unstructured, er
 	return object, json.Unmarshal(raw.Raw, &object.Object)
 }
 
-// Apply has the API server merge objects into what is there (server-side apply).
+// Apply applies objects by server-side apply.
 func Apply(ctx context.Context, c client.Client, objects ...*unstructured.Unstructured) error {
 	for _, object := range objects {
 		err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(object), fieldOwner, client.ForceOwnership)
@@ -82,8 +82,8 @@ func Apply(ctx context.Context, c client.Client, objects ...*unstructured.Unstru
 	return nil
 }
 
-// ApplyCRDs applies those CRDs of a folder that the cluster does not have, waits
-// until all are served, and returns the names of those it made.
+// ApplyCRDs applies the CRDs of a folder that the cluster does not have, waits until all
+// are served, and returns the names of those it created.
 func ApplyCRDs(ctx context.Context, c client.Client, dir string) (made []string, err error) {
 	objects, err := LoadYAML(dir)
 	if err != nil {

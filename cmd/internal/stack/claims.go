@@ -13,12 +13,12 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// claimsLimit is how long a look at claims may take. A stream that chooses a leader
-// does not answer at all.
+// claimsLimit is how long reading claims may take. A stream without a leader does not
+// answer at all.
 const claimsLimit = 5 * time.Second
 
-// Lagging returns the names of the NATS servers that hold a provider's operations stream
-// and are offline or lack records of it.
+// Lagging returns the names of the NATS servers that store a provider's operations stream
+// and are offline or lack records.
 func Lagging(ctx context.Context, natsURL, cluster, provider string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, claimsLimit)
 	defer cancel()
@@ -51,8 +51,7 @@ func openJetStream(natsURL string) (js jetstream.JetStream, done func(), err err
 	return js, nc.Close, err
 }
 
-// HeldClaims returns the claims to machines of these providers. What has ended leaves
-// its outcome in the claim's place, which goes by its age and is not told.
+// HeldClaims returns the claims of machines of these providers that are not settled.
 func HeldClaims(ctx context.Context, natsURL, cluster string, providers ...string) ([]*driverv1.Claim, error) {
 	ctx, cancel := context.WithTimeout(ctx, claimsLimit)
 	defer cancel()
@@ -84,7 +83,7 @@ func HeldClaims(ctx context.Context, natsURL, cluster string, providers ...strin
 	return held, nil
 }
 
-// claimAt reads the claim of a subject, nil when it has just gone.
+// claimAt reads the claim of a subject; nil if it has just gone.
 func claimAt(ctx context.Context, stream jetstream.Stream, subject string) (*driverv1.Claim, error) {
 	m, err := stream.GetLastMsgForSubject(ctx, subject)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {

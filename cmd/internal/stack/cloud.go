@@ -12,9 +12,9 @@ import (
 type Cloud struct {
 	*Process
 
-	// Admin turns its knobs and reads its log.
+	// Admin changes its knobs and reads its log.
 	Admin *cloudapi.Admin
-	// Endpoint and APIToken are what a driver needs.
+	// Endpoint and APIToken are for drivers.
 	Endpoint, APIToken string
 }
 
@@ -22,7 +22,7 @@ type Cloud struct {
 // Nodes; with an empty one they join none.
 func (s *Site) StartCloud(ctx context.Context, name, kubeconfig string, args ...string) (*Cloud, error) {
 	token := strings.ToLower(rand.Text())
-	file, err := s.private(name+".token", token)
+	file, err := s.writeSecret(name+".token", token)
 	if err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func (s *Site) StartCloud(ctx context.Context, name, kubeconfig string, args ...
 	return c, err
 }
 
-// Instances returns what lives in the cloud.
+// Instances returns the instances of the cloud.
 func (c *Cloud) Instances(ctx context.Context) ([]cloudapi.Instance, error) {
 	api, err := cloudapi.NewClient(c.Endpoint, c.APIToken)
 	if err != nil {
@@ -51,7 +51,7 @@ func (c *Cloud) Instances(ctx context.Context) ([]cloudapi.Instance, error) {
 	return api.List(ctx, cloudapi.Filter{})
 }
 
-// Created returns what the cloud's log tells of instances that came to be.
+// Created returns the entries of the cloud's log about created instances.
 func (c *Cloud) Created(ctx context.Context) ([]cloudapi.LogEntry, error) {
 	entries, err := c.Admin.Log(ctx, 0)
 	if err != nil {
@@ -66,8 +66,8 @@ func (c *Cloud) Created(ctx context.Context) ([]cloudapi.LogEntry, error) {
 	return created, nil
 }
 
-// Hold makes creates of instances whose name matches a pattern take effect and
-// then wait with their answer; without patterns it lets all go.
+// Hold holds back the answers to creates of instances whose name matches a pattern; the
+// instances exist at once. Without patterns it releases all.
 func (c *Cloud) Hold(ctx context.Context, patterns ...string) error {
 	if patterns == nil {
 		patterns = []string{}

@@ -7,27 +7,27 @@ import (
 	"strings"
 )
 
-// A DevCluster is a Kubernetes control plane of our own.
+// A DevCluster is a Kubernetes control plane run by devcluster.
 type DevCluster struct {
 	*Process
 
 	// Kubeconfig is the admin's. It stays valid across Restart.
 	Kubeconfig string
-	// EtcdURL is where etcd serves, in plain HTTP. It stays valid across Restart.
+	// EtcdURL is the plain HTTP address of etcd. It stays valid across Restart.
 	EtcdURL string
 
 	dir  string
 	site *Site
 }
 
-// StartDevCluster starts a cluster and returns when it is ready. Users are made
-// beside the admin, as name or name:group1,group2.
+// StartDevCluster starts a cluster and returns when it is ready. It creates users
+// besides the admin, given as name or name:group1,group2.
 func (s *Site) StartDevCluster(ctx context.Context, users ...string) (*DevCluster, error) {
 	return s.StartDevClusterOf(ctx, nil, users...)
 }
 
-// StartDevClusterOf is StartDevCluster with these of Kubernetes' controllers alone;
-// none means the usual ones.
+// StartDevClusterOf is StartDevCluster with only these of Kubernetes' controllers; none
+// means the default ones.
 func (s *Site) StartDevClusterOf(ctx context.Context, controllers []string, users ...string) (*DevCluster, error) {
 	var args []string
 	if len(controllers) > 0 {
@@ -39,21 +39,20 @@ func (s *Site) StartDevClusterOf(ctx context.Context, controllers []string, user
 	return s.startDevCluster(ctx, args)
 }
 
-// StartDevClusterWithHistory is StartDevCluster with an etcd that keeps every version
-// of every object, so that a watch of it misses none.
+// StartDevClusterWithHistory is StartDevCluster with an etcd that keeps all versions of
+// objects, so that a watch misses none.
 func (s *Site) StartDevClusterWithHistory(ctx context.Context) (*DevCluster, error) {
 	return s.startDevCluster(ctx, []string{"--apiserver-arg=--etcd-compaction-interval=0"})
 }
 
-// StartAPIServer starts an API server without Kubernetes' controllers: nobody looks
-// after the objects there.
+// StartAPIServer starts an API server without Kubernetes' controllers.
 func (s *Site) StartAPIServer(ctx context.Context) (*DevCluster, error) {
 	return s.startDevCluster(ctx, []string{"--no-controller-manager"})
 }
 
 func (s *Site) startDevCluster(ctx context.Context, more []string) (*DevCluster, error) {
 	c := &DevCluster{dir: s.path("cluster"), site: s}
-	// Ports of our choice, so that they can be the same after a restart.
+	// Explicit ports, so that they stay the same after a restart.
 	plan := func(ports []int) command {
 		args := []string{"run", "--dir", c.dir, "--secure-port", fmt.Sprint(ports[0]), "--etcd-port", fmt.Sprint(ports[1])}
 		return command{name: "devcluster", program: "devcluster", args: append(args, more...)}
@@ -69,11 +68,10 @@ func (s *Site) startDevCluster(ctx context.Context, more []string) (*DevCluster,
 	return c, nil
 }
 
-// readyLine is what devcluster prints before the admin's kubeconfig.
+// readyLine is what devcluster prints before the path of the admin's kubeconfig.
 const readyLine = "ready kubeconfig="
 
-// Restart runs the ended cluster again, with what its etcd has stored, and
-// returns when it is ready.
+// Restart runs the ended cluster again with its etcd's data, and returns when it is ready.
 func (c *DevCluster) Restart(ctx context.Context) error {
 	p, err := c.site.Restart(c.Process, "--keep")
 	if err != nil {
@@ -84,10 +82,10 @@ func (c *DevCluster) Restart(ctx context.Context) error {
 	return err
 }
 
-// EtcdDir is where etcd stores: it is not to be touched while the cluster runs.
+// EtcdDir returns etcd's directory, which must not be changed while the cluster runs.
 func (c *DevCluster) EtcdDir() string { return filepath.Join(c.dir, "internal", "etcd") }
 
-// UserKubeconfig is that of a user whom StartDevCluster made.
+// UserKubeconfig returns the kubeconfig of a user that StartDevCluster created.
 func (c *DevCluster) UserKubeconfig(name string) string {
 	return filepath.Join(c.dir, name+".kubeconfig")
 }

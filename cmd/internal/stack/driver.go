@@ -18,14 +18,14 @@ type Driver struct {
 	Replica string
 }
 
-// drainTimeout is how long a driver finishes its work when it is told to stop.
+// drainTimeout is how long a driver may finish its work when it is stopped.
 const drainTimeout = 2 * time.Second
 
-// DriverOptions are what is told to a driver. Name and NATSURL are needed.
+// DriverOptions configure a driver. Name and NATSURL are required.
 type DriverOptions struct {
 	// Name of the process.
 	Name string
-	// NATSURL is where the bus is.
+	// NATSURL is the bus.
 	NATSURL string
 	// Clusters are the control planes to serve; none means default.
 	Clusters []string
@@ -33,12 +33,11 @@ type DriverOptions struct {
 	Args, Env []string
 }
 
-// StartDriver starts a replica and returns when it has shown itself on the bus.
-// Replicas must be started one after the other: the one that is new there is
-// taken for this.
+// StartDriver starts a replica and returns when it sends sessions. Replicas must be
+// started one after the other: the first new one on the bus is taken for this one.
 func (s *Site) StartDriver(ctx context.Context, tap *Tap, o DriverOptions) (*Driver, error) {
 	known := tap.Sessions()
-	// By default a driver that is told to stop finishes what it does, for minutes.
+	// By default a stopped driver finishes its work, which may take minutes.
 	args := []string{"--nats-url", o.NATSURL, "--drain-timeout", drainTimeout.String()}
 	if len(o.Clusters) > 0 {
 		args = append(args, "--clusters", strings.Join(o.Clusters, ","))
@@ -47,15 +46,15 @@ func (s *Site) StartDriver(ctx context.Context, tap *Tap, o DriverOptions) (*Dri
 	if err != nil {
 		return nil, err
 	}
-	d, err := p.heardOf(ctx, tap, known)
+	d, err := p.awaitSession(ctx, tap, known)
 	if err != nil {
 		return nil, fmt.Errorf("driver on %s: %w", o.NATSURL, err)
 	}
 	return d, nil
 }
 
-// heardOf waits until a replica sends sessions that is not known yet.
-func (p *Process) heardOf(ctx context.Context, tap *Tap, known map[string]*driverv1.Session) (*Driver, error) {
+// awaitSession waits until a replica that is not in known sends sessions.
+func (p *Process) awaitSession(ctx context.Context, tap *Tap, known map[string]*driverv1.Session) (*Driver, error) {
 	d := &Driver{Process: p}
 	return d, p.until(ctx, "it sends sessions", func(context.Context) error {
 		for replica := range tap.Sessions() {
@@ -64,6 +63,6 @@ func (p *Process) heardOf(ctx context.Context, tap *Tap, known map[string]*drive
 				return nil
 			}
 		}
-		return errors.New("no new replica was heard of")
+		return errors.New("no new replica was heard")
 	})
 }

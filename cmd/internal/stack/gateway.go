@@ -9,14 +9,14 @@ import (
 type Gateway struct {
 	*Process
 
-	// Listen is where the cluster-autoscaler connects, Address where /readyz and
-	// /metrics are. Both stay the same across Restart.
+	// Listen is the address for the cluster-autoscaler, Address that of /readyz and
+	// /metrics. Both stay the same across Restart.
 	Listen, Address string
 	site            *Site
 }
 
-// StartGateway starts a gateway and returns when it is ready. args must say who may
-// connect.
+// StartGateway starts a gateway and returns when it is ready. args must include the flags
+// for TLS.
 func (s *Site) StartGateway(ctx context.Context, kubeconfig, namespace string, args ...string) (*Gateway, error) {
 	g := &Gateway{site: s}
 	plan := func(ports []int) command {
@@ -26,7 +26,7 @@ func (s *Site) StartGateway(ctx context.Context, kubeconfig, namespace string, a
 			"--address", "127.0.0.1", "--port", fmt.Sprint(ports[1]), "-v=2",
 		}, args...)}
 	}
-	p, _, err := s.startOnFreePorts(ctx, 2, plan, func(ctx context.Context, p *Process, _ []int) error { return g.getsReady(ctx, p) })
+	p, _, err := s.startOnFreePorts(ctx, 2, plan, func(ctx context.Context, p *Process, _ []int) error { return g.awaitReady(ctx, p) })
 	if err != nil {
 		return nil, err
 	}
@@ -41,10 +41,10 @@ func (g *Gateway) Restart(ctx context.Context) error {
 		return err
 	}
 	g.Process = p
-	return g.getsReady(ctx, p)
+	return g.awaitReady(ctx, p)
 }
 
-func (g *Gateway) getsReady(ctx context.Context, p *Process) error {
+func (g *Gateway) awaitReady(ctx context.Context, p *Process) error {
 	return p.until(ctx, "/readyz says ok", func(ctx context.Context) error {
 		return answersOK(ctx, "http://"+g.Address+"/readyz")
 	})

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// answersOK asks a URL once and expects status 200.
+// answersOK requests a URL once, and returns an error unless the status is 200.
 func answersOK(ctx context.Context, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

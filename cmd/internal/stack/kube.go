@@ -16,7 +16,7 @@ import (
 )
 
 var scheme = sync.OnceValues(func() (*runtime.Scheme, error) {
-	ctrllog.SetLogger(logr.Discard()) // it complains when it has none
+	ctrllog.SetLogger(logr.Discard()) // controller-runtime warns if it has none
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		clientgoscheme.AddToScheme, apiextensionsv1.AddToScheme, v1alpha1.AddToScheme,

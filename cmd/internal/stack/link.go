@@ -19,17 +19,16 @@ const (
 
 const (
 	linkChunk = 32 << 10
-	// linkQueue is how many chunks may be on their way in one direction. When it
-	// is full the sender's socket fills up, as with a slow network.
+	// linkQueue is how many chunks may be in flight in one direction. When it is full the
+	// sender's socket fills up, as with a slow network.
 	linkQueue = 256
-	// linkIdle is after how long without a byte nobody notices that a connection is
-	// closed: not before they need it.
+	// linkIdle is after how long without traffic a closed connection does not count as
+	// a hit: its users do not notice until they need it.
 	linkIdle = time.Second
 )
 
-// A Link is a TCP proxy between programs that can break what is between them. It
-// closes nothing by itself: what is held back arrives later. Its methods are safe
-// for concurrent use.
+// A Link is a TCP proxy that can break connections. Unless it is cut it loses nothing:
+// data held back arrives later. Its methods are safe for concurrent use.
 type Link struct {
 	target   string
 	listener net.Listener
@@ -38,12 +37,12 @@ type Link struct {
 	work     sync.WaitGroup
 
 	mu      sync.Mutex
-	changed chan struct{} // closed and made anew with each change
+	changed chan struct{} // closed and replaced with each change
 	held    map[Direction]bool
 	delay   time.Duration
 	cut     bool
 	conns   map[net.Conn]struct{}
-	last    time.Time // when something was sent
+	last    time.Time // when data was last sent
 	hits    int
 }
 
@@ -64,19 +63,19 @@ func OpenLink(ctx context.Context, target string) (*Link, error) {
 	return l, nil
 }
 
-// Address is where clients connect.
+// Address returns the address for clients.
 func (l *Link) Address() string { return l.listener.Addr().String() }
 
-// Live tells whether anybody is connected.
+// Live reports whether a client is connected.
 func (l *Link) Live() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.conns) > 0
 }
 
-// Hits is how much the link has broken since it was opened or last mended: what was
-// held back or delayed, connections that were closed while something was said over
-// them, and those that were refused. It is 0 as long as nobody can have noticed.
+// Hits counts what the link has broken since it was opened or last mended: chunks held
+// back or delayed, connections closed while in use, and connections refused. It is 0 if
+// no client or server can have noticed anything.
 func (l *Link) Hits() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -96,14 +95,13 @@ func (l *Link) Cut() {
 	})
 }
 
-// Hold keeps back what is sent in one direction, without closing anything, until
-// Mend.
+// Hold holds back data in one direction until Mend, without closing connections.
 func (l *Link) Hold(d Direction) { l.change(func() { l.held[d] = true }) }
 
-// Delay lets everything arrive so much later, in both directions, until Mend.
+// Delay delays data in both directions by d until Mend.
 func (l *Link) Delay(d time.Duration) { l.change(func() { l.delay = d }) }
 
-// Mend undoes all that. What was held back arrives.
+// Mend undoes Cut, Hold and Delay. Data held back arrives.
 func (l *Link) Mend() {
 	l.change(func() {
 		l.cut, l.delay, l.hits = false, 0, 0
@@ -111,7 +109,7 @@ func (l *Link) Mend() {
 	})
 }
 
-// Close ends the link and its connections.
+// Close closes the link and its connections.
 func (l *Link) Close() {
 	l.stop()
 	_ = l.listener.Close()
@@ -165,7 +163,7 @@ func (l *Link) add(conns ...net.Conn) bool {
 	return true
 }
 
-// A chunk is on its way since it was read.
+// A chunk is data in flight.
 type chunk struct {
 	data []byte
 	read time.Time
@@ -209,7 +207,7 @@ func (l *Link) sent(at time.Time) {
 	l.last = at
 }
 
-// arrives waits until a chunk may go on. It returns false when it never will.
+// arrives waits until a chunk may be written. It returns false if it must be dropped.
 func (l *Link) arrives(c chunk, d Direction) bool {
 	for hit := false; ; {
 		l.mu.Lock()

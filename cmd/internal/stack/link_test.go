@@ -98,7 +98,7 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// TestLinkMissed breaks a link that nobody uses.
+// TestLinkMissed breaks an unused link.
 func TestLinkMissed(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -9,17 +9,16 @@ import (
 type Manager struct {
 	*Process
 
-	// Address is where /healthz, /readyz and /metrics are.
+	// Address is that of /healthz, /readyz and /metrics.
 	Address string
-	// NATSURL is where its bus can be reached: its own, if it runs one. It stays
-	// the same across Restart.
+	// NATSURL is its bus, embedded or external. It stays the same across Restart.
 	NATSURL string
-	// Store is the directory of its own bus; empty if it runs none.
+	// Store is the directory of the embedded NATS; empty if there is none.
 	Store string
 	site  *Site
 }
 
-// ManagerOptions are what is told to mcm. Control is needed.
+// ManagerOptions configure mcm. Control is required.
 type ManagerOptions struct {
 	// Name of the process; empty means mcm.
 	Name string
@@ -31,7 +30,7 @@ type ManagerOptions struct {
 	Cluster string
 	// NATSURL of an external bus; empty means the embedded one.
 	NATSURL string
-	// Unready says that the manager is started as soon as it lives: it is not going to be
+	// Unready makes StartManager wait only for /healthz, as the manager will not become
 	// ready.
 	Unready bool
 	// Args are added to the command line, Env (as NAME=value) to the environment.
@@ -76,7 +75,7 @@ func (s *Site) StartManager(ctx context.Context, o ManagerOptions) (*Manager, er
 				return answersOK(ctx, "http://"+m.Address+"/healthz")
 			})
 		}
-		return m.getsReady(ctx, p)
+		return m.awaitReady(ctx, p)
 	})
 	if err != nil {
 		return nil, err
@@ -85,22 +84,22 @@ func (s *Site) StartManager(ctx context.Context, o ManagerOptions) (*Manager, er
 	return m, nil
 }
 
-// Restart runs the ended manager again, with the same command line, and returns
-// when it is ready.
+// Restart runs the ended manager again with the same command line, and returns when it
+// is ready.
 func (m *Manager) Restart(ctx context.Context) error {
 	p, err := m.site.Restart(m.Process)
 	if err != nil {
 		return err
 	}
 	m.Process = p
-	return m.getsReady(ctx, p)
+	return m.awaitReady(ctx, p)
 }
 
-func (m *Manager) getsReady(ctx context.Context, p *Process) error {
+func (m *Manager) awaitReady(ctx context.Context, p *Process) error {
 	return p.until(ctx, "/readyz says ok", m.Ready)
 }
 
-// Ready asks the manager once whether it is ready, and returns why not.
+// Ready requests /readyz once. It returns an error if the manager is not ready.
 func (m *Manager) Ready(ctx context.Context) error {
 	return answersOK(ctx, "http://"+m.Address+"/readyz")
 }

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// A NATSServer is a nats-server of its own, as production has it. It is the
-// unchanged program of github.com/nats-io/nats-server.
+// A NATSServer is an external nats-server, the unchanged program of
+// github.com/nats-io/nats-server.
 type NATSServer struct {
 	*Process
 
@@ -34,25 +34,24 @@ func (s *Site) StartCoreNATS(ctx context.Context) (*NATSServer, error) {
 func (s *Site) startNATS(ctx context.Context, plan func(name string, port int, more ...string) command) (*NATSServer, error) {
 	p, ports, err := s.startOnFreePorts(ctx, 1,
 		func(ports []int) command { return plan("nats-server", ports[0]) },
-		func(ctx context.Context, p *Process, ports []int) error { return listening(ctx, p, ports[0]) })
+		func(ctx context.Context, p *Process, ports []int) error { return awaitListening(ctx, p, ports[0]) })
 	if err != nil {
 		return nil, err
 	}
 	return &NATSServer{Process: p, URL: "nats://" + Loopback(ports[0]), site: s, port: ports[0]}, nil
 }
 
-// Restart runs the stopped server again, on the same port and with the same
-// stored data.
+// Restart runs the stopped server again with the same port and data.
 func (n *NATSServer) Restart(ctx context.Context) error {
 	p, err := n.site.Restart(n.Process)
 	if err != nil {
 		return err
 	}
 	n.Process = p
-	return listening(ctx, p, n.port)
+	return awaitListening(ctx, p, n.port)
 }
 
-// Wipe removes what the ended server has stored.
+// Wipe deletes the data of the ended server.
 func (n *NATSServer) Wipe() error { return os.RemoveAll(n.site.natsStore(n.Name)) }
 
 func (s *Site) natsStore(name string) string { return s.path(name + ".data") }
@@ -63,19 +62,19 @@ func (s *Site) natsCommand(name string, port int, more ...string) command {
 	}, more...)}
 }
 
-// A NATSCluster is a cluster of nats-servers that store things together.
+// A NATSCluster is a cluster of nats-servers.
 type NATSCluster struct {
 	Servers []*NATSServer
-	// Pairs are what each two servers say to each other through. Which of the two
-	// links carries it is for the servers: it is the one's that asked first.
+	// Pairs are the links between each two servers. The servers use the link of the one
+	// that connected first.
 	Pairs []NATSPair
 }
 
-// A NATSPair is what is between two servers of a cluster: Up leads from the first
-// to the second and Down back.
+// A NATSPair connects two servers of a cluster: Up leads from the first to the second,
+// and Down back.
 type NATSPair struct{ Up, Down *Link }
 
-// URL names all servers, separated by commas.
+// URL returns the URLs of all servers, separated by commas.
 func (c *NATSCluster) URL() string {
 	urls := make([]string, 0, len(c.Servers))
 	for _, n := range c.Servers {
@@ -84,12 +83,12 @@ func (c *NATSCluster) URL() string {
 	return strings.Join(urls, ",")
 }
 
-// nowhere is a port that nobody listens on. Servers tell each other that they are
-// to be reached there, so that they know no way around the links.
+// nowhere is a port without a listener. Servers advertise it to each other, so that they
+// cannot bypass the links.
 const nowhere = 1
 
-// StartNATSCluster starts a cluster of n servers, each two of them with a link
-// between them. Clients are told of no server that they do not know.
+// StartNATSCluster starts a cluster of n servers with links between each two of them.
+// Servers do not advertise each other to clients.
 func (s *Site) StartNATSCluster(ctx context.Context, n int) (*NATSCluster, error) {
 	ports, err := freePorts(2 * n)
 	if err != nil {
@@ -98,7 +97,7 @@ func (s *Site) StartNATSCluster(ctx context.Context, n int) (*NATSCluster, error
 	c := &NATSCluster{}
 	routes := make([][]string, n)
 	for i := range n {
-		routes[i] = append(routes[i], "nats://"+Loopback(ports[n+i])) // a server wants to see itself among them
+		routes[i] = append(routes[i], "nats://"+Loopback(ports[n+i])) // a server's routes must include itself
 		for j := range i {
 			pair := NATSPair{}
 			if pair.Up, err = OpenLink(ctx, Loopback(ports[n+i])); err != nil {
@@ -123,7 +122,7 @@ func (s *Site) StartNATSCluster(ctx context.Context, n int) (*NATSCluster, error
 		if err != nil {
 			return nil, err
 		}
-		if err := listening(ctx, p, ports[i]); err != nil {
+		if err := awaitListening(ctx, p, ports[i]); err != nil {
 			return nil, err
 		}
 		c.Servers = append(c.Servers, &NATSServer{Process: p, URL: "nats://" + Loopback(ports[i]), site: s, port: ports[i]})
@@ -131,7 +130,7 @@ func (s *Site) StartNATSCluster(ctx context.Context, n int) (*NATSCluster, error
 	return c, nil
 }
 
-// Close ends the links.
+// Close closes the links.
 func (c *NATSCluster) Close() {
 	for _, p := range c.Pairs {
 		p.Up.Close()
@@ -139,8 +138,8 @@ func (c *NATSCluster) Close() {
 	}
 }
 
-// listening waits until a process takes connections on a loopback port.
-func listening(ctx context.Context, p *Process, port int) error {
+// awaitListening waits until a process accepts connections on a loopback port.
+func awaitListening(ctx context.Context, p *Process, port int) error {
 	var dialer net.Dialer
 	return p.until(ctx, "it listens on "+Loopback(port), func(ctx context.Context) error {
 		conn, err := dialer.DialContext(ctx, "tcp", Loopback(port))

@@ -8,20 +8,20 @@ import (
 	"path/filepath"
 )
 
-// NodeOptions say what driver in Node.js to run. All are needed.
+// NodeOptions configure a driver in Node.js. All but Env are required.
 type NodeOptions struct {
 	// Name of the process.
 	Name string
-	// Dir is the folder with its driver.mjs, the files beside it and installed packages.
+	// Dir is the folder with driver.mjs and its installed packages.
 	Dir string
-	// NATSURL is where the bus is, Cluster the control plane to serve.
+	// NATSURL is the bus, Cluster the control plane to serve.
 	NATSURL, Cluster string
 	// Env (as NAME=value) is added to the environment.
 	Env []string
 }
 
-// StartPlainNode starts a driver that keeps no session and returns when it says
-// that it serves.
+// StartPlainNode starts a driver without sessions, and returns when it prints that it
+// serves.
 func (s *Site) StartPlainNode(ctx context.Context, o NodeOptions) (*Process, error) {
 	p, err := s.startNode(o)
 	if err != nil {
@@ -31,15 +31,15 @@ func (s *Site) StartPlainNode(ctx context.Context, o NodeOptions) (*Process, err
 	return p, err
 }
 
-// StartNode starts a replica that keeps sessions, and returns when it has shown
-// itself on the bus. As with [Site.StartDriver], one is started after the other.
+// StartNode starts a replica with sessions, and returns when it sends one. Like
+// [Site.StartDriver] it must not be called concurrently.
 func (s *Site) StartNode(ctx context.Context, tap *Tap, o NodeOptions) (*Driver, error) {
 	known := tap.Sessions()
 	p, err := s.startNode(o)
 	if err != nil {
 		return nil, err
 	}
-	return p.heardOf(ctx, tap, known)
+	return p.awaitSession(ctx, tap, known)
 }
 
 func (s *Site) startNode(o NodeOptions) (*Process, error) {

@@ -8,22 +8,22 @@ import (
 	"sync"
 )
 
-// Ports are taken from below the range that the kernel uses for outgoing
-// connections (32768 and up by default): there only another listener can take a
-// port between our look and its use, or while its server is away.
+// Ports are below the range that the kernel uses for outgoing connections (32768 and up
+// by default). There only another listener can take a port before its use, or while its
+// server is down.
 const (
 	firstPort = 20000
 	lastPort  = 32000
 )
 
-// handedOut are the ports of this process, so that none is given out twice.
+// handedOut are the ports that this process has returned already.
 var handedOut = struct {
 	sync.Mutex
 
 	ports map[int]bool
 }{ports: map[int]bool{}}
 
-// freePorts returns n ports of the loopback interface that nobody listens on.
+// freePorts returns n ports of the loopback interface without a listener.
 func freePorts(n int) ([]int, error) {
 	handedOut.Lock()
 	defer handedOut.Unlock()
@@ -48,10 +48,10 @@ func freePorts(n int) ([]int, error) {
 		handedOut.ports[port] = true
 		ports = append(ports, port)
 	}
-	return nil, errors.Join(fmt.Errorf("found no %d free ports between %d and %d", n, firstPort, lastPort), last)
+	return nil, errors.Join(fmt.Errorf("found fewer than %d free ports between %d and %d", n, firstPort, lastPort), last)
 }
 
-// FreePort returns a port of the loopback interface that nobody listens on.
+// FreePort returns a port of the loopback interface without a listener.
 func FreePort() (int, error) {
 	ports, err := freePorts(1)
 	if err != nil {

@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// pollEvery is the pace of looking at what cannot be waited for.
+	// pollEvery is the interval of Poll.
 	pollEvery = 25 * time.Millisecond
-	// stopLimit is how long a process may take to end after SIGTERM.
+	// stopLimit is how long a process may take to exit after SIGTERM.
 	stopLimit = 15 * time.Second
-	// startLimit is how long a process may take to get ready.
+	// startLimit is how long a process may take to become ready.
 	startLimit = time.Minute
 	// shownLines is how much of a log an error quotes.
 	shownLines = 15
@@ -28,27 +28,27 @@ const (
 type Process struct {
 	// Name is unique within the Site.
 	Name string
-	// Log is where standard error goes, Output where standard output goes.
+	// Log is the file of standard error, Output that of standard output.
 	Log, Output string
 
 	command command
 	cmd     *exec.Cmd
-	asked   atomic.Bool // to end, by Stop or Kill
+	asked   atomic.Bool // to exit, by Stop or Kill
 	ready   atomic.Bool
 	done    chan struct{}
-	err     error // how it ended; valid once done is closed
+	err     error // of Wait; valid once done is closed
 }
 
-// command is what to run, apart from where.
+// command is a program with its arguments and environment.
 type command struct {
 	name    string
 	program string
 	args    []string
-	env     []string // beside PATH and HOME
+	env     []string // besides PATH and HOME
 	again   int      // how often it was run before
 }
 
-// logName is what its files are called: each run has its own.
+// logName returns the base name of its files: each run has its own.
 func (c command) logName() string {
 	if c.again == 0 {
 		return c.name
@@ -56,15 +56,14 @@ func (c command) logName() string {
 	return fmt.Sprintf("%s-%d", c.name, c.again+1)
 }
 
-// start runs a command with its output in dir. A detached process is the leader
-// of its own session and lives on; any other dies with this one, however that
-// ends.
+// start runs a command with its output in dir. A detached process is the leader of its
+// own session and outlives this one; any other dies with this one.
 func start(dir string, c command, program string, detached bool) (*Process, error) {
 	p := &Process{
 		Name: c.name, Log: filepath.Join(dir, c.logName()+".log"), Output: filepath.Join(dir, c.logName()+".out"),
 		command: c, done: make(chan struct{}),
 	}
-	// Files rather than pipes: the process need not care who still reads.
+	// Files, not pipes: the process can always write.
 	stdout, err := os.Create(p.Output)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", c.name, err)
@@ -78,9 +77,9 @@ func start(dir string, c command, program string, detached bool) (*Process, erro
 
 	p.cmd = exec.Command(program, c.args...)
 	p.cmd.Stdout, p.cmd.Stderr = stdout, stderr
-	// The ambient KUBECONFIG, NATS_URL and the like must not reach the programs.
+	// KUBECONFIG, NATS_URL and the like must not reach the programs.
 	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}, c.env...)
-	// Ctrl-C in a terminal reaches only us, and we decide the order.
+	// Ctrl-C in a terminal reaches only this program, which stops the others in order.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if detached {
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -95,10 +94,10 @@ func start(dir string, c command, program string, detached bool) (*Process, erro
 	return p, nil
 }
 
-// PID is the process id.
+// PID returns the process id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Done is closed when the process has ended.
+// Done returns a channel that is closed when the process has exited.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Kill ends the process as a crash would (SIGKILL), and returns when it is gone.
@@ -111,8 +110,8 @@ func (p *Process) Kill() error {
 	return nil
 }
 
-// Failure returns how the process has ended, unless that was as it should, as in
-// Stop; nil while it runs.
+// Failure returns an error if the process has exited unexpectedly, as in Stop; nil while
+// it runs.
 func (p *Process) Failure() error {
 	select {
 	case <-p.done:
@@ -122,19 +121,18 @@ func (p *Process) Failure() error {
 	}
 }
 
-// ExpectEnd makes it no error that the process ends by itself, as long as its
-// exit code is 0.
+// ExpectEnd allows the process to exit by itself with code 0.
 func (p *Process) ExpectEnd() { p.asked.Store(true) }
 
-// Pause stops the process from running (SIGSTOP) until Resume.
+// Pause suspends the process (SIGSTOP) until Resume.
 func (p *Process) Pause() error { return p.signal(syscall.SIGSTOP) }
 
-// Resume lets a paused process run on.
+// Resume resumes a paused process (SIGCONT).
 func (p *Process) Resume() error { return p.signal(syscall.SIGCONT) }
 
-// Stop asks the process to end (SIGTERM) and kills it when it has not by the
-// limit, which is an error, as is an exit code other than 0 once it was ready, and
-// an end that nobody asked for. A process that was killed by Kill is fine.
+// Stop sends SIGTERM, and kills the process if it has not exited by the limit, which is
+// an error. An exit code other than 0 after it was ready, and an exit before Stop, are
+// errors, too. A process killed by Kill is not.
 func (p *Process) Stop() error {
 	select {
 	case <-p.done:
@@ -156,26 +154,26 @@ func (p *Process) Stop() error {
 	if err := p.Kill(); err != nil {
 		return err
 	}
-	return fmt.Errorf("%s did not end within %s of SIGTERM and was killed; its log: %s", p.Name, stopLimit, p.Log)
+	return fmt.Errorf("%s did not exit within %s of SIGTERM and was killed; its log: %s", p.Name, stopLimit, p.Log)
 }
 
-// unexpected returns how an ended process ended, unless that was as it should.
+// unexpected returns an error if the ended process exited unexpectedly.
 func (p *Process) unexpected() error {
 	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
-	// A program that has not yet set up its signals is ended by SIGTERM itself.
+	// SIGTERM ends a program that has not set up its signal handler yet.
 	byUs := ok && status.Signaled() && (status.Signal() == syscall.SIGKILL || status.Signal() == syscall.SIGTERM)
-	// One that is stopped while it starts may well call that a failure.
+	// A program that is stopped during its start may exit with an error.
 	if p.asked.Load() && (p.err == nil || byUs || !p.ready.Load()) {
 		return nil
 	}
 	return p.ended()
 }
 
-// ended is the error of a process that has ended, with the last lines of its log.
+// ended returns the error of an ended process, with the last lines of its log.
 func (p *Process) ended() error {
-	how := "ended by itself"
+	how := "exited without being stopped"
 	if p.err != nil {
-		how = "ended: " + p.err.Error()
+		how = "exited: " + p.err.Error()
 	}
 	return fmt.Errorf("%s %s\n%s", p.Name, how, p.lastLines())
 }
@@ -191,7 +189,7 @@ func (p *Process) lastLines() string {
 	return "last lines of " + p.Log + ":\n  " + strings.ReplaceAll(text, "\n", "\n  ")
 }
 
-// tail returns the last lines of a file, none if it cannot be read.
+// tail returns the last lines of a file; "" if it cannot be read.
 func tail(path string) string {
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -229,13 +227,13 @@ func (p *Process) line(ctx context.Context, prefix string) (string, error) {
 	return rest, err
 }
 
-// until polls check, which tells whether the process is ready, at most for the
-// start limit. What completes the sentence "waited until ...".
+// until polls check, which returns nil once the process is ready, for at most startLimit.
+// what completes the sentence "waited until ...".
 func (p *Process) until(ctx context.Context, what string, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("not within %s", startLimit))
 	defer cancel()
 	ended := make(chan struct{})
-	go func() { // a process that ends is not waited for any longer
+	go func() { // ends the wait if the process exits
 		defer close(ended)
 		select {
 		case <-p.done:
@@ -258,8 +256,8 @@ func (p *Process) until(ctx context.Context, what string, check func(context.Con
 	return nil
 }
 
-// Poll asks until check returns no error. When ctx ends first, the error tells
-// what was waited for, what was last heard, and why the wait ended.
+// Poll calls check until it returns nil. If ctx ends first, the error names what was
+// waited for, why the wait ended, and the last error of check.
 func Poll(ctx context.Context, what string, check func(context.Context) error) error {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()

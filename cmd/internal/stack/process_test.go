@@ -40,7 +40,7 @@ func untilTerm(code int) int {
 	return code
 }
 
-// parent starts a child, tells its process id and waits to be killed.
+// parent starts a child, prints its process id and waits to be killed.
 func parent() int {
 	site, err := NewSite(SiteOptions{Bin: filepath.Dir(os.Args[0]), Dir: os.Args[1]})
 	if err != nil {
@@ -93,14 +93,14 @@ func TestClose(t *testing.T) {
 		"obedient": {reason: "it ends well when asked"},
 		"careless": {reason: "it leaves SIGTERM to the kernel, which is no failure"},
 		"failing":  {reason: "a failure while stopping must not go unnoticed", wantErr: "could not save"},
-		"fleeting": {reason: "nobody asked it to end", wantErr: "the disk is full"},
+		"fleeting": {reason: "it was not asked to exit", wantErr: "the disk is full"},
 	}
 	for role, c := range cases {
 		t.Run(role, func(t *testing.T) {
 			t.Parallel()
 			s := newTestSite(t)
 			p := startRole(t, s, role)
-			// A process that has printed its line and ended is told as ended.
+			// A process that has printed its line and exited counts as exited.
 			if _, err := p.line(t.Context(), "ready "); err != nil && role != "fleeting" {
 				t.Fatal(err)
 			}
@@ -137,7 +137,7 @@ func TestLine(t *testing.T) {
 		t.Error("Start() = nil for a name that is taken: both would write one log")
 	}
 	if err := s.Close(); err == nil {
-		t.Error("Close() = nil, though a program ended by itself")
+		t.Error("Close() = nil, although a program exited by itself")
 	}
 }
 
@@ -234,9 +234,9 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Lock(path); err == nil {
-		t.Error("Lock() = nil, though somebody has it")
+		t.Error("Lock() = nil, although it is locked")
 	} else if locked, ok := errors.AsType[*LockedError](err); !ok || locked.Holder != strconv.Itoa(os.Getpid()) {
-		t.Errorf("Lock() = %v, want to be told who has it", err)
+		t.Errorf("Lock() = %v, want the holder", err)
 	}
 	release()
 	if release, err = Lock(path); err != nil {
@@ -246,14 +246,14 @@ func TestLock(t *testing.T) {
 }
 
 func TestEnvironment(t *testing.T) {
-	t.Setenv("KUBECONFIG", "/somebody's/production")
+	t.Setenv("KUBECONFIG", "/production")
 	s := newTestSite(t)
 	p := startRole(t, s, "printenv")
 	p.ExpectEnd()
 	<-p.Done()
 	text, err := os.ReadFile(p.Output)
 	if err != nil || strings.Contains(string(text), "KUBECONFIG") || !strings.Contains(string(text), "PATH=") {
-		t.Errorf("environment %q, %v: want PATH, and nothing that points to somebody's cluster", text, err)
+		t.Errorf("environment %q, %v: want PATH, and nothing that points to another cluster", text, err)
 	}
 	if err := s.Close(); err != nil {
 		t.Error(err)

@@ -12,20 +12,19 @@ import (
 	"time"
 )
 
-// A Recorded is a process as it can be written down and found again by another
-// program. A process id alone may be another process's by then; together with
-// the boot and the time of the start it never is.
+// A Recorded identifies a process for another program. A process id may be reused; with
+// the boot and the start time it is unique.
 type Recorded struct {
 	Name string `json:"name"`
 	PID  int    `json:"pid"`
 	// Started is in clock ticks since the boot (proc_pid_stat(5), starttime).
 	Started uint64 `json:"started"`
-	// Boot is the kernel's random id of the boot.
+	// Boot is the kernel's random boot id.
 	Boot string `json:"boot"`
 	Log  string `json:"log"`
 }
 
-// Record describes a running process.
+// Record returns the record of a running process.
 func (p *Process) Record() (Recorded, error) {
 	started, err := startTime(p.PID())
 	if err != nil {
@@ -38,7 +37,7 @@ func (p *Process) Record() (Recorded, error) {
 	return Recorded{Name: p.Name, PID: p.PID(), Started: started, Boot: boot, Log: p.Log}, nil
 }
 
-// Alive tells whether exactly this process still runs.
+// Alive reports whether exactly this process still runs.
 func (r Recorded) Alive() bool {
 	boot, err := bootID()
 	if err != nil || boot != r.Boot {
@@ -50,8 +49,8 @@ func (r Recorded) Alive() bool {
 
 // Stop ends the process if it still runs: SIGTERM, then SIGKILL after a while.
 func (r Recorded) Stop() error {
-	// On Linux this is a pidfd: what it names cannot become another process
-	// between the look and the signal.
+	// On Linux this is a pidfd, which cannot denote another process by the time of the
+	// signal.
 	process, err := os.FindProcess(r.PID)
 	if err != nil {
 		return fmt.Errorf("stop %s: %w", r.Name, err)
@@ -64,15 +63,15 @@ func (r Recorded) Stop() error {
 		if err := process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			return fmt.Errorf("send %s to %s (process %d): %w", s, r.Name, r.PID, err)
 		}
-		if r.gone() {
+		if r.awaitEnd() {
 			return nil
 		}
 	}
-	return fmt.Errorf("%s (process %d) does not end, not even by SIGKILL; its log: %s", r.Name, r.PID, r.Log)
+	return fmt.Errorf("%s (process %d) did not exit even after SIGKILL; its log: %s", r.Name, r.PID, r.Log)
 }
 
-// gone waits for the end, at most for the stop limit.
-func (r Recorded) gone() bool {
+// awaitEnd reports whether the process ends within stopLimit.
+func (r Recorded) awaitEnd() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
 	defer cancel()
 	return Poll(ctx, r.Name+" has ended", func(context.Context) error {
@@ -83,7 +82,7 @@ func (r Recorded) gone() bool {
 	}) == nil
 }
 
-// Since is how long a recorded process has run, roughly.
+// Since returns how long a recorded process has run, roughly.
 func (r Recorded) Since() time.Duration {
 	info, err := os.Stat("/proc/" + strconv.Itoa(r.PID))
 	if err != nil {
@@ -94,8 +93,7 @@ func (r Recorded) Since() time.Duration {
 
 var errNoProcess = errors.New("no such process")
 
-// startTime returns field 22 of /proc/PID/stat. A process that has ended and was
-// not waited for by its parent (a zombie) counts as gone.
+// startTime returns field 22 of /proc/PID/stat, and errNoProcess for a zombie.
 func startTime(pid int) (uint64, error) {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
@@ -104,7 +102,7 @@ func startTime(pid int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The second field, the program's name in parentheses, may hold anything.
+	// The second field, the program's name in parentheses, may contain any character.
 	fields := strings.Fields(string(content[bytes.LastIndexByte(content, ')')+1:]))
 	const state, start = 0, 19 // counted from the third field
 	if len(fields) <= start {

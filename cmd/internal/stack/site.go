@@ -11,8 +11,7 @@ import (
 	"sync"
 )
 
-// A Site is a set of processes that belong together and the folder they run in.
-// It is safe for concurrent use.
+// A Site is a set of processes and their folder. It is safe for concurrent use.
 type Site struct {
 	bin, dir string
 	detached bool
@@ -22,20 +21,20 @@ type Site struct {
 	processes []*Process
 }
 
-// SiteOptions say where a Site finds its programs and keeps its files.
+// SiteOptions configure a Site.
 type SiteOptions struct {
 	// Bin is the folder of the built programs.
 	Bin string
 	// Dir is the folder for logs and data. It is emptied first.
 	Dir string
-	// Detached processes survive this one.
+	// Detached processes outlive this one.
 	Detached bool
-	// OnStart is told of each process right after its start; an error ends it
-	// again. May be nil.
+	// OnStart is called right after the start of each process, which is stopped if it
+	// returns an error. It may be nil.
 	OnStart func(*Process) error
 }
 
-// NewSite makes the folder. Close ends what was started.
+// NewSite creates the folder. Close ends the processes.
 func NewSite(o SiteOptions) (*Site, error) {
 	bin, err := filepath.Abs(o.Bin)
 	if err != nil {
@@ -65,11 +64,11 @@ func Missing(bin string, names ...string) []string {
 	return missing
 }
 
-// Dir is the Site's folder.
+// Dir returns the Site's folder.
 func (s *Site) Dir() string { return s.dir }
 
-// Program returns the path of a built program. An absolute path stays: it is a
-// program of the system.
+// Program returns the path of a built program. An absolute path, which is a program of
+// the system, is returned unchanged.
 func (s *Site) Program(name string) string {
 	if filepath.IsAbs(name) {
 		return name
@@ -80,8 +79,9 @@ func (s *Site) Program(name string) string {
 // path returns the path of a file in the Site's folder.
 func (s *Site) path(name string) string { return filepath.Join(s.dir, name) }
 
-// private writes a secret to a file of its own, and returns its path.
-func (s *Site) private(name, content string) (string, error) {
+// writeSecret writes a secret to a file that only its owner can read, and returns its
+// path.
+func (s *Site) writeSecret(name, content string) (string, error) {
 	path := filepath.Join(s.path("private"), name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return "", fmt.Errorf("make a folder for secrets: %w", err)
@@ -92,18 +92,18 @@ func (s *Site) private(name, content string) (string, error) {
 	return path, nil
 }
 
-// Start runs a built program under a name of its own. It returns at once.
+// Start runs a built program under a unique name. It returns at once.
 func (s *Site) Start(name, program string, args ...string) (*Process, error) {
 	return s.start(command{name: name, program: program, args: args})
 }
 
-// start remembers what it starts for Close.
+// start runs a command until Close.
 func (s *Site) start(c command) (*Process, error) {
 	s.mu.Lock()
 	taken := slices.ContainsFunc(s.processes, func(p *Process) bool { return p.Name == c.name })
 	s.mu.Unlock()
 	if taken {
-		return nil, fmt.Errorf("start %s: there is a process of that name", c.name)
+		return nil, fmt.Errorf("start %s: a process with that name already runs", c.name)
 	}
 	p, err := start(s.dir, c, s.Program(c.program), s.detached)
 	if err != nil {
@@ -120,9 +120,9 @@ func (s *Site) start(c command) (*Process, error) {
 	return p, nil
 }
 
-// Restart runs the command of an ended process again, with more arguments
-// perhaps. It takes the place of the ended one: what depends on it was started
-// later and is to be stopped earlier.
+// Restart runs the command of an ended process again, with args added. The new process
+// takes the place of the ended one in the order of Close: processes that depend on it
+// were started later and are stopped earlier.
 func (s *Site) Restart(p *Process, args ...string) (*Process, error) {
 	select {
 	case <-p.done:
@@ -147,16 +147,15 @@ func (s *Site) Restart(p *Process, args ...string) (*Process, error) {
 	return again, nil
 }
 
-// forget takes an ended process out, so that its name is free again.
+// forget removes an ended process, so that its name can be used again.
 func (s *Site) forget(p *Process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.processes = slices.DeleteFunc(s.processes, func(q *Process) bool { return q == p })
 }
 
-// startOnFreePorts runs what plan makes of n free ports until ready says so.
-// Another process may take a port between our look and the program's: then
-// others are tried.
+// startOnFreePorts runs the command that plan returns for n free ports, and waits with
+// ready. If another process has taken a port meanwhile, it tries other ports.
 func (s *Site) startOnFreePorts(
 	ctx context.Context, n int, plan func(ports []int) command, ready func(context.Context, *Process, []int) error,
 ) (*Process, []int, error) {
@@ -177,18 +176,17 @@ func (s *Site) startOnFreePorts(
 		if try == tries || !portTaken(p.lastLines()) {
 			return nil, nil, err
 		}
-		s.forget(p) // it has ended, as its error tells
+		s.forget(p) // it has exited because of the port
 	}
 }
 
-// portTaken reports whether a log says so, in the system's words or in those of
-// devcluster.
+// portTaken reports whether a log contains such an error of the system or of devcluster.
 func portTaken(log string) bool {
 	return strings.Contains(log, "address already in use") || strings.Contains(log, "is taken; choose another --")
 }
 
-// Close ends all processes, the youngest first, and returns what did not end as
-// it should. The files stay.
+// Close ends all processes, the newest first, and returns the errors of Stop. It keeps
+// the files.
 func (s *Site) Close() error {
 	s.mu.Lock()
 	processes := slices.Clone(s.processes)
@@ -201,8 +199,8 @@ func (s *Site) Close() error {
 	return errors.Join(errs...)
 }
 
-// Failed returns the error of the first process that ended without being asked
-// to, nil if there is none.
+// Failed returns the error of the first process that exited unexpectedly; nil if there is
+// none.
 func (s *Site) Failed() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,8 +212,7 @@ func (s *Site) Failed() error {
 	return nil
 }
 
-// Poll is like [Poll], but ends early when one of the processes has ended by
-// itself.
+// Poll is like [Poll], but fails at once if one of the processes exits unexpectedly.
 func (s *Site) Poll(ctx context.Context, what string, check func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

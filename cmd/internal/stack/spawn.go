@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// spawner starts commands on one thread that never ends. The kernel sends a
-// child its parent-death signal when the thread that forked it ends, not the
-// process (prctl(2), PR_SET_PDEATHSIG), and the Go runtime ends threads as it
-// likes: a child started from any goroutine could be killed at any moment.
+// spawner starts commands on one thread that never ends. The kernel sends a child its
+// parent-death signal when the thread that forked it ends, not the process (prctl(2),
+// PR_SET_PDEATHSIG), and the Go runtime may end threads at any time. So a child started
+// from any other goroutine could be killed at any time.
 var spawner = sync.OnceValue(func() chan<- spawn {
 	requests := make(chan spawn)
 	go func() {

@@ -17,9 +17,8 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// A Tap listens to what a control plane and its drivers tell everybody: the
-// replicas' sessions and the audit messages of operations that ended. It is safe
-// for concurrent use.
+// A Tap collects the sessions of a control plane's drivers, and the audit messages of
+// operations that ended. It is safe for concurrent use.
 type Tap struct {
 	conn *bus.Conn
 	stop []func()
@@ -29,8 +28,7 @@ type Tap struct {
 	audits   []*driverv1.Audit
 }
 
-// OpenTap starts to listen to one control plane. Several URLs are separated by
-// commas.
+// OpenTap starts to listen to one control plane. URLs are separated by commas.
 func OpenTap(ctx context.Context, natsURL, cluster string) (*Tap, error) {
 	t := &Tap{sessions: map[string]*driverv1.Session{}}
 	conn, err := bus.Connect(ctx, bus.Config{
@@ -55,11 +53,11 @@ func OpenTap(ctx context.Context, natsURL, cluster string) (*Tap, error) {
 	return t, nil
 }
 
-// onAudit takes what `nats sub 'mcm.v1.<cluster>.audit.>'` would show.
+// onAudit is called for the messages of `nats sub 'mcm.v1.<cluster>.audit.>'`.
 func (t *Tap) onAudit(_, _ string, _ map[string][]string, payload []byte) {
 	env, err := bus.Decode(payload, "")
 	if err != nil || env.GetAudit() == nil {
-		return // what belongs on a subject is for the bus's own tests
+		return // checking the messages is for the bus's own tests
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -80,8 +78,7 @@ func (t *Tap) Close() {
 	t.conn.Close()
 }
 
-// Sessions returns the last session of each replica heard of, the dead ones
-// included.
+// Sessions returns the last session of each replica that was heard, including dead ones.
 func (t *Tap) Sessions() map[string]*driverv1.Session {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -95,8 +92,8 @@ func (t *Tap) Audits() []*driverv1.Audit {
 	return slices.Clone(t.audits)
 }
 
-// Running returns the ids of the operations of a kind that a replica's last
-// session lists as running.
+// Running returns the ids of the operations of a kind that are running according to a
+// replica's last session.
 func (t *Tap) Running(replica string, op driverv1.Operation) []string {
 	var ids []string
 	for _, state := range t.Sessions()[replica].GetOperations() {
@@ -107,18 +104,18 @@ func (t *Tap) Running(replica string, op driverv1.Operation) []string {
 	return ids
 }
 
-// Heard tells whether the server knows of somebody who listens to a subject: of a
-// process that has just ended it may, for a moment.
-func (t *Tap) Heard(ctx context.Context, subject string) (bool, error) {
+// HasSubscriber reports whether the server knows a subscriber of a subject. That may
+// be a process that has just exited.
+func (t *Tap) HasSubscriber(ctx context.Context, subject string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	_, err := t.conn.Client().RequestWithContext(ctx, subject, nil)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
 		return false, nil
-	case err == nil || errors.Is(err, context.DeadlineExceeded): // what is empty is not answered
+	case err == nil || errors.Is(err, context.DeadlineExceeded): // empty requests get no answer
 		return true, nil
 	default:
-		return false, fmt.Errorf("ask who listens to %s: %w", subject, err)
+		return false, fmt.Errorf("find the subscribers of %s: %w", subject, err)
 	}
 }

@@ -1,6 +1,6 @@
-// Package tracing sends the spans of a program to where the standard variables of
-// OpenTelemetry say. It is for the programs of this repository; a driver of yours
-// does the same in its own main, with the exporter of its choice.
+// Package tracing exports the spans of a program as set by the standard variables of
+// OpenTelemetry. It is for the programs of this repository; other drivers set up an
+// exporter in their own main.
 package tracing
 
 import (
@@ -24,22 +24,21 @@ const flushLimit = 5 * time.Second
 // switches are the variables that switch traces on.
 var switches = []string{"OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"}
 
-// Start makes OpenTelemetry's global tracer provider one that exports, if one of
-// the variables OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_ENDPOINT and
-// OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set and OTEL_SDK_DISABLED is not true;
-// otherwise nothing is traced. The other variables of OpenTelemetry (protocol,
-// headers, sampler, resource) mean what its specification says. Failures to
-// export are told to report: no program fails for want of its collector. Stop
-// sends what is left.
+// Start sets OpenTelemetry's global tracer provider to one that exports if one of the
+// variables OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_ENDPOINT and
+// OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set and OTEL_SDK_DISABLED is not true. Otherwise
+// nothing is traced. The other variables of OpenTelemetry (protocol, headers, sampler,
+// resource) have their specified meaning. report is called with errors of exports: a
+// program must not fail because of its collector. stop sends the last spans.
 func Start(ctx context.Context, service, version string, report func(error)) (stop func(), err error) {
 	if !wanted() {
 		return func() {}, nil
 	}
 	exporter, err := autoexport.NewSpanExporter(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("traces, as the OTEL_ variables ask for them: %w", err)
+		return nil, fmt.Errorf("set up traces as the OTEL_ variables define: %w", err)
 	}
-	// In this order: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win.
+	// In this order OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence.
 	of, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithHost(), resource.WithAttributes(
 		attribute.String("service.name", service), attribute.String("service.version", version),
 	), resource.WithFromEnv())

@@ -50,12 +50,12 @@ func TestWrongExporter(t *testing.T) {
 	}
 }
 
-// TestCollectorAway has nobody take the spans: that is told, and no more.
+// TestCollectorAway runs without a collector: the error is only reported.
 func TestCollectorAway(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
 	t.Setenv("OTEL_BSP_EXPORT_TIMEOUT", "100")
-	told := make(chan error, 10)
-	stop, err := Start(t.Context(), "mcm", "1", func(err error) { told <- err })
+	reported := make(chan error, 10)
+	stop, err := Start(t.Context(), "mcm", "1", func(err error) { reported <- err })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,9 +63,9 @@ func TestCollectorAway(t *testing.T) {
 	span.End()
 	stop()
 	select {
-	case <-told:
+	case <-reported:
 	default:
-		t.Error("nobody was told that spans were lost")
+		t.Error("the loss of spans was not reported")
 	}
 }
 

@@ -76,6 +76,7 @@ var requests = map[string]body{
 		}}},
 		`{"migrateClass":{"object":{"kind":"AWSMachineClass"}},"operationId":"u"}`, "migrate_class u attempt 0",
 	},
+	"node_groups": groupBodies["resize"],
 }
 
 // frames are what replicas answer.

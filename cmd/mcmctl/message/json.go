@@ -13,8 +13,8 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// WriteJSON writes a value as JSON on several lines, or with compact on one, and
-// leaves <, > and & as they are. Of what cannot be encoded it writes nothing.
+// WriteJSON writes a value as JSON on several lines, or on one if compact is set. It
+// does not escape <, > and &, and writes nothing if the value cannot be encoded.
 func WriteJSON(w io.Writer, v any, compact bool) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
@@ -25,19 +25,18 @@ func WriteJSON(w io.Writer, v any, compact bool) error {
 	return e.Encode(v)
 }
 
-// envelopeJSON is the protobuf JSON mapping, made readable: JSON that the
-// contract carries as bytes stands there as JSON, and a sealed box, which only its
-// recipient can read, as its length.
+// envelopeJSON is the protobuf JSON mapping with two changes: JSON that the contract
+// carries as bytes is shown as JSON, and a sealed box as its length.
 func envelopeJSON(env proto.Message) (json.RawMessage, error) {
 	text, err := protojson.Marshal(env)
 	if err != nil {
-		return nil, fmt.Errorf("envelope cannot be shown as JSON: %w", err)
+		return nil, fmt.Errorf("encode the envelope as JSON: %w", err)
 	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
 	var tree map[string]any
 	if err := d.Decode(&tree); err != nil {
-		return nil, fmt.Errorf("envelope cannot be shown as JSON: %w", err)
+		return nil, fmt.Errorf("encode the envelope as JSON: %w", err)
 	}
 	readable(env.ProtoReflect(), tree)
 	if n := len(env.ProtoReflect().GetUnknown()); n > 0 {
@@ -49,7 +48,7 @@ func envelopeJSON(env proto.Message) (json.RawMessage, error) {
 	return bytes.TrimSpace(out.Bytes()), err
 }
 
-// readable walks a message and its JSON side by side.
+// readable makes the changes of envelopeJSON in the JSON of m.
 func readable(m protoreflect.Message, tree map[string]any) {
 	m.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		key := field.JSONName()

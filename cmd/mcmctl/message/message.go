@@ -1,9 +1,8 @@
-// Package message reads payloads of the bus and tells what they say, as JSON or in
-// one line: what `mcmctl decode` and `mcmctl sub` print.
+// Package message decodes payloads of the bus and renders them as JSON or as one line
+// of text, for `mcmctl decode` and `mcmctl sub`.
 //
-// It is for people who look on. It connects to nothing, takes no part in the
-// protocol, opens no seal, and knows nothing of Kubernetes. Its output is for
-// reading: programs that act on messages use bus.
+// The output is for people; programs that act on messages use package bus. The package
+// connects to nothing and opens no seal.
 package message
 
 import (
@@ -17,22 +16,19 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
-	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
-// A Message is what a payload says. The zero value is that of an empty payload.
+// A Message is a decoded payload. The zero value is an empty payload.
 type Message struct {
 	// At most one of them is set.
 	envelope *driverv1.Envelope
-	groups   *nodegroupv1.Envelope
-	other    json.RawMessage // JSON of somebody else on one line: discovery, JetStream
+	other    json.RawMessage // other JSON, on one line: service discovery, JetStream
 }
 
-// Parse finds out what a payload is; its error shows how the payload begins. The
-// subject may be empty: the nats CLI hands a translating command neither subject nor
-// headers. So JSON is told by its look: no Envelope in protobuf begins with a brace
-// or a bracket, which would be groups.
-func Parse(payload []byte, subject string) (Message, error) {
+// Parse decodes a payload; its error shows the payload's first bytes. The nats CLI passes
+// --translate commands neither subject nor headers. So JSON is detected by its first byte:
+// no Envelope in protobuf begins with a brace or a bracket, which would be groups.
+func Parse(payload []byte) (Message, error) {
 	if len(payload) == 0 {
 		return Message{}, nil
 	}
@@ -41,11 +37,8 @@ func Parse(payload []byte, subject string) (Message, error) {
 		return parseJSON(text)
 	}
 	env, err := bus.Decode(payload, "")
-	if groups := nodeGroupEnvelope(payload); groups != nil && carriesNodeGroups(subject, err != nil || contradicts(env.ProtoReflect())) {
-		return Message{groups: groups}, nil
-	}
 	if err == nil && proto.Size(env) == len(env.ProtoReflect().GetUnknown()) {
-		err = errors.New("it has no field of one")
+		err = errors.New("it has no known field")
 	}
 	if err != nil {
 		const head = 16
@@ -58,7 +51,7 @@ func Parse(payload []byte, subject string) (Message, error) {
 }
 
 func parseJSON(text []byte) (Message, error) {
-	// Strictly: what merely shares a field's name with an Envelope is none.
+	// Strict: other JSON may share a field's name with an Envelope.
 	env := &driverv1.Envelope{}
 	if err := protojson.Unmarshal(text, env); err == nil && env.GetBody() != nil {
 		return Message{envelope: env}, nil
@@ -71,9 +64,9 @@ func parseJSON(text []byte) (Message, error) {
 	return Message{other: line.Bytes()}, nil
 }
 
-// SignOfLife reports whether the message says no more than that its sender lives, or that
-// a stream takes writes: such messages are many.
-func (m Message) SignOfLife() bool {
+// Heartbeat reports whether the message only shows that its sender lives or that a
+// stream accepts writes. Such messages are frequent.
+func (m Message) Heartbeat() bool {
 	probe := m.envelope.GetClaim() != nil && m.envelope.GetOperationId() == ""
 
 	return m.envelope.GetSession() != nil || m.envelope.GetHello() != nil || probe
@@ -84,22 +77,18 @@ func (m Message) JSON() (json.RawMessage, error) {
 	switch {
 	case m.envelope != nil:
 		return envelopeJSON(m.envelope)
-	case m.groups != nil:
-		return envelopeJSON(m.groups)
 	case m.other != nil:
 		return m.other, nil
 	default:
-		return json.RawMessage(`{"empty":true,"meaning":"no responders: nobody listens on the subject of the request"}`), nil
+		return json.RawMessage(`{"empty":true,"meaning":"no responders: no client listens on the subject of the request"}`), nil
 	}
 }
 
-// Summary tells in one printable line what the message says.
+// Summary returns the message as one printable line.
 func (m Message) Summary() string {
 	switch {
 	case m.envelope != nil:
 		return Printable(summary(m.envelope))
-	case m.groups != nil:
-		return Printable(nodeGroupSummary(m.groups))
 	case m.other != nil:
 		return Printable(string(m.other))
 	default:

@@ -5,73 +5,48 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/machinebus/machinebus/bus"
-	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// nodeGroupSummary tells in one line what a node-group envelope says.
-func nodeGroupSummary(env *nodegroupv1.Envelope) string {
-	kind, unknown := bodyName(env), len(env.ProtoReflect().GetUnknown())
-	switch {
-	case kind != "":
-	case env.GetRefused():
-		kind = "refused"
-	case unknown == 0 && (env.GetStatus() != nil || env.GetReplica() != ""):
-		kind = "answer" // a failed one has no body
-	default:
-		return newerText(unknown)
-	}
-	text := kind + " " + env.GetRequestId()
-	if request, ok := groupRequestText(env); ok {
-		text += request
-		if env.GetTimeout() != nil {
-			text += " timeout " + env.GetTimeout().AsDuration().Round(time.Millisecond).String()
-		}
-
-		return text
-	}
-
-	return strings.TrimSpace(fmt.Sprintf("%s by %s: %s %s", text, env.GetReplica(), statusText(env.GetStatus()), groupAnswerText(env)))
-}
-
-// groupRequestText tells what is asked for, and false for an answer.
-func groupRequestText(env *nodegroupv1.Envelope) (string, bool) {
-	switch b := env.GetBody().(type) {
-	case *nodegroupv1.Envelope_Groups:
-		return "", true
-	case *nodegroupv1.Envelope_Instances:
-		return " group " + b.Instances.GetGroup(), true
-	case *nodegroupv1.Envelope_Resize:
-		return fmt.Sprintf(" group %s from %d to %d", b.Resize.GetGroup(), b.Resize.GetExpectedTarget(), b.Resize.GetTarget()), true
-	case *nodegroupv1.Envelope_Delete:
-		return fmt.Sprintf(" group %s instances %s", b.Delete.GetGroup(), strings.Join(b.Delete.GetInstances(), " ")), true
-	default:
-		return "", false
-	}
-}
-
-func groupAnswerText(env *nodegroupv1.Envelope) string {
-	switch b := env.GetBody().(type) {
-	case *nodegroupv1.Envelope_GroupsFound:
-		return fmt.Sprintf("%d groups", len(b.GroupsFound.GetGroups()))
-	case *nodegroupv1.Envelope_InstancesFound:
-		return groupInstancesText(b.InstancesFound.GetInstances())
-	case *nodegroupv1.Envelope_Resized:
-		return fmt.Sprintf("target %d", b.Resized.GetTargetSize())
-	case *nodegroupv1.Envelope_Deleted:
-		return fmt.Sprintf("target %d", b.Deleted.GetTargetSize())
+// groupRequestText describes a request about node groups; it is empty for other requests.
+func groupRequestText(req *driverv1.NodeGroupsRequest) string {
+	switch b := req.GetBody().(type) {
+	case *driverv1.NodeGroupsRequest_Groups:
+		return " groups"
+	case *driverv1.NodeGroupsRequest_Instances:
+		return " instances of group " + b.Instances.GetGroup()
+	case *driverv1.NodeGroupsRequest_Resize:
+		return fmt.Sprintf(" resize group %s from %d to %d", b.Resize.GetGroup(), b.Resize.GetExpectedTarget(), b.Resize.GetTarget())
+	case *driverv1.NodeGroupsRequest_Delete:
+		return fmt.Sprintf(" delete from group %s instances %s", b.Delete.GetGroup(), strings.Join(b.Delete.GetInstances(), " "))
 	default:
 		return ""
 	}
 }
 
-// groupInstancesText counts instances by state, and those that do not come by why.
-func groupInstancesText(instances []*nodegroupv1.Instance) string {
+// groupAnswerText describes an answer about node groups; it is empty for other answers.
+func groupAnswerText(r *driverv1.NodeGroupsResponse) string {
+	switch b := r.GetBody().(type) {
+	case *driverv1.NodeGroupsResponse_Groups:
+		return fmt.Sprintf(" %d groups", len(b.Groups.GetGroups()))
+	case *driverv1.NodeGroupsResponse_Instances:
+		return " " + groupInstancesText(b.Instances.GetInstances())
+	case *driverv1.NodeGroupsResponse_Resize:
+		return fmt.Sprintf(" target %d", b.Resize.GetTargetSize())
+	case *driverv1.NodeGroupsResponse_Delete:
+		return fmt.Sprintf(" target %d", b.Delete.GetTargetSize())
+	default:
+		return ""
+	}
+}
+
+// groupInstancesText counts instances by state, or by error code if they have one.
+func groupInstancesText(instances []*driverv1.NodeGroupInstance) string {
 	counts := map[string]int{}
 	for _, i := range instances {
-		state := strings.ToLower(strings.TrimPrefix(i.GetState().String(), "INSTANCE_STATE_"))
+		state := strings.ToLower(strings.TrimPrefix(i.GetState().String(), "NODE_GROUP_INSTANCE_STATE_"))
 		if i.GetError() != nil {
 			state = bus.CodeName(i.GetError().GetCode())
 		}

@@ -6,7 +6,7 @@ import (
 	"github.com/machinebus/machinebus/bus"
 )
 
-// A Row is a message with what is known around it, in JSON.
+// A Row is a message with its subject, time and reply subject, in JSON.
 type Row struct {
 	Time string `json:"time,omitempty"`
 	subjectRow
@@ -16,7 +16,7 @@ type Row struct {
 	Error   string          `json:"error,omitempty"`
 }
 
-// subjectRow is a subject in its parts; one that is not ours has none.
+// subjectRow is a subject and its parts, which a subject of others does not have.
 type subjectRow struct {
 	Subject   string `json:"subject"`
 	Cluster   string `json:"cluster,omitempty"`
@@ -28,8 +28,7 @@ type subjectRow struct {
 	Name      string `json:"name,omitempty"`
 }
 
-// NewRow returns a Row that has a message's subject, in its parts where it is one of
-// machinebus.
+// NewRow returns a Row with a subject and, if it is one of machinebus, its parts.
 func NewRow(subject string) Row {
 	row := Row{subjectRow: subjectRow{Subject: subject}}
 	s, err := bus.ParseSubject(subject)

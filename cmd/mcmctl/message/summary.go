@@ -14,8 +14,8 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// Printable replaces by spaces what would not show as one line of text: whoever may
-// publish must not be able to move the reader's cursor.
+// Printable replaces characters that are not printable by spaces: a publisher must not
+// be able to move the reader's cursor.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
@@ -26,7 +26,7 @@ func Printable(text string) string {
 	}, text)
 }
 
-// summary tells in one line what an envelope says.
+// summary returns an envelope as one line.
 func summary(env *driverv1.Envelope) string {
 	kind := bodyName(env)
 	if kind == "" {
@@ -51,7 +51,7 @@ func newerText(unknown int) string {
 	return fmt.Sprintf("body of a newer contract (%d bytes)", unknown)
 }
 
-// bodyName is the name of the envelope's body in the contract.
+// bodyName returns the name of the envelope's body in the contract.
 func bodyName(env proto.Message) string {
 	m := env.ProtoReflect()
 	body := m.WhichOneof(m.Descriptor().Oneofs().ByName("body"))
@@ -67,6 +67,7 @@ func requestText(env *driverv1.Envelope) string {
 	if class := bus.ClassOf(env).GetClass(); class != nil {
 		text += " class " + refText(class)
 	}
+	text += groupRequestText(env.GetNodeGroups())
 	if env.GetTimeout() != nil {
 		text += " timeout " + env.GetTimeout().AsDuration().Round(time.Millisecond).String()
 	}
@@ -93,7 +94,7 @@ func frameText(env *driverv1.Envelope) string {
 
 func resultText(r *driverv1.Result) string {
 	text := statusText(r.GetStatus())
-	// At most one of them is there.
+	// At most one of them is set.
 	id := cmp.Or(r.GetCreate().GetInstance().GetProviderId(), r.GetInitialize().GetInstance().GetProviderId(),
 		r.GetInstanceStatus().GetInstance().GetProviderId())
 	if id != "" {
@@ -103,7 +104,7 @@ func resultText(r *driverv1.Result) string {
 		text += fmt.Sprintf(" %d instances", len(r.GetList().GetInstances()))
 	}
 
-	return text
+	return text + groupAnswerText(r.GetNodeGroups())
 }
 
 func statusText(s *driverv1.Status) string {

@@ -9,16 +9,16 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// guard knows who may call.
+// guard checks the tokens of calls.
 type guard struct {
-	admin string // empty lets everybody in
+	admin string // empty admits every call
 
 	mu   sync.Mutex
-	open bool // lets everybody in
+	open bool // admits every call
 	api  []string
 }
 
-// newGuard lets in who presents token; an empty one lets everybody in.
+// newGuard returns a guard that admits calls with token; an empty one admits every call.
 func newGuard(token string) *guard {
 	return &guard{admin: token, open: token == "", api: []string{token}}
 }
@@ -40,8 +40,7 @@ func (g *guard) mayAdminister(r *http.Request) bool {
 	return g.admin == "" || presents(r, []string{g.admin})
 }
 
-// presents reports whether the call carries one of tokens. How long it takes
-// tells nothing about them.
+// presents reports whether the call carries one of tokens, in constant time.
 func presents(r *http.Request, tokens []string) bool {
 	scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	known := 0

@@ -1,12 +1,10 @@
-// Package cloud is a cloud that exists in memory: a state machine of instances
-// ([Cloud]) and the HTTP server before it ([NewHandler]). It behaves like a real
-// one where drivers meet trouble: calls take time and outlive their clients,
-// lists lag, limits bite, answers get lost, and two creates of one name make two
-// instances unless the identity mode says otherwise.
+// Package cloud is a cloud in memory: a state machine of instances ([Cloud]) and its
+// HTTP server ([NewHandler]). It has the problems of real clouds: calls take time and
+// outlive their clients, lists lag, quotas and rate limits apply, answers get lost, and
+// two creates with one name make two instances unless the identity mode prevents that.
 //
-// It knows nothing of Kubernetes: a [Listener] hears of instances that boot and
-// stop. It keeps nothing on disk but its log, and no user data or credential at
-// all.
+// It does not know Kubernetes: a [Listener] is notified of instances that boot and stop.
+// On disk it stores only its log. It stores no user data and no credentials.
 package cloud
 
 import (
@@ -26,36 +24,36 @@ import (
 // tokenLife is how long an idempotency token outlives its instance.
 const tokenLife = 24 * time.Hour
 
-// Options say how a cloud starts.
+// Options configure a cloud.
 type Options struct {
 	// Identity is the mode of creates that name none; empty means
 	// [cloudapi.IdentityNone].
 	Identity cloudapi.Identity
-	// Knobs are where they stand at first. The zero value is a cloud without
-	// delay, limit and fault.
+	// Knobs are the initial knobs. The zero value is a cloud without delays, limits and
+	// faults.
 	Knobs cloudapi.Knobs
-	// Log receives the log as JSON lines; nil for nowhere. The cloud writes one
-	// entry at a time and does not close it.
+	// Log receives the log as JSON lines, one entry per write; it may be nil. The cloud
+	// does not close it.
 	Log io.Writer
-	// Listener hears of instances; nil for nobody.
+	// Listener is notified of instances; it may be nil.
 	Listener Listener
 	// Logger receives the program's own log; nil means the default.
 	Logger *slog.Logger
 }
 
-// A Listener hears what becomes of instances, in order. Its methods are called
-// with the cloud locked, so they neither block nor call the cloud.
+// A Listener is notified of changes of instances, in order. Its methods are called with
+// the cloud locked, so they must neither block nor call the cloud.
 type Listener interface {
-	// Booted says that an instance is running.
+	// Booted is called when an instance is running.
 	Booted(i cloudapi.Instance)
-	// Stopped says that an instance, booted or not, is switched off for good.
+	// Stopped is called when an instance, booted or not, is switched off for good.
 	Stopped(id string)
-	// Knobs says where the knobs stand now.
+	// Knobs is called when the knobs have changed.
 	Knobs(k cloudapi.Knobs)
 }
 
-// A Cloud holds instances. Its methods are safe for concurrent use. They return
-// a [*cloudapi.Error] when the cloud refuses.
+// A Cloud holds instances. Its methods are safe for concurrent use. They return a
+// [*cloudapi.Error] if the cloud refuses a call.
 type Cloud struct {
 	ctx      context.Context // ends waits
 	identity cloudapi.Identity
@@ -70,25 +68,24 @@ type Cloud struct {
 	instances map[string]*instance
 	order     []*instance // by creation
 	tokens    map[string]*claim
-	names     map[string]*claim // creates of unique names at work
+	names     map[string]*claim // running creates of unique names
 	pools     map[string]*pool  // by name
 	used      []usedToken       // oldest first
 	held      []*held
-	bornEarly int // creates at work whose instance exists already
+	bornEarly int // running creates whose instance exists already
 }
 
-// instance is one that exists, guarded by Cloud.mu. Its tags and addresses never
-// change, so a copy of Instance may be read without.
+// instance is an existing instance, guarded by Cloud.mu. Its tags and addresses never
+// change, so a copy of Instance may be read without the lock.
 type instance struct {
 	cloudapi.Instance
 
-	token    string // idempotency token, in whatever mode
+	token    string // idempotency token, in any mode
 	boot     *time.Timer
-	deleting chan struct{} // closed when the delete at work ends; nil without one
+	deleting chan struct{} // closed when the running delete ends; nil if none runs
 }
 
-// New starts a cloud. When ctx ends, calls that wait give up and instances boot
-// no more.
+// New starts a cloud. When ctx ends, waiting calls fail and instances no longer boot.
 func New(ctx context.Context, o Options) (*Cloud, error) {
 	if o.Identity == "" {
 		o.Identity = cloudapi.IdentityNone
@@ -112,7 +109,7 @@ func New(ctx context.Context, o Options) (*Cloud, error) {
 		c.slog = slog.Default()
 	}
 	if c.listener == nil {
-		c.listener = nobody{}
+		c.listener = noListener{}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -135,15 +132,15 @@ func (c *Cloud) stopBooting() {
 	}
 }
 
-// nobody listens where no Listener is given.
-type nobody struct{}
+// noListener is used if no Listener is given.
+type noListener struct{}
 
-func (nobody) Booted(cloudapi.Instance) {}
-func (nobody) Stopped(string)           {}
-func (nobody) Knobs(cloudapi.Knobs)     {}
+func (noListener) Booted(cloudapi.Instance) {}
+func (noListener) Stopped(string)           {}
+func (noListener) Knobs(cloudapi.Knobs)     {}
 
-// refuse makes a refusal, counts it and logs it as the end of entry's call,
-// unless the operation only reads. c.mu is held.
+// refuse counts a refusal, and logs it as the end of entry's call unless the operation
+// only reads. c.mu is held.
 func (c *Cloud) refuse(entry cloudapi.LogEntry, err *cloudapi.Error) *cloudapi.Error {
 	c.stats.Refused[err.Code]++
 	if entry.Op == cloudapi.OpGet || entry.Op == cloudapi.OpList {
@@ -158,19 +155,19 @@ func (c *Cloud) refuse(entry cloudapi.LogEntry, err *cloudapi.Error) *cloudapi.E
 	return err
 }
 
-// note logs what has happened whether or not the log can be written. c.mu is
-// held.
+// note logs an event that has already happened, even if the log cannot be written.
+// c.mu is held.
 func (c *Cloud) note(entry cloudapi.LogEntry) {
 	if err := c.log.append(entry); err != nil {
 		c.slog.Error("log entry lost", "op", entry.Op, "event", entry.Event, "instance", entry.ID, "err", err)
 	}
 }
 
-// record logs what is about to happen; it must not where that fails. c.mu is
-// held.
+// record logs an event before it happens. If it returns an error, it must not happen.
+// c.mu is held.
 func (c *Cloud) record(entry cloudapi.LogEntry) *cloudapi.Error {
 	if err := c.log.append(entry); err != nil {
-		c.slog.Error("refusing what cannot be logged", "op", entry.Op, "event", entry.Event, "err", err)
+		c.slog.Error("call refused because the log cannot be written", "op", entry.Op, "event", entry.Event, "err", err)
 
 		return refusal(http.StatusInternalServerError, cloudapi.CodeInternal, "%v", err)
 	}
@@ -211,6 +208,6 @@ func checkIdentity(i cloudapi.Identity) error {
 	case cloudapi.IdentityToken, cloudapi.IdentityUniqueName, cloudapi.IdentityNone:
 		return nil
 	default:
-		return fmt.Errorf("%q is no identity mode; use token, unique_name or none", string(i))
+		return fmt.Errorf("%q is not an identity mode; use token, unique_name or none", string(i))
 	}
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// creation is one create at work.
+// creation is one running create.
 type creation struct {
 	req      cloudapi.CreateRequest // without user data
 	checksum string                 // of the user data
-	entry    cloudapi.LogEntry      // what its log entries share
+	entry    cloudapi.LogEntry      // common fields of its log entries
 }
 
-// Create makes an instance, or returns the one that the request's idempotency
-// token stands for, with existing true. It takes the create latency.
+// Create creates an instance, or returns the one of the request's idempotency token,
+// with existing true. It takes the create latency.
 func (c *Cloud) Create(req cloudapi.CreateRequest) (_ cloudapi.Instance, existing bool, _ error) {
 	if req.Identity == "" {
 		req.Identity = c.identity
@@ -82,7 +82,7 @@ func (c *Cloud) create(w *creation) (_ cloudapi.Instance, existing bool, _ error
 
 		return found.Instance, true, nil
 	}
-	made, err := c.make(w, mine)
+	made, err := c.runCreate(w, mine)
 	mine.settle(c, made)
 	if err != nil {
 		return cloudapi.Instance{}, false, c.refuse(w.entry, err)
@@ -91,10 +91,10 @@ func (c *Cloud) create(w *creation) (_ cloudapi.Instance, existing bool, _ error
 	return made.Instance, false, nil
 }
 
-// make takes the time that a create takes and makes the instance at the moment
-// that the knobs say. c.mu is held, but not while it waits.
-func (c *Cloud) make(w *creation, mine *claim) (*instance, *cloudapi.Error) {
-	// Creates at work will be instances soon; those that already are count once.
+// runCreate waits for the create latency, and creates the instance before or after that,
+// as the knobs say. c.mu is held, but not while it waits.
+func (c *Cloud) runCreate(w *creation, mine *claim) (*instance, *cloudapi.Error) {
+	// Running creates count against the quota; those with an instance count once.
 	unborn := c.stats.ConcurrentCreates - c.bornEarly
 	if quota := c.knobs.Quota; quota > 0 && c.stats.Live+unborn >= quota {
 		return nil, refusal(http.StatusForbidden, cloudapi.CodeQuotaExceeded,
@@ -108,12 +108,12 @@ func (c *Cloud) make(w *creation, mine *claim) (*instance, *cloudapi.Error) {
 	var made *instance
 	if c.knobs.CreateEffect == cloudapi.EffectStart {
 		var err *cloudapi.Error
-		if made, err = c.bear(w); err != nil {
+		if made, err = c.addInstance(w); err != nil {
 			return nil, err
 		}
 		c.bornEarly++
 		defer func() { c.bornEarly-- }()
-		mine.settle(c, made) // whoever repeats the create need not wait for its answer
+		mine.settle(c, made) // a repetition of the create need not wait for its answer
 	}
 	h := c.hold(w)
 	c.mu.Unlock()
@@ -124,16 +124,16 @@ func (c *Cloud) make(w *creation, mine *claim) (*instance, *cloudapi.Error) {
 	c.mu.Lock()
 	switch {
 	case made != nil:
-		return made, nil // shutting down does not undo it
+		return made, nil // a shutdown does not undo it
 	case err != nil:
 		return nil, err
 	}
 
-	return c.bear(w)
+	return c.addInstance(w)
 }
 
-// bear brings the instance into being. c.mu is held.
-func (c *Cloud) bear(w *creation) (*instance, *cloudapi.Error) {
+// addInstance adds the create's instance. c.mu is held.
+func (c *Cloud) addInstance(w *creation) (*instance, *cloudapi.Error) {
 	id, n := newID(), uint32(c.stats.Created)+1
 	i := &instance{token: w.req.IdempotencyToken, Instance: cloudapi.Instance{
 		ID: id, Name: w.req.Name, MachineType: w.req.MachineType, Region: w.req.Region, Zone: w.req.Zone,
@@ -184,7 +184,7 @@ func newID() string {
 	return "i-" + hex.EncodeToString(b[:])
 }
 
-// with names the event of a log entry.
+// with returns a log entry with an event.
 func with(entry cloudapi.LogEntry, event string) cloudapi.LogEntry {
 	entry.Event = event
 

@@ -7,9 +7,8 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// Delete removes an instance. It takes the delete latency, during which the
-// instance is switched off and still listed. A delete of an instance that is
-// being deleted waits for that.
+// Delete deletes an instance. It takes the delete latency, during which the instance is
+// switched off and still listed. If another delete of it runs, Delete waits for that.
 func (c *Cloud) Delete(id string) (cloudapi.Instance, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -47,7 +46,7 @@ func (c *Cloud) remove(i *instance, entry cloudapi.LogEntry) *cloudapi.Error {
 		close(i.deleting)
 		i.deleting = nil
 	}()
-	if i.State != cloudapi.StateDeleting { // else an earlier delete could not be logged
+	if i.State != cloudapi.StateDeleting { // it is Deleting if an earlier delete could not be logged
 		i.State = cloudapi.StateDeleting
 		i.boot.Stop()
 		c.listener.Stopped(i.ID)

@@ -10,9 +10,9 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// strike returns the fault that a call meets, and nil without one. A fault that
-// stops the call is logged here, one that comes after by [Cloud.struck].
-func (c *Cloud) strike(op, name string) *cloudapi.Fault {
+// faultFor returns the fault of a call, or nil. It logs a fault that prevents the call;
+// [Cloud.logLateFault] logs one that loses its answer.
+func (c *Cloud) faultFor(op, name string) *cloudapi.Fault {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for n, f := range c.knobs.Faults {
@@ -38,8 +38,8 @@ func (c *Cloud) strike(op, name string) *cloudapi.Fault {
 	return nil
 }
 
-// struck logs a fault that hits a call which did its work.
-func (c *Cloud) struck(f *cloudapi.Fault, entry cloudapi.LogEntry) {
+// logLateFault logs a fault that loses the answer of a call which did its work.
+func (c *Cloud) logLateFault(f *cloudapi.Fault, entry cloudapi.LogEntry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	entry.Detail = "after"
@@ -65,7 +65,7 @@ func applies(f *cloudapi.Fault, op, name string) bool {
 
 func faultError(f *cloudapi.Fault) *cloudapi.Error {
 	err := refusal(cmp.Or(f.Status, http.StatusInternalServerError), cmp.Or(f.Code, cloudapi.CodeInternal),
-		"%s", cmp.Or(f.Message, "a fault rule says so"))
+		"%s", cmp.Or(f.Message, "a fault rule made the call fail"))
 	err.RetryAfter = time.Duration(f.RetryAfter)
 
 	return err

@@ -7,13 +7,13 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// held is one create that a knob holds.
+// held is a create that waits because of the knob hold.
 type held struct {
 	entry cloudapi.LogEntry
 	freed chan struct{}
 }
 
-// hold registers a create if the knob wants it held; nil means it may go on.
+// hold registers a create if the knob hold matches its name; nil means it may continue.
 // c.mu is held.
 func (c *Cloud) hold(w *creation) *held {
 	if !matchesAny(c.knobs.Hold, w.req.Name) {
@@ -38,8 +38,8 @@ func (h *held) wait(c *Cloud) *cloudapi.Error {
 	}
 }
 
-// Release lets go the held creates whose name matches pattern and returns how
-// many there were.
+// Release releases the held creates whose name matches pattern, and returns their
+// number.
 func (c *Cloud) Release(pattern string) (int, error) {
 	if err := checkPattern("name", pattern); err != nil {
 		return 0, invalid(err)
@@ -47,11 +47,11 @@ func (c *Cloud) Release(pattern string) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	return c.free(func(name string) bool { return matches(pattern, name) }), nil
+	return c.releaseIf(func(name string) bool { return matches(pattern, name) }), nil
 }
 
-// free lets go those whose name may. c.mu is held.
-func (c *Cloud) free(may func(name string) bool) int {
+// releaseIf releases the held creates for whose name may returns true. c.mu is held.
+func (c *Cloud) releaseIf(may func(name string) bool) int {
 	before := len(c.held)
 	c.held = slices.DeleteFunc(c.held, func(h *held) bool {
 		if !may(h.entry.Name) {

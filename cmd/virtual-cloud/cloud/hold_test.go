@@ -66,7 +66,7 @@ func TestClientGoneUndoesNothing(t *testing.T) {
 	}
 	b.patch(t, cloudapi.KnobsPatch{Hold: &[]string{}})
 	eventually(t, "the instance exists", func() bool { return b.cloud.Stats().Created == 1 })
-	eventually(t, "the log tells that the client was gone", func() bool {
+	eventually(t, "the log records that the client disconnected", func() bool {
 		return slices.Contains(b.events(t), "create client_gone")
 	})
 }

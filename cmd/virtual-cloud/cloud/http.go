@@ -14,7 +14,7 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// maxBody holds 1 MiB of user data in base64, and the rest.
+// maxBody leaves room for 1 MiB of user data in base64.
 const maxBody = 2 << 20
 
 // server is the HTTP API of one cloud.
@@ -23,9 +23,9 @@ type server struct {
 	guard *guard
 }
 
-// NewHandler serves a cloud's API as package cloudapi describes it, to callers
-// who present apiToken as a bearer token; an empty one lets everybody in. The
-// admin's calls take that same token also after the API's tokens were replaced.
+// NewHandler returns a handler of the API that package cloudapi describes. Calls need
+// apiToken as a bearer token unless it is empty. Admin calls need that token even after
+// the API's tokens were replaced.
 func NewHandler(c *Cloud, apiToken string) http.Handler {
 	s := &server{cloud: c, guard: newGuard(apiToken)}
 	mux := http.NewServeMux()
@@ -49,14 +49,15 @@ func NewHandler(c *Cloud, apiToken string) http.Handler {
 	return mux
 }
 
-// A request is an API call that has been read: the instance's name, as far as it
-// is known, and what to do.
+// A request is an API call that has been read: the instance's name, if it is known, and
+// the function that does the work.
 type request struct {
 	name string
 	do   func() (instance cloudapi.Instance, status int, body any, err error)
 }
 
-// api serves one operation: who calls, how often, what goes wrong, and the work.
+// api serves one operation: it checks the token and the rate limit, applies faults, and
+// does the work.
 func (s *server) api(op string, read func(http.ResponseWriter, *http.Request) (request, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !s.guard.mayCall(r) {
@@ -77,20 +78,20 @@ func (s *server) api(op string, read func(http.ResponseWriter, *http.Request) (r
 
 			return
 		}
-		fault := s.cloud.strike(op, req.name)
+		fault := s.cloud.faultFor(op, req.name)
 		if fault != nil && !fault.After {
 			writeFault(w, fault)
 
 			return
 		}
-		// The work does not end with the client, so r's context stays out of it.
+		// The work continues if the client disconnects, so it does not use r's context.
 		instance, status, body, err := req.do()
 		entry := cloudapi.LogEntry{
 			Op: op, Name: req.name, ID: instance.ID, MachineUID: instance.Tags[cloudapi.TagMachineUID],
 		}
 		switch {
 		case fault != nil:
-			s.cloud.struck(fault, entry)
+			s.cloud.logLateFault(fault, entry)
 			writeFault(w, fault)
 		case err != nil:
 			writeError(w, err)
@@ -103,7 +104,7 @@ func (s *server) api(op string, read func(http.ResponseWriter, *http.Request) (r
 	}
 }
 
-// admin serves one call of the admin.
+// admin serves one admin call.
 func (s *server) admin(do func(http.ResponseWriter, *http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !s.guard.mayAdminister(r) {
@@ -121,7 +122,7 @@ func (s *server) admin(do func(http.ResponseWriter, *http.Request) (any, error))
 	}
 }
 
-// count counts a refusal that happened before the cloud had a say.
+// count counts a refusal that happened before the cloud was called.
 func (c *Cloud) count(err *cloudapi.Error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -134,8 +135,8 @@ func (c *Cloud) clientGone(entry cloudapi.LogEntry) {
 	c.note(with(entry, cloudapi.EventClientGone))
 }
 
-// readJSON reads a body strictly. Its errors name fields and never repeat
-// values: there may be user data among them.
+// readJSON decodes a body strictly. Its errors name fields and never quote values, which
+// may be user data.
 func readJSON[T any](w http.ResponseWriter, r *http.Request) (T, error) {
 	var in T
 	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
@@ -143,9 +144,9 @@ func readJSON[T any](w http.ResponseWriter, r *http.Request) (T, error) {
 	if err := decoder.Decode(&in); err != nil {
 		return in, badBody(err)
 	}
-	// To the end, from where on the server notices that a client has gone.
+	// Read to the end: only then does the server notice that a client has disconnected.
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return in, badBody(cmp.Or(err, errors.New("there is something after the object")))
+		return in, badBody(cmp.Or(err, errors.New("data after the object")))
 	}
 
 	return in, nil
@@ -161,7 +162,7 @@ func badBody(err error) *cloudapi.Error {
 			"the body: field %q must be of type %s", wrongType.Field, wrongType.Type)
 	}
 
-	return refusal(http.StatusBadRequest, cloudapi.CodeInvalidArgument, "the body is not what this call takes: %v", err)
+	return refusal(http.StatusBadRequest, cloudapi.CodeInvalidArgument, "the body is invalid: %v", err)
 }
 
 func writeJSON(w http.ResponseWriter, status int, body any) {
@@ -194,12 +195,12 @@ func writeError(w http.ResponseWriter, err error) {
 
 func writeFault(w http.ResponseWriter, f *cloudapi.Fault) {
 	if f.Drop {
-		panic(http.ErrAbortHandler) //nolint:forbidigo // how net/http is told to close the connection without an answer
+		panic(http.ErrAbortHandler) //nolint:forbidigo // makes net/http close the connection without an answer
 	}
 	writeError(w, faultError(f))
 }
 
-// tags reads "tag=key=value" parameters.
+// tags parses "tag=key=value" parameters.
 func tags(values []string) (map[string]string, error) {
 	tags := map[string]string{}
 	for _, v := range values {

@@ -124,7 +124,7 @@ func (s *server) log(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// nameOf returns the name of a live instance, and "" of others.
+// nameOf returns the name of a live instance, or "".
 func (c *Cloud) nameOf(id string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -135,7 +135,7 @@ func (c *Cloud) nameOf(id string) string {
 	return ""
 }
 
-// noteTokens logs that so many tokens are about to replace the former ones.
+// noteTokens logs that n tokens will replace the current ones.
 func (c *Cloud) noteTokens(n int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

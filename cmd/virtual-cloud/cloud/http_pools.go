@@ -39,7 +39,7 @@ func (s *server) registerPools(mux *http.ServeMux) {
 	}))
 }
 
-// pooled is a request that is about no instance.
+// pooled returns a request about a pool.
 func pooled(name string, do func() (any, error)) request {
 	return request{name: name, do: func() (cloudapi.Instance, int, any, error) {
 		body, err := do()

@@ -43,7 +43,7 @@ func TestLifeOfAnInstance(t *testing.T) {
 		t.Errorf("list: %v, %v; want the instance", list, err)
 	}
 	if none, err := b.client.List(t.Context(), cloudapi.Filter{Tags: map[string]string{"a": ""}}); err != nil || len(none) != 0 {
-		t.Errorf("list of a tag that nobody has: %v, %v", none, err)
+		t.Errorf("list of a tag that no instance has: %v, %v", none, err)
 	}
 	if err := b.client.Delete(t.Context(), made.ID); err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func TestNothingHappensUnlogged(t *testing.T) {
 	} {
 		err := call()
 		if codeOf(err) != cloudapi.CodeInternal || !strings.Contains(err.Error(), "no space left") {
-			t.Errorf("%s: %v, want an error that tells of the disk", what, err)
+			t.Errorf("%s: %v, want an error about the disk", what, err)
 		}
 	}
 	disk.left = 100
@@ -202,9 +202,9 @@ func TestBadRequests(t *testing.T) {
 	tests := map[string]struct {
 		method, path, body string
 		status             int
-		tells              string
+		want               string
 	}{
-		"no JSON":        {"POST", "/v1/instances", `hello`, 400, "not what this call takes"},
+		"no JSON":        {"POST", "/v1/instances", `hello`, 400, "the body is invalid"},
 		"unknown field":  {"POST", "/v1/instances", `{"nam": "x"}`, 400, `\"nam\"`},
 		"wrong type":     {"POST", "/v1/instances", `{"name": 1}`, 400, `field \"name\" must be of type string`},
 		"no name":        {"POST", "/v1/instances", `{"machineType": "x", "region": "x"}`, 400, "name is missing"},
@@ -218,7 +218,7 @@ func TestBadRequests(t *testing.T) {
 		"pattern":        {"PATCH", "/v1/admin/knobs", `{"hold": ["["]}`, 400, "hold"},
 		"knob":           {"PATCH", "/v1/admin/knobs", `{"bootdelays": "5s"}`, 400, "bootdelays"},
 		"fault":          {"PATCH", "/v1/admin/knobs", `{"faults": [{"operation": "x"}]}`, 400, "faults[0]"},
-		"release":        {"POST", "/v1/admin/release", `{"name": "["}`, 400, "no pattern"},
+		"release":        {"POST", "/v1/admin/release", `{"name": "["}`, 400, "is not a pattern"},
 		"empty token":    {"POST", "/v1/admin/tokens", `{"tokens": [""]}`, 400, "empty"},
 		"after":          {"GET", "/v1/admin/log?after=x", ``, 400, "not a number"},
 		"no such call":   {"GET", "/v2", ``, 404, "GET /v2"},
@@ -240,8 +240,8 @@ func TestBadRequests(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if resp.StatusCode != tc.status || !strings.Contains(string(body), tc.tells) {
-				t.Errorf("%d %s\nwant %d and %q", resp.StatusCode, body, tc.status, tc.tells)
+			if resp.StatusCode != tc.status || !strings.Contains(string(body), tc.want) {
+				t.Errorf("%d %s\nwant %d and %q", resp.StatusCode, body, tc.status, tc.want)
 			}
 		})
 	}

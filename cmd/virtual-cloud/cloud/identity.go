@@ -7,12 +7,12 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// A claim is how one create keeps others with the same token or name waiting
-// until it is settled, and what a token stands for afterwards.
+// A claim makes other creates with the same token or name wait until its create is
+// settled. After that it maps the token to the instance.
 type claim struct {
 	req     cloudapi.CreateRequest
 	settled chan struct{} // closed once made or failed
-	made    *instance     // nil until then, and when the create failed
+	made    *instance     // nil until then, and if the create failed
 }
 
 type usedToken struct {
@@ -20,8 +20,8 @@ type usedToken struct {
 	until time.Time
 }
 
-// claim finds the instance that a create stands for, or makes the create the one
-// that others wait for. c.mu is held, but not while it waits.
+// claim returns the existing instance of a create, or a claim that others wait for.
+// c.mu is held, but not while it waits.
 func (c *Cloud) claim(w *creation) (found *instance, mine *claim, _ *cloudapi.Error) {
 	switch w.req.Identity {
 	case cloudapi.IdentityToken:
@@ -92,8 +92,8 @@ func (c *Cloud) claimName(w *creation) (*claim, *cloudapi.Error) {
 	}
 }
 
-// settle tells those who wait how the create ended. A token that made nothing is
-// free again. Only the first call counts. c.mu is held.
+// settle ends the wait of other creates. After a failure the token may be used again.
+// Only the first call has an effect. c.mu is held.
 func (mine *claim) settle(c *Cloud, made *instance) {
 	select {
 	case <-mine.settled:
@@ -110,7 +110,7 @@ func (mine *claim) settle(c *Cloud, made *instance) {
 	close(mine.settled)
 }
 
-// forgetTokens drops tokens whose time after deletion is over. c.mu is held.
+// forgetTokens drops tokens whose instance was deleted tokenLife ago. c.mu is held.
 func (c *Cloud) forgetTokens() {
 	now := time.Now()
 	for len(c.used) > 0 && !now.Before(c.used[0].until) {
@@ -127,7 +127,7 @@ func (c *Cloud) retireToken(i *instance) {
 	}
 }
 
-// await unlocks c.mu while it waits.
+// await waits with c.mu unlocked.
 func (c *Cloud) await(settled <-chan struct{}) *cloudapi.Error {
 	c.mu.Unlock()
 	defer c.mu.Lock()
@@ -147,8 +147,8 @@ func (mine *claim) id() string {
 	return mine.made.ID
 }
 
-// sameParameters compares what a token is bound to. Tags and user data may
-// differ: a repeated create of a machine may carry a newer bootstrap token.
+// sameParameters compares the parameters to which a token is bound. Tags and user data
+// may differ: a repeated create of a machine may carry a newer bootstrap token.
 func sameParameters(a, b *cloudapi.CreateRequest) bool {
 	return a.Name == b.Name && a.MachineType == b.MachineType && a.Region == b.Region && a.Zone == b.Zone
 }

@@ -9,13 +9,13 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// journal is the append-only log. Its user locks.
+// journal is the append-only log. Its caller must lock.
 type journal struct {
 	out     io.Writer
 	entries []cloudapi.LogEntry
 }
 
-// append numbers an entry, writes it, and keeps it if it could be written.
+// append numbers and writes an entry, and keeps it if that succeeds.
 func (j *journal) append(e cloudapi.LogEntry) error {
 	e.Seq, e.Time = uint64(len(j.entries))+1, time.Now().UTC()
 	if j.out != nil {
@@ -24,7 +24,7 @@ func (j *journal) append(e cloudapi.LogEntry) error {
 			return fmt.Errorf("log: %w", err)
 		}
 		if _, err := j.out.Write(append(line, '\n')); err != nil {
-			return fmt.Errorf("cannot write the log, free some space: %w", err)
+			return fmt.Errorf("write the log (is the disk full?): %w", err)
 		}
 	}
 	j.entries = append(j.entries, e)

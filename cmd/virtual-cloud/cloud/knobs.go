@@ -15,7 +15,7 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// Knobs returns how the cloud behaves now.
+// Knobs returns the current knobs.
 func (c *Cloud) Knobs() cloudapi.Knobs {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -23,8 +23,8 @@ func (c *Cloud) Knobs() cloudapi.Knobs {
 	return c.knobs
 }
 
-// Patch changes the knobs that p names. Held creates go on where they are held
-// no more; latencies count from the next call on.
+// Patch changes the knobs that p names. Held creates continue if the patterns no longer
+// match; latencies apply from the next call.
 func (c *Cloud) Patch(p cloudapi.KnobsPatch) (cloudapi.Knobs, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -64,8 +64,8 @@ func set[T any](knob, value *T) {
 	}
 }
 
-// apply makes checked knobs work. Their lists are replaced and never written to,
-// so that copies may be read without the lock. c.mu is held.
+// apply sets checked knobs. Their lists are replaced and never written to, so that copies
+// may be read without the lock. c.mu is held.
 func (c *Cloud) apply(k cloudapi.Knobs) {
 	for _, list := range []*[]string{&k.Hold, &k.NodeNotReady, &k.NodeSilent, &k.NodeRefuse} {
 		if *list == nil {
@@ -79,11 +79,11 @@ func (c *Cloud) apply(k cloudapi.Knobs) {
 		c.limiter = newLimiter(k.RequestsPerSecond)
 	}
 	c.knobs = k
-	c.free(func(name string) bool { return !matchesAny(k.Hold, name) })
+	c.releaseIf(func(name string) bool { return !matchesAny(k.Hold, name) })
 	c.listener.Knobs(k)
 }
 
-// newLimiter lets a second's worth of calls come at once.
+// newLimiter returns a limiter that allows one second's calls at once.
 func newLimiter(perSecond float64) *rate.Limiter {
 	if perSecond == 0 {
 		return rate.NewLimiter(rate.Inf, 1)
@@ -106,7 +106,7 @@ func (c *Cloud) admit(op string) *cloudapi.Error {
 	err := refusal(http.StatusTooManyRequests, cloudapi.CodeRateLimited,
 		"more than %g requests per second; try again in %s", c.knobs.RequestsPerSecond, wait.Round(time.Millisecond))
 	err.RetryAfter = wait
-	// Not logged: nothing happened, and a limit is for callers that hammer.
+	// Not logged: nothing happened, and there may be very many.
 	c.stats.Refused[err.Code]++
 
 	return err
@@ -170,7 +170,7 @@ func checkFault(f *cloudapi.Fault) error {
 
 func checkPattern(what, pattern string) error {
 	if _, err := path.Match(pattern, ""); err != nil {
-		return fmt.Errorf("%s: %q is no pattern; use * ? and [a-z] as in path.Match", what, pattern)
+		return fmt.Errorf("%s: %q is not a pattern; use * ? and [a-z] as in path.Match", what, pattern)
 	}
 
 	return nil

@@ -9,12 +9,12 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// rememberedResizes is how many requests a pool knows again.
+// rememberedResizes is how many request ids a pool remembers.
 const rememberedResizes = 256
 
-// A pool keeps a number of instances; guarded by Cloud.mu.
+// A pool maintains a number of instances; guarded by Cloud.mu.
 type pool struct {
-	cloudapi.Pool // its Size is not kept up to date: see size
+	cloudapi.Pool // its Size is outdated: see size
 
 	slots   []*slot  // oldest first
 	resizes []string // request ids that were done, oldest first
@@ -23,10 +23,10 @@ type pool struct {
 // A slot is the place of one instance in a pool.
 type slot struct {
 	name     string
-	instance string // its id; empty as long as there is none
+	instance string // its id; empty until it exists
 	refusal  *cloudapi.Error
 	deleting bool
-	left     bool // is no slot any more
+	left     bool // has been removed from the pool
 }
 
 func (p *pool) size() int32 {
@@ -45,7 +45,7 @@ func (p *pool) drop(s *slot) {
 	p.slots = slices.DeleteFunc(p.slots, func(o *slot) bool { return o == s })
 }
 
-// seen returns a pool as callers see it.
+// seen returns a pool with its current size.
 func (p *pool) seen() cloudapi.Pool {
 	out := p.Pool
 	out.Size = p.size()
@@ -53,7 +53,7 @@ func (p *pool) seen() cloudapi.Pool {
 	return out
 }
 
-// PutPool defines a pool, or defines it anew.
+// PutPool creates or replaces the definition of a pool.
 func (c *Cloud) PutPool(in cloudapi.Pool) (cloudapi.Pool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -76,7 +76,7 @@ func (c *Cloud) PutPool(in cloudapi.Pool) (cloudapi.Pool, error) {
 	return p.seen(), nil
 }
 
-// Pools returns all pools, by name.
+// Pools returns all pools, sorted by name.
 func (c *Cloud) Pools() []cloudapi.Pool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -90,7 +90,7 @@ func (c *Cloud) Pools() []cloudapi.Pool {
 	return list
 }
 
-// PoolInstances returns what a pool has, oldest first.
+// PoolInstances returns the slots of a pool, oldest first.
 func (c *Cloud) PoolInstances(name string) ([]cloudapi.PoolInstance, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -114,7 +114,7 @@ func (c *Cloud) PoolInstances(name string) ([]cloudapi.PoolInstance, error) {
 	return list, nil
 }
 
-// ResizePool sets a pool's size. Instances come in their own time.
+// ResizePool sets a pool's size. Instances are created later.
 func (c *Cloud) ResizePool(name string, req cloudapi.ResizeRequest) (cloudapi.Pool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -154,18 +154,18 @@ func (c *Cloud) ResizePool(name string, req cloudapi.ResizeRequest) (cloudapi.Po
 func (p *pool) mayResize(req cloudapi.ResizeRequest) *cloudapi.Error {
 	switch have := p.size(); {
 	case have != req.Expected:
-		return refusal(http.StatusConflict, cloudapi.CodeSizeChanged, "pool %s has the size %d, not %d", p.Name, have, req.Expected)
+		return refusal(http.StatusConflict, cloudapi.CodeSizeChanged, "pool %s has size %d, not %d", p.Name, have, req.Expected)
 	case req.Size > p.Max, req.Size < 0:
-		return refusal(http.StatusBadRequest, cloudapi.CodeOutOfBounds, "pool %s takes up to %d instances, not %d", p.Name, p.Max, req.Size)
+		return refusal(http.StatusBadRequest, cloudapi.CodeOutOfBounds, "pool %s may have up to %d instances, not %d", p.Name, p.Max, req.Size)
 	case int(have-req.Size) > len(p.absent()):
-		return refusal(http.StatusConflict, cloudapi.CodeConflict, "pool %s: of %d instances only %d have not come",
+		return refusal(http.StatusConflict, cloudapi.CodeConflict, "pool %s: of %d instances only %d do not exist yet",
 			p.Name, have, len(p.absent()))
 	default:
 		return nil
 	}
 }
 
-// absent are the slots without an instance, those first that one would keep longest.
+// absent returns the slots without an instance. Those to be removed first are last.
 func (p *pool) absent() []*slot {
 	var waiting, failed []*slot
 	for _, s := range p.slots {
@@ -181,7 +181,7 @@ func (p *pool) absent() []*slot {
 	return append(waiting, failed...)
 }
 
-// fill makes the instance of a slot.
+// fill creates the instance of a slot.
 func (c *Cloud) fill(p cloudapi.Pool, s *slot) {
 	made, _, err := c.Create(cloudapi.CreateRequest{
 		Name: s.name, MachineType: p.MachineType, Region: p.Region, Zone: p.Zone,
@@ -195,12 +195,12 @@ func (c *Cloud) fill(p cloudapi.Pool, s *slot) {
 		s.instance = made.ID
 	}
 	c.mu.Unlock()
-	if surplus { // given up meanwhile
+	if surplus { // the slot was removed meanwhile
 		c.discard(made.ID)
 	}
 }
 
-// RemoveFromPool deletes instances of a pool; they are gone later.
+// RemoveFromPool deletes instances of a pool in the background.
 func (c *Cloud) RemoveFromPool(name string, req cloudapi.RemoveRequest) (cloudapi.Pool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -238,7 +238,7 @@ func (c *Cloud) RemoveFromPool(name string, req cloudapi.RemoveRequest) (cloudap
 	return p.seen(), nil
 }
 
-// victims are the slots among ids that are still to go. c.mu is held.
+// victims returns the slots among ids that are not being deleted yet. c.mu is held.
 func (c *Cloud) victims(p *pool, ids []string) ([]*slot, *cloudapi.Error) {
 	var victims []*slot
 	for _, id := range ids {
@@ -266,15 +266,14 @@ func (c *Cloud) providerID(s *slot) string {
 	return "" // no id is empty
 }
 
-// discard deletes an instance that no pool has any more. What cannot be deleted is
-// left to whoever reads the log.
+// discard deletes an instance that belongs to no pool any more, and logs a failure.
 func (c *Cloud) discard(id string) {
 	if _, err := c.Delete(id); err != nil && cloudapi.CodeOf(err) != cloudapi.CodeNotFound {
 		c.slog.Warn("instance of a pool is left behind", "instance", id, "err", err)
 	}
 }
 
-// pool finds one. c.mu is held.
+// pool returns a pool by name. c.mu is held.
 func (c *Cloud) pool(name string) (*pool, *cloudapi.Error) {
 	p, ok := c.pools[name]
 	if !ok {
@@ -285,7 +284,7 @@ func (c *Cloud) pool(name string) (*pool, *cloudapi.Error) {
 	return p, nil
 }
 
-// prune forgets what somebody else has deleted. c.mu is held.
+// prune removes slots whose instances were deleted directly. c.mu is held.
 func (c *Cloud) prune(p *pool) {
 	p.slots = slices.DeleteFunc(p.slots, func(s *slot) bool {
 		s.left = s.instance != "" && c.instances[s.instance] == nil

@@ -10,12 +10,12 @@ import (
 	"strconv"
 )
 
-// An Admin turns the knobs of one cloud and reads its log. Its methods are safe
-// for concurrent use and return the same errors as those of [Client].
+// An Admin changes the knobs of one cloud and reads its log. Its methods are safe for
+// concurrent use and return the same errors as those of [Client].
 type Admin struct{ conn }
 
-// NewAdmin makes an admin of the cloud at endpoint. adminToken is what the cloud
-// was started with, and stays the same when API tokens are replaced.
+// NewAdmin returns an admin of the cloud at endpoint. adminToken is the token with which
+// the cloud was started; it stays valid when API tokens are replaced.
 func NewAdmin(endpoint, adminToken string, opts ...Option) (*Admin, error) {
 	c, err := newConn(endpoint, adminToken, opts)
 	if err != nil {
@@ -25,18 +25,18 @@ func NewAdmin(endpoint, adminToken string, opts ...Option) (*Admin, error) {
 	return &Admin{c}, nil
 }
 
-// Knobs returns how the cloud behaves now.
+// Knobs returns the current knobs.
 func (a *Admin) Knobs(ctx context.Context) (*Knobs, error) {
 	return call[Knobs](ctx, a.conn, http.MethodGet, "/v1/admin/knobs", nil)
 }
 
-// Patch changes what patch names and returns the knobs as they are then.
+// Patch changes the knobs that patch names, and returns all knobs.
 func (a *Admin) Patch(ctx context.Context, patch KnobsPatch) (*Knobs, error) {
 	return call[Knobs](ctx, a.conn, http.MethodPatch, "/v1/admin/knobs", patch)
 }
 
-// Release lets go the held creates of instances whose name matches pattern, and
-// returns how many. Later creates are held as before.
+// Release releases the held creates of instances whose name matches pattern, and returns
+// their number. Later creates are held as before.
 func (a *Admin) Release(ctx context.Context, pattern string) (int, error) {
 	out, err := call[ReleaseResponse](ctx, a.conn, http.MethodPost, "/v1/admin/release", ReleaseRequest{Name: pattern})
 	if err != nil {

@@ -14,12 +14,12 @@ import (
 	"time"
 )
 
-// maxErrorBody bounds what is read of an answer that is no success.
+// maxErrorBody bounds how much of an error's body is read.
 const maxErrorBody = 64 << 10
 
-// A Client talks to one cloud. Its methods are safe for concurrent use, never
-// retry, and end when ctx does. They return an [*Error] when the cloud refused;
-// after any other error the effect of a mutating call is unknown.
+// A Client calls one cloud. Its methods are safe for concurrent use, never retry, and end
+// when ctx does. They return an [*Error] if the cloud refused the call; after any other
+// error the effect of a mutating call is unknown.
 type Client struct{ conn }
 
 // An Option changes how a client works.
@@ -29,8 +29,8 @@ type Option func(*conn)
 // every call. The default is a client without a timeout that all clients share.
 func WithHTTPClient(c *http.Client) Option { return func(conn *conn) { conn.http = c } }
 
-// NewClient makes a client of the cloud at endpoint, an http or https URL. An
-// empty apiToken is for clouds that ask for none.
+// NewClient returns a client of the cloud at endpoint, an http or https URL. apiToken
+// may be empty for clouds without tokens.
 func NewClient(endpoint, apiToken string, opts ...Option) (*Client, error) {
 	c, err := newConn(endpoint, apiToken, opts)
 	if err != nil {
@@ -40,8 +40,7 @@ func NewClient(endpoint, apiToken string, opts ...Option) (*Client, error) {
 	return &Client{c}, nil
 }
 
-// Create makes an instance, or returns the one that the idempotency token
-// stands for.
+// Create creates an instance, or returns the one of the idempotency token.
 func (c *Client) Create(ctx context.Context, req CreateRequest) (*Instance, error) {
 	return call[Instance](ctx, c.conn, http.MethodPost, "/v1/instances", req)
 }
@@ -72,7 +71,7 @@ func (c *Client) List(ctx context.Context, filter Filter) ([]Instance, error) {
 	return list.Instances, nil
 }
 
-// Delete removes an instance and returns when it is gone. An absent one is
+// Delete deletes an instance, and returns when it is gone. If there is none, it returns
 // [CodeNotFound].
 func (c *Client) Delete(ctx context.Context, id string) error {
 	_, err := call[Instance](ctx, c.conn, http.MethodDelete, "/v1/instances/"+url.PathEscape(id), nil)
@@ -80,27 +79,26 @@ func (c *Client) Delete(ctx context.Context, id string) error {
 	return err
 }
 
-// Initialize does what an instance needs once after creation. Repeating it
-// changes nothing.
+// Initialize initializes an instance after its creation. Repeating it changes nothing.
 func (c *Client) Initialize(ctx context.Context, id string) (*Instance, error) {
 	return call[Instance](ctx, c.conn, http.MethodPost, "/v1/instances/"+url.PathEscape(id)+"/initialize", nil)
 }
 
-// conn is what a call needs.
+// conn holds the address and credentials of a cloud.
 type conn struct {
 	endpoint string
 	token    string
 	http     *http.Client
 }
 
-// shared keeps connections for as many calls in flight as drivers have.
+// shared keeps idle connections for all calls that a driver may have in flight.
 var shared = &http.Client{Transport: &http.Transport{
 	Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 256, IdleConnTimeout: time.Minute,
 }}
 
 func newConn(endpoint, token string, opts []Option) (conn, error) {
 	u, err := url.Parse(endpoint)
-	// The URL is not repeated: it may carry a password.
+	// The error does not quote the URL, which may contain a password.
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil {
 		return conn{}, errors.New("the virtual cloud's endpoint must be a URL such as http://127.0.0.1:8080, without user and password")
 	}
@@ -112,7 +110,7 @@ func newConn(endpoint, token string, opts []Option) (conn, error) {
 	return c, nil
 }
 
-// call sends in as JSON, where there is any, and returns the answer.
+// call sends in as JSON unless it is nil, and returns the answer.
 func call[Out any](ctx context.Context, c conn, method, path string, in any) (*Out, error) {
 	resp, err := c.send(ctx, method, path, in)
 	if err != nil {
@@ -127,7 +125,7 @@ func call[Out any](ctx context.Context, c conn, method, path string, in any) (*O
 	return out, nil
 }
 
-// send returns an answer of success, whose body the caller closes.
+// send returns a successful answer, whose body the caller must close.
 func (c conn) send(ctx context.Context, method, path string, in any) (*http.Response, error) {
 	var body io.Reader
 	if in != nil {
@@ -159,8 +157,7 @@ func (c conn) send(ctx context.Context, method, path string, in any) (*http.Resp
 	return nil, errorOf(resp)
 }
 
-// errorOf reads a refusal. One without our body comes from something between us
-// and the cloud.
+// errorOf decodes a refusal. One without the cloud's body comes from a proxy.
 func errorOf(resp *http.Response) *Error {
 	e := &Error{Status: resp.StatusCode}
 	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil {

@@ -12,26 +12,25 @@ const (
 	CodeUnauthorized    = "Unauthorized"             // 401
 	CodeQuotaExceeded   = "QuotaExceeded"            // 403
 	CodeNotFound        = "NotFound"                 // 404
-	CodeAlreadyExists   = "AlreadyExists"            // 409; InstanceID says which
+	CodeAlreadyExists   = "AlreadyExists"            // 409; see InstanceID
 	CodeTokenMismatch   = "IdempotencyTokenMismatch" // 409; the token was used for another instance
 	CodeTokenUsed       = "IdempotencyTokenUsed"     // 409; the token's instance has been deleted
 	CodeConflict        = "Conflict"                 // 409; the instance's state forbids it
 	CodeRequestTooLarge = "RequestTooLarge"          // 413
 	CodeRateLimited     = "RateLimited"              // 429
 	CodeInternal        = "Internal"                 // 500
-	CodeUnavailable     = "Unavailable"              // 503; the cloud shuts down, and did nothing
+	CodeUnavailable     = "Unavailable"              // 503; the cloud is shutting down and did nothing
 )
 
-// An Error is a refusal by the cloud. A call that got no answer returns another
-// kind of error, and then its effect is unknown.
+// An Error is a refusal by the cloud. If a call returns any other error, it got no answer
+// and its effect is unknown.
 type Error struct {
 	Status  int // of HTTP
 	Code    string
 	Message string
-	// RetryAfter is how long to wait before the next try; 0 where the cloud does
-	// not say.
+	// RetryAfter is how long to wait before the next try; 0 if unknown.
 	RetryAfter time.Duration
-	// InstanceID is the instance that is in the way, where there is one.
+	// InstanceID is the instance that conflicts with the call, if there is one.
 	InstanceID string
 }
 
@@ -48,7 +47,7 @@ func CodeOf(err error) string {
 	return ""
 }
 
-// ErrorBody is how an [Error] travels.
+// ErrorBody is the HTTP body of an [Error].
 type ErrorBody struct {
 	Error struct {
 		Code       string   `json:"code"`

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A Duration is written the way Go writes durations, such as "1.5s".
+// A Duration is encoded as Go formats durations, such as "1.5s".
 type Duration time.Duration
 
 // MarshalText implements encoding.TextMarshaler.
@@ -30,11 +30,11 @@ const (
 	EffectEnd   Effect = "end"   // the instance exists after them
 )
 
-// Knobs say how the cloud behaves. Names are patterns as in path.Match; a
-// pattern speaks of instances by name.
+// Knobs define how the cloud behaves. Patterns as in path.Match match the names of
+// instances.
 type Knobs struct {
-	// CreateLatency and DeleteLatency are how long these calls take. A client
-	// that goes away meanwhile changes nothing.
+	// CreateLatency and DeleteLatency are how long these calls take. They continue if the
+	// client disconnects.
 	CreateLatency Duration `json:"createLatency"`
 	DeleteLatency Duration `json:"deleteLatency"`
 	CreateEffect  Effect   `json:"createEffect"`
@@ -44,16 +44,16 @@ type Knobs struct {
 	ListLag Duration `json:"listLag"`
 	// Quota is how many instances may exist; 0 means any number.
 	Quota int `json:"quota"`
-	// RequestsPerSecond bounds calls other than the admin's; 0 means no bound.
+	// RequestsPerSecond limits calls other than the admin's; 0 means no limit.
 	RequestsPerSecond float64 `json:"requestsPerSecond"`
-	// Hold are the names whose creates wait, before the latency, until no pattern
-	// holds them or they are released.
+	// Hold are patterns of names whose creates wait, before the latency, until no pattern
+	// matches or they are released.
 	Hold []string `json:"hold"`
-	// Faults are tried in order; the first that applies does.
+	// Faults are rules of which the first that matches applies.
 	Faults []Fault `json:"faults"`
-	// NodeNotReady are instances whose Nodes report Ready=False, NodeSilent those
-	// whose kubelet is dead, NodeRefuse those that do not join. They mean
-	// something only to a cloud whose instances join a cluster.
+	// NodeNotReady are patterns of instances whose Nodes report Ready=False, NodeSilent of
+	// those whose kubelet is dead, NodeRefuse of those that do not join. They have an
+	// effect only if instances join a cluster.
 	NodeNotReady []string `json:"nodeNotReady"`
 	NodeSilent   []string `json:"nodeSilent"`
 	NodeRefuse   []string `json:"nodeRefuse"`
@@ -83,37 +83,36 @@ type Fault struct {
 	// Name limits the rule to instances whose name matches; lists and unknown
 	// instances have the name "". Empty means every call.
 	Name string `json:"name,omitempty"`
-	// Next limits the rule to so many calls and counts down; the rule goes when
-	// they are used up. 0 means no limit.
+	// Next limits the rule to so many calls and counts down; at 0 the rule is removed. 0
+	// initially means no limit.
 	Next int `json:"next,omitempty"`
-	// Probability, above 0 and at most 1, lets the rule apply by chance. 0 means
-	// always.
+	// Probability, above 0 and at most 1, is that of the rule to apply. 0 means always.
 	Probability float64 `json:"probability,omitempty"`
-	// After lets the call do its work first and loses only the answer; otherwise
-	// nothing is done.
+	// After lets the call do its work and loses only the answer; otherwise nothing is
+	// done.
 	After bool `json:"after,omitempty"`
 	// Drop closes the connection instead of answering.
 	Drop bool `json:"drop,omitempty"`
-	// Status, Code, Message and RetryAfter are what is answered, unless Drop.
-	// They default to 500, "Internal" and a text that says so.
+	// Status, Code, Message and RetryAfter are the answer unless Drop is set. They default
+	// to 500, "Internal", and a text about the rule.
 	Status     int      `json:"status,omitempty"`
 	Code       string   `json:"code,omitempty"`
 	Message    string   `json:"message,omitempty"`
 	RetryAfter Duration `json:"retryAfter,omitzero"`
 }
 
-// A ReleaseRequest names, by pattern, the held creates to let go.
+// A ReleaseRequest names the held creates to release by a pattern.
 type ReleaseRequest struct {
 	Name string `json:"name"`
 }
 
-// A ReleaseResponse says how many went.
+// A ReleaseResponse is the number of creates that were released.
 type ReleaseResponse struct {
 	Released int `json:"released"`
 }
 
-// A TokensRequest replaces the accepted API tokens. None means that nobody is
-// let in. The admin's own token stays.
+// A TokensRequest replaces the accepted API tokens. Without tokens no call is admitted.
+// The admin's token stays valid.
 type TokensRequest struct {
 	Tokens []string `json:"tokens"`
 }

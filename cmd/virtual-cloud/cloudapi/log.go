@@ -2,9 +2,8 @@ package cloudapi
 
 import "time"
 
-// A LogEntry is one thing that happened. Each is written before the call that
-// caused it is answered, and the log is never rewritten. Calls that only read
-// are not logged, except where a fault hit them.
+// A LogEntry is one event. It is written before the call that caused it is answered, and
+// never rewritten. Calls that only read are not logged unless a fault applied.
 type LogEntry struct {
 	Seq      uint64    `json:"seq"` // from 1 in each run of the cloud, without gaps
 	Time     time.Time `json:"time"`
@@ -21,9 +20,9 @@ type LogEntry struct {
 	Detail     string `json:"detail,omitempty"`
 }
 
-// What is logged besides the API's operations.
+// Events that are logged besides the API's operations.
 const (
-	LogStart  = "start"  // a run of the cloud begins; its instances start from none
+	LogStart  = "start"  // a run of the cloud begins, without instances
 	LogBoot   = "boot"   // an instance is running
 	LogKnobs  = "knobs"  // the knobs were changed
 	LogTokens = "tokens" // the API tokens were replaced
@@ -34,23 +33,21 @@ const (
 	// EventBegin starts a create or delete that may take time. One of created,
 	// existing, deleted or refused ends it.
 	EventBegin = "begin"
-	// EventHeld and EventReleased frame the time that a create is held.
+	// EventHeld and EventReleased are the start and end of a create's being held.
 	EventHeld     = "held"
 	EventReleased = "released"
-	// EventCreated is the moment from which an instance exists, and EventDeleted
-	// the one from which it does not.
+	// An instance exists from EventCreated until EventDeleted.
 	EventCreated = "created"
 	EventDeleted = "deleted"
-	// EventExisting is a call that found its work done: a create returned an
-	// instance made earlier, an initialize changed nothing.
+	// EventExisting is a call whose work was already done: a create returned an existing
+	// instance, an initialize changed nothing.
 	EventExisting = "existing"
-	// EventRefused is a call that changed nothing. Status and Code say why.
+	// EventRefused is a call that changed nothing. Status and Code are the reason.
 	EventRefused = "refused"
-	// EventFault is a fault rule at work. Detail is "before" when nothing was done
-	// and "after" when the call did its work; Code is "dropped" when the
-	// connection was closed instead of an answer.
+	// EventFault is a fault. Detail is "before" if nothing was done, and "after" if the
+	// call did its work; Code is "dropped" if the connection was closed.
 	EventFault = "fault"
-	// EventClientGone says that nobody was left to hear the answer.
+	// EventClientGone means that the client disconnected before the answer.
 	EventClientGone = "client_gone"
 
 	EventInitialized = "initialized"
@@ -59,7 +56,7 @@ const (
 	EventStarted     = "started"
 )
 
-// CodeDropped is the Code of a log entry where the connection was closed.
+// CodeDropped is the Code of a log entry for a fault that closed the connection.
 const CodeDropped = "dropped"
 
 // Stats are figures since the cloud started.
@@ -69,27 +66,26 @@ type Stats struct {
 	Live    int `json:"live"` // pending, running and deleting
 	Pending int `json:"pending"`
 	Running int `json:"running"`
-	// Existing counts creates that returned an instance made earlier.
+	// Existing counts creates that returned an existing instance.
 	Existing int `json:"existing"`
-	// Duplicates counts live instances of whose machine uid or name there is an
-	// older live one.
+	// Duplicates counts live instances with the machine uid or name of an older live one.
 	Duplicates       int `json:"duplicates"`
 	DuplicatesByUID  int `json:"duplicatesByUID"`
 	DuplicatesByName int `json:"duplicatesByName"`
-	// DuplicatesEver counts those that were duplicates when they were created,
-	// deleted ones included.
+	// DuplicatesEver counts instances that were duplicates when they were created,
+	// including deleted ones.
 	DuplicatesEver int `json:"duplicatesEver"`
-	// ConcurrentCreates counts creates at work, held ones included.
+	// ConcurrentCreates counts running creates, including held ones.
 	ConcurrentCreates    int `json:"concurrentCreates"`
 	MaxConcurrentCreates int `json:"maxConcurrentCreates"`
 	// Held counts creates that are held.
 	Held int `json:"held"`
-	// Requests counts calls by operation, refused ones included.
+	// Requests counts calls by operation, including refused ones.
 	Requests map[string]int `json:"requests"`
 	// Refused counts refusals by code.
 	Refused map[string]int `json:"refused"`
-	// Faults counts calls that a fault rule hit.
+	// Faults counts calls to which a fault rule applied.
 	Faults int `json:"faults"`
-	// Hidden counts how often a list left out an instance for its age.
+	// Hidden counts how often a list omitted an instance because of the list lag.
 	Hidden int `json:"hidden"`
 }

@@ -9,20 +9,18 @@ import (
 // TagPool is the tag of a pool's instances, with the pool's name.
 const TagPool = "virtual-cloud/pool"
 
-// OpPool is every call about pools, as fault rules, statistics and the log name
-// them.
+// OpPool is the operation of all calls about pools in fault rules, statistics and the log.
 const OpPool = "pool"
 
-// Codes of [Error] that only calls about pools have.
+// Codes of [Error] that only calls about pools return. Nothing was done then.
 const (
-	// CodeSizeChanged: the pool has another size than the caller expects. Nothing
-	// was done. Status 409.
+	// CodeSizeChanged means that the pool does not have the expected size. Status 409.
 	CodeSizeChanged = "SizeChanged"
-	// CodeOutOfBounds: the size would leave the pool's bounds. Nothing was done. Status 400.
+	// CodeOutOfBounds means that the size exceeds the pool's bounds. Status 400.
 	CodeOutOfBounds = "OutOfBounds"
 )
 
-// A Pool is a group of like instances of which the cloud keeps a number.
+// A Pool is a group of equal instances, whose number the cloud maintains.
 type Pool struct {
 	Name        string `json:"name"`
 	Min         int32  `json:"min"`
@@ -30,50 +28,49 @@ type Pool struct {
 	MachineType string `json:"machineType"`
 	Region      string `json:"region"`
 	Zone        string `json:"zone,omitempty"`
-	// Cluster is whose nodes the instances become; empty for anybody's.
+	// Cluster is the control plane of the instances; empty for any.
 	Cluster string `json:"cluster,omitempty"`
-	// Size is how many instances the cloud keeps, without those being deleted. A
-	// call that defines a pool does not change it.
+	// Size is the number of instances without those being deleted. A call that defines a
+	// pool does not change it.
 	Size int32 `json:"size"`
 }
 
-// A PoolInstance is one that a pool has, or is to have.
+// A PoolInstance is an instance that a pool has or will have.
 type PoolInstance struct {
-	// Slot is its name in the pool, from the moment on that it is wished for. It is
-	// the name of the instance as well.
+	// Slot is its name in the pool, even before it exists, and the instance's name.
 	Slot string `json:"slot"`
-	// Instance is missing as long as there is none.
+	// Instance is nil until the instance exists.
 	Instance *Instance `json:"instance,omitempty"`
-	// Code and Message say why there is none, and that there will be none.
+	// Code and Message are the reason why the instance could not be created.
 	Code    string `json:"code,omitempty"`
 	Message string `json:"message,omitempty"`
 }
 
-// PoolList answers for all pools.
+// PoolList is the answer to a list of pools.
 type PoolList struct {
 	Pools []Pool `json:"pools"`
 }
 
-// PoolInstances answers for the instances of one pool.
+// PoolInstances is the answer to a list of one pool's instances.
 type PoolInstances struct {
 	Instances []PoolInstance `json:"instances"`
 }
 
-// A ResizeRequest takes a pool from one size to another. One with a RequestID that
-// was done before changes nothing. Fewer than Expected gives up what has not come.
+// A ResizeRequest changes a pool's size from Expected to Size. A RequestID that was done
+// before changes nothing. A smaller Size removes slots without an instance.
 type ResizeRequest struct {
 	RequestID string `json:"requestID"`
 	Expected  int32  `json:"expected"`
 	Size      int32  `json:"size"`
 }
 
-// A RemoveRequest deletes instances of a pool, by their slots or provider ids, and
-// lowers its size by as many; all or none of them. What is gone or going is left out.
+// A RemoveRequest deletes all or none of some instances of a pool, given as slots or
+// provider ids, and lowers its size. Instances that are gone or being deleted are ignored.
 type RemoveRequest struct {
 	Instances []string `json:"instances"`
 }
 
-// Pools returns all pools, by name.
+// Pools returns all pools, sorted by name.
 func (c *Client) Pools(ctx context.Context) ([]Pool, error) {
 	list, err := call[PoolList](ctx, c.conn, http.MethodGet, "/v1/pools", nil)
 	if err != nil {
@@ -83,12 +80,12 @@ func (c *Client) Pools(ctx context.Context) ([]Pool, error) {
 	return list.Pools, nil
 }
 
-// PutPool defines a pool, or defines it anew; its instances stay as they are.
+// PutPool creates or replaces the definition of a pool, and keeps its instances.
 func (c *Client) PutPool(ctx context.Context, pool Pool) (*Pool, error) {
 	return call[Pool](ctx, c.conn, http.MethodPut, poolPath(pool.Name, ""), pool)
 }
 
-// PoolInstances returns what a pool has.
+// PoolInstances returns the slots of a pool.
 func (c *Client) PoolInstances(ctx context.Context, pool string) ([]PoolInstance, error) {
 	list, err := call[PoolInstances](ctx, c.conn, http.MethodGet, poolPath(pool, "/instances"), nil)
 	if err != nil {

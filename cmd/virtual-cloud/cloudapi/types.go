@@ -16,16 +16,16 @@ const (
 	StateGone     State = "gone"     // only in the answer to its deletion
 )
 
-// An Identity is how the cloud tells a repeated create from a new one.
+// An Identity is how the cloud recognizes a repeated create.
 type Identity string
 
 const (
-	// IdentityToken returns the same instance for the same idempotency token.
-	// A token outlives its instance by 24 hours and is refused then.
+	// IdentityToken returns the same instance for the same idempotency token. For 24 hours
+	// after the instance's deletion the token is refused.
 	IdentityToken Identity = "token"
 	// IdentityUniqueName refuses a second live instance of one name.
 	IdentityUniqueName Identity = "unique_name"
-	// IdentityNone makes one instance per create, whatever its name.
+	// IdentityNone creates an instance for every create.
 	IdentityNone Identity = "none"
 )
 
@@ -37,8 +37,7 @@ type Instance struct {
 	Region      string            `json:"region"`
 	Zone        string            `json:"zone,omitempty"`
 	Tags        map[string]string `json:"tags,omitempty"`
-	// UserDataSHA256 is the checksum, in hexadecimal, of the user data. The cloud
-	// keeps no user data.
+	// UserDataSHA256 is the hexadecimal checksum of the user data, which is not stored.
 	UserDataSHA256 string    `json:"userDataSHA256"`
 	State          State     `json:"state"`
 	Initialized    bool      `json:"initialized"`
@@ -56,8 +55,8 @@ type Address struct {
 	Address string `json:"address"`
 }
 
-// A CreateRequest describes the instance to make. Name, MachineType and Region
-// are required.
+// A CreateRequest describes the instance to create. Name, MachineType and Region are
+// required.
 type CreateRequest struct {
 	Name        string            `json:"name"`
 	MachineType string            `json:"machineType"`
@@ -65,9 +64,9 @@ type CreateRequest struct {
 	Zone        string            `json:"zone,omitempty"`
 	Tags        map[string]string `json:"tags,omitempty"`
 	UserData    []byte            `json:"userData,omitempty"` // at most 1 MiB
-	// IdempotencyToken is required where Identity is "token", and otherwise only
-	// logged. It is no secret. A repeated create must ask for the same name,
-	// machine type, region and zone.
+	// IdempotencyToken is required if Identity is "token", and otherwise only logged. It is
+	// not a secret. A repeated create must have the same name, machine type, region and
+	// zone.
 	IdempotencyToken string `json:"idempotencyToken,omitempty"`
 	// Identity overrides the cloud's default for this create.
 	Identity Identity `json:"identity,omitempty"`
@@ -76,7 +75,7 @@ type CreateRequest struct {
 // A Filter chooses instances; the zero value chooses all.
 type Filter struct {
 	Name string
-	// Tags must all be there with these values.
+	// Tags must all be present with these values.
 	Tags map[string]string
 }
 
@@ -85,7 +84,7 @@ type InstanceList struct {
 	Instances []Instance `json:"instances"`
 }
 
-// The operations of the API, as fault rules, statistics and the log name them.
+// The operations of the API in fault rules, statistics and the log.
 const (
 	OpCreate     = "create"
 	OpGet        = "get"

@@ -1,11 +1,9 @@
-// Package join makes the instances of a virtual cloud join a Kubernetes cluster:
-// it plays their kubelets, as far as controllers can see. A booted instance
-// registers its Node, keeps the Node's Lease renewed and its status true; one
-// that is switched off falls silent, as a dead kubelet does, and leaves its Node
-// object behind for others to remove.
+// Package join makes the instances of a virtual cloud join a Kubernetes cluster by acting
+// as their kubelets. A booted instance registers its Node, renews the Node's Lease and
+// updates its status. One that is switched off stops that, as a dead kubelet does, and
+// leaves its Node object for others to delete.
 //
-// It runs no pods and answers no kubelet API. It knows the cloud only by what
-// the cloud tells its listener.
+// It runs no pods and has no kubelet API. It knows the cloud only as its listener.
 package join
 
 import (
@@ -37,19 +35,19 @@ const (
 	// of the Lease's duration of 40 s.
 	DefaultPeriod = 10 * time.Second
 
-	// workers bounds the requests in flight, however many nodes there are.
+	// workers limits the requests in flight for any number of nodes.
 	workers = 32
-	// A request that takes longer is given up and made again.
+	// requestTimeout is after how long a request is canceled and retried.
 	requestTimeout = 10 * time.Second
-	// The waits after a failure grow from first to last; a kubelet's last is the same.
+	// The waits after a failure grow from first to last, which is a kubelet's as well.
 	firstRetry, lastRetry = 200 * time.Millisecond, 7 * time.Second
-	// complaintPeriod bounds what is logged while the API server is away.
+	// complaintPeriod limits what is logged while the API server is away.
 	complaintPeriod = 10 * time.Second
 	jitter          = 0.1
 )
 
-// A Joiner plays the kubelets of all instances. It is a cloud's listener: its
-// methods do not block, and may be called before Run and from everywhere.
+// A Joiner acts as the kubelets of all instances. It is a cloud's listener: its methods
+// do not block, and may be called before Run and concurrently.
 type Joiner struct {
 	client kubernetes.Interface
 	period time.Duration
@@ -68,22 +66,21 @@ type Joiner struct {
 	complains rate.Sometimes
 }
 
-// rules are the knobs that concern nodes: patterns of instance names.
+// rules are the knobs about nodes: patterns of instance names.
 type rules struct{ notReady, silent, refuse []string }
 
-// kubelet is one instance's. Only the worker that has its id from the queue
-// touches it.
+// kubelet is the kubelet of one instance. Only the worker that got its id from the queue
+// uses it.
 type kubelet struct {
 	instance   cloudapi.Instance
 	registered bool
-	departed   bool // somebody removed the Node object
-	told       bool // of a Node that is in the way
+	departed   bool // the Node object was deleted
+	warned     bool // that another instance's Node has its name
 	node       nodeIdentity
 	beats      beats
 }
 
-// Client reads a kubeconfig and makes a client that is not held back: as many
-// kubelets as there are instances share it.
+// Client returns a client without rate limit, as the kubelets of all instances share it.
 func Client(kubeconfig string) (kubernetes.Interface, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -101,8 +98,8 @@ func Client(kubeconfig string) (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// New makes a Joiner whose kubelets renew their Leases about every period; 0
-// means [DefaultPeriod]. The logger may be nil for the default.
+// New returns a Joiner whose kubelets renew their Leases about every period; 0 means
+// [DefaultPeriod]. A nil logger means the default.
 func New(client kubernetes.Interface, period time.Duration, logger *slog.Logger) *Joiner {
 	if period <= 0 {
 		period = DefaultPeriod
@@ -123,7 +120,7 @@ func New(client kubernetes.Interface, period time.Duration, logger *slog.Logger)
 	}
 }
 
-// stripped drops from a cached object what is large and never looked at.
+// stripped drops large unused fields of a cached object.
 func stripped(object any) (any, error) {
 	if m, ok := object.(metav1.Object); ok {
 		m.SetManagedFields(nil)
@@ -140,16 +137,15 @@ func (j *Joiner) Booted(i cloudapi.Instance) {
 	j.queue.Add(i.ID)
 }
 
-// Stopped ends an instance's kubelet, if it has one. A request on its way may
-// still arrive.
+// Stopped ends an instance's kubelet, if it has one. A request in flight may still
+// arrive.
 func (j *Joiner) Stopped(id string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	delete(j.kubelets, id)
 }
 
-// Knobs takes over the knobs that concern nodes. What they change is done at
-// once.
+// Knobs applies the knobs about nodes at once.
 func (j *Joiner) Knobs(k cloudapi.Knobs) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -163,12 +159,11 @@ func (j *Joiner) Knobs(k cloudapi.Knobs) {
 	}
 }
 
-// Run plays the kubelets until ctx ends, and returns when all their requests have
-// ended. An API server that cannot be reached is tried for ever. Run may be
-// called once.
+// Run runs the kubelets until ctx ends, and returns when all their requests have ended.
+// It retries for ever if the API server cannot be reached. Run must be called only once.
 func (j *Joiner) Run(ctx context.Context) {
-	// Nobody waits for the informers' end: while the API server is away they sleep for up
-	// to a minute at a time and hear nothing meanwhile (client-go's watch-list).
+	// Run does not wait for the informers: while the API server is away they sleep for up
+	// to a minute and do not notice that ctx has ended (client-go's watch-list).
 	j.informers.Start(ctx.Done())
 	defer j.queue.ShutDown()
 	if !cache.WaitForCacheSync(ctx.Done(), j.synced) {
@@ -186,7 +181,7 @@ func (j *Joiner) Run(ctx context.Context) {
 	work.Wait()
 }
 
-// next does the next piece of work and reports whether there may be more.
+// next handles the next id in the queue, and reports whether there may be more.
 func (j *Joiner) next(ctx context.Context) bool {
 	id, down := j.queue.Get()
 	if down {
@@ -218,8 +213,7 @@ func (j *Joiner) next(ctx context.Context) bool {
 	return true
 }
 
-// step does what a kubelet has to do now and reports whether there will be more
-// to do after the period.
+// step does a kubelet's work, and reports whether to repeat it after the period.
 func (j *Joiner) step(ctx context.Context, k *kubelet, r rules) (again bool, _ error) {
 	name := k.instance.Name
 	if k.departed || matchesAny(r.silent, name) || !k.registered && matchesAny(r.refuse, name) {
@@ -237,14 +231,14 @@ func (j *Joiner) step(ctx context.Context, k *kubelet, r rules) (again bool, _ e
 	return true, j.renew(ctx, k)
 }
 
-// complain logs failures, but not each one of many nodes.
+// complain logs failures at most every complaintPeriod.
 func (j *Joiner) complain(ctx context.Context, k *kubelet, err error) {
-	if errors.Is(ctx.Err(), context.Canceled) || errors.Is(err, errInTheWay) {
-		return // we are stopping, or it was told
+	if errors.Is(ctx.Err(), context.Canceled) || errors.Is(err, errNameTaken) {
+		return // stopping, or already logged
 	}
 	j.failures.Add(1)
 	j.complains.Do(func() {
-		j.log.Warn("instances cannot reach their Nodes, trying again", "err", err,
+		j.log.Warn("instances cannot update their Nodes; retrying", "err", err,
 			"instance", k.instance.ID, "node", k.instance.NodeName, "failures", j.failures.Swap(0))
 	})
 }

@@ -14,7 +14,7 @@ import (
 // A kubelet renews its Lease four times in the Lease's duration.
 const renewalsPerLease = 4
 
-// beats is the Lease as the kubelet last wrote it, which saves reading it.
+// beats is the Lease as the kubelet last wrote it, so that it need not be read.
 type beats struct{ lease *coordinationv1.Lease }
 
 // renew renews the Lease of the instance's Node, or creates it.
@@ -34,7 +34,7 @@ func (j *Joiner) renew(ctx context.Context, k *kubelet) error {
 			return fmt.Errorf("lease of node %s: %w", name, err)
 		}
 	}
-	// Somebody else wrote or removed it, or it is from an earlier life.
+	// Another client has changed or deleted it, or it is from an earlier run.
 	k.beats.lease = nil
 	lease, err := leases.Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -51,14 +51,14 @@ func (j *Joiner) renew(ctx context.Context, k *kubelet) error {
 	return nil
 }
 
-// leaseOf is base, renewed now. It belongs to the Node, so that it goes with it.
+// leaseOf returns a renewed copy of base. The Node owns it, so that both are deleted.
 func (j *Joiner) leaseOf(k *kubelet, base *coordinationv1.Lease) *coordinationv1.Lease {
 	lease := base.DeepCopy()
 	lease.Name, lease.Namespace = k.instance.NodeName, corev1.NamespaceNodeLease
 	lease.OwnerReferences = []metav1.OwnerReference{
 		{APIVersion: "v1", Kind: "Node", Name: k.instance.NodeName, UID: k.node.uid},
 	}
-	// The API knows whole seconds, and not 0.
+	// The API requires whole seconds above 0.
 	lease.Spec.LeaseDurationSeconds = new(max(1, int32(renewalsPerLease*j.period/time.Second)))
 	lease.Spec.HolderIdentity = new(k.instance.NodeName)
 	lease.Spec.RenewTime = new(metav1.NowMicro())

@@ -8,10 +8,10 @@ import (
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 )
 
-// kubeletVersion is what the Nodes say they run; clients expect a version there.
+// kubeletVersion is the version in Nodes; clients expect one.
 const kubeletVersion = "v1.36.0"
 
-// newNode is the Node that an instance registers.
+// newNode returns the Node that an instance registers.
 func newNode(i cloudapi.Instance, ready bool) *corev1.Node {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: i.NodeName, Labels: labels(i)},
@@ -20,7 +20,7 @@ func newNode(i cloudapi.Instance, ready bool) *corev1.Node {
 	}
 }
 
-// labels are those that a kubelet with a cloud provider gives its Node.
+// labels returns the labels that a kubelet with a cloud provider sets.
 func labels(i cloudapi.Instance) map[string]string {
 	l := map[string]string{
 		corev1.LabelHostname:           i.NodeName,
@@ -36,7 +36,7 @@ func labels(i cloudapi.Instance) map[string]string {
 	return l
 }
 
-// nodeStatus is the whole status that a kubelet writes.
+// nodeStatus returns the complete status that a kubelet writes.
 func nodeStatus(i cloudapi.Instance, ready bool) corev1.NodeStatus {
 	resources := corev1.ResourceList{ // one size for all machine types
 		corev1.ResourceCPU:              resource.MustParse("4"),
@@ -71,7 +71,7 @@ func readyCondition(ready bool) corev1.NodeCondition {
 		return condition(corev1.NodeReady, corev1.ConditionTrue, "KubeletReady", "kubelet is posting ready status")
 	}
 
-	return condition(corev1.NodeReady, corev1.ConditionFalse, "KubeletNotReady", "a knob of the virtual cloud says so")
+	return condition(corev1.NodeReady, corev1.ConditionFalse, "KubeletNotReady", "set by the knob nodeNotReady of the virtual cloud")
 }
 
 func condition(t corev1.NodeConditionType, s corev1.ConditionStatus, reason, message string) corev1.NodeCondition {

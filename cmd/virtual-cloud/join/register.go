@@ -13,17 +13,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// errInTheWay says that the instance's name is taken by the Node of another.
-var errInTheWay = errors.New("the Node belongs to another instance")
+// errNameTaken means that the Node with the instance's name is another instance's.
+var errNameTaken = errors.New("the Node belongs to another instance")
 
-// nodeIdentity is which Node object is the instance's.
+// nodeIdentity identifies the instance's Node object.
 type nodeIdentity struct {
 	uid        types.UID
 	reportedAt time.Time // when its status was last written
 }
 
-// register creates the instance's Node, or takes over the one that an earlier
-// life of the instance left.
+// register creates the instance's Node, or takes over one of an earlier run.
 func (j *Joiner) register(ctx context.Context, k *kubelet, ready bool) error {
 	node, err := j.client.CoreV1().Nodes().Create(ctx, newNode(k.instance, ready), metav1.CreateOptions{})
 	tookOver := apierrors.IsAlreadyExists(err)
@@ -40,26 +39,26 @@ func (j *Joiner) register(ctx context.Context, k *kubelet, ready bool) error {
 	case err != nil:
 		return fmt.Errorf("register node %s: %w", k.instance.NodeName, err)
 	}
-	k.registered, k.told = true, false
+	k.registered, k.warned = true, false
 	k.node = nodeIdentity{uid: node.UID, reportedAt: time.Now()}
 	j.log.Info("node registered", "node", node.Name, "instance", k.instance.ID, "took_over", tookOver)
 
 	return nil
 }
 
-// takeOver makes an existing Node the instance's. A provider id cannot be changed
-// once it is set. A kubelet would go on under the wrong one and hide that two
-// instances share a name; here the newcomer waits until the Node is gone.
+// takeOver makes an existing Node the instance's. A provider id cannot be changed once it
+// is set. A kubelet would continue with the wrong one and hide that two instances share a
+// name; here the new instance waits until the Node is deleted.
 func (j *Joiner) takeOver(ctx context.Context, k *kubelet, existing *corev1.Node, ready bool) error {
 	if id := existing.Spec.ProviderID; id != "" && id != k.instance.ProviderID {
-		if !k.told {
-			k.told = true
+		if !k.warned {
+			k.warned = true
 			j.log.Warn("an instance cannot join: its node name is taken by another instance's Node; "+
 				"it will join when that Node is deleted",
 				"node", existing.Name, "instance_provider_id", k.instance.ProviderID, "node_provider_id", id)
 		}
 
-		return fmt.Errorf("node %s: %w", existing.Name, errInTheWay)
+		return fmt.Errorf("node %s: %w", existing.Name, errNameTaken)
 	}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"labels": labels(k.instance)},

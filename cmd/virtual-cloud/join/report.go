@@ -15,8 +15,8 @@ import (
 // reportPeriod is how often a kubelet writes a status that has not changed.
 const reportPeriod = 5 * time.Minute
 
-// report makes the Node's status true where it is not, and writes it now and
-// then anyway. It notices that the Node was deleted.
+// report updates the Node's status if it has changed, or every reportPeriod. It detects
+// that the Node was deleted.
 func (j *Joiner) report(ctx context.Context, k *kubelet, ready bool) error {
 	node, err := j.current(ctx, k)
 	if err != nil || node == nil {
@@ -25,7 +25,7 @@ func (j *Joiner) report(ctx context.Context, k *kubelet, ready bool) error {
 	if node.Spec.ProviderID != k.instance.ProviderID {
 		k.registered = false
 
-		return fmt.Errorf("node %s: %w", node.Name, errInTheWay) // the retry registers, and tells
+		return fmt.Errorf("node %s: %w", node.Name, errNameTaken) // the retry registers and logs
 	}
 	k.node.uid = node.UID
 	if readiness(node) == readyCondition(ready).Status && time.Since(k.node.reportedAt) < reportPeriod {
@@ -35,8 +35,7 @@ func (j *Joiner) report(ctx context.Context, k *kubelet, ready bool) error {
 	return j.writeStatus(ctx, k, node, ready)
 }
 
-// current returns the Node from the cache, which may lag, or nil when it is
-// gone.
+// current returns the Node from the cache, which may lag, or nil if it is gone.
 func (j *Joiner) current(ctx context.Context, k *kubelet) (*corev1.Node, error) {
 	if node, err := j.nodes.Get(k.instance.NodeName); err == nil {
 		return node, nil
@@ -44,9 +43,9 @@ func (j *Joiner) current(ctx context.Context, k *kubelet) (*corev1.Node, error) 
 	node, err := j.client.CoreV1().Nodes().Get(ctx, k.instance.NodeName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		// As a kubelet, which registers only when it starts.
+		// A kubelet registers only when it starts.
 		k.departed = true
-		j.log.Info("node deleted while its instance lives; it does not come back",
+		j.log.Info("node deleted while its instance runs; it is not created again",
 			"node", k.instance.NodeName, "instance", k.instance.ID)
 
 		return nil, nil
@@ -57,8 +56,7 @@ func (j *Joiner) current(ctx context.Context, k *kubelet) (*corev1.Node, error) 
 	return node, nil
 }
 
-// writeStatus writes the status that the kubelet stands for. Conditions of
-// others stay.
+// writeStatus writes the kubelet's status, and keeps conditions of others.
 func (j *Joiner) writeStatus(ctx context.Context, k *kubelet, node *corev1.Node, ready bool) error {
 	status := nodeStatus(k.instance, ready)
 	for n := range status.Conditions {

@@ -1,4 +1,4 @@
-// A full driver of the virtual cloud, after PROTOCOL.md: what it does with the cloud, its classes and its secrets.
+// A full driver of the virtual cloud according to PROTOCOL.md: calls of the cloud, classes and secrets.
 import { randomBytes } from "node:crypto";
 import { createCurve } from "nkeys.js";
 import { Replica } from "./replica.mjs";
@@ -15,7 +15,7 @@ const key = createCurve();
 const recipient = key.getPublicKey();
 let pin = CONTROL_PLANE_KEY;
 
-// What mcm says of a class or a secret is no word on an instance [FETCH-5].
+// An error of mcm about a class or a secret says nothing about an instance [FETCH-5].
 const ofInstances = [Code.CODE_NOT_FOUND, Code.CODE_OUT_OF_RANGE, Code.CODE_UNINITIALIZED];
 const told = ({ code, message, retryAfter }) => Object.assign(new Error(message), { code: ofInstances.includes(code) ? Code.CODE_FAILED_PRECONDITION : code, retryAfter });
 
@@ -34,7 +34,7 @@ async function ask(what, body) {
   }
 }
 
-// unseal opens a box with the key the control plane is known by [FETCH-3], and checks whose question it answers [FETCH-2].
+// unseal opens a box with the control plane's pinned key [FETCH-3], and checks that it answers this request [FETCH-2].
 function unseal(answer, type, nonce) {
   const { sender, box } = answer.sealed;
   const trusted = pin ?? sender; // on first use; a warning says so below
@@ -54,7 +54,7 @@ async function secretOf(reference, secret) {
   return content.data;
 }
 
-// classOf fetches every time, so there is nothing that could be out of date.
+// classOf fetches every time, so that nothing can be outdated.
 async function classOf(reference) {
   const answer = await ask("class", { fetchClass: { class: reference.class } });
   const data = {};
@@ -78,7 +78,7 @@ async function userData(c, machine, operationId) {
 
 const codes = { 400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "RESOURCE_EXHAUSTED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS", 429: "UNAVAILABLE" };
 
-// call makes one call. One that changes something asks first whether it may, with nothing in between.
+// call makes one call. If it changes something, it first asks for permission, with nothing in between.
 async function call(c, task, method, path, body) {
   if (method !== "GET") await task.begin();
   const request = fetch(c.spec.endpoint + path, {
@@ -105,7 +105,7 @@ async function ours(c, task, ...tags) {
   return instances;
 }
 
-// instancesOf finds the one that the machine says it has, else those that carry its uid [DELETE-2].
+// instancesOf returns the instance with the machine's provider id, or else those tagged with its uid [DELETE-2].
 async function instancesOf(c, task, { uid, providerId }) {
   if (!providerId) return ours(c, task, tag("machine-uid", uid));
   const [, id] = /^virtual:\/\/\/[^/]+\/([^/]+)$/.exec(providerId) ?? [];
@@ -145,7 +145,7 @@ const operations = {
   },
 };
 
-// seal keeps from others what the outcome says in words. Without a pin it says nothing.
+// seal encrypts the outcome's message. Without a pinned key it omits the message.
 const seal = (content) => (pin ? { sender: recipient, box: key.seal(bytes("SealedOutcome", content), pin) } : undefined);
 
 const replica = new Replica(wire, { cluster: CLUSTER, provider: PROVIDER, createIdentity: 1, operations, seal });

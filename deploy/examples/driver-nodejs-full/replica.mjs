@@ -1,4 +1,4 @@
-// A replica: the protocol of PROTOCOL.md, section 6, with nothing of any cloud in it. Left out: discovery.
+// A replica: the protocol of PROTOCOL.md, section 6, for any cloud. Service discovery is omitted.
 import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
 import { Code, OperationNumbers, decode, decodeJSON, encode, encodeJSON, headersOfJSON, inJSON, millis, timestamp } from "./wire.mjs";
@@ -11,7 +11,7 @@ const numberOf = (op) => OperationNumbers["OPERATION_" + op.toUpperCase()];
 const failure = (code, message, outcomeUnknown = false) => ({ status: { code: Code["CODE_" + code], message }, outcomeUnknown, noEffect: outcomeUnknown });
 const thrown = (code, message, more) => Object.assign(new Error(message), { code: Code["CODE_" + code], ...more });
 
-// since is the time since a moment by the clock that ran further: one stands still while the machine sleeps, the other can be set back.
+// since returns the time since a moment by the clock that advanced further: one stops while the machine sleeps, the other can be set back.
 const now = () => ({ monotonic: performance.now(), wall: Date.now() });
 const since = (from) => Math.max(performance.now() - from.monotonic, Date.now() - from.wall);
 
@@ -49,7 +49,7 @@ export class Replica {
     this.renew();
   }
 
-  // stop drains: what runs may finish, and what came of it be stored or acknowledged. [6.7]
+  // stop drains: running operations may finish, and their outcomes be stored or acknowledged. [6.7]
   async stop() {
     this.draining = true;
     this.renew();
@@ -81,7 +81,7 @@ export class Replica {
     this.wire.publish(`${this.base}session.${this.provider}.${this.id}`, encode({ replica: this.id, session }));
   }
 
-  // listed are a session's operations, as many as fit, and what runs before what has ended.
+  // listed returns a session's operations, as many as fit, running ones first.
   listed() {
     const most = Math.min(512 << 10, this.wire.nc.info.max_payload) - 4096; // of which the rest takes less
     let bytes = 0;
@@ -95,7 +95,7 @@ export class Replica {
     return [...this.machines.values()].filter((h) => (h.op === "delete") === (op === "delete")).length;
   }
 
-  // counts tells that a result is what came of the operation, or leaves that open [FENCE-3].
+  // counts reports whether a result is the outcome of the operation, or leaves it open [FENCE-3].
   counts(h) { return !h.askedAgain || h.stored || h.result?.outcomeUnknown; }
 
   stateOf(h) {
@@ -192,14 +192,14 @@ export class Replica {
     this.renew();
   }
 
-  // run has the driver do it, and always returns a result [RESULT-1].
+  // run calls the driver, and always returns a result [RESULT-1].
   async run(h) {
     const deadline = AbortSignal.timeout(h.env.timeout ? millis(h.env.timeout) : 60000);
     const late = new Promise((_, reject) => deadline.addEventListener("abort", () => reject(new Error("the deadline has passed")), { once: true }));
     const task = {
       operationId: h.id, cluster: this.cluster, owner: h.env.owner, recover: h.env.recover, signal: deadline,
       progress: (message) => { h.progress = message; this.send(h, { progress: { message } }); },
-      // begin is to be awaited right before each call that changes something, one at a time, with nothing in between.
+      // begin must be awaited right before each call that changes something, one at a time, with nothing in between.
       begin: () => {
         const begins = this.begin(h, deadline);
         h.beginning = begins.catch(() => {});
@@ -214,14 +214,14 @@ export class Replica {
       const meant = Number.isInteger(e.code) && e.code > 0; // else nobody has thrown it on purpose
       const code = deadline.aborted ? Code.CODE_DEADLINE_EXCEEDED : meant ? e.code : Code.CODE_UNKNOWN;
       const own = !!e.outcomeUnknown || (!!h.begun && (deadline.aborted || !!e.fenced || !meant)); // what this attempt has done is not known [RESULT-3]
-      // What an earlier one has made is not, or may yet make [RESULT-5].
+      // An earlier attempt may have had an effect, or may still have one [RESULT-5].
       const earlier = !!e.fenced || (h.op === "create" && ((h.env.recover && !h.begun) || h.env.earlierMayRun));
       const unknown = MUTATIONS.includes(h.op) && (own || earlier);
       return { status: { code, message: e.message, retryAfter: e.retryAfter }, outcomeUnknown: unknown, noEffect: unknown && !own }; // [RESULT-6]
     }
   }
 
-  // begin throws unless the claim takes the record that a call begins, in the place of what was written there last.
+  // begin records in the claim that a call begins, in place of the last record. It throws if that fails.
   async begin(h, deadline) {
     const live = () => {
       if (deadline.aborted) throw thrown("DEADLINE_EXCEEDED", "the deadline has passed");
@@ -242,10 +242,10 @@ export class Replica {
     throw thrown("ABORTED", "its claim was not written again: nothing was begun", { fenced: true });
   }
 
-  // replaced tells that something else is in the claim's place: a conflict without its sequence is with a write that may yet be lost.
+  // replaced reports whether another record is in the claim's place: a conflict without its sequence is with a write that may yet be lost.
   replaced(answer) { return !!answer.conflict && answer.there !== null; }
 
-  // check throws for an answer that mcm cannot use, or that cannot be sent, which tells nothing of what was begun.
+  // check throws for an answer that mcm cannot use or that cannot be sent; the outcome of started calls is then unknown.
   check(h, result) {
     const most = Math.min(this.wire.nc.info.max_payload, MUTATIONS.includes(h.op) ? 1 << 20 : Infinity), room = most - Math.min(4096, most / 4), { length } = encode({ result });
     const why = length > room ? `the result cannot be sent: ${length} bytes, where there is room for ${room}`
@@ -283,14 +283,14 @@ export class Replica {
     if (h.known) this.onAck(h);
   }
 
-  // onAck forgets a result that mcm has, but not before its claim has ended: nobody else would end that.
+  // onAck forgets a result that mcm has, but not before its claim has ended, which no other replica would end.
   onAck(h) {
     if (!h?.result) return;
     h.known = true;
     if (h.stored && this.held.get(h.id) === h) this.held.delete(h.id);
   }
 
-  // forget bounds what is kept for an mcm that never acknowledges [RESULT-2].
+  // forget limits the results kept for an mcm that never acknowledges [RESULT-2].
   forget() {
     const settled = [...this.held.values()].filter((h) => h.result).sort((a, b) => a.ended - b.ended);
     const old = (h) => Date.now() - h.ended > 24 * 3600e3;
@@ -327,7 +327,7 @@ export class Replica {
     this.leader = hello.mcm;
   }
 
-  // understand notes whether the manager that leads speaks version 1 of the contract, the only one spoken here. [HELLO-2]
+  // understand records whether the leading manager supports version 1 of the contract, the only one supported here. [HELLO-2]
   understand(hello) {
     const min = hello.protocolMin || hello.protocolMax || 1, max = Math.max(min, hello.protocolMax), strange = min > 1;
     if (strange !== !!this.strange) {

@@ -1,4 +1,4 @@
-// The connection and what goes over it: envelopes, requests with one answer, and compare-and-set on the operations stream.
+// The connection: envelopes, requests with one answer, and compare-and-set on the operations stream.
 import { fileURLToPath } from "node:url";
 import { connect, createInbox, headers } from "nats";
 import protobuf from "protobufjs";
@@ -13,7 +13,7 @@ export const OperationNumbers = root.lookupEnum("machinebus.driver.v1.Operation"
 export const encode = (env) => Envelope.encode(Envelope.fromObject(env)).finish();
 export const decode = (data) => Envelope.decode(data);
 
-// JSON is for people who try a read by hand [ENV-1] [ENV-2]; protobufjs knows the mapping but for times, of which a read has one.
+// JSON is for people who try a read by hand [ENV-1] [ENV-2]; protobufjs supports the mapping except for times, of which a read has one.
 export const inJSON = (m) => !!m.headers?.get("Content-Type").startsWith("application/json");
 const times = (key, v) => (key === "timeout" ? { seconds: Math.ceil(parseFloat(v)) } : key === "acceptBy" ? undefined : v);
 export const decodeJSON = (text) => Envelope.fromObject(JSON.parse(text, times));
@@ -44,14 +44,14 @@ export class Wire {
     return wire;
   }
 
-  // publish sends at once or never: what comes late does harm. It throws when the server takes no messages of that size.
+  // publish sends at once or never: late messages do harm. It throws if the message is too large for the server.
   publish(subject, data, options) {
     if (!this.up) return false;
     this.nc.publish(subject, data, options);
     return true;
   }
 
-  // put writes a record by compare-and-set. It resolves to {seq}, to {conflict, there} or to {none} when nobody knows.
+  // put writes a record by compare-and-set. It resolves to {seq}, to {conflict, there}, or to {none} if the outcome is unknown.
   put(subject, env, expected) {
     const h = headers();
     h.set("Nats-Expected-Last-Subject-Sequence", String(expected));

@@ -1,4 +1,4 @@
-// What is the cloud's: calls of the virtual cloud, in the contract's terms. For another cloud, write this file anew.
+// Calls of the virtual cloud in the contract's terms. For another cloud, replace this file.
 import { readFileSync } from "node:fs";
 
 // A Failure is thrown on purpose, with a code of PROTOCOL.md, section 9. begun: the call that failed was to change
@@ -17,7 +17,7 @@ const codes = {
 const { CLOUD_TOKEN_FILE } = process.env;
 const token = CLOUD_TOKEN_FILE ? readFileSync(CLOUD_TOKEN_FILE, "utf8").trim() : "";
 
-// call makes one call. One that was not answered to its end, or with a server error, may have had its effect.
+// call makes one call. Without a complete answer, or after a server error, it may have had an effect.
 async function call({ spec, signal }, method, path, body) {
   const begun = method !== "GET";
   const lost = (e) => {
@@ -37,7 +37,7 @@ async function call({ spec, signal }, method, path, body) {
   });
 }
 
-// absent is for a call that fails because the instance is not there.
+// absent handles a call that fails because the instance does not exist.
 const absent = (e) => {
   if (e.code !== "NOT_FOUND") throw e;
 };
@@ -61,17 +61,17 @@ function idOf(providerId) {
   return encodeURIComponent(id);
 }
 
-// list returns the instances of the class, of this control plane alone.
+// list returns the instances of the class in this control plane.
 export const list = (c) => tagged(c, { class: c.className });
 
-// find returns the instance that the machine says it has, else those that carry its uid.
+// find returns the instance with the machine's provider id, or else those tagged with its uid.
 export async function find(c, { uid, providerId }) {
   if (!providerId) return tagged(c, { "machine-uid": uid });
   const found = await call(c, "GET", "/v1/instances/" + idOf(providerId)).catch(absent);
   return found?.tags?.["machinebus.io/cluster"] === c.cluster ? [instanceOf(found)] : [];
 }
 
-// make makes the machine's instance. The cloud takes the operation id as its token: a second call makes no second one.
+// make creates the machine's instance. The operation id is the idempotency token: a second call creates no second instance.
 export async function make(c, { name, uid }) {
   const { machineType, region, zone, tags } = c.spec;
   const made = await call(c, "POST", "/v1/instances", {
@@ -85,5 +85,5 @@ export async function make(c, { name, uid }) {
   throw new Failure("INTERNAL", "POST /v1/instances: no instance came", { begun: true, outcomeUnknown: true });
 }
 
-// remove removes an instance; an absent one is fine.
+// remove deletes an instance; it succeeds if there is none.
 export const remove = (c, { providerId }) => call(c, "DELETE", "/v1/instances/" + idOf(providerId)).catch(absent);

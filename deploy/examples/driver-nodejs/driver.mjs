@@ -1,5 +1,5 @@
-// A plain driver after PROTOCOL.md: one request, one answer. What is the cloud's is in cloud.mjs. What a plain driver
-// lacks, see PROTOCOL.md, section 1; driver-nodejs-full has it.
+// A plain driver according to PROTOCOL.md: one request, one answer. Calls of the cloud are in cloud.mjs. PROTOCOL.md,
+// section 1, lists what a plain driver lacks; driver-nodejs-full has it.
 import { fileURLToPath } from "node:url";
 import { connect, headers } from "nats";
 import protobuf from "protobufjs";
@@ -11,7 +11,7 @@ root.resolvePath = (_, file) => (file.startsWith("google/") ? file : proto + fil
 const Envelope = root.loadSync("machinebus/driver/v1/envelope.proto").lookupType("machinebus.driver.v1.Envelope");
 const codeOf = (number) => root.lookupEnum("machinebus.driver.v1.Code").valuesById[number].slice("CODE_".length);
 
-// Protobuf, or JSON for people who try a read by hand [ENV-2]; protobufjs knows the mapping but for times.
+// Protobuf, or JSON for people who try a read by hand [ENV-2]; protobufjs supports the mapping except for times.
 const inJSON = (m) => m.headers?.get("Content-Type").startsWith("application/json");
 const ofJSON = { headers: headers() };
 ofJSON.headers.set("Content-Type", "application/json");
@@ -64,7 +64,7 @@ async function resultOf({ body, [body]: request, operationId, timeout, recover, 
     const { class: reference } = request.class, className = reference.name, spec = await specOf(reference, signal);
     return await operations[body](request, { cluster: CLUSTER, className, operationId, owner, spec, signal });
   } catch (e) {
-    // Not known is what nobody has thrown on purpose, and what an attempt before a recovering one has made [RESULT-3].
+    // The outcome is unknown if the error is not a Failure, or if an earlier attempt may have had an effect [RESULT-3].
     const meant = e instanceof Failure, unlooked = body === "create" && recover && !e.begun;
     const status = { code: "CODE_" + (meant ? e.code : "UNKNOWN"), message: e.message, retryAfter: e.retryAfter };
     return { status, outcomeUnknown: body !== "list" && (!meant || e.outcomeUnknown || unlooked) };

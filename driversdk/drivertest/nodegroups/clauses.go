@@ -1,4 +1,4 @@
-// Package nodegroups has the checks of proto/machinebus/nodegroup/v1. It plays the gateway of a cluster-autoscaler.
+// Package nodegroups has the checks of what the contract says of node groups. It plays the gateway of a cluster-autoscaler.
 package nodegroups
 
 import (
@@ -12,7 +12,6 @@ import (
 
 	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
-	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
 // A Clause is one MUST for drivers that serve node groups.
@@ -24,15 +23,15 @@ type Clause struct {
 // Clauses are in the order of their checks.
 var Clauses = []Clause{
 	{"GROUP-1", "listens on the provider's tree of node groups in queue group driver", checkQueue},
-	{"GROUP-2", "answers each request about node groups once, with its request id", checkAnswers},
 	{"GROUP-3", "answers them below the provider's reply tree only", checkReplyTree},
 	{"GROUP-4", "node groups outlive the replica", checkOutlives},
-	{"GROUP-5", "ignores unknown fields and answers unknown bodies with Unimplemented", checkUnknown},
-	{"GROUP-6", "refuses a stale resize or delete with Aborted", checkStale},
+	{"GROUP-5", "ignores unknown fields of requests about node groups and answers unknown bodies with Unimplemented", checkUnknown},
+	{"GROUP-6", "answers a stale resize or delete busy, and does not do it", checkStale},
 	{"GROUP-7", "ids of groups are made of letters, digits and ._/-", listed("GROUP-7")},
 	{"GROUP-8", "0 <= min_size <= max_size, 0 < max_size", listed("GROUP-8")},
 	{"GROUP-9", "instances being deleted do not count for target_size", checkTargetSize},
 	{"GROUP-10", "a template has cpu and memory", listed("GROUP-10")},
+	{"GROUP-11", "refuses with InvalidArgument what is not the request about node groups that the subject names", checkSubject},
 	{"INSTANCES-1", "instances to come are listed", checkInstancesListed},
 	{"INSTANCES-2", "an instance that can join is listed by its provider id", checkInstanceIDs},
 	{"INSTANCES-3", "delete takes an instance for as long as it is listed", checkDeleteComing},
@@ -47,25 +46,18 @@ var Clauses = []Clause{
 }
 
 func checkQueue(c *Check) {
-	c.Shared(c.subject("*"), func() { c.list() }, func() func() bool { return c.send(groupsRequest(), "").answered })
-}
+	c.Shared(c.subject("*"), func() { c.list() }, func() func() bool {
+		x := c.send(groupsRequest())
 
-// checkAnswers asks for what is there and for what is not.
-func checkAnswers(c *Check) {
-	for range c.Repeat {
-		c.list()
-		answer := c.ask(instancesRequest("conformance-" + nuid.Next()))
-		if answer.GetStatus().GetCode() == ok && len(answer.GetInstancesFound().GetInstances()) > 0 {
-			c.Failf("a group that is not there has instances")
-		}
-	}
-	c.Pause(bench.Silence) // for what must not come
-	c.Witnessed("GROUP-2")
+		return func() bool { frames, _, _ := x.Tally(); return frames > 0 }
+	})
 }
 
 func checkReplyTree(c *Check) {
 	c.Elsewhere(func(reply string) {
-		c.send(groupsRequest(), reply)
+		r := c.request(newWish(), groupsRequest())
+		r.Reply = reply
+		c.Send(r)
 		c.list() // behind it
 	})
 }
@@ -77,42 +69,65 @@ func checkOutlives(c *Check) {
 	}
 	g := c.theGroup(1)
 	id, size, step := g.GetId(), g.GetTargetSize(), g.step(1)
-	c.resize(step)
+	wish := c.resize(step)
 	came := c.come(g, 1)
 	c.Restart()
 	c.Step("after the driver was started again", func() { c.holds(id, size+1, came...) })
 	c.remove(id, size, came...)
-	if err := c.Try(func() { c.notAgain(step, size) }); err != nil {
+	if err := c.Try(func() { c.notAgain(wish, step, size) }); err != nil {
 		c.Blamef("RESIZE-4", "asked of another replica than did it: %v", err)
 	}
 }
 
-// checkUnknown sends fields with numbers that no field of an Envelope has.
+// checkUnknown sends fields with numbers that no field of a request has.
 func checkUnknown(c *Check) {
 	for _, tc := range []struct {
 		what  string
-		env   *nodegroupv1.Envelope
+		req   *driverv1.NodeGroupsRequest
 		field protowire.Number
 		want  driverv1.Code
 	}{
 		{"a request with an unknown field", groupsRequest(), 3000, ok},
-		{"a request with an unknown body", &nodegroupv1.Envelope{}, 2000, driverv1.Code_CODE_UNIMPLEMENTED},
+		{"a request with an unknown body", &driverv1.NodeGroupsRequest{}, 2000, driverv1.Code_CODE_UNIMPLEMENTED},
 	} {
-		tc.env.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, tc.field, protowire.BytesType), nil))
-		c.wantCode(tc.want, tc.what, c.answer(c.send(tc.env, "")))
+		tc.req.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, tc.field, protowire.BytesType), nil))
+		r := c.request(newWish(), tc.req)
+		if tc.req.GetBody() == nil {
+			r.Subject = c.subject("teleport")
+		}
+		c.Want(tc.want, tc.what, c.Send(r).Result())
+	}
+	if answer := c.ask(newWish(), instancesRequest("conformance-"+nuid.Next())).GetNodeGroups(); len(answer.GetInstances().GetInstances()) > 0 {
+		c.Failf("a group that is not there has instances")
+	}
+}
+
+// checkSubject asks for one thing where another one is allowed.
+func checkSubject(c *Check) {
+	groups, list := c.request(newWish(), groupsRequest()), c.ListRequest()
+	groups.Subject, list.Subject = list.Subject, groups.Subject
+	other := c.request(newWish(), groupsRequest())
+	other.Subject = c.subject("instances")
+	for what, r := range map[string]bench.Request{
+		"a list of machines' instances, on the subject of groups": list, "groups, on the subject of a list of machines' instances": groups,
+		"groups, on the subject of instances": other,
+	} {
+		c.Want(invalid, what, c.Send(r).Result())
 	}
 }
 
 func checkStale(c *Check) {
 	g := c.theGroup(1)
-	stale := func(env *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-		env.AcceptBy = timestamppb.New(time.Now().Add(-time.Minute))
-
-		return env
+	stale := func(req *driverv1.NodeGroupsRequest, what string, was *group) {
+		r := c.request(newWish(), req)
+		r.Env.AcceptBy = timestamppb.New(time.Now().Add(-time.Minute))
+		c.groups.note(req)
+		c.Send(r).Want(what, bench.Busy())
+		c.asBefore(what, was)
 	}
-	c.refused(stale(g.step(1)), aborted, "a resize that was to be accepted a minute ago", g)
+	stale(g.step(1), "a resize that was to be accepted a minute ago", g)
 	came := c.grow(g, 1)
-	c.refused(stale(deleteRequest(g.GetId(), came...)), aborted, "a delete that was to be accepted a minute ago", g.with(came))
+	stale(deleteRequest(g.GetId(), came...), "a delete that was to be accepted a minute ago", g.with(came))
 }
 
 // listed looks at all groups for what is wrong by a clause.
@@ -168,13 +183,13 @@ func checkDeleteComing(c *Check) {
 	id, size := g.GetId(), g.GetTargetSize()
 	c.resize(g.step(1))
 	c.Within(c.Timeout, "an instance is deleted by the id that it is listed by", func() bool {
-		fresh := slices.DeleteFunc(c.staying(id), func(i *nodegroupv1.Instance) bool { return g.ids[i.GetId()] })
+		fresh := slices.DeleteFunc(c.staying(id), func(i *driverv1.NodeGroupInstance) bool { return g.ids[i.GetId()] })
 		if len(fresh) == 0 {
 			return false // some lists lag behind
 		}
 		victim := fresh[0].GetId()
 		answer := c.want(ok, "delete of "+victim+", which is listed", deleteRequest(id, victim))
-		if answer.GetDeleted().GetTargetSize() == size {
+		if answer.GetDelete().GetTargetSize() == size {
 			return true
 		}
 		for _, i := range c.staying(id) {
@@ -194,17 +209,18 @@ func checkResizeStep(c *Check) {
 	g := c.theGroup(1)
 	id, size := g.GetId(), g.GetTargetSize()
 	c.refused(resizeRequest(id, size+1, size+1), aborted, fmt.Sprintf("a resize from %d, where the group has %d", size+1, size), g)
-	var calls []*call
+	var calls []*bench.Exchange
 	for range rivals {
-		calls = append(calls, c.send(g.step(1), ""))
+		calls = append(calls, c.send(g.step(1)))
 	}
 	done := 0
 	for _, made := range calls {
-		switch answer := c.answer(made); {
+		switch answer := made.Settled(); {
+		case answer == nil: // no slot
 		case answer.GetStatus().GetCode() == ok:
 			done++
-		case !answer.GetRefused():
-			c.wantCode(aborted, "one of several resizes from the same size", answer)
+		default:
+			c.Want(aborted, "one of several resizes from the same size", answer)
 		}
 	}
 	if done != 1 {
@@ -227,9 +243,8 @@ func checkResizeDown(c *Check) {
 }
 
 // notAgain asks again for a resize that was done, when the group has this size.
-func (c *Check) notAgain(step *nodegroupv1.Envelope, size int32) {
-	step.AcceptBy = nil
-	c.want(ok, "a resize that was done already", step)
+func (c *Check) notAgain(wish string, step *driverv1.NodeGroupsRequest, size int32) {
+	c.wantOf(wish, ok, "a resize that was done already", step)
 	c.Step("a resize that was done already was done again", func() { c.holds(step.GetResize().GetGroup(), size) })
 }
 
@@ -237,10 +252,10 @@ func (c *Check) notAgain(step *nodegroupv1.Envelope, size int32) {
 func checkResizeAgain(c *Check) {
 	g := c.theGroup(1)
 	size, step := g.GetTargetSize(), g.step(1)
-	c.resize(step)
-	c.notAgain(step, size+1)
+	wish := c.resize(step)
+	c.notAgain(wish, step, size+1)
 	c.remove(g.GetId(), size, c.come(g, 1)...)
-	c.notAgain(step, size)
+	c.notAgain(wish, step, size)
 	c.Witnessed("RESIZE-4")
 }
 
@@ -255,8 +270,8 @@ func checkRemoveNamed(c *Check) {
 		return
 	}
 	foreign, _ := c.foreign()
-	if answer := c.ask(deleteRequest(id, came[1], foreign)); answer.GetStatus().GetCode() == ok {
-		c.Failf("a delete of instances of two groups was answered %s", bench.SaidStatus(answer.GetStatus()))
+	if answer := c.ask(newWish(), deleteRequest(id, came[1], foreign)); answer.GetStatus().GetCode() == ok {
+		c.Failf("a delete of instances of two groups was answered %s", bench.Said(answer))
 	}
 	c.Step("not all of the named instances could go, so none was to", func() { c.holds(id, size, rest...) })
 }
@@ -279,7 +294,7 @@ func checkRemoveAgain(c *Check) {
 		c.Step("while it is going", func() { c.remove(id, size, gone) })
 	}
 	c.Within(c.Timeout, "instance "+gone+" is gone", func() bool {
-		return !slices.ContainsFunc(c.instances(id), func(i *nodegroupv1.Instance) bool { return i.GetId() == gone })
+		return !slices.ContainsFunc(c.instances(id), func(i *driverv1.NodeGroupInstance) bool { return i.GetId() == gone })
 	})
 	c.Step("when it is gone", func() { c.remove(id, size, gone) })
 	c.holds(id, size)
@@ -292,7 +307,7 @@ func checkRemoveForeign(c *Check) {
 	g := c.theGroup(0)
 	foreign, other := c.foreign()
 	what := "a delete of an instance of group " + other.GetId()
-	c.refused(deleteRequest(g.GetId(), foreign), driverv1.Code_CODE_INVALID_ARGUMENT, what, g)
+	c.refused(deleteRequest(g.GetId(), foreign), invalid, what, g)
 	c.Step(what+" was refused, and yet", func() { c.holds(other.GetId(), other.GetTargetSize(), foreign) })
 }
 

@@ -6,33 +6,26 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
-	"github.com/nats-io/nuid"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
-	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
 
 const (
 	ok           = driverv1.Code_CODE_OK
 	aborted      = driverv1.Code_CODE_ABORTED
+	invalid      = driverv1.Code_CODE_INVALID_ARGUMENT
 	precondition = driverv1.Code_CODE_FAILED_PRECONDITION
 
-	running = nodegroupv1.InstanceState_INSTANCE_STATE_RUNNING
+	running = driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_RUNNING
 )
 
-// Groups is the gateway's side of the bus, and the sizes of the driver's node groups before the suite came.
+// Groups are the driver's node groups as they were before the suite came.
 type Groups struct {
-	witness *bench.Witness
-	replies string            // prefix of reply subjects
 	were    map[string]*group // by id
-
-	mu      sync.Mutex
-	calls   map[string]*call // by reply subject
-	touched bool             // sizes may have changed
+	touched bool              // sizes may have changed
 }
 
 // A Check is one look at a driver's node groups.
@@ -42,42 +35,34 @@ type Check struct {
 	groups *Groups
 }
 
-// Join listens for answers about node groups. It fails if the driver serves none, and has one to check.
+// Join fails if the driver serves no node groups, and has one to check.
 func Join(c *bench.Check) *Groups {
 	if c.NodeGroup != "" && !c.Serves(driverv1.Operation_OPERATION_NODE_GROUPS) {
 		c.Failf("node group %s is to be checked, and the driver does not say that it serves any: "+
 			"OPERATION_NODE_GROUPS is not among the capabilities of its sessions", c.NodeGroup)
 	}
-	g := &Groups{
-		witness: &c.Witness, replies: c.Below("reply." + c.Provider + "." + nuid.Next() + "."),
-		were: map[string]*group{}, calls: map[string]*call{},
-	}
-	c.Subscribe(g.replies+"*", "", g.onReply)
 
-	return g
+	return &Groups{were: map[string]*group{}}
 }
 
 // With makes a check one of node groups.
 func (g *Groups) With(c *bench.Check) *Check { return &Check{c, g} }
 
-// note remembers a call by its reply subject, and whether it may change sizes.
-func (g *Groups) note(c *call, reply string, touches bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.calls[reply] = c
-	g.touched = g.touched || touches
+// note remembers that sizes may change, if they may by this request.
+func (g *Groups) note(req *driverv1.NodeGroupsRequest) {
+	g.touched = g.touched || req.GetResize() != nil || req.GetDelete() != nil
 }
 
 // A group is one at rest: it has as many instances as it is to have, and all have come.
 type group struct {
-	*nodegroupv1.Group
+	*driverv1.NodeGroup
 
 	ids map[string]bool
 }
 
 // with returns the group with these instances more.
 func (g *group) with(ids []string) *group {
-	more := &group{Group: proto.CloneOf(g.Group), ids: maps.Clone(g.ids)}
+	more := &group{NodeGroup: proto.CloneOf(g.NodeGroup), ids: maps.Clone(g.ids)}
 	more.TargetSize += int32(len(ids))
 	for _, id := range ids {
 		more.ids[id] = true
@@ -101,7 +86,7 @@ func (c *Check) theGroup(room int32) *group {
 // atRest waits until a group is, and notes how it was when the suite came to it.
 func (c *Check) atRest(id string, room int32) (now *group) {
 	c.Within(c.Timeout, "all instances of group "+id+" have come", func() bool {
-		now = &group{Group: c.named(id), ids: map[string]bool{}}
+		now = &group{NodeGroup: c.named(id), ids: map[string]bool{}}
 		staying := c.staying(id)
 		for _, i := range staying {
 			if i.GetState() == running {
@@ -121,17 +106,20 @@ func (c *Check) atRest(id string, room int32) (now *group) {
 	return now
 }
 
-// resize asks for a step from one size to another, and fails unless it is made.
-func (c *Check) resize(env *nodegroupv1.Envelope) {
-	from, to := env.GetResize().GetExpectedTarget(), env.GetResize().GetTarget()
+// resize asks for a step from one size to another, and fails unless it is made. It returns what the wish is called.
+func (c *Check) resize(req *driverv1.NodeGroupsRequest) (wish string) {
+	from, to := req.GetResize().GetExpectedTarget(), req.GetResize().GetTarget()
 	what := fmt.Sprintf("resize from %d to %d", from, to)
-	if have := c.want(ok, what, env).GetResized().GetTargetSize(); have != to {
+	wish = newWish()
+	if have := c.wantOf(wish, ok, what, req).GetResize().GetTargetSize(); have != to {
 		c.Failf("%s: answered with target size %d", what, have)
 	}
+
+	return wish
 }
 
 // step is the resize of a group at rest by this many instances.
-func (g *group) step(by int32) *nodegroupv1.Envelope {
+func (g *group) step(by int32) *driverv1.NodeGroupsRequest {
 	return resizeRequest(g.GetId(), g.GetTargetSize(), g.GetTargetSize()+by)
 }
 
@@ -169,7 +157,7 @@ func (c *Check) come(g *group, n int32) (came []string) {
 // remove asks for instances to go, and fails unless they are taken with this size left.
 func (c *Check) remove(group string, left int32, ids ...string) {
 	what := "delete of " + strings.Join(ids, ", ")
-	if have := c.want(ok, what, deleteRequest(group, ids...)).GetDeleted().GetTargetSize(); have != left {
+	if have := c.want(ok, what, deleteRequest(group, ids...)).GetDelete().GetTargetSize(); have != left {
 		c.Failf("%s: answered with target size %d, not %d", what, have, left)
 	}
 }
@@ -192,28 +180,28 @@ func (c *Check) holds(group string, target int32, ids ...string) {
 
 // refused fails unless a request is answered with this code, and the group is as
 // it was.
-func (c *Check) refused(env *nodegroupv1.Envelope, code driverv1.Code, what string, was *group) {
-	c.want(code, what, env)
+func (c *Check) refused(req *driverv1.NodeGroupsRequest, code driverv1.Code, what string, was *group) {
+	c.want(code, what, req)
+	c.asBefore(what, was)
+}
+
+// asBefore fails unless a group is as it was before what was refused.
+func (c *Check) asBefore(what string, was *group) {
 	c.Step(what+" was refused, and yet", func() { c.holds(was.GetId(), was.GetTargetSize(), was.sorted()...) })
 }
 
 // Restore gives the groups the sizes that they had, by removing what the
 // suite had made.
 func (g *Groups) Restore(c *bench.Check) {
-	g.mu.Lock()
-	touched := g.touched
-	g.touched = false
-	g.mu.Unlock()
-	if !touched {
+	if !g.touched {
 		return
 	}
+	g.touched = false
 	var errs []error
 	for _, id := range slices.Sorted(maps.Keys(g.were)) {
 		if err := c.Try(func() { g.With(c).restore(g.were[id]) }); err != nil {
 			errs = append(errs, fmt.Errorf("node group %s: %w", id, err))
-			g.mu.Lock()
 			g.touched = true // the next time
-			g.mu.Unlock()
 		}
 	}
 	c.Must(errors.Join(errs...))
@@ -235,9 +223,9 @@ func (c *Check) restore(was *group) {
 			delete(c.groups.were, id)
 		case surplus < 0: // a faulty driver took more than it had to: others come
 			grown = true
-			c.ask(resizeRequest(id, size, was.GetTargetSize()))
+			c.ask(newWish(), resizeRequest(id, size, was.GetTargetSize()))
 		case surplus > 0 && len(ours) > 0:
-			c.ask(deleteRequest(id, ours[:min(len(ours), int(surplus))]...))
+			c.ask(newWish(), deleteRequest(id, ours[:min(len(ours), int(surplus))]...))
 		}
 
 		return surplus == 0

@@ -1,178 +1,91 @@
 package nodegroups
 
 import (
-	"context"
 	"slices"
 	"strings"
-	"sync/atomic"
-	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
-	nodegroupv1 "github.com/machinebus/machinebus/proto/machinebus/nodegroup/v1"
 )
-
-// A call is one request about node groups and what answers it.
-type call struct {
-	verb    string
-	id      string
-	answers chan *nodegroupv1.Envelope
-
-	came atomic.Int32 // answers
-}
-
-// answersKept is more than a request has answers.
-const answersKept = 8
-
-// verbOf returns what subjects call a request.
-func verbOf(env *nodegroupv1.Envelope) string {
-	switch env.GetBody().(type) {
-	case *nodegroupv1.Envelope_Groups:
-		return "groups"
-	case *nodegroupv1.Envelope_Instances:
-		return "instances"
-	case *nodegroupv1.Envelope_Resize:
-		return "resize"
-	case *nodegroupv1.Envelope_Delete:
-		return "delete"
-	default:
-		return "teleport"
-	}
-}
 
 func (c *Check) subject(verb string) string { return c.Below("nodegroup." + c.Provider + "." + verb) }
 
-// send publishes a request as a gateway makes it, but for what env says already. Reply is where
-// the answer is asked for, unless it is empty.
-func (c *Check) send(env *nodegroupv1.Envelope, reply string) *call {
-	if env.GetRequestId() == "" {
-		env.RequestId = nuid.Next()
-	}
-	if env.GetAcceptBy() == nil {
-		env.AcceptBy = bench.AcceptBy()
-	}
-	env.Timeout = durationpb.New(c.Timeout)
-	made := &call{verb: verbOf(env), id: env.GetRequestId(), answers: make(chan *nodegroupv1.Envelope, answersKept)}
-	payload, err := proto.Marshal(env)
-	c.Must(err)
-	if reply == "" {
-		reply = c.groups.replies + nuid.Next()
-	}
-	c.groups.note(made, reply, env.GetResize() != nil || env.GetDelete() != nil)
-	c.Publish(&nats.Msg{Subject: c.subject(made.verb), Reply: reply, Data: payload})
+// request is what a gateway sends to have a wish fulfilled; id names that.
+func (c *Check) request(id string, req *driverv1.NodeGroupsRequest) bench.Request {
+	env := c.Envelope(id, &driverv1.Envelope{Body: &driverv1.Envelope_NodeGroups{NodeGroups: req}})
+	env.Epoch, env.Owner = 0, "" // it knows neither
 
-	return made
+	return bench.Request{Subject: c.subject(bus.RequestVerb(env)), Env: env}
 }
 
-// onReply runs on the subscription's goroutine.
-func (g *Groups) onReply(m *nats.Msg) {
-	g.mu.Lock()
-	c := g.calls[m.Subject]
-	g.mu.Unlock()
-	if c == nil {
-		return
-	}
-	came := c.came.Add(1)
-	var answer *nodegroupv1.Envelope // nil says that no subscriber is there
-	if len(m.Data) > 0 || m.Header.Get("Status") != "503" {
-		answer = &nodegroupv1.Envelope{}
-		if err := proto.Unmarshal(m.Data, answer); err != nil {
-			g.witness.Blamef("GROUP-2", "the answer to %s is no envelope: %v", c.verb, err)
-		}
-		if came > 1 {
-			g.witness.Blamef("GROUP-2", "%s was answered %d times", c.verb, came)
-		}
-		g.examine(c, answer)
-	}
-	select {
-	case c.answers <- answer:
-	default: // a driver that answers so often has been seen enough
-	}
+// newWish names a wish that no other request has.
+func newWish() string { return "wish-" + nuid.Next() }
+
+// send publishes a request with an id of its own.
+func (c *Check) send(req *driverv1.NodeGroupsRequest) *bench.Exchange {
+	c.groups.note(req)
+
+	return c.Send(c.request(newWish(), req))
 }
 
-// answered reports whether an answer has come.
-func (c *call) answered() bool { return c.came.Load() > 0 }
-
-// answer waits for the answer to a request.
-func (c *Check) answer(made *call) *nodegroupv1.Envelope {
-	timer := time.NewTimer(c.Late())
-	defer timer.Stop()
-	select {
-	case a := <-made.answers:
-		if a == nil {
-			c.Failf("node groups, %s: no subscriber is on its subject", made.verb)
-		}
-
-		return a
-	case <-timer.C:
-		c.Failf("node groups, %s: no answer within %s", made.verb, c.Late())
-	case <-c.Context().Done():
-		c.Must(context.Cause(c.Context()))
-	}
-
-	return nil
-}
-
-// ask has a request answered. A replica without a slot is asked again.
-func (c *Check) ask(env *nodegroupv1.Envelope) (answer *nodegroupv1.Envelope) {
-	by := env.GetAcceptBy()
+// ask has a wish fulfilled; a replica without a slot is asked again.
+func (c *Check) ask(id string, req *driverv1.NodeGroupsRequest) (answer *driverv1.Result) {
+	c.groups.note(req)
 	c.Eventually("a replica has a slot for a request about node groups", func() bool {
-		env.AcceptBy = by // counts from now
-		answer = c.answer(c.send(env, ""))
+		answer = c.Send(c.request(id, req)).Settled()
 
-		return !answer.GetRefused()
+		return answer != nil
 	})
+	c.examine(answer.GetNodeGroups())
 
 	return answer
 }
 
-// want asks, and fails unless the answer has this code.
-func (c *Check) want(code driverv1.Code, what string, env *nodegroupv1.Envelope) *nodegroupv1.Envelope {
-	answer := c.ask(env)
-	c.wantCode(code, what, answer)
-
-	return answer
+// want asks for something new, and fails unless the answer has this code.
+func (c *Check) want(code driverv1.Code, what string, req *driverv1.NodeGroupsRequest) *driverv1.NodeGroupsResponse {
+	return c.wantOf(newWish(), code, what, req)
 }
 
-func (c *Check) wantCode(code driverv1.Code, what string, answer *nodegroupv1.Envelope) {
-	if answer.GetStatus().GetCode() != code {
-		c.Failf("%s: answered %s, not %s", what, bench.SaidStatus(answer.GetStatus()), bus.CodeName(code))
-	}
+// wantOf is want of what has an id already.
+func (c *Check) wantOf(id string, code driverv1.Code, what string, req *driverv1.NodeGroupsRequest) *driverv1.NodeGroupsResponse {
+	answer := c.ask(id, req)
+	c.Want(code, what, answer)
+
+	return answer.GetNodeGroups()
 }
 
-func groupsRequest() *nodegroupv1.Envelope {
-	return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Groups{Groups: &nodegroupv1.GroupsRequest{}}}
+func groupsRequest() *driverv1.NodeGroupsRequest {
+	return &driverv1.NodeGroupsRequest{Body: &driverv1.NodeGroupsRequest_Groups{Groups: &driverv1.NodeGroupListRequest{}}}
 }
 
-func instancesRequest(group string) *nodegroupv1.Envelope {
-	return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Instances{Instances: &nodegroupv1.InstancesRequest{Group: group}}}
-}
-
-func resizeRequest(group string, from, to int32) *nodegroupv1.Envelope {
-	return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Resize{
-		Resize: &nodegroupv1.ResizeRequest{Group: group, ExpectedTarget: from, Target: to},
+func instancesRequest(group string) *driverv1.NodeGroupsRequest {
+	return &driverv1.NodeGroupsRequest{Body: &driverv1.NodeGroupsRequest_Instances{
+		Instances: &driverv1.NodeGroupInstancesRequest{Group: group},
 	}}
 }
 
-func deleteRequest(group string, ids ...string) *nodegroupv1.Envelope {
-	return &nodegroupv1.Envelope{Body: &nodegroupv1.Envelope_Delete{
-		Delete: &nodegroupv1.DeleteRequest{Group: group, Instances: ids},
+func resizeRequest(group string, from, to int32) *driverv1.NodeGroupsRequest {
+	return &driverv1.NodeGroupsRequest{Body: &driverv1.NodeGroupsRequest_Resize{
+		Resize: &driverv1.NodeGroupResizeRequest{Group: group, ExpectedTarget: from, Target: to},
+	}}
+}
+
+func deleteRequest(group string, ids ...string) *driverv1.NodeGroupsRequest {
+	return &driverv1.NodeGroupsRequest{Body: &driverv1.NodeGroupsRequest_Delete{
+		Delete: &driverv1.NodeGroupDeleteRequest{Group: group, Instances: ids},
 	}}
 }
 
 // list asks for all groups.
-func (c *Check) list() []*nodegroupv1.Group {
-	return c.want(ok, "groups", groupsRequest()).GetGroupsFound().GetGroups()
+func (c *Check) list() []*driverv1.NodeGroup {
+	return c.want(ok, "groups", groupsRequest()).GetGroups().GetGroups()
 }
 
 // named asks for one group.
-func (c *Check) named(id string) *nodegroupv1.Group {
+func (c *Check) named(id string) *driverv1.NodeGroup {
 	var ids []string
 	for _, g := range c.list() {
 		if g.GetId() == id {
@@ -186,16 +99,16 @@ func (c *Check) named(id string) *nodegroupv1.Group {
 }
 
 // instances asks for the instances of a group, once it has settled.
-func (c *Check) instances(group string) []*nodegroupv1.Instance {
+func (c *Check) instances(group string) []*driverv1.NodeGroupInstance {
 	c.Settle()
 
-	return c.want(ok, "instances of group "+group, instancesRequest(group)).GetInstancesFound().GetInstances()
+	return c.want(ok, "instances of group "+group, instancesRequest(group)).GetInstances().GetInstances()
 }
 
 // staying returns the instances of a group that are not being deleted.
-func (c *Check) staying(group string) []*nodegroupv1.Instance {
-	return slices.DeleteFunc(c.instances(group), func(i *nodegroupv1.Instance) bool {
-		return i.GetState() == nodegroupv1.InstanceState_INSTANCE_STATE_DELETING
+func (c *Check) staying(group string) []*driverv1.NodeGroupInstance {
+	return slices.DeleteFunc(c.instances(group), func(i *driverv1.NodeGroupInstance) bool {
+		return i.GetState() == driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_DELETING
 	})
 }
 
@@ -203,43 +116,38 @@ func (c *Check) staying(group string) []*nodegroupv1.Instance {
 const idLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._/-"
 
 // examine checks what the contract says of all answers.
-func (g *Groups) examine(c *call, a *nodegroupv1.Envelope) {
-	w := g.witness
-	if a.GetRequestId() != c.id {
-		w.Blamef("GROUP-2", "the answer to %s says request %q, where the request said %q", c.verb, a.GetRequestId(), c.id)
-	}
-	w.Leak("STATUSTEXT-1", "the status of "+c.verb, a.GetStatus().GetMessage())
-	for _, group := range a.GetGroupsFound().GetGroups() {
-		g.examineGroup(group)
+func (c *Check) examine(a *driverv1.NodeGroupsResponse) {
+	for _, group := range a.GetGroups().GetGroups() {
+		c.examineGroup(group)
 	}
 	seen := map[string]bool{}
-	for _, i := range a.GetInstancesFound().GetInstances() {
-		w.Leak("STATUSTEXT-1", "the error of instance "+i.GetId(), i.GetError().GetMessage())
+	for _, i := range a.GetInstances().GetInstances() {
+		c.Leak("STATUSTEXT-1", "the error of instance "+i.GetId(), i.GetError().GetMessage())
 		if i.GetId() == "" || seen[i.GetId()] {
-			w.Blamef("INSTANCES-2", "an instance is listed with the id %q, which is empty or another's", i.GetId())
+			c.Blamef("INSTANCES-2", "an instance is listed with the id %q, which is empty or another's", i.GetId())
 		}
 		seen[i.GetId()] = true
 		scheme, rest, ok := strings.Cut(i.GetId(), "://")
 		if i.GetState() == running && (!ok || scheme == "" || rest == "") {
-			w.Blamef("INSTANCES-2", "an instance that runs is listed as %q, which is no provider id: want <provider>://<opaque>", i.GetId())
+			c.Blamef("INSTANCES-2", "an instance that runs is listed as %q, which is no provider id: want <provider>://<opaque>", i.GetId())
 		}
 	}
 }
 
-func (g *Groups) examineGroup(group *nodegroupv1.Group) {
-	w, id := g.witness, group.GetId()
-	odd := func(c rune) bool { return !strings.ContainsRune(idLetters, c) }
+func (c *Check) examineGroup(group *driverv1.NodeGroup) {
+	id := group.GetId()
+	odd := func(r rune) bool { return !strings.ContainsRune(idLetters, r) }
 	if id == "" || strings.ContainsFunc(id, odd) {
-		w.Blamef("GROUP-7", "there is a group %q", id)
+		c.Blamef("GROUP-7", "there is a group %q", id)
 	}
 	if group.GetMinSize() < 0 || group.GetMaxSize() <= 0 || group.GetMinSize() > group.GetMaxSize() {
-		w.Blamef("GROUP-8", "group %s has sizes %d to %d", id, group.GetMinSize(), group.GetMaxSize())
+		c.Blamef("GROUP-8", "group %s has sizes %d to %d", id, group.GetMinSize(), group.GetMaxSize())
 	}
 	if group.GetTargetSize() < 0 {
-		w.Blamef("GROUP-9", "group %s has target size %d", id, group.GetTargetSize())
+		c.Blamef("GROUP-9", "group %s has target size %d", id, group.GetTargetSize())
 	}
 	if t := group.GetTemplate(); t != nil && (t.GetCapacity()["cpu"] == "" || t.GetCapacity()["memory"] == "") {
-		w.Blamef("GROUP-10", "the template of group %s lacks cpu or memory", id)
+		c.Blamef("GROUP-10", "the template of group %s lacks cpu or memory", id)
 	}
-	w.Leak("STATUSTEXT-1", "the description of group "+id, group.GetDescription())
+	c.Leak("STATUSTEXT-1", "the description of group "+id, group.GetDescription())
 }

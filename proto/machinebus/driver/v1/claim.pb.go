@@ -452,7 +452,7 @@ var File_machinebus_driver_v1_claim_proto protoreflect.FileDescriptor
 
 const file_machinebus_driver_v1_claim_proto_rawDesc = "" +
 	"\n" +
-	" machinebus/driver/v1/claim.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a machinebus/driver/v1/fetch.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\"w\n" +
+	" machinebus/driver/v1/claim.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a machinebus/driver/v1/fetch.proto\x1a$machinebus/driver/v1/operation.proto\x1a!machinebus/driver/v1/status.proto\"w\n" +
 	"\n" +
 	"ClaimTerms\x12\x1f\n" +
 	"\bsequence\x18\x01 \x01(\x04H\x00R\bsequence\x88\x01\x01\x12;\n" +
@@ -547,7 +547,7 @@ func file_machinebus_driver_v1_claim_proto_init() {
 	}
 	file_machinebus_driver_v1_fetch_proto_init()
 	file_machinebus_driver_v1_operation_proto_init()
-	file_machinebus_driver_v1_reply_proto_init()
+	file_machinebus_driver_v1_status_proto_init()
 	file_machinebus_driver_v1_claim_proto_msgTypes[0].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

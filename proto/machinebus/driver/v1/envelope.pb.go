@@ -17,6 +17,7 @@
 //	replica.<provider>.<replica>.<op>...        to this one
 //	replica.<provider>.<replica>.ops|cancel|ack control of this one
 //	plain.<provider>.<op>.<namespace>.<name>    to a driver that only answers
+//	nodegroup.<provider>.<verb>                 to any replica that serves node groups
 //	reply.<provider>.<caller>.<token>           reply frames
 //	session.<provider>.<replica>                a replica's signs of life
 //	claim.<provider>.<machine uid>              who runs which operation of a machine, then its outcome
@@ -142,6 +143,7 @@ type Envelope struct {
 	//	*Envelope_VolumeIds
 	//	*Envelope_Validate
 	//	*Envelope_MigrateClass
+	//	*Envelope_NodeGroups
 	//	*Envelope_Accepted
 	//	*Envelope_Progress
 	//	*Envelope_Result
@@ -340,6 +342,15 @@ func (x *Envelope) GetMigrateClass() *MigrateClassRequest {
 	if x != nil {
 		if x, ok := x.Body.(*Envelope_MigrateClass); ok {
 			return x.MigrateClass
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetNodeGroups() *NodeGroupsRequest {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_NodeGroups); ok {
+			return x.NodeGroups
 		}
 	}
 	return nil
@@ -553,6 +564,11 @@ type Envelope_MigrateClass struct {
 	MigrateClass *MigrateClassRequest `protobuf:"bytes,23,opt,name=migrate_class,json=migrateClass,proto3,oneof"`
 }
 
+type Envelope_NodeGroups struct {
+	// Node groups: the cluster-autoscaler's gateway to a replica.
+	NodeGroups *NodeGroupsRequest `protobuf:"bytes,24,opt,name=node_groups,json=nodeGroups,proto3,oneof"`
+}
+
 type Envelope_Accepted struct {
 	// Reply frames: a replica to mcm.
 	Accepted *Accepted `protobuf:"bytes,32,opt,name=accepted,proto3,oneof"`
@@ -649,6 +665,8 @@ func (*Envelope_Validate) isEnvelope_Body() {}
 
 func (*Envelope_MigrateClass) isEnvelope_Body() {}
 
+func (*Envelope_NodeGroups) isEnvelope_Body() {}
+
 func (*Envelope_Accepted) isEnvelope_Body() {}
 
 func (*Envelope_Progress) isEnvelope_Body() {}
@@ -691,7 +709,7 @@ var File_machinebus_driver_v1_envelope_proto protoreflect.FileDescriptor
 
 const file_machinebus_driver_v1_envelope_proto_rawDesc = "" +
 	"\n" +
-	"#machinebus/driver/v1/envelope.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a machinebus/driver/v1/claim.proto\x1a machinebus/driver/v1/fetch.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\x1a\"machinebus/driver/v1/session.proto\"\x8e\x11\n" +
+	"#machinebus/driver/v1/envelope.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a machinebus/driver/v1/claim.proto\x1a machinebus/driver/v1/fetch.proto\x1a$machinebus/driver/v1/nodegroup.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\x1a\"machinebus/driver/v1/session.proto\"\xda\x11\n" +
 	"\bEnvelope\x12!\n" +
 	"\foperation_id\x18\x01 \x01(\tR\voperationId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x14\n" +
@@ -715,7 +733,9 @@ const file_machinebus_driver_v1_envelope_proto_rawDesc = "" +
 	"\n" +
 	"volume_ids\x18\x15 \x01(\v2&.machinebus.driver.v1.VolumeIDsRequestH\x00R\tvolumeIds\x12C\n" +
 	"\bvalidate\x18\x16 \x01(\v2%.machinebus.driver.v1.ValidateRequestH\x00R\bvalidate\x12P\n" +
-	"\rmigrate_class\x18\x17 \x01(\v2).machinebus.driver.v1.MigrateClassRequestH\x00R\fmigrateClass\x12<\n" +
+	"\rmigrate_class\x18\x17 \x01(\v2).machinebus.driver.v1.MigrateClassRequestH\x00R\fmigrateClass\x12J\n" +
+	"\vnode_groups\x18\x18 \x01(\v2'.machinebus.driver.v1.NodeGroupsRequestH\x00R\n" +
+	"nodeGroups\x12<\n" +
 	"\baccepted\x18  \x01(\v2\x1e.machinebus.driver.v1.AcceptedH\x00R\baccepted\x12<\n" +
 	"\bprogress\x18! \x01(\v2\x1e.machinebus.driver.v1.ProgressH\x00R\bprogress\x126\n" +
 	"\x06result\x18\" \x01(\v2\x1c.machinebus.driver.v1.ResultH\x00R\x06result\x120\n" +
@@ -764,25 +784,26 @@ var file_machinebus_driver_v1_envelope_proto_goTypes = []any{
 	(*VolumeIDsRequest)(nil),       // 9: machinebus.driver.v1.VolumeIDsRequest
 	(*ValidateRequest)(nil),        // 10: machinebus.driver.v1.ValidateRequest
 	(*MigrateClassRequest)(nil),    // 11: machinebus.driver.v1.MigrateClassRequest
-	(*Accepted)(nil),               // 12: machinebus.driver.v1.Accepted
-	(*Progress)(nil),               // 13: machinebus.driver.v1.Progress
-	(*Result)(nil),                 // 14: machinebus.driver.v1.Result
-	(*Busy)(nil),                   // 15: machinebus.driver.v1.Busy
-	(*FetchClassRequest)(nil),      // 16: machinebus.driver.v1.FetchClassRequest
-	(*FetchClassResponse)(nil),     // 17: machinebus.driver.v1.FetchClassResponse
-	(*FetchSecretRequest)(nil),     // 18: machinebus.driver.v1.FetchSecretRequest
-	(*FetchSecretResponse)(nil),    // 19: machinebus.driver.v1.FetchSecretResponse
-	(*FetchBootstrapRequest)(nil),  // 20: machinebus.driver.v1.FetchBootstrapRequest
-	(*FetchBootstrapResponse)(nil), // 21: machinebus.driver.v1.FetchBootstrapResponse
-	(*Session)(nil),                // 22: machinebus.driver.v1.Session
-	(*Hello)(nil),                  // 23: machinebus.driver.v1.Hello
-	(*Changed)(nil),                // 24: machinebus.driver.v1.Changed
-	(*OpsRequest)(nil),             // 25: machinebus.driver.v1.OpsRequest
-	(*OpsResponse)(nil),            // 26: machinebus.driver.v1.OpsResponse
-	(*Cancel)(nil),                 // 27: machinebus.driver.v1.Cancel
-	(*Acknowledge)(nil),            // 28: machinebus.driver.v1.Acknowledge
-	(*Audit)(nil),                  // 29: machinebus.driver.v1.Audit
-	(*Claim)(nil),                  // 30: machinebus.driver.v1.Claim
+	(*NodeGroupsRequest)(nil),      // 12: machinebus.driver.v1.NodeGroupsRequest
+	(*Accepted)(nil),               // 13: machinebus.driver.v1.Accepted
+	(*Progress)(nil),               // 14: machinebus.driver.v1.Progress
+	(*Result)(nil),                 // 15: machinebus.driver.v1.Result
+	(*Busy)(nil),                   // 16: machinebus.driver.v1.Busy
+	(*FetchClassRequest)(nil),      // 17: machinebus.driver.v1.FetchClassRequest
+	(*FetchClassResponse)(nil),     // 18: machinebus.driver.v1.FetchClassResponse
+	(*FetchSecretRequest)(nil),     // 19: machinebus.driver.v1.FetchSecretRequest
+	(*FetchSecretResponse)(nil),    // 20: machinebus.driver.v1.FetchSecretResponse
+	(*FetchBootstrapRequest)(nil),  // 21: machinebus.driver.v1.FetchBootstrapRequest
+	(*FetchBootstrapResponse)(nil), // 22: machinebus.driver.v1.FetchBootstrapResponse
+	(*Session)(nil),                // 23: machinebus.driver.v1.Session
+	(*Hello)(nil),                  // 24: machinebus.driver.v1.Hello
+	(*Changed)(nil),                // 25: machinebus.driver.v1.Changed
+	(*OpsRequest)(nil),             // 26: machinebus.driver.v1.OpsRequest
+	(*OpsResponse)(nil),            // 27: machinebus.driver.v1.OpsResponse
+	(*Cancel)(nil),                 // 28: machinebus.driver.v1.Cancel
+	(*Acknowledge)(nil),            // 29: machinebus.driver.v1.Acknowledge
+	(*Audit)(nil),                  // 30: machinebus.driver.v1.Audit
+	(*Claim)(nil),                  // 31: machinebus.driver.v1.Claim
 }
 var file_machinebus_driver_v1_envelope_proto_depIdxs = []int32{
 	1,  // 0: machinebus.driver.v1.Envelope.accept_by:type_name -> google.protobuf.Timestamp
@@ -796,30 +817,31 @@ var file_machinebus_driver_v1_envelope_proto_depIdxs = []int32{
 	9,  // 8: machinebus.driver.v1.Envelope.volume_ids:type_name -> machinebus.driver.v1.VolumeIDsRequest
 	10, // 9: machinebus.driver.v1.Envelope.validate:type_name -> machinebus.driver.v1.ValidateRequest
 	11, // 10: machinebus.driver.v1.Envelope.migrate_class:type_name -> machinebus.driver.v1.MigrateClassRequest
-	12, // 11: machinebus.driver.v1.Envelope.accepted:type_name -> machinebus.driver.v1.Accepted
-	13, // 12: machinebus.driver.v1.Envelope.progress:type_name -> machinebus.driver.v1.Progress
-	14, // 13: machinebus.driver.v1.Envelope.result:type_name -> machinebus.driver.v1.Result
-	15, // 14: machinebus.driver.v1.Envelope.busy:type_name -> machinebus.driver.v1.Busy
-	16, // 15: machinebus.driver.v1.Envelope.fetch_class:type_name -> machinebus.driver.v1.FetchClassRequest
-	17, // 16: machinebus.driver.v1.Envelope.fetched_class:type_name -> machinebus.driver.v1.FetchClassResponse
-	18, // 17: machinebus.driver.v1.Envelope.fetch_secret:type_name -> machinebus.driver.v1.FetchSecretRequest
-	19, // 18: machinebus.driver.v1.Envelope.fetched_secret:type_name -> machinebus.driver.v1.FetchSecretResponse
-	20, // 19: machinebus.driver.v1.Envelope.fetch_bootstrap:type_name -> machinebus.driver.v1.FetchBootstrapRequest
-	21, // 20: machinebus.driver.v1.Envelope.fetched_bootstrap:type_name -> machinebus.driver.v1.FetchBootstrapResponse
-	22, // 21: machinebus.driver.v1.Envelope.session:type_name -> machinebus.driver.v1.Session
-	23, // 22: machinebus.driver.v1.Envelope.hello:type_name -> machinebus.driver.v1.Hello
-	24, // 23: machinebus.driver.v1.Envelope.changed:type_name -> machinebus.driver.v1.Changed
-	25, // 24: machinebus.driver.v1.Envelope.ops:type_name -> machinebus.driver.v1.OpsRequest
-	26, // 25: machinebus.driver.v1.Envelope.ops_held:type_name -> machinebus.driver.v1.OpsResponse
-	27, // 26: machinebus.driver.v1.Envelope.cancel:type_name -> machinebus.driver.v1.Cancel
-	28, // 27: machinebus.driver.v1.Envelope.acknowledge:type_name -> machinebus.driver.v1.Acknowledge
-	29, // 28: machinebus.driver.v1.Envelope.audit:type_name -> machinebus.driver.v1.Audit
-	30, // 29: machinebus.driver.v1.Envelope.claim:type_name -> machinebus.driver.v1.Claim
-	30, // [30:30] is the sub-list for method output_type
-	30, // [30:30] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	12, // 11: machinebus.driver.v1.Envelope.node_groups:type_name -> machinebus.driver.v1.NodeGroupsRequest
+	13, // 12: machinebus.driver.v1.Envelope.accepted:type_name -> machinebus.driver.v1.Accepted
+	14, // 13: machinebus.driver.v1.Envelope.progress:type_name -> machinebus.driver.v1.Progress
+	15, // 14: machinebus.driver.v1.Envelope.result:type_name -> machinebus.driver.v1.Result
+	16, // 15: machinebus.driver.v1.Envelope.busy:type_name -> machinebus.driver.v1.Busy
+	17, // 16: machinebus.driver.v1.Envelope.fetch_class:type_name -> machinebus.driver.v1.FetchClassRequest
+	18, // 17: machinebus.driver.v1.Envelope.fetched_class:type_name -> machinebus.driver.v1.FetchClassResponse
+	19, // 18: machinebus.driver.v1.Envelope.fetch_secret:type_name -> machinebus.driver.v1.FetchSecretRequest
+	20, // 19: machinebus.driver.v1.Envelope.fetched_secret:type_name -> machinebus.driver.v1.FetchSecretResponse
+	21, // 20: machinebus.driver.v1.Envelope.fetch_bootstrap:type_name -> machinebus.driver.v1.FetchBootstrapRequest
+	22, // 21: machinebus.driver.v1.Envelope.fetched_bootstrap:type_name -> machinebus.driver.v1.FetchBootstrapResponse
+	23, // 22: machinebus.driver.v1.Envelope.session:type_name -> machinebus.driver.v1.Session
+	24, // 23: machinebus.driver.v1.Envelope.hello:type_name -> machinebus.driver.v1.Hello
+	25, // 24: machinebus.driver.v1.Envelope.changed:type_name -> machinebus.driver.v1.Changed
+	26, // 25: machinebus.driver.v1.Envelope.ops:type_name -> machinebus.driver.v1.OpsRequest
+	27, // 26: machinebus.driver.v1.Envelope.ops_held:type_name -> machinebus.driver.v1.OpsResponse
+	28, // 27: machinebus.driver.v1.Envelope.cancel:type_name -> machinebus.driver.v1.Cancel
+	29, // 28: machinebus.driver.v1.Envelope.acknowledge:type_name -> machinebus.driver.v1.Acknowledge
+	30, // 29: machinebus.driver.v1.Envelope.audit:type_name -> machinebus.driver.v1.Audit
+	31, // 30: machinebus.driver.v1.Envelope.claim:type_name -> machinebus.driver.v1.Claim
+	31, // [31:31] is the sub-list for method output_type
+	31, // [31:31] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_machinebus_driver_v1_envelope_proto_init() }
@@ -829,6 +851,7 @@ func file_machinebus_driver_v1_envelope_proto_init() {
 	}
 	file_machinebus_driver_v1_claim_proto_init()
 	file_machinebus_driver_v1_fetch_proto_init()
+	file_machinebus_driver_v1_nodegroup_proto_init()
 	file_machinebus_driver_v1_operation_proto_init()
 	file_machinebus_driver_v1_reply_proto_init()
 	file_machinebus_driver_v1_session_proto_init()
@@ -841,6 +864,7 @@ func file_machinebus_driver_v1_envelope_proto_init() {
 		(*Envelope_VolumeIds)(nil),
 		(*Envelope_Validate)(nil),
 		(*Envelope_MigrateClass)(nil),
+		(*Envelope_NodeGroups)(nil),
 		(*Envelope_Accepted)(nil),
 		(*Envelope_Progress)(nil),
 		(*Envelope_Result)(nil),

@@ -760,7 +760,7 @@ var File_machinebus_driver_v1_fetch_proto protoreflect.FileDescriptor
 
 const file_machinebus_driver_v1_fetch_proto_rawDesc = "" +
 	"\n" +
-	" machinebus/driver/v1/fetch.proto\x12\x14machinebus.driver.v1\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\"P\n" +
+	" machinebus/driver/v1/fetch.proto\x12\x14machinebus.driver.v1\x1a$machinebus/driver/v1/operation.proto\x1a!machinebus/driver/v1/status.proto\"P\n" +
 	"\x11FetchClassRequest\x12;\n" +
 	"\x05class\x18\x01 \x01(\v2%.machinebus.driver.v1.ObjectReferenceR\x05class\"}\n" +
 	"\x12FetchClassResponse\x124\n" +
@@ -898,7 +898,7 @@ func file_machinebus_driver_v1_fetch_proto_init() {
 		return
 	}
 	file_machinebus_driver_v1_operation_proto_init()
-	file_machinebus_driver_v1_reply_proto_init()
+	file_machinebus_driver_v1_status_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

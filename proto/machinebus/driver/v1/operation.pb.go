@@ -21,7 +21,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Operation names what mcm can ask of a driver.
+// Operation names what can be asked of a driver.
 type Operation int32
 
 const (
@@ -42,8 +42,7 @@ const (
 	Operation_OPERATION_VALIDATE Operation = 7
 	// OPERATION_MIGRATE_CLASS turns a class of an older kind into a MachineClass.
 	Operation_OPERATION_MIGRATE_CLASS Operation = 8
-	// OPERATION_NODE_GROUPS stands in capabilities alone: the replica serves
-	// machinebus.nodegroup.v1 as well.
+	// OPERATION_NODE_GROUPS finds and changes the node groups of the provider's cloud.
 	Operation_OPERATION_NODE_GROUPS Operation = 9
 )
 

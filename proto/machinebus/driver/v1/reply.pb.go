@@ -9,7 +9,6 @@ package driverv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
-	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -21,104 +20,6 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
-
-// Code says how an operation ended. The numbers 0 to 16 are those of gRPC; 17
-// is what drivers of the machine controller manager have used since 2023.
-type Code int32
-
-const (
-	// CODE_OK is success. It is zero, so that success needs no bytes.
-	// buf:lint:ignore ENUM_ZERO_VALUE_SUFFIX
-	Code_CODE_OK                  Code = 0
-	Code_CODE_CANCELED            Code = 1
-	Code_CODE_UNKNOWN             Code = 2
-	Code_CODE_INVALID_ARGUMENT    Code = 3
-	Code_CODE_DEADLINE_EXCEEDED   Code = 4
-	Code_CODE_NOT_FOUND           Code = 5
-	Code_CODE_ALREADY_EXISTS      Code = 6
-	Code_CODE_PERMISSION_DENIED   Code = 7
-	Code_CODE_RESOURCE_EXHAUSTED  Code = 8
-	Code_CODE_FAILED_PRECONDITION Code = 9
-	Code_CODE_ABORTED             Code = 10
-	Code_CODE_OUT_OF_RANGE        Code = 11
-	Code_CODE_UNIMPLEMENTED       Code = 12
-	Code_CODE_INTERNAL            Code = 13
-	Code_CODE_UNAVAILABLE         Code = 14
-	Code_CODE_DATA_LOSS           Code = 15
-	Code_CODE_UNAUTHENTICATED     Code = 16
-	Code_CODE_UNINITIALIZED       Code = 17
-)
-
-// Enum value maps for Code.
-var (
-	Code_name = map[int32]string{
-		0:  "CODE_OK",
-		1:  "CODE_CANCELED",
-		2:  "CODE_UNKNOWN",
-		3:  "CODE_INVALID_ARGUMENT",
-		4:  "CODE_DEADLINE_EXCEEDED",
-		5:  "CODE_NOT_FOUND",
-		6:  "CODE_ALREADY_EXISTS",
-		7:  "CODE_PERMISSION_DENIED",
-		8:  "CODE_RESOURCE_EXHAUSTED",
-		9:  "CODE_FAILED_PRECONDITION",
-		10: "CODE_ABORTED",
-		11: "CODE_OUT_OF_RANGE",
-		12: "CODE_UNIMPLEMENTED",
-		13: "CODE_INTERNAL",
-		14: "CODE_UNAVAILABLE",
-		15: "CODE_DATA_LOSS",
-		16: "CODE_UNAUTHENTICATED",
-		17: "CODE_UNINITIALIZED",
-	}
-	Code_value = map[string]int32{
-		"CODE_OK":                  0,
-		"CODE_CANCELED":            1,
-		"CODE_UNKNOWN":             2,
-		"CODE_INVALID_ARGUMENT":    3,
-		"CODE_DEADLINE_EXCEEDED":   4,
-		"CODE_NOT_FOUND":           5,
-		"CODE_ALREADY_EXISTS":      6,
-		"CODE_PERMISSION_DENIED":   7,
-		"CODE_RESOURCE_EXHAUSTED":  8,
-		"CODE_FAILED_PRECONDITION": 9,
-		"CODE_ABORTED":             10,
-		"CODE_OUT_OF_RANGE":        11,
-		"CODE_UNIMPLEMENTED":       12,
-		"CODE_INTERNAL":            13,
-		"CODE_UNAVAILABLE":         14,
-		"CODE_DATA_LOSS":           15,
-		"CODE_UNAUTHENTICATED":     16,
-		"CODE_UNINITIALIZED":       17,
-	}
-)
-
-func (x Code) Enum() *Code {
-	p := new(Code)
-	*p = x
-	return p
-}
-
-func (x Code) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (Code) Descriptor() protoreflect.EnumDescriptor {
-	return file_machinebus_driver_v1_reply_proto_enumTypes[0].Descriptor()
-}
-
-func (Code) Type() protoreflect.EnumType {
-	return &file_machinebus_driver_v1_reply_proto_enumTypes[0]
-}
-
-func (x Code) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use Code.Descriptor instead.
-func (Code) EnumDescriptor() ([]byte, []int) {
-	return file_machinebus_driver_v1_reply_proto_rawDescGZIP(), []int{0}
-}
 
 // BusyReason says why a replica takes no work.
 type BusyReason int32
@@ -186,11 +87,11 @@ func (x BusyReason) String() string {
 }
 
 func (BusyReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_machinebus_driver_v1_reply_proto_enumTypes[1].Descriptor()
+	return file_machinebus_driver_v1_reply_proto_enumTypes[0].Descriptor()
 }
 
 func (BusyReason) Type() protoreflect.EnumType {
-	return &file_machinebus_driver_v1_reply_proto_enumTypes[1]
+	return &file_machinebus_driver_v1_reply_proto_enumTypes[0]
 }
 
 func (x BusyReason) Number() protoreflect.EnumNumber {
@@ -199,71 +100,7 @@ func (x BusyReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BusyReason.Descriptor instead.
 func (BusyReason) EnumDescriptor() ([]byte, []int) {
-	return file_machinebus_driver_v1_reply_proto_rawDescGZIP(), []int{1}
-}
-
-// Status is a code, a text for people, and when to come again.
-type Status struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Code  Code                   `protobuf:"varint,1,opt,name=code,proto3,enum=machinebus.driver.v1.Code" json:"code,omitempty"`
-	// message MUST NOT hold a secret [STATUSTEXT-1].
-	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	// retry_after is the provider's own word on when to come again; unset when
-	// it said nothing.
-	RetryAfter    *durationpb.Duration `protobuf:"bytes,3,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Status) Reset() {
-	*x = Status{}
-	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[0]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Status) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Status) ProtoMessage() {}
-
-func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[0]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Status.ProtoReflect.Descriptor instead.
-func (*Status) Descriptor() ([]byte, []int) {
 	return file_machinebus_driver_v1_reply_proto_rawDescGZIP(), []int{0}
-}
-
-func (x *Status) GetCode() Code {
-	if x != nil {
-		return x.Code
-	}
-	return Code_CODE_OK
-}
-
-func (x *Status) GetMessage() string {
-	if x != nil {
-		return x.Message
-	}
-	return ""
-}
-
-func (x *Status) GetRetryAfter() *durationpb.Duration {
-	if x != nil {
-		return x.RetryAfter
-	}
-	return nil
 }
 
 // Accepted says who holds a request. A replica that takes a mutation MUST send it
@@ -279,7 +116,7 @@ type Accepted struct {
 
 func (x *Accepted) Reset() {
 	*x = Accepted{}
-	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[1]
+	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -291,7 +128,7 @@ func (x *Accepted) String() string {
 func (*Accepted) ProtoMessage() {}
 
 func (x *Accepted) ProtoReflect() protoreflect.Message {
-	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[1]
+	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -304,7 +141,7 @@ func (x *Accepted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accepted.ProtoReflect.Descriptor instead.
 func (*Accepted) Descriptor() ([]byte, []int) {
-	return file_machinebus_driver_v1_reply_proto_rawDescGZIP(), []int{1}
+	return file_machinebus_driver_v1_reply_proto_rawDescGZIP(), []int{0}
 }
 
 // Progress says what a long operation is doing. It is optional and never ends
@@ -319,7 +156,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[2]
+	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -331,7 +168,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[2]
+	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -344,7 +181,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_machinebus_driver_v1_reply_proto_rawDescGZIP(), []int{2}
+	return file_machinebus_driver_v1_reply_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *Progress) GetMessage() string {
@@ -394,6 +231,7 @@ type Result struct {
 	//	*Result_VolumeIds
 	//	*Result_Validate
 	//	*Result_MigrateClass
+	//	*Result_NodeGroups
 	Payload       isResult_Payload `protobuf_oneof:"payload"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -401,7 +239,7 @@ type Result struct {
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[3]
+	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -413,7 +251,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[3]
+	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -426,7 +264,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_machinebus_driver_v1_reply_proto_rawDescGZIP(), []int{3}
+	return file_machinebus_driver_v1_reply_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Result) GetStatus() *Status {
@@ -529,6 +367,15 @@ func (x *Result) GetMigrateClass() *MigrateClassResponse {
 	return nil
 }
 
+func (x *Result) GetNodeGroups() *NodeGroupsResponse {
+	if x != nil {
+		if x, ok := x.Payload.(*Result_NodeGroups); ok {
+			return x.NodeGroups
+		}
+	}
+	return nil
+}
+
 type isResult_Payload interface {
 	isResult_Payload()
 }
@@ -565,6 +412,10 @@ type Result_MigrateClass struct {
 	MigrateClass *MigrateClassResponse `protobuf:"bytes,23,opt,name=migrate_class,json=migrateClass,proto3,oneof"`
 }
 
+type Result_NodeGroups struct {
+	NodeGroups *NodeGroupsResponse `protobuf:"bytes,24,opt,name=node_groups,json=nodeGroups,proto3,oneof"`
+}
+
 func (*Result_Create) isResult_Payload() {}
 
 func (*Result_Initialize) isResult_Payload() {}
@@ -581,6 +432,8 @@ func (*Result_Validate) isResult_Payload() {}
 
 func (*Result_MigrateClass) isResult_Payload() {}
 
+func (*Result_NodeGroups) isResult_Payload() {}
+
 // Busy refuses a request at once, with nothing done: a replica MUST NOT queue
 // what it has no slot for [BUSY-1].
 type Busy struct {
@@ -592,7 +445,7 @@ type Busy struct {
 
 func (x *Busy) Reset() {
 	*x = Busy{}
-	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[4]
+	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -604,7 +457,7 @@ func (x *Busy) String() string {
 func (*Busy) ProtoMessage() {}
 
 func (x *Busy) ProtoReflect() protoreflect.Message {
-	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[4]
+	mi := &file_machinebus_driver_v1_reply_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -617,7 +470,7 @@ func (x *Busy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Busy.ProtoReflect.Descriptor instead.
 func (*Busy) Descriptor() ([]byte, []int) {
-	return file_machinebus_driver_v1_reply_proto_rawDescGZIP(), []int{4}
+	return file_machinebus_driver_v1_reply_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Busy) GetReason() BusyReason {
@@ -631,16 +484,11 @@ var File_machinebus_driver_v1_reply_proto protoreflect.FileDescriptor
 
 const file_machinebus_driver_v1_reply_proto_rawDesc = "" +
 	"\n" +
-	" machinebus/driver/v1/reply.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a$machinebus/driver/v1/operation.proto\"\x8e\x01\n" +
-	"\x06Status\x12.\n" +
-	"\x04code\x18\x01 \x01(\x0e2\x1a.machinebus.driver.v1.CodeR\x04code\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage\x12:\n" +
-	"\vretry_after\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\n" +
-	"retryAfter\"\n" +
+	" machinebus/driver/v1/reply.proto\x12\x14machinebus.driver.v1\x1a$machinebus/driver/v1/nodegroup.proto\x1a$machinebus/driver/v1/operation.proto\x1a!machinebus/driver/v1/status.proto\"\n" +
 	"\n" +
 	"\bAccepted\"$\n" +
 	"\bProgress\x12\x18\n" +
-	"\amessage\x18\x01 \x01(\tR\amessage\"\xc9\x05\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage\"\x96\x06\n" +
 	"\x06Result\x124\n" +
 	"\x06status\x18\x01 \x01(\v2\x1c.machinebus.driver.v1.StatusR\x06status\x12'\n" +
 	"\x0foutcome_unknown\x18\x02 \x01(\bR\x0eoutcomeUnknown\x12\x1b\n" +
@@ -655,30 +503,12 @@ const file_machinebus_driver_v1_reply_proto_rawDesc = "" +
 	"\n" +
 	"volume_ids\x18\x15 \x01(\v2'.machinebus.driver.v1.VolumeIDsResponseH\x00R\tvolumeIds\x12D\n" +
 	"\bvalidate\x18\x16 \x01(\v2&.machinebus.driver.v1.ValidateResponseH\x00R\bvalidate\x12Q\n" +
-	"\rmigrate_class\x18\x17 \x01(\v2*.machinebus.driver.v1.MigrateClassResponseH\x00R\fmigrateClassB\t\n" +
+	"\rmigrate_class\x18\x17 \x01(\v2*.machinebus.driver.v1.MigrateClassResponseH\x00R\fmigrateClass\x12K\n" +
+	"\vnode_groups\x18\x18 \x01(\v2(.machinebus.driver.v1.NodeGroupsResponseH\x00R\n" +
+	"nodeGroupsB\t\n" +
 	"\apayload\"@\n" +
 	"\x04Busy\x128\n" +
-	"\x06reason\x18\x01 \x01(\x0e2 .machinebus.driver.v1.BusyReasonR\x06reason*\xa3\x03\n" +
-	"\x04Code\x12\v\n" +
-	"\aCODE_OK\x10\x00\x12\x11\n" +
-	"\rCODE_CANCELED\x10\x01\x12\x10\n" +
-	"\fCODE_UNKNOWN\x10\x02\x12\x19\n" +
-	"\x15CODE_INVALID_ARGUMENT\x10\x03\x12\x1a\n" +
-	"\x16CODE_DEADLINE_EXCEEDED\x10\x04\x12\x12\n" +
-	"\x0eCODE_NOT_FOUND\x10\x05\x12\x17\n" +
-	"\x13CODE_ALREADY_EXISTS\x10\x06\x12\x1a\n" +
-	"\x16CODE_PERMISSION_DENIED\x10\a\x12\x1b\n" +
-	"\x17CODE_RESOURCE_EXHAUSTED\x10\b\x12\x1c\n" +
-	"\x18CODE_FAILED_PRECONDITION\x10\t\x12\x10\n" +
-	"\fCODE_ABORTED\x10\n" +
-	"\x12\x15\n" +
-	"\x11CODE_OUT_OF_RANGE\x10\v\x12\x16\n" +
-	"\x12CODE_UNIMPLEMENTED\x10\f\x12\x11\n" +
-	"\rCODE_INTERNAL\x10\r\x12\x14\n" +
-	"\x10CODE_UNAVAILABLE\x10\x0e\x12\x12\n" +
-	"\x0eCODE_DATA_LOSS\x10\x0f\x12\x18\n" +
-	"\x14CODE_UNAUTHENTICATED\x10\x10\x12\x16\n" +
-	"\x12CODE_UNINITIALIZED\x10\x11*\xe9\x01\n" +
+	"\x06reason\x18\x01 \x01(\x0e2 .machinebus.driver.v1.BusyReasonR\x06reason*\xe9\x01\n" +
 	"\n" +
 	"BusyReason\x12\x1b\n" +
 	"\x17BUSY_REASON_UNSPECIFIED\x10\x00\x12\x15\n" +
@@ -703,44 +533,42 @@ func file_machinebus_driver_v1_reply_proto_rawDescGZIP() []byte {
 	return file_machinebus_driver_v1_reply_proto_rawDescData
 }
 
-var file_machinebus_driver_v1_reply_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_machinebus_driver_v1_reply_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_machinebus_driver_v1_reply_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_machinebus_driver_v1_reply_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_machinebus_driver_v1_reply_proto_goTypes = []any{
-	(Code)(0),                    // 0: machinebus.driver.v1.Code
-	(BusyReason)(0),              // 1: machinebus.driver.v1.BusyReason
-	(*Status)(nil),               // 2: machinebus.driver.v1.Status
-	(*Accepted)(nil),             // 3: machinebus.driver.v1.Accepted
-	(*Progress)(nil),             // 4: machinebus.driver.v1.Progress
-	(*Result)(nil),               // 5: machinebus.driver.v1.Result
-	(*Busy)(nil),                 // 6: machinebus.driver.v1.Busy
-	(*durationpb.Duration)(nil),  // 7: google.protobuf.Duration
-	(*CreateResponse)(nil),       // 8: machinebus.driver.v1.CreateResponse
-	(*InitializeResponse)(nil),   // 9: machinebus.driver.v1.InitializeResponse
-	(*DeleteResponse)(nil),       // 10: machinebus.driver.v1.DeleteResponse
-	(*StatusResponse)(nil),       // 11: machinebus.driver.v1.StatusResponse
-	(*ListResponse)(nil),         // 12: machinebus.driver.v1.ListResponse
-	(*VolumeIDsResponse)(nil),    // 13: machinebus.driver.v1.VolumeIDsResponse
-	(*ValidateResponse)(nil),     // 14: machinebus.driver.v1.ValidateResponse
-	(*MigrateClassResponse)(nil), // 15: machinebus.driver.v1.MigrateClassResponse
+	(BusyReason)(0),              // 0: machinebus.driver.v1.BusyReason
+	(*Accepted)(nil),             // 1: machinebus.driver.v1.Accepted
+	(*Progress)(nil),             // 2: machinebus.driver.v1.Progress
+	(*Result)(nil),               // 3: machinebus.driver.v1.Result
+	(*Busy)(nil),                 // 4: machinebus.driver.v1.Busy
+	(*Status)(nil),               // 5: machinebus.driver.v1.Status
+	(*CreateResponse)(nil),       // 6: machinebus.driver.v1.CreateResponse
+	(*InitializeResponse)(nil),   // 7: machinebus.driver.v1.InitializeResponse
+	(*DeleteResponse)(nil),       // 8: machinebus.driver.v1.DeleteResponse
+	(*StatusResponse)(nil),       // 9: machinebus.driver.v1.StatusResponse
+	(*ListResponse)(nil),         // 10: machinebus.driver.v1.ListResponse
+	(*VolumeIDsResponse)(nil),    // 11: machinebus.driver.v1.VolumeIDsResponse
+	(*ValidateResponse)(nil),     // 12: machinebus.driver.v1.ValidateResponse
+	(*MigrateClassResponse)(nil), // 13: machinebus.driver.v1.MigrateClassResponse
+	(*NodeGroupsResponse)(nil),   // 14: machinebus.driver.v1.NodeGroupsResponse
 }
 var file_machinebus_driver_v1_reply_proto_depIdxs = []int32{
-	0,  // 0: machinebus.driver.v1.Status.code:type_name -> machinebus.driver.v1.Code
-	7,  // 1: machinebus.driver.v1.Status.retry_after:type_name -> google.protobuf.Duration
-	2,  // 2: machinebus.driver.v1.Result.status:type_name -> machinebus.driver.v1.Status
-	8,  // 3: machinebus.driver.v1.Result.create:type_name -> machinebus.driver.v1.CreateResponse
-	9,  // 4: machinebus.driver.v1.Result.initialize:type_name -> machinebus.driver.v1.InitializeResponse
-	10, // 5: machinebus.driver.v1.Result.delete:type_name -> machinebus.driver.v1.DeleteResponse
-	11, // 6: machinebus.driver.v1.Result.instance_status:type_name -> machinebus.driver.v1.StatusResponse
-	12, // 7: machinebus.driver.v1.Result.list:type_name -> machinebus.driver.v1.ListResponse
-	13, // 8: machinebus.driver.v1.Result.volume_ids:type_name -> machinebus.driver.v1.VolumeIDsResponse
-	14, // 9: machinebus.driver.v1.Result.validate:type_name -> machinebus.driver.v1.ValidateResponse
-	15, // 10: machinebus.driver.v1.Result.migrate_class:type_name -> machinebus.driver.v1.MigrateClassResponse
-	1,  // 11: machinebus.driver.v1.Busy.reason:type_name -> machinebus.driver.v1.BusyReason
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	5,  // 0: machinebus.driver.v1.Result.status:type_name -> machinebus.driver.v1.Status
+	6,  // 1: machinebus.driver.v1.Result.create:type_name -> machinebus.driver.v1.CreateResponse
+	7,  // 2: machinebus.driver.v1.Result.initialize:type_name -> machinebus.driver.v1.InitializeResponse
+	8,  // 3: machinebus.driver.v1.Result.delete:type_name -> machinebus.driver.v1.DeleteResponse
+	9,  // 4: machinebus.driver.v1.Result.instance_status:type_name -> machinebus.driver.v1.StatusResponse
+	10, // 5: machinebus.driver.v1.Result.list:type_name -> machinebus.driver.v1.ListResponse
+	11, // 6: machinebus.driver.v1.Result.volume_ids:type_name -> machinebus.driver.v1.VolumeIDsResponse
+	12, // 7: machinebus.driver.v1.Result.validate:type_name -> machinebus.driver.v1.ValidateResponse
+	13, // 8: machinebus.driver.v1.Result.migrate_class:type_name -> machinebus.driver.v1.MigrateClassResponse
+	14, // 9: machinebus.driver.v1.Result.node_groups:type_name -> machinebus.driver.v1.NodeGroupsResponse
+	0,  // 10: machinebus.driver.v1.Busy.reason:type_name -> machinebus.driver.v1.BusyReason
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_machinebus_driver_v1_reply_proto_init() }
@@ -748,8 +576,10 @@ func file_machinebus_driver_v1_reply_proto_init() {
 	if File_machinebus_driver_v1_reply_proto != nil {
 		return
 	}
+	file_machinebus_driver_v1_nodegroup_proto_init()
 	file_machinebus_driver_v1_operation_proto_init()
-	file_machinebus_driver_v1_reply_proto_msgTypes[3].OneofWrappers = []any{
+	file_machinebus_driver_v1_status_proto_init()
+	file_machinebus_driver_v1_reply_proto_msgTypes[2].OneofWrappers = []any{
 		(*Result_Create)(nil),
 		(*Result_Initialize)(nil),
 		(*Result_Delete)(nil),
@@ -758,14 +588,15 @@ func file_machinebus_driver_v1_reply_proto_init() {
 		(*Result_VolumeIds)(nil),
 		(*Result_Validate)(nil),
 		(*Result_MigrateClass)(nil),
+		(*Result_NodeGroups)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_machinebus_driver_v1_reply_proto_rawDesc), len(file_machinebus_driver_v1_reply_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   5,
+			NumEnums:      1,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

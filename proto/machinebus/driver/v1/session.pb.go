@@ -1070,7 +1070,7 @@ var File_machinebus_driver_v1_session_proto protoreflect.FileDescriptor
 
 const file_machinebus_driver_v1_session_proto_rawDesc = "" +
 	"\n" +
-	"\"machinebus/driver/v1/session.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\"\xb3\a\n" +
+	"\"machinebus/driver/v1/session.proto\x12\x14machinebus.driver.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$machinebus/driver/v1/operation.proto\x1a machinebus/driver/v1/reply.proto\x1a!machinebus/driver/v1/status.proto\"\xb3\a\n" +
 	"\aSession\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1a\n" +
 	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x18\n" +
@@ -1238,6 +1238,7 @@ func file_machinebus_driver_v1_session_proto_init() {
 	}
 	file_machinebus_driver_v1_operation_proto_init()
 	file_machinebus_driver_v1_reply_proto_init()
+	file_machinebus_driver_v1_status_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -311,8 +311,8 @@ func TestNodeOfANamesake(t *testing.T) {
 	}
 }
 
-// A driver that finds several instances can never tell the Node. Neither that nor
-// a driver that cannot tell anything may keep the machine for ever.
+// A driver that finds several instances never returns the Node. Neither that nor
+// a driver without an answer may keep the machine for ever.
 func TestNodeStaysUnknown(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -321,7 +321,7 @@ func TestNodeStaysUnknown(t *testing.T) {
 		force   bool
 	}{
 		"late":   {"its time to drain is over", 2 * time.Second, false},
-		"forced": {"somebody has looked at it", time.Hour, true},
+		"forced": {"a person has inspected it", time.Hour, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -74,11 +74,11 @@ func (d *deletion) reportEndingCreation(ctx context.Context, state dispatch.Stat
 	if state.Reason != "" {
 		who = state.Reason
 	}
-	text := fmt.Sprintf("%s: waiting for the %s that was begun before to end: %s", v1alpha1.DeletionTextGetVMStatus, state.Kind, who)
+	text := fmt.Sprintf("%s: waiting for the earlier %s to end: %s", v1alpha1.DeletionTextGetVMStatus, state.Kind, who)
 	if d.machine.Status.LastOperation.Description == text {
 		return nil
 	}
-	d.notef("EndingCreation", "The %s that was begun before is cancelled; waiting for it to end: %s", state.Kind, who)
+	d.notef("EndingCreation", "The earlier %s is cancelled; waiting for it to end: %s", state.Kind, who)
 	d.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "", text)
 
 	return d.patchStatus(ctx)

@@ -20,7 +20,7 @@ import (
 // `kubectl get events` shows them.
 func (r *rig) story(t *testing.T, m *v1alpha1.Machine, want ...string) string {
 	t.Helper()
-	var told []string
+	var reasons []string
 	var lines []string
 	if !poll(t, func() bool {
 		list := &corev1.EventList{}
@@ -32,13 +32,13 @@ func (r *rig) story(t *testing.T, m *v1alpha1.Machine, want ...string) string {
 		slices.SortFunc(mine, func(a, b corev1.Event) int {
 			return cmp.Compare(a.Name[strings.LastIndex(a.Name, ".")+1:], b.Name[strings.LastIndex(b.Name, ".")+1:])
 		})
-		told, lines = nil, nil
+		reasons, lines = nil, nil
 		for i := range mine {
-			told = append(told, mine[i].Type+" "+mine[i].Reason)
+			reasons = append(reasons, mine[i].Type+" "+mine[i].Reason)
 			lines = append(lines, mine[i].Type+" "+mine[i].Reason+" "+mine[i].Message)
 		}
 
-		return slices.Equal(told, want)
+		return slices.Equal(reasons, want)
 	}) {
 		t.Fatalf("events are\n%s\nwant\n%s", strings.Join(lines, "\n"), strings.Join(want, "\n"))
 	}
@@ -46,8 +46,8 @@ func (r *rig) story(t *testing.T, m *v1alpha1.Machine, want ...string) string {
 	return strings.Join(lines, "\n")
 }
 
-// tells requires that a story holds what an operator has to know.
-func tells(t *testing.T, story string, parts ...string) {
+// wantParts requires that a story contains what an operator has to know.
+func wantParts(t *testing.T, story string, parts ...string) {
 	t.Helper()
 	for _, part := range parts {
 		if !strings.Contains(story, part) {
@@ -56,7 +56,7 @@ func tells(t *testing.T, story string, parts ...string) {
 	}
 }
 
-// Events alone must tell what happened to a machine, from its first word to its
+// Events alone must show what happened to a machine, from its first word to its
 // last.
 func TestEventsOfASuccessfulMachine(t *testing.T) {
 	t.Parallel()
@@ -71,9 +71,9 @@ func TestEventsOfASuccessfulMachine(t *testing.T) {
 	r.phase(t, m, v1alpha1.MachineRunning)
 	r.delete(t, m)
 	r.gone(t, m)
-	told := r.story(t, m, "Normal Created", "Normal Joined", "Warning Unhealthy", "Normal Rejoined",
+	story := r.story(t, m, "Normal Created", "Normal Joined", "Warning Unhealthy", "Normal Rejoined",
 		"Normal Terminating", "Normal Draining", "Normal Drained", "Normal InstanceDeleted", "Normal Deleted")
-	tells(t, told, "Created instance virtual://"+m.Name, "driver replica", "as node "+m.Name, "Ready=False (Test)",
+	wantParts(t, story, "Created instance virtual://"+m.Name, "driver replica", "as node "+m.Name, "Ready=False (Test)",
 		"Evicts the pods of node "+m.Name, "Deleted instance virtual://"+m.Name)
 }
 
@@ -93,8 +93,8 @@ func TestEventsOfAFailedMachine(t *testing.T) {
 	r.cloud.failOnce(remove, func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_UNAVAILABLE) })
 	r.delete(t, m)
 	r.gone(t, m)
-	told := r.story(t, m, "Warning WaitingForDriver", "Warning FailedCreate", "Normal Created", "Warning FailedToJoin",
+	story := r.story(t, m, "Warning WaitingForDriver", "Warning FailedCreate", "Normal Created", "Warning FailedToJoin",
 		"Normal Terminating", "Warning FailedDelete", "Normal InstanceDeleted", "Normal Deleted")
-	tells(t, told, "create waits: no driver for provider virtual", "create failed with ResourceExhausted", "next try in 30ms: no luck",
+	wantParts(t, story, "create waits: no driver for provider virtual", "create failed with ResourceExhausted", "next try in 30ms: no luck",
 		"failed to join the cluster in 0.001 minutes", "delete failed with Unavailable", "next try in 20ms: no luck")
 }

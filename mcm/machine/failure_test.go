@@ -208,12 +208,12 @@ func TestInvalid(t *testing.T) {
 			}
 			r.event(t, m, "InvalidMachine", text)
 			if len(got.Finalizers) != 0 || r.cloud.count(create) != 0 {
-				t.Errorf("something was begun: finalizers %v, %d creates", got.Finalizers, r.cloud.count(create))
+				t.Errorf("an operation has begun: finalizers %v, %d creates", got.Finalizers, r.cloud.count(create))
 			}
 			c.mend(r)
 			r.phase(t, m, v1alpha1.MachinePending)
 			if n := r.cloud.count(status); n != 0 {
-				t.Errorf("the driver was asked %d times for what nobody had begun", n)
+				t.Errorf("the driver was asked %d times for an operation that had not begun", n)
 			}
 		})
 	}
@@ -253,7 +253,7 @@ func TestDriverThatPanics(t *testing.T) {
 		if task.Request.GetAttempt() > 2 || task.BeginMutation() != nil {
 			return nil
 		}
-		panic("nobody has thought of this") //nolint:forbidigo // what is tested
+		panic("an unexpected error") //nolint:forbidigo // what is tested
 	})
 	r.startDriver(t)
 	r.startManager(t)
@@ -272,14 +272,14 @@ func TestDriverThatPanics(t *testing.T) {
 	}
 }
 
-// A class that names a driver nobody runs can be corrected, whoever leads then.
+// A class that names a driver that does not run can be corrected, whichever manager leads then.
 func TestCorrectedProvider(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		reason          string
 		restart, before bool // the manager; and that before the class is corrected
 	}{
-		"at once":                    {"it knows that nobody was asked", false, false},
+		"at once":                    {"it knows that no driver was asked", false, false},
 		"restarted, corrected":       {"so must the next one", true, true},
 		"corrected while no one led": {"it is as good a correction", true, false},
 	} {
@@ -292,7 +292,7 @@ func TestCorrectedProvider(t *testing.T) {
 			r.create(t, m)
 			r.event(t, m, "WaitingForDriver", "create waits: no driver for provider virtaul")
 			if got := r.get(t, m); len(got.Finalizers) != 0 || got.Annotations[v1alpha1.AnnotationKeyOperation] != "" {
-				t.Errorf("something was begun: finalizers %v, annotations %v", got.Finalizers, got.Annotations)
+				t.Errorf("an operation has begun: finalizers %v, annotations %v", got.Finalizers, got.Annotations)
 			}
 			if tc.restart {
 				r.stop()
@@ -309,7 +309,7 @@ func TestCorrectedProvider(t *testing.T) {
 				t.Errorf("%s: %d instances were made", tc.reason, made)
 			}
 			if n := r.cloud.count(status); n != 0 {
-				t.Errorf("the driver was asked %d times for what nobody had begun", n)
+				t.Errorf("the driver was asked %d times for an operation that had not begun", n)
 			}
 		})
 	}
@@ -330,13 +330,13 @@ func TestDriverAway(t *testing.T) {
 	r.create(t, m)
 	r.event(t, m, "WaitingForDriver", "no driver for provider virtual")
 	if got := r.get(t, m); got.Annotations[v1alpha1.AnnotationKeyOperation] != "" {
-		t.Errorf("something was begun: %v", got.Annotations)
+		t.Errorf("an operation has begun: %v", got.Annotations)
 	}
 	r.startDriver(t)
 	r.phase(t, m, v1alpha1.MachinePending)
 }
 
-// Another instance has the machine's name in the cloud until somebody removes it.
+// Another instance has the machine's name in the cloud until a person removes it.
 func TestNameTaken(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)

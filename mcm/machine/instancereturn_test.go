@@ -197,6 +197,6 @@ func TestJournalOfADeletion(t *testing.T) {
 	r.join(t, m)
 	r.phase(t, m, v1alpha1.MachineRunning)
 	if n := r.cloud.count(remove); n != 0 {
-		t.Errorf("%d deletes for a machine that nobody deletes", n)
+		t.Errorf("%d deletes for a machine that is not in deletion", n)
 	}
 }

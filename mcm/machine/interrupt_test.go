@@ -62,9 +62,9 @@ func (r *rig) hasToken(t *testing.T, m *v1alpha1.Machine) bool {
 func TestWithoutRightToTokens(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	nobody := rest.CopyConfig(apiServer)
-	nobody.Impersonate.UserName = "nobody"
-	target, err := client.New(nobody, client.Options{Scheme: scheme})
+	stranger := rest.CopyConfig(apiServer)
+	stranger.Impersonate.UserName = "nobody"
+	target, err := client.New(stranger, client.Options{Scheme: scheme})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestWithoutRightToTokens(t *testing.T) {
 }
 
 // An API server that fails for a while neither holds a machine up nor keeps its
-// token, whoever leads when it is back.
+// token, whichever manager leads when it is back.
 func TestTokenThatCannotBeDeleted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -181,7 +181,7 @@ func TestDeleteAfterCreate(t *testing.T) {
 }
 
 // What a create that ends after the deletion has made is stored with what its driver
-// remembers: the delete is told of both, and the Node goes too.
+// remembers: the delete request has both, and the Node is deleted too.
 func TestCreateEndsAfterDeletion(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
@@ -218,7 +218,7 @@ func TestCreateEndsAfterDeletion(t *testing.T) {
 		t.Errorf("stored (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(want, stored{asked.GetProviderId(), asked.GetLabels()[v1alpha1.LabelKeyNode], asked.GetLastKnownState()}); diff != "" {
-		t.Errorf("the delete is told (-want +got):\n%s", diff)
+		t.Errorf("the delete request has (-want +got):\n%s", diff)
 	}
 	if n := r.cloud.count(status); n != 0 {
 		t.Errorf("the driver was asked %d times for what it had said", n)
@@ -226,14 +226,14 @@ func TestCreateEndsAfterDeletion(t *testing.T) {
 }
 
 // A deletion says what it waits for.
-func TestDeletionTellsOfTheCreate(t *testing.T) {
+func TestDeletionReportsTheCreate(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
 	open := make(chan struct{})
 	r.cloud.answer(func(_ context.Context, task *replica.Task) *driverv1.Result {
 		if task.Operation == create {
 			r.cloud.entered <- task
-			<-open // a cloud's call that nobody can cut off
+			<-open // a cloud's call that cannot be cancelled
 		}
 
 		return nil
@@ -242,16 +242,16 @@ func TestDeletionTellsOfTheCreate(t *testing.T) {
 	r.create(t, m)
 	bustest.Receive(t, "the driver to get the create", r.cloud.entered)
 	r.delete(t, m)
-	r.event(t, m, "EndingCreation", "The create that was begun before is cancelled; waiting for it to end: it is at driver replica")
+	r.event(t, m, "EndingCreation", "The earlier create is cancelled; waiting for it to end: it is at driver replica")
 	text := r.get(t, m).Status.LastOperation.Description
-	if !strings.HasPrefix(text, v1alpha1.DeletionTextGetVMStatus) || !strings.Contains(text, "waiting for the create") {
+	if !strings.HasPrefix(text, v1alpha1.DeletionTextGetVMStatus) || !strings.Contains(text, "waiting for the earlier create") {
 		t.Errorf("description is %q", text)
 	}
 	close(open)
 	r.gone(t, m)
 }
 
-// Another manager may have had something made of what this one has only begun to
+// Another manager may have created an instance for what this one has only started to
 // wait for.
 func TestDeleteOfATakenOverCreateThatWaits(t *testing.T) {
 	t.Parallel()
@@ -284,7 +284,7 @@ func TestDeleteOfATakenOverCreateThatWaits(t *testing.T) {
 	r.startManager(t)
 	bustest.Receive(t, "the driver to get the other machine's create", r.cloud.entered)
 	close(busy) // now m has no instance, and no room for its create
-	r.until(t, "its create to be begun", m, func(m *v1alpha1.Machine) bool {
+	r.until(t, "its create to begin", m, func(m *v1alpha1.Machine) bool {
 		return strings.Contains(m.Annotations[v1alpha1.AnnotationKeyOperation], `"operation":"create"`)
 	})
 	r.delete(t, m)
@@ -335,7 +335,7 @@ func TestDeleteWithoutADriver(t *testing.T) {
 	r.create(t, m)
 	r.event(t, m, "WaitingForDriver", "no driver for provider virtual")
 	r.delete(t, m)
-	r.gone(t, m) // nothing ever ran, so nobody has to be asked
+	r.gone(t, m) // nothing ever ran, so no driver has to be asked
 	r.startDriver(t)
 	other := r.machine("b")
 	r.create(t, other)
@@ -345,7 +345,7 @@ func TestDeleteWithoutADriver(t *testing.T) {
 	}
 }
 
-// Somebody who removes the finalizer by force gets no instance afterwards.
+// A finalizer removed by force leaves no instance.
 func TestMachineTornAway(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -384,7 +384,7 @@ func TestRestartDuringCreate(t *testing.T) {
 		t.Errorf("providerID is %q", got.Spec.ProviderID)
 	}
 	r.event(t, m, "Created", "attempt 1")
-	taken := r.logged(t, "taking up an operation begun earlier")
+	taken := r.logged(t, "resuming an operation that began earlier")
 	if len(taken) != 1 {
 		t.Fatalf("%d lines say that the create is taken up, want 1", len(taken))
 	}

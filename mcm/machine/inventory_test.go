@@ -67,7 +67,7 @@ func TestInventory(t *testing.T) {
 				{Type: "DiskPressure", Status: "False"},
 				{Type: "Odd", Status: "Unknown"},
 				{Type: "Ready", Status: "True"},
-				{Type: "Ready", Status: "False"}, // as somebody may have written it
+				{Type: "Ready", Status: "False"}, // as a person may have written it
 			},
 		},
 	}

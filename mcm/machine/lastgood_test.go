@@ -66,8 +66,8 @@ func (r *rig) acceptedClass(t *testing.T) *v1alpha1.MachineClass {
 	return class
 }
 
-// Somebody may remove a class or a secret by force, finalizer and all. Its
-// machines must not be left with instances that nobody can delete.
+// A class or a secret may be removed by force, finalizer and all. Its
+// machines must not be left with instances that cannot be deleted.
 func TestRemovedByForce(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -97,7 +97,7 @@ func TestRemovedByForce(t *testing.T) {
 				t.Errorf("delete came with secret %v, want the one removed: %s", ref, c.reason)
 			}
 			r.delete(t, late)
-			r.gone(t, late) // its create may have begun before the manager saw what was removed
+			r.gone(t, late) // its create may have begun before the manager saw the removal
 			if there, _ := r.cloud.has(); there != 0 {
 				t.Errorf("the cloud has %d instances: %s", there, c.reason)
 			}
@@ -230,7 +230,7 @@ func TestClassMovesToAnotherProvider(t *testing.T) {
 	class = r.class()
 	r.change(t, class, func() { class.Provider = provider })
 	m = r.pending(t, "none")
-	r.change(t, class, func() { class.Provider = "" }) // nobody's is no better
+	r.change(t, class, func() { class.Provider = "" }) // without a provider it is no better
 	r.delete(t, m)
 	r.gone(t, m)
 
@@ -246,7 +246,7 @@ func TestClassMovesToAnotherProvider(t *testing.T) {
 	}
 }
 
-// What a provider was asked to make it may have made, whether somebody knows or not.
+// A provider may have created what it was asked for, whether that is known or not.
 func TestClassMovesDuringCreate(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -312,8 +312,8 @@ func (r *rig) beginAndFail(m *v1alpha1.Machine, move func()) {
 	move()
 }
 
-// A provider that nobody serves has nothing.
-func TestClassNamesNobodyTwice(t *testing.T) {
+// A provider without a driver has no instances.
+func TestClassNamesUnservedProvidersTwice(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
 	class := r.class()
@@ -352,7 +352,7 @@ func TestClassMovesWhileQueued(t *testing.T) {
 	r.create(t, m)
 	r.create(t, gone)
 	for _, m := range []*v1alpha1.Machine{m, gone} {
-		r.until(t, "its create to be begun", m, func(m *v1alpha1.Machine) bool {
+		r.until(t, "its create to begin", m, func(m *v1alpha1.Machine) bool {
 			return strings.Contains(m.Annotations[v1alpha1.AnnotationKeyOperation], `"operation":"create"`)
 		})
 	}

@@ -14,7 +14,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// failureWith is a driver's answer with a code and what it wants to be told again.
+// failureWith is a driver's answer with a code and the state that it wants back.
 func failureWith(code driverv1.Code, op driverv1.Operation, state string) *driverv1.Result {
 	result := failure(code)
 	switch op {
@@ -29,13 +29,13 @@ func failureWith(code driverv1.Code, op driverv1.Operation, state string) *drive
 	return result
 }
 
-// An asked is what a driver was told with an operation.
+// An asked is what a driver got with an operation.
 type asked struct {
 	Op    driverv1.Operation
 	State string // status.lastKnownState of the machine
 }
 
-// history returns what the driver was told with the mutations that came.
+// history returns what the driver got with its mutations.
 func (c *cloud) history() []asked {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -49,7 +49,7 @@ func (c *cloud) history() []asked {
 	return all
 }
 
-// What a driver remembers of a machine is told to it again, through failures too.
+// A driver gets its stored state of a machine again, also after failures.
 func TestStateSurvivesFailures(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -71,7 +71,7 @@ func TestStateSurvivesFailures(t *testing.T) {
 	r.gone(t, m)
 	want := []asked{{create, ""}, {create, "half made"}, {initialize, "made"}, {remove, "made"}}
 	if diff := cmp.Diff(want, r.cloud.history()); diff != "" {
-		t.Errorf("what the driver was told (-want +got):\n%s", diff)
+		t.Errorf("what the driver got (-want +got):\n%s", diff)
 	}
 }
 
@@ -90,7 +90,7 @@ func TestStateBelongsToItsProvider(t *testing.T) {
 	r.startManager(t)
 	r.phase(t, m, v1alpha1.MachinePending)
 	if diff := cmp.Diff([]asked{{create, ""}, {initialize, "made"}}, r.cloud.history()); diff != "" {
-		t.Errorf("what the driver was told (-want +got):\n%s", diff)
+		t.Errorf("what the driver got (-want +got):\n%s", diff)
 	}
 }
 
@@ -115,6 +115,6 @@ func TestStateOfACancelledCreate(t *testing.T) {
 	r.gone(t, m)
 	want := []asked{{create, ""}, {remove, "disk only"}}
 	if diff := cmp.Diff(want, r.cloud.history()); diff != "" {
-		t.Errorf("what the driver was told (-want +got):\n%s", diff)
+		t.Errorf("what the driver got (-want +got):\n%s", diff)
 	}
 }

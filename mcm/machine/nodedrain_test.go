@@ -47,7 +47,7 @@ func (r *rig) pod(t *testing.T, m *v1alpha1.Machine) *corev1.Pod {
 	return pod
 }
 
-// evicted waits until a pod has been told to end.
+// evicted waits until a pod is in deletion.
 func (r *rig) evicted(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	if !poll(t, func() bool {
@@ -57,7 +57,7 @@ func (r *rig) evicted(t *testing.T, pod *corev1.Pod) {
 
 		return !pod.DeletionTimestamp.IsZero()
 	}) {
-		t.Fatalf("nobody evicts pod %s", pod.Name)
+		t.Fatalf("pod %s is not evicted", pod.Name)
 	}
 }
 
@@ -85,7 +85,7 @@ func (r *rig) budget(t *testing.T, status policyv1.PodDisruptionBudgetStatus) {
 	}
 }
 
-// attach attaches a volume to the machine's Node, with nobody to detach it.
+// attach attaches a volume to the machine's Node, without a controller that detaches it.
 func (r *rig) attach(t *testing.T, m *v1alpha1.Machine) *storagev1.VolumeAttachment {
 	t.Helper()
 	a := &storagev1.VolumeAttachment{
@@ -192,7 +192,7 @@ func TestDrainHeldUp(t *testing.T) {
 			"FailedDrain", "strict is misconfigured", v1alpha1.MachineStateFailed,
 		},
 		"slow": {
-			"nobody refuses anything, but the pod does not end", nil, 0,
+			"no budget refuses, but the pod does not end", nil, 0,
 			"Draining", "", v1alpha1.MachineStateProcessing,
 		},
 		"late": {
@@ -310,7 +310,7 @@ func TestDrainAfterRestart(t *testing.T) {
 	}
 }
 
-// What was begun is not begun again: a Node whose instance may be gone cannot end
+// A started step is not repeated: a Node whose instance may be gone cannot end
 // anything in order.
 func TestNoDrainAfterDelete(t *testing.T) {
 	t.Parallel()
@@ -365,7 +365,7 @@ func TestHalfDeleted(t *testing.T) {
 	}
 	cases := map[string]left{
 		"status": {"nothing was done", "Set machine status to termination. Now, getting VM Status", true, true, true},
-		"drain":  {"the drain was begun", "Initiate node drain", true, true, true},
+		"drain":  {"the drain has started", "Initiate node drain", true, true, true},
 		"volumes": {
 			"pods were ended by force", "Force Drain successful. Delete Volume Attachments", false, true, true,
 		},

@@ -90,7 +90,7 @@ func TestNodeTemplate(t *testing.T) {
 	}
 	r.templated(t, m.Name, want)
 
-	// What somebody takes from the Node comes back.
+	// What is removed from the Node comes back.
 	r.change(t, node, func() { delete(node.Labels, "pool"); node.Spec.Taints = nil })
 	want.Taints = want.Taints[1:]
 	r.templated(t, m.Name, want)

@@ -42,7 +42,7 @@ func (o *operations) runOperation(ctx context.Context, kind dispatch.Kind) (disp
 	o.unsent = false
 	state := o.dispatcher.Start(op)
 	if op.Recover && state.Phase != dispatch.Stale {
-		o.log.Info("taking up an operation begun earlier", "operation_id", op.ID(), "attempt", state.Attempt, "replica", state.Replica)
+		o.log.Info("resuming an operation that began earlier", "operation_id", op.ID(), "attempt", state.Attempt, "replica", state.Replica)
 	}
 	switch state.Phase {
 	case dispatch.Done:

@@ -43,7 +43,7 @@ func stepsOf(all []v1alpha1.MachineStatus) (steps []step, last v1alpha1.MachineS
 }
 
 // wantReset waits until a machine is Unknown again since then, and requires that it
-// was never Failed and that its timeout has begun anew.
+// was never Failed and that its timeout has started again.
 func (r *rig) wantReset(t *testing.T, m *v1alpha1.Machine, heard func(*v1alpha1.Machine) []v1alpha1.MachineStatus, since time.Time) {
 	t.Helper()
 	r.event(t, m, "HealthTimeoutReset", reset.Text)
@@ -70,7 +70,7 @@ func (r *rig) wantReset(t *testing.T, m *v1alpha1.Machine, heard func(*v1alpha1.
 	}
 }
 
-// pool makes a MachineDeployment, to which nobody does anything.
+// pool makes a MachineDeployment without a controller.
 func (r *rig) pool(t *testing.T) *v1alpha1.MachineDeployment {
 	t.Helper()
 	labels := map[string]string{"pool": "a"}
@@ -111,8 +111,8 @@ func TestOutage(t *testing.T) {
 		reason string
 		way    func(*rig) *gate
 	}{
-		"control": {"nobody can tell what machines are like", func(r *rig) *gate { return r.control }},
-		"target":  {"nobody can tell what Nodes are like", func(r *rig) *gate { return r.target }},
+		"control": {"the state of machines is unknown", func(r *rig) *gate { return r.control }},
+		"target":  {"the state of Nodes is unknown", func(r *rig) *gate { return r.target }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -158,8 +158,8 @@ func TestOutage(t *testing.T) {
 			}
 			bustest.Eventually(t, "the freeze is forgotten", func() bool { return !r.memory.frozen.Load() })
 			r.event(t, pool, "MachinesThawed", ": read from the API server of the "+name+" cluster")
-			if told := r.events(t, owned); slices.ContainsFunc(told, func(e string) bool { return strings.HasPrefix(e, "Machines") }) {
-				t.Errorf("a machine whose set's deployment tells of the freeze says %q", told)
+			if events := r.events(t, owned); slices.ContainsFunc(events, func(e string) bool { return strings.HasPrefix(e, "Machines") }) {
+				t.Errorf("a machine whose set's deployment has the Event has one too: %q", events)
 			}
 			for message, n := range map[string]int{"machines are frozen: only deletions go on": 1, "machines are not frozen any more": 1} {
 				if lines := r.logged(t, message); len(lines) != n {
@@ -178,7 +178,7 @@ func TestShortOutage(t *testing.T) {
 	m := r.lost(t, "a", func(m *v1alpha1.Machine) { m.Spec.MachineHealthTimeout = &metav1.Duration{Duration: 2 * time.Hour} })
 	r.startManager(t)
 	heard := r.statuses(t)
-	r.until(t, "somebody has looked at it", m, func(m *v1alpha1.Machine) bool { return m.Status.Conditions[0].Reason == "Test" })
+	r.until(t, "a pass has read its node", m, func(m *v1alpha1.Machine) bool { return m.Status.Conditions[0].Reason == "Test" })
 	asked := r.target.count("GET nodes")
 	r.target.setCut(true)
 	bustest.Eventually(t, "the API server was asked", func() bool { return r.target.count("GET nodes") > asked+1 })
@@ -188,7 +188,7 @@ func TestShortOutage(t *testing.T) {
 	steps, _ := stepsOf(heard(m))
 	for _, s := range steps {
 		if s == reset {
-			t.Errorf("its timeout began anew: %v", steps)
+			t.Errorf("its timeout started again: %v", steps)
 		}
 	}
 	if lines := r.logged(t, "machines are frozen: only deletions go on"); len(lines) != 0 {
@@ -196,7 +196,7 @@ func TestShortOutage(t *testing.T) {
 	}
 }
 
-// TestUnwatched has a manager start after nobody had led for an hour, and for a
+// TestUnwatched has a manager start after none had led for an hour, and for a
 // second.
 func TestUnwatched(t *testing.T) {
 	t.Parallel()
@@ -232,7 +232,7 @@ func TestFreezeIsRemembered(t *testing.T) {
 }
 
 // TestPendingReset ends an outage while a webhook fails for one machine. Its time has to
-// begin anew, too, and keeps nobody waiting.
+// start again, too, and it blocks no other machine.
 func TestPendingReset(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -145,7 +145,7 @@ func TestPreserve(t *testing.T) {
 		running, failed, after kept
 	}{
 		"when-failed": {
-			reason: "it is kept while it is Failed, and each time anew", value: "when-failed",
+			reason: "it is kept while it is Failed, each time again", value: "when-failed",
 			running: kept{Wish: "when-failed"},
 			failed:  kept{Wish: "when-failed", Until: true, Protected: true, Tainted: true, Condition: byUser + then},
 			after:   kept{Wish: "when-failed", Condition: stopped},
@@ -188,7 +188,7 @@ func TestPreserve(t *testing.T) {
 			r.untilKept(t, "Failed; "+tc.reason, m, tc.failed)
 			r.evicted(t, pod)
 			if r.node(t, m.Name).Spec.Unschedulable {
-				t.Error("the node is cordoned, and nobody would uncordon it")
+				t.Error("the node is cordoned, and no controller would uncordon it")
 			}
 			r.end(t, pod)
 			tc.failed.Condition = byUser + drained + then
@@ -217,14 +217,14 @@ func TestAutoPreserved(t *testing.T) {
 	r.turn(t, m.Name, corev1.ConditionFalse)
 	m = r.phase(t, m, v1alpha1.MachineFailed)
 	if m.Status.CurrentStatus.PreserveExpiryTime != nil {
-		t.Fatal("nobody wants it preserved")
+		t.Fatal("it has no wish to be preserved")
 	}
 	r.wish(t, m, v1alpha1.PreserveAuto)
 	r.untilKept(t, "chosen", m, kept{
 		Wish: "auto-preserved", Until: true, Protected: true, Tainted: true, Condition: byMCM + drained + then,
 	})
 	r.turn(t, m.Name, corev1.ConditionTrue)
-	r.untilKept(t, "the set chooses anew when it fails again", m, kept{Condition: stopped})
+	r.untilKept(t, "the set chooses again when it fails again", m, kept{Condition: stopped})
 }
 
 // TestPreservationEnds has it stopped, or its time run out.
@@ -237,7 +237,7 @@ func TestPreservationEnds(t *testing.T) {
 		want          kept
 	}{
 		"false":             {reason: "it must not be chosen by its set either", value: "false", want: kept{Wish: "false", Condition: stopped}},
-		"removed":           {reason: "nobody wants it any more", value: "", want: kept{Condition: stopped}},
+		"removed":           {reason: "its wish was removed", value: "", want: kept{Condition: stopped}},
 		"false on the Node": {reason: "the same", onNode: true, value: "false", want: kept{OnNode: "false", Applied: "false", Condition: stopped}},
 		"removed from the Node": {
 			reason: "that the Node says nothing any more wins", onNode: true, value: "", want: kept{Condition: stopped},
@@ -290,7 +290,7 @@ func TestPreservationEnds(t *testing.T) {
 	}
 }
 
-// The machine's own time to be preserved wins, and somebody may change it while it
+// The machine's own time to be preserved wins, and a person may change it while it
 // runs.
 func TestPreserveTimeout(t *testing.T) {
 	t.Parallel()
@@ -334,10 +334,10 @@ func TestNodeWins(t *testing.T) {
 	r.untilKept(t, "the machine alone again", m, kept{Wish: "now", Until: true, Protected: true, Condition: byUser + then})
 	r.wish(t, m, "forever")
 	r.event(t, m, "InvalidField", `is "forever", which is ignored: want now, when-failed or false`)
-	r.untilKept(t, "what nobody understands changes nothing", m, kept{Wish: "forever", Until: true, Protected: true, Condition: byUser + then})
+	r.untilKept(t, "an unknown value changes nothing", m, kept{Wish: "forever", Until: true, Protected: true, Condition: byUser + then})
 }
 
-// TestWishOfALostNode has somebody stop what the Node has asked for after it went.
+// TestWishOfALostNode has a person end the Node's preservation after the Node was deleted.
 func TestWishOfALostNode(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
@@ -434,5 +434,5 @@ func TestPreserveAcrossManagers(t *testing.T) {
 	r.stop()
 	r.wish(t, m, "false")
 	r.startManager(t)
-	r.untilKept(t, "stopped while nobody looked", m, kept{Wish: "false", Condition: stopped})
+	r.untilKept(t, "stopped while no manager ran", m, kept{Wish: "false", Condition: stopped})
 }

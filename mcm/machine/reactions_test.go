@@ -53,16 +53,16 @@ var createReactions = map[driverv1.Code]reaction{
 	driverv1.Code_CODE_UNAVAILABLE:       {reason: "it may pass", after: short},
 	driverv1.Code_CODE_CANCELED:          {reason: "a replica that stops says so, which no driver did when it was part of the manager", after: short},
 
-	driverv1.Code_CODE_INVALID_ARGUMENT:    {reason: "somebody must change something", after: medium, forget: true},
+	driverv1.Code_CODE_INVALID_ARGUMENT:    {reason: "a person must correct something", after: medium, forget: true},
 	driverv1.Code_CODE_NOT_FOUND:           {reason: "an image, say, that does not exist", after: medium, forget: true},
 	driverv1.Code_CODE_ALREADY_EXISTS:      {reason: "an instance that does not fit is in the way", after: medium, forget: true},
-	driverv1.Code_CODE_PERMISSION_DENIED:   {reason: "somebody must change something", after: medium, forget: true},
-	driverv1.Code_CODE_FAILED_PRECONDITION: {reason: "somebody must change something", after: medium, forget: true},
+	driverv1.Code_CODE_PERMISSION_DENIED:   {reason: "a person must correct something", after: medium, forget: true},
+	driverv1.Code_CODE_FAILED_PRECONDITION: {reason: "a person must correct something", after: medium, forget: true},
 	driverv1.Code_CODE_OUT_OF_RANGE:        {reason: "several instances match; package safety looks into that", after: medium, forget: true},
 	driverv1.Code_CODE_UNIMPLEMENTED:       {reason: "it will not be so soon", after: medium, forget: true},
 	driverv1.Code_CODE_INTERNAL:            {reason: "the driver is broken", after: medium, forget: true},
 	driverv1.Code_CODE_DATA_LOSS:           {reason: "the driver is broken", after: medium, forget: true},
-	driverv1.Code_CODE_UNAUTHENTICATED:     {reason: "somebody must change something", after: medium, forget: true},
+	driverv1.Code_CODE_UNAUTHENTICATED:     {reason: "a person must correct something", after: medium, forget: true},
 	driverv1.Code_CODE_UNINITIALIZED:       {reason: "a create has no such end", after: medium, forget: true},
 	unheardOf:                              {reason: "a code that cannot be read", after: medium, forget: true},
 }
@@ -100,16 +100,16 @@ var deleteReactions = map[driverv1.Code]reaction{
 	driverv1.Code_CODE_UNAVAILABLE:       {reason: "it may pass", after: short},
 	driverv1.Code_CODE_CANCELED:          {reason: "a replica that stops says so, which no driver did when it was part of the manager", after: short},
 
-	driverv1.Code_CODE_INVALID_ARGUMENT:    {reason: "somebody must change something", after: long, abort: true},
+	driverv1.Code_CODE_INVALID_ARGUMENT:    {reason: "a person must correct something", after: long, abort: true},
 	driverv1.Code_CODE_ALREADY_EXISTS:      {reason: "a delete has no such end", after: long, abort: true},
-	driverv1.Code_CODE_PERMISSION_DENIED:   {reason: "somebody must change something", after: long, abort: true},
+	driverv1.Code_CODE_PERMISSION_DENIED:   {reason: "a person must correct something", after: long, abort: true},
 	driverv1.Code_CODE_RESOURCE_EXHAUSTED:  {reason: "of requests, perhaps: no hurry", after: long, abort: true},
-	driverv1.Code_CODE_FAILED_PRECONDITION: {reason: "somebody must change something", after: long, abort: true},
+	driverv1.Code_CODE_FAILED_PRECONDITION: {reason: "a person must correct something", after: long, abort: true},
 	driverv1.Code_CODE_OUT_OF_RANGE:        {reason: "several instances match", after: long, abort: true},
 	driverv1.Code_CODE_UNIMPLEMENTED:       {reason: "it will not be so soon", after: long, abort: true},
 	driverv1.Code_CODE_INTERNAL:            {reason: "the driver is broken", after: long, abort: true},
 	driverv1.Code_CODE_DATA_LOSS:           {reason: "the driver is broken", after: long, abort: true},
-	driverv1.Code_CODE_UNAUTHENTICATED:     {reason: "somebody must change something", after: long, abort: true},
+	driverv1.Code_CODE_UNAUTHENTICATED:     {reason: "a person must correct something", after: long, abort: true},
 	driverv1.Code_CODE_UNINITIALIZED:       {reason: "a delete has no such end", after: long, abort: true},
 	unheardOf:                              {reason: "a code that cannot be read", after: long, abort: true},
 }
@@ -129,14 +129,14 @@ var findReactions = map[driverv1.Code]reaction{
 	driverv1.Code_CODE_UNAVAILABLE:       {reason: "it may pass", after: short},
 	driverv1.Code_CODE_CANCELED:          {reason: "a replica that stops says so", after: short},
 
-	driverv1.Code_CODE_INVALID_ARGUMENT:    {reason: "somebody must change something", after: medium},
+	driverv1.Code_CODE_INVALID_ARGUMENT:    {reason: "a person must correct something", after: medium},
 	driverv1.Code_CODE_ALREADY_EXISTS:      {reason: "a status has no such end", after: medium},
-	driverv1.Code_CODE_PERMISSION_DENIED:   {reason: "somebody must change something", after: medium},
-	driverv1.Code_CODE_FAILED_PRECONDITION: {reason: "somebody must change something", after: medium},
+	driverv1.Code_CODE_PERMISSION_DENIED:   {reason: "a person must correct something", after: medium},
+	driverv1.Code_CODE_FAILED_PRECONDITION: {reason: "a person must correct something", after: medium},
 	driverv1.Code_CODE_OUT_OF_RANGE:        {reason: "several instances match", after: medium},
 	driverv1.Code_CODE_INTERNAL:            {reason: "the driver is broken", after: medium},
 	driverv1.Code_CODE_DATA_LOSS:           {reason: "the driver is broken", after: medium},
-	driverv1.Code_CODE_UNAUTHENTICATED:     {reason: "somebody must change something", after: medium},
+	driverv1.Code_CODE_UNAUTHENTICATED:     {reason: "a person must correct something", after: medium},
 	unheardOf:                              {reason: "a code that cannot be read; the status says so all the same", after: medium},
 }
 
@@ -153,15 +153,15 @@ var findNodeReactions = map[driverv1.Code]reaction{
 	driverv1.Code_CODE_UNAVAILABLE:       {reason: "it may pass", after: short},
 	driverv1.Code_CODE_CANCELED:          {reason: "a replica that stops says so", after: short},
 
-	driverv1.Code_CODE_INVALID_ARGUMENT:    {reason: "somebody must change something", after: medium},
+	driverv1.Code_CODE_INVALID_ARGUMENT:    {reason: "a person must correct something", after: medium},
 	driverv1.Code_CODE_ALREADY_EXISTS:      {reason: "a status has no such end", after: medium},
-	driverv1.Code_CODE_PERMISSION_DENIED:   {reason: "somebody must change something", after: medium},
+	driverv1.Code_CODE_PERMISSION_DENIED:   {reason: "a person must correct something", after: medium},
 	driverv1.Code_CODE_RESOURCE_EXHAUSTED:  {reason: "of requests, perhaps", after: medium},
-	driverv1.Code_CODE_FAILED_PRECONDITION: {reason: "somebody must change something", after: medium},
+	driverv1.Code_CODE_FAILED_PRECONDITION: {reason: "a person must correct something", after: medium},
 	driverv1.Code_CODE_OUT_OF_RANGE:        {reason: "several instances match", after: medium},
 	driverv1.Code_CODE_INTERNAL:            {reason: "the driver is broken", after: medium},
 	driverv1.Code_CODE_DATA_LOSS:           {reason: "the driver is broken", after: medium},
-	driverv1.Code_CODE_UNAUTHENTICATED:     {reason: "somebody must change something", after: medium},
+	driverv1.Code_CODE_UNAUTHENTICATED:     {reason: "a person must correct something", after: medium},
 	unheardOf:                              {reason: "it is Internal like all that cannot be read, and no worse than that", after: medium},
 }
 
@@ -247,7 +247,7 @@ func (tab *table) failures() int {
 }
 
 // each checks every row: by ok those of machines that go on, and the others by
-// what they show and tell.
+// what they show.
 func (tab *table) each(
 	t *testing.T, event string, want func(code driverv1.Code, row reaction) shown, ok func(t *testing.T, m *v1alpha1.Machine),
 ) {
@@ -278,7 +278,7 @@ func (tab *table) each(
 	}
 }
 
-// goOn lets every operation succeed, and mends the class, so that nobody has to
+// goOn lets every operation succeed, and corrects the class, so that no one has to
 // wait for the next try.
 func (tab *table) goOn(t *testing.T) {
 	t.Helper()
@@ -491,7 +491,7 @@ func TestUnusableInstances(t *testing.T) {
 			"it could never be found again", "created an instance without a provider id", &driverv1.Instance{NodeName: "n"}, false,
 		},
 		"no node name": {
-			"nobody would know its Node", "created instance virtual://i without a node name", &driverv1.Instance{ProviderId: "virtual://i"}, false,
+			"its Node would not be known", "created instance virtual://i without a node name", &driverv1.Instance{ProviderId: "virtual://i"}, false,
 		},
 		"no node name, no nodes": {"there are no Nodes", "", &driverv1.Instance{ProviderId: "virtual://i"}, true},
 	} {

@@ -120,7 +120,7 @@ func TestFleetIsReplacedInTurn(t *testing.T) {
 		at     int // a time
 	}{
 		"deployment":    {"its label says so", inPool("a"), 1},
-		"set":           {"nobody has set the label", ofSet("b"), 1},
+		"set":           {"the label is not set", ofSet("b"), 1},
 		"several sets":  {"a deployment has them in a rollout", func(m *v1alpha1.Machine) { inPool("c")(m); ofSet(types.UID(m.Name))(m) }, 1},
 		"two at a time": {"the setting says so", inPool("d"), 2},
 	} {
@@ -182,8 +182,8 @@ func isFailed(m *v1alpha1.Machine) bool {
 	return m.Status.CurrentStatus.Phase == v1alpha1.MachineFailed
 }
 
-// TestNobodyReplaces shows that machines for which nobody makes others wait for none.
-func TestNobodyReplaces(t *testing.T) {
+// TestNoReplacement shows that machines that are not replaced wait for none.
+func TestNoReplacement(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	a, b := r.lost(t, "a"), r.lost(t, "b")
@@ -192,12 +192,12 @@ func TestNobodyReplaces(t *testing.T) {
 	r.phase(t, b, v1alpha1.MachineFailed)
 }
 
-// TestHeldMachine has a machine wait for one of its pool, of which it tells, until
+// TestHeldMachine has a machine wait for one of its pool, which its status names, until
 // that one is gone.
 func TestHeldMachine(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.settings.Retry.Short = time.Hour // it is told
+	r.settings.Retry.Short = time.Hour // a notice ends the wait
 	first := r.machine("first")
 	inPool("p")(first)
 	r.lived(t, first, v1alpha1.MachineFailed, checking)
@@ -215,16 +215,16 @@ func TestHeldMachine(t *testing.T) {
 	if phase := m.Status.CurrentStatus.Phase; last != want || phase != v1alpha1.MachineUnknown {
 		t.Errorf("machine is %s, and its last operation is %+v", phase, last)
 	}
-	bustest.Eventually(t, "the metric tells", func() bool { return r.metric(t, "mcm_machine_replacements_waiting") == 1 })
+	bustest.Eventually(t, "the metric shows it", func() bool { return r.metric(t, "mcm_machine_replacements_waiting") == 1 })
 	r.change(t, m, func() { m.Spec.MachineDrainTimeout = &metav1.Duration{Duration: time.Hour} }) // another pass
 	r.delete(t, first)
 	r.phase(t, m, v1alpha1.MachineFailed)
 	r.story(t, m, "Warning ReplacementDelayed", "Warning HealthTimeout")
-	bustest.Eventually(t, "the metric tells", func() bool { return r.metric(t, "mcm_machine_replacements_waiting") == 0 })
+	bustest.Eventually(t, "the metric shows it", func() bool { return r.metric(t, "mcm_machine_replacements_waiting") == 0 })
 }
 
 // TestReplacementsUnderWay keeps the word that a machine is Failed on its way to the
-// API server, where nobody can see it yet, and then from the cache.
+// API server, which no cache shows yet, and then from the cache.
 func TestReplacementsUnderWay(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -275,7 +275,7 @@ func TestReplacementsUnseen(t *testing.T) {
 	r.control.hold("WATCH machines")
 	r.delete(t, first)
 	ahead.add(time.Hour)
-	r.turn(t, m.Name, corev1.ConditionUnknown) // somebody has to look at it
+	r.turn(t, m.Name, corev1.ConditionUnknown) // a pass has to look at it
 	r.event(t, m, "ReplacementDelayed", first.Name)
 	r.control.release("WATCH machines")
 	r.gone(t, first)
@@ -295,7 +295,7 @@ func TestNodeUnseen(t *testing.T) {
 	r.lived(t, pending, v1alpha1.MachinePending, v1alpha1.LastOperation{Type: "Create", State: "Processing"})
 	seen := r.watchFleet(t)
 	r.startManager(t)
-	r.until(t, "somebody has looked at it", unknown, func(m *v1alpha1.Machine) bool { return m.Status.Conditions[0].Reason == "Test" })
+	r.until(t, "a pass has read its node", unknown, func(m *v1alpha1.Machine) bool { return m.Status.Conditions[0].Reason == "Test" })
 	r.target.hold("WATCH nodes")
 	r.turn(t, unknown.Name, corev1.ConditionTrue)
 	r.join(t, pending)

@@ -27,12 +27,12 @@ func TestReplaced(t *testing.T) {
 		"unknown":              {"it may recover", v1alpha1.MachineUnknown, false, false, false},
 		"unknown, deleted":     {"it will not", v1alpha1.MachineUnknown, true, false, true},
 		"failed":               {"its set deletes it", v1alpha1.MachineFailed, false, false, true},
-		"failed, preserved":    {"nobody replaces it for days", v1alpha1.MachineFailed, false, true, false},
+		"failed, preserved":    {"it is not replaced for days", v1alpha1.MachineFailed, false, true, false},
 		"preserved, deleted":   {"not any more", v1alpha1.MachineFailed, true, true, true},
 		"terminating":          {"it goes", v1alpha1.MachineTerminating, true, false, true},
 		"updating":             {"it is of no use meanwhile", v1alpha1.MachineInPlaceUpdating, false, false, true},
 		"update has failed":    {"it is of no use", v1alpha1.MachineInPlaceUpdateFailed, false, false, true},
-		"of a later version's": {"nobody knows", "Hibernating", false, false, true},
+		"of a later version's": {"the phase is unknown", "Hibernating", false, false, true},
 	} {
 		m := &v1alpha1.Machine{Status: v1alpha1.MachineStatus{CurrentStatus: v1alpha1.CurrentStatus{Phase: row.phase}}}
 		if row.deleting {
@@ -74,7 +74,7 @@ func TestRoom(t *testing.T) {
 		"itself":          {"it does not wait for itself", []v1alpha1.Machine{machine(self, "d", v1alpha1.MachineFailed)}, []string{self}, 1, "", true},
 		"of another":      {"each deployment is its own", []v1alpha1.Machine{machine("a", "e", v1alpha1.MachineFailed)}, nil, 1, "", true},
 		"healthy":         {"it is not replaced", []v1alpha1.Machine{machine("a", "d", v1alpha1.MachineRunning)}, nil, 1, "", true},
-		"just taken":      {"nobody else can know yet", []v1alpha1.Machine{machine("a", "d", v1alpha1.MachineUnknown)}, []string{"a"}, 1, "a", false},
+		"just taken":      {"no cache shows it yet", []v1alpha1.Machine{machine("a", "d", v1alpha1.MachineUnknown)}, []string{"a"}, 1, "a", false},
 		"taken and seen":  {"it is one machine", []v1alpha1.Machine{failed}, []string{"f"}, 2, "f", true},
 		"taken and other": {"these are two", []v1alpha1.Machine{failed}, []string{"a"}, 2, "a", false},
 	} {
@@ -99,9 +99,9 @@ func TestPoolOf(t *testing.T) {
 		want   pool
 		ok     bool
 	}{
-		"alone":    {"nobody replaces it", metav1.ObjectMeta{Namespace: "n"}, pool{}, false},
+		"alone":    {"no set replaces it", metav1.ObjectMeta{Namespace: "n"}, pool{}, false},
 		"labelled": {"as users do", metav1.ObjectMeta{Namespace: "n", Labels: label}, pool{namespace: "n", deployment: "d"}, true},
-		"of a set": {"nobody has set the label", metav1.ObjectMeta{Namespace: "n", OwnerReferences: owner}, pool{namespace: "n", set: "7"}, true},
+		"of a set": {"the label is not set", metav1.ObjectMeta{Namespace: "n", OwnerReferences: owner}, pool{namespace: "n", set: "7"}, true},
 		"both": {
 			"a deployment has several sets",
 			metav1.ObjectMeta{Namespace: "n", Labels: label, OwnerReferences: owner},

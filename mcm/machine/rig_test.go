@@ -81,7 +81,7 @@ type rig struct {
 	target    *gate             // and to the Nodes
 	now       func() time.Time  // the manager's clock; nil for the real one
 	outage    *machine.OutageSettings
-	unwatched time.Duration        // how long nobody had looked
+	unwatched time.Duration        // how long no manager had led
 	memory    outageMemory         // of managers, for freezes
 	guard     *machine.OutageGuard // nil without settings
 	metrics   *prometheus.Registry
@@ -478,9 +478,9 @@ func (r *rig) gone(t *testing.T, m *v1alpha1.Machine) {
 	r.until(t, "gone", m, func(m *v1alpha1.Machine) bool { return m == nil })
 }
 
-// watch tells of all that happens to machines of the rig's namespace from now on, in
+// watch reports all that happens to machines of the rig's namespace from now on, in
 // order, until the test ends.
-func (r *rig) watch(t *testing.T, tell func(what watch.EventType, m *v1alpha1.Machine)) {
+func (r *rig) watch(t *testing.T, report func(what watch.EventType, m *v1alpha1.Machine)) {
 	t.Helper()
 	c, err := client.NewWithWatch(apiServer, client.Options{Scheme: scheme})
 	if err != nil {
@@ -495,7 +495,7 @@ func (r *rig) watch(t *testing.T, tell func(what watch.EventType, m *v1alpha1.Ma
 		defer close(done)
 		for e := range w.ResultChan() {
 			if m, ok := e.Object.(*v1alpha1.Machine); ok {
-				tell(e.Type, m)
+				report(e.Type, m)
 			}
 		}
 	}()

@@ -125,10 +125,10 @@ func TestCreationTransitions(t *testing.T) { //nolint:tparallel // what follows 
 		"new, initialize fails":      {"there is time to try again", false, false, fails(initialize), failed(v1alpha1.MachineCrashLoopBackOff, initialized)},
 		"crashed, create fails":      {"there is time to try again", true, false, fails(create), failed(v1alpha1.MachineCrashLoopBackOff, created)},
 		"crashed, status fails":      {"there is time to try again", true, false, fails(status), failed(v1alpha1.MachineCrashLoopBackOff, created)},
-		"late, create fails":         {"somebody should look at it", false, true, fails(create), failed(v1alpha1.MachineFailed, created)},
-		"late, initialize fails":     {"somebody should look at it", false, true, fails(initialize), failed(v1alpha1.MachineFailed, initialized)},
-		"late crashed, create fails": {"somebody should look at it", true, true, fails(create), failed(v1alpha1.MachineFailed, created)},
-		"late crashed, status fails": {"somebody should look at it", true, true, fails(status), failed(v1alpha1.MachineFailed, created)},
+		"late, create fails":         {"a person should inspect it", false, true, fails(create), failed(v1alpha1.MachineFailed, created)},
+		"late, initialize fails":     {"a person should inspect it", false, true, fails(initialize), failed(v1alpha1.MachineFailed, initialized)},
+		"late crashed, create fails": {"a person should inspect it", true, true, fails(create), failed(v1alpha1.MachineFailed, created)},
+		"late crashed, status fails": {"a person should inspect it", true, true, fails(status), failed(v1alpha1.MachineFailed, created)},
 		"old node": {
 			"it would take over another one's Node", false, false,
 			func(m *driverv1.Machine, asked driverv1.Operation) *driverv1.Result {
@@ -245,8 +245,8 @@ func TestNodeTransitions(t *testing.T) { //nolint:tparallel // what follows the 
 			func(s *v1alpha1.MachineSpec) { s.DisableHealthTimeout = new(true) },
 			stays(v1alpha1.MachineUnknown, checking),
 		},
-		"failed to join, healthy": {"late, and nobody has replaced it", v1alpha1.MachineFailed, neverJoined, &healthy, "", nil, joins},
-		"failed, healthy":         {"nobody has replaced it yet", v1alpha1.MachineFailed, timedOut, &healthy, "", nil, rejoins},
+		"failed to join, healthy": {"late, and not replaced", v1alpha1.MachineFailed, neverJoined, &healthy, "", nil, joins},
+		"failed, healthy":         {"not replaced yet", v1alpha1.MachineFailed, timedOut, &healthy, "", nil, rejoins},
 		"failed, unhealthy":       {"its set replaces it", v1alpha1.MachineFailed, timedOut, &unhealthy, "", nil, stays(v1alpha1.MachineFailed, timedOut)},
 		"updated, healthy":        {"the update has ended", v1alpha1.MachineInPlaceUpdateSuccessful, updated, &healthy, "", nil, rejoins},
 		"updating, unhealthy": {

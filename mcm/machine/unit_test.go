@@ -40,7 +40,7 @@ func TestJournal(t *testing.T) {
 			journal{}.begin(dispatch.Create, "virtual", false, now),
 		},
 		"discarded": {
-			"nobody has it, and nobody has anything",
+			"no replica has it, and there is no instance",
 			`{"settled":3}`, journal{Settled: 2}.begin(dispatch.Create, "virtual", true, now).discard(),
 		},
 		"return discarded": {
@@ -173,10 +173,10 @@ func TestNodeHealth(t *testing.T) {
 		"silent":       {"a Node says nothing before its kubelet does", false, nil, nil, "no condition Ready"},
 		"ready":        {"this is health", false, []corev1.NodeCondition{ready}, nil, ""},
 		"not ready":    {"it says so", false, []corev1.NodeCondition{condition("Ready", corev1.ConditionFalse)}, nil, "Ready=False (R)"},
-		"lost":         {"nobody has heard of it", false, []corev1.NodeCondition{condition("Ready", corev1.ConditionUnknown)}, nil, "Ready=Unknown (R)"},
+		"lost":         {"its kubelet is silent", false, []corev1.NodeCondition{condition("Ready", corev1.ConditionUnknown)}, nil, "Ready=Unknown (R)"},
 		"watched":      {"a watched condition is true", false, []corev1.NodeCondition{ready, condition("DiskPressure", corev1.ConditionTrue)}, nil, "DiskPressure=True (R)"},
 		"fine":         {"a watched condition is false", false, []corev1.NodeCondition{ready, condition("DiskPressure", corev1.ConditionFalse)}, nil, ""},
-		"not watched":  {"nobody asked for it", false, []corev1.NodeCondition{ready, condition("Odd", corev1.ConditionTrue)}, nil, ""},
+		"not watched":  {"its condition is not configured", false, []corev1.NodeCondition{ready, condition("Odd", corev1.ConditionTrue)}, nil, ""},
 		"own":          {"the machine asks for it", false, []corev1.NodeCondition{ready, condition("Odd", corev1.ConditionTrue)}, new("Even,Odd"), "Odd=True (R)"},
 		"own instead":  {"its list replaces the default", false, []corev1.NodeCondition{ready, condition("DiskPressure", corev1.ConditionTrue)}, new("Odd"), ""},
 		"only watched": {"without Ready it is not healthy", false, []corev1.NodeCondition{condition("DiskPressure", corev1.ConditionFalse)}, nil, "no condition Ready"},

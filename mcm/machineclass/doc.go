@@ -1,8 +1,8 @@
 // Package machineclass keeps what machines still need from being deleted: a
 // MachineClass while a Machine refers to it, and a Secret while a MachineClass
 // does. It does so with finalizers, and says by Events what a deletion waits for.
-// It reacts to watches only. It decides nothing about machines, and does not tell
-// drivers of changes; packages machine and fetch do.
+// It reacts to watches only. It decides nothing about machines and announces no changes to
+// drivers; packages machine and fetch do.
 //
 // A class or Secret may be removed by force, finalizer and all. [Removed] then remembers in
 // memory what it saw go while machines needed it, until the object is back or the last

@@ -109,7 +109,7 @@ func (r *Removed) classGone(ctx context.Context, o client.Object) {
 	r.mu.Lock()
 	r.classes[client.ObjectKeyFromObject(o)] = class
 	r.mu.Unlock()
-	ctrl.LoggerFrom(ctx).Info("a class was removed while machines use it: create it again; to delete them mcm remembers it until it restarts",
+	ctrl.LoggerFrom(ctx).Info("a class was removed while machines use it: create it again; mcm remembers it until it restarts",
 		"class", client.ObjectKeyFromObject(o))
 }
 
@@ -122,7 +122,7 @@ func (r *Removed) secretGone(ctx context.Context, o client.Object) {
 	r.mu.Lock()
 	r.secrets[key] = secret
 	r.mu.Unlock()
-	ctrl.LoggerFrom(ctx).Info("a secret was removed while machines need it: create it again; to delete them mcm remembers it until it restarts",
+	ctrl.LoggerFrom(ctx).Info("a secret was removed while machines need it: create it again; mcm remembers it until it restarts",
 		"secret", key)
 }
 

@@ -308,7 +308,7 @@ func TestTrigger_Paused(t *testing.T) {
 }
 
 // TestTrigger_NoTime has an older autoscaler shrink a deployment: what it says of the
-// time of the replicas goes for the machines, too, unless that was told before.
+// time of the replicas also deletes the machines, unless that was recorded before.
 func TestTrigger_NoTime(t *testing.T) {
 	t.Parallel()
 	const at = "2026-08-11T07:00:00Z"
@@ -316,8 +316,8 @@ func TestTrigger_NoTime(t *testing.T) {
 		reason string
 		heard  bool
 	}{
-		"new":  {"both came in one write", false},
-		"told": {"a set that has heard of that would delete the machine at once, whatever its replicas", true},
+		"new":      {"both came in one write", false},
+		"recorded": {"a set that has seen that would delete the machine at once, whatever its replicas", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -51,7 +51,7 @@ func TestNodes(t *testing.T) {
 	d := r.deployment(3)
 	r.create(t, d)
 	r.complete(t, d)
-	// One is kept by somebody else.
+	// One is kept by another writer.
 	theirs := r.nodes(t, "small")[0]
 	before := theirs.DeepCopy()
 	theirs.Annotations = map[string]string{disabled: "true"}
@@ -93,13 +93,13 @@ func TestNodes(t *testing.T) {
 	for _, node := range r.nodes(t, "small") {
 		if node.Name == theirs.Name {
 			if diff := cmp.Diff(map[string]string{disabled: "true"}, node.Annotations); diff != "" {
-				t.Errorf("somebody else's annotation: -want, +got:\n%s", diff)
+				t.Errorf("another writer's annotation: -want, +got:\n%s", diff)
 			}
 		}
 	}
 }
 
-// A refusing client is the way to a cluster that lets nobody change Nodes.
+// A refusing client is a client of a cluster that refuses changes of all Nodes.
 type refusing struct{ client.Client }
 
 func (refusing) Patch(_ context.Context, o client.Object, _ client.Patch, _ ...client.PatchOption) error {
@@ -128,7 +128,7 @@ func TestNodes_Refused(t *testing.T) {
 	r.complete(t, d)
 }
 
-// A choosy client is the way to a cluster that lets nobody change some Nodes.
+// A choosy client is a client of a cluster that refuses changes of some Nodes.
 type choosy struct {
 	client.Client
 

@@ -229,8 +229,7 @@ func newOracle(t *testing.T, surge, unavailable string, replicas int32) *oracle 
 	return o
 }
 
-// roll changes the template of both. Which of two old sets is the older one only whole
-// seconds tell.
+// roll changes the template of both. Creation times only order two old sets by whole seconds.
 func (o *oracle) roll(t *testing.T, to string) {
 	t.Helper()
 	now := time.Now()

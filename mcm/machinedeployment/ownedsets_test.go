@@ -15,7 +15,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// TestCollision has somebody else own the name that the new set is to have.
+// TestCollision has another owner's set with the name that the new set is to have.
 func TestCollision(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
@@ -142,7 +142,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// TestDisown has somebody take a set away by its labels: it is nobody's then and
+// TestDisown has a person take a set away by its labels: it has no owner then and
 // keeps its machines, and the deployment makes others.
 func TestDisown(t *testing.T) {
 	t.Parallel()
@@ -323,7 +323,7 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// TestTakeOverDeletion ends what the existing manager has begun to delete: one
+// TestTakeOverDeletion ends deletions that the existing manager has started: one
 // set goes already, the other one does not know yet.
 func TestTakeOverDeletion(t *testing.T) {
 	t.Parallel()

@@ -160,11 +160,11 @@ func (p *player) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 // chosen reports whether the set has heard of the replicas for which the autoscaler
 // has chosen the machine.
 func chosen(set *v1alpha1.MachineSet, m *v1alpha1.Machine) bool {
-	told := set.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler]
+	lastChange := set.Annotations[v1alpha1.AnnotationKeyLastReplicaChangeByScaler]
 	at := m.Annotations[v1alpha1.AnnotationKeyMarkedForDeletionTime]
 
 	// Times of this form sort as text.
-	return m.Annotations[v1alpha1.AnnotationKeyMachinePriority] == v1alpha1.MachinePriorityDelete && told != "" && at <= told
+	return m.Annotations[v1alpha1.AnnotationKeyMachinePriority] == v1alpha1.MachinePriorityDelete && lastChange != "" && at <= lastChange
 }
 
 // machines returns those of a set in the order in which it deletes them.

@@ -38,7 +38,7 @@ func TestDivide(t *testing.T) {
 			[]int32{4, 8},
 		},
 		"GrowWithoutLatest": {
-			"or to none, when the rollout to the latest has not begun: it begins with them", 10, 0,
+			"or to none, if the rollout to the latest has not started: it starts with them", 10, 0,
 			[]share{old(full(4), 6), old(full(2), 6)},
 			[]int32{4, 2},
 		},

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	}, func() error { return stopOracle() })
 }
 
-// A rig is a namespace with the controller at work, and somebody who plays sets
+// A rig is a namespace with the controller at work, and a player in place of sets
 // and machines.
 type rig struct {
 	client.Client

@@ -268,7 +268,7 @@ func TestStuckRollout(t *testing.T) {
 	message := condition(got, v1alpha1.MachineDeploymentProgressing).Message
 	for _, part := range []string{"has timed out progressing", r.sets(t)["large"].Name + "-", "CrashLoopBackOff", "ResourceExhausted", "no large left"} {
 		if !strings.Contains(message, part) {
-			t.Errorf("the condition does not tell %q: %s", part, message)
+			t.Errorf("the condition does not contain %q: %s", part, message)
 		}
 	}
 	if available := condition(got, v1alpha1.MachineDeploymentAvailable); available.Status != corev1.ConditionTrue {
@@ -307,7 +307,7 @@ func TestStuckRollout_Undo(t *testing.T) {
 	c := condition(got, v1alpha1.MachineDeploymentProgressing)
 	// The look that notes it may have scaled the set by the time that it is seen.
 	if c.Status != corev1.ConditionTrue || c.Reason != "FoundNewMachineSet" && c.Reason != "MachineSetUpdated" {
-		t.Errorf("the way back is told to be late: %+v", c)
+		t.Errorf("the rollback is reported to be late: %+v", c)
 	}
 }
 
@@ -343,7 +343,7 @@ func TestStuckRollout_UndoInterrupted(t *testing.T) {
 	r.proxy.Refuse(status, false)
 	got := r.until(t, "a look at the change", d, func(d *v1alpha1.MachineDeployment) bool { return d.Status.ObservedGeneration == d.Generation })
 	if c := condition(got, v1alpha1.MachineDeploymentProgressing); c.Status != corev1.ConditionTrue {
-		t.Errorf("the way back is told to be late: %+v", c)
+		t.Errorf("the rollback is reported to be late: %+v", c)
 	}
 }
 

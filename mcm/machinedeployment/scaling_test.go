@@ -22,7 +22,7 @@ type testSet struct {
 }
 
 // testScaling looks at sets whose replicas are as many as they have machines, the
-// latest last, of a deployment that had so many replicas when they were told.
+// latest last, of a deployment that had so many replicas when they were annotated.
 func testScaling(before, desired, surge int32, sets []testSet, change func(*scaling)) *scaling {
 	const at = "2026-08-11T07:00:00Z"
 	d := &v1alpha1.MachineDeployment{}

@@ -47,7 +47,7 @@ func TestStaleCache(t *testing.T) {
 	if got := r.replicas(t); !maps.Equal(got, map[string]int32{"small": 4, "large": 1}) {
 		t.Errorf("sets were changed by what they were: %v", got)
 	}
-	// The old set looks like the only one, and nobody else has written it: no lock tells.
+	// The old set looks like the only one, and has no other writer: the optimistic lock does not help.
 	r.change(t, d, func(d *v1alpha1.MachineDeployment) { d.Spec.Paused, d.Spec.Replicas = true, 8 })
 	r.lookInVain(t, d, 5)
 	if got := r.replicas(t); got["small"] != 4 {

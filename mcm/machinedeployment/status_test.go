@@ -12,7 +12,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
-// TestFailedMachinesAreBounded sums up sets that have more to tell than one object
+// TestFailedMachinesAreBounded sums up sets that have more to report than one object
 // should hold.
 func TestFailedMachinesAreBounded(t *testing.T) {
 	t.Parallel()
@@ -64,7 +64,7 @@ func TestFailedMachinesAreBounded(t *testing.T) {
 	}
 }
 
-// TestAvailability is about what machines that are kept for somebody to look at
+// TestAvailability is about what machines that are kept for inspection
 // count for.
 func TestAvailability(t *testing.T) {
 	t.Parallel()
@@ -76,7 +76,7 @@ func TestAvailability(t *testing.T) {
 		"all":            {"as many as there are to be", 3, 0, "True/MinimumReplicasAvailable"},
 		"one fewer":      {"it may be unavailable", 2, 0, "True/MinimumReplicasAvailable"},
 		"two fewer":      {"one of them may not", 1, 0, "False/MinimumReplicasUnavailable"},
-		"one preserved":  {"somebody wants it as it is", 1, 1, "True/MinimumReplicasAvailable"},
+		"one preserved":  {"a person wants it as it is", 1, 1, "True/MinimumReplicasAvailable"},
 		"many preserved": {"no number is below none", 0, 9, "True/MinimumReplicasAvailable"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -102,14 +102,14 @@ func TestAvailability(t *testing.T) {
 	}
 }
 
-// TestCopyFailure is about which set's failure its deployment tells.
+// TestCopyFailure is about which set's failure its deployment reports.
 func TestCopyFailure(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		reason   string
 		latest   string // what is wrong with the latest set
 		old      string // and with the old one
-		reported int32  // machines that the old set tells of
+		reported int32  // failed machines that the old set reports
 		machines int    // and that it has
 		want     string
 	}{
@@ -118,7 +118,7 @@ func TestCopyFailure(t *testing.T) {
 		"both":                   {"the latest set is what matters more", "no quota", "no class", 1, 1, "no quota"},
 		"old":                    {"its machines do not go", "", "no class", 1, 1, "no class"},
 		"old, not seen yet":      {"it has machines that the cache does not show", "", "no class", 1, 0, "no class"},
-		"old, not told yet":      {"it has machines", "", "no class", 0, 1, "no class"},
+		"old, not reported yet":  {"it has machines", "", "no class", 0, 1, "no class"},
 		"old without machines":   {"there is nothing that it should do", "", "no class", 0, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -149,7 +149,7 @@ func TestCopyFailure(t *testing.T) {
 				got = c.Message
 			}
 			if got != tc.want {
-				t.Errorf("the deployment tells %q, want %q: %s", got, tc.want, tc.reason)
+				t.Errorf("the deployment reports %q, want %q: %s", got, tc.want, tc.reason)
 			}
 		})
 	}

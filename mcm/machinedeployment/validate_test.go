@@ -37,11 +37,11 @@ func TestStoredBeforeTheRules(t *testing.T) {
 			func(s *v1alpha1.MachineDeploymentSpec) { s.Template.Spec.Class.Name = "" },
 		},
 		"replicas": {
-			"nobody can make fewer than none", "spec.replicas must not be negative",
+			"there cannot be fewer than none", "spec.replicas must not be negative",
 			func(s *v1alpha1.MachineDeploymentSpec) { s.Replicas = -1 },
 		},
 		"history": {
-			"nobody can keep fewer than none", "spec.revisionHistoryLimit must not be negative, not -1: leave it out",
+			"there cannot be fewer than none", "spec.revisionHistoryLimit must not be negative, not -1: leave it out",
 			func(s *v1alpha1.MachineDeploymentSpec) { s.RevisionHistoryLimit = new(int32(-1)) },
 		},
 		"deadline": {

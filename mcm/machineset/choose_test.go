@@ -51,7 +51,7 @@ func TestChoosePreserved(t *testing.T) {
 			letGo: []string{"middle", "old"},
 		},
 		"on the Node": {
-			reason: "a Node's value is somebody's wish, which the set neither counts nor can take back", most: 1,
+			reason: "a Node's value is a person's choice, which the set neither counts nor can revoke", most: 1,
 			machines: []*v1alpha1.Machine{
 				newMachine("a", failed, onNode(v1alpha1.PreserveAuto), preservedFor(time.Hour)),
 				newMachine("b", failed, onNode(v1alpha1.PreserveAuto), auto), newMachine("c", failed, minutes(1)),

@@ -150,7 +150,7 @@ func TestAdoptAndRelease(t *testing.T) {
 	until(t, "one of three machines is gone", func() bool { return len(r.machines(t)) == 2 })
 }
 
-// TestForeign has machines that look like the set's and are somebody else's.
+// TestForeign has machines that look like the set's but have another owner.
 func TestForeign(t *testing.T) {
 	t.Parallel()
 	r := newRunningRig(t)
@@ -252,7 +252,7 @@ func TestDeleteOrphan(t *testing.T) {
 	}
 }
 
-// TestDeleteSparesTheReleased deletes a set just after somebody has taken a machine
+// TestDeleteSparesTheReleased deletes a set just after a person has taken a machine
 // out of it, which the cache does not show yet.
 func TestDeleteSparesTheReleased(t *testing.T) {
 	t.Parallel()
@@ -270,7 +270,7 @@ func TestDeleteSparesTheReleased(t *testing.T) {
 	r.wantFree(t, spared)
 }
 
-// TestDeleteReleases has a set deleted while nobody looked after it, with a machine
+// TestDeleteReleases has a set deleted while no manager ran, with a machine
 // that no longer matches.
 func TestDeleteReleases(t *testing.T) {
 	t.Parallel()
@@ -296,7 +296,7 @@ func TestDeleteReleases(t *testing.T) {
 	r.wantFree(t, &v1alpha1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "other"}})
 }
 
-// wantFree expects that of all machines this one is left, and that it is nobody's.
+// wantFree expects that of all machines this one is left, and that it has no owner.
 func (r *rig) wantFree(t *testing.T, m *v1alpha1.Machine) {
 	t.Helper()
 	all := r.machines(t)
@@ -333,7 +333,7 @@ func TestRefused(t *testing.T) {
 	set := r.set("a", 20)
 	r.create(t, set)
 	var got *v1alpha1.MachineSet
-	until(t, "the set tells of the failure", func() bool {
+	until(t, "the set reports the failure", func() bool {
 		got = r.get(t, set)
 
 		return len(got.Status.Conditions) > 0
@@ -354,7 +354,7 @@ func TestRefused(t *testing.T) {
 
 	r.proxy.Refuse("DELETE machines", true)
 	r.scale(t, set, 19)
-	until(t, "the set tells of the failed deletion", func() bool {
+	until(t, "the set reports the failed deletion", func() bool {
 		got = r.get(t, set)
 
 		return len(got.Status.Conditions) > 0 && got.Status.Conditions[0].Reason == "FailedDelete"
@@ -372,7 +372,7 @@ func TestRefusedDeleteStopsNoCreation(t *testing.T) {
 	r.settled(t, set, 1)
 	r.proxy.Refuse("DELETE machines", true)
 	changeStatus(t, r, r.machines(t)[0], func(m *v1alpha1.Machine) { m.Status.CurrentStatus.Phase = v1alpha1.MachineFailed })
-	until(t, "the set tells of the failed deletion", func() bool {
+	until(t, "the set reports the failed deletion", func() bool {
 		got := r.get(t, set)
 
 		return len(got.Status.Conditions) > 0 && got.Status.Conditions[0].Reason == "FailedDelete"

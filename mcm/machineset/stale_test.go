@@ -39,7 +39,7 @@ func TestStaleMachines(t *testing.T) {
 		r.poke(t, set, i)
 		until(t, "a pass reads the machines", func() bool { return r.proxy.Requests("GET machines") > looks })
 	}
-	until(t, "the status tells of all machines", func() bool { return r.get(t, set).Status.Replicas == 3 })
+	until(t, "the status counts all machines", func() bool { return r.get(t, set).Status.Replicas == 3 })
 	r.proxy.Release("machines")
 	r.scale(t, set, 4)
 	until(t, "the set has one machine more", func() bool { return r.get(t, set).Status.Replicas == 4 })
@@ -143,7 +143,7 @@ func (v oldView) Get(ctx context.Context, key client.ObjectKey, o client.Object,
 func (v oldView) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	var o client.ListOptions
 	if !strings.HasSuffix(o.ApplyOptions(opts).FieldSelector.String(), string(v.set.UID)) {
-		return nil // the index of the cache, asked for machines that nobody owns
+		return nil // the index of the cache, asked for machines without an owner
 	}
 
 	return v.Client.List(ctx, list, client.InNamespace(v.set.Namespace))

@@ -46,7 +46,7 @@ func TestInvalidSetSaysSo(t *testing.T) {
 	r.create(t, set)
 	r.settled(t, set, 1)
 	change(t, r, set, func(set *v1alpha1.MachineSet) { set.Spec.Template.Spec.Class = v1alpha1.ClassSpec{} })
-	told := func(want string) func() bool {
+	conditions := func(want string) func() bool {
 		return func() bool {
 			got := r.get(t, set)
 			text := ""
@@ -57,7 +57,7 @@ func TestInvalidSetSaysSo(t *testing.T) {
 			return got.Status.ObservedGeneration == got.Generation && strings.HasPrefix(text, want) && (text == "") == (want == "")
 		}
 	}
-	until(t, "the status says that it is invalid", told(
+	until(t, "the status says that it is invalid", conditions(
 		"ReplicaFailure=True/InvalidSpec: Nothing is done for this set: spec.template.spec.class needs a kind and a name"))
 	if got := r.get(t, set); got.Status.ReadyReplicas != 1 {
 		t.Errorf("status is %+v, want the numbers of before", got.Status)
@@ -71,5 +71,5 @@ func TestInvalidSetSaysSo(t *testing.T) {
 	change(t, r, set, func(set *v1alpha1.MachineSet) {
 		set.Spec.Template.Spec.Class = v1alpha1.ClassSpec{Kind: v1alpha1.KindMachineClass, Name: "small"}
 	})
-	until(t, "the status says so no longer", told(""))
+	until(t, "the status says so no longer", conditions(""))
 }

@@ -46,7 +46,7 @@ func TestSelectorOf(t *testing.T) {
 			}, []string{"Near"},
 		},
 		"all at once": {
-			"whoever corrects a set wants to do it once",
+			"all faults are reported, so that one correction is enough",
 			func(spec *v1alpha1.MachineSetSpec) { *spec = v1alpha1.MachineSetSpec{Replicas: -1} },
 			[]string{"negative", "kind and a name", "select something"},
 		},

@@ -36,7 +36,8 @@ func (r *SetReconciler) Reconcile(ctx context.Context, req reconcile.Request) (r
 	if !set.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil // it creates no more machines
 	}
-	n, limit, err := r.countAndLimits(ctx, r.Client, set, client.UnsafeDisableDeepCopy, client.MatchingFields{indexController: string(set.UID)})
+	n, limit, err := r.countAndLimits(ctx, r.Client, set,
+		client.UnsafeDisableDeepCopy, client.MatchingFields{indexController: string(set.UID)})
 	if err == nil && !isFrozen(set) && limit.frozen(n, false) {
 		// The caches of machines, sets and deployments lag independently. After a raise of
 		// the replicas the new machines must not look like too many.

@@ -28,7 +28,7 @@ type Finding struct {
 	// Detail says what is wrong, or why the clause was not checked.
 	Detail string
 	// Unbound: it was skipped because it does not bind this driver; other skipped
-	// ones do, and could not be looked at.
+	// ones do, and could not be checked.
 	Unbound bool
 	Took    time.Duration
 }
@@ -84,7 +84,7 @@ func (r *Report) WriteSummary(w io.Writer) error {
 	fmt.Fprintf(&text, "\n%s (%s): %d clauses passed, %d failed, %d skipped, %d bind mcm, in %s\n", r.Provider, kind,
 		len(r.Of(Passed)), len(r.Of(Failed)), len(r.Of(Skipped)), len(r.Of(Manager)), r.Took.Round(100*time.Millisecond))
 	r.writeSkipped(&text, "do not bind this driver", true)
-	r.writeSkipped(&text, "bind it and could not be looked at, which strict counts as broken unless they may be skipped", false)
+	r.writeSkipped(&text, "bind it and could not be checked, which strict counts as broken unless they may be skipped", false)
 	if left := len(clauses()) - len(r.Findings); left > 0 {
 		fmt.Fprintf(&text, "%d more clauses were not asked for, or not reached\n", left)
 	}

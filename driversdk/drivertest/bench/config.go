@@ -51,7 +51,7 @@ type Config struct {
 	Repeat int
 	// Only are the ids of the clauses to check; none means all.
 	Only []string
-	// Strict: a clause that binds the driver, and could not be looked at, fails, unless
+	// Strict: a clause that binds the driver, and could not be checked, fails, unless
 	// MaySkip has its id.
 	Strict  bool
 	MaySkip []string

@@ -2,9 +2,9 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -104,28 +104,42 @@ func newClusterBus(own *env) *clusterEnv {
 	return e
 }
 
-// create begins machines of each identity and returns when a replica of each is
-// at it.
+// create begins machines of each identity and returns when a replica of each has begun
+// to create. Each identity is looked at in every round: where one of them has to wait for
+// another connection, the creates of the others may end meanwhile.
 func (e *clusterEnv) create() {
 	e.Helper()
 	const each = 2
+	begun := map[string]bool{} // by identity
+	identityOf := map[string]string{}
 	for _, identity := range identities {
 		for range each {
 			name := fmt.Sprintf("%s-%02d", e.name, len(e.names)+1)
 			e.createMachine(name, e.classes[identity])
 			e.names = append(e.names, name)
+			identityOf[name] = identity
 		}
 	}
-	for _, identity := range identities {
-		e.eventually("a driver with identity "+identity+" creates", func(context.Context) error {
-			for _, d := range e.drivers[identity] {
-				if len(e.tap.Running(d.Replica, create)) > 0 {
-					return nil
-				}
+	e.eventually("a driver of each identity creates", func(context.Context) error {
+		for _, audit := range e.tap.Audits() {
+			if identity, ok := identityOf[audit.GetName()]; ok && audit.GetOperation() == create {
+				begun[identity] = true
 			}
-			return errors.New("none does")
-		})
-	}
+		}
+		var missing []string
+		for _, identity := range identities {
+			for _, d := range e.drivers[identity] {
+				begun[identity] = begun[identity] || len(e.tap.Running(d.Replica, create)) > 0
+			}
+			if !begun[identity] {
+				missing = append(missing, identity)
+			}
+		}
+		if len(missing) > 0 {
+			return fmt.Errorf("none with identity %s does", strings.Join(missing, ", "))
+		}
+		return nil
+	})
 	stats, err := e.cloud.Admin.Stats(e.ctx())
 	e.must(err)
 	e.creating = e.creating || stats.ConcurrentCreates > 0

@@ -333,7 +333,7 @@ func (c *Conn) down(nc *nats.Conn, err error) {
 	if err != nil {
 		text = err.Error() + remedy(err)
 	}
-	c.log.Warn("not connected to NATS; trying again until it works", "err", text)
+	c.log.Warn("not connected to NATS; retrying", "err", text)
 }
 
 func (c *Conn) asyncError(sub *nats.Subscription, err error) {

@@ -28,7 +28,7 @@ const (
 
 var (
 	// errEmpty: only the server's "no responders" is empty [ENV-3].
-	errEmpty = errors.New("empty payload where an Envelope belongs")
+	errEmpty = errors.New("the payload is empty; it must hold an Envelope")
 	// ErrEncode is wrapped when an envelope can never be sent.
 	ErrEncode = errors.New("encode envelope")
 )

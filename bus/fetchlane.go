@@ -34,7 +34,7 @@ func (s *FetchServer) admit(provider string, answer func()) {
 	default:
 		s.dropped.Add(1)
 		if !lane.full {
-			s.log.Warn("fetches dropped: too many of one provider wait", "provider", provider, "waiting", len(lane.waiting))
+			s.log.Warn("fetches dropped: too many fetches of the provider are waiting", "provider", provider, "waiting", len(lane.waiting))
 		}
 		lane.full = true
 	}

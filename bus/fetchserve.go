@@ -108,7 +108,7 @@ func (s *FetchServer) onFetch(m *nats.Msg) {
 	}
 	if len(m.Data) > maxFetch {
 		s.dropped.Add(1)
-		s.log.Warn("fetch dropped: it is too large for one", "subject", m.Subject, "bytes", len(m.Data))
+		s.log.Warn("fetch dropped: the request is too large", "subject", m.Subject, "bytes", len(m.Data))
 
 		return
 	}
@@ -197,7 +197,7 @@ func (s *FetchServer) mayOpen(provider, recipient string) (bool, error) {
 	case recipient != "":
 		return false, nil
 	case !slices.Contains(s.unsealed, provider):
-		return false, Errorf(driverv1.Code_CODE_PERMISSION_DENIED, "the request names no key to seal the answer to, "+
+		return false, Errorf(driverv1.Code_CODE_PERMISSION_DENIED, "the request has no key to seal the answer for, "+
 			"and unsealed answers are not allowed for provider %s (mcm's --unsealed-providers)", provider)
 	case !s.conn.Encrypted():
 		return false, Errorf(driverv1.Code_CODE_PERMISSION_DENIED,

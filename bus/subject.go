@@ -204,7 +204,7 @@ func (s Subject) Build() (string, error) {
 	for _, field := range fields[:n] {
 		token := *field
 		if strings.Contains(token, "~") {
-			return "", fmt.Errorf("%w: %q holds a '~'", ErrSubject, token)
+			return "", fmt.Errorf("%w: %q contains a '~'", ErrSubject, token)
 		}
 		if field == &s.Namespace || field == &s.Name {
 			token = strings.ReplaceAll(token, ".", "~")
@@ -256,7 +256,7 @@ func ParseSubject(subject string) (Subject, error) {
 		if field == &s.Namespace || field == &s.Name {
 			*field = strings.ReplaceAll(value, "~", ".")
 		} else if strings.Contains(value, "~") {
-			return s, fmt.Errorf("%w: %q: token %q holds a '~'", ErrSubject, subject, value)
+			return s, fmt.Errorf("%w: %q: token %q contains a '~'", ErrSubject, subject, value)
 		}
 	}
 
@@ -282,7 +282,7 @@ func validToken(token string) error {
 		switch {
 		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '~':
 		default:
-			return fmt.Errorf("%w: token %q holds %q", ErrSubject, token, c)
+			return fmt.Errorf("%w: token %q contains %q", ErrSubject, token, c)
 		}
 	}
 
@@ -320,7 +320,7 @@ const PlainReplica = "plain"
 // [SESSION-2].
 func ValidReplica(id string) error {
 	if id == PlainReplica {
-		return fmt.Errorf("replica %q: the name is reserved, as it stands for drivers without sessions: choose another one, or none", id)
+		return fmt.Errorf("replica %q: the name is reserved for drivers without sessions: choose another name, or leave it empty", id)
 	}
 
 	return ValidToken("replica", id)

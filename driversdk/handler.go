@@ -167,7 +167,7 @@ func (c *call) progress(message string) { c.task.Progress(c.scrub.text(message))
 func (c *call) mayMutate() error {
 	// The bus knows of the deadline and of cancels, not of the hard stop.
 	if err := c.ctx.Err(); err != nil {
-		return NewError(CodeOf(err), fmt.Errorf("nothing was started: %w", err))
+		return NewError(CodeOf(err), fmt.Errorf("the call did not start: %w", err))
 	}
 	if err := c.task.BeginMutation(); err != nil {
 		return err

@@ -85,7 +85,7 @@ func listenHealth(ctx context.Context, address string) (net.Listener, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("health endpoint cannot listen on %s: %w "+
-			"(is another replica there? choose another --listen, or port 0 for a free one)", address, err)
+			"(another replica may use the address: choose another --listen, or port 0 for a free one)", address, err)
 	}
 
 	return l, nil

@@ -112,7 +112,7 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	var err error
 	switch {
 	case k.op == driverv1.Operation_OPERATION_UNSPECIFIED:
-		err = bus.Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "the request's body is no operation")
+		err = bus.Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "the request's body is not an operation")
 	case k.op == driverv1.Operation_OPERATION_NODE_GROUPS:
 		err = k.readGroups(ctx)
 	case bus.Mutates(k.op):
@@ -429,21 +429,21 @@ func (k *call) settle(result *driverv1.Result) error {
 		failure.Origin = bus.OriginTimeout // the replica itself does not know
 	case k.edits:
 		failure.Origin = bus.OriginTimeout
-		failure.Err = fmt.Errorf("%w (asked again: an earlier attempt may have done it)", failure.Err)
+		failure.Err = fmt.Errorf("%w (retried: an earlier attempt may have done it)", failure.Err)
 	default: // whether or not a plain driver has heard of that
 		failure.Origin = bus.OriginTimeout
-		failure.Err = fmt.Errorf("%w (tried again: the call of an earlier attempt may still make the instance)", failure.Err)
+		failure.Err = fmt.Errorf("%w (retried: the call of an earlier attempt may still make the instance)", failure.Err)
 	}
 
 	return err
 }
 
 func (k *call) down() error {
-	return k.notStarted("the bus cannot be reached; waiting for NATS")
+	return k.notStarted("not connected to NATS; waiting for the connection")
 }
 
 func (k *call) unsendable() error {
-	e := k.notStarted("the request can never be sent: %w", k.sendErr)
+	e := k.notStarted("the request cannot be sent: %w", k.sendErr)
 	e.Code = driverv1.Code_CODE_INVALID_ARGUMENT
 
 	return e
@@ -458,12 +458,12 @@ func (k *call) allBusy() error {
 		return e
 	}
 	if k.behind != "" {
-		return k.noRoom("replica %s of provider %s takes requests for stale: compare its clock with mcm's; no other one has room",
+		return k.noRoom("replica %s of provider %s refuses requests as stale, and no other replica has room: compare its clock with mcm's",
 			k.behind, k.req.Provider)
 	}
 
 	if why := k.c.replicas.refusal(k.req.Provider); why != nil {
-		return k.noRoom("no replica of provider %s has room that speaks mcm's protocol: %w", k.req.Provider, why)
+		return k.noRoom("no replica of provider %s that speaks mcm's protocol has room: %w", k.req.Provider, why)
 	}
 
 	return k.noRoom("all replicas of provider %s are busy", k.req.Provider)

@@ -139,7 +139,7 @@ func (c *Caller) spawn(f func()) {
 func (c *Caller) onSession(s *driverv1.Session) {
 	if s.GetReplica() == bus.PlainReplica {
 		c.reserved.Do(func() {
-			c.log.Warn("sessions of a replica with a reserved name are ignored, and nothing is sent to it by name: have it take another one",
+			c.log.Warn("a replica has a reserved name: its sessions are ignored and it gets no work; give it another name",
 				"replica", s.GetReplica(), "provider", s.GetProvider())
 		})
 
@@ -256,11 +256,11 @@ func (c *Caller) logDead(dead []string) {
 	const few = 10
 	for i, key := range dead {
 		if i == few {
-			c.log.Warn("more replicas are not heard of any more", "replicas", len(dead)-few)
+			c.log.Warn("more replicas sent no session; taken for dead", "replicas", len(dead)-few)
 
 			return
 		}
-		c.log.Warn("replica is not heard of any more; taken for dead", "replica", key, "limit", deathLimit)
+		c.log.Warn("replica sent no session; taken for dead", "replica", key, "limit", deathLimit)
 	}
 }
 
@@ -283,7 +283,7 @@ func (c *Caller) onReply(m *nats.Msg) {
 	f := c.waiting[m.Subject]
 	c.mu.Unlock()
 	if f == nil {
-		c.drop(m.Subject, "nobody waits for it")
+		c.drop(m.Subject, "no call waits for it")
 
 		return
 	}

@@ -123,7 +123,7 @@ func (r *claimReader) consult(ctx context.Context) (decision, error) {
 		}
 	}
 
-	return isDone, r.notStarted("the claim on the machine changes all the time; looking again")
+	return isDone, r.notStarted("the claim on the machine keeps changing; retrying")
 }
 
 // outwait returns when the claim on the machine is worth another look.
@@ -144,7 +144,7 @@ func (r *claimReader) outwaitPlain(ctx context.Context, c *driverv1.Claim) error
 	r.learns(c.GetAttempt())
 	if !r.saidPlain {
 		r.saidPlain = true
-		r.waits(r.notStarted("a driver of provider %s that keeps no session may be at attempt %d of the operation until its time is over",
+		r.waits(r.notStarted("a driver of provider %s without sessions may still run attempt %d of the operation: waiting for the deadline of that attempt",
 			r.req.Provider, c.GetAttempt()))
 	}
 
@@ -198,7 +198,7 @@ func overtaken(later string) error {
 	}
 
 	return &bus.Error{Code: driverv1.Code_CODE_ABORTED, Later: int64(number), Err: fmt.Errorf(
-		"operation %s of the machine came later: another manager leads, or the Machine is from an older backup", later)}
+		"the machine has a later operation, %s: another manager leads, or the Machine was restored from an older backup", later)}
 }
 
 // doubtLostClaim notes, where an operation that may run has no claim, whether that was
@@ -226,7 +226,7 @@ func (r *claimReader) doubtLostClaim(ctx context.Context, c *driverv1.Claim, seq
 	case lost:
 		r.c.lost(provider, err)
 
-		return r.notStarted("cannot tell whether the claim on the machine was lost: %w", err)
+		return r.notStarted("cannot read the age of the operations stream, so the claim on the machine may be lost: %w", err)
 	}
 
 	return nil
@@ -249,7 +249,7 @@ func (r *claimReader) readClaim(ctx context.Context) (*driverv1.Claim, uint64, e
 	case err != nil:
 		r.c.lost(provider, err)
 
-		return nil, 0, r.notStarted("cannot tell who has the machine: %w", err)
+		return nil, 0, r.notStarted("cannot read the claim on the machine: %w", err)
 	case found == nil:
 		return nil, 0, nil
 	default:
@@ -373,7 +373,7 @@ func (m *mutation) arrange(ctx context.Context) (done bool, err error) {
 	case ctx.Err() != nil:
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
 	case err != nil:
-		return true, m.notStarted("waiting: %w", err)
+		return true, m.notStarted("the operation cannot be claimed yet: %w", err)
 	default:
 		return false, nil
 	}

@@ -93,7 +93,7 @@ func (m *mutation) after(ctx context.Context, v verdict, busy driverv1.BusyReaso
 
 		return m.find(ctx)
 	case gotDeath:
-		m.log().Warn("replica died with an operation")
+		m.log().Warn("the replica that ran the operation died")
 		m.shun(m.out.Replica)
 
 		return m.next(ctx) // the claim tells whether it has begun anything
@@ -112,7 +112,7 @@ func (m *mutation) after(ctx context.Context, v verdict, busy driverv1.BusyReaso
 func (m *mutation) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, err error) {
 	switch {
 	case why == driverv1.BusyReason_BUSY_REASON_MACHINE:
-		e := m.notStarted("another operation of this machine still runs at replica %s", m.out.Replica)
+		e := m.notStarted("replica %s still runs another operation of this machine", m.out.Replica)
 		e.Code = driverv1.Code_CODE_ABORTED // room for others there may be
 
 		return true, e
@@ -138,7 +138,7 @@ func (m *mutation) onBusy(ctx context.Context, why driverv1.BusyReason) (done bo
 // onStale goes on after a replica has taken a request for an old one: the bus was
 // slow, or one of two clocks is wrong.
 func (m *mutation) onStale(ctx context.Context) (done bool, err error) {
-	m.log().Warn("a replica says that a request came too late; if it says so of all of them, compare its machine's clock with this one's")
+	m.log().Warn("a replica refused a request as stale; if this repeats, compare the clock of its machine with the clock of this one")
 	if !m.attached() {
 		m.behind = m.out.Replica
 
@@ -156,7 +156,7 @@ func (m *mutation) onStale(ctx context.Context) (done bool, err error) {
 	case answer.GetResult() != nil:
 		return true, m.settle(answer.GetResult())
 	default:
-		return true, m.notStarted("replica %s may have the operation and takes requests for stale: compare its clock with mcm's", m.out.Replica)
+		return true, m.notStarted("replica %s may have the operation, but refuses requests as stale: compare its clock with mcm's", m.out.Replica)
 	}
 }
 
@@ -217,7 +217,7 @@ func (m *mutation) awaitStore(ctx context.Context) (done bool, err error) {
 		}
 	}
 
-	return true, m.notStarted("the operations stream %s does not take claims from replicas of provider %s: see the log of mcm and of NATS",
+	return true, m.notStarted("the operations stream %s takes no claims from replicas of provider %s: see the logs of mcm and NATS",
 		bus.StreamName(m.c.cfg.Cluster, m.req.Provider), m.req.Provider)
 }
 
@@ -263,7 +263,7 @@ func (m *mutation) attempt(ctx context.Context) (done bool, err error) {
 var ErrNotHeld = errors.New("the outcome of the operation is not known")
 
 func (k *call) nobodyHas() error {
-	return bus.Errorf(driverv1.Code_CODE_NOT_FOUND, "%w: no replica of provider %s has it, and the operations stream has no result", ErrNotHeld, k.req.Provider)
+	return bus.Errorf(driverv1.Code_CODE_NOT_FOUND, "%w: no replica of provider %s has the operation, and the operations stream has no result", ErrNotHeld, k.req.Provider)
 }
 
 // waitForIdentity waits, for a create that nothing tells apart from a lost one, until
@@ -299,15 +299,15 @@ func (m *mutation) mayMakeTwo(now time.Time) *bus.Error {
 	stuck := m.c.replicas.stuckAt(m.req.Provider, m.req.OperationID)
 	switch {
 	case !m.earlierCreate.IsZero() && now.Before(earlier):
-		return m.notStarted("a create of an earlier operation of this machine was lost, and no cloud tells the two apart: "+
-			"its deadline and the settle time come first, at %s", earlier.UTC().Format(time.RFC3339))
+		return m.notStarted("an earlier operation of this machine lost a create, and the cloud cannot tell that create from this one: "+
+			"waiting for the deadline of the lost create and the settle time, until %s", earlier.UTC().Format(time.RFC3339))
 	case identified:
 		return nil
 	case stuck != "":
-		return m.notStarted("creates of provider %s have no identity, and one for this machine ignores its deadline at replica %s: "+
-			"restart that replica, or it may make a second instance", m.req.Provider, stuck)
+		return m.notStarted("creates of provider %s have no identity, and a create for this machine ignores its deadline at replica %s: "+
+			"restart that replica; a further create could make a second instance", m.req.Provider, stuck)
 	case !m.unclaimed && now.Before(lost):
-		return m.notStarted("creates of provider %s have no identity: the lost attempt's deadline and the settle time come first, at %s",
+		return m.notStarted("creates of provider %s have no identity: waiting for the deadline of the lost attempt and the settle time, until %s",
 			m.req.Provider, lost.UTC().Format(time.RFC3339))
 	default:
 		return nil
@@ -412,7 +412,7 @@ func (k *call) late() error {
 		Body:        &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: k.req.OperationID}},
 	})
 	if err != nil {
-		k.log().Warn("late operation not cancelled", "err", err)
+		k.log().Warn("overdue operation not cancelled", "err", err)
 	}
 
 	return bus.OutcomeUnknownf("replica %s did not finish within %s", k.out.Replica, k.req.Timeout)

@@ -60,7 +60,7 @@ func (p *plainCall) mutate(ctx context.Context) error {
 			return ctx.Err() //nolint:wrapcheck // the caller's own
 		case err != nil:
 			// Whatever became of the look, it says nothing about the create.
-			return bus.OutcomeUnknownf("cannot tell whether an earlier create made an instance: %w", err)
+			return bus.OutcomeUnknownf("cannot look for an instance of an earlier create: %w", err)
 		case found != nil:
 			p.out.Result, p.out.Plain = found, true
 
@@ -101,7 +101,7 @@ func (p *plainCall) ask(ctx context.Context) error {
 func (p *plainCall) noReplicaLives() error {
 	if len(p.c.replicas.live(p.req.Provider)) > 0 {
 		// Gone and not yet known to be dead, about to go, or only just come.
-		return p.notStarted("no replica of provider %s answers; waiting until it is known whether one lives", p.req.Provider)
+		return p.notStarted("no replica of provider %s answers; waiting until a replica answers or all count as dead", p.req.Provider)
 	}
 
 	return nil
@@ -149,7 +149,7 @@ func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
 		return false, nil
 	}
 
-	return true, p.notStarted("the claim on the machine changes all the time; looking again")
+	return true, p.notStarted("the claim on the machine keeps changing; retrying")
 }
 
 // write writes a claim for a plain driver in the place of the record with the
@@ -190,8 +190,8 @@ func (p *plainCall) outwaitOthers(ctx context.Context) error {
 	}
 	for said := false; time.Now().Before(end) && len(p.c.replicas.live(p.req.Provider)) == 0; said = true {
 		if !said {
-			p.waits(p.notStarted("an earlier attempt is lost, and only a driver without sessions is there: "+
-				"that attempt's deadline and the settle time of provider %s come first, at %s", p.req.Provider, end.UTC().Format(time.RFC3339)))
+			p.waits(p.notStarted("an earlier attempt was lost, and only a driver without sessions is connected: "+
+				"waiting for the deadline of that attempt and the settle time of provider %s, until %s", p.req.Provider, end.UTC().Format(time.RFC3339)))
 		}
 		if err := sleep(ctx, askAgain); err != nil {
 			return err
@@ -259,7 +259,7 @@ func (c *Caller) plainUnseen(provider string) bool {
 }
 
 func (k *call) noDriver() error {
-	return k.noRoom("no driver for provider %s is on the bus (cluster %q): start one, or correct the class's provider",
+	return k.noRoom("no driver for provider %s is connected (cluster %q): start one, or correct the provider in the class",
 		k.req.Provider, k.c.cfg.Cluster)
 }
 
@@ -270,7 +270,7 @@ func (p *plainCall) release(ctx context.Context) {
 		return
 	}
 	if _, err := p.write(ctx, driverv1.Claim_STATE_RELEASED, p.plainClaim, 0); err != nil {
-		p.log().Warn("the claim for a driver without sessions stays until the operation's time is over: it could not be given back", "err", err)
+		p.log().Warn("cannot release the claim for a driver without sessions; it stays until the operation's deadline", "err", err)
 	}
 	p.plainClaim = 0
 }

@@ -58,24 +58,24 @@ func (s *streams) stuck(st *stream, err error) error {
 	silent := errors.Is(err, opstream.ErrNoAnswer)
 	switch {
 	case strings.Contains(err.Error(), "maximum bytes"):
-		return fmt.Errorf("it takes no writes: %w: let it hold more (nats stream edit --max-bytes)", err)
+		return fmt.Errorf("it takes no writes: %w: raise its limit (nats stream edit --max-bytes)", err)
 	case errors.Is(err, opstream.ErrNoStream):
-		return fmt.Errorf("it takes no writes: %w: it was deleted just now and is made again, or none of its NATS servers leads the others", err)
+		return fmt.Errorf("it takes no writes: %w: it was just deleted and is being made again, or its NATS servers have no leader", err)
 	case silent && st.unanswered < mostUnanswered:
-		return fmt.Errorf("it did not answer a write: %w within %s; tries again", err, apiTimeout)
+		return fmt.Errorf("it did not answer a write: %w within %s; retrying", err, apiTimeout)
 	case s.config.Stuck != nil:
 		if why := s.config.Stuck(err); why != nil {
-			err = fmt.Errorf("%w: %w: free space there", err, why)
+			err = fmt.Errorf("%w: %w: free space on that disk", err, why)
 		}
 
-		return fmt.Errorf("it takes no writes: %w; mcm restarts its NATS server by itself when that has space", err)
+		return fmt.Errorf("it takes no writes: %w; mcm restarts its NATS server once the disk has space", err)
 	case silent:
-		return fmt.Errorf("it takes no writes: %w within %s, %d times in a row: if the disk of its NATS server is or was full, free space there, "+
-			"and restart that server, which takes none until then; else see that most of the servers that hold it run (nats stream info), "+
+		return fmt.Errorf("it takes no writes: %w within %s, %d times in a row: if the disk of its NATS server is or was full, free space "+
+			"and restart that server; otherwise check that most servers of the stream run (nats stream info) "+
 			"and that mcm's user may publish to its subjects", err, apiTimeout, st.unanswered)
 	default:
-		return fmt.Errorf("it takes no writes: %w: free space where its NATS server stores streams, and restart that server, "+
-			"which takes none until then", err)
+		return fmt.Errorf("it takes no writes: %w: free space where its NATS server stores streams, then restart that server; "+
+			"it takes no writes until then", err)
 	}
 }
 

@@ -94,8 +94,8 @@ func (s *streams) weigh(ctx context.Context, st *stream) {
 	case percent >= high && !st.full:
 		st.full = true
 		log.Error("the operations stream is nearly full. Once it is, it takes no claims and outcomes: creates and " +
-			"deletes wait until its records are a day old. Look for a driver with large last known states or a replica that floods it " +
-			"(mcmctl ops), and let it hold more (nats stream edit --max-bytes; mcm keeps a higher limit)")
+			"deletes wait until its records are a day old. Look for a driver with large last known states or a replica that floods the stream " +
+			"(mcmctl ops), and raise the limit (nats stream edit --max-bytes; mcm keeps a higher limit)")
 	case percent < low:
 		st.full = false
 	}
@@ -120,14 +120,14 @@ func (s *streams) widen(ctx context.Context, st *stream, limit int64) {
 	config[maxBytesKey] = limit
 	if err := s.api(ctx, "STREAM.UPDATE."+st.state.Name, config); err != nil {
 		if st.narrow.IsZero() {
-			log.Warn("the operations stream fills up and cannot be made larger: give JetStream more room (max_file_store or the account's limits), "+
-				"and mcm's user the right to publish to $JS.API.STREAM.UPDATE", "err", err)
+			log.Warn("the operations stream fills up and mcm cannot raise its limit: give JetStream more room (max_file_store or the account's limits), "+
+				"and let mcm's user publish to $JS.API.STREAM.UPDATE", "err", err)
 		}
 		st.narrow = time.Now()
 
 		return
 	}
-	log.Info("the operations stream fills up, and may hold more from now on")
+	log.Info("the operations stream fills up; its limit was raised")
 	st.narrow, st.room.limit = time.Time{}, limit
 	s.mu.Lock()
 	defer s.mu.Unlock()

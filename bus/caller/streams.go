@@ -33,7 +33,7 @@ const (
 )
 
 // errReadsOnly: the Caller was made without operations streams.
-var errReadsOnly = errors.New("this Caller only reads: give CallerConfig.Operations, without which nothing can be claimed")
+var errReadsOnly = errors.New("this Caller only reads: set CallerConfig.Operations to let it claim machines")
 
 // A StreamConfig says how operations streams are made. They hold claims: what keeps two
 // replicas from one machine, and what mcm learns from of what ended while it was away.
@@ -227,9 +227,9 @@ func (s *streams) tell(before, now StreamState) {
 	log := s.c.log.With("stream", now.Name, "provider", now.Provider)
 	switch {
 	case now.Ready && !before.Ready:
-		log.Info("operations are claimed in the operations stream")
+		log.Info("the operations stream takes claims")
 	case !now.Ready && before.Problem != now.Problem:
-		log.Error("the operations stream cannot be used: creates and deletes wait", "err", now.Problem)
+		log.Error("the operations stream is not usable: creates and deletes wait", "err", now.Problem)
 	}
 }
 
@@ -304,7 +304,7 @@ func (s *streams) create(ctx context.Context, st *stream, cfg jetstream.StreamCo
 		st.gone = time.Now()
 	}
 	if wait := bus.AcceptBy - time.Since(st.gone); wait > 0 {
-		return fmt.Errorf("it is gone: it is made again in %s, when requests from before are stale", wait.Round(time.Millisecond))
+		return fmt.Errorf("it was deleted: mcm makes it again in %s, once older requests are stale", wait.Round(time.Millisecond))
 	}
 	settings, err := overlaid(st.settings, cfg)
 	if err == nil {
@@ -339,7 +339,7 @@ func overlaid(there map[string]json.RawMessage, cfg jetstream.StreamConfig) (map
 }
 
 // errRolledBackStandby is for a manager that does not lead.
-var errRolledBackStandby = errors.New("it was rolled back: the manager that leads makes it again")
+var errRolledBackStandby = errors.New("it was rolled back: the leading manager will make it again")
 
 // madeAt returns when a provider's stream was made; nil while that is not known, and of a
 // Caller that only reads.
@@ -401,10 +401,10 @@ func (s *streams) remove(ctx context.Context, st *stream, seen room) error {
 	case err != nil:
 		return err
 	case !there.made.Equal(seen.made):
-		return errors.New("it was rolled back, and made again meanwhile: looking again")
+		return errors.New("it was rolled back and has been made again: checking again")
 	}
 	if err := s.api(ctx, "STREAM.DELETE."+name, nil); err != nil {
-		return fmt.Errorf("it was rolled back and has to be made again: %w (delete it, or let mcm)", err)
+		return fmt.Errorf("it was rolled back and must be made again: %w (delete it, or allow mcm to delete it)", err)
 	}
 	st.settings = seen.config
 
@@ -510,12 +510,12 @@ func (s *streams) rolledBack(ctx context.Context, st *stream, there room) error 
 		st.suspect = time.Now()
 	}
 	if there.replicated && time.Since(st.suspect) < staleLeader {
-		return errors.New("it lacks records that it has acknowledged: it was rolled back, or one of its servers leads that has lost the others; looking again")
+		return errors.New("it lacks acknowledged records: it was rolled back, or its leader has lost the other servers; checking again")
 	}
 	if st.newest != st.rolledFrom { // else it is the same one, which could not be made again yet
 		st.rolledFrom = st.newest
-		s.c.log.Error("the operations stream was rolled back: records that it had acknowledged are gone. Operations under way count as unknown, "+
-			"and the next attempt looks for what they made. Have NATS keep what it acknowledges (sync_interval: always), and restore no old copy of its store",
+		s.c.log.Error("the operations stream was rolled back: acknowledged records are gone. The outcome of running operations counts as unknown, "+
+			"and the next attempt looks for what they made. Set sync_interval: always in NATS, and restore no old copy of its store",
 			"stream", st.state.Name, "provider", st.state.Provider, "sequence", there.last, "acknowledged", st.newest)
 		s.mu.Lock()
 		st.rolled = time.Now()
@@ -542,7 +542,7 @@ func (s *streams) request(ctx context.Context, what string, body, into any) erro
 	}
 	answer, err := s.c.inquirer.Ask(ctx, &nats.Msg{Subject: "$JS.API." + what, Data: payload}, apiTimeout)
 	if errors.Is(err, opstream.ErrNoAnswer) {
-		return fmt.Errorf("%s: %w: may this user publish to $JS.API.%s?", what, err, what)
+		return fmt.Errorf("%s: %w: check that this user may publish to $JS.API.%s", what, err, what)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
@@ -595,7 +595,7 @@ func (c *Caller) awaitStream(ctx context.Context, provider string) error {
 		return err
 	}
 
-	return fmt.Errorf("operations stream %s is not made yet", state.Name)
+	return fmt.Errorf("operations stream %s does not exist yet", state.Name)
 }
 
 // lost has a stream looked at that did not do as it should.

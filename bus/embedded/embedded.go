@@ -249,7 +249,7 @@ func checkListen(o *server.Options) error {
 	addr := net.JoinHostPort(o.Host, strconv.Itoa(o.Port))
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		return fmt.Errorf("NATS cannot listen on %s: %w (is another server there? choose another --nats-listen)", addr, err)
+		return fmt.Errorf("NATS cannot listen on %s: %w (another server may use the address: choose another --nats-listen)", addr, err)
 	}
 
 	return l.Close()

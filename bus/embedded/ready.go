@@ -42,15 +42,15 @@ func (r *readying) wait() error {
 			return nil
 		}
 		if time.Since(begun) >= r.limit {
-			return fmt.Errorf("the embedded nats-server did not get ready within %s: %w; its log tells more", r.limit, err)
+			return fmt.Errorf("the embedded nats-server was not ready within %s: %w; see its log", r.limit, err)
 		}
 		select {
 		case why := <-r.broken:
 			return fmt.Errorf("the embedded nats-server cannot run: %s", why)
 		case <-r.quit:
-			return fmt.Errorf("given up before the embedded nats-server was ready: %w", err)
+			return fmt.Errorf("stopped before the embedded nats-server was ready: %w", err)
 		case <-notice.C:
-			r.log.Info("the embedded nats-server is not ready yet; one with a large store reads it first",
+			r.log.Info("the embedded nats-server is not ready yet; a large store takes time to load",
 				"err", err, "since", time.Since(begun).Round(time.Second).String(), "limit", r.limit.String())
 		case <-poll.C:
 		}

@@ -36,7 +36,7 @@ func (s *Server) Reload() error {
 	if requiresTLS(o) != required { // what is sent unsealed, if told so, relies on it
 		discard(o)
 
-		return fmt.Errorf("NATS configuration (%s) requires TLS where it did not, or the other way: restart mcm for that", s.opts.ConfigFile)
+		return fmt.Errorf("NATS configuration (%s) switches TLS on or off: restart mcm to apply it", s.opts.ConfigFile)
 	}
 	now := certificatesOf(o)
 	if slices.EqualFunc(before, now, sameCertificates) {
@@ -47,7 +47,7 @@ func (s *Server) Reload() error {
 	if err := srv.ReloadOptions(o); err != nil {
 		discard(o)
 
-		return fmt.Errorf("NATS configuration (%s) has other certificates, and something that needs a restart: %w", s.opts.ConfigFile, err)
+		return fmt.Errorf("NATS configuration (%s) has new certificates and a change that needs a restart: %w", s.opts.ConfigFile, err)
 	}
 	s.mu.Lock()
 	s.certificates = now

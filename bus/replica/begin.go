@@ -36,18 +36,18 @@ func (cs *claims) mayBegin(ctx context.Context, h *held) error {
 		_, replaced := opstream.ConflictOf(err)
 		switch {
 		case replaced:
-			return cs.refuseBegin(h, true, "another attempt at operation %s has taken its claim's place; replica %s began nothing", h.id, cs.cfg.Replica)
+			return cs.refuseBegin(h, true, "another attempt at operation %s has replaced its claim; replica %s called nothing", h.id, cs.cfg.Replica)
 		case err != nil && ctx.Err() != nil:
 			return cs.begins(ctx, h, false)
 		case err != nil:
-			return cs.refuseBegin(h, false, "the operations stream did not take the record that operation %s begins; replica %s began nothing: %w",
+			return cs.refuseBegin(h, false, "the operations stream did not store that operation %s begins; replica %s called nothing: %w",
 				h.id, cs.cfg.Replica, err)
 		case fresh:
 			return cs.begins(ctx, h, true)
 		}
 	}
 
-	return cs.refuseBegin(h, false, "replica %s stood still whenever operation %s was about to begin; it began nothing", cs.cfg.Replica, h.id)
+	return cs.refuseBegin(h, false, "replica %s was frozen each time operation %s was about to begin; it called nothing", cs.cfg.Replica, h.id)
 }
 
 // recordBegin puts a claim that says so in the place of the operation's claim.
@@ -76,10 +76,10 @@ func (cs *claims) begins(ctx context.Context, h *held, now bool) error {
 	cs.ops.mu.Lock()
 	defer cs.ops.mu.Unlock()
 	if err := ctx.Err(); err != nil {
-		return bus.NewError(bus.CodeOf(err), fmt.Errorf("nothing was begun: %w", err))
+		return bus.NewError(bus.CodeOf(err), fmt.Errorf("the call did not begin: %w", err))
 	}
 	if cs.ops.stopped {
-		return bus.Errorf(driverv1.Code_CODE_ABORTED, "replica %s has stopped; operation %s began nothing", cs.cfg.Replica, h.id)
+		return bus.Errorf(driverv1.Code_CODE_ABORTED, "replica %s has stopped; operation %s called nothing", cs.cfg.Replica, h.id)
 	}
 	h.begun = h.begun || now
 
@@ -93,7 +93,7 @@ func (cs *claims) refuseBegin(h *held, replaced bool, format string, args ...any
 	cs.ops.mu.Lock()
 	h.refused, h.fenced = true, h.fenced || replaced
 	cs.ops.mu.Unlock()
-	cs.log.Warn("a call to the provider was refused", "operation_id", h.id, "attempt", h.request.GetAttempt(), "err", err)
+	cs.log.Warn("the fence refused a call to the provider", "operation_id", h.id, "attempt", h.request.GetAttempt(), "err", err)
 
 	return err
 }

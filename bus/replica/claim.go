@@ -181,7 +181,7 @@ func (cs *claims) noteOutcome(h *held, replaced, seq uint64, final bool, err err
 		if h.askedAgain && cs.ops.held[h.key()] == h {
 			delete(cs.ops.held, h.key()) // who waits for it asks, and finds what is stored
 		}
-		cs.log.Info("outcome not stored: the claim is not this attempt's any more", "operation_id", h.id, "attempt", h.attempt)
+		cs.log.Info("outcome not stored: another attempt has replaced the claim", "operation_id", h.id, "attempt", h.attempt)
 	default:
 		cs.log.Debug("outcome not stored yet", "operation_id", h.id, "err", err)
 	}

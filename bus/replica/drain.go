@@ -10,7 +10,7 @@ import (
 // drain takes no more work and waits for what runs; it fails when some of it was left
 // behind.
 func (s *Server) drain(requests []bus.Subscription) error {
-	s.log.Info("draining: no new operations", "running", s.ops.drain(), "timeout", s.cfg.DrainTimeout)
+	s.log.Info("draining: taking no new operations", "running", s.ops.drain(), "timeout", s.cfg.DrainTimeout)
 	s.beat.renewNow()
 	for _, sub := range requests {
 		// What has come already is answered busy; Unsubscribe would lose it.
@@ -30,7 +30,7 @@ func (s *Server) drain(requests []bus.Subscription) error {
 	select {
 	case <-done:
 	case <-soft.C:
-		s.log.Warn("drain timeout: cancelling what still runs", "operations", s.ops.cancelAll())
+		s.log.Warn("drain timeout: cancelling the running operations", "operations", s.ops.cancelAll())
 		hard := time.NewTimer(s.cfg.HardStop)
 		defer hard.Stop()
 		select {
@@ -60,7 +60,7 @@ func (s *Server) awaitAcks() {
 		select {
 		case <-s.ops.acked:
 		case <-limit.C:
-			s.log.Info("leaving with results that mcm did not acknowledge; it will ask another replica", "results", left)
+			s.log.Info("stopping with results that mcm has not acknowledged; mcm will ask another replica", "results", left)
 
 			return
 		}

@@ -32,7 +32,7 @@ func (w *worker) fits(h *held, r *driverv1.Result) error {
 	}
 	_, state := opstream.InstanceOf(r)
 
-	return fmt.Errorf("%w: %d bytes, of which the last known state has %d, and there is room for %d: have the driver keep less%s",
+	return fmt.Errorf("%w: %d bytes (last known state: %d bytes), limit %d: let the driver store a smaller state%s",
 		bus.ErrTooLarge, len(payload), len(state), limit, remedy)
 }
 

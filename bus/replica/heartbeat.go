@@ -98,7 +98,7 @@ func (b *heartbeat) publishSession(cluster string, stopped bool) {
 		}
 		b.ops.mu.Unlock()
 		if !quiet {
-			b.log.Error("session not sent: mcm takes this replica for dead until it is", "err", err)
+			b.log.Error("session not sent: mcm counts this replica as dead", "err", err)
 		}
 	default:
 		b.log.Debug("session not sent", "err", err)

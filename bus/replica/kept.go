@@ -58,7 +58,7 @@ func (o *operations) forgetOldLocked(now time.Time) {
 		}
 	}
 	if settled > keptResults {
-		o.log.Warn("too many results that mcm did not acknowledge; forgetting the oldest", "operation_id", oldest.id)
+		o.log.Warn("too many results that mcm has not acknowledged; forgetting the oldest", "operation_id", oldest.id)
 		delete(o.held, oldest.key())
 	}
 }

@@ -48,11 +48,11 @@ func (m *managers) understandLocked(cluster string, hello *driverv1.Hello) {
 	switch {
 	case now == nil && before != nil:
 		delete(m.strange, cluster)
-		m.log.Info("work is taken again: the manager that leads speaks the protocol", "cluster", cluster, "mcm", hello.GetMcm())
+		m.log.Info("taking work again: the leading manager speaks a supported protocol version", "cluster", cluster, "mcm", hello.GetMcm())
 	case now != nil:
 		m.strange[cluster] = now
 		if before == nil || before.Error() != now.Error() {
-			m.log.Error("no work is taken", "cluster", cluster, "err", now)
+			m.log.Error("taking no work", "cluster", cluster, "err", now)
 		}
 	}
 }

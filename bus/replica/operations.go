@@ -204,7 +204,7 @@ func (o *operations) cancel(key string) {
 	switch {
 	case !ok || h.result != nil:
 	case h.begun:
-		o.log.Info("cancel comes too late: the provider is at it", "operation_id", h.id)
+		o.log.Info("cancel ignored: a call to the provider may be running", "operation_id", h.id)
 	default:
 		o.log.Info("cancelling on request", "operation_id", h.id)
 		h.cancel()

@@ -46,7 +46,7 @@ func (s *Server) onDirected(m *nats.Msg) {
 func (s *Server) open(m *nats.Msg) (bus.Subject, *driverv1.Envelope, bool) {
 	subject, err := bus.ParseSubject(m.Subject)
 	if err != nil {
-		s.drop("not a subject of ours", "subject", m.Subject, "err", err)
+		s.drop("not a machinebus subject", "subject", m.Subject, "err", err)
 
 		return subject, nil, false
 	}
@@ -57,10 +57,10 @@ func (s *Server) open(m *nats.Msg) (bus.Subject, *driverv1.Envelope, bool) {
 	}
 	env, err := bus.DecodeMessage(m)
 	if err != nil {
-		s.drop("payload is no envelope", "subject", m.Subject, "err", err)
+		s.drop("payload is not an envelope", "subject", m.Subject, "err", err)
 		if m.Reply != "" { // people try things out with `nats request`
 			_ = s.out.sendTo(m.Reply, bus.ContentTypeOf(m), "", 0, // it is logged
-				bus.ResultFrame(bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "payload is no envelope: "+err.Error())))
+				bus.ResultFrame(bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "payload is not an envelope: "+err.Error())))
 		}
 
 		return subject, nil, false
@@ -133,14 +133,14 @@ func (s *Server) check(h *held, subject bus.Subject) *driverv1.Result {
 	aboutGroups := h.operation == driverv1.Operation_OPERATION_NODE_GROUPS
 	if subject.Verb != verb || (subject.Tree == bus.TreeNodeGroup) != aboutGroups {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT,
-			fmt.Sprintf("subject says %s (%s), envelope says %s (%s)", subject.Verb, subject.Tree, verb, bus.Verb(h.operation)))
+			fmt.Sprintf("the subject names %s (%s), but the envelope holds %s (%s)", subject.Verb, subject.Tree, verb, bus.Verb(h.operation)))
 	}
 	if h.id == "" {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "request without an operation id")
 	}
 	mutates := bus.Mutates(h.operation)
 	if h.contentType == bus.ContentTypeJSON && (mutates || bus.EditsNodeGroup(h.request)) {
-		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "JSON is accepted for operations that change nothing")
+		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "JSON is accepted only for operations that change nothing")
 	}
 	if !mutates {
 		return nil
@@ -152,11 +152,11 @@ func (s *Server) check(h *held, subject bus.Subject) *driverv1.Result {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+": the machine's uid: "+err.Error())
 	}
 	if h.request.GetClaimTerms() == nil {
-		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+" without terms for its claim [CLAIM-6]")
+		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+" without claim_terms [CLAIM-6]")
 	}
 	if highest, leads := s.managers.leads(h.cluster, h.request.GetEpoch()); !leads {
 		refusal := bus.Failure(driverv1.Code_CODE_ABORTED,
-			fmt.Sprintf("request of epoch %d, but epoch %d leads", h.request.GetEpoch(), highest))
+			fmt.Sprintf("request of epoch %d, but a manager of epoch %d leads", h.request.GetEpoch(), highest))
 		refusal.OutcomeUnknown = true // the manager that leads may have it done
 
 		return refusal
@@ -171,7 +171,7 @@ func (s *Server) stale(h *held) bool {
 	if !by.IsValid() || !h.started.After(by.AsTime()) {
 		return false
 	}
-	s.log.Warn("request refused: it was to be accepted earlier; if that is so for all of them, compare this machine's clock with mcm's",
+	s.log.Warn("request refused as stale: accept_by has passed; if this repeats, compare the clock of this machine with mcm's",
 		"operation_id", h.id, "attempt", h.attempt, "late", h.started.Sub(by.AsTime()).Round(time.Millisecond))
 
 	return true
@@ -242,7 +242,7 @@ func (s *Server) onHello(m *nats.Msg) {
 	}
 	env, err := bus.DecodeMessage(m)
 	if err != nil || env.GetHello() == nil {
-		s.drop("hello is no hello", "err", err)
+		s.drop("message on the hello subject holds no Hello", "err", err)
 
 		return
 	}
@@ -250,7 +250,7 @@ func (s *Server) onHello(m *nats.Msg) {
 	// raise another's epoch.
 	cluster, hello := subject.Cluster, env.GetHello()
 	if s.managers.hear(cluster, hello) {
-		s.log.Info("a manager leads", "cluster", cluster, "mcm", hello.GetMcm(), "epoch", hello.GetEpoch())
+		s.log.Info("a new manager leads", "cluster", cluster, "mcm", hello.GetMcm(), "epoch", hello.GetEpoch())
 		s.beat.renewNow()
 	}
 }
@@ -262,7 +262,7 @@ func (s *Server) onChanged(m *nats.Msg) {
 	}
 	env, err := bus.DecodeMessage(m)
 	if err != nil || env.GetChanged() == nil {
-		s.drop("notice of a change is none", "err", err)
+		s.drop("message on the changed subject holds no Changed", "err", err)
 
 		return
 	}

@@ -35,7 +35,7 @@ const (
 
 // ErrLeft is wrapped by the error of a Run at whose end operations still ran, although
 // their contexts were cancelled: what comes of them is unknown.
-var ErrLeft = errors.New("operations were left behind")
+var ErrLeft = errors.New("operations still ran when the replica stopped")
 
 // A Handler runs operations. Handle may be called from many goroutines, but runs
 // at most one mutation of a machine at a time. It must return when ctx ends: one that does not is
@@ -187,7 +187,7 @@ func New(conn bus.Wire, cfg Config, handler Handler) (*Server, error) {
 		errs = append(errs, fmt.Errorf("slots: %d is negative", cfg.Slots))
 	}
 	if len(cfg.Capabilities) == 0 {
-		errs = append(errs, errors.New("a replica without capabilities has nothing to serve"))
+		errs = append(errs, errors.New("capabilities: a replica needs at least one operation"))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err

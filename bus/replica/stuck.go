@@ -50,8 +50,8 @@ func (w *worker) giveUp(now time.Time) {
 	_ = pprof.Lookup("goroutine").WriteTo(profile, 1) // a Buffer takes everything
 	for h, result := range w.ops.giveUp(now, w.cfg.StuckAfter, w.stuckResult) {
 		w.tell(h, result)
-		w.log.Error("a driver call ignores its deadline; until it returns it keeps its slot, and other mutations from its machine: "+
-			"mend the driver, or restart this replica", "operation", bus.Verb(h.operation), "operation_id", h.id,
+		w.log.Error("a driver call ignores its deadline; until it returns it occupies its slot and blocks its machine: "+
+			"fix the driver, or restart this replica", "operation", bus.Verb(h.operation), "operation_id", h.id,
 			"machine", h.namespace+"/"+h.name, "attempt", h.request.GetAttempt(), "elapsed", now.Sub(h.started).Round(time.Millisecond),
 			"stack", stackOf(profile.String(), h.key()))
 		w.ops.tasks.Done()
@@ -59,10 +59,10 @@ func (w *worker) giveUp(now time.Time) {
 }
 
 func (w *worker) stuckResult(h *held) *driverv1.Result {
-	text := fmt.Sprintf("driver has not returned from %s %s after its deadline: restart replica %s, or mend the driver",
+	text := fmt.Sprintf("driver has not returned from %s %s after its deadline: restart replica %s, or fix the driver",
 		bus.Verb(h.operation), w.cfg.StuckAfter, w.cfg.Replica)
 	if bus.Mutates(h.operation) {
-		text += "; until it returns only other replicas do anything for the machine; the replica's log has the stack"
+		text += "; until it returns only other replicas serve the machine; the replica's log has the stack"
 	}
 
 	return bus.Failure(driverv1.Code_CODE_DEADLINE_EXCEEDED, text)
@@ -92,7 +92,7 @@ func stackOf(profile, operation string) string {
 		}
 	}
 	if text == "" {
-		return "not known; SIGQUIT ends this process and prints all stacks"
+		return "not found; send SIGQUIT to end this process and print all stacks"
 	}
 
 	return text[:min(len(text), maxStack)]
@@ -146,7 +146,7 @@ func (o *operations) jammed() error {
 	for h := range o.stuck {
 		stuck[h.lane]++
 		if stuck[h.lane] >= o.slots {
-			return fmt.Errorf("all %d slots for %s are taken by calls that ignore their deadlines: restart this replica; its log has their stacks",
+			return fmt.Errorf("calls that ignore their deadlines occupy all %d slots for %s: restart this replica; its log has their stacks",
 				o.slots, h.lane)
 		}
 	}

@@ -62,7 +62,7 @@ func (w *worker) handle(ctx context.Context, task *Task) (result *driverv1.Resul
 	}()
 	result = w.handler.Handle(ctx, task)
 	if result == nil {
-		return bus.Failure(driverv1.Code_CODE_INTERNAL, "driver returned nothing from "+bus.Verb(task.Operation)), false
+		return bus.Failure(driverv1.Code_CODE_INTERNAL, "driver returned no result from "+bus.Verb(task.Operation)), false
 	}
 	if text := result.GetStatus().GetMessage(); len(text) > bus.MaxText || !utf8.ValidString(text) {
 		// Clouds send such. Protobuf does not carry it, or mcm would not take more of it.

@@ -345,7 +345,7 @@ func TestMain_HardStop(t *testing.T) {
 	}()
 	w.eventually("a create held by the cloud", func() bool { return w.stats().Held == 1 })
 	driver.signal(t, syscall.SIGTERM)
-	w.eventually("draining", func() bool { return strings.Contains(driver.output(), "another signal cancels it") })
+	w.eventually("draining", func() bool { return strings.Contains(driver.output(), "another signal cancels them") })
 	driver.signal(t, os.Interrupt)
 	if code := driver.wait(t); code != 0 {
 		t.Errorf("want exit code 0, have %d", code)

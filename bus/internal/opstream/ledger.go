@@ -46,13 +46,13 @@ var (
 	ErrNoAnswer = errors.New("no answer from JetStream")
 	// ErrConflict says that the subject's last record is another one than expected, and
 	// nothing was written.
-	ErrConflict = errors.New("another record is there")
+	ErrConflict = errors.New("the stream holds another record than expected")
 	// ErrRolledBack says that a record that was acknowledged is not there.
 	ErrRolledBack = errors.New("an acknowledged record is gone")
 	// ErrNoJetStream says that the server has none, by its own word; one that starts does, too.
-	ErrNoJetStream = errors.New("NATS has no JetStream for this user: switch it on in the server's configuration, for the user's account, and restart the server")
+	ErrNoJetStream = errors.New("NATS has no JetStream for this user: enable it in the server's configuration for the user's account, and restart the server")
 	// ErrNoStream says that there is no operations stream, and nothing was written.
-	ErrNoStream = errors.New("the operations stream is not there")
+	ErrNoStream = errors.New("the operations stream does not exist")
 )
 
 // A Ledger is one side's access to an operations stream: it writes by

@@ -23,29 +23,29 @@ type attempt struct {
 	target string // the only replica that may answer; empty for any
 	notify chan struct{}
 
-	mu       sync.Mutex
-	holder   string
-	progress string
-	result   *driverv1.Result
-	busy     *driverv1.Busy
-	busyAt   string // the replica that said so
-	nobody   bool
-	doubts   int
+	mu          sync.Mutex
+	holder      string
+	progress    string
+	result      *driverv1.Result
+	busy        *driverv1.Busy
+	busyAt      string // the replica that said so
+	noResponder bool
+	doubts      int
 }
 
 func newAttempt(id string, number uint32, tree bus.Tree, target string) *attempt {
 	return &attempt{id: id, number: number, tree: tree, target: target, notify: make(chan struct{}, 1)}
 }
 
-// heard is a copy of what an attempt knows.
-type heard struct {
-	holder   string
-	progress string
-	result   *driverv1.Result
-	busy     *driverv1.Busy
-	busyAt   string
-	nobody   bool
-	doubt    bool
+// attemptState is a copy of what an attempt knows.
+type attemptState struct {
+	holder      string
+	progress    string
+	result      *driverv1.Result
+	busy        *driverv1.Busy
+	busyAt      string
+	noResponder bool
+	doubted     bool
 }
 
 func (a *attempt) wake() {
@@ -55,14 +55,14 @@ func (a *attempt) wake() {
 	}
 }
 
-func (a *attempt) heard() heard {
+func (a *attempt) snapshot() attemptState {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	h := heard{
-		holder: a.holder, progress: a.progress, result: a.result, busy: a.busy, busyAt: a.busyAt, nobody: a.nobody,
-		doubt: a.doubts >= doubtAfter && a.result == nil,
+	h := attemptState{
+		holder: a.holder, progress: a.progress, result: a.result, busy: a.busy, busyAt: a.busyAt, noResponder: a.noResponder,
+		doubted: a.doubts >= doubtAfter && a.result == nil,
 	}
-	if h.doubt {
+	if h.doubted {
 		a.doubts = 0 // asked now; doubt anew afterwards
 	}
 
@@ -76,7 +76,7 @@ func (a *attempt) onMessage(m *nats.Msg) (dropped string) {
 	if bus.IsNoResponders(m) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.nobody = true
+		a.noResponder = true
 
 		return ""
 	}

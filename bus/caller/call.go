@@ -100,15 +100,15 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	}
 	now := time.Now()
 	k := &call{
-		c: c, req: &req, op: bus.OperationOf(req.Body), edits: bus.EditsNodeGroup(req.Body), started: now, lastTry: now, again: req.Recover,
+		c: c, req: &req, op: bus.OperationOf(req.Body), editsGroup: bus.EditsNodeGroup(req.Body), started: now, lastTry: now, recover: req.Recover,
 	}
 	if req.Recover {
-		k.learns(max(1, req.Attempt))
+		k.noteEarlierAttempt(max(1, req.Attempt))
 		if !req.Until.IsZero() {
 			k.until = req.Until
 		}
 	}
-	k.number = k.ran + 1
+	k.number = k.lastRan + 1
 	var err error
 	switch {
 	case k.op == driverv1.Operation_OPERATION_UNSPECIFIED:
@@ -120,7 +120,7 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	default:
 		err = k.read(ctx)
 	}
-	k.out.Attempts, k.out.Until = k.ran, k.until
+	k.out.Attempts, k.out.Until = k.lastRan, k.until
 	if k.taken.IsZero() {
 		k.out.Waited = time.Since(k.started)
 	} else {
@@ -134,17 +134,17 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 type call struct {
 	past
 
-	c       *Caller
-	req     *Request
-	op      driverv1.Operation
-	edits   bool // it changes a node group
-	started time.Time
-	taken   time.Time // when a replica took the operation, the last time
-	out     Outcome
+	c          *Caller
+	req        *Request
+	op         driverv1.Operation
+	editsGroup bool // it changes a node group
+	started    time.Time
+	taken      time.Time // when a replica took the operation, the last time
+	out        Outcome
 
 	// Of the next try.
 	number  uint32               // of the attempt
-	again   bool                 // the replica must look first for what an earlier attempt has made
+	recover bool                 // the replica must look first for what an earlier attempt has made
 	doubted bool                 // an earlier one's call may still run, or have had its effect, when it begins
 	target  string               // the replica; empty for any
 	terms   *driverv1.ClaimTerms // of its claim; nil leaves them to the replica
@@ -154,7 +154,7 @@ type call struct {
 	limit             time.Time       // of a read; zero for mutations
 	sendErr           error           // why the last one was not sent
 	avoid             map[string]bool // replicas that lost an attempt or have just refused one
-	behind            string          // replica that took a request for stale
+	staleAt           string          // replica that took a request for stale
 	stuckAt           string          // replica where a call for this machine ignores its deadline
 
 	plainClaim   uint64    // the claim that this call has written for a plain driver; 0 for none
@@ -172,40 +172,40 @@ func (k *call) log() *slog.Logger {
 		"provider", k.req.Provider, "attempt", k.number, "replica", k.out.Replica)
 }
 
-// hasRun notes that the try just made may have an effect.
-func (k *call) hasRun() { k.mayHaveRun(k.number, k.lastTry.Add(bus.AcceptBy+k.req.Timeout)) }
+// noteMayHaveRun notes that the try just made may have an effect.
+func (k *call) noteMayHaveRun() { k.noteAttempt(k.number, k.lastTry.Add(bus.AcceptBy+k.req.Timeout)) }
 
-// learns notes that there was an attempt of this number, made by another caller, or
+// noteEarlierAttempt notes that there was an attempt of this number, made by another caller, or
 // before, at a time not known.
-func (k *call) learns(attempt uint32) {
-	k.mayHaveRun(attempt, time.Now().Add(bus.AcceptBy+k.req.Timeout))
+func (k *call) noteEarlierAttempt(attempt uint32) {
+	k.noteAttempt(attempt, time.Now().Add(bus.AcceptBy+k.req.Timeout))
 }
 
-// begins notes that the try about to be made may begin a new attempt.
-func (k *call) begins() {
+// prepareAttempt notes that the try about to be made may begin a new attempt.
+func (k *call) prepareAttempt() {
 	k.doubted = false
-	if k.number <= k.ran { // else it only asks who has one what comes of it
+	if k.number <= k.lastRan { // else it only asks who has one what comes of it
 		return
 	}
-	k.willRun(k.number)
+	k.noteSent(k.number)
 	switch {
-	case k.ran == 0:
+	case k.lastRan == 0:
 	case k.op == driverv1.Operation_OPERATION_CREATE:
 		_, settle := k.c.replicas.identity(k.req.Provider)
-		k.doubted = !k.unclaimed && k.lastTry.Before(k.quietAt().Add(settle)) ||
+		k.doubted = !k.nothingBegun && k.lastTry.Before(k.lastDeadline().Add(settle)) ||
 			k.c.replicas.stuckAt(k.req.Provider, k.req.OperationID) != ""
 	default:
 		// What it finds may be what the earlier one has done, or is doing.
-		k.doubted = k.edits
-		k.again = k.again || k.edits
+		k.doubted = k.editsGroup
+		k.recover = k.recover || k.editsGroup
 	}
 }
 
-// waits tells why nothing happens for what may be long.
-func (k *call) waits(why *bus.Error) {
+// reportWaiting tells why nothing happens for what may be long.
+func (k *call) reportWaiting(why *bus.Error) {
 	k.log().Info("waiting", "why", why)
 	if k.req.OnWaiting != nil {
-		k.req.OnWaiting(k.ran, why)
+		k.req.OnWaiting(k.lastRan, why)
 	}
 }
 
@@ -213,20 +213,20 @@ func (k *call) waits(why *bus.Error) {
 type verdict int
 
 const (
-	gotResult     verdict = iota
-	gotBusy               // refused, nothing ran
-	gotNobody             // nobody listens, nothing ran
-	gotDown               // not sent, nothing ran
-	gotUnsendable         // will never be sent, nothing ran
-	gotSilence            // no frame at all: unknown
-	gotDeath              // the holder died: unknown
-	gotDenial             // the holder says that it does not have it: nothing runs there
-	gotLate               // the holder lives, but the operation's time is over
-	gotEnd                // the caller's context ended
+	gotResult       verdict = iota
+	gotBusy                 // refused, nothing ran
+	gotNoResponder          // nobody listens, nothing ran
+	gotNotConnected         // not sent, nothing ran
+	gotUnsendable           // will never be sent, nothing ran
+	gotSilence              // no frame at all: unknown
+	gotHolderDied           // the holder died: unknown
+	gotDenial               // the holder says that it does not have it: nothing runs there
+	gotOverdue              // the holder lives, but the operation's time is over
+	gotContextEnd           // the caller's context ended
 )
 
-// try sends the request once and follows it as far as a verdict.
-func (k *call) try(ctx context.Context) (verdict, *driverv1.Result, driverv1.BusyReason) {
+// sendAndFollow sends the request once and follows it as far as a verdict.
+func (k *call) sendAndFollow(ctx context.Context) (verdict, *driverv1.Result, driverv1.BusyReason) {
 	const none = driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
 	tree := bus.TreeDriver
 	switch {
@@ -239,25 +239,25 @@ func (k *call) try(ctx context.Context) (verdict, *driverv1.Result, driverv1.Bus
 	unregister, err := k.send(a)
 	defer unregister()
 	if err != nil {
-		return k.unsent(err), nil, none
+		return k.verdictOfSendError(err), nil, none
 	}
-	f := follow{k: k, a: a, timer: k.c.timers.start(k.within(acceptTimeout)), unbind: func() {}}
+	f := follow{k: k, a: a, timer: k.c.timers.start(k.limitToRead(acceptTimeout)), unbind: func() {}}
 	defer func() { k.c.timers.stop(f.timer); f.unbind() }()
 	v, busy := f.run(ctx)
-	k.out.Replica = f.last.holder
+	k.out.Replica = f.state.holder
 	if v == gotBusy {
-		k.out.Replica = f.last.busyAt
+		k.out.Replica = f.state.busyAt
 	}
 	if k.out.Replica != "" && bus.Mutates(k.op) {
-		k.c.replicas.heardOf(k.req.Provider, k.out.Replica, answers)
+		k.c.replicas.noteTrust(k.req.Provider, k.out.Replica, answers)
 	}
 
-	return v, f.last.result, busy
+	return v, f.state.result, busy
 }
 
-// within cuts d to what is left of a read's time; a context of its own for that
+// limitToRead cuts d to what is left of a read's time; a context of its own for that
 // would cost each read a twentieth of its round trip.
-func (k *call) within(d time.Duration) time.Duration {
+func (k *call) limitToRead(d time.Duration) time.Duration {
 	if k.limit.IsZero() {
 		return d
 	}
@@ -265,17 +265,17 @@ func (k *call) within(d time.Duration) time.Duration {
 	return min(d, max(0, time.Until(k.limit)))
 }
 
-// overdue tells that a read's time is over.
-func (k *call) overdue() bool { return !k.limit.IsZero() && !time.Now().Before(k.limit) }
+// readTimedOut tells that a read's time is over.
+func (k *call) readTimedOut() bool { return !k.limit.IsZero() && !time.Now().Before(k.limit) }
 
-// unsent tells an outage from a request that can never be sent.
-func (k *call) unsent(err error) verdict {
+// verdictOfSendError tells an outage from a request that can never be sent.
+func (k *call) verdictOfSendError(err error) verdict {
 	k.sendErr = err
 	if errors.Is(err, bus.ErrSubject) || errors.Is(err, bus.ErrEncode) || errors.Is(err, bus.ErrTooLarge) {
 		return gotUnsendable
 	}
 
-	return gotDown
+	return gotNotConnected
 }
 
 // send publishes the request, with a's reply subject listened to first: a reply
@@ -290,7 +290,7 @@ func (k *call) send(a *attempt) (unregister func(), err error) {
 		return func() {}, err
 	}
 	reply, unregister := k.c.register(k.req.Provider, k.listener(a))
-	k.begins()
+	k.prepareAttempt()
 	err = k.c.publish(subject, reply, k.req.TraceParent, k.envelope(a.tree, time.Now()))
 	if err != nil {
 		k.log().Debug("request not sent", "err", err)
@@ -310,7 +310,7 @@ func (k *call) subject(tree bus.Tree, replica string) (string, error) {
 // Envelope is what the request says at this try.
 func (k *call) envelope(tree bus.Tree, now time.Time) *driverv1.Envelope {
 	env := &driverv1.Envelope{
-		OperationId: k.req.OperationID, Attempt: k.number, Epoch: k.c.cfg.Epoch(), Owner: k.c.cfg.Owner, Recover: k.again, EarlierMayRun: k.doubted && !k.edits,
+		OperationId: k.req.OperationID, Attempt: k.number, Epoch: k.c.cfg.Epoch(), Owner: k.c.cfg.Owner, Recover: k.recover, EarlierMayRun: k.doubted && !k.editsGroup,
 		AcceptBy: timestamppb.New(k.acceptBy(tree, now)), Timeout: durationpb.New(k.req.Timeout),
 		Body: k.req.Body.GetBody(),
 	}
@@ -338,32 +338,32 @@ func (k *call) acceptBy(tree bus.Tree, now time.Time) time.Time {
 func (k *call) read(ctx context.Context) error {
 	k.limit = k.started.Add(k.req.Timeout)
 	for {
-		if err := k.choose(); err != nil {
+		if err := k.chooseTarget(); err != nil {
 			return err
 		}
-		v, result, _ := k.try(ctx)
+		v, result, _ := k.sendAndFollow(ctx)
 		switch v {
 		case gotResult:
-			return k.settle(result)
-		case gotDown:
-			return k.down()
+			return k.endWithResult(result)
+		case gotNotConnected:
+			return k.notConnected()
 		case gotUnsendable:
 			return k.unsendable()
-		case gotNobody:
+		case gotNoResponder:
 			if k.target == "" {
 				return newPlainCall(k).read(ctx)
 			}
-			k.shun(k.target) // left since its last session
+			k.avoidReplica(k.target) // left since its last session
 			k.target = ""
 		case gotBusy:
-			if done, err := k.elsewhere(); done {
+			if done, err := k.retryAtOtherReplica(); done {
 				return err
 			}
-		case gotEnd:
+		case gotContextEnd:
 			return ctx.Err() //nolint:wrapcheck // the caller's own
-		case gotLate:
-			return k.unanswered()
-		case gotSilence, gotDeath, gotDenial:
+		case gotOverdue:
+			return k.noAnswer()
+		case gotSilence, gotHolderDied, gotDenial:
 			k.number++
 			k.target = ""
 			if v == gotSilence && len(k.c.replicas.live(k.req.Provider)) == 0 {
@@ -378,48 +378,48 @@ func (k *call) read(ctx context.Context) error {
 func (k *call) readGroups(ctx context.Context) error {
 	k.limit = k.started.Add(k.req.Timeout)
 	for ; ; k.number++ {
-		v, result, busy := k.try(ctx)
+		v, result, busy := k.sendAndFollow(ctx)
 		switch v {
 		case gotResult:
-			return k.settle(result)
-		case gotDown:
-			return k.down()
+			return k.endWithResult(result)
+		case gotNotConnected:
+			return k.notConnected()
 		case gotUnsendable:
 			return k.unsendable()
-		case gotNobody:
+		case gotNoResponder:
 			return k.notStarted("no replica of provider %s that serves node groups is on the bus", k.req.Provider)
 		case gotBusy:
 			if busy == driverv1.BusyReason_BUSY_REASON_STALE {
-				k.behind = k.out.Replica
+				k.staleAt = k.out.Replica
 			}
 
 			return k.allBusy()
-		case gotEnd:
-			if k.edits {
+		case gotContextEnd:
+			if k.editsGroup {
 				return bus.OutcomeUnknownf("no answer from the driver of provider %s in time: %w", k.req.Provider, ctx.Err())
 			}
 
 			return ctx.Err() //nolint:wrapcheck // the caller's own
-		case gotLate:
-			return k.unanswered()
-		case gotSilence, gotDeath, gotDenial:
-			if k.edits {
-				k.hasRun() // for all that is known
+		case gotOverdue:
+			return k.noAnswer()
+		case gotSilence, gotHolderDied, gotDenial:
+			if k.editsGroup {
+				k.noteMayHaveRun() // for all that is known
 			}
 		}
 	}
 }
 
-func (k *call) unanswered() error {
+func (k *call) noAnswer() error {
 	return bus.OutcomeUnknownf("no answer from the driver of provider %s within %s", k.req.Provider, k.req.Timeout)
 }
 
-func (k *call) settle(result *driverv1.Result) error {
+func (k *call) endWithResult(result *driverv1.Result) error {
 	k.out.Result = result
 	err := bus.ErrorOf(result.GetStatus())
 	own := result.GetOutcomeUnknown() && !result.GetNoEffect()
 	if !own {
-		k.hasEnded(k.number)
+		k.noteEnded(k.number)
 	}
 	failure, ok := errors.AsType[*bus.Error](err)
 	switch {
@@ -427,7 +427,7 @@ func (k *call) settle(result *driverv1.Result) error {
 	case !result.GetOutcomeUnknown() && !k.doubted:
 	case own || !k.doubted:
 		failure.Origin = bus.OriginTimeout // the replica itself does not know
-	case k.edits:
+	case k.editsGroup:
 		failure.Origin = bus.OriginTimeout
 		failure.Err = fmt.Errorf("%w (retried: an earlier attempt may have done it)", failure.Err)
 	default: // whether or not a plain driver has heard of that
@@ -438,7 +438,7 @@ func (k *call) settle(result *driverv1.Result) error {
 	return err
 }
 
-func (k *call) down() error {
+func (k *call) notConnected() error {
 	return k.notStarted("not connected to NATS; waiting for the connection")
 }
 
@@ -457,9 +457,9 @@ func (k *call) allBusy() error {
 
 		return e
 	}
-	if k.behind != "" {
+	if k.staleAt != "" {
 		return k.noRoom("replica %s of provider %s refuses requests as stale, and no other replica has room: compare its clock with mcm's",
-			k.behind, k.req.Provider)
+			k.staleAt, k.req.Provider)
 	}
 
 	if why := k.c.replicas.refusal(k.req.Provider); why != nil {
@@ -469,9 +469,9 @@ func (k *call) allBusy() error {
 	return k.noRoom("all replicas of provider %s are busy", k.req.Provider)
 }
 
-// choose has the request go to a replica by its name while another one of the
+// chooseTarget has the request go to a replica by its name while another one of the
 // provider's is to be asked for nothing, but hears what is for any.
-func (k *call) choose() error {
+func (k *call) chooseTarget() error {
 	if k.target != "" || k.c.replicas.refusal(k.req.Provider) == nil {
 		return nil
 	}
@@ -494,7 +494,7 @@ func (k *call) noRoom(format string, args ...any) *bus.Error {
 // nothing ran, or was changed, only if no earlier attempt may have.
 func (k *call) notStarted(format string, args ...any) *bus.Error {
 	e := bus.NothingRanf(format, args...)
-	if k.ran > 0 && (k.edits || bus.Mutates(k.op)) {
+	if k.lastRan > 0 && (k.editsGroup || bus.Mutates(k.op)) {
 		e.Origin = bus.OriginTimeout
 	}
 

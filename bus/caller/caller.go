@@ -22,7 +22,7 @@ const (
 	acceptTimeout = 500 * time.Millisecond
 	// lateBy is how much longer than its timeout an operation is waited for: the
 	// replica's clock starts later than ours.
-	lateBy = 5 * time.Second
+	overdueGrace = 5 * time.Second
 )
 
 // A Config describes the asking side of one control plane.
@@ -62,7 +62,7 @@ type Caller struct {
 	replicas       *replicas
 	dropped        atomic.Uint64
 	countsNoEpochs bool
-	reserved       sync.Once // says that a replica has a name that none may have
+	logReserved    sync.Once // says that a replica has a name that none may have
 
 	timers timers
 
@@ -138,7 +138,7 @@ func (c *Caller) spawn(f func()) {
 
 func (c *Caller) onSession(s *driverv1.Session) {
 	if s.GetReplica() == bus.PlainReplica {
-		c.reserved.Do(func() {
+		c.logReserved.Do(func() {
 			c.log.Warn("a replica has a reserved name: its sessions are ignored and it gets no work; give it another name",
 				"replica", s.GetReplica(), "provider", s.GetProvider())
 		})
@@ -146,7 +146,7 @@ func (c *Caller) onSession(s *driverv1.Session) {
 		return
 	}
 	c.replicas.onSession(s, time.Now())
-	if why, first := c.replicas.strange(s); first {
+	if why, first := c.replicas.refusalToLog(s); first {
 		c.log.Error("a driver replica gets no work", "err", why)
 	}
 	switch own := c.cfg.Epoch(); {
@@ -156,12 +156,12 @@ func (c *Caller) onSession(s *driverv1.Session) {
 		signal(c.ahead)
 	}
 	if c.streams != nil {
-		c.streams.report(c.streams.of(s.GetProvider()), s)
+		c.streams.noteReported(c.streams.of(s.GetProvider()), s)
 	}
 }
 
-// hears returns since when replicas could be heard.
-func (c *Caller) hears() time.Time { return *c.since.Load() }
+// connectedSince returns since when replicas could be heard.
+func (c *Caller) connectedSince() time.Time { return *c.since.Load() }
 
 func (c *Caller) reconnected() {
 	now := time.Now()
@@ -237,13 +237,13 @@ func (c *Caller) sweep(ctx context.Context) {
 		switch {
 		case !c.conn.Up():
 			deaf = true
-			c.replicas.excuse(now, elapsed)
+			c.replicas.extendLife(now, elapsed)
 		case back.Swap(false) || deaf:
 			// Back on the bus: everyone gets a full death limit to be heard again.
 			deaf = false
-			c.replicas.excuse(now, deathLimit)
+			c.replicas.extendLife(now, deathLimit)
 		case elapsed > starved:
-			c.replicas.excuse(now, elapsed)
+			c.replicas.extendLife(now, elapsed)
 		default:
 			c.logDead(c.replicas.sweep(now))
 		}
@@ -283,14 +283,14 @@ func (c *Caller) onReply(m *nats.Msg) {
 	f := c.waiting[m.Subject]
 	c.mu.Unlock()
 	if f == nil {
-		c.drop(m.Subject, "no call waits for it")
+		c.dropReply(m.Subject, "no call waits for it")
 
 		return
 	}
 	f(m)
 }
 
-func (c *Caller) drop(subject, why string) {
+func (c *Caller) dropReply(subject, why string) {
 	c.dropped.Add(1)
 	c.log.Debug("reply dropped", "subject", subject, "why", why)
 }
@@ -328,7 +328,7 @@ func (c *Caller) control(provider, replica, verb string, env *driverv1.Envelope)
 // replica is known to hold it, as when its request is still on the way: ask
 // again after [Request].OnAccepted.
 func (c *Caller) Cancel(provider, operationID string) error {
-	h, ok := c.replicas.holding(provider, operationID)
+	h, ok := c.replicas.holderOf(provider, operationID)
 	if !ok {
 		return nil
 	}
@@ -381,12 +381,12 @@ func (c *Caller) ask(ctx context.Context, provider, replica, operationID string,
 	defer limit.Stop()
 	select {
 	case answer := <-got:
-		c.replicas.heardOf(provider, replica, answers)
+		c.replicas.noteTrust(provider, replica, answers)
 
 		return answer
 	case <-limit.C:
 		if c.conn.Up() {
-			c.replicas.heardOf(provider, replica, isMute)
+			c.replicas.noteTrust(provider, replica, noAnswerLast)
 		}
 	case <-ctx.Done():
 	}

@@ -25,7 +25,7 @@ const (
 )
 
 // A standing is what is known of the replica that a claim names.
-type standing struct {
+type replicaStanding struct {
 	live    bool
 	unheard bool // the connection is too new to tell
 	denied  bool // it is this side itself, or it said that it does not have this attempt, or has ended it
@@ -36,7 +36,7 @@ type standing struct {
 //
 // A claim whose replica is not heard of is free: whoever replaces it keeps that replica
 // from beginning anything more, and the claim's state says whether it has.
-func judgeClaim(c *driverv1.Claim, id string, who standing) finding {
+func judgeClaim(c *driverv1.Claim, id string, who replicaStanding) finding {
 	same := c.GetOperationId() == id
 	switch {
 	case c == nil: // nothing, or nonsense
@@ -45,7 +45,7 @@ func judgeClaim(c *driverv1.Claim, id string, who standing) finding {
 		return isOurs
 	case !same && laterThan(c.GetOperationId(), id):
 		return isStale
-	case !runs(c), who.denied:
+	case !claimRuns(c), who.denied:
 		return isFree
 	case same && c.GetReplica() == bus.PlainReplica:
 		return isPlain
@@ -70,9 +70,9 @@ func laterThan(operation, id string) bool {
 	return known && ok && old >= n && old > 0
 }
 
-// runs reports whether the attempt that a claim is for has not ended, as far as its
+// claimRuns reports whether the attempt that a claim is for has not ended, as far as its
 // replica could say.
-func runs(c *driverv1.Claim) bool {
+func claimRuns(c *driverv1.Claim) bool {
 	return c.GetState() == driverv1.Claim_STATE_RUNNING || c.GetState() == driverv1.Claim_STATE_BEGUN
 }
 
@@ -89,35 +89,35 @@ const (
 type claimReader struct {
 	*call
 
-	denied    map[string]uint32 // attempts that replicas said they do not have
-	over      string            // another operation of the machine, which has ended whatever its claim says
-	saidPlain bool              // that the call waits for a plain driver's claim to end
+	denied         map[string]uint32 // attempts that replicas said they do not have
+	endedOperation string            // another operation of the machine, which has ended whatever its claim says
+	reportedPlain  bool              // that the call waits for a plain driver's claim to end
 }
 
-// consult reads the claim on the call's machine and finds out what may follow.
-func (r *claimReader) consult(ctx context.Context) (decision, error) {
-	for looks := 0; looks < claimLooks; {
+// checkClaim reads the claim on the call's machine and finds out what may follow.
+func (r *claimReader) checkClaim(ctx context.Context) (decision, error) {
+	for looks := 0; looks < maxClaimReads; {
 		c, sequence, err := r.readClaim(ctx)
 		if err != nil {
 			return isDone, err
 		}
-		r.unbegun = 0
+		r.notBegun = 0
 		switch found := judgeClaim(c, r.req.OperationID, r.standing(c, sequence)); found {
 		case isFree:
 			return r.mayReplace(ctx, c, sequence)
 		case isOurs:
-			return isDone, r.stored(c)
+			return isDone, r.endWithStored(c)
 		case isHeld:
-			r.holder(c.GetReplica(), c.GetAttempt())
+			r.targetReplica(c.GetReplica(), c.GetAttempt())
 
 			return mayAttach, nil
 		case isStale:
-			return isDone, overtaken(c.GetOperationId())
+			return isDone, laterOperationError(c.GetOperationId())
 		case isUnheard, isPlain, isBusy:
 			if found != isPlain { // whose claim goes by itself
 				looks++
 			}
-			if err := r.outwait(ctx, found, c); err != nil {
+			if err := r.waitForClaim(ctx, found, c); err != nil {
 				return isDone, err
 			}
 		}
@@ -126,29 +126,29 @@ func (r *claimReader) consult(ctx context.Context) (decision, error) {
 	return isDone, r.notStarted("the claim on the machine keeps changing; retrying")
 }
 
-// outwait returns when the claim on the machine is worth another look.
-func (r *claimReader) outwait(ctx context.Context, found finding, c *driverv1.Claim) error {
+// waitForClaim returns when the claim on the machine is worth another look.
+func (r *claimReader) waitForClaim(ctx context.Context, found finding, c *driverv1.Claim) error {
 	switch found {
 	case isUnheard:
-		return sleep(ctx, time.Until(r.c.hears().Add(deathLimit)))
+		return sleep(ctx, time.Until(r.c.connectedSince().Add(deathLimit)))
 	case isPlain:
-		return r.outwaitPlain(ctx, c)
+		return r.waitForPlainClaim(ctx, c)
 	default:
-		return r.askOther(ctx, c)
+		return r.checkOtherOperation(ctx, c)
 	}
 }
 
-// outwaitPlain waits a while for the end of a claim that stands for a plain driver, which
+// waitForPlainClaim waits a while for the end of a claim that stands for a plain driver, which
 // does not say whether it still has the operation.
-func (r *claimReader) outwaitPlain(ctx context.Context, c *driverv1.Claim) error {
-	r.learns(c.GetAttempt())
-	if !r.saidPlain {
-		r.saidPlain = true
-		r.waits(r.notStarted("a driver of provider %s without sessions may still run attempt %d of the operation: waiting for the deadline of that attempt",
+func (r *claimReader) waitForPlainClaim(ctx context.Context, c *driverv1.Claim) error {
+	r.noteEarlierAttempt(c.GetAttempt())
+	if !r.reportedPlain {
+		r.reportedPlain = true
+		r.reportWaiting(r.notStarted("a driver of provider %s without sessions may still run attempt %d of the operation: waiting for the deadline of that attempt",
 			r.req.Provider, c.GetAttempt()))
 	}
 
-	return sleep(ctx, askAgain)
+	return sleep(ctx, recheckInterval)
 }
 
 // mayReplace takes a claim for the one that the next attempt replaces.
@@ -157,24 +157,24 @@ func (r *claimReader) mayReplace(ctx context.Context, c *driverv1.Claim, sequenc
 	if sequence != 0 && sequence == r.plainClaim {
 		return mayProceed, nil // this side's own: what came before it was found out then
 	}
-	if err := r.doubtLostClaim(ctx, c, sequence); err != nil {
+	if err := r.checkClaimLost(ctx, c, sequence); err != nil {
 		return isDone, err
 	}
-	r.fearEarlierCreate(c)
+	r.noteLostCreate(c)
 	if c.GetOperationId() == r.req.OperationID {
-		r.learns(c.GetAttempt())
+		r.noteEarlierAttempt(c.GetAttempt())
 		if c.GetState() == driverv1.Claim_STATE_RUNNING {
-			r.unbegun = c.GetAttempt()
+			r.notBegun = c.GetAttempt()
 		}
 	}
 
 	return mayProceed, nil
 }
 
-// fearEarlierCreate notes that a create under another operation id was lost, as where the
+// noteLostCreate notes that a create under another operation id was lost, as where the
 // Machine is from an older backup. No cloud keeps this create apart from that one by its
 // token, and the call may still take effect until its deadline.
-func (r *claimReader) fearEarlierCreate(c *driverv1.Claim) {
+func (r *claimReader) noteLostCreate(c *driverv1.Claim) {
 	const create = driverv1.Operation_OPERATION_CREATE
 	lost := c.GetState() == driverv1.Claim_STATE_BEGUN || c.GetState() == driverv1.Claim_STATE_RELEASED
 	if !lost || r.op != create || c.GetOperation() != create || c.GetOperationId() == r.req.OperationID ||
@@ -182,7 +182,7 @@ func (r *claimReader) fearEarlierCreate(c *driverv1.Claim) {
 		return
 	}
 	latest := time.Now().Add(bus.AcceptBy + r.req.Timeout)
-	r.earlierCreate, r.unclaimed = latest, false
+	r.earlierCreate, r.nothingBegun = latest, false
 	if claimed := c.GetClaimedAt(); claimed.IsValid() { // by the replica's clock, which acceptBy allows for
 		if over := claimed.AsTime().Add(bus.AcceptBy + r.req.Timeout); over.Before(latest) {
 			r.earlierCreate = over
@@ -190,8 +190,8 @@ func (r *claimReader) fearEarlierCreate(c *driverv1.Claim) {
 	}
 }
 
-// overtaken is the error of an operation whose machine has a claim of a later one.
-func overtaken(later string) error {
+// laterOperationError is the error of an operation whose machine has a claim of a later one.
+func laterOperationError(later string) error {
 	number, _ := opstream.OperationNumber(later) // it has one, or it would not be later
 	if number >= math.MaxInt64 {
 		number = 0 // nothing comes after it
@@ -201,18 +201,18 @@ func overtaken(later string) error {
 		"the machine has a later operation, %s: another manager leads, or the Machine was restored from an older backup", later)}
 }
 
-// doubtLostClaim notes, where an operation that may run has no claim, whether that was
+// checkClaimLost notes, where an operation that may run has no claim, whether that was
 // lost along with the stream: then it may have begun something. It begins nothing more,
 // as the sequence that its replica expects never comes again.
-func (r *claimReader) doubtLostClaim(ctx context.Context, c *driverv1.Claim, sequence uint64) error {
-	r.unclaimed = false
+func (r *claimReader) checkClaimLost(ctx context.Context, c *driverv1.Claim, sequence uint64) error {
+	r.nothingBegun = false
 	lost := sequence == 0
-	if r.ran == 0 || !lost && (c == nil || c.GetOperationId() == r.req.OperationID) {
+	if r.lastRan == 0 || !lost && (c == nil || c.GetOperationId() == r.req.OperationID) {
 		return nil
 	}
 	provider := r.req.Provider
 	if !r.taken.IsZero() {
-		r.c.lost(provider, opstream.ErrRolledBack) // a replica has had the claim that is not there
+		r.c.recheckStream(provider, opstream.ErrRolledBack) // a replica has had the claim that is not there
 	}
 	tried := time.Since(r.firstTry)
 	age, err := r.c.streams.ageOf(ctx, provider)
@@ -222,9 +222,9 @@ func (r *claimReader) doubtLostClaim(ctx context.Context, c *driverv1.Claim, seq
 	case err == nil:
 		// What an older stream may have known of has had its time. And one that was there
 		// before this call's first attempt would have that attempt's claim.
-		r.unclaimed = r.taken.IsZero() && (age > bus.AcceptBy+r.req.Timeout || !r.req.Recover && age > tried)
+		r.nothingBegun = r.taken.IsZero() && (age > bus.AcceptBy+r.req.Timeout || !r.req.Recover && age > tried)
 	case lost:
-		r.c.lost(provider, err)
+		r.c.recheckStream(provider, err)
 
 		return r.notStarted("cannot read the age of the operations stream, so the claim on the machine may be lost: %w", err)
 	}
@@ -247,7 +247,7 @@ func (r *claimReader) readClaim(ctx context.Context) (*driverv1.Claim, uint64, e
 	case ctx.Err() != nil:
 		return nil, 0, ctx.Err() //nolint:wrapcheck // the caller's own
 	case err != nil:
-		r.c.lost(provider, err)
+		r.c.recheckStream(provider, err)
 
 		return nil, 0, r.notStarted("cannot read the claim on the machine: %w", err)
 	case found == nil:
@@ -258,26 +258,26 @@ func (r *claimReader) readClaim(ctx context.Context) (*driverv1.Claim, uint64, e
 }
 
 // standing gathers what is known of a claim's replica.
-func (r *claimReader) standing(c *driverv1.Claim, sequence uint64) standing {
-	return standing{
+func (r *claimReader) standing(c *driverv1.Claim, sequence uint64) replicaStanding {
+	return replicaStanding{
 		live:    r.c.replicas.lives(r.req.Provider, c.GetReplica()),
-		unheard: time.Until(r.c.hears().Add(deathLimit)) > 0,
-		denied: sequence != 0 && sequence == r.plainClaim || r.over != "" && r.over == c.GetOperationId() ||
+		unheard: time.Until(r.c.connectedSince().Add(deathLimit)) > 0,
+		denied: sequence != 0 && sequence == r.plainClaim || r.endedOperation != "" && r.endedOperation == c.GetOperationId() ||
 			r.denied[c.GetReplica()] >= c.GetAttempt() && r.denied[c.GetReplica()] > 0 && c.GetOperationId() == r.req.OperationID,
 	}
 }
 
-// denies notes that a replica will not take an attempt at this call's operation.
-func (r *claimReader) denies(replica string, attempt uint32) {
+// noteDenial notes that a replica will not take an attempt at this call's operation.
+func (r *claimReader) noteDenial(replica string, attempt uint32) {
 	if r.denied == nil {
 		r.denied = map[string]uint32{}
 	}
 	r.denied[replica] = attempt
 }
 
-// askOther finds out whether another operation, whose claim says that it runs, does. It
+// checkOtherOperation finds out whether another operation, whose claim says that it runs, does. It
 // returns an error while it does.
-func (r *claimReader) askOther(ctx context.Context, c *driverv1.Claim) error {
+func (r *claimReader) checkOtherOperation(ctx context.Context, c *driverv1.Claim) error {
 	answer := r.c.ask(ctx, r.req.Provider, c.GetReplica(), c.GetOperationId(), c.GetAttempt())
 	if ctx.Err() != nil {
 		return ctx.Err() //nolint:wrapcheck // the caller's own
@@ -289,39 +289,39 @@ func (r *claimReader) askOther(ctx context.Context, c *driverv1.Claim) error {
 	if busy {
 		return r.notStarted("operation %s of this machine still runs at replica %s", c.GetOperationId(), c.GetReplica())
 	}
-	r.over = c.GetOperationId()
+	r.endedOperation = c.GetOperationId()
 
 	return nil
 }
 
-// stored ends the call with an outcome that was stored while nobody listened.
-func (r *claimReader) stored(c *driverv1.Claim) error {
+// endWithStored ends the call with an outcome that was stored while nobody listened.
+func (r *claimReader) endWithStored(c *driverv1.Claim) error {
 	result, partial := opstream.ResultOf(c, r.c.cfg.Key)
-	r.learns(c.GetAttempt())
+	r.noteEarlierAttempt(c.GetAttempt())
 	r.out.Replica, r.out.Partial, r.taken = c.GetReplica(), partial, time.Now()
 	r.doubted = false // its replica was told of that, and stores what counts
 	r.c.log.Info("outcome found in the operations stream", "machine", r.req.Namespace+"/"+r.req.Name,
 		"operation_id", r.req.OperationID, "attempt", c.GetAttempt(), "replica", c.GetReplica())
 
-	return r.settle(result)
+	return r.endWithResult(result)
 }
 
-// open finds out which claim a first attempt has to replace.
-func (m *mutation) open(ctx context.Context) (done bool, err error) {
+// readFirstClaim finds out which claim a first attempt has to replace.
+func (m *mutation) readFirstClaim(ctx context.Context) (done bool, err error) {
 	if n, ok := opstream.OperationNumber(m.req.OperationID); ok && n == 0 {
 		none := uint64(0)
 		m.terms = &driverv1.ClaimTerms{Sequence: &none} // the first operation of the machine, as far as we know
 
 		return false, nil
 	}
-	switch d, err := m.consult(ctx); d {
+	switch d, err := m.checkClaim(ctx); d {
 	case isDone:
 		return true, err
 	case mayAttach:
 		return false, nil
 	default:
-		if m.any() { // begun by another caller
-			return m.attempt(ctx)
+		if m.mayHaveEffect() { // begun by another caller
+			return m.chooseRetryTarget(ctx)
 		}
 
 		return false, nil
@@ -330,18 +330,18 @@ func (m *mutation) open(ctx context.Context) (done bool, err error) {
 
 // onClaim goes on after the claim was found to be another one than expected.
 func (m *mutation) onClaim(ctx context.Context) (done bool, err error) {
-	if m.ran > 0 || m.again {
-		return m.next(ctx)
+	if m.lastRan > 0 || m.recover {
+		return m.retry(ctx)
 	}
-	switch d, err := m.consult(ctx); d {
+	switch d, err := m.checkClaim(ctx); d {
 	case isDone:
 		return true, err
 	case mayAttach:
 		return false, nil
 	default:
 	}
-	if m.any() {
-		return m.attempt(ctx)
+	if m.mayHaveEffect() {
+		return m.chooseRetryTarget(ctx)
 	}
 	// Nothing of this operation has run; it is the claim of an earlier one.
 	m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid)
@@ -352,8 +352,8 @@ func (m *mutation) onClaim(ctx context.Context) (done bool, err error) {
 	return false, nil
 }
 
-// arrange makes sure that the call's operation can be claimed.
-func (m *mutation) arrange(ctx context.Context) (done bool, err error) {
+// prepareClaim makes sure that the call's operation can be claimed.
+func (m *mutation) prepareClaim(ctx context.Context) (done bool, err error) {
 	_, err = m.subject(bus.TreeDriver, "")
 	if err == nil {
 		_, err = opstream.ClaimSubject(m.c.cfg.Cluster, m.req.Provider, bus.MachineOf(m.req.Body).GetUid())

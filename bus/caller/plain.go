@@ -53,8 +53,8 @@ func (p *plainCall) mutate(ctx context.Context) error {
 	if done, err := p.claim(ctx); done || err != nil {
 		return err
 	}
-	if p.again && p.op == driverv1.Operation_OPERATION_CREATE {
-		found, err := p.look(ctx)
+	if p.recover && p.op == driverv1.Operation_OPERATION_CREATE {
+		found, err := p.findInstance(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err() //nolint:wrapcheck // the caller's own
@@ -91,10 +91,10 @@ func (p *plainCall) ask(ctx context.Context) error {
 	}
 	if result.GetOutcomeUnknown() {
 		p.release(ctx) // it has ended, and may be tried again at once
-		p.hasEnded(p.number)
+		p.noteEnded(p.number)
 	}
 
-	return p.settle(result)
+	return p.endWithResult(result)
 }
 
 // noReplicaLives returns nil when no full replica of the provider is known.
@@ -110,28 +110,28 @@ func (p *plainCall) noReplicaLives() error {
 // claim claims the call's operation for a plain driver, which may be asked then.
 // Done says that the call has ended.
 func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
-	for range claimLooks {
-		switch d, err := p.consult(ctx); d {
+	for range maxClaimReads {
+		switch d, err := p.checkClaim(ctx); d {
 		case isDone:
 			return true, err
 		case mayAttach:
 			return true, p.notStarted("replica %s has the operation", p.target)
 		default:
 		}
-		if err := p.outwaitOthers(ctx); err != nil {
+		if err := p.waitForEarlierAttempts(ctx); err != nil {
 			return true, err
 		}
 		if err := p.noReplicaLives(); err != nil {
 			return true, err
 		}
 		if p.req.OnlyIfHeld || p.req.Look {
-			return true, p.nobodyHas()
+			return true, p.notHeld()
 		}
-		if p.any() {
-			p.number, p.again = p.ran+1, true
+		if p.mayHaveEffect() {
+			p.number, p.recover = p.lastRan+1, true
 		}
 		// It is over, and to be seen in the cloud's lists, when the record goes.
-		life := bus.AcceptBy + p.req.Timeout + p.c.replicas.settles(p.req.Provider)
+		life := bus.AcceptBy + p.req.Timeout + p.c.replicas.longestSettleTime(p.req.Provider)
 		claimedAt := time.Now()
 		sequence, err := p.write(ctx, driverv1.Claim_STATE_BEGUN, p.terms.GetSequence(), life)
 		switch {
@@ -140,7 +140,7 @@ func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
 		case errors.Is(err, opstream.ErrConflict):
 			continue // a replica has come, or another manager leads
 		case err != nil:
-			p.c.lost(p.req.Provider, err)
+			p.c.recheckStream(p.req.Provider, err)
 
 			return true, p.notStarted("cannot claim the machine for a driver without sessions: %w", err)
 		}
@@ -172,28 +172,28 @@ func (p *plainCall) write(ctx context.Context, state driverv1.Claim_State, expec
 	}, expected, life)
 }
 
-// outwaitOthers waits, before a plain driver is asked for a create, until the calls of
+// waitForEarlierAttempts waits, before a plain driver is asked for a create, until the calls of
 // earlier attempts are over and to be seen in the cloud's lists, or a replica comes: a
 // plain driver does not say what identifies its creates. Where the claim was lost along
 // with its stream any mutation waits for their deadlines, as a plain driver may have one.
-func (p *plainCall) outwaitOthers(ctx context.Context) error {
-	end := p.quietAt()
+func (p *plainCall) waitForEarlierAttempts(ctx context.Context) error {
+	end := p.lastDeadline()
 	switch {
 	case !p.earlierCreate.IsZero():
-		end = later(end, p.earlierCreate).Add(p.c.replicas.settles(p.req.Provider))
-	case p.ran == 0, p.unclaimed:
+		end = later(end, p.earlierCreate).Add(p.c.replicas.longestSettleTime(p.req.Provider))
+	case p.lastRan == 0, p.nothingBegun:
 		return nil
 	case p.op == driverv1.Operation_OPERATION_CREATE:
-		end = end.Add(p.c.replicas.settles(p.req.Provider))
+		end = end.Add(p.c.replicas.longestSettleTime(p.req.Provider))
 	case p.terms.GetSequence() != 0:
 		return nil
 	}
 	for said := false; time.Now().Before(end) && len(p.c.replicas.live(p.req.Provider)) == 0; said = true {
 		if !said {
-			p.waits(p.notStarted("an earlier attempt was lost, and only a driver without sessions is connected: "+
+			p.reportWaiting(p.notStarted("an earlier attempt was lost, and only a driver without sessions is connected: "+
 				"waiting for the deadline of that attempt and the settle time of provider %s, until %s", p.req.Provider, end.UTC().Format(time.RFC3339)))
 		}
-		if err := sleep(ctx, askAgain); err != nil {
+		if err := sleep(ctx, recheckInterval); err != nil {
 			return err
 		}
 	}
@@ -223,7 +223,7 @@ func (p *plainCall) listens(ctx context.Context) (there bool, err error) {
 	})
 	defer done()
 	if err := p.c.publish(subject, reply, "", &driverv1.Envelope{OperationId: nuid.Next(), Epoch: p.c.cfg.Epoch()}); err != nil {
-		return false, p.down()
+		return false, p.notConnected()
 	}
 	limit := time.NewTimer(acceptTimeout)
 	defer limit.Stop()
@@ -282,36 +282,36 @@ func (p *plainCall) request(ctx context.Context) (*driverv1.Result, error) {
 	defer unregister()
 	switch {
 	case err == nil:
-	case p.unsent(err) == gotUnsendable:
+	case p.verdictOfSendError(err) == gotUnsendable:
 		return nil, p.unsendable()
 	default:
-		return nil, p.down()
+		return nil, p.notConnected()
 	}
 	limit := time.NewTimer(p.req.Timeout)
 	defer limit.Stop()
 	for {
 		select {
 		case <-a.notify:
-			h := a.heard()
+			h := a.snapshot()
 			switch {
 			case h.result != nil:
 				p.taken = p.lastTry
 				p.c.sawPlain(p.req.Provider, true)
-				p.hasRun() // settle knows whether it is over
+				p.noteMayHaveRun() // settle knows whether it is over
 
 				return h.result, nil
 			case h.busy != nil:
 				p.release(ctx)
 
 				return nil, p.allBusy()
-			case h.nobody:
+			case h.noResponder:
 				p.c.sawPlain(p.req.Provider, false)
 				p.release(ctx)
 
 				return nil, p.noDriver()
 			}
 		case <-limit.C:
-			p.hasRun()
+			p.noteMayHaveRun()
 
 			return nil, bus.OutcomeUnknownf("the plain driver of provider %s did not answer within %s", p.req.Provider, p.req.Timeout)
 		case <-ctx.Done():
@@ -320,9 +320,9 @@ func (p *plainCall) request(ctx context.Context) (*driverv1.Result, error) {
 	}
 }
 
-// look asks a plain driver's List for the instance that an earlier create
+// findInstance asks a plain driver's List for the instance that an earlier create
 // may have made. It returns a create's result when there is one.
-func (p *plainCall) look(ctx context.Context) (*driverv1.Result, error) {
+func (p *plainCall) findInstance(ctx context.Context) (*driverv1.Result, error) {
 	machine := bus.MachineOf(p.req.Body)
 	list := Request{
 		Provider: p.req.Provider, Namespace: p.req.Namespace, Name: p.req.Name,

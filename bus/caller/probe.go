@@ -45,16 +45,16 @@ func (s *streams) probe(ctx context.Context, st *stream) error {
 		return err
 	}
 
-	return s.stuck(st, err)
+	return s.writeError(st, err)
 }
 
 // mostUnanswered is how many writes in a row may get no answer before the server counts
 // as one that takes none: a busy machine delays one.
 const mostUnanswered = 3
 
-// stuck makes of why a stream has not taken a write what people read, and has the server
+// writeError makes of why a stream has not taken a write what people read, and has the server
 // restarted where that is ours.
-func (s *streams) stuck(st *stream, err error) error {
+func (s *streams) writeError(st *stream, err error) error {
 	silent := errors.Is(err, opstream.ErrNoAnswer)
 	switch {
 	case strings.Contains(err.Error(), "maximum bytes"):
@@ -79,8 +79,8 @@ func (s *streams) stuck(st *stream, err error) error {
 	}
 }
 
-// noSpace reports whether a server's disk is full, which it says in words alone.
-func noSpace(err error) bool { return err != nil && strings.Contains(err.Error(), "no space left") }
+// isDiskFull reports whether a server's disk is full, which it says in words alone.
+func isDiskFull(err error) bool { return err != nil && strings.Contains(err.Error(), "no space left") }
 
 // checkTimeout is less than people and probers wait for an answer.
 const checkTimeout = time.Second
@@ -104,7 +104,7 @@ func (c *Caller) Check(ctx context.Context) error {
 	// No driver was met yet, and so no stream was made.
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	if err := c.streams.api(ctx, "STREAM.INFO."+bus.StreamName(c.cfg.Cluster, probeMark), nil); errors.Is(err, opstream.ErrNoJetStream) {
+	if err := c.streams.apiRequest(ctx, "STREAM.INFO."+bus.StreamName(c.cfg.Cluster, probeMark), nil); errors.Is(err, opstream.ErrNoJetStream) {
 		return err
 	}
 

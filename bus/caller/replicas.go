@@ -35,25 +35,25 @@ type Replica struct {
 type replicas struct {
 	protocols bus.Protocols // that the asking side speaks
 
-	mu      sync.Mutex
-	toldAt  time.Time // when a replica of another protocol was last logged
-	byKey   map[string]*peer
-	waiter  map[string]chan struct{} // by provider; closed at the next sign of room
-	longest map[string]time.Duration // settle time that its replicas ever had, by provider
+	mu              sync.Mutex
+	refusalLoggedAt time.Time // when a replica of another protocol was last logged
+	byKey           map[string]*peer
+	waiter          map[string]chan struct{} // by provider; closed at the next sign of room
+	longestSettle   map[string]time.Duration // settle time that its replicas ever had, by provider
 	// nameless are providers of which a replica had no identity for its creates.
-	nameless map[string]bool
+	withoutIdentity map[string]bool
 }
 
 type peer struct {
-	provider, id string
-	session      *driverv1.Session
-	seen         time.Time
-	refused      error  // it speaks another protocol, and is asked for nothing
-	told         bool   // which was logged
-	sent         [2]int // directed requests since that session, by slotsOf
-	trust        trust
-	gone         chan struct{} // closed when it is dead or has stopped
-	attempts     map[*attempt]struct{}
+	provider, id  string
+	session       *driverv1.Session
+	seen          time.Time
+	refused       error  // it speaks another protocol, and is asked for nothing
+	refusalLogged bool   // which was logged
+	sent          [2]int // directed requests since that session, by slotsOf
+	trust         trust
+	gone          chan struct{} // closed when it is dead or has stopped
+	attempts      map[*attempt]struct{}
 }
 
 // trust is what is known of how a replica answers. A session alone says little: a
@@ -62,8 +62,8 @@ type peer struct {
 type trust int
 
 const (
-	isMute   trust = iota - 1 // it did not answer when it was last asked
-	unproven                  // it was not asked yet
+	noAnswerLast trust = iota - 1 // it did not answer when it was last asked
+	unproven                      // it was not asked yet
 	answers
 )
 
@@ -71,7 +71,7 @@ func newReplicas() *replicas {
 	return &replicas{
 		protocols: bus.Spoken,
 		byKey:     map[string]*peer{}, waiter: map[string]chan struct{}{},
-		longest: map[string]time.Duration{}, nameless: map[string]bool{},
+		longestSettle: map[string]time.Duration{}, withoutIdentity: map[string]bool{},
 	}
 }
 
@@ -82,13 +82,13 @@ func replicaKey(provider, id string) string { return provider + "/" + id }
 func (r *replicas) onSession(s *driverv1.Session, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	rep := r.get(s.GetProvider(), s.GetReplica(), now)
+	rep := r.peerOf(s.GetProvider(), s.GetReplica(), now)
 	if rep.session.GetSequence() > s.GetSequence() {
 		return // overtaken on the way
 	}
 	rep.session, rep.seen, rep.sent, rep.refused = s, now, [2]int{}, r.protocols.Refuses(s)
-	r.longest[rep.provider] = max(r.longest[rep.provider], SettleTimeOf(s))
-	r.nameless[rep.provider] = r.nameless[rep.provider] || !identifies(s)
+	r.longestSettle[rep.provider] = max(r.longestSettle[rep.provider], SettleTimeOf(s))
+	r.withoutIdentity[rep.provider] = r.withoutIdentity[rep.provider] || !identifies(s)
 	if s.GetStopped() {
 		r.remove(rep)
 
@@ -113,18 +113,18 @@ func (r *replicas) onSession(s *driverv1.Session, now time.Time) {
 	}
 }
 
-// strange returns why a replica that has sent a session is asked for nothing, and
+// refusalToLog returns why a replica that has sent a session is asked for nothing, and
 // whether to log that: once for each, and not for many at a time, as anybody who may
 // send a session can send thousands.
-func (r *replicas) strange(s *driverv1.Session) (why error, first bool) { //nolint:revive // the error is no failure of this
+func (r *replicas) refusalToLog(s *driverv1.Session) (why error, first bool) { //nolint:revive // the error is no failure of this
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	rep, ok := r.byKey[replicaKey(s.GetProvider(), s.GetReplica())]
 	if !ok || rep.refused == nil {
 		return nil, false
 	}
-	if now := time.Now(); !rep.told && now.Sub(r.toldAt) > time.Second {
-		first, rep.told, r.toldAt = true, true, now
+	if now := time.Now(); !rep.refusalLogged && now.Sub(r.refusalLoggedAt) > time.Second {
+		first, rep.refusalLogged, r.refusalLoggedAt = true, true, now
 	}
 
 	return rep.refused, first
@@ -145,8 +145,8 @@ func (r *replicas) refusal(provider string) error {
 	return nil
 }
 
-// get returns the replica's entry, made when it is new.
-func (r *replicas) get(provider, id string, now time.Time) *peer {
+// peerOf returns the replica's entry, made when it is new.
+func (r *replicas) peerOf(provider, id string, now time.Time) *peer {
 	key := replicaKey(provider, id)
 	rep, ok := r.byKey[key]
 	if !ok {
@@ -179,7 +179,7 @@ func (r *replicas) lives(provider, id string) bool {
 func (r *replicas) bind(a *attempt, provider, id string) (gone <-chan struct{}, unbind func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	rep := r.get(provider, id, time.Now())
+	rep := r.peerOf(provider, id, time.Now())
 	rep.attempts[a] = struct{}{}
 
 	return rep.gone, func() {
@@ -203,8 +203,8 @@ func (r *replicas) sweep(now time.Time) (dead []string) {
 	return dead
 }
 
-// excuse adds to every replica's life the time in which it could not be heard.
-func (r *replicas) excuse(now time.Time, silence time.Duration) {
+// extendLife adds to every replica's life the time in which it could not be heard.
+func (r *replicas) extendLife(now time.Time, silence time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, rep := range r.byKey {
@@ -245,8 +245,8 @@ func (rep *peer) free(op driverv1.Operation) int {
 	return SlotsFree(rep.session, op) - rep.sent[slotsOf(op)]
 }
 
-// heardOf notes whether a replica that was asked something has answered.
-func (r *replicas) heardOf(provider, id string, t trust) {
+// noteTrust notes whether a replica that was asked something has answered.
+func (r *replicas) noteTrust(provider, id string, t trust) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if rep, ok := r.byKey[replicaKey(provider, id)]; ok {
@@ -317,8 +317,8 @@ func (r *replicas) live(provider string) []string {
 	return ids
 }
 
-// full tells that replicas of the provider are known and none has room.
-func (r *replicas) full(provider string, op driverv1.Operation) bool {
+// allFull tells that replicas of the provider are known and none has room.
+func (r *replicas) allFull(provider string, op driverv1.Operation) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := false
@@ -335,8 +335,8 @@ func (r *replicas) full(provider string, op driverv1.Operation) bool {
 	return known
 }
 
-// unable tells that replicas of the provider are known and none implements op.
-func (r *replicas) unable(provider string, op driverv1.Operation) bool {
+// noneImplements tells that replicas of the provider are known and none implements op.
+func (r *replicas) noneImplements(provider string, op driverv1.Operation) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := false
@@ -354,14 +354,14 @@ func (r *replicas) unable(provider string, op driverv1.Operation) bool {
 }
 
 // A holding is a replica that has an operation.
-type holding struct {
+type operationHolder struct {
 	replica string
 	attempt uint32
 	fenced  bool // it may begin nothing more for it
 	failed  bool // it has ended so
 }
 
-func (h holding) before(other holding) bool {
+func (h operationHolder) preferredTo(other operationHolder) bool {
 	switch {
 	case h.fenced != other.fenced:
 		return other.fenced
@@ -372,14 +372,14 @@ func (h holding) before(other holding) bool {
 	}
 }
 
-// holding returns the replica that lists an operation in its session, or has
+// holderOf returns the replica that lists an operation in its session, or has
 // accepted it since: of several one that is not fenced, or else one that has not
 // failed, beside which no other attempt is to begin, or else that of the latest one.
-func (r *replicas) holding(provider, operationID string) (best holding, ok bool) {
+func (r *replicas) holderOf(provider, operationID string) (best operationHolder, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	consider := func(h holding) {
-		if !ok || h.before(best) {
+	consider := func(h operationHolder) {
+		if !ok || h.preferredTo(best) {
 			best, ok = h, true
 		}
 	}
@@ -389,7 +389,7 @@ func (r *replicas) holding(provider, operationID string) (best holding, ok bool)
 		}
 		for _, st := range rep.session.GetOperations() {
 			if st.GetOperationId() == operationID && !st.GetStuck() {
-				consider(holding{
+				consider(operationHolder{
 					replica: rep.id, attempt: st.GetAttempt(), fenced: st.GetFenced(),
 					failed: st.GetSettled() && st.GetCode() != driverv1.Code_CODE_OK,
 				})
@@ -397,7 +397,7 @@ func (r *replicas) holding(provider, operationID string) (best holding, ok bool)
 		}
 		for a := range rep.attempts {
 			if a.id == operationID {
-				consider(holding{replica: rep.id, attempt: a.number})
+				consider(operationHolder{replica: rep.id, attempt: a.number})
 			}
 		}
 	}
@@ -430,9 +430,9 @@ func (r *replicas) stuckAt(provider, operationID string) string {
 func (r *replicas) identity(provider string) (identified bool, settle time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	settle, heard := r.longest[provider]
+	settle, heard := r.longestSettle[provider]
 
-	return heard && !r.nameless[provider], settle
+	return heard && !r.withoutIdentity[provider], settle
 }
 
 // identifies reports whether a driver names its creates.
@@ -445,13 +445,13 @@ func identifies(s *driverv1.Session) bool {
 	}
 }
 
-// settles is the longest settle time that replicas of the provider have told, those
+// longestSettleTime is the longest settle time that replicas of the provider have told, those
 // that are gone included.
-func (r *replicas) settles(provider string) time.Duration {
+func (r *replicas) longestSettleTime(provider string) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
-	return r.longest[provider]
+	return r.longestSettle[provider]
 }
 
 // SettleTimeOf is how long the lists of a replica's provider may lag behind their

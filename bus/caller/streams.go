@@ -79,30 +79,30 @@ type streams struct {
 }
 
 type stream struct {
-	state  StreamState
-	ready  bool      // was, once, in this process; written by its keeper alone
-	room   room      // its keeper's, as are the next two
-	full   bool      // it is about to refuse everything, which is logged
-	narrow time.Time // when JetStream had no more room for it; zero if it had
-	newest uint64    // sequence that the stream has told, or acknowledged; its keeper's
+	state         StreamState
+	ready         bool       // was, once, in this process; written by its keeper alone
+	room          streamInfo // its keeper's, as are the next two
+	nearlyFull    bool       // it is about to refuse everything, which is logged
+	raiseFailedAt time.Time  // when JetStream had no more room for it; zero if it had
+	newest        uint64     // sequence that the stream has told, or acknowledged; its keeper's
 	// rolledFrom is what newest was when the last rollback was noticed.
 	rolledFrom uint64
 	// Guarded by streams.mu:
-	rolled     time.Time          // when it was last found rolled back
-	made       time.Time          // when it was made, by its server's clock
-	reported   uint64             // highest sequence of it that a replica had acknowledged
-	giveUp     context.CancelFunc // ends the look at it that is under way, if one is
-	reportedAt time.Time          // when it was last looked at for that
+	rolledBackAt time.Time          // when it was last found rolled back
+	made         time.Time          // when it was made, by its server's clock
+	reported     uint64             // highest sequence of it that a replica had acknowledged
+	cancelLook   context.CancelFunc // ends the look at it that is under way, if one is
+	reportedAt   time.Time          // when it was last looked at for that
 
 	// Its keeper's:
-	suspect    time.Time                  // since when it seems to be rolled back
-	gone       time.Time                  // since when it is not there any more; zero while it is
-	settings   map[string]json.RawMessage // to make it again with; nil for the usual ones
-	unanswered int                        // writes in a row that got no answer; its keeper's
-	known      chan struct{}              // closed when it is ready for the first time
-	check      chan struct{}
-	aging      bool     // somebody asks for its age
-	next       *ageLook // who asks next, for all that came meanwhile; nil for nobody
+	suspectSince time.Time                  // since when it seems to be rolled back
+	goneSince    time.Time                  // since when it is not there any more; zero while it is
+	settings     map[string]json.RawMessage // to make it again with; nil for the usual ones
+	unanswered   int                        // writes in a row that got no answer; its keeper's
+	firstLook    chan struct{}              // closed when it is ready for the first time
+	recheck      chan struct{}
+	askingAge    bool     // somebody asks for its age
+	nextAge      *ageLook // who asks next, for all that came meanwhile; nil for nobody
 }
 
 // An ageLook is one question for a stream's age that any number of calls wait for.
@@ -121,11 +121,11 @@ func (s *streams) of(provider string) *stream {
 		return st
 	}
 	st = &stream{
-		state: StreamState{Provider: provider, Name: bus.StreamName(s.c.cfg.Cluster, provider)},
-		known: make(chan struct{}), check: make(chan struct{}, 1),
+		state:     StreamState{Provider: provider, Name: bus.StreamName(s.c.cfg.Cluster, provider)},
+		firstLook: make(chan struct{}), recheck: make(chan struct{}, 1),
 	}
 	s.seen[provider] = st
-	s.c.spawn(func() { s.keep(s.c.ctx, st) })
+	s.c.spawn(func() { s.keepStream(s.c.ctx, st) })
 
 	return st
 }
@@ -136,9 +136,9 @@ func (s *streams) checkAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, st := range s.seen {
-		signal(st.check)
-		if st.giveUp != nil {
-			st.giveUp()
+		signal(st.recheck)
+		if st.cancelLook != nil {
+			st.cancelLook()
 		}
 	}
 }
@@ -155,8 +155,8 @@ func (s *streams) list() []StreamState {
 	return states
 }
 
-// keep makes a stream and makes it again when it is gone, until ctx ends.
-func (s *streams) keep(ctx context.Context, st *stream) {
+// keepStream makes a stream and makes it again when it is gone, until ctx ends.
+func (s *streams) keepStream(ctx context.Context, st *stream) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -164,16 +164,16 @@ func (s *streams) keep(ctx context.Context, st *stream) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-		case <-st.check:
+		case <-st.recheck:
 		}
 		next := streamRetry
 		if s.c.conn.Up() {
 			known := st.ready
 			look, giveUp := context.WithCancel(ctx)
 			s.mu.Lock()
-			st.giveUp = giveUp
+			st.cancelLook = giveUp
 			s.mu.Unlock()
-			err := s.make(look, st)
+			err := s.ensureStream(look, st)
 			if err == nil {
 				err = s.probe(look, st)
 			}
@@ -185,45 +185,45 @@ func (s *streams) keep(ctx context.Context, st *stream) {
 			case stale:
 				continue // there is a check to do
 			}
-			if s.note(st, err) && (known || err != nil) { // what it holds is seen once it is as it should be
+			if s.recordState(st, err) && (known || err != nil) { // what it holds is seen once it is as it should be
 				next = streamCheck
 			}
 			if known && err == nil {
-				s.weigh(ctx, st)
+				s.checkSize(ctx, st)
 			}
 		}
 		timer.Reset(next)
 	}
 }
 
-// note records how an attempt to make a stream went, and tells people about
+// recordState records how an attempt to make a stream went, and tells people about
 // changes. It returns whether the state is settled.
-func (s *streams) note(st *stream, err error) (settled bool) {
+func (s *streams) recordState(st *stream, err error) (settled bool) {
 	s.mu.Lock()
 	before := st.state
 	st.state.Ready, st.state.Problem = err == nil, ""
 	st.ready = st.ready || err == nil
 	st.state.Bytes, st.state.MaxBytes = st.room.bytes, st.room.limit
-	st.state.Leader, st.state.Behind = st.room.led, st.room.behind
+	st.state.Leader, st.state.Behind = st.room.hasLeader, st.room.lagging
 	if err != nil {
 		st.state.Problem = err.Error()
 	}
 	now := st.state
 	s.mu.Unlock()
-	s.tell(before, now)
+	s.logChanges(before, now)
 	if now.Ready {
 		select {
-		case <-st.known:
+		case <-st.firstLook:
 		default:
-			close(st.known)
+			close(st.firstLook)
 		}
 	}
 
 	return now.Ready
 }
 
-// tell logs what has changed.
-func (s *streams) tell(before, now StreamState) {
+// logChanges logs what has changed.
+func (s *streams) logChanges(before, now StreamState) {
 	log := s.c.log.With("stream", now.Name, "provider", now.Provider)
 	switch {
 	case now.Ready && !before.Ready:
@@ -233,9 +233,9 @@ func (s *streams) tell(before, now StreamState) {
 	}
 }
 
-// make creates the stream, or brings an existing one to this configuration when it is
+// ensureStream creates the stream, or brings an existing one to this configuration when it is
 // first met.
-func (s *streams) make(ctx context.Context, st *stream) error {
+func (s *streams) ensureStream(ctx context.Context, st *stream) error {
 	cluster, provider, name := s.c.cfg.Cluster, st.state.Provider, st.state.Name
 	first := s.config.first
 	if first == nil {
@@ -258,16 +258,16 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	if s.config.Memory {
 		cfg.Storage = jetstream.MemoryStorage
 	}
-	known := s.known(st) // before the look
-	there, err := s.look(ctx, name)
+	known := s.acknowledgedState(st) // before the look
+	there, err := s.readStream(ctx, name)
 	if err == nil && s.lacksRecords(st, there, known) {
 		err = s.rolledBack(ctx, st, there)
 	}
-	st.room.led, st.room.behind = false, 0
+	st.room.hasLeader, st.room.lagging = false, 0
 	if errors.Is(err, opstream.ErrNoStream) {
-		return s.create(ctx, st, cfg)
+		return s.createStream(ctx, st, cfg)
 	}
-	st.gone = time.Time{}
+	st.goneSince = time.Time{}
 	if err != nil {
 		return err
 	}
@@ -280,13 +280,13 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	if cfg.MaxBytes = there.limit; there.limit >= 0 {
 		cfg.MaxBytes = max(there.limit, leastStreamBytes)
 	}
-	settings, err := overlaid(there.config, cfg)
+	settings, err := overlaySettings(there.config, cfg)
 	if err == nil {
-		err = s.api(ctx, "STREAM.UPDATE."+name, settings)
+		err = s.apiRequest(ctx, "STREAM.UPDATE."+name, settings)
 	}
 	switch {
-	case noSpace(err):
-		return s.stuck(st, err)
+	case isDiskFull(err):
+		return s.writeError(st, err)
 	case err != nil:
 		return fmt.Errorf("%w (it exists with settings that cannot be changed: adapt --nats-stream-storage, or delete it when nothing runs)", err)
 	}
@@ -295,27 +295,27 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	return nil
 }
 
-// create makes a stream. One that has to be made again keeps what people have set. It comes
+// createStream makes a stream. One that has to be made again keeps what people have set. It comes
 // once the requests from before are stale: a first attempt's claim fits into any new
 // stream, and one that was on its way for long would begin beside what came after it.
-func (s *streams) create(ctx context.Context, st *stream, cfg jetstream.StreamConfig) error {
-	st.room, st.newest = room{}, 0
-	if st.ready && st.gone.IsZero() {
-		st.gone = time.Now()
+func (s *streams) createStream(ctx context.Context, st *stream, cfg jetstream.StreamConfig) error {
+	st.room, st.newest = streamInfo{}, 0
+	if st.ready && st.goneSince.IsZero() {
+		st.goneSince = time.Now()
 	}
-	if wait := bus.AcceptBy - time.Since(st.gone); wait > 0 {
+	if wait := bus.AcceptBy - time.Since(st.goneSince); wait > 0 {
 		return fmt.Errorf("it was deleted: mcm makes it again in %s, once older requests are stale", wait.Round(time.Millisecond))
 	}
-	settings, err := overlaid(st.settings, cfg)
+	settings, err := overlaySettings(st.settings, cfg)
 	if err == nil {
-		err = s.api(ctx, "STREAM.CREATE."+st.state.Name, settings)
+		err = s.apiRequest(ctx, "STREAM.CREATE."+st.state.Name, settings)
 	}
-	st.room.led = err == nil
+	st.room.hasLeader = err == nil
 	switch {
 	case err == nil:
 		st.settings = nil
-	case noSpace(err):
-		return s.stuck(st, err)
+	case isDiskFull(err):
+		return s.writeError(st, err)
 	case !errors.Is(err, opstream.ErrNoAnswer):
 		st.settings = nil // they may be why
 	}
@@ -323,8 +323,8 @@ func (s *streams) create(ctx context.Context, st *stream, cfg jetstream.StreamCo
 	return err
 }
 
-// overlaid returns what people have set of a stream, with what has to be as cfg says.
-func overlaid(there map[string]json.RawMessage, cfg jetstream.StreamConfig) (map[string]json.RawMessage, error) {
+// overlaySettings returns what people have set of a stream, with what has to be as cfg says.
+func overlaySettings(there map[string]json.RawMessage, cfg jetstream.StreamConfig) (map[string]json.RawMessage, error) {
 	settings := map[string]json.RawMessage{}
 	maps.Copy(settings, there)
 	own, err := json.Marshal(cfg)
@@ -360,9 +360,9 @@ func (s *streams) madeAt(provider string) *timestamppb.Timestamp {
 // reportEvery is the least time between two looks at a stream for what replicas report.
 const reportEvery = time.Second
 
-// report takes what a replica says of the highest sequence that it had acknowledged. The
+// noteReported takes what a replica says of the highest sequence that it had acknowledged. The
 // stream is looked at for that, as it may have been rolled back while no manager ran.
-func (s *streams) report(st *stream, session *driverv1.Session) {
+func (s *streams) noteReported(st *stream, session *driverv1.Session) {
 	made, sequence := session.GetClaimStreamMade(), session.GetClaimSequence()
 	if sequence == 0 || !made.IsValid() {
 		return
@@ -375,35 +375,35 @@ func (s *streams) report(st *stream, session *driverv1.Session) {
 	st.reported = sequence
 	if now := time.Now(); now.Sub(st.reportedAt) >= reportEvery {
 		st.reportedAt = now
-		signal(st.check)
+		signal(st.recheck)
 	}
 }
 
-// known returns what a stream has to have: that which was made at some time, a sequence
+// acknowledgedState returns what a stream has to have: that which was made at some time, a sequence
 // that it has acknowledged to a replica or to this manager.
-func (s *streams) known(st *stream) (least room) {
+func (s *streams) acknowledgedState(st *stream) (least streamInfo) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	return room{made: st.made, last: max(st.newest, st.reported)}
+	return streamInfo{made: st.made, last: max(st.newest, st.reported)}
 }
 
-// remove deletes a stream that was rolled back: its sequences come again, and a replica
+// removeRolledBack deletes a stream that was rolled back: its sequences come again, and a replica
 // may still hold one. It returns ErrNoStream when that is done. Only the manager that leads
 // does so, as the stream may be one that another manager has just made.
-func (s *streams) remove(ctx context.Context, st *stream, seen room) error {
+func (s *streams) removeRolledBack(ctx context.Context, st *stream, seen streamInfo) error {
 	name := st.state.Name
 	if !s.c.leads() {
 		return errRolledBackStandby
 	}
-	there, err := s.look(ctx, name)
+	there, err := s.readStream(ctx, name)
 	switch {
 	case err != nil:
 		return err
 	case !there.made.Equal(seen.made):
 		return errors.New("it was rolled back and has been made again: checking again")
 	}
-	if err := s.api(ctx, "STREAM.DELETE."+name, nil); err != nil {
+	if err := s.apiRequest(ctx, "STREAM.DELETE."+name, nil); err != nil {
 		return fmt.Errorf("it was rolled back and must be made again: %w (delete it, or allow mcm to delete it)", err)
 	}
 	st.settings = seen.config
@@ -423,12 +423,12 @@ func sequenceAtRandom() uint64 { return 1 + rand.Uint64N(1<<52) }
 func (s *streams) ageOf(ctx context.Context, provider string) (time.Duration, error) {
 	st := s.of(provider)
 	s.mu.Lock()
-	if st.next == nil {
-		st.next = &ageLook{done: make(chan struct{})}
+	if st.nextAge == nil {
+		st.nextAge = &ageLook{done: make(chan struct{})}
 	}
-	look := st.next
-	if !st.aging {
-		st.aging = true
+	look := st.nextAge
+	if !st.askingAge {
+		st.askingAge = true
 		s.c.spawn(func() { s.askAges(st) })
 	}
 	s.mu.Unlock()
@@ -446,8 +446,8 @@ func (s *streams) ageOf(ctx context.Context, provider string) (time.Duration, er
 func (s *streams) askAges(st *stream) {
 	for {
 		s.mu.Lock()
-		look := st.next
-		st.next, st.aging = nil, look != nil
+		look := st.nextAge
+		st.nextAge, st.askingAge = nil, look != nil
 		s.mu.Unlock()
 		if look == nil {
 			return
@@ -467,12 +467,12 @@ func (s *streams) age(ctx context.Context, st *stream) (time.Duration, error) {
 		Created time.Time `json:"created"`
 		Now     time.Time `json:"ts"`
 	}
-	if err := s.request(ctx, "STREAM.INFO."+name, nil, &info); err != nil {
+	if err := s.apiRequestInto(ctx, "STREAM.INFO."+name, nil, &info); err != nil {
 		return 0, err
 	}
 
 	s.mu.Lock()
-	whole := st.rolled
+	whole := st.rolledBackAt
 	s.mu.Unlock()
 	if back := s.c.restart.Load(); back != nil {
 		whole = later(whole, *back)
@@ -483,7 +483,7 @@ func (s *streams) age(ctx context.Context, st *stream) (time.Duration, error) {
 
 // lacksRecords reports whether a stream has lost records that it has acknowledged: its
 // server was put back to an older state, or has lost what was not on its disk yet.
-func (s *streams) lacksRecords(st *stream, there, known room) bool {
+func (s *streams) lacksRecords(st *stream, there, known streamInfo) bool {
 	switch {
 	case !there.made.Equal(known.made): // another stream, or the first one
 		st.newest = 0
@@ -495,7 +495,7 @@ func (s *streams) lacksRecords(st *stream, there, known room) bool {
 
 		return true
 	}
-	st.suspect = time.Time{}
+	st.suspectSince = time.Time{}
 
 	return false
 }
@@ -505,11 +505,11 @@ func (s *streams) lacksRecords(st *stream, there, known room) bool {
 const staleLeader = 15 * time.Second
 
 // rolledBack has a stream made again that lacks records.
-func (s *streams) rolledBack(ctx context.Context, st *stream, there room) error {
-	if st.suspect.IsZero() {
-		st.suspect = time.Now()
+func (s *streams) rolledBack(ctx context.Context, st *stream, there streamInfo) error {
+	if st.suspectSince.IsZero() {
+		st.suspectSince = time.Now()
 	}
-	if there.replicated && time.Since(st.suspect) < staleLeader {
+	if there.replicated && time.Since(st.suspectSince) < staleLeader {
 		return errors.New("it lacks acknowledged records: it was rolled back, or its leader has lost the other servers; checking again")
 	}
 	if st.newest != st.rolledFrom { // else it is the same one, which could not be made again yet
@@ -518,21 +518,21 @@ func (s *streams) rolledBack(ctx context.Context, st *stream, there room) error 
 			"and the next attempt looks for what they made. Set sync_interval: always in NATS, and restore no old copy of its store",
 			"stream", st.state.Name, "provider", st.state.Provider, "sequence", there.last, "acknowledged", st.newest)
 		s.mu.Lock()
-		st.rolled = time.Now()
+		st.rolledBackAt = time.Now()
 		st.state.Rollbacks++
 		s.mu.Unlock()
 	}
 
-	return s.remove(ctx, st, there)
+	return s.removeRolledBack(ctx, st, there)
 }
 
-// api makes a request of JetStream's API.
-func (s *streams) api(ctx context.Context, what string, body any) error {
-	return s.request(ctx, what, body, nil)
+// apiRequest makes a request of JetStream's API.
+func (s *streams) apiRequest(ctx context.Context, what string, body any) error {
+	return s.apiRequestInto(ctx, what, body, nil)
 }
 
-// request is api that reads the answer into what is not nil.
-func (s *streams) request(ctx context.Context, what string, body, into any) error {
+// apiRequestInto is api that reads the answer into what is not nil.
+func (s *streams) apiRequestInto(ctx context.Context, what string, body, into any) error {
 	var payload []byte
 	if body != nil {
 		var err error
@@ -574,12 +574,12 @@ func (s *streams) request(ctx context.Context, what string, body, into any) erro
 func (c *Caller) awaitStream(ctx context.Context, provider string) error {
 	st := c.streams.of(provider)
 	select {
-	case <-st.known:
+	case <-st.firstLook:
 	default:
 		limit := time.NewTimer(streamPatience)
 		defer limit.Stop()
 		select {
-		case <-st.known:
+		case <-st.firstLook:
 		case <-limit.C:
 		case <-ctx.Done():
 			return ctx.Err() //nolint:wrapcheck // the caller's own
@@ -598,10 +598,10 @@ func (c *Caller) awaitStream(ctx context.Context, provider string) error {
 	return fmt.Errorf("operations stream %s does not exist yet", state.Name)
 }
 
-// lost has a stream looked at that did not do as it should.
-func (c *Caller) lost(provider string, err error) {
+// recheckStream has a stream looked at that did not do as it should.
+func (c *Caller) recheckStream(provider string, err error) {
 	if c.streams != nil && err != nil {
-		signal(c.streams.of(provider).check)
+		signal(c.streams.of(provider).recheck)
 	}
 }
 

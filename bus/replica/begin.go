@@ -20,38 +20,38 @@ const (
 
 // mayBegin lets a held operation change something at the provider, if the operations
 // stream takes a record of that in the place of the operation's claim [FENCE-1].
-func (cs *claims) mayBegin(ctx context.Context, h *held) error {
+func (cs *claims) mayBegin(ctx context.Context, h *operation) error {
 	if cs.unfenced {
-		return cs.begins(ctx, h, true)
+		return cs.checkMayBegin(ctx, h, true)
 	}
 	h.beginning.Lock() // or two calls would take each other's record for another attempt's
 	defer h.beginning.Unlock()
 	for range beginTries {
-		if err := cs.begins(ctx, h, false); err != nil {
+		if err := cs.checkMayBegin(ctx, h, false); err != nil {
 			return err
 		}
 		sent := time.Now()
-		err := cs.recordBegin(ctx, h)
+		err := cs.writeBegun(ctx, h)
 		fresh := elapsed(sent, time.Now()) <= beginBound
 		_, replaced := opstream.ConflictOf(err)
 		switch {
 		case replaced:
 			return cs.refuseBegin(h, true, "another attempt at operation %s has replaced its claim; replica %s called nothing", h.id, cs.cfg.Replica)
 		case err != nil && ctx.Err() != nil:
-			return cs.begins(ctx, h, false)
+			return cs.checkMayBegin(ctx, h, false)
 		case err != nil:
 			return cs.refuseBegin(h, false, "the operations stream did not store that operation %s begins; replica %s called nothing: %w",
 				h.id, cs.cfg.Replica, err)
 		case fresh:
-			return cs.begins(ctx, h, true)
+			return cs.checkMayBegin(ctx, h, true)
 		}
 	}
 
 	return cs.refuseBegin(h, false, "replica %s was frozen each time operation %s was about to begin; it called nothing", cs.cfg.Replica, h.id)
 }
 
-// recordBegin puts a claim that says so in the place of the operation's claim.
-func (cs *claims) recordBegin(ctx context.Context, h *held) error {
+// writeBegun puts a claim that says so in the place of the operation's claim.
+func (cs *claims) writeBegun(ctx context.Context, h *operation) error {
 	subject, err := opstream.ClaimSubject(h.cluster, cs.cfg.Provider, h.machine)
 	if err != nil {
 		return err
@@ -64,15 +64,15 @@ func (cs *claims) recordBegin(ctx context.Context, h *held) error {
 		return err
 	}
 	cs.ops.mu.Lock()
-	cs.noteLocked(h, seq)
+	cs.noteSequenceLocked(h, seq)
 	cs.ops.mu.Unlock()
 
 	return nil
 }
 
-// begins returns why an operation must not begin anything, whatever its claim is. Now
+// checkMayBegin returns why an operation must not begin anything, whatever its claim is. Now
 // says that it does begin if there is no such reason: from then on a cancel comes too late.
-func (cs *claims) begins(ctx context.Context, h *held, now bool) error {
+func (cs *claims) checkMayBegin(ctx context.Context, h *operation, now bool) error {
 	cs.ops.mu.Lock()
 	defer cs.ops.mu.Unlock()
 	if err := ctx.Err(); err != nil {
@@ -81,17 +81,17 @@ func (cs *claims) begins(ctx context.Context, h *held, now bool) error {
 	if cs.ops.stopped {
 		return bus.Errorf(driverv1.Code_CODE_ABORTED, "replica %s has stopped; operation %s called nothing", cs.cfg.Replica, h.id)
 	}
-	h.begun = h.begun || now
+	h.callBegun = h.callBegun || now
 
 	return nil
 }
 
 // refuseBegin notes that a call to the provider was refused for an operation, and whether
 // that is so for good, as its claim was replaced.
-func (cs *claims) refuseBegin(h *held, replaced bool, format string, args ...any) error {
+func (cs *claims) refuseBegin(h *operation, replaced bool, format string, args ...any) error {
 	err := bus.Errorf(driverv1.Code_CODE_ABORTED, format, args...)
 	cs.ops.mu.Lock()
-	h.refused, h.fenced = true, h.fenced || replaced
+	h.callRefused, h.fenced = true, h.fenced || replaced
 	cs.ops.mu.Unlock()
 	cs.log.Warn("the fence refused a call to the provider", "operation_id", h.id, "attempt", h.request.GetAttempt(), "err", err)
 

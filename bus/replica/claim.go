@@ -14,7 +14,7 @@ import (
 )
 
 // storeAgain is the time between tries to store an outcome.
-const storeAgain = 2 * bus.SessionInterval
+const storeRetryInterval = 2 * bus.SessionInterval
 
 // claims write a replica's records into the operations streams: that it has an operation,
 // that a call of it begins, and what came of it. They are safe for concurrent use.
@@ -36,14 +36,14 @@ func (cs *claims) ledger(cluster string) opstream.Ledger {
 
 // claim puts a claim of ours in the place of the one that the request's terms
 // allow to replace [CLAIM-1]. It returns why it could not.
-func (cs *claims) claim(ctx context.Context, h *held) *driverv1.BusyReason {
+func (cs *claims) claim(ctx context.Context, h *operation) *driverv1.BusyReason {
 	subject, err := opstream.ClaimSubject(h.cluster, cs.cfg.Provider, h.machine)
 	if err != nil {
-		return cs.unclaimed(h, err) // check has seen to it that this does not happen
+		return cs.claimRefusal(h, err) // check has seen to it that this does not happen
 	}
 	terms := h.request.GetClaimTerms()
 	if terms.Sequence == nil {
-		return cs.unclaimed(h, opstream.ErrConflict) // it is not ours, or it would have been found
+		return cs.claimRefusal(h, opstream.ErrConflict) // it is not ours, or it would have been found
 	}
 	env := cs.claimEnvelope(h, driverv1.Claim_STATE_RUNNING)
 	// Not cut short by a deadline or a cancel: then it would not be known whether it is there.
@@ -51,11 +51,11 @@ func (cs *claims) claim(ctx context.Context, h *held) *driverv1.BusyReason {
 	if err == nil {
 		cs.ops.mu.Lock()
 		h.firstClaim = seq
-		cs.noteLocked(h, seq)
+		cs.noteSequenceLocked(h, seq)
 		cs.ops.mu.Unlock()
 	}
 
-	return cs.unclaimed(h, err)
+	return cs.claimRefusal(h, err)
 }
 
 // An ackedClaim is the highest sequence that a stream has acknowledged to this replica.
@@ -64,8 +64,8 @@ type ackedClaim struct {
 	made     time.Time // when the stream was made
 }
 
-// noteLocked notes the sequence of an operation's newest record.
-func (cs *claims) noteLocked(h *held, sequence uint64) {
+// noteSequenceLocked notes the sequence of an operation's newest record.
+func (cs *claims) noteSequenceLocked(h *operation, sequence uint64) {
 	h.claim = sequence
 	made := h.request.GetClaimTerms().GetStreamMade()
 	if !made.IsValid() {
@@ -79,16 +79,16 @@ func (cs *claims) noteLocked(h *held, sequence uint64) {
 	}
 }
 
-// newest returns the sequence of an operation's newest record, 0 for none.
-func (cs *claims) newest(h *held) uint64 {
+// newestSequence returns the sequence of an operation's newest record, 0 for none.
+func (cs *claims) newestSequence(h *operation) uint64 {
 	cs.ops.mu.Lock()
 	defer cs.ops.mu.Unlock()
 
 	return h.claim
 }
 
-// unclaimed makes a refusal of why a claim could not be written, nil of nil.
-func (cs *claims) unclaimed(h *held, err error) *driverv1.BusyReason {
+// claimRefusal makes a refusal of why a claim could not be written, nil of nil.
+func (cs *claims) claimRefusal(h *operation, err error) *driverv1.BusyReason {
 	reason := driverv1.BusyReason_BUSY_REASON_STORE
 	switch {
 	case err == nil:
@@ -105,7 +105,7 @@ func (cs *claims) unclaimed(h *held, err error) *driverv1.BusyReason {
 
 // claimEnvelope is the record of a held operation. Its fields that change are
 // read under ops.mu.
-func (cs *claims) claimEnvelope(h *held, state driverv1.Claim_State) *driverv1.Envelope {
+func (cs *claims) claimEnvelope(h *operation, state driverv1.Claim_State) *driverv1.Envelope {
 	cs.ops.mu.Lock()
 	defer cs.ops.mu.Unlock()
 	c := &driverv1.Claim{
@@ -122,7 +122,7 @@ func (cs *claims) claimEnvelope(h *held, state driverv1.Claim_State) *driverv1.E
 
 // storeOutcome writes what came of an operation in the place of its claim
 // [CLAIM-5], without waiting: mcm, if it is there, has the result sooner.
-func (cs *claims) storeOutcome(h *held, result *driverv1.Result) {
+func (cs *claims) storeOutcome(h *operation, result *driverv1.Result) {
 	state := driverv1.Claim_STATE_SETTLED
 	if result.GetOutcomeUnknown() {
 		state = driverv1.Claim_STATE_RELEASED
@@ -148,7 +148,7 @@ func (cs *claims) storeOutcome(h *held, result *driverv1.Result) {
 	}
 }
 
-func (cs *claims) onOutcomeStored(h *held, replaced uint64, answer *nats.Msg) {
+func (cs *claims) onOutcomeStored(h *operation, replaced uint64, answer *nats.Msg) {
 	seq, err := opstream.SequenceOf(answer)
 	_, final := opstream.ConflictOf(err) // what conflicts with a write under way may yet be stored
 	if awaited := cs.noteOutcome(h, replaced, seq, final, err); awaited != nil {
@@ -158,28 +158,28 @@ func (cs *claims) onOutcomeStored(h *held, replaced uint64, answer *nats.Msg) {
 
 // noteOutcome notes how the stream has answered an outcome. It returns the result if
 // whoever asked for it waits for that.
-func (cs *claims) noteOutcome(h *held, replaced, seq uint64, final bool, err error) (awaited *driverv1.Result) {
+func (cs *claims) noteOutcome(h *operation, replaced, seq uint64, final bool, err error) (awaited *driverv1.Result) {
 	cs.ops.mu.Lock()
 	defer cs.ops.mu.Unlock()
 	defer func() {
-		if h.stored && h.known && cs.ops.held[h.key()] == h {
-			delete(cs.ops.held, h.key())
+		if h.outcomeStored && h.acknowledged && cs.ops.byID[h.key()] == h {
+			delete(cs.ops.byID, h.key())
 		}
 	}()
 	switch {
 	case err == nil:
-		if !h.counts() {
+		if !h.resultCounts() {
 			awaited = h.result
 		}
-		h.stored = true
-		cs.noteLocked(h, seq)
+		h.outcomeStored = true
+		cs.noteSequenceLocked(h, seq)
 		signal(cs.ops.acked)
-	case final && !h.stored && h.claim == replaced:
+	case final && !h.outcomeStored && h.claim == replaced:
 		// Another attempt has taken our claim's place, or an acknowledgement was
 		// lost. Either way there is nothing more to write.
-		h.stored, h.fenced = true, true
-		if h.askedAgain && cs.ops.held[h.key()] == h {
-			delete(cs.ops.held, h.key()) // who waits for it asks, and finds what is stored
+		h.outcomeStored, h.fenced = true, true
+		if h.askedAgain && cs.ops.byID[h.key()] == h {
+			delete(cs.ops.byID, h.key()) // who waits for it asks, and finds what is stored
 		}
 		cs.log.Info("outcome not stored: another attempt has replaced the claim", "operation_id", h.id, "attempt", h.attempt)
 	default:
@@ -191,14 +191,14 @@ func (cs *claims) noteOutcome(h *held, replaced, seq uint64, final bool, err err
 
 // storeOutcomes tries again what could not be stored.
 func (cs *claims) storeOutcomes(cluster string) {
-	for h, result := range cs.ops.unstored(cluster, time.Now(), storeAgain) {
+	for h, result := range cs.ops.unstored(cluster, time.Now(), storeRetryInterval) {
 		cs.storeOutcome(h, result)
 	}
 }
 
 // outcome is what is stored of a result: in clear only what the Machine object
 // shows everybody anyway.
-func (cs *claims) outcome(h *held, r *driverv1.Result) *driverv1.Outcome {
+func (cs *claims) outcome(h *operation, r *driverv1.Result) *driverv1.Outcome {
 	instance, state := opstream.InstanceOf(r)
 	o := &driverv1.Outcome{
 		Code: r.GetStatus().GetCode(), RetryAfter: r.GetStatus().GetRetryAfter(),

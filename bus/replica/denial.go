@@ -32,7 +32,7 @@ func (d denials) add(key string, attempt uint32, now time.Time) {
 }
 
 // covers tells that h's attempt was denied.
-func (d denials) covers(h *held) bool {
+func (d denials) covers(h *operation) bool {
 	den, ok := d[h.key()]
 
 	return ok && h.attempt <= den.attempt && h.started.Sub(den.at) <= denialKept

@@ -145,7 +145,7 @@ func (d *discovery) serviceStats() micro.Stats {
 	stats := micro.Stats{ServiceIdentity: d.identity(), Type: micro.StatsResponseType, Started: d.started.UTC()}
 	d.ops.mu.Lock()
 	running, reads := d.ops.mutatingLocked(), len(d.ops.reads)
-	kept := len(d.ops.held) - running
+	kept := len(d.ops.byID) - running
 	d.ops.mu.Unlock()
 	for _, end := range d.endpoints() {
 		e := d.stats.figures(end)

@@ -10,7 +10,7 @@ import (
 // drain takes no more work and waits for what runs; it fails when some of it was left
 // behind.
 func (s *Server) drain(requests []bus.Subscription) error {
-	s.log.Info("draining: taking no new operations", "running", s.ops.drain(), "timeout", s.cfg.DrainTimeout)
+	s.log.Info("draining: taking no new operations", "running", s.ops.startDraining(), "timeout", s.cfg.DrainTimeout)
 	s.beat.renewNow()
 	for _, sub := range requests {
 		// What has come already is answered busy; Unsubscribe would lose it.

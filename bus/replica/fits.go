@@ -12,9 +12,9 @@ import (
 // frame, the operation's state in an answer to ops, the seal in its record.
 const resultSpace = 4 << 10
 
-// fits tells why a mutation's result cannot be sent, or not be stored; nil if it can.
+// checkSize tells why a mutation's result cannot be sent, or not be stored; nil if it can.
 // Those of reads are large and many: send finds out.
-func (w *worker) fits(h *held, r *driverv1.Result) error {
+func (w *worker) checkSize(h *operation, r *driverv1.Result) error {
 	if !bus.Mutates(h.operation) {
 		return nil
 	}
@@ -36,6 +36,6 @@ func (w *worker) fits(h *held, r *driverv1.Result) error {
 		bus.ErrTooLarge, len(payload), len(state), limit, remedy)
 }
 
-func unsendable(err error) *driverv1.Result {
+func unsendableResult(err error) *driverv1.Result {
 	return bus.Failure(driverv1.Code_CODE_INTERNAL, "the driver's result cannot be sent: "+err.Error())
 }

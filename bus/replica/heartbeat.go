@@ -31,8 +31,8 @@ type heartbeat struct {
 	claims   *claims
 	renew    map[string]chan struct{} // asks for a session at once, by cluster
 
-	sequence uint64    // guarded by ops.mu
-	unsent   time.Time // when a session was last said not to be sent; guarded by ops.mu
+	sequence       uint64    // guarded by ops.mu
+	unsentLoggedAt time.Time // when a session was last said not to be sent; guarded by ops.mu
 }
 
 // renewNow asks for a session to every cluster without waiting for the next
@@ -51,9 +51,9 @@ func signal(ch chan<- struct{}) {
 	}
 }
 
-// beat publishes a session to a cluster at every beat, and sooner when
+// publishSessions publishes a session to a cluster at every beat, and sooner when
 // something changed [SESSION-1].
-func (b *heartbeat) beat(ctx context.Context, cluster string) {
+func (b *heartbeat) publishSessions(ctx context.Context, cluster string) {
 	tick := time.NewTicker(bus.SessionInterval)
 	defer tick.Stop()
 	// A burst of settled operations must not become a burst of sessions.
@@ -92,9 +92,9 @@ func (b *heartbeat) publishSession(cluster string, stopped bool) {
 	case errors.Is(err, bus.ErrTooLarge), errors.Is(err, bus.ErrEncode):
 		// The replica is taken for dead, although it works.
 		b.ops.mu.Lock()
-		quiet := time.Since(b.unsent) < bus.LogPause
+		quiet := time.Since(b.unsentLoggedAt) < bus.LogPause
 		if !quiet {
-			b.unsent = time.Now()
+			b.unsentLoggedAt = time.Now()
 		}
 		b.ops.mu.Unlock()
 		if !quiet {

@@ -21,10 +21,10 @@ type operations struct {
 	acked chan struct{}  // signals that a kept result went
 
 	mu       sync.Mutex
-	held     map[string]*held   // mutations running or not acknowledged, by cluster and operation id
-	machines map[string]*held   // running mutations, by cluster and machine uid
-	reads    map[*held]struct{} // running reads
-	stuck    map[*held]struct{} // of machines and reads, calls that were given up
+	byID     map[string]*operation   // mutations running or not acknowledged, by cluster and operation id
+	machines map[string]*operation   // running mutations, by cluster and machine uid
+	reads    map[*operation]struct{} // running reads
+	stuck    map[*operation]struct{} // of machines and reads, calls that were given up
 	denials  denials
 	taken    [lanes]int // slots that are not free
 	draining bool
@@ -34,7 +34,7 @@ type operations struct {
 func newOperations(slots int, log *slog.Logger) *operations {
 	return &operations{
 		slots: slots, log: log, acked: make(chan struct{}, 1), denials: denials{},
-		held: map[string]*held{}, machines: map[string]*held{}, reads: map[*held]struct{}{}, stuck: map[*held]struct{}{},
+		byID: map[string]*operation{}, machines: map[string]*operation{}, reads: map[*operation]struct{}{}, stuck: map[*operation]struct{}{},
 	}
 }
 
@@ -74,7 +74,7 @@ func laneOf(request *driverv1.Envelope) lane {
 type refusal = *driverv1.BusyReason
 
 // admitRead begins a read, or returns why not.
-func (o *operations) admitRead(h *held, strange bool) (context.Context, refusal) {
+func (o *operations) admitRead(h *operation, strange bool) (context.Context, refusal) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
@@ -95,7 +95,7 @@ func (o *operations) admitRead(h *held, strange bool) (context.Context, refusal)
 // already is attached to that, and neither begins anything nor is refused: known is what it
 // has to be answered with, or nil while the claim is awaited, after which it is answered
 // as any. Strange says that its sender shares no version of the protocol.
-func (o *operations) admit(h *held, strange bool) (known *held, begun context.Context, why refusal) {
+func (o *operations) admit(h *operation, strange bool) (known *operation, begun context.Context, why refusal) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if known, attached := o.attachLocked(h); attached {
@@ -118,7 +118,7 @@ func (o *operations) admit(h *held, strange bool) (known *held, begun context.Co
 	}
 	h.claiming = true
 	o.taken[h.lane]++
-	o.held[h.key()] = h
+	o.byID[h.key()] = h
 	o.machines[h.machineKey()] = h
 
 	return nil, o.beginLocked(h), nil
@@ -126,31 +126,31 @@ func (o *operations) admit(h *held, strange bool) (known *held, begun context.Co
 
 // attachLocked has the frames of an operation that is here already, and still counts, go to
 // whoever asks for it now. It returns the operation unless its claim is awaited.
-func (o *operations) attachLocked(h *held) (known *held, attached bool) {
-	known, ok := o.held[h.key()]
-	if !ok || known.outdated(h) {
+func (o *operations) attachLocked(h *operation) (known *operation, attached bool) {
+	known, ok := o.byID[h.key()]
+	if !ok || known.isOutdatedBy(h) {
 		if ok && known.result != nil {
-			delete(o.held, known.key()) // what another attempt has superseded is no answer
+			delete(o.byID, known.key()) // what another attempt has superseded is no answer
 		}
 
 		return nil, false
 	}
 	known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
 	known.earlierMayRun = known.earlierMayRun || h.earlierMayRun
-	known.askedAgain = known.askedAgain || !known.stored
+	known.askedAgain = known.askedAgain || !known.outcomeStored
 	if known.claiming {
-		known.answered = false
+		known.resultSent = false
 
 		return nil, true
 	}
-	known.answered = true // until it is accepted
+	known.resultSent = true // until it is accepted
 
 	return known, true
 }
 
 // beginLocked counts an operation as running and returns its context. Neither a cancel
 // nor a drain can slip in between.
-func (o *operations) beginLocked(h *held) context.Context {
+func (o *operations) beginLocked(h *operation) context.Context {
 	timeout := bus.DefaultTimeout
 	if t := h.request.GetTimeout(); t.IsValid() && t.AsDuration() > 0 {
 		timeout = t.AsDuration()
@@ -168,18 +168,18 @@ func (o *operations) mutatingLocked() int { return o.taken[laneMakes] + o.taken[
 
 // endClaim ends the wait for the claim of a mutation, which is given back if that was
 // refused.
-func (o *operations) endClaim(h *held, refused bool) {
+func (o *operations) endClaim(h *operation, refused bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	h.claiming = false
 	if refused {
 		o.freeLocked(h)
-		delete(o.held, h.key())
+		delete(o.byID, h.key())
 	}
 }
 
 // freeLocked gives back what an operation occupies.
-func (o *operations) freeLocked(h *held) {
+func (o *operations) freeLocked(h *operation) {
 	o.taken[h.lane]--
 	if bus.Mutates(h.operation) {
 		delete(o.machines, h.machineKey())
@@ -188,8 +188,8 @@ func (o *operations) freeLocked(h *held) {
 	}
 }
 
-// inHand is how many operations run at this moment, reads included.
-func (o *operations) inHand() int {
+// countRunning is how many operations run at this moment, reads included.
+func (o *operations) countRunning() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
@@ -200,10 +200,10 @@ func (o *operations) inHand() int {
 func (o *operations) cancel(key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	h, ok := o.held[key]
+	h, ok := o.byID[key]
 	switch {
 	case !ok || h.result != nil:
-	case h.begun:
+	case h.callBegun:
 		o.log.Info("cancel ignored: a call to the provider may be running", "operation_id", h.id)
 	default:
 		o.log.Info("cancelling on request", "operation_id", h.id)
@@ -230,8 +230,8 @@ func (o *operations) cancelAll() []string {
 
 // slowReads returns the reads that have run for some time and were not accepted yet, which
 // they are with that.
-func (o *operations) slowReads(now time.Time, after time.Duration) []*held {
-	var slow []*held
+func (o *operations) slowReads(now time.Time, after time.Duration) []*operation {
+	var slow []*operation
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for h := range o.reads {
@@ -244,17 +244,17 @@ func (o *operations) slowReads(now time.Time, after time.Duration) []*held {
 	return slow
 }
 
-// drain has nothing more admitted, and returns how many operations run.
-func (o *operations) drain() int {
+// startDraining has nothing more admitted, and returns how many operations run.
+func (o *operations) startDraining() int {
 	o.mu.Lock()
 	o.draining = true
 	o.mu.Unlock()
 
-	return o.inHand()
+	return o.countRunning()
 }
 
-// stop has no operation begin a call any more.
-func (o *operations) stop() {
+// stopBegins has no operation begin a call any more.
+func (o *operations) stopBegins() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.stopped = true

@@ -25,11 +25,11 @@ func acceptedFrame() *driverv1.Envelope {
 // send publishes a frame of a held operation to whoever asked last; a result that does
 // not count yet waits until it is stored. A frame that cannot be sent is not lost: mcm
 // sees the operation in the next session and asks.
-func (out *outbox) send(h *held, frame *driverv1.Envelope) {
+func (out *outbox) send(h *operation, frame *driverv1.Envelope) {
 	out.ops.mu.Lock()
 	reply, contentType, attempt := h.reply, h.contentType, h.attempt
-	waits := frame.GetResult() != nil && (h.answered || !h.counts())
-	h.answered = h.answered || frame.GetResult() != nil && !waits
+	waits := frame.GetResult() != nil && (h.resultSent || !h.resultCounts())
+	h.resultSent = h.resultSent || frame.GetResult() != nil && !waits
 	out.ops.mu.Unlock()
 	if waits {
 		return
@@ -40,14 +40,14 @@ func (out *outbox) send(h *held, frame *driverv1.Envelope) {
 	}
 	// Nobody will ever get this result: mcm must not wait and ask for it in vain. Of a
 	// mutation that is so only where the server takes less than it did before.
-	instead := unsendable(err)
+	instead := unsendableResult(err)
 	out.ops.mu.Lock()
-	h.doubt(instead, true)
+	h.judgeFailure(instead, true)
 	if h.result != nil {
 		h.result = instead
 	}
-	if instead.GetOutcomeUnknown() && out.ops.held[h.key()] == h {
-		delete(out.ops.held, h.key()) // [RESULT-4]
+	if instead.GetOutcomeUnknown() && out.ops.byID[h.key()] == h {
+		delete(out.ops.byID, h.key()) // [RESULT-4]
 	}
 	out.ops.mu.Unlock()
 	_ = out.sendTo(reply, contentType, h.id, attempt, bus.ResultFrame(instead)) // it is logged
@@ -82,16 +82,16 @@ func (out *outbox) sendTo(reply, contentType, id string, attempt uint32, frame *
 }
 
 // sendBusy refuses an operation.
-func (out *outbox) sendBusy(h *held, why refusal) {
+func (out *outbox) sendBusy(h *operation, why refusal) {
 	out.stats.busy.Add(1)
 	out.send(h, &driverv1.Envelope{Body: &driverv1.Envelope_Busy{Busy: &driverv1.Busy{Reason: *why}}})
 }
 
-// sendAgain sends whoever was attached to a known operation what there is of it.
-func (out *outbox) sendAgain(known *held) {
+// resend sends whoever was attached to a known operation what there is of it.
+func (out *outbox) resend(known *operation) {
 	out.send(known, acceptedFrame())
 	out.ops.mu.Lock()
-	known.answered = false
+	known.resultSent = false
 	result := known.result
 	out.ops.mu.Unlock()
 	if result != nil {

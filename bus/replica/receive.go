@@ -16,7 +16,7 @@ import (
 // onRequest takes a request for any replica. It runs on the subscription's one
 // goroutine and must not block.
 func (s *Server) onRequest(m *nats.Msg) {
-	subject, env, ok := s.open(m)
+	subject, env, ok := s.decodeMessage(m)
 	if !ok {
 		return
 	}
@@ -25,7 +25,7 @@ func (s *Server) onRequest(m *nats.Msg) {
 
 // onDirected takes what is for this replica alone: operations and control.
 func (s *Server) onDirected(m *nats.Msg) {
-	subject, env, ok := s.open(m)
+	subject, env, ok := s.decodeMessage(m)
 	if !ok {
 		return
 	}
@@ -41,23 +41,23 @@ func (s *Server) onDirected(m *nats.Msg) {
 	}
 }
 
-// open decodes a message, and drops what could only be answered by publishing
+// decodeMessage decodes a message, and drops what could only be answered by publishing
 // where this provider has no business.
-func (s *Server) open(m *nats.Msg) (bus.Subject, *driverv1.Envelope, bool) {
+func (s *Server) decodeMessage(m *nats.Msg) (bus.Subject, *driverv1.Envelope, bool) {
 	subject, err := bus.ParseSubject(m.Subject)
 	if err != nil {
-		s.drop("not a machinebus subject", "subject", m.Subject, "err", err)
+		s.dropMessage("not a machinebus subject", "subject", m.Subject, "err", err)
 
 		return subject, nil, false
 	}
 	if m.Reply != "" && !strings.HasPrefix(m.Reply, s.replies[subject.Cluster]) {
-		s.drop("reply subject outside of the provider's reply tree", "subject", m.Subject, "reply", m.Reply)
+		s.dropMessage("reply subject outside of the provider's reply tree", "subject", m.Subject, "reply", m.Reply)
 
 		return subject, nil, false
 	}
 	env, err := bus.DecodeMessage(m)
 	if err != nil {
-		s.drop("payload is not an envelope", "subject", m.Subject, "err", err)
+		s.dropMessage("payload is not an envelope", "subject", m.Subject, "err", err)
 		if m.Reply != "" { // people try things out with `nats request`
 			_ = s.out.sendTo(m.Reply, bus.ContentTypeOf(m), "", 0, // it is logged
 				bus.ResultFrame(bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "payload is not an envelope: "+err.Error())))
@@ -69,7 +69,7 @@ func (s *Server) open(m *nats.Msg) (bus.Subject, *driverv1.Envelope, bool) {
 	return subject, env, true
 }
 
-func (s *Server) drop(why string, args ...any) {
+func (s *Server) dropMessage(why string, args ...any) {
 	s.stats.dropped.Add(1)
 	s.log.Warn("message dropped: "+why, args...)
 }
@@ -78,19 +78,19 @@ func (s *Server) drop(why string, args ...any) {
 // run it.
 func (s *Server) accept(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg) {
 	op := bus.OperationOf(env)
-	h := &held{
+	h := &operation{
 		cluster: subject.Cluster, id: env.GetOperationId(), operation: op, request: env, lane: laneOf(env),
 		machine: bus.MachineOf(env).GetUid(), namespace: subject.Namespace, name: subject.Name,
 		started: time.Now(), reply: m.Reply, contentType: bus.ContentTypeOf(m), attempt: env.GetAttempt(),
 		traceParent: bus.TraceParentOf(m), cancel: func() {}, earlierMayRun: env.GetEarlierMayRun(),
 	}
 	if m.Reply == "" {
-		s.drop("request without a reply subject", "subject", m.Subject)
+		s.dropMessage("request without a reply subject", "subject", m.Subject)
 
 		return
 	}
 	if refusal := s.check(h, subject); refusal != nil {
-		refusal.OutcomeUnknown = refusal.GetOutcomeUnknown() || h.recovers()
+		refusal.OutcomeUnknown = refusal.GetOutcomeUnknown() || h.recoversCreate()
 		refusal.NoEffect = refusal.GetOutcomeUnknown()
 		s.stats.refused(endpoint{h.cluster, op})
 		s.out.send(h, bus.ResultFrame(refusal))
@@ -105,13 +105,13 @@ func (s *Server) accept(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg
 	s.acceptRead(h)
 }
 
-func (s *Server) acceptRead(h *held) {
-	if bus.EditsNodeGroup(h.request) && s.stale(h) {
+func (s *Server) acceptRead(h *operation) {
+	if bus.EditsNodeGroup(h.request) && s.isStale(h) {
 		s.out.sendBusy(h, driverv1.BusyReason_BUSY_REASON_STALE.Enum())
 
 		return
 	}
-	ctx, why := s.ops.admitRead(h, s.managers.speakOther(h.cluster))
+	ctx, why := s.ops.admitRead(h, s.managers.refuses(h.cluster))
 	if why != nil {
 		s.out.sendBusy(h, why)
 
@@ -122,7 +122,7 @@ func (s *Server) acceptRead(h *held) {
 }
 
 // check returns why a request cannot be served at all, or nil.
-func (s *Server) check(h *held, subject bus.Subject) *driverv1.Result {
+func (s *Server) check(h *operation, subject bus.Subject) *driverv1.Result {
 	verb := bus.RequestVerb(h.request)
 	if verb == "" || !slices.Contains(s.cfg.Capabilities, h.operation) {
 		return bus.Failure(driverv1.Code_CODE_UNIMPLEMENTED,
@@ -154,7 +154,7 @@ func (s *Server) check(h *held, subject bus.Subject) *driverv1.Result {
 	if h.request.GetClaimTerms() == nil {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+" without claim_terms [CLAIM-6]")
 	}
-	if highest, leads := s.managers.leads(h.cluster, h.request.GetEpoch()); !leads {
+	if highest, leads := s.managers.mayLead(h.cluster, h.request.GetEpoch()); !leads {
 		refusal := bus.Failure(driverv1.Code_CODE_ABORTED,
 			fmt.Sprintf("request of epoch %d, but a manager of epoch %d leads", h.request.GetEpoch(), highest))
 		refusal.OutcomeUnknown = true // the manager that leads may have it done
@@ -165,8 +165,8 @@ func (s *Server) check(h *held, subject bus.Subject) *driverv1.Result {
 	return nil
 }
 
-// stale tells that a request came too late to be taken [ENV-8].
-func (s *Server) stale(h *held) bool {
+// isStale tells that a request came too late to be taken [ENV-8].
+func (s *Server) isStale(h *operation) bool {
 	by := h.request.GetAcceptBy()
 	if !by.IsValid() || !h.started.After(by.AsTime()) {
 		return false
@@ -179,27 +179,27 @@ func (s *Server) stale(h *held) bool {
 
 // acceptMutation runs a mutation, unless this replica has it already: then the
 // asker is attached to the running one, or gets its result again.
-func (s *Server) acceptMutation(h *held) {
-	if s.stale(h) {
+func (s *Server) acceptMutation(h *operation) {
+	if s.isStale(h) {
 		s.out.sendBusy(h, driverv1.BusyReason_BUSY_REASON_STALE.Enum())
 
 		return
 	}
-	known, ctx, why := s.ops.admit(h, s.managers.speakOther(h.cluster))
+	known, ctx, why := s.ops.admit(h, s.managers.refuses(h.cluster))
 	switch {
 	case why != nil:
 		s.out.sendBusy(h, why)
 	case ctx != nil:
 		go s.worker.claimAndRun(ctx, h)
 	case known != nil:
-		s.out.sendAgain(known)
+		s.out.resend(known)
 	}
 }
 
-// outdated reports whether a request is for a later attempt, and either names another
+// isOutdatedBy reports whether a request is for a later attempt, and either names another
 // claim than those of this operation, as an attempt made elsewhere meanwhile has taken
 // their place, or asks about such an attempt, of which an earlier failure says nothing.
-func (h *held) outdated(request *held) bool {
+func (h *operation) isOutdatedBy(request *operation) bool {
 	if request.attempt <= h.attempt {
 		return false
 	}
@@ -212,7 +212,7 @@ func (h *held) outdated(request *held) bool {
 }
 
 // failed tells that the operation has ended so.
-func (h *held) failed() bool { return h.result.GetStatus().GetCode() != driverv1.Code_CODE_OK }
+func (h *operation) failed() bool { return h.result.GetStatus().GetCode() != driverv1.Code_CODE_OK }
 
 // onOps tells what this replica holds, and the result of the one operation
 // asked for [OPS-1].
@@ -220,7 +220,7 @@ func (s *Server) onOps(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg)
 	if m.Reply == "" {
 		return
 	}
-	answer := s.ops.answer(subject.Cluster, env.GetOps().GetOperationId(), env.GetAttempt(), time.Now())
+	answer := s.ops.answerOps(subject.Cluster, env.GetOps().GetOperationId(), env.GetAttempt(), time.Now())
 	_ = s.out.sendTo(m.Reply, bus.ContentTypeOf(m), env.GetOperationId(), env.GetAttempt(), // it is logged
 		&driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: answer}})
 }
@@ -242,14 +242,14 @@ func (s *Server) onHello(m *nats.Msg) {
 	}
 	env, err := bus.DecodeMessage(m)
 	if err != nil || env.GetHello() == nil {
-		s.drop("message on the hello subject holds no Hello", "err", err)
+		s.dropMessage("message on the hello subject holds no Hello", "err", err)
 
 		return
 	}
 	// The subject's word counts: who may speak for one control plane must not
 	// raise another's epoch.
 	cluster, hello := subject.Cluster, env.GetHello()
-	if s.managers.hear(cluster, hello) {
+	if s.managers.noteHello(cluster, hello) {
 		s.log.Info("a new manager leads", "cluster", cluster, "mcm", hello.GetMcm(), "epoch", hello.GetEpoch())
 		s.beat.renewNow()
 	}
@@ -262,7 +262,7 @@ func (s *Server) onChanged(m *nats.Msg) {
 	}
 	env, err := bus.DecodeMessage(m)
 	if err != nil || env.GetChanged() == nil {
-		s.drop("message on the changed subject holds no Changed", "err", err)
+		s.dropMessage("message on the changed subject holds no Changed", "err", err)
 
 		return
 	}

@@ -63,13 +63,13 @@ type Task struct {
 	TraceParent string
 
 	worker *worker
-	held   *held
+	op     *operation
 	ctx    context.Context //nolint:containedctx // the operation's, as Handle gets it
 }
 
 // Progress tells mcm what the operation is doing, in one line without secrets.
 // It never blocks and may be called often: only the newest line counts.
-func (t *Task) Progress(message string) { t.worker.report(t.held, message) }
+func (t *Task) Progress(message string) { t.worker.reportProgress(t.op, message) }
 
 // BeginMutation is called right before each call that changes something at the
 // provider, and takes one round trip to NATS. It fails when the operation must not go on:
@@ -77,11 +77,11 @@ func (t *Task) Progress(message string) { t.worker.report(t.held, message) }
 // the operation by now, or the operations stream does not answer. From the first success on a cancel
 // comes too late and no longer ends the operation's context: what a provider made
 // of a call cut off halfway nobody could tell.
-func (t *Task) BeginMutation() error { return t.worker.claims.mayBegin(t.ctx, t.held) }
+func (t *Task) BeginMutation() error { return t.worker.claims.mayBegin(t.ctx, t.op) }
 
 // Claim returns the stream sequence of the newest record of the operations stream that this
 // attempt has written; 0 before there is one, and for operations that change nothing.
-func (t *Task) Claim() uint64 { return t.worker.claims.newest(t.held) }
+func (t *Task) Claim() uint64 { return t.worker.claims.newestSequence(t.op) }
 
 // A Config describes a replica.
 type Config struct {
@@ -218,7 +218,7 @@ func (s *Server) Replica() string { return s.cfg.Replica }
 func (s *Server) Refusal() error { return s.managers.refusal() }
 
 // Running is how many operations run at this moment, reads included.
-func (s *Server) Running() int { return s.ops.inHand() }
+func (s *Server) Running() int { return s.ops.countRunning() }
 
 // Stuck counts the calls that have ignored their deadlines for longer than
 // [Config.StuckAfter] and have not returned, by operation. Each was answered with
@@ -228,7 +228,7 @@ func (s *Server) Stuck() map[driverv1.Operation]int { return s.ops.stuckCalls() 
 
 // Jammed returns an error when calls that ignore their deadlines have all slots for some
 // operations, nil otherwise.
-func (s *Server) Jammed() error { return s.ops.jammed() }
+func (s *Server) Jammed() error { return s.ops.allSlotsStuck() }
 
 // Run may be called once. It answers until ctx ends and then drains: it takes no more work, lets
 // running operations finish for DrainTimeout, cancels what is left, and returns
@@ -248,7 +248,7 @@ func (s *Server) Run(ctx context.Context) error {
 	beat, stopBeat := context.WithCancel(context.WithoutCancel(ctx))
 	var loops sync.WaitGroup
 	for _, cluster := range s.cfg.Clusters {
-		loops.Go(func() { s.beat.beat(beat, cluster) })
+		loops.Go(func() { s.beat.publishSessions(beat, cluster) })
 	}
 	loops.Go(func() { s.worker.acceptSlowReads(beat) })
 	loops.Go(func() { s.worker.giveUpStuck(beat) })
@@ -261,7 +261,7 @@ func (s *Server) Run(ctx context.Context) error {
 	err = s.drain(requests)
 	stopBeat()
 	loops.Wait()
-	s.ops.stop()
+	s.ops.stopBegins()
 	for _, cluster := range s.cfg.Clusters {
 		s.beat.publishSession(cluster, true)
 	}

@@ -49,7 +49,7 @@ func (w *worker) giveUp(now time.Time) {
 	profile := &bytes.Buffer{}
 	_ = pprof.Lookup("goroutine").WriteTo(profile, 1) // a Buffer takes everything
 	for h, result := range w.ops.giveUp(now, w.cfg.StuckAfter, w.stuckResult) {
-		w.tell(h, result)
+		w.publishResult(h, result)
 		w.log.Error("a driver call ignores its deadline; until it returns it occupies its slot and blocks its machine: "+
 			"fix the driver, or restart this replica", "operation", bus.Verb(h.operation), "operation_id", h.id,
 			"machine", h.namespace+"/"+h.name, "attempt", h.request.GetAttempt(), "elapsed", now.Sub(h.started).Round(time.Millisecond),
@@ -58,7 +58,7 @@ func (w *worker) giveUp(now time.Time) {
 	}
 }
 
-func (w *worker) stuckResult(h *held) *driverv1.Result {
+func (w *worker) stuckResult(h *operation) *driverv1.Result {
 	text := fmt.Sprintf("driver has not returned from %s %s after its deadline: restart replica %s, or fix the driver",
 		bus.Verb(h.operation), w.cfg.StuckAfter, w.cfg.Replica)
 	if bus.Mutates(h.operation) {
@@ -68,8 +68,8 @@ func (w *worker) stuckResult(h *held) *driverv1.Result {
 	return bus.Failure(driverv1.Code_CODE_DEADLINE_EXCEEDED, text)
 }
 
-// lateReturn logs what came of a call that was given up before.
-func (w *worker) lateReturn(h *held, result *driverv1.Result) {
+// logLateReturn logs what came of a call that was given up before.
+func (w *worker) logLateReturn(h *operation, result *driverv1.Result) {
 	instance, _ := opstream.InstanceOf(result)
 	w.log.Warn("a driver call that ignored its deadline has returned; its slot and machine are free again",
 		"operation", bus.Verb(h.operation), "operation_id", h.id, "machine", h.namespace+"/"+h.name,
@@ -108,9 +108,9 @@ func (o *operations) overdue(now time.Time, by time.Duration) bool {
 
 // overdueLocked returns the calls that have ignored their deadlines for longer than some
 // time and were not given up yet.
-func (o *operations) overdueLocked(now time.Time, by time.Duration) []*held {
-	var all []*held
-	consider := func(h *held) {
+func (o *operations) overdueLocked(now time.Time, by time.Duration) []*operation {
+	var all []*operation
+	consider := func(h *operation) {
 		if !h.claiming && !h.returned && !h.stuck && now.Sub(h.deadline) >= by {
 			all = append(all, h)
 		}
@@ -137,9 +137,9 @@ func (o *operations) stuckCalls() map[driverv1.Operation]int {
 	return count
 }
 
-// jammed returns an error when calls that ignore their deadlines have all slots for some
+// allSlotsStuck returns an error when calls that ignore their deadlines have all slots for some
 // operations, nil otherwise.
-func (o *operations) jammed() error {
+func (o *operations) allSlotsStuck() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var stuck [lanes]int
@@ -156,8 +156,8 @@ func (o *operations) jammed() error {
 
 // giveUp records a result for each call that has ignored its deadline for longer than some
 // time, and returns these. The call itself keeps what it occupies.
-func (o *operations) giveUp(now time.Time, by time.Duration, resultOf func(*held) *driverv1.Result) map[*held]*driverv1.Result {
-	results := map[*held]*driverv1.Result{}
+func (o *operations) giveUp(now time.Time, by time.Duration, resultOf func(*operation) *driverv1.Result) map[*operation]*driverv1.Result {
+	results := map[*operation]*driverv1.Result{}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, h := range o.overdueLocked(now, by) {
@@ -170,9 +170,9 @@ func (o *operations) giveUp(now time.Time, by time.Duration, resultOf func(*held
 	return results
 }
 
-// unstick notes that the handler has returned. It reports whether its call was given up
+// noteReturned notes that the handler has returned. It reports whether its call was given up
 // before, and gives back what that has occupied.
-func (o *operations) unstick(h *held) bool {
+func (o *operations) noteReturned(h *operation) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	h.returned = true

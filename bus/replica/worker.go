@@ -23,28 +23,28 @@ type worker struct {
 	claims  *claims
 	out     *outbox
 	beat    *heartbeat
-	waiting reads
+	waiting readQueue
 }
 
 // run has the handler do an operation that has begun, and settles it.
-func (w *worker) run(ctx context.Context, h *held) {
+func (w *worker) run(ctx context.Context, h *operation) {
 	defer h.cancel()
 	task := &Task{
 		Cluster: h.cluster, Operation: h.operation, Request: h.request, TraceParent: h.traceParent,
-		worker: w, held: h, ctx: ctx,
+		worker: w, op: h, ctx: ctx,
 	}
-	result, told := w.handleNamed(ctx, task)
-	if w.ops.unstick(h) {
-		w.lateReturn(h, result)
+	result, told := w.handleLabeled(ctx, task)
+	if w.ops.noteReturned(h) {
+		w.logLateReturn(h, result)
 
 		return
 	}
 	defer w.ops.tasks.Done()
-	if err := w.fits(h, result); err != nil {
+	if err := w.checkSize(h, result); err != nil {
 		// Found out ahead of all who are to hear of it, and of the stream.
-		result, told = unsendable(err), false
+		result, told = unsendableResult(err), false
 	}
-	w.settle(h, result, ctx.Err() != nil || !told)
+	w.endOperation(h, result, ctx.Err() != nil || !told)
 }
 
 // handle calls the handler and makes a result of whatever comes of it [RESULT-1]. Told
@@ -72,15 +72,15 @@ func (w *worker) handle(ctx context.Context, task *Task) (result *driverv1.Resul
 	return result, true
 }
 
-// settle records the result, of which doubt judges, and sends it. A mutation's is kept
+// endOperation records the result, of which doubt judges, and sends it. A mutation's is kept
 // until mcm has stored it.
-func (w *worker) settle(h *held, result *driverv1.Result, cutOff bool) {
-	w.ops.end(h, result, cutOff)
-	w.tell(h, result)
+func (w *worker) endOperation(h *operation, result *driverv1.Result, cutOff bool) {
+	w.ops.recordAndFree(h, result, cutOff)
+	w.publishResult(h, result)
 }
 
-// tell lets everybody know of the result that note has recorded.
-func (w *worker) tell(h *held, result *driverv1.Result) {
+// publishResult lets everybody know of the result that note has recorded.
+func (w *worker) publishResult(h *operation, result *driverv1.Result) {
 	code, took := result.GetStatus().GetCode(), h.ended.Sub(h.started)
 	w.stats.settled(endpoint{h.cluster, h.operation}, result.GetStatus(), took)
 	if w.cfg.OnSettled != nil {
@@ -96,7 +96,7 @@ func (w *worker) tell(h *held, result *driverv1.Result) {
 	}
 }
 
-func (w *worker) report(h *held, message string) {
+func (w *worker) reportProgress(h *operation, message string) {
 	message = bus.OneLine(message) // each session repeats it
 	w.ops.mu.Lock()
 	changed := h.progress != message && h.result == nil
@@ -109,13 +109,13 @@ func (w *worker) report(h *held, message string) {
 	}
 }
 
-// handleNamed is handle with goroutines that can be told from others, should they hang.
+// handleLabeled is handle with goroutines that can be told from others, should they hang.
 // Reads are many, and each would be slower for it.
-func (w *worker) handleNamed(ctx context.Context, task *Task) (result *driverv1.Result, told bool) {
+func (w *worker) handleLabeled(ctx context.Context, task *Task) (result *driverv1.Result, told bool) {
 	if !bus.Mutates(task.Operation) {
 		return w.handle(ctx, task)
 	}
-	pprof.Do(ctx, pprof.Labels(operationLabel, task.held.key()), func(ctx context.Context) {
+	pprof.Do(ctx, pprof.Labels(operationLabel, task.op.key()), func(ctx context.Context) {
 		result, told = w.handle(ctx, task)
 	})
 
@@ -123,7 +123,7 @@ func (w *worker) handleNamed(ctx context.Context, task *Task) (result *driverv1.
 }
 
 // claimAndRun runs an operation once the operations stream says that it is ours.
-func (w *worker) claimAndRun(ctx context.Context, h *held) {
+func (w *worker) claimAndRun(ctx context.Context, h *operation) {
 	why := w.claims.claim(ctx, h)
 	w.ops.endClaim(h, why != nil)
 	if why != nil {

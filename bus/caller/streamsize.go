@@ -18,18 +18,18 @@ const (
 )
 
 // A room is how much a stream holds, and may hold, in bytes.
-type room struct {
+type streamInfo struct {
 	bytes, limit int64                      // no limit is negative
-	led          bool                       // a server leads those that hold it
-	behind       int                        // servers that are offline or lag
+	hasLeader    bool                       // a server leads those that hold it
+	lagging      int                        // servers that are offline or lag
 	replicated   bool                       // more than one server holds it
 	made         time.Time                  // by the server's clock
 	last         uint64                     // sequence of the newest record
 	config       map[string]json.RawMessage // of the stream, all of it
 }
 
-// look asks JetStream for a stream's.
-func (s *streams) look(ctx context.Context, name string) (room, error) {
+// readStream asks JetStream for a stream's.
+func (s *streams) readStream(ctx context.Context, name string) (streamInfo, error) {
 	var info struct {
 		Created time.Time                  `json:"created"`
 		Config  map[string]json.RawMessage `json:"config"`
@@ -45,21 +45,21 @@ func (s *streams) look(ctx context.Context, name string) (room, error) {
 			} `json:"replicas"`
 		} `json:"cluster"` // of a server of its own nothing is told
 	}
-	if err := s.request(ctx, "STREAM.INFO."+name, nil, &info); err != nil {
-		return room{}, err
+	if err := s.apiRequestInto(ctx, "STREAM.INFO."+name, nil, &info); err != nil {
+		return streamInfo{}, err
 	}
-	r := room{bytes: info.State.Bytes, config: info.Config, led: true, made: info.Created, last: info.State.Last}
+	r := streamInfo{bytes: info.State.Bytes, config: info.Config, hasLeader: true, made: info.Created, last: info.State.Last}
 	if info.Cluster != nil {
-		r.led, r.replicated = info.Cluster.Leader != "", len(info.Cluster.Replicas) > 0
+		r.hasLeader, r.replicated = info.Cluster.Leader != "", len(info.Cluster.Replicas) > 0
 		for _, replica := range info.Cluster.Replicas {
 			if replica.Offline || !replica.Current {
-				r.behind++
+				r.lagging++
 			}
 		}
 	}
 	if limit, ok := info.Config[maxBytesKey]; ok {
 		if err := json.Unmarshal(limit, &r.limit); err != nil {
-			return room{}, fmt.Errorf("STREAM.INFO.%s: %s: %w", name, maxBytesKey, err)
+			return streamInfo{}, fmt.Errorf("STREAM.INFO.%s: %s: %w", name, maxBytesKey, err)
 		}
 	}
 
@@ -68,9 +68,9 @@ func (s *streams) look(ctx context.Context, name string) (room, error) {
 
 const maxBytesKey = "max_bytes"
 
-// wanted is how much the stream should be allowed to hold. It is never less than
+// wantedLimit is how much the stream should be allowed to hold. It is never less than
 // before: other managers may have seen more in it, or people know better.
-func (r room) wanted() int64 {
+func (r streamInfo) wantedLimit() int64 {
 	if r.limit <= 0 {
 		return r.limit
 	}
@@ -82,26 +82,26 @@ func (r room) wanted() int64 {
 	return most
 }
 
-// weigh has a stream hold more before it is full, and tells people when it is nearly
+// checkSize has a stream hold more before it is full, and tells people when it is nearly
 // full all the same.
-func (s *streams) weigh(ctx context.Context, st *stream) {
-	if wanted := st.room.wanted(); wanted > st.room.limit && (st.narrow.IsZero() || time.Since(st.narrow) >= widenAgain) {
-		s.widen(ctx, st, wanted)
+func (s *streams) checkSize(ctx context.Context, st *stream) {
+	if wanted := st.room.wantedLimit(); wanted > st.room.limit && (st.raiseFailedAt.IsZero() || time.Since(st.raiseFailedAt) >= widenAgain) {
+		s.raiseLimit(ctx, st, wanted)
 	}
 	log := s.c.log.With("stream", st.state.Name, "provider", st.state.Provider, "bytes", st.room.bytes, "limit", st.room.limit)
 	const high, low = 90, 80 // per cent; between them it is as it was
 	switch percent := st.room.percent(); {
-	case percent >= high && !st.full:
-		st.full = true
+	case percent >= high && !st.nearlyFull:
+		st.nearlyFull = true
 		log.Error("the operations stream is nearly full. Once it is, it takes no claims and outcomes: creates and " +
 			"deletes wait until its records are a day old. Look for a driver with large last known states or a replica that floods the stream " +
 			"(mcmctl ops), and raise the limit (nats stream edit --max-bytes; mcm keeps a higher limit)")
 	case percent < low:
-		st.full = false
+		st.nearlyFull = false
 	}
 }
 
-func (r room) percent() int64 {
+func (r streamInfo) percent() int64 {
 	if r.limit <= 0 {
 		return 0
 	}
@@ -109,26 +109,26 @@ func (r room) percent() int64 {
 	return r.bytes * 100 / r.limit
 }
 
-// widen changes nothing but the limit: another manager, or people, may have changed
+// raiseLimit changes nothing but the limit: another manager, or people, may have changed
 // the rest. Where JetStream has no room it is as good as before, until it is full.
-func (s *streams) widen(ctx context.Context, st *stream, limit int64) {
+func (s *streams) raiseLimit(ctx context.Context, st *stream, limit int64) {
 	log := s.c.log.With("stream", st.state.Name, "provider", st.state.Provider, "bytes", st.room.bytes, "limit", st.room.limit, "new_limit", limit)
 	config := map[string]any{}
 	for key, value := range st.room.config {
 		config[key] = value
 	}
 	config[maxBytesKey] = limit
-	if err := s.api(ctx, "STREAM.UPDATE."+st.state.Name, config); err != nil {
-		if st.narrow.IsZero() {
+	if err := s.apiRequest(ctx, "STREAM.UPDATE."+st.state.Name, config); err != nil {
+		if st.raiseFailedAt.IsZero() {
 			log.Warn("the operations stream fills up and mcm cannot raise its limit: give JetStream more room (max_file_store or the account's limits), "+
 				"and let mcm's user publish to $JS.API.STREAM.UPDATE", "err", err)
 		}
-		st.narrow = time.Now()
+		st.raiseFailedAt = time.Now()
 
 		return
 	}
 	log.Info("the operations stream fills up; its limit was raised")
-	st.narrow, st.room.limit = time.Time{}, limit
+	st.raiseFailedAt, st.room.limit = time.Time{}, limit
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st.state.MaxBytes = limit

@@ -12,12 +12,12 @@ import (
 
 const (
 	// keptResults and keptFor bound the results kept for an mcm that is away.
-	keptResults = 2048
+	maxKeptResults = 2048
 )
 
-// end records the result of an operation, of which doubt judges, and gives back what it
+// recordAndFree records the result of an operation, of which doubt judges, and gives back what it
 // occupies.
-func (o *operations) end(h *held, result *driverv1.Result, cutOff bool) {
+func (o *operations) recordAndFree(h *operation, result *driverv1.Result, cutOff bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.recordLocked(h, result, cutOff)
@@ -25,15 +25,15 @@ func (o *operations) end(h *held, result *driverv1.Result, cutOff bool) {
 }
 
 // recordLocked records a result.
-func (o *operations) recordLocked(h *held, result *driverv1.Result, cutOff bool) {
+func (o *operations) recordLocked(h *operation, result *driverv1.Result, cutOff bool) {
 	now := time.Now()
 	if result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
-		h.doubt(result, cutOff)
+		h.judgeFailure(result, cutOff)
 	}
 	h.result, h.ended = result, now
 	if bus.Mutates(h.operation) {
 		if result.GetOutcomeUnknown() {
-			delete(o.held, h.key()) // to be tried again under this very id [RESULT-4]
+			delete(o.byID, h.key()) // to be tried again under this very id [RESULT-4]
 		}
 		o.forgetOldLocked(now)
 	}
@@ -41,14 +41,14 @@ func (o *operations) recordLocked(h *held, result *driverv1.Result, cutOff bool)
 
 // forgetOldLocked bounds what is kept for an mcm that never acknowledges.
 func (o *operations) forgetOldLocked(now time.Time) {
-	var oldest *held
+	var oldest *operation
 	settled := 0
-	for key, h := range o.held {
+	for key, h := range o.byID {
 		switch {
 		case h.result == nil:
 			continue
 		case now.Sub(h.ended) > opstream.KeptFor:
-			delete(o.held, key)
+			delete(o.byID, key)
 
 			continue
 		}
@@ -57,9 +57,9 @@ func (o *operations) forgetOldLocked(now time.Time) {
 			oldest = h
 		}
 	}
-	if settled > keptResults {
+	if settled > maxKeptResults {
 		o.log.Warn("too many results that mcm has not acknowledged; forgetting the oldest", "operation_id", oldest.id)
-		delete(o.held, oldest.key())
+		delete(o.byID, oldest.key())
 	}
 }
 
@@ -68,20 +68,20 @@ func (o *operations) forgetOldLocked(now time.Time) {
 func (o *operations) acknowledge(key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	h, ok := o.held[key]
+	h, ok := o.byID[key]
 	switch {
 	case !ok || h.result == nil:
-	case !h.stored:
-		h.known = true
+	case !h.outcomeStored:
+		h.acknowledged = true
 	default:
-		delete(o.held, key)
+		delete(o.byID, key)
 	}
 	signal(o.acked)
 }
 
-// answer returns what this replica has of a control plane's operations, or of the one
+// answerOps returns what this replica has of a control plane's operations, or of the one
 // wanted. It takes no attempt any more that it does not have then [OPS-1].
-func (o *operations) answer(cluster, want string, attempt uint32, now time.Time) *driverv1.OpsResponse {
+func (o *operations) answerOps(cluster, want string, attempt uint32, now time.Time) *driverv1.OpsResponse {
 	answer, denied := &driverv1.OpsResponse{}, true
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -90,11 +90,11 @@ func (o *operations) answer(cluster, want string, attempt uint32, now time.Time)
 
 		return answer
 	}
-	if h, ok := o.held[cluster+"/"+want]; ok {
+	if h, ok := o.byID[cluster+"/"+want]; ok {
 		st := h.state(now)
 		answer.Operations = append(answer.Operations, st)
 		denied = st.GetFenced() // mcm goes on from it as from what is not here
-		if h.counts() {
+		if h.resultCounts() {
 			answer.Result = h.result
 		}
 	}
@@ -109,7 +109,7 @@ func (o *operations) answer(cluster, want string, attempt uint32, now time.Time)
 // deadlines.
 func (o *operations) statesLocked(cluster string, now time.Time) []*driverv1.OperationState {
 	var states []*driverv1.OperationState
-	for _, h := range o.held {
+	for _, h := range o.byID {
 		if h.cluster == cluster {
 			states = append(states, h.state(now))
 		}
@@ -128,12 +128,12 @@ func (o *operations) statesLocked(cluster string, now time.Time) []*driverv1.Ope
 
 // unstored returns the results of a control plane's mutations that the operations stream
 // does not have, and that were last sent there longer than some time ago.
-func (o *operations) unstored(cluster string, now time.Time, ago time.Duration) map[*held]*driverv1.Result {
-	unstored := map[*held]*driverv1.Result{}
+func (o *operations) unstored(cluster string, now time.Time, ago time.Duration) map[*operation]*driverv1.Result {
+	unstored := map[*operation]*driverv1.Result{}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, h := range o.held {
-		if h.cluster == cluster && h.result != nil && !h.stored && now.Sub(h.storedAt) > ago {
+	for _, h := range o.byID {
+		if h.cluster == cluster && h.result != nil && !h.outcomeStored && now.Sub(h.storedAt) > ago {
 			unstored[h] = h.result
 		}
 	}
@@ -146,8 +146,8 @@ func (o *operations) unstoredResults() int {
 	n := 0
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, h := range o.held {
-		if h.result != nil && !h.stored {
+	for _, h := range o.byID {
+		if h.result != nil && !h.outcomeStored {
 			n++
 		}
 	}

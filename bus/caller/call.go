@@ -14,86 +14,84 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// A Request is one operation to be done.
+// A Request describes one operation.
 type Request struct {
-	// Provider is the driver's; Namespace and Name are the machine's or class's,
+	// Provider is the driver's. Namespace and Name are those of the machine or class,
 	// for the subject. Requests about node groups have neither.
 	Provider, Namespace, Name string
-	// OperationID is the same for every attempt at this operation, also across
-	// managers, and never used for another.
+	// OperationID is the same for every attempt at this operation, across managers too.
+	// No other operation uses it.
 	OperationID string
 	// Body is an envelope with the operation's request; Call fills in the rest.
 	Body *driverv1.Envelope
 	// Timeout is how long one attempt may take; 0 means a minute.
 	Timeout time.Duration
-	// Recover says that an earlier Call for this operation may have had an
-	// effect, Attempt how many attempts there were (Outcome.Attempts). Call then
-	// looks for a replica that holds the operation before it tries again.
+	// Recover says that an earlier Call for this operation may have had an effect.
+	// Attempt is the number of earlier attempts (Outcome.Attempts). Call then looks
+	// for a replica that has the operation before it tries again.
 	Recover bool
 	Attempt uint32
-	// Until, with Recover, is until when those attempts may have an effect as far as
-	// their deadlines go (Outcome.Until). Zero says that this is not known: then about
-	// a Timeout from now on.
+	// Until, with Recover, is the last deadline of those attempts (Outcome.Until).
+	// If it is zero, Call assumes about a Timeout from now.
 	Until time.Time
-	// OnlyIfHeld, with Recover, begins nothing: when no replica holds the
-	// operation any more, Call fails with NotFound.
+	// OnlyIfHeld, with Recover, begins nothing: Call fails with NotFound if no replica
+	// has the operation.
 	OnlyIfHeld bool
-	// Look, with Recover, begins nothing either: it returns what a replica holds or the
-	// operations stream has stored, waits as long as a further attempt has to, and
-	// fails like OnlyIfHeld where that could begin.
+	// Look, with Recover, begins nothing either. Call returns the outcome that a replica
+	// or the operations stream has. It waits as long as a further attempt has to, and
+	// fails like OnlyIfHeld once that attempt could begin.
 	Look bool
-	// TraceParent goes along with each attempt, for the driver's spans: a W3C
-	// traceparent header, empty when the operation is not traced.
+	// TraceParent is the W3C traceparent header of each attempt, for the driver's spans.
+	// It is empty when the operation is not traced.
 	TraceParent string
-	// OnAccepted, OnProgress and OnWaiting are told what happens; they must not
-	// block. May be nil. OnWaiting gets why Call waits before a further attempt, if
-	// that may take long.
+	// OnAccepted, OnProgress and OnWaiting report events. They may be nil and must not
+	// block. OnWaiting gets the reason why Call waits before a further attempt, if the
+	// wait may be long.
 	OnAccepted func(attempt uint32, replica string)
 	OnProgress func(message string)
 	OnWaiting  func(attempts uint32, why error)
 }
 
-// An Outcome is what came of an operation.
+// An Outcome is the result of a Call.
 type Outcome struct {
-	// Result is the driver's, nil when none came.
+	// Result is the driver's; nil if there is none.
 	Result *driverv1.Result
-	// Attempts is how many may have had an effect, those before this Call
-	// included.
+	// Attempts is the number of attempts that may have had an effect, including those
+	// before this Call.
 	Attempts uint32
-	// Until is by when the deadlines of all of them are over.
+	// Until is the last deadline of these attempts.
 	Until time.Time
-	// Replica answered last; empty for a plain one.
+	// Replica answered last; empty for a plain driver.
 	Replica string
-	// Plain: answered by a driver that keeps no session.
+	// Plain: a driver without sessions answered.
 	Plain bool
-	// Partial: read from the operations stream, and the part of it that is sealed
-	// could not be: texts and the driver's last known state are missing.
+	// Partial: the outcome is from the operations stream and its sealed part cannot be
+	// opened. Texts and the driver's last known state are missing.
 	Partial bool
-	// Waited is the time until a replica took the operation, Took from there to
+	// Waited is the time until a replica took the operation, Took the time from then to
 	// the end.
 	Waited, Took time.Duration
 }
 
-// Call has an operation done and returns what came of it. The Outcome is never
-// nil. The error is an [*Error] that says who failed:
+// Call runs an operation at a driver and returns its outcome. The Outcome is never
+// nil. The error is an [*Error] whose origin says who failed:
 //
 //   - OriginDriver: a driver answered with this code; Outcome.Result holds its
 //     payload.
-//   - OriginBus: nothing ran. With the code Unavailable, no replica of the provider
-//     took it, and [Caller.Room] tells when to try again; with Aborted, another
-//     operation of the machine runs; with InvalidArgument, the request can never
-//     be sent.
-//   - OriginTimeout: a mutation may have run. Call again with Recover. Where a
-//     replica said so, Outcome.Result is what it knows.
+//   - OriginBus: nothing ran. Unavailable: no replica of the provider took the
+//     request; [Caller.Room] signals when to retry. Aborted: another operation of
+//     the machine runs. InvalidArgument: the request cannot be sent.
+//   - OriginTimeout: a mutation may have run. Call again with Recover. If a replica
+//     reported this, Outcome.Result is its report.
 //
-// A read whose replica dies is asked again. A mutation whose replica dies goes to
-// another one, told to look first for what the dead one may have made; if nothing
-// identifies a driver's Create, it waits for the dead replica's deadline before.
-// When ctx ends Call returns its error and leaves the operation running.
+// Call retries a read whose replica dies. A mutation whose replica dies goes to another
+// replica with recover set, which first looks for what the dead one made. If the
+// driver's creates have no identity, Call waits for the dead replica's deadline first.
+// When ctx ends, Call returns its error and leaves the operation running.
 //
-// A request about node groups is a read, but goes to any replica and never to one by its
-// name. One that changes a group and fails, or is not answered, after a replica may have
-// had it has an unknown outcome: OriginTimeout.
+// A request about node groups is a read that goes to any replica, never to one by name.
+// If it changes a group and fails or gets no answer once a replica may have taken it,
+// its outcome is unknown: OriginTimeout.
 func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	if req.Timeout <= 0 {
 		req.Timeout = bus.DefaultTimeout
@@ -130,38 +128,38 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	return &k.out, err
 }
 
-// A call is the state of one Call: where its request goes, and what came of it.
+// A call is the state of one Call.
 type call struct {
 	past
 
 	c          *Caller
 	req        *Request
 	op         driverv1.Operation
-	editsGroup bool // it changes a node group
+	editsGroup bool // the request changes a node group
 	started    time.Time
-	taken      time.Time // when a replica took the operation, the last time
+	taken      time.Time // when a replica last took the operation
 	out        Outcome
 
 	// Of the next try.
 	number  uint32               // of the attempt
-	recover bool                 // the replica must look first for what an earlier attempt has made
-	doubted bool                 // an earlier one's call may still run, or have had its effect, when it begins
+	recover bool                 // the replica must first look for what an earlier attempt made
+	doubted bool                 // an earlier attempt's call may still run, or have had its effect, when this one begins
 	target  string               // the replica; empty for any
-	terms   *driverv1.ClaimTerms // of its claim; nil leaves them to the replica
+	terms   *driverv1.ClaimTerms // of its claim; nil lets the replica decide
 
 	// Of the tries so far.
 	lastTry, firstTry time.Time
 	limit             time.Time       // of a read; zero for mutations
 	sendErr           error           // why the last one was not sent
 	avoid             map[string]bool // replicas that lost an attempt or have just refused one
-	staleAt           string          // replica that took a request for stale
+	staleAt           string          // replica that refused a request as stale
 	stuckAt           string          // replica where a call for this machine ignores its deadline
 
-	plainClaim   uint64    // the claim that this call has written for a plain driver; 0 for none
-	plainClaimAt time.Time // just before it was
+	plainClaim   uint64    // sequence of the claim that this call wrote for a plain driver; 0 for none
+	plainClaimAt time.Time // just before the write
 }
 
-// log is for lines about the operation.
+// log returns a logger with the operation's fields.
 func (k *call) log() *slog.Logger {
 	object := "machine"
 	if bus.MachineOf(k.req.Body) == nil {
@@ -172,19 +170,19 @@ func (k *call) log() *slog.Logger {
 		"provider", k.req.Provider, "attempt", k.number, "replica", k.out.Replica)
 }
 
-// noteMayHaveRun notes that the try just made may have an effect.
+// noteMayHaveRun notes that the last try may have an effect.
 func (k *call) noteMayHaveRun() { k.noteAttempt(k.number, k.lastTry.Add(bus.AcceptBy+k.req.Timeout)) }
 
-// noteEarlierAttempt notes that there was an attempt of this number, made by another caller, or
-// before, at a time not known.
+// noteEarlierAttempt notes an attempt by another caller, or by an earlier Call, at an
+// unknown time.
 func (k *call) noteEarlierAttempt(attempt uint32) {
 	k.noteAttempt(attempt, time.Now().Add(bus.AcceptBy+k.req.Timeout))
 }
 
-// prepareAttempt notes that the try about to be made may begin a new attempt.
+// prepareAttempt notes that the next try may begin a new attempt.
 func (k *call) prepareAttempt() {
 	k.doubted = false
-	if k.number <= k.lastRan { // else it only asks who has one what comes of it
+	if k.number <= k.lastRan { // the try only asks for the outcome of an earlier attempt
 		return
 	}
 	k.noteSent(k.number)
@@ -195,13 +193,13 @@ func (k *call) prepareAttempt() {
 		k.doubted = !k.nothingBegun && k.lastTry.Before(k.lastDeadline().Add(settle)) ||
 			k.c.replicas.stuckAt(k.req.Provider, k.req.OperationID) != ""
 	default:
-		// What it finds may be what the earlier one has done, or is doing.
+		// An earlier attempt may have caused the state that this one meets.
 		k.doubted = k.editsGroup
 		k.recover = k.recover || k.editsGroup
 	}
 }
 
-// reportWaiting tells why nothing happens for what may be long.
+// reportWaiting reports why the call waits, possibly for long.
 func (k *call) reportWaiting(why *bus.Error) {
 	k.log().Info("waiting", "why", why)
 	if k.req.OnWaiting != nil {
@@ -215,17 +213,17 @@ type verdict int
 const (
 	gotResult       verdict = iota
 	gotBusy                 // refused, nothing ran
-	gotNoResponder          // nobody listens, nothing ran
+	gotNoResponder          // nothing subscribes the subject, nothing ran
 	gotNotConnected         // not sent, nothing ran
-	gotUnsendable           // will never be sent, nothing ran
+	gotUnsendable           // cannot be sent, nothing ran
 	gotSilence              // no frame at all: unknown
 	gotHolderDied           // the holder died: unknown
-	gotDenial               // the holder says that it does not have it: nothing runs there
-	gotOverdue              // the holder lives, but the operation's time is over
+	gotDenial               // the holder denies having the operation: nothing runs there
+	gotOverdue              // the holder lives, but the deadline has passed
 	gotContextEnd           // the caller's context ended
 )
 
-// sendAndFollow sends the request once and follows it as far as a verdict.
+// sendAndFollow sends the request once and follows it to a verdict.
 func (k *call) sendAndFollow(ctx context.Context) (verdict, *driverv1.Result, driverv1.BusyReason) {
 	const none = driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
 	tree := bus.TreeDriver
@@ -255,8 +253,8 @@ func (k *call) sendAndFollow(ctx context.Context) (verdict, *driverv1.Result, dr
 	return v, f.state.result, busy
 }
 
-// limitToRead cuts d to what is left of a read's time; a context of its own for that
-// would cost each read a twentieth of its round trip.
+// limitToRead limits d to the remaining time of a read. A context for that would cost
+// each read a twentieth of its round trip.
 func (k *call) limitToRead(d time.Duration) time.Duration {
 	if k.limit.IsZero() {
 		return d
@@ -265,10 +263,10 @@ func (k *call) limitToRead(d time.Duration) time.Duration {
 	return min(d, max(0, time.Until(k.limit)))
 }
 
-// readTimedOut tells that a read's time is over.
+// readTimedOut reports whether a read's deadline has passed.
 func (k *call) readTimedOut() bool { return !k.limit.IsZero() && !time.Now().Before(k.limit) }
 
-// verdictOfSendError tells an outage from a request that can never be sent.
+// verdictOfSendError tells an outage from a request that cannot be sent.
 func (k *call) verdictOfSendError(err error) verdict {
 	k.sendErr = err
 	if errors.Is(err, bus.ErrSubject) || errors.Is(err, bus.ErrEncode) || errors.Is(err, bus.ErrTooLarge) {
@@ -278,8 +276,8 @@ func (k *call) verdictOfSendError(err error) verdict {
 	return gotNotConnected
 }
 
-// send publishes the request, with a's reply subject listened to first: a reply
-// may come before publish returns.
+// send publishes the request. It registers a's reply subject first, as a reply may
+// come before publish returns.
 func (k *call) send(a *attempt) (unregister func(), err error) {
 	k.lastTry = time.Now()
 	if k.firstTry.IsZero() {
@@ -299,7 +297,7 @@ func (k *call) send(a *attempt) (unregister func(), err error) {
 	return unregister, err
 }
 
-// subject is where the request goes; replica is empty for any.
+// subject returns the request's subject; replica is empty for any.
 func (k *call) subject(tree bus.Tree, replica string) (string, error) {
 	return bus.Subject{
 		Cluster: k.c.cfg.Cluster, Tree: tree, Provider: k.req.Provider, Replica: replica,
@@ -307,7 +305,7 @@ func (k *call) subject(tree bus.Tree, replica string) (string, error) {
 	}.Build()
 }
 
-// Envelope is what the request says at this try.
+// envelope returns the envelope of this try.
 func (k *call) envelope(tree bus.Tree, now time.Time) *driverv1.Envelope {
 	env := &driverv1.Envelope{
 		OperationId: k.req.OperationID, Attempt: k.number, Epoch: k.c.cfg.Epoch(), Owner: k.c.cfg.Owner, Recover: k.recover, EarlierMayRun: k.doubted && !k.editsGroup,
@@ -324,8 +322,8 @@ func (k *call) envelope(tree bus.Tree, now time.Time) *driverv1.Envelope {
 	return env
 }
 
-// acceptBy is until when a request that is sent now may be taken. A plain driver's is
-// counted from its claim: who was frozen since may have been replaced.
+// acceptBy returns until when a driver may take a request that is sent now. For a plain
+// driver it counts from the claim: a process frozen since may have lost that claim.
 func (k *call) acceptBy(tree bus.Tree, now time.Time) time.Time {
 	if tree == bus.TreePlain && k.plainClaim != 0 {
 		now = k.plainClaimAt
@@ -334,7 +332,7 @@ func (k *call) acceptBy(tree bus.Tree, now time.Time) time.Time {
 	return now.Add(bus.AcceptBy)
 }
 
-// read has an operation done that may be asked any number of times.
+// read runs an operation that may run any number of times.
 func (k *call) read(ctx context.Context) error {
 	k.limit = k.started.Add(k.req.Timeout)
 	for {
@@ -353,7 +351,7 @@ func (k *call) read(ctx context.Context) error {
 			if k.target == "" {
 				return newPlainCall(k).read(ctx)
 			}
-			k.avoidReplica(k.target) // left since its last session
+			k.avoidReplica(k.target) // it has left since its last session
 			k.target = ""
 		case gotBusy:
 			if done, err := k.retryAtOtherReplica(); done {
@@ -367,14 +365,14 @@ func (k *call) read(ctx context.Context) error {
 			k.number++
 			k.target = ""
 			if v == gotSilence && len(k.c.replicas.live(k.req.Provider)) == 0 {
-				return newPlainCall(k).read(ctx) // a wiretap on requests hides that nobody listens
+				return newPlainCall(k).read(ctx) // a wiretap on requests hides that no driver subscribes
 			}
 		}
 	}
 }
 
-// readGroups is read for node groups. Any replica may answer, and plain drivers have none.
-// Who asks may be allowed no other subjects, so no replica is asked by its name.
+// readGroups is read for node groups. Any replica may answer; plain drivers have none.
+// It asks no replica by name: the user may lack permission for such subjects.
 func (k *call) readGroups(ctx context.Context) error {
 	k.limit = k.started.Add(k.req.Timeout)
 	for ; ; k.number++ {
@@ -404,7 +402,7 @@ func (k *call) readGroups(ctx context.Context) error {
 			return k.noAnswer()
 		case gotSilence, gotHolderDied, gotDenial:
 			if k.editsGroup {
-				k.noteMayHaveRun() // for all that is known
+				k.noteMayHaveRun()
 			}
 		}
 	}
@@ -430,7 +428,7 @@ func (k *call) endWithResult(result *driverv1.Result) error {
 	case k.editsGroup:
 		failure.Origin = bus.OriginTimeout
 		failure.Err = fmt.Errorf("%w (retried: an earlier attempt may have done it)", failure.Err)
-	default: // whether or not a plain driver has heard of that
+	default: // a plain driver may not know of the earlier attempt
 		failure.Origin = bus.OriginTimeout
 		failure.Err = fmt.Errorf("%w (retried: the call of an earlier attempt may still make the instance)", failure.Err)
 	}
@@ -453,7 +451,7 @@ func (k *call) allBusy() error {
 	if k.stuckAt != "" {
 		e := k.notStarted("a driver call of replica %s for this machine ignores its deadline, and no other replica of provider %s has room: "+
 			"restart that replica (its log has the stack) or add one", k.stuckAt, k.req.Provider)
-		e.Code = driverv1.Code_CODE_ABORTED // room for others there may be
+		e.Code = driverv1.Code_CODE_ABORTED // other machines may still have room
 
 		return e
 	}
@@ -469,8 +467,8 @@ func (k *call) allBusy() error {
 	return k.noRoom("all replicas of provider %s are busy", k.req.Provider)
 }
 
-// chooseTarget has the request go to a replica by its name while another one of the
-// provider's is to be asked for nothing, but hears what is for any.
+// chooseTarget addresses a replica by name while another replica of the provider must
+// get no work: that one would hear requests for any replica.
 func (k *call) chooseTarget() error {
 	if k.target != "" || k.c.replicas.refusal(k.req.Provider) == nil {
 		return nil
@@ -490,8 +488,8 @@ func (k *call) noRoom(format string, args ...any) *bus.Error {
 	return e
 }
 
-// notStarted is the error for a try that reached nobody. It is proof that
-// nothing ran, or was changed, only if no earlier attempt may have.
+// notStarted returns the error of a try that reached no driver. It proves that nothing
+// ran, or changed, only if there was no earlier attempt.
 func (k *call) notStarted(format string, args ...any) *bus.Error {
 	e := bus.NothingRanf(format, args...)
 	if k.lastRan > 0 && (k.editsGroup || bus.Mutates(k.op)) {

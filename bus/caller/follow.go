@@ -49,7 +49,7 @@ func (f *follow) run(ctx context.Context) (verdict, driverv1.BusyReason) {
 	}
 }
 
-// onUpdate judges what was heard.
+// onUpdate handles new frames.
 func (f *follow) onUpdate(ctx context.Context) (v verdict, sure bool) {
 	before := f.state
 	f.state = f.a.snapshot()
@@ -74,7 +74,7 @@ func (f *follow) onUpdate(ctx context.Context) (v verdict, sure bool) {
 	return 0, false
 }
 
-// onTimer judges what was not heard in time.
+// onTimer handles a timeout.
 func (f *follow) onTimer(ctx context.Context) (v verdict, sure bool) {
 	switch {
 	case f.hasResult():
@@ -82,7 +82,7 @@ func (f *follow) onTimer(ctx context.Context) (v verdict, sure bool) {
 	case f.k.readTimedOut():
 		return gotOverdue, true
 	case !f.k.c.conn.Up():
-		f.timer.Reset(f.k.limitToRead(acceptTimeout)) // an outage is nobody's silence
+		f.timer.Reset(f.k.limitToRead(acceptTimeout)) // no replica can be heard during an outage
 
 		return 0, false
 	case f.holderDied == nil:
@@ -97,7 +97,7 @@ func (f *follow) onTimer(ctx context.Context) (v verdict, sure bool) {
 	return gotOverdue, true
 }
 
-// noteHolder notes the holder when it is first heard of.
+// noteHolder notes the holder at its first frame.
 func (f *follow) noteHolder() {
 	if f.holderDied != nil || f.state.holder == "" {
 		return
@@ -108,7 +108,7 @@ func (f *follow) noteHolder() {
 	f.noteTaken()
 }
 
-// noteResult is accepted for a result: there is nothing left to watch.
+// noteResult is noteHolder for a result: there is nothing left to watch.
 func (f *follow) noteResult() {
 	if f.holderDied == nil {
 		f.noteTaken()
@@ -124,8 +124,8 @@ func (f *follow) noteTaken() {
 	}
 }
 
-// hasResult looks whether a result came together with something else: select
-// would choose one of both at random.
+// hasResult reports whether a result came together with another event. Select would
+// choose one at random.
 func (f *follow) hasResult() bool {
 	h := f.a.snapshot()
 	if h.result == nil {
@@ -137,14 +137,14 @@ func (f *follow) hasResult() bool {
 	return true
 }
 
-// askHolder settles a doubt: the holder's sessions no longer list the operation
-// as running, but no result came.
+// askHolder asks the holder for the operation: its sessions no longer list it as
+// running, but no result came.
 func (f *follow) askHolder(ctx context.Context) (v verdict, sure bool) {
 	k := f.k
 	answer := k.c.ask(ctx, k.req.Provider, f.state.holder, k.req.OperationID, k.number)
 	switch {
 	case answer == nil:
-		return 0, false // its sessions will tell whether it lives
+		return 0, false // its sessions will show whether it lives
 	case answer.GetResult() != nil:
 		f.state.result = answer.GetResult()
 

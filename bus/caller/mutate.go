@@ -13,30 +13,29 @@ import (
 )
 
 const (
-	// claimLooks bounds how often a call looks at the claim on its machine before it
-	// gives up for a while.
+	// maxClaimReads bounds how often a call reads the claim on its machine before it fails.
 	maxClaimReads = 5
-	// findMost bounds how many replicas are asked who holds an operation.
+	// maxAsked bounds how many replicas are asked whether they have an operation.
 	maxAsked = 64
-	// maxTries bounds the tries of one Call: more means that something refuses
-	// or dies again and again, which its caller should get to know.
+	// maxTries bounds the tries of one Call. More means that replicas refuse or die
+	// again and again, which the caller should learn.
 	maxTries = 100
-	// askAgain is the time between looks for a replica that may come back.
+	// recheckInterval is the time between checks whether a replica is back.
 	recheckInterval = bus.SessionInterval / 2
-	// storeTries is how many of these a call waits for the operations stream.
+	// maxStoreTries is how many such intervals a call waits for the operations stream.
 	maxStoreTries = 8
 )
 
-// A mutation is a call that must have its operation done once, whatever dies meanwhile.
+// A mutation is a call whose operation must take effect once, whatever dies.
 type mutation struct {
 	claimReader
 
-	storeRefusals int // times that a replica could not write its claim
+	storeRefusals int // how often a replica could not write its claim
 }
 
 func newMutation(k *call) *mutation { return &mutation{claimReader: claimReader{call: k}} }
 
-// mutate has an operation done that must not be done twice.
+// mutate runs an operation that must not take effect twice.
 func (m *mutation) mutate(ctx context.Context) error {
 	if done, err := m.prepareClaim(ctx); done {
 		return err
@@ -67,8 +66,8 @@ func (m *mutation) mutate(ctx context.Context) error {
 	return m.notStarted("gave up after %d tries at replicas of provider %s; see their logs", maxTries, m.req.Provider)
 }
 
-// handleVerdict decides what follows a try without a result: another one, when done is
-// false, for which it has chosen number and target.
+// handleVerdict decides what follows a try without a result. If done is false, it has
+// chosen number and target of another try.
 func (m *mutation) handleVerdict(ctx context.Context, v verdict, busy driverv1.BusyReason) (done bool, err error) {
 	switch v {
 	case gotNotConnected:
@@ -96,7 +95,7 @@ func (m *mutation) handleVerdict(ctx context.Context, v verdict, busy driverv1.B
 		m.log().Warn("the replica that ran the operation died")
 		m.avoidReplica(m.out.Replica)
 
-		return m.retry(ctx) // the claim tells whether it has begun anything
+		return m.retry(ctx) // the claim shows whether it has begun anything
 	case gotDenial:
 		m.noteDenial(m.out.Replica, m.number)
 
@@ -108,7 +107,7 @@ func (m *mutation) handleVerdict(ctx context.Context, v verdict, busy driverv1.B
 	}
 }
 
-// onBusy goes on after a refusal.
+// onBusy decides what follows a refusal.
 func (m *mutation) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, err error) {
 	switch {
 	case why == driverv1.BusyReason_BUSY_REASON_MACHINE:
@@ -121,7 +120,7 @@ func (m *mutation) onBusy(ctx context.Context, why driverv1.BusyReason) (done bo
 	case m.attached():
 		m.noteDenial(m.out.Replica, m.number)
 
-		return m.retry(ctx) // it would have answered with what it holds
+		return m.retry(ctx) // a replica with the operation would have attached us to it
 	case why == driverv1.BusyReason_BUSY_REASON_STUCK:
 		m.stuckAt = m.out.Replica
 
@@ -135,8 +134,8 @@ func (m *mutation) onBusy(ctx context.Context, why driverv1.BusyReason) (done bo
 	}
 }
 
-// onStale goes on after a replica has taken a request for an old one: the bus was
-// slow, or one of two clocks is wrong.
+// onStale decides what follows when a replica refuses a request as stale: the bus was
+// slow, or a clock is wrong.
 func (m *mutation) onStale(ctx context.Context) (done bool, err error) {
 	m.log().Warn("a replica refused a request as stale; if this repeats, compare the clock of its machine with the clock of this one")
 	if !m.attached() {
@@ -144,7 +143,7 @@ func (m *mutation) onStale(ctx context.Context) (done bool, err error) {
 
 		return m.retryAtOtherReplica()
 	}
-	// It has not said whether it holds the attempt.
+	// The refusal does not show whether the replica has the attempt.
 	answer := m.c.ask(ctx, m.req.Provider, m.out.Replica, m.req.OperationID, m.number)
 	switch {
 	case ctx.Err() != nil:
@@ -160,8 +159,8 @@ func (m *mutation) onStale(ctx context.Context) (done bool, err error) {
 	}
 }
 
-// attached tells that the try went to a replica believed to hold this very
-// attempt: that nobody was reached does not mean that nothing runs.
+// attached reports whether the try went to a replica that may have this very attempt.
+// Then an unreachable replica does not mean that nothing runs.
 func (m *mutation) attached() bool { return m.target != "" && m.lastRan >= m.number }
 
 func (k *call) avoidReplica(replica string) {
@@ -171,8 +170,8 @@ func (k *call) avoidReplica(replica string) {
 	k.avoid[replica] = true
 }
 
-// awaitHolder waits for the believed holder, which has lost its connection, to come
-// back or to be dead.
+// awaitHolder waits until the presumed holder, which has lost its connection, is back
+// or dead.
 func (m *mutation) awaitHolder(ctx context.Context) (done bool, err error) {
 	if !slices.Contains(m.c.replicas.live(m.req.Provider), m.target) {
 		m.avoidReplica(m.target)
@@ -183,17 +182,17 @@ func (m *mutation) awaitHolder(ctx context.Context) (done bool, err error) {
 	return m.pause(ctx)
 }
 
-// pause passes the time until the replicas are looked at again.
+// pause waits until the next check of the replicas.
 func (m *mutation) pause(ctx context.Context) (done bool, err error) {
 	err = sleep(ctx, recheckInterval)
 
 	return err != nil, err
 }
 
-// retryAtOtherReplica sends the same attempt, which nobody took, to a replica with room.
+// retryAtOtherReplica picks a replica with room for an attempt that was refused.
 func (k *call) retryAtOtherReplica() (done bool, err error) {
 	if k.out.Replica != "" {
-		k.avoidReplica(k.out.Replica) // its sessions may not say yet that it is full
+		k.avoidReplica(k.out.Replica) // its sessions may not show yet that it is full
 	}
 	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
 	if k.target == "" {
@@ -203,8 +202,8 @@ func (k *call) retryAtOtherReplica() (done bool, err error) {
 	return false, nil
 }
 
-// awaitStore gives an operations stream that has only just been made, or that chooses
-// another leader, the time to take claims.
+// awaitStore waits for an operations stream that is new or elects a leader, and picks a
+// replica for another try.
 func (m *mutation) awaitStore(ctx context.Context) (done bool, err error) {
 	m.c.recheckStream(m.req.Provider, opstream.ErrNoAnswer)
 	for m.storeRefusals < maxStoreTries {
@@ -221,8 +220,7 @@ func (m *mutation) awaitStore(ctx context.Context) (done bool, err error) {
 		bus.StreamName(m.c.cfg.Cluster, m.req.Provider), m.req.Provider)
 }
 
-// retry makes a further attempt after one that may have had an effect, unless that
-// turns out to run still or to have ended.
+// retry prepares a further attempt, unless the earlier one still runs or has ended.
 func (m *mutation) retry(ctx context.Context) (done bool, err error) {
 	switch d, err := m.checkClaim(ctx); d {
 	case isDone:
@@ -234,7 +232,7 @@ func (m *mutation) retry(ctx context.Context) (done bool, err error) {
 	}
 }
 
-// chooseRetryTarget chooses who makes the next attempt.
+// chooseRetryTarget picks the replica for the next attempt.
 func (m *mutation) chooseRetryTarget(ctx context.Context) (done bool, err error) {
 	if m.req.OnlyIfHeld {
 		return true, m.notHeld()
@@ -257,18 +255,17 @@ func (m *mutation) chooseRetryTarget(ctx context.Context) (done bool, err error)
 	return false, nil
 }
 
-// ErrNotHeld is wrapped by the error of a Call with OnlyIfHeld or Look when no replica
-// holds the operation, and its outcome is not stored. An attempt that has begun may still
-// take effect until its deadline; none begins any more once its claim is replaced.
+// ErrNotHeld is wrapped by the error of a Call with OnlyIfHeld or Look if no replica
+// has the operation and its outcome is not stored. An attempt that has begun may take
+// effect until its deadline. Once its claim is replaced, no attempt begins.
 var ErrNotHeld = errors.New("the outcome of the operation is not known")
 
 func (k *call) notHeld() error {
 	return bus.Errorf(driverv1.Code_CODE_NOT_FOUND, "%w: no replica of provider %s has the operation, and the operations stream has no result", ErrNotHeld, k.req.Provider)
 }
 
-// waitForIdentity waits, for a create that nothing tells apart from a lost one, until
-// the lost one's call cannot take effect unseen any more, or until its replica is back
-// with it.
+// waitForIdentity delays a create that the cloud cannot tell from a lost one. It waits
+// until the lost call can no longer take effect unseen, or its replica is back.
 func (m *mutation) waitForIdentity(ctx context.Context) (back bool, err error) {
 	if m.op != driverv1.Operation_OPERATION_CREATE {
 		return false, nil
@@ -292,7 +289,7 @@ func (m *mutation) waitForIdentity(ctx context.Context) (back bool, err error) {
 }
 
 // mayMakeTwo returns why a further attempt at a create could make a second instance
-// unseen; nil if it cannot.
+// unseen, or nil.
 func (m *mutation) mayMakeTwo(now time.Time) *bus.Error {
 	identified, settle := m.c.replicas.identity(m.req.Provider)
 	earlier, lost := m.earlierCreate.Add(settle), m.lastDeadline().Add(settle)
@@ -314,17 +311,18 @@ func (m *mutation) mayMakeTwo(now time.Time) *bus.Error {
 	}
 }
 
-// targetReplica has the next try go to who has an attempt.
+// targetReplica directs the next try to the replica that has an attempt.
 func (r *claimReader) targetReplica(replica string, attempt uint32) {
 	r.noteEarlierAttempt(attempt)
 	r.target, r.number, r.terms = replica, attempt, nil
 }
 
-// targetHolder makes the replica that lists the operation the next target.
+// targetHolder directs the next try to the replica that lists the operation. It reports
+// whether there is one.
 func (m *mutation) targetHolder() bool {
 	h, ok := m.c.replicas.holderOf(m.req.Provider, m.req.OperationID)
 	switch {
-	case !ok, h.fenced: // the claim knows better
+	case !ok, h.fenced: // of a fenced one the claim decides
 		return false
 	}
 	m.targetReplica(h.replica, max(1, h.attempt))
@@ -332,20 +330,19 @@ func (m *mutation) targetHolder() bool {
 	return true
 }
 
-// findHolder looks for the replica that took a request without its frames reaching us. One
-// round of questions is enough: who has not answered has not begun anything, or its
-// claim will tell.
+// findHolder asks all replicas which of them took a request whose frames were lost. One
+// round is enough: the claim shows whether a replica that does not answer has begun.
 func (m *mutation) findHolder(ctx context.Context) (done bool, err error) {
 	asked := m.c.replicas.live(m.req.Provider)
 	asked = asked[:min(len(asked), maxAsked)]
 	if len(asked) == 0 {
-		return true, (&plainCall{claimReader: m.claimReader}).mutate(ctx) // a wiretap hid that nobody listens, or the claim tells
+		return true, (&plainCall{claimReader: m.claimReader}).mutate(ctx) // a wiretap hid that no driver subscribes; the claim decides
 	}
 	for i, answer := range m.askAll(ctx, asked) {
 		switch {
 		case answer == nil:
 		case holdsOperation(answer):
-			m.target, m.terms = asked[i], nil // it attaches us to what it runs
+			m.target, m.terms = asked[i], nil // the replica attaches us to the running operation
 
 			return false, nil
 		default:
@@ -359,8 +356,8 @@ func (m *mutation) findHolder(ctx context.Context) (done bool, err error) {
 	return m.retry(ctx)
 }
 
-// askAll asks replicas about the call's attempt, all at once. Who has not answered
-// in time has a nil.
+// askAll asks replicas about the call's attempt, all at once. The answer of a replica
+// that was too slow is nil.
 func (m *mutation) askAll(ctx context.Context, replicas []string) []*driverv1.OpsResponse {
 	said := make([]*driverv1.OpsResponse, len(replicas))
 	var all sync.WaitGroup
@@ -372,9 +369,8 @@ func (m *mutation) askAll(ctx context.Context, replicas []string) []*driverv1.Op
 	return said
 }
 
-// holdsOperation reports whether a replica has the operation by its own answer. An attempt that is
-// fenced does not count: another one may run in its place, and its result is the one that
-// will be stored.
+// holdsOperation reports whether a replica answers that it has the operation. A fenced
+// attempt does not count: the result of the attempt that replaced it will be stored.
 func holdsOperation(answer *driverv1.OpsResponse) bool {
 	for _, st := range answer.GetOperations() {
 		if !st.GetFenced() {
@@ -385,11 +381,11 @@ func holdsOperation(answer *driverv1.OpsResponse) bool {
 	return false
 }
 
-// resume looks, before an operation is tried again, for the replica that holds
-// it, once every live replica has had the time to say what it holds.
+// resume looks for the replica that has the operation before it is retried. Each live
+// replica gets the time to send a session first.
 func (m *mutation) resume(ctx context.Context) (done bool, err error) {
 	if !m.c.conn.Up() {
-		return true, m.notConnected() // nobody can be heard
+		return true, m.notConnected()
 	}
 	warm := time.NewTimer(time.Until(m.c.connectedSince().Add(deathLimit)))
 	defer warm.Stop()
@@ -405,7 +401,7 @@ func (m *mutation) resume(ctx context.Context) (done bool, err error) {
 	return m.resumeFromClaim(ctx)
 }
 
-// endOverdue ends an operation whose holder lives but does not finish.
+// endOverdue cancels an operation that its live holder does not finish in time.
 func (k *call) endOverdue() error {
 	err := k.c.control(k.req.Provider, k.out.Replica, bus.VerbCancel, &driverv1.Envelope{
 		OperationId: k.req.OperationID,
@@ -418,8 +414,7 @@ func (k *call) endOverdue() error {
 	return bus.OutcomeUnknownf("replica %s did not finish within %s", k.out.Replica, k.req.Timeout)
 }
 
-// resumeFromClaim takes up an operation that no replica lists: its claim tells what became
-// of it.
+// resumeFromClaim resumes an operation that no replica lists, by its claim.
 func (m *mutation) resumeFromClaim(ctx context.Context) (done bool, err error) {
 	switch d, err := m.checkClaim(ctx); d {
 	case isDone:

@@ -2,27 +2,27 @@ package caller
 
 import "time"
 
-// A past is what the attempts at an operation so far may have done. It reads no clock.
+// A past records what the attempts at an operation may have done. It reads no clock.
 type past struct {
-	lastRan uint32    // the last attempt that may have had an effect; 0 for none
-	until   time.Time // by when the deadlines of all up to that are over, but of those that have ended
+	lastRan uint32    // number of the last attempt that may have had an effect; 0 for none
+	until   time.Time // last deadline of these attempts that have not ended
 
-	lastSent    uint32    // the last attempt that this call has sent
-	untilBefore time.Time // until, without that
+	lastSent    uint32    // number of the last attempt that this call sent
+	untilBefore time.Time // until, without that attempt
 
-	// unbegun is the attempt that, by the last look at its claim, has begun nothing; it
+	// notBegun is the attempt that, by its claim at the last read, has begun nothing. It
 	// begins nothing once the next attempt has replaced that claim. 0 for none.
 	notBegun uint32
-	// unclaimed: by the last look at the claim none of the attempts that were made can
-	// have begun anything, or its deadline is over.
+	// nothingBegun: by the last read of the claim, no attempt can have begun anything
+	// whose deadline has not passed.
 	nothingBegun bool
 
-	// earlierCreate is when the deadline of a lost create of an earlier operation of the
-	// machine is over; zero for none.
+	// earlierCreate is the deadline of a lost create of an earlier operation of the
+	// machine; zero for none.
 	earlierCreate time.Time
 }
 
-// longAgo is a time that is over; unlike the zero Time, it is known.
+// timeOver is a deadline in the past. Unlike the zero Time it is known.
 var timeOver = time.Unix(0, 0)
 
 func later(a, b time.Time) time.Time {
@@ -35,24 +35,24 @@ func later(a, b time.Time) time.Time {
 
 // noteAttempt notes that an attempt may have an effect until its deadline.
 func (p *past) noteAttempt(attempt uint32, deadline time.Time) {
-	if attempt > p.lastRan { // else it was made before
+	if attempt > p.lastRan {
 		p.lastRan, p.until = attempt, later(p.until, deadline)
 	}
 }
 
-// noteSent notes that this call sends an attempt that is new.
+// noteSent notes that this call sends a new attempt.
 func (p *past) noteSent(attempt uint32) { p.lastSent, p.untilBefore = attempt, p.lastDeadline() }
 
-// noteEnded notes that an attempt has ended and has no effect that its result leaves out,
-// if it is the last one that this call has sent.
+// noteEnded notes that an attempt has ended with a complete result. It counts only for
+// the last attempt that this call sent.
 func (p *past) noteEnded(attempt uint32) {
 	if attempt == p.lastSent {
 		p.until = later(p.untilBefore, timeOver)
 	}
 }
 
-// lastDeadline is by when the deadlines of all attempts are over that may have begun, as far
-// as the last look at the claim shows.
+// lastDeadline returns the last deadline of the attempts that may have begun, by the last
+// read of the claim.
 func (p *past) lastDeadline() time.Time {
 	switch {
 	case p.notBegun == 0 || p.notBegun != p.lastRan:
@@ -60,11 +60,12 @@ func (p *past) lastDeadline() time.Time {
 	case p.notBegun == p.lastSent:
 		return later(p.untilBefore, timeOver)
 	case p.notBegun == 1:
-		return timeOver // there was none before it
+		return timeOver // there was no attempt before it
 	default:
 		return p.until
 	}
 }
 
-// mayHaveEffect reports whether an attempt may have had an effect, or an earlier operation's create.
+// mayHaveEffect reports whether an attempt, or an earlier operation's create, may have
+// had an effect.
 func (p *past) mayHaveEffect() bool { return p.lastRan > 0 || !p.earlierCreate.IsZero() }

@@ -15,19 +15,18 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// plainSeenFor is how long a plain driver that has answered is taken to be there.
+// plainSeenFor is how long a plain driver counts as connected after an answer.
 const plainSeenFor = 30 * time.Second
 
-// A plainCall asks a driver that only answers: one request, one reply, no session. It
-// is asked only when no full replica of the provider lives, because nothing shows
-// whether it is alive: its silence means nothing before the operation's timeout,
-// and then the outcome is unknown. It claims nothing: for a mutation this side does,
-// with a record that goes by itself once the operation's time is over.
+// A plainCall asks a driver without sessions: one request, one reply. Such a driver gets
+// work only while no full replica of the provider lives, as nothing shows whether it is
+// alive. Its silence means nothing before the operation's timeout; then the outcome is
+// unknown. The Caller claims for it, with a record that expires after the deadline.
 type plainCall struct{ claimReader }
 
 func newPlainCall(k *call) *plainCall { return &plainCall{claimReader{call: k}} }
 
-// read asks for what may be asked any number of times.
+// read runs an operation that may run any number of times.
 func (p *plainCall) read(ctx context.Context) error {
 	if err := p.noReplicaLives(); err != nil {
 		return err
@@ -36,7 +35,7 @@ func (p *plainCall) read(ctx context.Context) error {
 	return p.ask(ctx)
 }
 
-// mutate asks for what must not be done twice.
+// mutate runs an operation that must not take effect twice.
 func (p *plainCall) mutate(ctx context.Context) error {
 	if err := p.noReplicaLives(); err != nil {
 		return err
@@ -59,14 +58,14 @@ func (p *plainCall) mutate(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return ctx.Err() //nolint:wrapcheck // the caller's own
 		case err != nil:
-			// Whatever became of the look, it says nothing about the create.
+			// The error is about the list, not about the create.
 			return bus.OutcomeUnknownf("cannot look for an instance of an earlier create: %w", err)
 		case found != nil:
 			p.out.Result, p.out.Plain = found, true
 
 			return nil
 		}
-		// The look may have taken as long as the claim was to last beyond it.
+		// The claim may have expired during the list.
 		if done, err := p.claim(ctx); done || err != nil {
 			return err
 		}
@@ -84,31 +83,31 @@ func (p *plainCall) ask(ctx context.Context) error {
 	p.out.Plain = true
 	if instance, _ := opstream.InstanceOf(result); p.op == driverv1.Operation_OPERATION_CREATE &&
 		result.GetStatus().GetCode() == driverv1.Code_CODE_OK && instance.GetProviderId() == "" {
-		// There may be an instance, and nothing could ever find it: the next attempt looks.
+		// There may be an instance that cannot be found by its id: the next attempt looks.
 		result = bus.Failure(driverv1.Code_CODE_INTERNAL,
 			"the driver of provider "+p.req.Provider+" answered create with success, but without the instance's provider id [INSTANCE-1]")
 		result.OutcomeUnknown = true
 	}
 	if result.GetOutcomeUnknown() {
-		p.release(ctx) // it has ended, and may be tried again at once
+		p.release(ctx) // it has ended and may be retried at once
 		p.noteEnded(p.number)
 	}
 
 	return p.endWithResult(result)
 }
 
-// noReplicaLives returns nil when no full replica of the provider is known.
+// noReplicaLives returns nil if no full replica of the provider is known.
 func (p *plainCall) noReplicaLives() error {
 	if len(p.c.replicas.live(p.req.Provider)) > 0 {
-		// Gone and not yet known to be dead, about to go, or only just come.
+		// It is not yet known to be dead, is stopping, or has just started.
 		return p.notStarted("no replica of provider %s answers; waiting until a replica answers or all count as dead", p.req.Provider)
 	}
 
 	return nil
 }
 
-// claim claims the call's operation for a plain driver, which may be asked then.
-// Done says that the call has ended.
+// claim claims the call's operation for a plain driver. Done means that the call has
+// ended.
 func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
 	for range maxClaimReads {
 		switch d, err := p.checkClaim(ctx); d {
@@ -130,7 +129,7 @@ func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
 		if p.mayHaveEffect() {
 			p.number, p.recover = p.lastRan+1, true
 		}
-		// It is over, and to be seen in the cloud's lists, when the record goes.
+		// When the record expires, the operation has ended and the cloud's lists show its effect.
 		life := bus.AcceptBy + p.req.Timeout + p.c.replicas.longestSettleTime(p.req.Provider)
 		claimedAt := time.Now()
 		sequence, err := p.write(ctx, driverv1.Claim_STATE_BEGUN, p.terms.GetSequence(), life)
@@ -138,7 +137,7 @@ func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
 		case ctx.Err() != nil:
 			return true, ctx.Err() //nolint:wrapcheck // the caller's own
 		case errors.Is(err, opstream.ErrConflict):
-			continue // a replica has come, or another manager leads
+			continue // a replica has connected, or another manager leads
 		case err != nil:
 			p.c.recheckStream(p.req.Provider, err)
 
@@ -152,8 +151,8 @@ func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
 	return true, p.notStarted("the claim on the machine keeps changing; retrying")
 }
 
-// write writes a claim for a plain driver in the place of the record with the
-// expected sequence, which stays for so long; 0 is as long as any.
+// write replaces the record with the expected sequence by a claim for a plain driver that
+// expires after life; 0 means the stream's limit.
 func (p *plainCall) write(ctx context.Context, state driverv1.Claim_State, expected uint64, life time.Duration) (uint64, error) {
 	subject, err := opstream.ClaimSubject(p.c.cfg.Cluster, p.req.Provider, bus.MachineOf(p.req.Body).GetUid())
 	if err != nil {
@@ -172,10 +171,10 @@ func (p *plainCall) write(ctx context.Context, state driverv1.Claim_State, expec
 	}, expected, life)
 }
 
-// waitForEarlierAttempts waits, before a plain driver is asked for a create, until the calls of
-// earlier attempts are over and to be seen in the cloud's lists, or a replica comes: a
-// plain driver does not say what identifies its creates. Where the claim was lost along
-// with its stream any mutation waits for their deadlines, as a plain driver may have one.
+// waitForEarlierAttempts delays a create at a plain driver until the cloud's lists show
+// the effects of earlier attempts, or a replica connects: plain drivers do not declare an
+// identity. If the stream lost the claim, any mutation waits for the earlier deadlines, as
+// a plain driver may still run one.
 func (p *plainCall) waitForEarlierAttempts(ctx context.Context) error {
 	end := p.lastDeadline()
 	switch {
@@ -201,9 +200,9 @@ func (p *plainCall) waitForEarlierAttempts(ctx context.Context) error {
 	return nil
 }
 
-// listens reports whether there is a plain driver, by a request that has no body:
-// whoever gets it answers that it does not know such [ENV-4]. One that does not answer
-// is there as well.
+// listens reports whether a plain driver subscribes, by a request without a body. A driver
+// answers that it does not know such a request [ENV-4]. One that does not answer counts
+// as connected, too.
 func (p *plainCall) listens(ctx context.Context) (there bool, err error) {
 	subject, err := bus.Subject{
 		Cluster: p.c.cfg.Cluster, Tree: bus.TreePlain, Provider: p.req.Provider,
@@ -239,7 +238,7 @@ func (p *plainCall) listens(ctx context.Context) (there bool, err error) {
 	}
 }
 
-// sawPlain notes whether a plain driver of a provider was there just now.
+// sawPlain notes whether a plain driver of a provider is connected.
 func (c *Caller) sawPlain(provider string, there bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -250,7 +249,7 @@ func (c *Caller) sawPlain(provider string, there bool) {
 	}
 }
 
-// plainUnseen reports whether no plain driver of a provider has answered of late.
+// plainUnseen reports whether no plain driver of a provider has answered recently.
 func (c *Caller) plainUnseen(provider string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -263,8 +262,8 @@ func (k *call) noDriver() error {
 		k.req.Provider, k.c.cfg.Cluster)
 }
 
-// release gives back a claim under which nothing runs, so that nobody waits for
-// its end.
+// release releases a claim under which nothing runs, so that no call waits for it to
+// expire.
 func (p *plainCall) release(ctx context.Context) {
 	if p.plainClaim == 0 {
 		return
@@ -275,7 +274,7 @@ func (p *plainCall) release(ctx context.Context) {
 	p.plainClaim = 0
 }
 
-// request sends one request to the plain tree and waits for its one reply.
+// request sends a request on the plain tree and waits for its reply.
 func (p *plainCall) request(ctx context.Context) (*driverv1.Result, error) {
 	a := newAttempt(p.req.OperationID, p.number, bus.TreePlain, "")
 	unregister, err := p.send(a)
@@ -297,7 +296,7 @@ func (p *plainCall) request(ctx context.Context) (*driverv1.Result, error) {
 			case h.result != nil:
 				p.taken = p.lastTry
 				p.c.sawPlain(p.req.Provider, true)
-				p.noteMayHaveRun() // settle knows whether it is over
+				p.noteMayHaveRun() // endWithResult decides whether it has ended
 
 				return h.result, nil
 			case h.busy != nil:
@@ -320,8 +319,8 @@ func (p *plainCall) request(ctx context.Context) (*driverv1.Result, error) {
 	}
 }
 
-// findInstance asks a plain driver's List for the instance that an earlier create
-// may have made. It returns a create's result when there is one.
+// findInstance looks in a plain driver's list for the instance of an earlier create. It
+// returns a create's result if there is one.
 func (p *plainCall) findInstance(ctx context.Context) (*driverv1.Result, error) {
 	machine := bus.MachineOf(p.req.Body)
 	list := Request{
@@ -348,5 +347,5 @@ func (p *plainCall) findInstance(ctx context.Context) (*driverv1.Result, error) 
 		}
 	}
 
-	return nil, nil //nolint:nilnil // nothing was found, and that is no fault
+	return nil, nil //nolint:nilnil // nil means that there is no instance
 }

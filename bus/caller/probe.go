@@ -15,12 +15,12 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// probeMark stands for a machine, and for a replica, in the record by which managers find
-// out whether a stream takes writes. Neither can have that name.
+// probeMark is the machine and the replica in the record by which managers test whether
+// a stream takes writes. No machine or replica can have that name.
 const probeMark = "~probe"
 
-// probe writes a record. A stream's server that could not write to its disk once still
-// answers questions, and refuses or ignores all writes until it is restarted.
+// probe writes a record. A server whose disk was full once still answers reads, but
+// refuses or ignores all writes until it is restarted.
 func (s *streams) probe(ctx context.Context, st *stream) error {
 	cluster, provider := s.c.cfg.Cluster, st.state.Provider
 	payload, err := bus.Encode(&driverv1.Envelope{Body: &driverv1.Envelope_Claim{Claim: &driverv1.Claim{
@@ -48,12 +48,12 @@ func (s *streams) probe(ctx context.Context, st *stream) error {
 	return s.writeError(st, err)
 }
 
-// mostUnanswered is how many writes in a row may get no answer before the server counts
-// as one that takes none: a busy machine delays one.
+// mostUnanswered is how many writes in a row may get no answer before the stream counts
+// as one that takes no writes: a busy machine delays one.
 const mostUnanswered = 3
 
-// writeError makes of why a stream has not taken a write what people read, and has the server
-// restarted where that is ours.
+// writeError explains why a stream has not taken a write. It restarts the server if that
+// is mcm's own.
 func (s *streams) writeError(st *stream, err error) error {
 	silent := errors.Is(err, opstream.ErrNoAnswer)
 	switch {
@@ -79,15 +79,15 @@ func (s *streams) writeError(st *stream, err error) error {
 	}
 }
 
-// isDiskFull reports whether a server's disk is full, which it says in words alone.
+// isDiskFull reports whether a server's disk is full, which only the error text shows.
 func isDiskFull(err error) bool { return err != nil && strings.Contains(err.Error(), "no space left") }
 
-// checkTimeout is less than people and probers wait for an answer.
+// checkTimeout is shorter than people and probes wait for an answer.
 const checkTimeout = time.Second
 
-// Check reports why creates and deletes cannot begin as far as NATS is concerned: the
-// text names the operations stream, the cause and the remedy. It is nil where they can,
-// and while that is not known yet.
+// Check returns why NATS keeps creates and deletes from beginning. The error names the
+// operations stream, the cause and the remedy. It is nil if they can begin, or while that
+// is not known yet.
 func (c *Caller) Check(ctx context.Context) error {
 	if c.streams == nil {
 		return nil
@@ -101,7 +101,7 @@ func (c *Caller) Check(ctx context.Context) error {
 	if len(states) > 0 {
 		return nil
 	}
-	// No driver was met yet, and so no stream was made.
+	// No driver was seen yet, so there is no stream.
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	if err := c.streams.apiRequest(ctx, "STREAM.INFO."+bus.StreamName(c.cfg.Cluster, probeMark), nil); errors.Is(err, opstream.ErrNoJetStream) {
@@ -111,7 +111,7 @@ func (c *Caller) Check(ctx context.Context) error {
 	return nil
 }
 
-// fault is nil for a stream that takes writes, and for one that was not looked at yet.
+// fault returns nil for a stream that takes writes or was not checked yet.
 func (s StreamState) fault() error {
 	if s.Ready || s.Problem == "" {
 		return nil

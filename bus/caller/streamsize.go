@@ -7,28 +7,28 @@ import (
 	"time"
 )
 
-// A stream that is half full is allowed twice as much: from leastStreamBytes, which is
-// for some hundred thousand machines a day and what JetStream reserves for each
-// provider, up to mostStreamBytes, which is what a replica that misbehaves can fill.
+// The limit of a stream that is half full is doubled. It starts at leastStreamBytes, which
+// JetStream reserves for each provider and which holds some hundred thousand machines a
+// day. It ends at mostStreamBytes, which bounds what a misbehaving replica can fill.
 const (
 	leastStreamBytes = 64 << 20
 	mostStreamBytes  = 1 << 30
-	// widenAgain is the time between tries where JetStream had no more room.
+	// widenAgain is the time between tries to raise the limit.
 	widenAgain = 30 * time.Second
 )
 
-// A room is how much a stream holds, and may hold, in bytes.
+// A streamInfo is what JetStream reports of a stream.
 type streamInfo struct {
-	bytes, limit int64                      // no limit is negative
-	hasLeader    bool                       // a server leads those that hold it
-	lagging      int                        // servers that are offline or lag
+	bytes, limit int64                      // a negative limit means none
+	hasLeader    bool                       // the stream's servers have a leader
+	lagging      int                        // number of servers that are offline or lag
 	replicated   bool                       // more than one server holds it
 	made         time.Time                  // by the server's clock
 	last         uint64                     // sequence of the newest record
-	config       map[string]json.RawMessage // of the stream, all of it
+	config       map[string]json.RawMessage // all settings of the stream
 }
 
-// readStream asks JetStream for a stream's.
+// readStream asks JetStream for a stream's info.
 func (s *streams) readStream(ctx context.Context, name string) (streamInfo, error) {
 	var info struct {
 		Created time.Time                  `json:"created"`
@@ -43,7 +43,7 @@ func (s *streams) readStream(ctx context.Context, name string) (streamInfo, erro
 				Current bool `json:"current"`
 				Offline bool `json:"offline"`
 			} `json:"replicas"`
-		} `json:"cluster"` // of a server of its own nothing is told
+		} `json:"cluster"` // absent on a single server
 	}
 	if err := s.apiRequestInto(ctx, "STREAM.INFO."+name, nil, &info); err != nil {
 		return streamInfo{}, err
@@ -68,8 +68,8 @@ func (s *streams) readStream(ctx context.Context, name string) (streamInfo, erro
 
 const maxBytesKey = "max_bytes"
 
-// wantedLimit is how much the stream should be allowed to hold. It is never less than
-// before: other managers may have seen more in it, or people know better.
+// wantedLimit returns the limit that the stream should have. It is never lower than the
+// current one, which another manager or a person may have raised.
 func (r streamInfo) wantedLimit() int64 {
 	if r.limit <= 0 {
 		return r.limit
@@ -82,14 +82,14 @@ func (r streamInfo) wantedLimit() int64 {
 	return most
 }
 
-// checkSize has a stream hold more before it is full, and tells people when it is nearly
-// full all the same.
+// checkSize raises a stream's limit before it is full, and logs when it is nearly full
+// nevertheless.
 func (s *streams) checkSize(ctx context.Context, st *stream) {
 	if wanted := st.room.wantedLimit(); wanted > st.room.limit && (st.raiseFailedAt.IsZero() || time.Since(st.raiseFailedAt) >= widenAgain) {
 		s.raiseLimit(ctx, st, wanted)
 	}
 	log := s.c.log.With("stream", st.state.Name, "provider", st.state.Provider, "bytes", st.room.bytes, "limit", st.room.limit)
-	const high, low = 90, 80 // per cent; between them it is as it was
+	const high, low = 90, 80 // per cent; between them the state stays
 	switch percent := st.room.percent(); {
 	case percent >= high && !st.nearlyFull:
 		st.nearlyFull = true
@@ -109,8 +109,8 @@ func (r streamInfo) percent() int64 {
 	return r.bytes * 100 / r.limit
 }
 
-// raiseLimit changes nothing but the limit: another manager, or people, may have changed
-// the rest. Where JetStream has no room it is as good as before, until it is full.
+// raiseLimit changes only the limit: another manager or a person may have changed other
+// settings. If JetStream has no room, the stream works until it is full.
 func (s *streams) raiseLimit(ctx context.Context, st *stream, limit int64) {
 	log := s.c.log.With("stream", st.state.Name, "provider", st.state.Provider, "bytes", st.room.bytes, "limit", st.room.limit, "new_limit", limit)
 	config := map[string]any{}

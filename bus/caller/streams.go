@@ -22,54 +22,54 @@ import (
 )
 
 const (
-	// streamCheck is the time between looks whether a stream is still as it should
-	// be and takes writes, streamRetry that between tries to make it.
+	// streamCheck is the time between checks of a stream, streamRetry that between tries
+	// to make it.
 	streamCheck = 5 * time.Second
 	streamRetry = time.Second
-	// apiTimeout is how long JetStream may take to agree on something among servers.
+	// apiTimeout allows JetStream servers to agree among each other.
 	apiTimeout = 5 * opstream.AnswerTimeout
-	// streamPatience is how long a call waits for the first word on a stream.
+	// streamPatience is how long a call waits for the first check of a stream.
 	streamPatience = 3 * time.Second
 )
 
-// errReadsOnly: the Caller was made without operations streams.
+// errReadsOnly is the error of mutations of a Caller without operations streams.
 var errReadsOnly = errors.New("this Caller only reads: set CallerConfig.Operations to let it claim machines")
 
-// A StreamConfig says how operations streams are made. They hold claims: what keeps two
-// replicas from one machine, and what mcm learns from of what ended while it was away.
+// A StreamConfig configures operations streams. They hold the claims, which keep two
+// replicas from one machine and show mcm what ended while it was away.
 type StreamConfig struct {
-	// Replicas is how many servers hold each record; 0 means 1.
+	// Replicas is the number of servers that hold each record; 0 means 1.
 	Replicas int
-	// Memory keeps records in memory only: they are gone when NATS restarts.
+	// Memory keeps records in memory only: a restart of NATS loses them.
 	Memory bool
-	// Stuck is called each time that a stream has not taken a write, with the cause: it
-	// restarts a server that can write to its disk again, or returns why that does not
-	// help yet. It may block. May be nil.
+	// Stuck is called with the cause each time a stream has not taken a write. It restarts
+	// a server whose disk has space again, or returns why that does not help yet. It may
+	// block, and may be nil.
 	Stuck func(cause error) error
 
-	first func() uint64 // of a stream's sequences; nil means sequenceAtRandom
+	first func() uint64 // returns a new stream's first sequence; nil means sequenceAtRandom
 }
 
-// A StreamState is how a provider's operations stream is.
+// A StreamState is the state of a provider's operations stream.
 type StreamState struct {
 	Provider, Name string
-	// Ready: it has taken a write at the last look.
+	// Ready: it took a write at the last check.
 	Ready bool
-	// Problem says why it is not ready; empty before that is known.
+	// Problem says why it is not ready; empty before the first check.
 	Problem string
-	// Bytes is how much it held when it was last looked at, and MaxBytes how much it
-	// could; 0 before that, and a negative MaxBytes means no limit. A full stream takes
-	// nothing, neither claims nor outcomes.
+	// Bytes is its size at the last check and MaxBytes its limit; 0 before the first
+	// check. A negative MaxBytes means no limit. A full stream takes neither claims nor
+	// outcomes.
 	Bytes, MaxBytes int64
-	// Leader: one of the servers that hold it leads them. Behind is how many of the
-	// others are offline or do not have all that it has.
+	// Leader: its servers have a leader. Behind is the number of the others that are
+	// offline or lag.
 	Leader bool
 	Behind int
-	// Rollbacks is how often it was found without records that it had acknowledged.
+	// Rollbacks counts how often acknowledged records were missing.
 	Rollbacks uint64
 }
 
-// streams keeps the operations streams of all providers that are met.
+// streams keeps the operations streams of all known providers.
 type streams struct {
 	c      *Caller
 	config StreamConfig
@@ -80,39 +80,39 @@ type streams struct {
 
 type stream struct {
 	state         StreamState
-	ready         bool       // was, once, in this process; written by its keeper alone
-	room          streamInfo // its keeper's, as are the next two
-	nearlyFull    bool       // it is about to refuse everything, which is logged
-	raiseFailedAt time.Time  // when JetStream had no more room for it; zero if it had
-	newest        uint64     // sequence that the stream has told, or acknowledged; its keeper's
-	// rolledFrom is what newest was when the last rollback was noticed.
+	ready         bool       // it was ready once in this process; only its keeper writes this
+	room          streamInfo // its keeper's, as are the next three
+	nearlyFull    bool       // it is nearly full, which was logged
+	raiseFailedAt time.Time  // when its limit could not be raised; zero if it could
+	newest        uint64     // highest sequence that the stream has reported or acknowledged
+	// rolledFrom is the value of newest when the last rollback was noticed.
 	rolledFrom uint64
 	// Guarded by streams.mu:
 	rolledBackAt time.Time          // when it was last found rolled back
 	made         time.Time          // when it was made, by its server's clock
-	reported     uint64             // highest sequence of it that a replica had acknowledged
-	cancelLook   context.CancelFunc // ends the look at it that is under way, if one is
-	reportedAt   time.Time          // when it was last looked at for that
+	reported     uint64             // highest sequence that was acknowledged to a replica
+	cancelLook   context.CancelFunc // cancels the running check; nil if there is none
+	reportedAt   time.Time          // when reported last caused a check
 
 	// Its keeper's:
-	suspectSince time.Time                  // since when it seems to be rolled back
-	goneSince    time.Time                  // since when it is not there any more; zero while it is
-	settings     map[string]json.RawMessage // to make it again with; nil for the usual ones
-	unanswered   int                        // writes in a row that got no answer; its keeper's
-	firstLook    chan struct{}              // closed when it is ready for the first time
+	suspectSince time.Time                  // since when it appears rolled back
+	goneSince    time.Time                  // since when it does not exist; zero while it does
+	settings     map[string]json.RawMessage // to make it again with; nil for the defaults
+	unanswered   int                        // number of writes in a row without an answer
+	firstLook    chan struct{}              // closed once it is ready for the first time
 	recheck      chan struct{}
-	askingAge    bool     // somebody asks for its age
-	nextAge      *ageLook // who asks next, for all that came meanwhile; nil for nobody
+	askingAge    bool     // a goroutine asks for its age
+	nextAge      *ageLook // the next question, for calls that came after the current one; nil for none
 }
 
-// An ageLook is one question for a stream's age that any number of calls wait for.
+// An ageLook is one question for a stream's age, for which any number of calls wait.
 type ageLook struct {
 	done chan struct{}
 	age  time.Duration
 	err  error
 }
 
-// of returns the keeper of a provider's stream, started at the first call.
+// of returns a provider's stream and starts its keeper at the first call.
 func (s *streams) of(provider string) *stream {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,8 +130,8 @@ func (s *streams) of(provider string) *stream {
 	return st
 }
 
-// checkAll looks at all streams at once: the connection was made again. What was asked
-// before that gets no answer any more.
+// checkAll checks all streams at once after a reconnect. Requests from before get no
+// answer.
 func (s *streams) checkAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,7 +155,7 @@ func (s *streams) list() []StreamState {
 	return states
 }
 
-// keepStream makes a stream and makes it again when it is gone, until ctx ends.
+// keepStream makes a stream, and makes it again once it does not exist, until ctx ends.
 func (s *streams) keepStream(ctx context.Context, st *stream) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -183,9 +183,9 @@ func (s *streams) keepStream(ctx context.Context, st *stream) {
 			case ctx.Err() != nil:
 				return
 			case stale:
-				continue // there is a check to do
+				continue // another check is due
 			}
-			if s.recordState(st, err) && (known || err != nil) { // what it holds is seen once it is as it should be
+			if s.recordState(st, err) && (known || err != nil) { // the first check after creation reads its size
 				next = streamCheck
 			}
 			if known && err == nil {
@@ -196,9 +196,9 @@ func (s *streams) keepStream(ctx context.Context, st *stream) {
 	}
 }
 
-// recordState records how an attempt to make a stream went, and tells people about
-// changes. It returns whether the state is settled.
-func (s *streams) recordState(st *stream, err error) (settled bool) {
+// recordState records the result of a check and logs changes. It reports whether the
+// stream is ready.
+func (s *streams) recordState(st *stream, err error) (ready bool) {
 	s.mu.Lock()
 	before := st.state
 	st.state.Ready, st.state.Problem = err == nil, ""
@@ -222,7 +222,7 @@ func (s *streams) recordState(st *stream, err error) (settled bool) {
 	return now.Ready
 }
 
-// logChanges logs what has changed.
+// logChanges logs a change of a stream's state.
 func (s *streams) logChanges(before, now StreamState) {
 	log := s.c.log.With("stream", now.Name, "provider", now.Provider)
 	switch {
@@ -233,8 +233,8 @@ func (s *streams) logChanges(before, now StreamState) {
 	}
 }
 
-// ensureStream creates the stream, or brings an existing one to this configuration when it is
-// first met.
+// ensureStream creates the stream, or updates the configuration of an existing one at the
+// first check.
 func (s *streams) ensureStream(ctx context.Context, st *stream) error {
 	cluster, provider, name := s.c.cfg.Cluster, st.state.Provider, st.state.Name
 	first := s.config.first
@@ -247,18 +247,17 @@ func (s *streams) ensureStream(ctx context.Context, st *stream) error {
 		Subjects:    []string{bus.Pattern(cluster, bus.TreeClaim, provider, "*")},
 		Storage:     jetstream.FileStorage, Replicas: max(1, s.config.Replicas),
 		MaxMsgsPerSubject: 1, MaxBytes: leastStreamBytes, MaxMsgSize: opstream.MaxRecordBytes, MaxMsgs: -1, MaxConsumers: -1,
-		// Old records must never make room for new ones: a claim that went without
-		// its owner's knowing would let two replicas at one machine.
+		// New records must not evict old ones: a claim that vanishes unnoticed would let two
+		// replicas work on one machine.
 		Discard: jetstream.DiscardNew, MaxAge: opstream.KeptFor,
 		AllowDirect: true, AllowMsgTTL: true, DenyPurge: true, DenyDelete: true,
-		// Where a stream was lost, its sequences must not come again: somebody may
-		// still hold one.
+		// The sequences of a lost stream must not come again: a replica may still expect one.
 		FirstSeq: first(),
 	}
 	if s.config.Memory {
 		cfg.Storage = jetstream.MemoryStorage
 	}
-	known := s.acknowledgedState(st) // before the look
+	known := s.acknowledgedState(st) // before the read
 	there, err := s.readStream(ctx, name)
 	if err == nil && s.lacksRecords(st, there, known) {
 		err = s.rolledBack(ctx, st, there)
@@ -295,9 +294,9 @@ func (s *streams) ensureStream(ctx context.Context, st *stream) error {
 	return nil
 }
 
-// createStream makes a stream. One that has to be made again keeps what people have set. It comes
-// once the requests from before are stale: a first attempt's claim fits into any new
-// stream, and one that was on its way for long would begin beside what came after it.
+// createStream makes a stream. One that is made again keeps settings changed by hand. It
+// is made only once older requests are stale: a first attempt's claim fits into any new
+// stream, so a delayed request would begin beside a later attempt.
 func (s *streams) createStream(ctx context.Context, st *stream, cfg jetstream.StreamConfig) error {
 	st.room, st.newest = streamInfo{}, 0
 	if st.ready && st.goneSince.IsZero() {
@@ -317,13 +316,13 @@ func (s *streams) createStream(ctx context.Context, st *stream, cfg jetstream.St
 	case isDiskFull(err):
 		return s.writeError(st, err)
 	case !errors.Is(err, opstream.ErrNoAnswer):
-		st.settings = nil // they may be why
+		st.settings = nil // the settings may be the cause
 	}
 
 	return err
 }
 
-// overlaySettings returns what people have set of a stream, with what has to be as cfg says.
+// overlaySettings returns a stream's settings, overridden by those in cfg.
 func overlaySettings(there map[string]json.RawMessage, cfg jetstream.StreamConfig) (map[string]json.RawMessage, error) {
 	settings := map[string]json.RawMessage{}
 	maps.Copy(settings, there)
@@ -338,10 +337,11 @@ func overlaySettings(there map[string]json.RawMessage, cfg jetstream.StreamConfi
 	return settings, nil
 }
 
-// errRolledBackStandby is for a manager that does not lead.
+// errRolledBackStandby is the problem of a rolled back stream at a manager that does not
+// lead.
 var errRolledBackStandby = errors.New("it was rolled back: the leading manager will make it again")
 
-// madeAt returns when a provider's stream was made; nil while that is not known, and of a
+// madeAt returns when a provider's stream was made; nil if that is not known, or for a
 // Caller that only reads.
 func (s *streams) madeAt(provider string) *timestamppb.Timestamp {
 	if s == nil {
@@ -357,11 +357,12 @@ func (s *streams) madeAt(provider string) *timestamppb.Timestamp {
 	return timestamppb.New(st.made)
 }
 
-// reportEvery is the least time between two looks at a stream for what replicas report.
+// reportEvery is the least time between two checks of a stream for sequences that replicas
+// report.
 const reportEvery = time.Second
 
-// noteReported takes what a replica says of the highest sequence that it had acknowledged. The
-// stream is looked at for that, as it may have been rolled back while no manager ran.
+// noteReported notes the highest sequence that was acknowledged to a replica. A higher one
+// causes a check: the stream may have been rolled back while no manager ran.
 func (s *streams) noteReported(st *stream, session *driverv1.Session) {
 	made, sequence := session.GetClaimStreamMade(), session.GetClaimSequence()
 	if sequence == 0 || !made.IsValid() {
@@ -379,7 +380,7 @@ func (s *streams) noteReported(st *stream, session *driverv1.Session) {
 	}
 }
 
-// acknowledgedState returns what a stream has to have: that which was made at some time, a sequence
+// acknowledgedState returns the time at which the stream was made and the highest sequence
 // that it has acknowledged to a replica or to this manager.
 func (s *streams) acknowledgedState(st *stream) (least streamInfo) {
 	s.mu.Lock()
@@ -388,9 +389,9 @@ func (s *streams) acknowledgedState(st *stream) (least streamInfo) {
 	return streamInfo{made: st.made, last: max(st.newest, st.reported)}
 }
 
-// removeRolledBack deletes a stream that was rolled back: its sequences come again, and a replica
-// may still hold one. It returns ErrNoStream when that is done. Only the manager that leads
-// does so, as the stream may be one that another manager has just made.
+// removeRolledBack deletes a stream that was rolled back: its sequences would come again,
+// and a replica may still expect one. It returns ErrNoStream on success. Only the leading
+// manager deletes it, as another manager may just have made the stream.
 func (s *streams) removeRolledBack(ctx context.Context, st *stream, seen streamInfo) error {
 	name := st.state.Name
 	if !s.c.leads() {
@@ -411,15 +412,14 @@ func (s *streams) removeRolledBack(ctx context.Context, st *stream, seen streamI
 	return opstream.ErrNoStream
 }
 
-// sequenceAtRandom is where the sequences of a new stream begin: anywhere in a range
-// of which a stream uses a billionth in days, so that they meet none of a stream of
-// the same name before it. A clock could not tell that: somebody else's may have been
-// ahead when the one before was made, or this process be frozen between its look at the
-// clock and the request. Below 2^53, which is as far as JavaScript counts.
+// sequenceAtRandom returns the first sequence of a new stream, from a range of which a
+// stream uses a billionth in days. So it meets no sequence of an earlier stream of the same
+// name. A clock does not ensure that: another clock may have been ahead, or this process
+// may be frozen before the request. The range is below 2^53, JavaScript's exact integers.
 func sequenceAtRandom() uint64 { return 1 + rand.Uint64N(1<<52) }
 
-// ageOf returns how long a provider's stream has been there, asked of the server after
-// ageOf was called. Of many that want to know at a time, one asks for all.
+// ageOf returns the age of a provider's stream. It asks the server after it was called;
+// concurrent calls share one question.
 func (s *streams) ageOf(ctx context.Context, provider string) (time.Duration, error) {
 	st := s.of(provider)
 	s.mu.Lock()
@@ -442,7 +442,7 @@ func (s *streams) ageOf(ctx context.Context, provider string) (time.Duration, er
 	}
 }
 
-// askAges asks for a stream's age for as long as somebody wants to know it.
+// askAges asks for a stream's age as long as calls wait for it.
 func (s *streams) askAges(st *stream) {
 	for {
 		s.mu.Lock()
@@ -457,10 +457,9 @@ func (s *streams) askAges(st *stream) {
 	}
 }
 
-// age returns for how long a stream has had all its records, as far as is known: since
-// it was made, by the server's clock alone, unless it was rolled back since, or may have
-// been. A server can lose what it has acknowledged only by starting again, which ends
-// connections.
+// age returns for how long a stream has had all its records: since it was made, by the
+// server's clock, or since it was, or may have been, rolled back. A server loses
+// acknowledged records only by a restart, which ends connections.
 func (s *streams) age(ctx context.Context, st *stream) (time.Duration, error) {
 	name := st.state.Name
 	var info struct {
@@ -481,8 +480,8 @@ func (s *streams) age(ctx context.Context, st *stream) (time.Duration, error) {
 	return min(info.Now.Sub(info.Created), time.Since(whole)), nil
 }
 
-// lacksRecords reports whether a stream has lost records that it has acknowledged: its
-// server was put back to an older state, or has lost what was not on its disk yet.
+// lacksRecords reports whether a stream has lost acknowledged records: its server was
+// restored to an older state, or lost what was not on its disk yet.
 func (s *streams) lacksRecords(st *stream, there, known streamInfo) bool {
 	switch {
 	case !there.made.Equal(known.made): // another stream, or the first one
@@ -500,11 +499,11 @@ func (s *streams) lacksRecords(st *stream, there, known streamInfo) bool {
 	return false
 }
 
-// staleLeader is more than a server leads others for that it has lost: until then it
-// answers for a stream without the newest records.
+// staleLeader is longer than a server stays leader without the other servers. Until then
+// it may answer for a stream without the newest records.
 const staleLeader = 15 * time.Second
 
-// rolledBack has a stream made again that lacks records.
+// rolledBack lets a stream that lacks records be made again.
 func (s *streams) rolledBack(ctx context.Context, st *stream, there streamInfo) error {
 	if st.suspectSince.IsZero() {
 		st.suspectSince = time.Now()
@@ -512,7 +511,7 @@ func (s *streams) rolledBack(ctx context.Context, st *stream, there streamInfo) 
 	if there.replicated && time.Since(st.suspectSince) < staleLeader {
 		return errors.New("it lacks acknowledged records: it was rolled back, or its leader has lost the other servers; checking again")
 	}
-	if st.newest != st.rolledFrom { // else it is the same one, which could not be made again yet
+	if st.newest != st.rolledFrom { // not the same rollback, whose stream could not be made again yet
 		st.rolledFrom = st.newest
 		s.c.log.Error("the operations stream was rolled back: acknowledged records are gone. The outcome of running operations counts as unknown, "+
 			"and the next attempt looks for what they made. Set sync_interval: always in NATS, and restore no old copy of its store",
@@ -526,12 +525,12 @@ func (s *streams) rolledBack(ctx context.Context, st *stream, there streamInfo) 
 	return s.removeRolledBack(ctx, st, there)
 }
 
-// apiRequest makes a request of JetStream's API.
+// apiRequest sends a request to JetStream's API.
 func (s *streams) apiRequest(ctx context.Context, what string, body any) error {
 	return s.apiRequestInto(ctx, what, body, nil)
 }
 
-// apiRequestInto is api that reads the answer into what is not nil.
+// apiRequestInto is apiRequest that decodes the answer into a non-nil value.
 func (s *streams) apiRequestInto(ctx context.Context, what string, body, into any) error {
 	var payload []byte
 	if body != nil {
@@ -569,8 +568,8 @@ func (s *streams) apiRequestInto(ctx context.Context, what string, body, into an
 	return nil
 }
 
-// awaitStream returns when operations of a provider can be claimed. The error says why
-// they cannot at this moment.
+// awaitStream waits a moment until operations of a provider can be claimed. The error says
+// why they cannot.
 func (c *Caller) awaitStream(ctx context.Context, provider string) error {
 	st := c.streams.of(provider)
 	select {
@@ -598,14 +597,14 @@ func (c *Caller) awaitStream(ctx context.Context, provider string) error {
 	return fmt.Errorf("operations stream %s does not exist yet", state.Name)
 }
 
-// recheckStream has a stream looked at that did not do as it should.
+// recheckStream checks a stream at once after an error.
 func (c *Caller) recheckStream(provider string, err error) {
 	if c.streams != nil && err != nil {
 		signal(c.streams.of(provider).recheck)
 	}
 }
 
-// Streams returns how the operations streams of the providers met so far are.
+// Streams returns the states of the operations streams of all known providers.
 func (c *Caller) Streams() []StreamState {
 	if c.streams == nil {
 		return nil

@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	// beginBound is how long after it was sent the record that a call begins counts
-	// [FENCE-2]: a process that was frozen meanwhile may have been replaced since.
+	// beginBound is how long a BEGUN record counts after it was sent [FENCE-2]: a process
+	// that was frozen for longer may have been replaced.
 	beginBound = time.Second
-	// beginTries bounds how often it is written again for that.
+	// beginTries bounds how often the record is written again after that.
 	beginTries = 3
 )
 
-// mayBegin lets a held operation change something at the provider, if the operations
-// stream takes a record of that in the place of the operation's claim [FENCE-1].
+// mayBegin lets an operation change something at the provider if the operations stream
+// replaces the operation's claim by a BEGUN record [FENCE-1].
 func (cs *claims) mayBegin(ctx context.Context, h *operation) error {
 	if cs.unfenced {
 		return cs.checkMayBegin(ctx, h, true)
@@ -50,7 +50,7 @@ func (cs *claims) mayBegin(ctx context.Context, h *operation) error {
 	return cs.refuseBegin(h, false, "replica %s was frozen each time operation %s was about to begin; it called nothing", cs.cfg.Replica, h.id)
 }
 
-// writeBegun puts a claim that says so in the place of the operation's claim.
+// writeBegun replaces the operation's claim by a BEGUN record.
 func (cs *claims) writeBegun(ctx context.Context, h *operation) error {
 	subject, err := opstream.ClaimSubject(h.cluster, cs.cfg.Provider, h.machine)
 	if err != nil {
@@ -70,8 +70,8 @@ func (cs *claims) writeBegun(ctx context.Context, h *operation) error {
 	return nil
 }
 
-// checkMayBegin returns why an operation must not begin anything, whatever its claim is. Now
-// says that it does begin if there is no such reason: from then on a cancel comes too late.
+// checkMayBegin returns why an operation must not begin anything, whatever its claim, or
+// nil. With now, the operation begins if it returns nil: a later cancel has no effect.
 func (cs *claims) checkMayBegin(ctx context.Context, h *operation, now bool) error {
 	cs.ops.mu.Lock()
 	defer cs.ops.mu.Unlock()
@@ -86,8 +86,8 @@ func (cs *claims) checkMayBegin(ctx context.Context, h *operation, now bool) err
 	return nil
 }
 
-// refuseBegin notes that a call to the provider was refused for an operation, and whether
-// that is so for good, as its claim was replaced.
+// refuseBegin notes that a call to the provider was refused, and whether all further calls
+// will be, as the operation's claim was replaced.
 func (cs *claims) refuseBegin(h *operation, replaced bool, format string, args ...any) error {
 	err := bus.Errorf(driverv1.Code_CODE_ABORTED, format, args...)
 	cs.ops.mu.Lock()
@@ -98,9 +98,8 @@ func (cs *claims) refuseBegin(h *operation, replaced bool, format string, args .
 	return err
 }
 
-// elapsed is the time between two moments by the clock that ran further: the
-// monotonic one stands still while a machine is suspended, the wall clock can be
-// set back.
+// elapsed returns the time between two moments by the clock that ran further: the
+// monotonic one stops while a machine is suspended, the wall clock can be set back.
 func elapsed(from, to time.Time) time.Duration {
 	return max(to.Sub(from), to.Round(0).Sub(from.Round(0)))
 }

@@ -7,15 +7,15 @@ import (
 	"github.com/machinebus/machinebus/bus"
 )
 
-// drain takes no more work and waits for what runs; it fails when some of it was left
-// behind.
+// drain stops taking work and waits for running operations. It returns an error if some
+// still run at the end.
 func (s *Server) drain(requests []bus.Subscription) error {
 	s.log.Info("draining: taking no new operations", "running", s.ops.startDraining(), "timeout", s.cfg.DrainTimeout)
 	s.beat.renewNow()
 	for _, sub := range requests {
-		// What has come already is answered busy; Unsubscribe would lose it.
+		// Requests that have arrived are answered busy; Unsubscribe would lose them.
 		if sub.Drain() != nil {
-			_ = sub.Unsubscribe() // not connected: nothing comes either
+			_ = sub.Unsubscribe() // not connected: no requests arrive
 		}
 	}
 
@@ -47,8 +47,8 @@ func (s *Server) drain(requests []bus.Subscription) error {
 	return left
 }
 
-// awaitAcks gives mcm a moment to store the last results that are gone with this
-// process: those that the operations stream does not have.
+// awaitAcks gives mcm a moment to acknowledge results that the operations stream does not
+// have: they end with this process.
 func (s *Server) awaitAcks() {
 	limit := time.NewTimer(ackWait)
 	defer limit.Stop()

@@ -11,8 +11,8 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// operation is an operation in a replica's hands: running, or settled and not yet
-// acknowledged. Its mutable fields are guarded by operations.mu.
+// An operation is one that a replica has: it runs, or has ended and is not acknowledged.
+// operations.mu guards its mutable fields.
 type operation struct {
 	cluster   string
 	id        string
@@ -28,41 +28,40 @@ type operation struct {
 	traceParent string
 	cancel      context.CancelFunc
 
-	// Where frames go: to whoever asked last.
+	// Where frames go: to the last asker.
 	reply       string
 	contentType string
 	attempt     uint32
 
 	accepted  bool
-	returned  bool // the handler has
-	stuck     bool // it was given up; machine and slot stay taken until the handler returns
+	returned  bool // the handler has returned
+	stuck     bool // it was given up; it occupies machine and slot until the handler returns
 	callBegun bool // a call that changes something may be at the provider
-	// A call of an attempt before this one may be there, too: who asked for this one,
-	// or for a later one that was attached to it, says so.
+	// A call of an earlier attempt may be at the provider, too, as this request or one
+	// attached to it says.
 	earlierMayRun bool
 	progress      string
-	result        *driverv1.Result // set once settled
+	result        *driverv1.Result // set once it has ended
 	ended         time.Time
 
-	// Of mutations, which are claimed.
+	// Only mutations, which are claimed, use the fields below.
 	claiming          bool       // the operations stream has not answered yet
-	firstClaim, claim uint64     // stream sequences of what we wrote first and last
-	beginning         sync.Mutex // held while a record is written that a call begins
-	fenced            bool       // another attempt has taken the claim's place
-	callRefused       bool       // a call to the provider was refused for it
-	outcomeStored     bool       // the outcome was, or never will be
+	firstClaim, claim uint64     // stream sequences of our first and last record
+	beginning         sync.Mutex // locked while a BEGUN record is written
+	fenced            bool       // another attempt has replaced the claim
+	callRefused       bool       // the fence refused a call to the provider
+	outcomeStored     bool       // the outcome is stored, or never will be
 	storedAt          time.Time
 	acknowledged      bool // mcm has acknowledged the result
-	// It was asked for again: another attempt may have been sent, to take its claim's
-	// place. Its result counts once it is stored there.
+	// It was asked for again: another attempt may have been sent and may replace the claim.
+	// The result counts once it is stored.
 	askedAgain bool
-	// answered: who asked last has the result, or gets it behind the word that we have
-	// the operation.
+	// resultSent: the last asker has the result, or gets it after the accepted frame.
 	resultSent bool
 }
 
-// resultCounts tells that the result, once there is one, is what came of the operation, or
-// leaves that open. operations.mu is held.
+// resultCounts reports whether the result, once there is one, is the operation's outcome,
+// or leaves the outcome unknown. The caller holds operations.mu.
 func (h *operation) resultCounts() bool {
 	return !h.askedAgain || h.outcomeStored || h.result.GetOutcomeUnknown()
 }
@@ -86,23 +85,22 @@ func (h *operation) state(now time.Time) *driverv1.OperationState {
 	return st
 }
 
-// judgeFailure says of a failure, whatever the driver says of it, what is not known. CutOff
-// tells that the driver could not say what it has done: its call was cut off, or it
-// gave no answer that can be passed on. operations.mu is held.
+// judgeFailure sets outcome_unknown and no_effect of a failure. CutOff means that the
+// driver's own answer does not count: its call was cut off, or its answer cannot be sent.
+// The caller holds operations.mu.
 func (h *operation) judgeFailure(result *driverv1.Result, cutOff bool) {
-	// Its call was cut off halfway, or one of several was refused [RESULT-3].
+	// The call was cut off halfway, or one of several was refused [RESULT-3].
 	own := result.GetOutcomeUnknown() || h.callBegun && (cutOff || h.callRefused)
-	// This attempt has ended before it could tell what an earlier one has done, or
-	// that one is not over yet [RESULT-5]; what was refused is to be tried again
-	// under this id, and not as another operation.
+	// This attempt ended before it knew what an earlier one did, or that one still runs
+	// [RESULT-5]. A refused attempt must be retried under this id, not as another operation.
 	earlier := h.callRefused || cutOff && bus.Mutates(h.operation) && h.request.GetRecover() ||
 		h.recoversCreate() && !h.callBegun || h.operation == driverv1.Operation_OPERATION_CREATE && h.earlierMayRun
 	result.OutcomeUnknown, result.NoEffect = own || earlier, earlier && !own
 }
 
-// recoversCreate tells that an earlier attempt may have made, or may yet make, an
-// instance: nothing but a look for it makes a failure of this one an outcome. A lost
-// delete or initialize leaves nothing behind that the next one would not find.
+// recoversCreate reports whether an earlier attempt may make an instance. Then a failure
+// of this one is an outcome only after a look for that instance. The next delete or
+// initialize finds whatever a lost one left.
 func (h *operation) recoversCreate() bool {
 	return h.operation == driverv1.Operation_OPERATION_CREATE && h.request.GetRecover()
 }

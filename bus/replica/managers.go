@@ -11,8 +11,8 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// managers are what a replica has heard of the managers that lead, by cluster. It is safe
-// for concurrent use.
+// managers holds what a replica knows of the leading managers, by cluster. It is safe for
+// concurrent use.
 type managers struct {
 	protocols bus.Protocols // that this replica speaks
 	log       *slog.Logger
@@ -20,20 +20,20 @@ type managers struct {
 	mu       sync.Mutex
 	epochs   map[string]uint64 // highest epoch seen
 	leaders  map[string]string // last hello's sender
-	refusals map[string]error  // why nothing is taken from a cluster's managers: the protocol
+	refusals map[string]error  // why no work of a cluster is taken: the protocol version
 }
 
 func newManagers(log *slog.Logger) *managers {
 	return &managers{protocols: bus.Spoken, log: log, epochs: map[string]uint64{}, leaders: map[string]string{}, refusals: map[string]error{}}
 }
 
-// noteHello takes a hello, and reports whether another manager leads than before.
+// noteHello handles a hello and reports whether a new manager leads.
 func (m *managers) noteHello(cluster string, hello *driverv1.Hello) (news bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	news = m.leaders[cluster] != hello.GetMcm()
 	m.leaders[cluster] = hello.GetMcm()
-	if hello.GetEpoch() >= m.epochs[cluster] { // else it does not lead any more
+	if hello.GetEpoch() >= m.epochs[cluster] { // otherwise the sender no longer leads
 		m.checkProtocolLocked(cluster, hello)
 	}
 	m.epochs[cluster] = max(m.epochs[cluster], hello.GetEpoch())
@@ -41,8 +41,8 @@ func (m *managers) noteHello(cluster string, hello *driverv1.Hello) (news bool) 
 	return news
 }
 
-// checkProtocolLocked notes whether a manager that leads speaks a version of the protocol
-// that this replica speaks.
+// checkProtocolLocked notes whether a leading manager shares a protocol version with this
+// replica.
 func (m *managers) checkProtocolLocked(cluster string, hello *driverv1.Hello) {
 	before, now := m.refusals[cluster], m.protocols.RefusesHello(hello)
 	switch {
@@ -57,7 +57,7 @@ func (m *managers) checkProtocolLocked(cluster string, hello *driverv1.Hello) {
 	}
 }
 
-// mayLead reports whether the sender of an epoch may lead, as none has a higher one, and
+// mayLead reports whether the sender of an epoch may lead: no epoch seen is higher. It
 // returns the highest.
 func (m *managers) mayLead(cluster string, epoch uint64) (highest uint64, leads bool) {
 	m.mu.Lock()
@@ -78,7 +78,7 @@ func (m *managers) epoch(cluster string) uint64 {
 	return m.epochs[cluster]
 }
 
-// refuses reports whether a cluster's managers share no version of the protocol.
+// refuses reports whether a cluster's managers share no protocol version.
 func (m *managers) refuses(cluster string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -86,7 +86,7 @@ func (m *managers) refuses(cluster string) bool {
 	return m.refusals[cluster] != nil
 }
 
-// refusal returns why no work is taken from managers that lead; nil if it is from all.
+// refusal returns why the replica takes no work of some managers; nil if it takes all.
 func (m *managers) refusal() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -10,8 +10,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// An outbox sends a replica's frames to who asked for an operation. It is safe for
-// concurrent use.
+// An outbox sends a replica's frames to the callers. It is safe for concurrent use.
 type outbox struct {
 	part
 
@@ -22,9 +21,9 @@ func acceptedFrame() *driverv1.Envelope {
 	return &driverv1.Envelope{Body: &driverv1.Envelope_Accepted{Accepted: &driverv1.Accepted{}}}
 }
 
-// send publishes a frame of a held operation to whoever asked last; a result that does
-// not count yet waits until it is stored. A frame that cannot be sent is not lost: mcm
-// sees the operation in the next session and asks.
+// send publishes a frame of an operation to the last asker. A result that does not count
+// yet waits until it is stored. A frame that cannot be sent is not lost: mcm sees the
+// operation in the next session and asks.
 func (out *outbox) send(h *operation, frame *driverv1.Envelope) {
 	out.ops.mu.Lock()
 	reply, contentType, attempt := h.reply, h.contentType, h.attempt
@@ -38,8 +37,8 @@ func (out *outbox) send(h *operation, frame *driverv1.Envelope) {
 	if frame.GetResult() == nil || !errors.Is(err, bus.ErrTooLarge) && !errors.Is(err, bus.ErrEncode) {
 		return
 	}
-	// Nobody will ever get this result: mcm must not wait and ask for it in vain. Of a
-	// mutation that is so only where the server takes less than it did before.
+	// This result can never be sent, so mcm must not wait for it. For a mutation this happens
+	// only if the server's limit was lowered.
 	instead := unsendableResult(err)
 	out.ops.mu.Lock()
 	h.judgeFailure(instead, true)
@@ -87,7 +86,7 @@ func (out *outbox) sendBusy(h *operation, why refusal) {
 	out.send(h, &driverv1.Envelope{Body: &driverv1.Envelope_Busy{Busy: &driverv1.Busy{Reason: *why}}})
 }
 
-// resend sends whoever was attached to a known operation what there is of it.
+// resend sends a caller that was attached to an operation what it has.
 func (out *outbox) resend(known *operation) {
 	out.send(known, acceptedFrame())
 	out.ops.mu.Lock()

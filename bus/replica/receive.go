@@ -13,7 +13,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// onRequest takes a request for any replica. It runs on the subscription's one
+// onRequest handles a request for any replica. It runs on the subscription's only
 // goroutine and must not block.
 func (s *Server) onRequest(m *nats.Msg) {
 	subject, env, ok := s.decodeMessage(m)
@@ -23,7 +23,7 @@ func (s *Server) onRequest(m *nats.Msg) {
 	s.accept(subject, env, m)
 }
 
-// onDirected takes what is for this replica alone: operations and control.
+// onDirected handles messages for this replica alone: operations and control.
 func (s *Server) onDirected(m *nats.Msg) {
 	subject, env, ok := s.decodeMessage(m)
 	if !ok {
@@ -41,8 +41,8 @@ func (s *Server) onDirected(m *nats.Msg) {
 	}
 }
 
-// decodeMessage decodes a message, and drops what could only be answered by publishing
-// where this provider has no business.
+// decodeMessage decodes a message. It drops a message whose reply subject is outside the
+// provider's reply tree.
 func (s *Server) decodeMessage(m *nats.Msg) (bus.Subject, *driverv1.Envelope, bool) {
 	subject, err := bus.ParseSubject(m.Subject)
 	if err != nil {
@@ -58,7 +58,7 @@ func (s *Server) decodeMessage(m *nats.Msg) (bus.Subject, *driverv1.Envelope, bo
 	env, err := bus.DecodeMessage(m)
 	if err != nil {
 		s.dropMessage("payload is not an envelope", "subject", m.Subject, "err", err)
-		if m.Reply != "" { // people try things out with `nats request`
+		if m.Reply != "" { // a person may use `nats request`
 			_ = s.out.sendTo(m.Reply, bus.ContentTypeOf(m), "", 0, // it is logged
 				bus.ResultFrame(bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "payload is not an envelope: "+err.Error())))
 		}
@@ -74,8 +74,7 @@ func (s *Server) dropMessage(why string, args ...any) {
 	s.log.Warn("message dropped: "+why, args...)
 }
 
-// accept decides about a request: refuse it, attach to what runs already, or
-// run it.
+// accept refuses a request, attaches it to a known operation, or runs it.
 func (s *Server) accept(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg) {
 	op := bus.OperationOf(env)
 	h := &operation{
@@ -128,8 +127,8 @@ func (s *Server) check(h *operation, subject bus.Subject) *driverv1.Result {
 		return bus.Failure(driverv1.Code_CODE_UNIMPLEMENTED,
 			fmt.Sprintf("driver of provider %s does not implement %s", s.cfg.Provider, subject.Verb))
 	}
-	// By their subjects the server decides who may ask what. Some verbs of node groups are
-	// called like operations.
+	// NATS permissions go by subjects, so the subject must name the request. Some verbs of
+	// node groups have the names of operations.
 	aboutGroups := h.operation == driverv1.Operation_OPERATION_NODE_GROUPS
 	if subject.Verb != verb || (subject.Tree == bus.TreeNodeGroup) != aboutGroups {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT,
@@ -157,7 +156,7 @@ func (s *Server) check(h *operation, subject bus.Subject) *driverv1.Result {
 	if highest, leads := s.managers.mayLead(h.cluster, h.request.GetEpoch()); !leads {
 		refusal := bus.Failure(driverv1.Code_CODE_ABORTED,
 			fmt.Sprintf("request of epoch %d, but a manager of epoch %d leads", h.request.GetEpoch(), highest))
-		refusal.OutcomeUnknown = true // the manager that leads may have it done
+		refusal.OutcomeUnknown = true // the leading manager may run the operation
 
 		return refusal
 	}
@@ -165,7 +164,7 @@ func (s *Server) check(h *operation, subject bus.Subject) *driverv1.Result {
 	return nil
 }
 
-// isStale tells that a request came too late to be taken [ENV-8].
+// isStale reports whether a request came after its accept_by [ENV-8].
 func (s *Server) isStale(h *operation) bool {
 	by := h.request.GetAcceptBy()
 	if !by.IsValid() || !h.started.After(by.AsTime()) {
@@ -177,8 +176,8 @@ func (s *Server) isStale(h *operation) bool {
 	return true
 }
 
-// acceptMutation runs a mutation, unless this replica has it already: then the
-// asker is attached to the running one, or gets its result again.
+// acceptMutation runs a mutation. If the replica has it already, the caller is attached to
+// it or gets its result again.
 func (s *Server) acceptMutation(h *operation) {
 	if s.isStale(h) {
 		s.out.sendBusy(h, driverv1.BusyReason_BUSY_REASON_STALE.Enum())
@@ -196,26 +195,26 @@ func (s *Server) acceptMutation(h *operation) {
 	}
 }
 
-// isOutdatedBy reports whether a request is for a later attempt, and either names another
-// claim than those of this operation, as an attempt made elsewhere meanwhile has taken
-// their place, or asks about such an attempt, of which an earlier failure says nothing.
+// isOutdatedBy reports whether a request is for a later attempt that this operation cannot
+// answer. Either the request names a claim of an attempt at another replica, or an attempt
+// in between may run, about which this operation's failure says nothing.
 func (h *operation) isOutdatedBy(request *operation) bool {
 	if request.attempt <= h.attempt {
 		return false
 	}
 	terms := request.request.GetClaimTerms()
 
-	// What stood there between the first and the last record of ours was ours.
+	// The records between our first and our last were ours.
 	other := terms.Sequence != nil && (terms.GetSequence() < h.firstClaim || terms.GetSequence() > h.claim)
 
 	return !h.claiming && other || h.failed() && request.earlierMayRun
 }
 
-// failed tells that the operation has ended so.
+// failed reports whether the operation has failed.
 func (h *operation) failed() bool { return h.result.GetStatus().GetCode() != driverv1.Code_CODE_OK }
 
-// onOps tells what this replica holds, and the result of the one operation
-// asked for [OPS-1].
+// onOps answers with this replica's operations, or with the one asked for and its result
+// [OPS-1].
 func (s *Server) onOps(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg) {
 	if m.Reply == "" {
 		return
@@ -246,8 +245,8 @@ func (s *Server) onHello(m *nats.Msg) {
 
 		return
 	}
-	// The subject's word counts: who may speak for one control plane must not
-	// raise another's epoch.
+	// The cluster in the subject counts: a manager of one control plane must not raise the
+	// epoch of another.
 	cluster, hello := subject.Cluster, env.GetHello()
 	if s.managers.noteHello(cluster, hello) {
 		s.log.Info("a new manager leads", "cluster", cluster, "mcm", hello.GetMcm(), "epoch", hello.GetEpoch())

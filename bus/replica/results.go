@@ -11,12 +11,11 @@ import (
 )
 
 const (
-	// keptResults and keptFor bound the results kept for an mcm that is away.
+	// maxKeptResults and opstream.KeptFor bound the results kept for an absent mcm.
 	maxKeptResults = 2048
 )
 
-// recordAndFree records the result of an operation, of which doubt judges, and gives back what it
-// occupies.
+// recordAndFree records the result of an operation and frees what it occupies.
 func (o *operations) recordAndFree(h *operation, result *driverv1.Result, cutOff bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -33,13 +32,13 @@ func (o *operations) recordLocked(h *operation, result *driverv1.Result, cutOff 
 	h.result, h.ended = result, now
 	if bus.Mutates(h.operation) {
 		if result.GetOutcomeUnknown() {
-			delete(o.byID, h.key()) // to be tried again under this very id [RESULT-4]
+			delete(o.byID, h.key()) // it must be retried under this very id [RESULT-4]
 		}
 		o.forgetOldLocked(now)
 	}
 }
 
-// forgetOldLocked bounds what is kept for an mcm that never acknowledges.
+// forgetOldLocked bounds the results kept for an mcm that never acknowledges.
 func (o *operations) forgetOldLocked(now time.Time) {
 	var oldest *operation
 	settled := 0
@@ -63,8 +62,8 @@ func (o *operations) forgetOldLocked(now time.Time) {
 	}
 }
 
-// acknowledge forgets a result that mcm has stored, once its claim has ended, too: nothing
-// else would end that.
+// acknowledge forgets a result that mcm has stored, once the outcome is in the stream:
+// nothing else would end the claim.
 func (o *operations) acknowledge(key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -79,8 +78,8 @@ func (o *operations) acknowledge(key string) {
 	signal(o.acked)
 }
 
-// answerOps returns what this replica has of a control plane's operations, or of the one
-// wanted. It takes no attempt any more that it does not have then [OPS-1].
+// answerOps returns the operations of a control plane, or the one wanted. The replica will
+// not take an attempt that it denies having here [OPS-1].
 func (o *operations) answerOps(cluster, want string, attempt uint32, now time.Time) *driverv1.OpsResponse {
 	answer, denied := &driverv1.OpsResponse{}, true
 	o.mu.Lock()
@@ -93,7 +92,7 @@ func (o *operations) answerOps(cluster, want string, attempt uint32, now time.Ti
 	if h, ok := o.byID[cluster+"/"+want]; ok {
 		st := h.state(now)
 		answer.Operations = append(answer.Operations, st)
-		denied = st.GetFenced() // mcm goes on from it as from what is not here
+		denied = st.GetFenced() // mcm treats a fenced attempt as absent
 		if h.resultCounts() {
 			answer.Result = h.result
 		}
@@ -105,8 +104,7 @@ func (o *operations) answerOps(cluster, want string, attempt uint32, now time.Ti
 	return answer
 }
 
-// statesLocked lists a control plane's mutations, with the calls that ignore their
-// deadlines.
+// statesLocked lists a control plane's mutations, including stuck calls.
 func (o *operations) statesLocked(cluster string, now time.Time) []*driverv1.OperationState {
 	var states []*driverv1.OperationState
 	for _, h := range o.byID {
@@ -127,7 +125,7 @@ func (o *operations) statesLocked(cluster string, now time.Time) []*driverv1.Ope
 }
 
 // unstored returns the results of a control plane's mutations that the operations stream
-// does not have, and that were last sent there longer than some time ago.
+// does not have and that were not sent there recently.
 func (o *operations) unstored(cluster string, now time.Time, ago time.Duration) map[*operation]*driverv1.Result {
 	unstored := map[*operation]*driverv1.Result{}
 	o.mu.Lock()
@@ -141,7 +139,7 @@ func (o *operations) unstored(cluster string, now time.Time, ago time.Duration) 
 	return unstored
 }
 
-// unstoredResults is how many results the operations streams do not have.
+// unstoredResults returns the number of results that the operations streams do not have.
 func (o *operations) unstoredResults() int {
 	n := 0
 	o.mu.Lock()

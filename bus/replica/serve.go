@@ -19,13 +19,12 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// Clocks of the answering side; those of the asking side follow from them.
+// Timing of the answering side, from which that of the asking side follows.
 const (
-	// deferredAccept is how long a read may run before its replica says that it
-	// has it, so that mcm can tell a slow answer from a dead replica.
+	// deferredAccept is how long a read may run before its replica sends accepted, so that
+	// mcm can tell a slow answer from a dead replica.
 	deferredAccept = 100 * time.Millisecond
-	// ackWait is how long a stopping replica waits for mcm to have stored its
-	// results.
+	// ackWait is how long a stopping replica waits for mcm to acknowledge its results.
 	ackWait = 2 * time.Second
 
 	defaultDrainTimeout = 10 * time.Minute
@@ -33,8 +32,8 @@ const (
 	defaultStuckAfter   = 10 * time.Second
 )
 
-// ErrLeft is wrapped by the error of a Run at whose end operations still ran, although
-// their contexts were cancelled: what comes of them is unknown.
+// ErrLeft is wrapped by the error of a Run that ended while operations still ran, although
+// their contexts were cancelled. Their outcome is unknown.
 var ErrLeft = errors.New("operations still ran when the replica stopped")
 
 // A Handler runs operations. Handle may be called from many goroutines, but runs
@@ -51,15 +50,15 @@ type HandlerFunc func(ctx context.Context, t *Task) *driverv1.Result
 // Handle calls f.
 func (f HandlerFunc) Handle(ctx context.Context, t *Task) *driverv1.Result { return f(ctx, t) }
 
-// A Task is one operation in a Handler's hands.
+// A Task is one operation for a Handler.
 type Task struct {
-	// Cluster is the control plane that asks.
+	// Cluster is the asking control plane.
 	Cluster   string
 	Operation driverv1.Operation
 	// Request is the whole envelope; Handlers read it and must not change it.
 	Request *driverv1.Envelope
-	// TraceParent is the asker's span as a W3C traceparent header, empty when the
-	// operation is not traced.
+	// TraceParent is the caller's span as a W3C traceparent header; empty if the operation
+	// is not traced.
 	TraceParent string
 
 	worker *worker
@@ -67,25 +66,24 @@ type Task struct {
 	ctx    context.Context //nolint:containedctx // the operation's, as Handle gets it
 }
 
-// Progress tells mcm what the operation is doing, in one line without secrets.
-// It never blocks and may be called often: only the newest line counts.
+// Progress reports to mcm what the operation does, in one line without secrets. It never
+// blocks and may be called often: only the newest line counts.
 func (t *Task) Progress(message string) { t.worker.reportProgress(t.op, message) }
 
-// BeginMutation is called right before each call that changes something at the
-// provider, and takes one round trip to NATS. It fails when the operation must not go on:
-// it was cancelled, its deadline has passed, the replica has stopped, another replica has
-// the operation by now, or the operations stream does not answer. From the first success on a cancel
-// comes too late and no longer ends the operation's context: what a provider made
-// of a call cut off halfway nobody could tell.
+// BeginMutation must be called right before each call that changes something at the
+// provider. It takes one round trip to NATS. It fails if the operation must not go on: it
+// was cancelled, its deadline has passed, the replica has stopped, another replica has the
+// operation, or the operations stream does not answer. After the first success a cancel
+// no longer ends the operation's context: the effect of a call cut off halfway is unknown.
 func (t *Task) BeginMutation() error { return t.worker.claims.mayBegin(t.ctx, t.op) }
 
-// Claim returns the stream sequence of the newest record of the operations stream that this
-// attempt has written; 0 before there is one, and for operations that change nothing.
+// Claim returns the stream sequence of this attempt's newest record; 0 before the first,
+// and for operations that change nothing.
 func (t *Task) Claim() uint64 { return t.worker.claims.newestSequence(t.op) }
 
 // A Config describes a replica.
 type Config struct {
-	// Provider is what MachineClass.provider says; one subject token.
+	// Provider is the value of MachineClass.provider; one subject token.
 	Provider string
 	// Clusters are the control planes to serve; none means "default".
 	Clusters []string
@@ -133,7 +131,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// A part of a replica has what all its parts use.
+// A part holds what all parts of a replica use.
 type part struct {
 	conn  bus.Wire
 	cfg   *Config
@@ -141,8 +139,7 @@ type part struct {
 	stats *serviceStats
 }
 
-// A Server is one replica: the answering side of operations. It takes what comes, and its
-// parts do it.
+// A Server is one replica: the answering side of operations.
 type Server struct {
 	part
 

@@ -15,12 +15,11 @@ import (
 )
 
 const (
-	// stuckCheck is the longest time between two looks for calls that ignore their
-	// deadlines.
+	// stuckCheck is the longest time between two checks for stuck calls.
 	stuckCheck = time.Second
 	// operationLabel marks the goroutines of a mutation, in profiles too.
 	operationLabel = "machinebus_operation"
-	// maxStack bounds what the log gets of a call's goroutines.
+	// maxStack bounds the logged stacks of a call's goroutines.
 	maxStack = 16 << 10
 )
 
@@ -38,14 +37,14 @@ func (w *worker) giveUpStuck(ctx context.Context) {
 	}
 }
 
-// giveUp answers the calls that have ignored their deadlines for too long. Their late
-// results count for nothing, see lateReturn.
+// giveUp answers the calls that have ignored their deadlines for too long. Their later
+// results do not count, see logLateReturn.
 func (w *worker) giveUp(now time.Time) {
 	if !w.ops.overdue(now, w.cfg.StuckAfter) {
 		return
 	}
-	// Before anything is noted: that takes long enough for a session to be sent, and a
-	// result is to come ahead of a session that does not list its operation.
+	// Taken before any state changes: it may last until the next session, and a result must
+	// precede a session that does not list its operation.
 	profile := &bytes.Buffer{}
 	_ = pprof.Lookup("goroutine").WriteTo(profile, 1) // a Buffer takes everything
 	for h, result := range w.ops.giveUp(now, w.cfg.StuckAfter, w.stuckResult) {
@@ -68,17 +67,17 @@ func (w *worker) stuckResult(h *operation) *driverv1.Result {
 	return bus.Failure(driverv1.Code_CODE_DEADLINE_EXCEEDED, text)
 }
 
-// logLateReturn logs what came of a call that was given up before.
+// logLateReturn logs the result of a call that was given up.
 func (w *worker) logLateReturn(h *operation, result *driverv1.Result) {
 	instance, _ := opstream.InstanceOf(result)
 	w.log.Warn("a driver call that ignored its deadline has returned; its slot and machine are free again",
 		"operation", bus.Verb(h.operation), "operation_id", h.id, "machine", h.namespace+"/"+h.name,
 		"elapsed", time.Since(h.started).Round(time.Millisecond),
 		"code", bus.CodeName(result.GetStatus().GetCode()), "provider_id", instance.GetProviderId())
-	w.beat.renewNow() // who waits for the slot learns of it
+	w.beat.renewNow() // announces the free slot
 }
 
-// stackOf returns what a profile of all goroutines says of those of one operation.
+// stackOf returns the stacks of one operation from a profile of all goroutines.
 func stackOf(profile, operation string) string {
 	label := strconv.Quote(operationLabel) + ":" + strconv.Quote(operation)
 	text := ""
@@ -87,7 +86,7 @@ func stackOf(profile, operation string) string {
 		case !strings.Contains(goroutine, label):
 		case strings.Contains(goroutine, ".(*worker).handle"): // the call itself comes first
 			text = goroutine + "\n" + text
-		default: // what it has started, such as connections
+		default: // goroutines that it has started, such as connections
 			text += goroutine + "\n"
 		}
 	}
@@ -137,8 +136,7 @@ func (o *operations) stuckCalls() map[driverv1.Operation]int {
 	return count
 }
 
-// allSlotsStuck returns an error when calls that ignore their deadlines have all slots for some
-// operations, nil otherwise.
+// allSlotsStuck returns an error if stuck calls occupy all slots of a lane.
 func (o *operations) allSlotsStuck() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -154,8 +152,8 @@ func (o *operations) allSlotsStuck() error {
 	return nil
 }
 
-// giveUp records a result for each call that has ignored its deadline for longer than some
-// time, and returns these. The call itself keeps what it occupies.
+// giveUp records and returns a result for each call that has ignored its deadline for
+// longer than some time. The call keeps its slot and machine.
 func (o *operations) giveUp(now time.Time, by time.Duration, resultOf func(*operation) *driverv1.Result) map[*operation]*driverv1.Result {
 	results := map[*operation]*driverv1.Result{}
 	o.mu.Lock()
@@ -170,8 +168,8 @@ func (o *operations) giveUp(now time.Time, by time.Duration, resultOf func(*oper
 	return results
 }
 
-// noteReturned notes that the handler has returned. It reports whether its call was given up
-// before, and gives back what that has occupied.
+// noteReturned notes that the handler has returned. If its call was given up before, it
+// frees what the call occupied and returns true.
 func (o *operations) noteReturned(h *operation) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -103,8 +103,8 @@ func ContentTypeOf(m *nats.Msg) string {
 	return contentType
 }
 
-// isJSON tells whether a content type is JSON, whatever its parameters: JSON is
-// always UTF-8.
+// isJSON reports whether a content type is JSON, whatever its parameters: JSON is always
+// UTF-8.
 func isJSON(contentType string) bool {
 	if contentType == "" || contentType == ContentTypeJSON {
 		return contentType != "" // almost every message: no need to parse

@@ -1,7 +1,7 @@
 package bus
 
-// A fetchLane is what one provider's drivers have asked. It has a lane of its own so
-// that one that asks all the time holds up nobody else.
+// A fetchLane queues the fetches of one provider's drivers, so that a provider that
+// fetches all the time does not delay others.
 type fetchLane struct {
 	running int
 	waiting []func()

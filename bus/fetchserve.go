@@ -189,9 +189,8 @@ func (s *FetchServer) bootstrap(
 	return &driverv1.FetchBootstrapResponse{Status: StatusOf(err), Sealed: sealed}
 }
 
-// mayOpen tells whether an answer goes out readable, which takes a driver that
-// names no key, an operator who allows it, and a bus that nobody can listen in on
-// from outside [FETCH-4].
+// mayOpen reports whether to send an answer unsealed. The driver must name no key, the
+// operator must allow it, and NATS must require TLS [FETCH-4].
 func (s *FetchServer) mayOpen(provider, recipient string) (bool, error) {
 	switch {
 	case recipient != "":

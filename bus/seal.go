@@ -48,8 +48,8 @@ func sealKey(pair nkeys.KeyPair) (*SealKey, error) {
 	return &SealKey{pair: pair, public: public}, nil
 }
 
-// ValidPublicKey says whether a text is the public half of a [SealKey], and if not, what
-// is wanted. The error does not hold the text, which may be what nobody is to see.
+// ValidPublicKey returns an error unless a text is the public half of a [SealKey]. The
+// error does not contain the text, which may be secret.
 func ValidPublicKey(text string) error {
 	const want = "want a public curve key: 56 characters that begin with X"
 	switch {
@@ -62,7 +62,7 @@ func ValidPublicKey(text string) error {
 	}
 }
 
-// Public returns the half that may be told to everybody.
+// Public returns the public half.
 func (k *SealKey) Public() string { return k.public }
 
 // Seed returns the secret half, for storage.

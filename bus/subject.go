@@ -101,8 +101,8 @@ func ParseVerb(verb string) (driverv1.Operation, bool) {
 	return op, ok
 }
 
-// Mutates tells whether an operation changes something at the provider, and so
-// must not simply be asked again when its answer is lost.
+// Mutates reports whether an operation changes something at the provider. Such an
+// operation must not simply be retried when its answer is lost.
 func Mutates(op driverv1.Operation) bool {
 	switch op {
 	case driverv1.Operation_OPERATION_CREATE,
@@ -297,9 +297,8 @@ func Pattern(cluster string, tree Tree, tokens ...string) string {
 	return strings.Join(parts, ".")
 }
 
-// ReplyPrefix is where a replica of provider may send reply frames. A request
-// whose reply subject lies elsewhere would make the replica publish for
-// somebody else.
+// ReplyPrefix returns the prefix of the reply subjects of a provider's replicas. A
+// request with another reply subject would make the replica publish for another party.
 func ReplyPrefix(cluster, provider string) string {
 	return Root + "." + cluster + "." + string(TreeReply) + "." + provider + "."
 }

@@ -47,7 +47,7 @@ type Config struct { //nolint:recvcheck // flags write into it, everything else 
 	// 128 MiB.
 	Slots int
 	// DrainTimeout is how long running operations may take to finish when the
-	// program is told to stop, before they are cancelled; 0 means 10 minutes.
+	// program gets a stop signal, before they are cancelled; 0 means 10 minutes.
 	DrainTimeout time.Duration
 	// ControlPlaneKeys are the public curve keys that secrets are sealed with,
 	// by cluster, of those in Clusters. A cluster without one is trusted at its first

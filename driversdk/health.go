@@ -21,8 +21,8 @@ const (
 	healthTimeout = 5 * time.Second
 )
 
-// health is what a replica tells the outside about itself: /healthz while the
-// process works, /readyz while it takes operations, /metrics.
+// health serves /healthz while the process works, /readyz while the replica takes
+// operations, and /metrics.
 type health struct {
 	connected func() bool
 	refusal   func() error                   // why no work is taken from managers, nil if it is; set before serving

@@ -229,8 +229,8 @@ func duration(d *time.Duration) *durationpb.Duration {
 	return durationpb.New(*d)
 }
 
-// groupInstances fails for one that cannot be sent: left out, its Node would be
-// nobody's.
+// groupInstances returns an error for an invalid instance: without it, its Node would
+// belong to no group.
 func groupInstances(list []*GroupInstance) ([]*driverv1.NodeGroupInstance, error) {
 	out := make([]*driverv1.NodeGroupInstance, 0, len(list))
 	for _, i := range list {

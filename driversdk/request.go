@@ -117,8 +117,8 @@ type Address struct {
 	Address string
 }
 
-// Progress tells people what a long operation is doing, in one line without
-// secrets [PROGRESS-1]. It never blocks; only the newest line counts.
+// Progress reports what a long operation is doing, in one line without secrets
+// [PROGRESS-1]. It never blocks; only the newest line counts.
 func (r *Request[S]) Progress(message string) {
 	if r.call != nil {
 		r.call.progress(message)

@@ -280,7 +280,7 @@ func (s *Server) InProcessConn() (net.Conn, error) {
 	return conn, nil
 }
 
-// RequiresTLS tells whether clients from outside of the process must use TLS.
+// RequiresTLS reports whether clients outside of the process must use TLS.
 func (s *Server) RequiresTLS() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -24,8 +24,8 @@ type store struct {
 	dir       string // where the server that runs keeps its streams; empty without JetStream
 }
 
-// openStore makes the directory that JetStream needs even where it keeps all streams in
-// memory. Its settings let nobody keep a stream there that is to outlive the server.
+// openStore makes the directory that JetStream needs even if it keeps all streams in
+// memory. Its settings forbid streams there that would outlive the server.
 func (s *Server) openStore() (store, error) {
 	theirs, err := s.configured()
 	switch {

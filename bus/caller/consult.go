@@ -142,7 +142,8 @@ func (r *claimReader) waitForPlainClaim(ctx context.Context, c *driverv1.Claim) 
 	r.noteEarlierAttempt(c.GetAttempt())
 	if !r.reportedPlain {
 		r.reportedPlain = true
-		r.reportWaiting(r.notStarted("a driver of provider %s without sessions may still run attempt %d of the operation: waiting for the deadline of that attempt",
+		r.reportWaiting(r.notStarted("a driver of provider %s without sessions may still run attempt %d of the operation: "+
+			"waiting for the deadline of that attempt",
 			r.req.Provider, c.GetAttempt()))
 	}
 

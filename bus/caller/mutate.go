@@ -261,7 +261,8 @@ func (m *mutation) chooseRetryTarget(ctx context.Context) (done bool, err error)
 var ErrNotHeld = errors.New("the outcome of the operation is not known")
 
 func (k *call) notHeld() error {
-	return bus.Errorf(driverv1.Code_CODE_NOT_FOUND, "%w: no replica of provider %s has the operation, and the operations stream has no result", ErrNotHeld, k.req.Provider)
+	return bus.Errorf(driverv1.Code_CODE_NOT_FOUND, "%w: no replica of provider %s has the operation, and the operations stream has no result",
+		ErrNotHeld, k.req.Provider)
 }
 
 // waitForIdentity delays a create that the cloud cannot tell from a lost one. It waits

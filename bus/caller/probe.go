@@ -60,7 +60,7 @@ func (s *streams) writeError(st *stream, err error) error {
 	case strings.Contains(err.Error(), "maximum bytes"):
 		return fmt.Errorf("it takes no writes: %w: raise its limit (nats stream edit --max-bytes)", err)
 	case errors.Is(err, opstream.ErrNoStream):
-		return fmt.Errorf("it takes no writes: %w: it was just deleted and is being made again, or its NATS servers have no leader", err)
+		return fmt.Errorf("it takes no writes: %w: it was just deleted and is made again, or its NATS servers have no leader", err)
 	case silent && st.unanswered < mostUnanswered:
 		return fmt.Errorf("it did not answer a write: %w within %s; retrying", err, apiTimeout)
 	case s.config.Stuck != nil:

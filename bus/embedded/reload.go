@@ -33,7 +33,7 @@ func (s *Server) Reload() error {
 	if err != nil {
 		return err
 	}
-	if requiresTLS(o) != required { // what is sent unsealed, if logged so, relies on it
+	if requiresTLS(o) != required { // unsealed answers rely on TLS
 		discard(o)
 
 		return fmt.Errorf("NATS configuration (%s) switches TLS on or off: restart mcm to apply it", s.opts.ConfigFile)

@@ -310,7 +310,7 @@ func (k *call) envelope(tree bus.Tree, now time.Time) *driverv1.Envelope {
 	env := &driverv1.Envelope{
 		OperationId: k.req.OperationID, Attempt: k.number, Epoch: k.c.cfg.Epoch(), Owner: k.c.cfg.Owner, Recover: k.recover,
 		EarlierMayRun: k.doubted && !k.editsGroup,
-		AcceptBy: timestamppb.New(k.acceptBy(tree, now)), Timeout: durationpb.New(k.req.Timeout),
+		AcceptBy:      timestamppb.New(k.acceptBy(tree, now)), Timeout: durationpb.New(k.req.Timeout),
 		Body: k.req.Body.GetBody(),
 	}
 	if bus.Mutates(k.op) && tree != bus.TreePlain {

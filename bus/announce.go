@@ -6,8 +6,8 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// An Announcer publishes what a control plane tells everybody. Nothing waits
-// for an answer. It is safe for concurrent use.
+// An Announcer publishes notices of a control plane, which have no answer. It is safe
+// for concurrent use.
 type Announcer struct {
 	conn    *Conn
 	cluster string
@@ -33,7 +33,7 @@ func (a *Announcer) Hello(h *driverv1.Hello) error {
 	return a.publish(Pattern(a.cluster, TreeHello), &driverv1.Envelope{Body: &driverv1.Envelope_Hello{Hello: h}})
 }
 
-// Changed tells the replicas of a provider that a class or secret has a new
+// Changed publishes to the replicas of a provider that a class or secret has a new
 // version.
 func (a *Announcer) Changed(provider string, change *driverv1.Changed) error {
 	if err := ValidToken("provider", provider); err != nil {
@@ -45,7 +45,7 @@ func (a *Announcer) Changed(provider string, change *driverv1.Changed) error {
 	})
 }
 
-// Audit tells whoever listens that an operation has ended.
+// Audit publishes the end of an operation.
 func (a *Announcer) Audit(audit *driverv1.Audit) error {
 	audit.Cluster = a.cluster
 	subject, err := Subject{

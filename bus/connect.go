@@ -194,8 +194,8 @@ func (cfg Config) tls() (nats.Option, error) {
 	return nats.ClientTLSConfig(cert, roots), nil
 }
 
-// checkURLs refuses URLs that are none and, unless told otherwise, to send anything readable or
-// anonymous beyond this host.
+// checkURLs refuses invalid URLs and, unless AllowInsecure is set, connections beyond this
+// host without TLS or without credentials.
 func (cfg Config) checkURLs() error {
 	if cfg.InProcess != nil {
 		return nil
@@ -246,7 +246,7 @@ func (c *Conn) OnUp(f func()) {
 	}
 }
 
-// Up tells whether the connection stands at this moment.
+// Up reports whether the client is connected.
 func (c *Conn) Up() bool { return c.nc.IsConnected() }
 
 // ServerID returns the id of the server process that the connection leads to, which is
@@ -270,9 +270,8 @@ func (c *Conn) where(nc *nats.Conn) string {
 	return shown(nc.ConnectedUrl())
 }
 
-// Encrypted tells whether NATS requires TLS of everybody who is not in its own
-// process, as far as it says: what is published is then encrypted on every
-// client's wire.
+// Encrypted reports whether NATS requires TLS of all clients outside of its own process,
+// by the server's own info. Then messages are encrypted on every client's connection.
 func (c *Conn) Encrypted() bool {
 	if c.inProcess != nil {
 		server, ok := c.inProcess.(interface{ RequiresTLS() bool })
@@ -294,8 +293,8 @@ func (c *Conn) Flush(ctx context.Context) error {
 	return nil
 }
 
-// Close sends what is still in the client's hands, at most for two seconds, and
-// closes. It does not wait for handlers: whoever owns them does that first.
+// Close flushes for at most two seconds and closes. It does not wait for handlers; their
+// owner does that first.
 func (c *Conn) Close() {
 	if c.nc.IsConnected() {
 		_ = c.nc.FlushTimeout(flushTimeout) // closing anyway; peers ask for what they miss
@@ -333,7 +332,7 @@ func (c *Conn) down(nc *nats.Conn, err error) {
 	if err != nil {
 		text = err.Error() + remedy(err)
 	}
-	c.log.Warn("not connected to NATS; trying again until it works", "err", text)
+	c.log.Warn("not connected to NATS; retrying", "err", text)
 }
 
 func (c *Conn) asyncError(sub *nats.Subscription, err error) {

@@ -28,7 +28,7 @@ const (
 
 var (
 	// errEmpty: only the server's "no responders" is empty [ENV-3].
-	errEmpty = errors.New("empty payload where an Envelope belongs")
+	errEmpty = errors.New("the payload is empty; it must hold an Envelope")
 	// ErrEncode is wrapped when an envelope can never be sent.
 	ErrEncode = errors.New("encode envelope")
 )
@@ -103,8 +103,8 @@ func ContentTypeOf(m *nats.Msg) string {
 	return contentType
 }
 
-// isJSON tells whether a content type is JSON, whatever its parameters: JSON is
-// always UTF-8.
+// isJSON reports whether a content type is JSON, whatever its parameters: JSON is always
+// UTF-8.
 func isJSON(contentType string) bool {
 	if contentType == "" || contentType == ContentTypeJSON {
 		return contentType != "" // almost every message: no need to parse

@@ -13,17 +13,17 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// An Origin says who made an error, which decides what is known about its
-// effect.
+// An Origin says where an error comes from, which decides what is known about the
+// operation's effect.
 type Origin int
 
 const (
-	// OriginDriver: a driver answered so. Its own contract tells what it did.
+	// OriginDriver: a driver answered with this error.
 	OriginDriver Origin = iota
 	// OriginBus: the request reached no driver. Nothing ran.
 	OriginBus
-	// OriginTimeout: a driver may have had the request and was not heard of
-	// again, or said nothing that can be believed. The outcome is unknown.
+	// OriginTimeout: a driver may have taken the request and gave no answer, or none
+	// that can be trusted. The outcome is unknown.
 	OriginTimeout
 )
 
@@ -40,19 +40,18 @@ func (o Origin) String() string {
 	}
 }
 
-// An Error is how an operation failed: a code, who says so, and a text for
-// people. There is no Error with code OK.
+// An Error says how an operation failed: a code, an origin, and a text for people.
+// There is no Error with code OK.
 type Error struct {
 	Code   driverv1.Code
 	Origin Origin
-	// RetryAfter is the provider's own word on when to come again; zero when
-	// it said nothing.
+	// RetryAfter is the delay that the provider asks for; zero if it asks for none.
 	RetryAfter time.Duration
-	// NoRoom: no replica had a slot for what was to begin, or there is none, and it did
-	// not begin.
+	// NoRoom: no replica had a slot for the operation, or there is no replica. It did not
+	// begin.
 	NoRoom bool
-	// Later is the number of a later operation of the machine, whose claim kept this one
-	// from beginning; 0 for none. Any number above it may begin.
+	// Later is the number of a later operation of the machine whose claim kept this one
+	// from beginning; 0 for none. Operations with a higher number may begin.
 	Later int64
 
 	Err error
@@ -83,8 +82,7 @@ func OutcomeUnknownf(format string, args ...any) *Error {
 	return &Error{Code: driverv1.Code_CODE_DEADLINE_EXCEEDED, Origin: OriginTimeout, Err: fmt.Errorf(format, args...)}
 }
 
-// Error returns the text alone: the code and the origin are for whoever
-// decides, and are logged beside it.
+// Error returns the text without code and origin, which are logged beside it.
 func (e *Error) Error() string {
 	if e.Err == nil {
 		return CodeName(e.Code)
@@ -115,8 +113,7 @@ func CodeOf(err error) driverv1.Code {
 	}
 }
 
-// failureCode makes a failure's code of any number: an error is never OK, and
-// what this version does not know is Internal.
+// failureCode returns a failure's code. OK and unknown numbers become Internal.
 func failureCode(code driverv1.Code) driverv1.Code {
 	if _, known := codeNames[code]; !known || code == driverv1.Code_CODE_OK {
 		return driverv1.Code_CODE_INTERNAL
@@ -125,8 +122,7 @@ func failureCode(code driverv1.Code) driverv1.Code {
 	return code
 }
 
-// OriginOf returns who made err; an error that is none of ours came from a
-// driver's code.
+// OriginOf returns the origin of err; an error that is not an [Error] is a driver's.
 func OriginOf(err error) Origin {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Origin
@@ -135,7 +131,7 @@ func OriginOf(err error) Origin {
 	return OriginDriver
 }
 
-// NothingRan tells that an error is proof that no driver has seen the request.
+// NothingRan reports whether an error proves that no driver has seen the request.
 func NothingRan(err error) bool {
 	return err != nil && OriginOf(err) == OriginBus
 }
@@ -169,12 +165,11 @@ func ErrorOf(s *driverv1.Status) error {
 	return e
 }
 
-// MaxText is how much is believed of a driver's text. It goes into logs, Events
-// and objects, and the API server stores none that is as large as a message of
-// NATS can be.
+// MaxText is the longest text taken from a driver, in bytes. It goes into logs, Events
+// and objects, and the API server stores none as large as a NATS message.
 const MaxText = 8 << 10
 
-// Shorten cuts a text to maxText bytes.
+// Shorten cuts a text to MaxText bytes.
 func Shorten(text string) string {
 	if len(text) <= MaxText {
 		return text
@@ -220,7 +215,7 @@ func CodeName(code driverv1.Code) string {
 	return "Unknown"
 }
 
-// OneLine makes one line of an error text, short enough for a header.
+// OneLine turns a text into one line that is short enough for a header.
 func OneLine(text string) string {
 	const limit = 256
 	line := make([]rune, 0, min(len(text), limit))

@@ -86,7 +86,7 @@ func (f *FetchClient) Class(ctx context.Context, cluster string, ref *driverv1.O
 		return nil, err
 	}
 	if answer.GetClass() == nil {
-		return nil, errors.New("fetch class: the answer holds none")
+		return nil, errors.New("fetch class: the answer holds no class")
 	}
 
 	return answer.GetClass(), nil
@@ -156,7 +156,7 @@ func (f *FetchClient) Bootstrap(ctx context.Context, cluster, operationID string
 func newNonce() ([]byte, error) {
 	nonce := make([]byte, nonceBytes)
 	if _, err := rand.Read(nonce); err != nil {
-		return nil, fmt.Errorf("draw a nonce: %w", err)
+		return nil, fmt.Errorf("generate a nonce: %w", err)
 	}
 
 	return nonce, nil
@@ -191,7 +191,7 @@ func (f *FetchClient) open(cluster string, box *driverv1.Sealed, m proto.Message
 	case known && first != pin:
 		return untrustedf("control plane %q answered with two keys at once, %s and %s", cluster, first, pin)
 	case !known:
-		f.log.Warn("no key of this control plane was given; trusting the one it used first", "cluster", cluster, "key", pin)
+		f.log.Warn("no key of this control plane is configured; trusting the first key it used", "cluster", cluster, "key", pin)
 	}
 
 	return nil
@@ -207,7 +207,7 @@ func (f *FetchClient) ask(ctx context.Context, cluster, what string, env *driver
 	subject := Pattern(cluster, TreeFetch, f.provider, what)
 	for range fetchTries {
 		if !f.conn.Up() {
-			return nil, NothingRanf("the bus cannot be reached; waiting for NATS")
+			return nil, NothingRanf("not connected to NATS; waiting for the connection")
 		}
 		var m *nats.Msg
 		tryCtx, cancel := context.WithTimeout(ctx, fetchTimeout)
@@ -219,7 +219,7 @@ func (f *FetchClient) ask(ctx context.Context, cluster, what string, env *driver
 		case ctx.Err() != nil:
 			return nil, fmt.Errorf("ask control plane %q: %w", cluster, ctx.Err())
 		case errors.Is(err, nats.ErrNoResponders):
-			return nil, NothingRanf("no manager of control plane %q is on the bus", cluster)
+			return nil, NothingRanf("no manager of control plane %q is connected", cluster)
 		}
 	}
 

@@ -1,7 +1,7 @@
 package bus
 
-// A fetchLane is what one provider's drivers have asked. It has a lane of its own so
-// that one that asks all the time holds up nobody else.
+// A fetchLane queues the fetches of one provider's drivers, so that a provider that
+// fetches all the time does not delay others.
 type fetchLane struct {
 	running int
 	waiting []func()
@@ -34,7 +34,7 @@ func (s *FetchServer) admit(provider string, answer func()) {
 	default:
 		s.dropped.Add(1)
 		if !lane.full {
-			s.log.Warn("fetches dropped: too many of one provider wait", "provider", provider, "waiting", len(lane.waiting))
+			s.log.Warn("fetches dropped: too many fetches of the provider are waiting", "provider", provider, "waiting", len(lane.waiting))
 		}
 		lane.full = true
 	}

@@ -108,7 +108,7 @@ func (s *FetchServer) onFetch(m *nats.Msg) {
 	}
 	if len(m.Data) > maxFetch {
 		s.dropped.Add(1)
-		s.log.Warn("fetch dropped: it is too large for one", "subject", m.Subject, "bytes", len(m.Data))
+		s.log.Warn("fetch dropped: the request is too large", "subject", m.Subject, "bytes", len(m.Data))
 
 		return
 	}
@@ -189,15 +189,14 @@ func (s *FetchServer) bootstrap(
 	return &driverv1.FetchBootstrapResponse{Status: StatusOf(err), Sealed: sealed}
 }
 
-// mayOpen tells whether an answer goes out readable, which takes a driver that
-// names no key, an operator who allows it, and a bus that nobody can listen in on
-// from outside [FETCH-4].
+// mayOpen reports whether to send an answer unsealed. The driver must name no key, the
+// operator must allow it, and NATS must require TLS [FETCH-4].
 func (s *FetchServer) mayOpen(provider, recipient string) (bool, error) {
 	switch {
 	case recipient != "":
 		return false, nil
 	case !slices.Contains(s.unsealed, provider):
-		return false, Errorf(driverv1.Code_CODE_PERMISSION_DENIED, "the request names no key to seal the answer to, "+
+		return false, Errorf(driverv1.Code_CODE_PERMISSION_DENIED, "the request has no key to seal the answer for, "+
 			"and unsealed answers are not allowed for provider %s (mcm's --unsealed-providers)", provider)
 	case !s.conn.Encrypted():
 		return false, Errorf(driverv1.Code_CODE_PERMISSION_DENIED,

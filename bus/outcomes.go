@@ -13,8 +13,8 @@ import (
 // answers.
 const OperatorInbox = "_INBOX_op"
 
-// ServeOutcomes answers whoever asks a control plane what has come of its newest
-// operations, and what waits: newest and waiting return that and must not block.
+// ServeOutcomes answers requests for a control plane's newest outcomes and its waiting
+// operations: newest and waiting return these and must not block.
 // There is one message for each outcome, as it was published for audit, and one for
 // what waits, if anything does: the first of it if all does not fit, each with the
 // first 256 characters of what it waits for. It changes what waiting returns.

@@ -48,8 +48,8 @@ func sealKey(pair nkeys.KeyPair) (*SealKey, error) {
 	return &SealKey{pair: pair, public: public}, nil
 }
 
-// ValidPublicKey says whether a text is the public half of a [SealKey], and if not, what
-// is wanted. The error does not hold the text, which may be what nobody is to see.
+// ValidPublicKey returns an error unless a text is the public half of a [SealKey]. The
+// error does not contain the text, which may be secret.
 func ValidPublicKey(text string) error {
 	const want = "want a public curve key: 56 characters that begin with X"
 	switch {
@@ -62,7 +62,7 @@ func ValidPublicKey(text string) error {
 	}
 }
 
-// Public returns the half that may be told to everybody.
+// Public returns the public half.
 func (k *SealKey) Public() string { return k.public }
 
 // Seed returns the secret half, for storage.
@@ -78,11 +78,11 @@ func (k *SealKey) Seed() ([]byte, error) {
 // Seal makes a box of m that only the holder of recipient can open.
 func (k *SealKey) Seal(m proto.Message, recipient string) (*driverv1.Sealed, error) {
 	if !nkeys.IsValidPublicCurveKey(recipient) {
-		return nil, Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "recipient %q is no public curve key", recipient)
+		return nil, Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "recipient %q is not a public curve key", recipient)
 	}
 	text, err := proto.Marshal(m)
 	if err != nil {
-		return nil, fmt.Errorf("encode what is to be sealed: %w", err)
+		return nil, fmt.Errorf("encode the message to seal: %w", err)
 	}
 	box, err := k.pair.Seal(text, recipient)
 	if err != nil {
@@ -97,10 +97,10 @@ func (k *SealKey) Seal(m proto.Message, recipient string) (*driverv1.Sealed, err
 func (k *SealKey) Open(box *driverv1.Sealed, sender string, m proto.Message) error {
 	text, err := k.pair.Open(box.GetBox(), sender)
 	if err != nil {
-		return fmt.Errorf("open what key %s is said to have sealed: %w", sender, err)
+		return fmt.Errorf("open a message sealed by key %s: %w", sender, err)
 	}
 	if err := proto.Unmarshal(text, m); err != nil {
-		return fmt.Errorf("decode what was sealed: %w", err)
+		return fmt.Errorf("decode a sealed message: %w", err)
 	}
 
 	return nil

@@ -101,8 +101,8 @@ func ParseVerb(verb string) (driverv1.Operation, bool) {
 	return op, ok
 }
 
-// Mutates tells whether an operation changes something at the provider, and so
-// must not simply be asked again when its answer is lost.
+// Mutates reports whether an operation changes something at the provider. Such an
+// operation must not simply be retried when its answer is lost.
 func Mutates(op driverv1.Operation) bool {
 	switch op {
 	case driverv1.Operation_OPERATION_CREATE,
@@ -204,7 +204,7 @@ func (s Subject) Build() (string, error) {
 	for _, field := range fields[:n] {
 		token := *field
 		if strings.Contains(token, "~") {
-			return "", fmt.Errorf("%w: %q holds a '~'", ErrSubject, token)
+			return "", fmt.Errorf("%w: %q contains a '~'", ErrSubject, token)
 		}
 		if field == &s.Namespace || field == &s.Name {
 			token = strings.ReplaceAll(token, ".", "~")
@@ -256,7 +256,7 @@ func ParseSubject(subject string) (Subject, error) {
 		if field == &s.Namespace || field == &s.Name {
 			*field = strings.ReplaceAll(value, "~", ".")
 		} else if strings.Contains(value, "~") {
-			return s, fmt.Errorf("%w: %q: token %q holds a '~'", ErrSubject, subject, value)
+			return s, fmt.Errorf("%w: %q: token %q contains a '~'", ErrSubject, subject, value)
 		}
 	}
 
@@ -282,7 +282,7 @@ func validToken(token string) error {
 		switch {
 		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '~':
 		default:
-			return fmt.Errorf("%w: token %q holds %q", ErrSubject, token, c)
+			return fmt.Errorf("%w: token %q contains %q", ErrSubject, token, c)
 		}
 	}
 
@@ -297,9 +297,8 @@ func Pattern(cluster string, tree Tree, tokens ...string) string {
 	return strings.Join(parts, ".")
 }
 
-// ReplyPrefix is where a replica of provider may send reply frames. A request
-// whose reply subject lies elsewhere would make the replica publish for
-// somebody else.
+// ReplyPrefix returns the prefix of the reply subjects of a provider's replicas. A
+// request with another reply subject would make the replica publish for another party.
 func ReplyPrefix(cluster, provider string) string {
 	return Root + "." + cluster + "." + string(TreeReply) + "." + provider + "."
 }
@@ -320,7 +319,7 @@ const PlainReplica = "plain"
 // [SESSION-2].
 func ValidReplica(id string) error {
 	if id == PlainReplica {
-		return fmt.Errorf("replica %q: the name is reserved, as it stands for drivers without sessions: choose another one, or none", id)
+		return fmt.Errorf("replica %q: the name is reserved for drivers without sessions: choose another name, or leave it empty", id)
 	}
 
 	return ValidToken("replica", id)

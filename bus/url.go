@@ -18,8 +18,8 @@ func serverURLs(lists []string) ([]string, error) {
 		for raw := range strings.SplitSeq(list, ",") { // flags have split them before
 			raw = strings.TrimSpace(raw)
 			if len(urls) > 0 && strings.Contains(raw, "@") && !strings.Contains(raw, "://") {
-				return nil, errors.New("list of NATS URLs: what is before the @ of one of them holds a comma (write %2C), " +
-					"or it lacks its scheme (write nats://user:password@host:4222)")
+				return nil, errors.New("list of NATS URLs: a user or password contains a comma (write %2C), " +
+					"or a URL has no scheme (write nats://user:password@host:4222)")
 			}
 			if raw != "" {
 				urls = append(urls, raw)
@@ -27,7 +27,7 @@ func serverURLs(lists []string) ([]string, error) {
 		}
 	}
 	if len(urls) == 0 {
-		return nil, errors.New("no NATS URL: want something like nats://host:4222")
+		return nil, errors.New("no NATS URL: want a URL such as nats://host:4222")
 	}
 
 	return urls, nil
@@ -41,7 +41,7 @@ func parseURL(raw string) (*url.URL, error) {
 	}
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" {
-		return nil, fmt.Errorf("NATS URL %s: want something like nats://host:4222, with %%-escapes for what is special in a password",
+		return nil, fmt.Errorf("NATS URL %s: want a URL such as nats://host:4222, with special characters of a password %%-escaped",
 			shown(raw))
 	}
 

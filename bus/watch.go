@@ -30,7 +30,7 @@ func Watch(
 	if errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), fmt.Sprintf("%q", subject)) {
 		stop()
 
-		return nil, fmt.Errorf("subscribe to %s: %w (use credentials that may listen there)", subject, err)
+		return nil, fmt.Errorf("subscribe to %s: %w (use credentials that may subscribe there)", subject, err)
 	}
 
 	return stop, nil

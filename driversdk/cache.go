@@ -13,8 +13,8 @@ const cacheLimit = 1024
 // objectKey names an object of some control cluster, in whatever version.
 type objectKey struct{ cluster, namespace, name string }
 
-// objectVersion tells the versions of an object apart, and an object from an
-// earlier one of its name.
+// An objectVersion identifies a version of an object, and distinguishes the object from
+// an earlier one of its name.
 type objectVersion struct{ uid, resource string }
 
 func keyOf(cluster string, ref *driverv1.ObjectReference) objectKey {
@@ -84,7 +84,7 @@ func (c *cache[V]) get(
 	f, ok := c.flights[id]
 	if !ok || want.resource == "" {
 		f = &flight[V]{done: make(chan struct{})}
-		if want.resource != "" { // who names no version shares with nobody
+		if want.resource != "" { // fetches without a version are not shared
 			c.flights[id] = f
 		}
 		c.running.Go(func() { c.fly(context.WithoutCancel(ctx), id, f, fetch) })

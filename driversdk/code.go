@@ -18,27 +18,27 @@ type Code = driverv1.Code
 const (
 	// OK is success; no error has it.
 	OK = driverv1.Code_CODE_OK
-	// Canceled: the operation was called off.
+	// Canceled: the operation was cancelled.
 	Canceled = driverv1.Code_CODE_CANCELED
-	// Unknown is what an error without a code counts as. Tried again soon.
+	// Unknown is the code of an error without a code. Retried soon.
 	Unknown = driverv1.Code_CODE_UNKNOWN
 	// InvalidArgument: the class or the machine is wrong and must be changed.
 	InvalidArgument = driverv1.Code_CODE_INVALID_ARGUMENT
-	// DeadlineExceeded: the time is over and the outcome unknown. Tried again
+	// DeadlineExceeded: the deadline has passed and the outcome is unknown. Retried
 	// soon, after a look at what exists.
 	DeadlineExceeded = driverv1.Code_CODE_DEADLINE_EXCEEDED
 	// NotFound: there is no such instance.
 	NotFound = driverv1.Code_CODE_NOT_FOUND
-	// AlreadyExists: what the machine would be called belongs to somebody else.
+	// AlreadyExists: another instance or owner has the machine's name.
 	AlreadyExists = driverv1.Code_CODE_ALREADY_EXISTS
-	// PermissionDenied: the credentials are good, and not good enough.
+	// PermissionDenied: the credentials are valid but lack a permission.
 	PermissionDenied = driverv1.Code_CODE_PERMISSION_DENIED
 	// ResourceExhausted: no quota or no capacity. An autoscaler turns to other
 	// node groups.
 	ResourceExhausted = driverv1.Code_CODE_RESOURCE_EXHAUSTED
 	// FailedPrecondition: something must be put right by hand first.
 	FailedPrecondition = driverv1.Code_CODE_FAILED_PRECONDITION
-	// Aborted: somebody else was at it. Tried again soon.
+	// Aborted: a concurrent change interfered. Retried soon.
 	Aborted = driverv1.Code_CODE_ABORTED
 	// OutOfRange: more than one instance matches the machine.
 	OutOfRange = driverv1.Code_CODE_OUT_OF_RANGE
@@ -46,7 +46,7 @@ const (
 	Unimplemented = driverv1.Code_CODE_UNIMPLEMENTED
 	// Internal: a fault of the driver or the cloud.
 	Internal = driverv1.Code_CODE_INTERNAL
-	// Unavailable: the cloud does not answer or is overloaded. Tried again soon.
+	// Unavailable: the cloud does not answer or is overloaded. Retried soon.
 	Unavailable = driverv1.Code_CODE_UNAVAILABLE
 	// DataLoss: something is lost for good.
 	DataLoss = driverv1.Code_CODE_DATA_LOSS

@@ -47,7 +47,7 @@ type Config struct { //nolint:recvcheck // flags write into it, everything else 
 	// 128 MiB.
 	Slots int
 	// DrainTimeout is how long running operations may take to finish when the
-	// program is told to stop, before they are cancelled; 0 means 10 minutes.
+	// program gets a stop signal, before they are cancelled; 0 means 10 minutes.
 	DrainTimeout time.Duration
 	// ControlPlaneKeys are the public curve keys that secrets are sealed with,
 	// by cluster, of those in Clusters. A cluster without one is trusted at its first
@@ -102,7 +102,7 @@ func (c Config) complete() (Config, error) {
 		errs = append(errs, fmt.Errorf("unexpected argument %q: flags look like --slots=8", c.flags.Arg(0)))
 	}
 	if c.Provider == "" {
-		errs = append(errs, errors.New("no provider: set Config.Provider to what MachineClass.provider says"))
+		errs = append(errs, errors.New("no provider: set Config.Provider to the provider of the MachineClasses"))
 	}
 	if c.Provider != strings.ToLower(c.Provider) {
 		errs = append(errs, fmt.Errorf("provider %q: use lower case", c.Provider))
@@ -151,13 +151,13 @@ func (c Config) checkClusters() []error {
 	for _, cluster := range c.Clusters {
 		served[cluster]++
 		if served[cluster] == 2 { // each of its sessions would be sent twice
-			errs = append(errs, fmt.Errorf("cluster %q is there twice: name it once in --clusters (Config.Clusters)", cluster))
+			errs = append(errs, fmt.Errorf("cluster %q is listed twice: name it once in --clusters (Config.Clusters)", cluster))
 		}
 	}
 	for _, cluster := range slices.Sorted(maps.Keys(c.ControlPlaneKeys)) {
 		const where = "--control-plane-key (Config.ControlPlaneKeys)"
 		if served[cluster] == 0 {
-			errs = append(errs, fmt.Errorf("%s: a key for cluster %q, which is not served: "+
+			errs = append(errs, fmt.Errorf("%s: the key is for cluster %q, which this driver does not serve: "+
 				"correct the name, or add it to --clusters (Config.Clusters)", where, cluster))
 		}
 		if err := bus.ValidPublicKey(c.ControlPlaneKeys[cluster]); err != nil {

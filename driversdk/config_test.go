@@ -73,7 +73,7 @@ func TestConfig_RegisterFlags(t *testing.T) { // not parallel: the environment i
 				c.DrainTimeout, c.Listen, c.LogFormat, c.LogLevel = 3*time.Second, ":1", "json", slog.LevelDebug
 			}), "",
 		},
-		"bad variable":   {"is named", map[string]string{"MACHINEBUS_SLOTS": "many"}, nil, Config{}, "environment variable MACHINEBUS_SLOTS is no value for --slots"},
+		"bad variable":   {"is named", map[string]string{"MACHINEBUS_SLOTS": "many"}, nil, Config{}, "environment variable MACHINEBUS_SLOTS is not a valid value for --slots"},
 		"unknown flag":   {"is named", nil, []string{"--slost=8"}, Config{}, "flag provided but not defined: -slost"},
 		"argument":       {"is no flag", nil, []string{"slots=8"}, Config{}, `unexpected argument "slots=8"`},
 		"negative slots": {"make no sense", nil, []string{"--slots=-1"}, Config{}, "slots: -1 is negative"},
@@ -83,7 +83,7 @@ func TestConfig_RegisterFlags(t *testing.T) { // not parallel: the environment i
 			"would be used for nothing", nil,
 			[]string{"--control-plane-key=old=" + east.Public()},
 			Config{},
-			`--control-plane-key (Config.ControlPlaneKeys): a key for cluster "old", which is not served: correct the name, or add it to --clusters`,
+			`--control-plane-key (Config.ControlPlaneKeys): the key is for cluster "old", which this driver does not serve: correct the name, or add it to --clusters`,
 		},
 		"no key": {
 			"would refuse every secret", nil,
@@ -101,7 +101,7 @@ func TestConfig_RegisterFlags(t *testing.T) { // not parallel: the environment i
 			"would have two heartbeats", nil,
 			[]string{"--clusters=east,west,east,east"},
 			Config{},
-			`cluster "east" is there twice: name it once in --clusters (Config.Clusters)`,
+			`cluster "east" is listed twice: name it once in --clusters (Config.Clusters)`,
 		},
 	}
 	for name, tc := range cases {

@@ -19,7 +19,7 @@
 //
 // The SDK decodes the provider spec strictly, keeps classes and secrets until
 // they change, fills in user data, bounds what runs at once, sets deadlines,
-// answers for a method that panics, drains when the program is told to stop, and
+// answers for a method that panics, drains at a stop signal, and
 // reports health, metrics and traces. A method therefore only talks to its cloud, and
 // says how that went with a code ([Errorf]).
 //

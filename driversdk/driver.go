@@ -16,7 +16,7 @@ import "context"
 type Driver[S any] interface {
 	// Create makes the machine's instance, or returns the one that already
 	// carries the machine's uid [CREATE-1]. An instance of that name that
-	// belongs to somebody else is [AlreadyExists] [CREATE-2]. It returns only
+	// belongs to another owner is [AlreadyExists] [CREATE-2]. It returns only
 	// when the provider has accepted the instance for good [CREATE-3], and
 	// records the machine's uid [MACHINE-1] and the request's Owner [OWNER-1] with it.
 	Create(ctx context.Context, req *Request[S]) (*Instance, error)

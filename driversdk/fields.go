@@ -28,8 +28,8 @@ var (
 	textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
 )
 
-// walk follows a value along the type it will be decoded into. Where the two do
-// not fit it stops: decoding tells.
+// walk follows a value along the type it will be decoded into. It stops where the two do
+// not fit, which decoding reports.
 func walk(t reflect.Type, value any, path string, report func(path string)) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()

@@ -38,7 +38,7 @@ func (c *Config) RegisterFlags(fs *flag.FlagSet) {
 		"`number` of creates and initializes that run at once, and of deletes beside them; 0 means 512, or fewer "+
 			"where the memory limit is below 128 MiB [MACHINEBUS_SLOTS]")
 	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout,
-		"how long running operations may take to finish when told to stop, before they are cancelled; "+
+		"how long running operations may take to finish after a stop signal, before they are cancelled; "+
 			"0 means 10m [MACHINEBUS_DRAIN_TIMEOUT]")
 	fs.StringVar(&c.Listen, "listen", c.Listen,
 		"`address` of /healthz, /readyz and /metrics, such as :8081; empty means no endpoint [MACHINEBUS_LISTEN]")
@@ -108,7 +108,7 @@ func fromEnvironment(fs *flag.FlagSet) []error {
 		}
 		if err := f.Value.Set(value); err != nil {
 			// Not the value: a URL may hold a password.
-			errs = append(errs, fmt.Errorf("environment variable %s is no value for --%s: %w", variable, f.Name, err))
+			errs = append(errs, fmt.Errorf("environment variable %s is not a valid value for --%s: %w", variable, f.Name, err))
 		}
 	})
 

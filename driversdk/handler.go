@@ -143,8 +143,8 @@ func (h *handler[S]) request(
 	}, nil
 }
 
-// checked holds a driver to the contract for what it returned. What a method that has
-// begun something returns against it tells nothing of what came of that.
+// checked checks a method's result against the contract. If a method that has begun
+// something breaks the contract, its outcome is unknown.
 func (c *call) checked(method string, i *Instance, err error) (*driverv1.Instance, error) {
 	switch {
 	case err == nil && i == nil:
@@ -167,7 +167,7 @@ func (c *call) progress(message string) { c.task.Progress(c.scrub.text(message))
 func (c *call) mayMutate() error {
 	// The bus knows of the deadline and of cancels, not of the hard stop.
 	if err := c.ctx.Err(); err != nil {
-		return NewError(CodeOf(err), fmt.Errorf("nothing was started: %w", err))
+		return NewError(CodeOf(err), fmt.Errorf("the call did not start: %w", err))
 	}
 	if err := c.task.BeginMutation(); err != nil {
 		return err
@@ -177,8 +177,8 @@ func (c *call) mayMutate() error {
 	return nil
 }
 
-// outcomeUnknown tells whether an operation that failed may have had an effect
-// all the same: the driver says so, or its call was cut off halfway.
+// outcomeUnknown reports whether a failed operation may have had an effect: the driver
+// says so, or its call was cut off halfway.
 func (c *call) outcomeUnknown(err error) bool {
 	if !bus.Mutates(c.task.Operation) {
 		return false

@@ -21,8 +21,8 @@ const (
 	healthTimeout = 5 * time.Second
 )
 
-// health is what a replica tells the outside about itself: /healthz while the
-// process works, /readyz while it takes operations, /metrics.
+// health serves /healthz while the process works, /readyz while the replica takes
+// operations, and /metrics.
 type health struct {
 	connected func() bool
 	refusal   func() error                   // why no work is taken from managers, nil if it is; set before serving
@@ -85,7 +85,7 @@ func listenHealth(ctx context.Context, address string) (net.Listener, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("health endpoint cannot listen on %s: %w "+
-			"(is another replica there? choose another --listen, or port 0 for a free one)", address, err)
+			"(another replica may use the address: choose another --listen, or port 0 for a free one)", address, err)
 	}
 
 	return l, nil

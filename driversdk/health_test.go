@@ -97,7 +97,7 @@ func TestServe_Stuck(t *testing.T) {
 		t.Errorf("result = %v, want an unknown outcome", result)
 	}
 	if code, text := get(t, "http://"+address+"/readyz"); code != http.StatusServiceUnavailable ||
-		!strings.Contains(text, "all 1 slots for creates are taken") || !strings.Contains(text, "restart this replica") {
+		!strings.Contains(text, "all 1 slots for creates") || !strings.Contains(text, "restart this replica") {
 		t.Errorf("readyz: %d %s, want that it can take nothing", code, text)
 	}
 	if _, text := get(t, "http://"+address+"/metrics"); !strings.Contains(text, `machinebus_driver_operations_stuck{operation="create"} 1`) {

@@ -16,7 +16,7 @@ type Initializer[S any] interface {
 func (h *handler[S]) initialize(ctx context.Context, c *call) (*driverv1.Result, error) {
 	driver, ok := h.driver.(Initializer[S])
 	if !ok {
-		return nil, Errorf(Unimplemented, "this driver initializes nothing")
+		return nil, Errorf(Unimplemented, "this driver does not implement initialize")
 	}
 	body := c.task.Request.GetInitialize()
 	req, err := h.request(ctx, c, body.GetMachine(), body.GetClass())

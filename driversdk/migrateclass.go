@@ -25,7 +25,7 @@ type ClassMigrator interface {
 func (h *handler[S]) migrateClass(ctx context.Context, c *call) (*driverv1.Result, error) {
 	driver, ok := h.driver.(ClassMigrator)
 	if !ok {
-		return nil, Errorf(Unimplemented, "this driver migrates no classes")
+		return nil, Errorf(Unimplemented, "this driver does not implement migrate-class")
 	}
 	body := c.task.Request.GetMigrateClass()
 	class, err := driver.MigrateClass(ctx, OldClass{

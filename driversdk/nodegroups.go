@@ -114,7 +114,7 @@ type GroupDelete struct {
 func (h *handler[S]) nodeGroups(ctx context.Context, c *call) (*driverv1.Result, error) {
 	driver, ok := h.driver.(NodeGroups)
 	if !ok {
-		return nil, Errorf(Unimplemented, "this driver knows no node groups")
+		return nil, Errorf(Unimplemented, "this driver does not serve node groups")
 	}
 	response, err := spanned(ctx, "node groups: "+bus.RequestVerb(c.task.Request), func(ctx context.Context) (*driverv1.NodeGroupsResponse, error) {
 		return c.askGroups(ctx, driver)
@@ -165,7 +165,7 @@ func (c *call) askGroups(ctx context.Context, driver NodeGroups) (*driverv1.Node
 			Delete: &driverv1.NodeGroupDeleteResponse{TargetSize: target},
 		}}, err
 	default:
-		return nil, Errorf(Unimplemented, "this driver does not know what is asked about node groups")
+		return nil, Errorf(Unimplemented, "this driver does not know this request about node groups")
 	}
 }
 
@@ -176,14 +176,14 @@ func soundGroups(list []*NodeGroup, log *slog.Logger) []*driverv1.NodeGroup {
 	seen := map[string]bool{}
 	for _, g := range list {
 		if g == nil {
-			log.Error("node group left out", "err", "the driver returned nil in its place")
+			log.Error("node group left out", "err", "the driver returned nil for it")
 
 			continue
 		}
 		message := g.proto()
 		err := bus.CheckNodeGroup(message)
 		if err == nil && seen[g.ID] {
-			err = fmt.Errorf("group %s is there twice", g.ID)
+			err = fmt.Errorf("group %s is listed twice", g.ID)
 		}
 		if err == nil {
 			_, err = proto.Marshal(message)
@@ -229,20 +229,20 @@ func duration(d *time.Duration) *durationpb.Duration {
 	return durationpb.New(*d)
 }
 
-// groupInstances fails for one that cannot be sent: left out, its Node would be
-// nobody's.
+// groupInstances returns an error for an invalid instance: without it, its Node would
+// belong to no group.
 func groupInstances(list []*GroupInstance) ([]*driverv1.NodeGroupInstance, error) {
 	out := make([]*driverv1.NodeGroupInstance, 0, len(list))
 	for _, i := range list {
 		if i == nil {
-			return nil, Errorf(Internal, "driver returned nil in the place of an instance from GroupInstances")
+			return nil, Errorf(Internal, "driver returned a nil instance from GroupInstances")
 		}
 		one := &driverv1.NodeGroupInstance{Id: i.ID, State: driverv1.NodeGroupInstanceState(i.State)}
 		if i.Err != nil {
 			one.Error = bus.StatusOf(i.Err)
 		}
 		if _, err := proto.Marshal(one); err != nil {
-			return nil, Errorf(Internal, "driver returned an instance from GroupInstances that cannot be sent, %q: %w", i.ID, err)
+			return nil, Errorf(Internal, "driver returned an invalid instance from GroupInstances, %q: %w", i.ID, err)
 		}
 		out = append(out, one)
 	}

@@ -172,7 +172,7 @@ func TestNodeGroups_FaultyInstance(t *testing.T) {
 		faulty *GroupInstance
 		says   string
 	}{
-		"nil":       {nil, "driver returned nil"},
+		"nil":       {nil, "driver returned a nil instance"},
 		"not UTF-8": {&GroupInstance{ID: "\xff", State: GroupInstanceRunning}, "invalid UTF-8"},
 	} {
 		w := start(t, &groupDriver{instances: []*GroupInstance{good, tc.faulty}}, nil)

@@ -81,7 +81,7 @@ func TestServe_Failures(t *testing.T) {
 		"unknown field": {
 			reason: "a misspelt field is named, not ignored",
 			spec:   `{"size":"s","tgas":{}}`, code: InvalidArgument,
-			message: "class ns/c: unknown field providerSpec.tgas: misspelt, or for another version of the driver",
+			message: "class ns/c: unknown field providerSpec.tgas: it is misspelt, or belongs to another version of the driver",
 		},
 		"own validation": {
 			reason: "the spec's Validate has the last word",

@@ -117,8 +117,8 @@ type Address struct {
 	Address string
 }
 
-// Progress tells people what a long operation is doing, in one line without
-// secrets [PROGRESS-1]. It never blocks; only the newest line counts.
+// Progress reports what a long operation is doing, in one line without secrets
+// [PROGRESS-1]. It never blocks; only the newest line counts.
 func (r *Request[S]) Progress(message string) {
 	if r.call != nil {
 		r.call.progress(message)
@@ -139,7 +139,7 @@ func (r *Request[S]) Progress(message string) {
 // that then fails leaves the outcome unknown (see [OutcomeUnknown]).
 func (r *Request[S]) BeginMutation(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
-		return NewError(CodeOf(err), fmt.Errorf("nothing was started: %w", err))
+		return NewError(CodeOf(err), fmt.Errorf("the call did not start: %w", err))
 	}
 	if r.call == nil {
 		return nil

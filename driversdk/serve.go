@@ -122,7 +122,7 @@ func (r *process) serverConfig(
 ) replica.Config {
 	hostname, err := os.Hostname()
 	if err != nil {
-		r.log.Warn("this host has no name to show", "err", err)
+		r.log.Warn("cannot read the host name", "err", err)
 	}
 
 	return replica.Config{
@@ -151,12 +151,12 @@ func (r *process) run(ctx context.Context, hardStop func()) error {
 	r.health.draining.Store(true)
 	signal.Notify(r.second, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(r.second)
-	r.log.Info("told to stop: finishing what runs; another signal cancels it")
+	r.log.Info("stop signal: finishing the running operations; another signal cancels them")
 	select {
 	case err := <-done:
 		return err
 	case s := <-r.second:
-		r.log.Warn("told to stop again: cancelling what still runs", "signal", s)
+		r.log.Warn("second stop signal: cancelling the running operations", "signal", s)
 	}
 
 	hardStop()
@@ -167,12 +167,12 @@ func (r *process) run(ctx context.Context, hardStop func()) error {
 	case err := <-done:
 		return err
 	case <-limit.C:
-		return fmt.Errorf("operations ignored the hard stop for %s and were left behind: %w", wait, errLeft)
+		return fmt.Errorf("operations still ran %s after the hard stop: %w", wait, errLeft)
 	}
 }
 
 // errLeft is wrapped when operations were left behind.
-var errLeft = errors.New("the manager will have other replicas look at what became of them")
+var errLeft = errors.New("the manager lets other replicas find out their outcome")
 
 // withErrLeft adds to the bus's word on operations that were left behind what becomes
 // of them.

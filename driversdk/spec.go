@@ -39,7 +39,7 @@ func (d specDecoder[S]) decode(raw []byte) (S, error) {
 	delete(object, "apiVersion")
 	delete(object, "kind")
 	if unknown := unknownFields[S](object); len(unknown) > 0 {
-		return none, Errorf(InvalidArgument, "unknown field %s: misspelt, or for another version of the driver",
+		return none, Errorf(InvalidArgument, "unknown field %s: it is misspelt, or belongs to another version of the driver",
 			strings.Join(unknown, ", "))
 	}
 	if err := json.Unmarshal(raw, &spec); err != nil {
@@ -64,7 +64,7 @@ func parse(raw []byte) (any, error) {
 		return nil, err
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("there is more after its end")
+		return nil, errors.New("there is data after its end")
 	}
 
 	return tree, nil

@@ -62,7 +62,7 @@ func TestSpecDecoder(t *testing.T) {
 		"wrong type":     {"with the path", decoder, `{"root":{"size":"big"}}`, "providerSpec.root.size: want int, have string"},
 		"not an object":  {"a list", decoder, `[]`, "providerSpec: want an object, have a list"},
 		"not JSON":       {"cut off", decoder, `{"region":`, "providerSpec is not JSON"},
-		"trailing":       {"two values", decoder, `{} {}`, "providerSpec is not JSON: there is more after its end"},
+		"trailing":       {"two values", decoder, `{} {}`, "providerSpec is not JSON: there is data after its end"},
 		"right type":     {"any of the versions", typed, `{"apiVersion":"x/v2","kind":"Wide"}`, ""},
 		"wrong kind":     {"says what is understood", typed, `{"apiVersion":"x/v1","kind":"Narrow"}`, `providerSpec.kind is "Narrow", but this driver understands "Wide"`},
 		"wrong version":  {"says what is understood", typed, `{"apiVersion":"x/v3","kind":"Wide"}`, `providerSpec.apiVersion is "x/v3", but this driver understands x/v1, x/v2`},

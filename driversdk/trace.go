@@ -15,8 +15,8 @@ import (
 
 const tracerName = "github.com/machinebus/machinebus/driversdk"
 
-// traced starts the span of an operation below the manager's, which says whether
-// there is one: it has sampled, and the replica does not decide anew.
+// traced starts the span of an operation below the manager's, if there is one: the
+// manager samples, the replica does not.
 func (h *handler[S]) traced(ctx context.Context, t *replica.Task) (context.Context, trace.Span) {
 	if t.TraceParent == "" {
 		return ctx, trace.SpanFromContext(ctx)

@@ -16,7 +16,7 @@ type VolumeIDer interface {
 func (h *handler[S]) volumeIDs(ctx context.Context, c *call) (*driverv1.Result, error) {
 	driver, ok := h.driver.(VolumeIDer)
 	if !ok {
-		return nil, Errorf(Unimplemented, "this driver knows no volumes")
+		return nil, Errorf(Unimplemented, "this driver does not implement volume-ids")
 	}
 	var volumes []PersistentVolume
 	for _, v := range c.task.Request.GetVolumeIds().GetVolumes() {

@@ -83,7 +83,7 @@ func Eventually(tb testing.TB, what string, ok func() bool) {
 		select {
 		case <-tick.C:
 		case <-limit.C:
-			tb.Fatalf("waited in vain: %s", what)
+			tb.Fatalf("timed out waiting for: %s", what)
 		}
 	}
 }
@@ -97,7 +97,7 @@ func Receive[T any](tb testing.TB, what string, ch <-chan T) T {
 	case v := <-ch:
 		return v
 	case <-limit.C:
-		tb.Fatalf("waited in vain: %s", what)
+		tb.Fatalf("timed out waiting for: %s", what)
 		panic("not reached") //nolint:forbidigo // Fatalf does not return
 	}
 }

@@ -9,13 +9,12 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// doubtAfter is how many sessions in a row may contradict what is believed of
-// an attempt before its holder is asked: one can have been on its way already.
+// doubtAfter is how many sessions in a row may contradict an attempt's state before its
+// holder is asked. One may have been sent before the state changed.
 const doubtAfter = 2
 
-// An attempt collects what is heard of one try at an operation. Frames only
-// ever overwrite its fields, so that a replica that floods delays nobody but
-// itself.
+// An attempt collects the frames of one try at an operation. Frames only overwrite its
+// fields, so a replica that floods delays only itself.
 type attempt struct {
 	id     string
 	number uint32
@@ -23,29 +22,29 @@ type attempt struct {
 	target string // the only replica that may answer; empty for any
 	notify chan struct{}
 
-	mu       sync.Mutex
-	holder   string
-	progress string
-	result   *driverv1.Result
-	busy     *driverv1.Busy
-	busyAt   string // the replica that said so
-	nobody   bool
-	doubts   int
+	mu          sync.Mutex
+	holder      string
+	progress    string
+	result      *driverv1.Result
+	busy        *driverv1.Busy
+	busyAt      string // the replica that sent busy
+	noResponder bool
+	doubts      int
 }
 
 func newAttempt(id string, number uint32, tree bus.Tree, target string) *attempt {
 	return &attempt{id: id, number: number, tree: tree, target: target, notify: make(chan struct{}, 1)}
 }
 
-// heard is a copy of what an attempt knows.
-type heard struct {
-	holder   string
-	progress string
-	result   *driverv1.Result
-	busy     *driverv1.Busy
-	busyAt   string
-	nobody   bool
-	doubt    bool
+// An attemptState is a snapshot of an attempt.
+type attemptState struct {
+	holder      string
+	progress    string
+	result      *driverv1.Result
+	busy        *driverv1.Busy
+	busyAt      string
+	noResponder bool
+	doubted     bool
 }
 
 func (a *attempt) wake() {
@@ -55,28 +54,28 @@ func (a *attempt) wake() {
 	}
 }
 
-func (a *attempt) heard() heard {
+func (a *attempt) snapshot() attemptState {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	h := heard{
-		holder: a.holder, progress: a.progress, result: a.result, busy: a.busy, busyAt: a.busyAt, nobody: a.nobody,
-		doubt: a.doubts >= doubtAfter && a.result == nil,
+	h := attemptState{
+		holder: a.holder, progress: a.progress, result: a.result, busy: a.busy, busyAt: a.busyAt, noResponder: a.noResponder,
+		doubted: a.doubts >= doubtAfter && a.result == nil,
 	}
-	if h.doubt {
-		a.doubts = 0 // asked now; doubt anew afterwards
+	if h.doubted {
+		a.doubts = 0 // the holder is asked now
 	}
 
 	return h
 }
 
-// onMessage takes a message on the attempt's reply subject. It returns why it
-// was not taken, or "".
+// onMessage handles a message on the attempt's reply subject. It returns why it dropped
+// the message, or "".
 func (a *attempt) onMessage(m *nats.Msg) (dropped string) {
 	defer a.wake()
 	if bus.IsNoResponders(m) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.nobody = true
+		a.noResponder = true
 
 		return ""
 	}
@@ -88,8 +87,7 @@ func (a *attempt) onMessage(m *nats.Msg) (dropped string) {
 	return a.onFrame(env)
 }
 
-// onFrame takes a frame only if it is of this operation, this attempt and the
-// replica that holds it.
+// onFrame drops a frame that is not of this operation, this attempt and its holder.
 func (a *attempt) onFrame(env *driverv1.Envelope) (dropped string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -123,7 +121,7 @@ func (a *attempt) onFrame(env *driverv1.Envelope) (dropped string) {
 	return ""
 }
 
-// onState takes what the holder's session says of the operation; nil when it
+// onState handles the operation's state in a session of the holder; nil if the session
 // does not list it.
 func (a *attempt) onState(st *driverv1.OperationState) {
 	a.mu.Lock()

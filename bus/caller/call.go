@@ -14,105 +14,103 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// A Request is one operation to be done.
+// A Request describes one operation.
 type Request struct {
-	// Provider is the driver's; Namespace and Name are the machine's or class's,
+	// Provider is the driver's. Namespace and Name are those of the machine or class,
 	// for the subject. Requests about node groups have neither.
 	Provider, Namespace, Name string
-	// OperationID is the same for every attempt at this operation, also across
-	// managers, and never used for another.
+	// OperationID is the same for every attempt at this operation, across managers too.
+	// No other operation uses it.
 	OperationID string
 	// Body is an envelope with the operation's request; Call fills in the rest.
 	Body *driverv1.Envelope
 	// Timeout is how long one attempt may take; 0 means a minute.
 	Timeout time.Duration
-	// Recover says that an earlier Call for this operation may have had an
-	// effect, Attempt how many attempts there were (Outcome.Attempts). Call then
-	// looks for a replica that holds the operation before it tries again.
+	// Recover says that an earlier Call for this operation may have had an effect.
+	// Attempt is the number of earlier attempts (Outcome.Attempts). Call then looks
+	// for a replica that has the operation before it tries again.
 	Recover bool
 	Attempt uint32
-	// Until, with Recover, is until when those attempts may have an effect as far as
-	// their deadlines go (Outcome.Until). Zero says that this is not known: then about
-	// a Timeout from now on.
+	// Until, with Recover, is the last deadline of those attempts (Outcome.Until).
+	// If it is zero, Call assumes about a Timeout from now.
 	Until time.Time
-	// OnlyIfHeld, with Recover, begins nothing: when no replica holds the
-	// operation any more, Call fails with NotFound.
+	// OnlyIfHeld, with Recover, begins nothing: Call fails with NotFound if no replica
+	// has the operation.
 	OnlyIfHeld bool
-	// Look, with Recover, begins nothing either: it returns what a replica holds or the
-	// operations stream has stored, waits as long as a further attempt has to, and
-	// fails like OnlyIfHeld where that could begin.
+	// Look, with Recover, begins nothing either. Call returns the outcome that a replica
+	// or the operations stream has. It waits as long as a further attempt has to, and
+	// fails like OnlyIfHeld once that attempt could begin.
 	Look bool
-	// TraceParent goes along with each attempt, for the driver's spans: a W3C
-	// traceparent header, empty when the operation is not traced.
+	// TraceParent is the W3C traceparent header of each attempt, for the driver's spans.
+	// It is empty when the operation is not traced.
 	TraceParent string
-	// OnAccepted, OnProgress and OnWaiting are told what happens; they must not
-	// block. May be nil. OnWaiting gets why Call waits before a further attempt, if
-	// that may take long.
+	// OnAccepted, OnProgress and OnWaiting report events. They may be nil and must not
+	// block. OnWaiting gets the reason why Call waits before a further attempt, if the
+	// wait may be long.
 	OnAccepted func(attempt uint32, replica string)
 	OnProgress func(message string)
 	OnWaiting  func(attempts uint32, why error)
 }
 
-// An Outcome is what came of an operation.
+// An Outcome is the result of a Call.
 type Outcome struct {
-	// Result is the driver's, nil when none came.
+	// Result is the driver's; nil if there is none.
 	Result *driverv1.Result
-	// Attempts is how many may have had an effect, those before this Call
-	// included.
+	// Attempts is the number of attempts that may have had an effect, including those
+	// before this Call.
 	Attempts uint32
-	// Until is by when the deadlines of all of them are over.
+	// Until is the last deadline of these attempts.
 	Until time.Time
-	// Replica answered last; empty for a plain one.
+	// Replica answered last; empty for a plain driver.
 	Replica string
-	// Plain: answered by a driver that keeps no session.
+	// Plain: a driver without sessions answered.
 	Plain bool
-	// Partial: read from the operations stream, and the part of it that is sealed
-	// could not be: texts and the driver's last known state are missing.
+	// Partial: the outcome is from the operations stream and its sealed part cannot be
+	// opened. Texts and the driver's last known state are missing.
 	Partial bool
-	// Waited is the time until a replica took the operation, Took from there to
+	// Waited is the time until a replica took the operation, Took the time from then to
 	// the end.
 	Waited, Took time.Duration
 }
 
-// Call has an operation done and returns what came of it. The Outcome is never
-// nil. The error is an [*Error] that says who failed:
+// Call runs an operation at a driver and returns its outcome. The Outcome is never
+// nil. The error is an [*Error] whose origin says who failed:
 //
 //   - OriginDriver: a driver answered with this code; Outcome.Result holds its
 //     payload.
-//   - OriginBus: nothing ran. With the code Unavailable, no replica of the provider
-//     took it, and [Caller.Room] tells when to try again; with Aborted, another
-//     operation of the machine runs; with InvalidArgument, the request can never
-//     be sent.
-//   - OriginTimeout: a mutation may have run. Call again with Recover. Where a
-//     replica said so, Outcome.Result is what it knows.
+//   - OriginBus: nothing ran. Unavailable: no replica of the provider took the
+//     request; [Caller.Room] signals when to retry. Aborted: another operation of
+//     the machine runs. InvalidArgument: the request cannot be sent.
+//   - OriginTimeout: a mutation may have run. Call again with Recover. If a replica
+//     reported this, Outcome.Result is its report.
 //
-// A read whose replica dies is asked again. A mutation whose replica dies goes to
-// another one, told to look first for what the dead one may have made; if nothing
-// identifies a driver's Create, it waits for the dead replica's deadline before.
-// When ctx ends Call returns its error and leaves the operation running.
+// Call retries a read whose replica dies. A mutation whose replica dies goes to another
+// replica with recover set, which first looks for what the dead one made. If the
+// driver's creates have no identity, Call waits for the dead replica's deadline first.
+// When ctx ends, Call returns its error and leaves the operation running.
 //
-// A request about node groups is a read, but goes to any replica and never to one by its
-// name. One that changes a group and fails, or is not answered, after a replica may have
-// had it has an unknown outcome: OriginTimeout.
+// A request about node groups is a read that goes to any replica, never to one by name.
+// If it changes a group and fails or gets no answer once a replica may have taken it,
+// its outcome is unknown: OriginTimeout.
 func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	if req.Timeout <= 0 {
 		req.Timeout = bus.DefaultTimeout
 	}
 	now := time.Now()
 	k := &call{
-		c: c, req: &req, op: bus.OperationOf(req.Body), edits: bus.EditsNodeGroup(req.Body), started: now, lastTry: now, again: req.Recover,
+		c: c, req: &req, op: bus.OperationOf(req.Body), editsGroup: bus.EditsNodeGroup(req.Body), started: now, lastTry: now, recover: req.Recover,
 	}
 	if req.Recover {
-		k.learns(max(1, req.Attempt))
+		k.noteEarlierAttempt(max(1, req.Attempt))
 		if !req.Until.IsZero() {
 			k.until = req.Until
 		}
 	}
-	k.number = k.ran + 1
+	k.number = k.lastRan + 1
 	var err error
 	switch {
 	case k.op == driverv1.Operation_OPERATION_UNSPECIFIED:
-		err = bus.Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "the request's body is no operation")
+		err = bus.Errorf(driverv1.Code_CODE_INVALID_ARGUMENT, "the request's body is not an operation")
 	case k.op == driverv1.Operation_OPERATION_NODE_GROUPS:
 		err = k.readGroups(ctx)
 	case bus.Mutates(k.op):
@@ -120,7 +118,7 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	default:
 		err = k.read(ctx)
 	}
-	k.out.Attempts, k.out.Until = k.ran, k.until
+	k.out.Attempts, k.out.Until = k.lastRan, k.until
 	if k.taken.IsZero() {
 		k.out.Waited = time.Since(k.started)
 	} else {
@@ -130,38 +128,38 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 	return &k.out, err
 }
 
-// A call is the state of one Call: where its request goes, and what came of it.
+// A call is the state of one Call.
 type call struct {
 	past
 
-	c       *Caller
-	req     *Request
-	op      driverv1.Operation
-	edits   bool // it changes a node group
-	started time.Time
-	taken   time.Time // when a replica took the operation, the last time
-	out     Outcome
+	c          *Caller
+	req        *Request
+	op         driverv1.Operation
+	editsGroup bool // the request changes a node group
+	started    time.Time
+	taken      time.Time // when a replica last took the operation
+	out        Outcome
 
 	// Of the next try.
 	number  uint32               // of the attempt
-	again   bool                 // the replica must look first for what an earlier attempt has made
-	doubted bool                 // an earlier one's call may still run, or have had its effect, when it begins
+	recover bool                 // the replica must first look for what an earlier attempt made
+	doubted bool                 // an earlier attempt's call may still run, or have had its effect, when this one begins
 	target  string               // the replica; empty for any
-	terms   *driverv1.ClaimTerms // of its claim; nil leaves them to the replica
+	terms   *driverv1.ClaimTerms // of its claim; nil lets the replica decide
 
 	// Of the tries so far.
 	lastTry, firstTry time.Time
 	limit             time.Time       // of a read; zero for mutations
 	sendErr           error           // why the last one was not sent
 	avoid             map[string]bool // replicas that lost an attempt or have just refused one
-	behind            string          // replica that took a request for stale
+	staleAt           string          // replica that refused a request as stale
 	stuckAt           string          // replica where a call for this machine ignores its deadline
 
-	plainClaim   uint64    // the claim that this call has written for a plain driver; 0 for none
-	plainClaimAt time.Time // just before it was
+	plainClaim   uint64    // sequence of the claim that this call wrote for a plain driver; 0 for none
+	plainClaimAt time.Time // just before the write
 }
 
-// log is for lines about the operation.
+// log returns a logger with the operation's fields.
 func (k *call) log() *slog.Logger {
 	object := "machine"
 	if bus.MachineOf(k.req.Body) == nil {
@@ -172,40 +170,40 @@ func (k *call) log() *slog.Logger {
 		"provider", k.req.Provider, "attempt", k.number, "replica", k.out.Replica)
 }
 
-// hasRun notes that the try just made may have an effect.
-func (k *call) hasRun() { k.mayHaveRun(k.number, k.lastTry.Add(bus.AcceptBy+k.req.Timeout)) }
+// noteMayHaveRun notes that the last try may have an effect.
+func (k *call) noteMayHaveRun() { k.noteAttempt(k.number, k.lastTry.Add(bus.AcceptBy+k.req.Timeout)) }
 
-// learns notes that there was an attempt of this number, made by another caller, or
-// before, at a time not known.
-func (k *call) learns(attempt uint32) {
-	k.mayHaveRun(attempt, time.Now().Add(bus.AcceptBy+k.req.Timeout))
+// noteEarlierAttempt notes an attempt by another caller, or by an earlier Call, at an
+// unknown time.
+func (k *call) noteEarlierAttempt(attempt uint32) {
+	k.noteAttempt(attempt, time.Now().Add(bus.AcceptBy+k.req.Timeout))
 }
 
-// begins notes that the try about to be made may begin a new attempt.
-func (k *call) begins() {
+// prepareAttempt notes that the next try may begin a new attempt.
+func (k *call) prepareAttempt() {
 	k.doubted = false
-	if k.number <= k.ran { // else it only asks who has one what comes of it
+	if k.number <= k.lastRan { // the try only asks for the outcome of an earlier attempt
 		return
 	}
-	k.willRun(k.number)
+	k.noteSent(k.number)
 	switch {
-	case k.ran == 0:
+	case k.lastRan == 0:
 	case k.op == driverv1.Operation_OPERATION_CREATE:
 		_, settle := k.c.replicas.identity(k.req.Provider)
-		k.doubted = !k.unclaimed && k.lastTry.Before(k.quietAt().Add(settle)) ||
+		k.doubted = !k.nothingBegun && k.lastTry.Before(k.lastDeadline().Add(settle)) ||
 			k.c.replicas.stuckAt(k.req.Provider, k.req.OperationID) != ""
 	default:
-		// What it finds may be what the earlier one has done, or is doing.
-		k.doubted = k.edits
-		k.again = k.again || k.edits
+		// An earlier attempt may have caused the state that this one meets.
+		k.doubted = k.editsGroup
+		k.recover = k.recover || k.editsGroup
 	}
 }
 
-// waits tells why nothing happens for what may be long.
-func (k *call) waits(why *bus.Error) {
+// reportWaiting reports why the call waits, possibly for long.
+func (k *call) reportWaiting(why *bus.Error) {
 	k.log().Info("waiting", "why", why)
 	if k.req.OnWaiting != nil {
-		k.req.OnWaiting(k.ran, why)
+		k.req.OnWaiting(k.lastRan, why)
 	}
 }
 
@@ -213,20 +211,20 @@ func (k *call) waits(why *bus.Error) {
 type verdict int
 
 const (
-	gotResult     verdict = iota
-	gotBusy               // refused, nothing ran
-	gotNobody             // nobody listens, nothing ran
-	gotDown               // not sent, nothing ran
-	gotUnsendable         // will never be sent, nothing ran
-	gotSilence            // no frame at all: unknown
-	gotDeath              // the holder died: unknown
-	gotDenial             // the holder says that it does not have it: nothing runs there
-	gotLate               // the holder lives, but the operation's time is over
-	gotEnd                // the caller's context ended
+	gotResult       verdict = iota
+	gotBusy                 // refused, nothing ran
+	gotNoResponder          // nothing subscribes the subject, nothing ran
+	gotNotConnected         // not sent, nothing ran
+	gotUnsendable           // cannot be sent, nothing ran
+	gotSilence              // no frame at all: unknown
+	gotHolderDied           // the holder died: unknown
+	gotDenial               // the holder denies having the operation: nothing runs there
+	gotOverdue              // the holder lives, but the deadline has passed
+	gotContextEnd           // the caller's context ended
 )
 
-// try sends the request once and follows it as far as a verdict.
-func (k *call) try(ctx context.Context) (verdict, *driverv1.Result, driverv1.BusyReason) {
+// sendAndFollow sends the request once and follows it to a verdict.
+func (k *call) sendAndFollow(ctx context.Context) (verdict, *driverv1.Result, driverv1.BusyReason) {
 	const none = driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
 	tree := bus.TreeDriver
 	switch {
@@ -239,25 +237,25 @@ func (k *call) try(ctx context.Context) (verdict, *driverv1.Result, driverv1.Bus
 	unregister, err := k.send(a)
 	defer unregister()
 	if err != nil {
-		return k.unsent(err), nil, none
+		return k.verdictOfSendError(err), nil, none
 	}
-	f := follow{k: k, a: a, timer: k.c.timers.start(k.within(acceptTimeout)), unbind: func() {}}
+	f := follow{k: k, a: a, timer: k.c.timers.start(k.limitToRead(acceptTimeout)), unbind: func() {}}
 	defer func() { k.c.timers.stop(f.timer); f.unbind() }()
 	v, busy := f.run(ctx)
-	k.out.Replica = f.last.holder
+	k.out.Replica = f.state.holder
 	if v == gotBusy {
-		k.out.Replica = f.last.busyAt
+		k.out.Replica = f.state.busyAt
 	}
 	if k.out.Replica != "" && bus.Mutates(k.op) {
-		k.c.replicas.heardOf(k.req.Provider, k.out.Replica, answers)
+		k.c.replicas.noteTrust(k.req.Provider, k.out.Replica, answers)
 	}
 
-	return v, f.last.result, busy
+	return v, f.state.result, busy
 }
 
-// within cuts d to what is left of a read's time; a context of its own for that
-// would cost each read a twentieth of its round trip.
-func (k *call) within(d time.Duration) time.Duration {
+// limitToRead limits d to the remaining time of a read. A context for that would cost
+// each read a twentieth of its round trip.
+func (k *call) limitToRead(d time.Duration) time.Duration {
 	if k.limit.IsZero() {
 		return d
 	}
@@ -265,21 +263,21 @@ func (k *call) within(d time.Duration) time.Duration {
 	return min(d, max(0, time.Until(k.limit)))
 }
 
-// overdue tells that a read's time is over.
-func (k *call) overdue() bool { return !k.limit.IsZero() && !time.Now().Before(k.limit) }
+// readTimedOut reports whether a read's deadline has passed.
+func (k *call) readTimedOut() bool { return !k.limit.IsZero() && !time.Now().Before(k.limit) }
 
-// unsent tells an outage from a request that can never be sent.
-func (k *call) unsent(err error) verdict {
+// verdictOfSendError tells an outage from a request that cannot be sent.
+func (k *call) verdictOfSendError(err error) verdict {
 	k.sendErr = err
 	if errors.Is(err, bus.ErrSubject) || errors.Is(err, bus.ErrEncode) || errors.Is(err, bus.ErrTooLarge) {
 		return gotUnsendable
 	}
 
-	return gotDown
+	return gotNotConnected
 }
 
-// send publishes the request, with a's reply subject listened to first: a reply
-// may come before publish returns.
+// send publishes the request. It registers a's reply subject first, as a reply may
+// come before publish returns.
 func (k *call) send(a *attempt) (unregister func(), err error) {
 	k.lastTry = time.Now()
 	if k.firstTry.IsZero() {
@@ -290,7 +288,7 @@ func (k *call) send(a *attempt) (unregister func(), err error) {
 		return func() {}, err
 	}
 	reply, unregister := k.c.register(k.req.Provider, k.listener(a))
-	k.begins()
+	k.prepareAttempt()
 	err = k.c.publish(subject, reply, k.req.TraceParent, k.envelope(a.tree, time.Now()))
 	if err != nil {
 		k.log().Debug("request not sent", "err", err)
@@ -299,7 +297,7 @@ func (k *call) send(a *attempt) (unregister func(), err error) {
 	return unregister, err
 }
 
-// subject is where the request goes; replica is empty for any.
+// subject returns the request's subject; replica is empty for any.
 func (k *call) subject(tree bus.Tree, replica string) (string, error) {
 	return bus.Subject{
 		Cluster: k.c.cfg.Cluster, Tree: tree, Provider: k.req.Provider, Replica: replica,
@@ -307,11 +305,12 @@ func (k *call) subject(tree bus.Tree, replica string) (string, error) {
 	}.Build()
 }
 
-// Envelope is what the request says at this try.
+// envelope returns the envelope of this try.
 func (k *call) envelope(tree bus.Tree, now time.Time) *driverv1.Envelope {
 	env := &driverv1.Envelope{
-		OperationId: k.req.OperationID, Attempt: k.number, Epoch: k.c.cfg.Epoch(), Owner: k.c.cfg.Owner, Recover: k.again, EarlierMayRun: k.doubted && !k.edits,
-		AcceptBy: timestamppb.New(k.acceptBy(tree, now)), Timeout: durationpb.New(k.req.Timeout),
+		OperationId: k.req.OperationID, Attempt: k.number, Epoch: k.c.cfg.Epoch(), Owner: k.c.cfg.Owner, Recover: k.recover,
+		EarlierMayRun: k.doubted && !k.editsGroup,
+		AcceptBy:      timestamppb.New(k.acceptBy(tree, now)), Timeout: durationpb.New(k.req.Timeout),
 		Body: k.req.Body.GetBody(),
 	}
 	if bus.Mutates(k.op) && tree != bus.TreePlain {
@@ -324,8 +323,8 @@ func (k *call) envelope(tree bus.Tree, now time.Time) *driverv1.Envelope {
 	return env
 }
 
-// acceptBy is until when a request that is sent now may be taken. A plain driver's is
-// counted from its claim: who was frozen since may have been replaced.
+// acceptBy returns until when a driver may take a request that is sent now. For a plain
+// driver it counts from the claim: a process frozen since may have lost that claim.
 func (k *call) acceptBy(tree bus.Tree, now time.Time) time.Time {
 	if tree == bus.TreePlain && k.plainClaim != 0 {
 		now = k.plainClaimAt
@@ -334,92 +333,92 @@ func (k *call) acceptBy(tree bus.Tree, now time.Time) time.Time {
 	return now.Add(bus.AcceptBy)
 }
 
-// read has an operation done that may be asked any number of times.
+// read runs an operation that may run any number of times.
 func (k *call) read(ctx context.Context) error {
 	k.limit = k.started.Add(k.req.Timeout)
 	for {
-		if err := k.choose(); err != nil {
+		if err := k.chooseTarget(); err != nil {
 			return err
 		}
-		v, result, _ := k.try(ctx)
+		v, result, _ := k.sendAndFollow(ctx)
 		switch v {
 		case gotResult:
-			return k.settle(result)
-		case gotDown:
-			return k.down()
+			return k.endWithResult(result)
+		case gotNotConnected:
+			return k.notConnected()
 		case gotUnsendable:
 			return k.unsendable()
-		case gotNobody:
+		case gotNoResponder:
 			if k.target == "" {
 				return newPlainCall(k).read(ctx)
 			}
-			k.shun(k.target) // left since its last session
+			k.avoidReplica(k.target) // it has left since its last session
 			k.target = ""
 		case gotBusy:
-			if done, err := k.elsewhere(); done {
+			if done, err := k.retryAtOtherReplica(); done {
 				return err
 			}
-		case gotEnd:
+		case gotContextEnd:
 			return ctx.Err() //nolint:wrapcheck // the caller's own
-		case gotLate:
-			return k.unanswered()
-		case gotSilence, gotDeath, gotDenial:
+		case gotOverdue:
+			return k.noAnswer()
+		case gotSilence, gotHolderDied, gotDenial:
 			k.number++
 			k.target = ""
 			if v == gotSilence && len(k.c.replicas.live(k.req.Provider)) == 0 {
-				return newPlainCall(k).read(ctx) // a wiretap on requests hides that nobody listens
+				return newPlainCall(k).read(ctx) // a wiretap on requests hides that no driver subscribes
 			}
 		}
 	}
 }
 
-// readGroups is read for node groups. Any replica may answer, and plain drivers have none.
-// Who asks may be allowed no other subjects, so no replica is asked by its name.
+// readGroups is read for node groups. Any replica may answer; plain drivers have none.
+// It asks no replica by name: the user may lack permission for such subjects.
 func (k *call) readGroups(ctx context.Context) error {
 	k.limit = k.started.Add(k.req.Timeout)
 	for ; ; k.number++ {
-		v, result, busy := k.try(ctx)
+		v, result, busy := k.sendAndFollow(ctx)
 		switch v {
 		case gotResult:
-			return k.settle(result)
-		case gotDown:
-			return k.down()
+			return k.endWithResult(result)
+		case gotNotConnected:
+			return k.notConnected()
 		case gotUnsendable:
 			return k.unsendable()
-		case gotNobody:
+		case gotNoResponder:
 			return k.notStarted("no replica of provider %s that serves node groups is on the bus", k.req.Provider)
 		case gotBusy:
 			if busy == driverv1.BusyReason_BUSY_REASON_STALE {
-				k.behind = k.out.Replica
+				k.staleAt = k.out.Replica
 			}
 
 			return k.allBusy()
-		case gotEnd:
-			if k.edits {
+		case gotContextEnd:
+			if k.editsGroup {
 				return bus.OutcomeUnknownf("no answer from the driver of provider %s in time: %w", k.req.Provider, ctx.Err())
 			}
 
 			return ctx.Err() //nolint:wrapcheck // the caller's own
-		case gotLate:
-			return k.unanswered()
-		case gotSilence, gotDeath, gotDenial:
-			if k.edits {
-				k.hasRun() // for all that is known
+		case gotOverdue:
+			return k.noAnswer()
+		case gotSilence, gotHolderDied, gotDenial:
+			if k.editsGroup {
+				k.noteMayHaveRun()
 			}
 		}
 	}
 }
 
-func (k *call) unanswered() error {
+func (k *call) noAnswer() error {
 	return bus.OutcomeUnknownf("no answer from the driver of provider %s within %s", k.req.Provider, k.req.Timeout)
 }
 
-func (k *call) settle(result *driverv1.Result) error {
+func (k *call) endWithResult(result *driverv1.Result) error {
 	k.out.Result = result
 	err := bus.ErrorOf(result.GetStatus())
 	own := result.GetOutcomeUnknown() && !result.GetNoEffect()
 	if !own {
-		k.hasEnded(k.number)
+		k.noteEnded(k.number)
 	}
 	failure, ok := errors.AsType[*bus.Error](err)
 	switch {
@@ -427,23 +426,23 @@ func (k *call) settle(result *driverv1.Result) error {
 	case !result.GetOutcomeUnknown() && !k.doubted:
 	case own || !k.doubted:
 		failure.Origin = bus.OriginTimeout // the replica itself does not know
-	case k.edits:
+	case k.editsGroup:
 		failure.Origin = bus.OriginTimeout
-		failure.Err = fmt.Errorf("%w (asked again: an earlier attempt may have done it)", failure.Err)
-	default: // whether or not a plain driver has heard of that
+		failure.Err = fmt.Errorf("%w (retried: an earlier attempt may have done it)", failure.Err)
+	default: // a plain driver may not know of the earlier attempt
 		failure.Origin = bus.OriginTimeout
-		failure.Err = fmt.Errorf("%w (tried again: the call of an earlier attempt may still make the instance)", failure.Err)
+		failure.Err = fmt.Errorf("%w (retried: the call of an earlier attempt may still make the instance)", failure.Err)
 	}
 
 	return err
 }
 
-func (k *call) down() error {
-	return k.notStarted("the bus cannot be reached; waiting for NATS")
+func (k *call) notConnected() error {
+	return k.notStarted("not connected to NATS; waiting for the connection")
 }
 
 func (k *call) unsendable() error {
-	e := k.notStarted("the request can never be sent: %w", k.sendErr)
+	e := k.notStarted("the request cannot be sent: %w", k.sendErr)
 	e.Code = driverv1.Code_CODE_INVALID_ARGUMENT
 
 	return e
@@ -453,25 +452,25 @@ func (k *call) allBusy() error {
 	if k.stuckAt != "" {
 		e := k.notStarted("a driver call of replica %s for this machine ignores its deadline, and no other replica of provider %s has room: "+
 			"restart that replica (its log has the stack) or add one", k.stuckAt, k.req.Provider)
-		e.Code = driverv1.Code_CODE_ABORTED // room for others there may be
+		e.Code = driverv1.Code_CODE_ABORTED // other machines may still have room
 
 		return e
 	}
-	if k.behind != "" {
-		return k.noRoom("replica %s of provider %s takes requests for stale: compare its clock with mcm's; no other one has room",
-			k.behind, k.req.Provider)
+	if k.staleAt != "" {
+		return k.noRoom("replica %s of provider %s refuses requests as stale, and no other replica has room: compare its clock with mcm's",
+			k.staleAt, k.req.Provider)
 	}
 
 	if why := k.c.replicas.refusal(k.req.Provider); why != nil {
-		return k.noRoom("no replica of provider %s has room that speaks mcm's protocol: %w", k.req.Provider, why)
+		return k.noRoom("no replica of provider %s that speaks mcm's protocol has room: %w", k.req.Provider, why)
 	}
 
 	return k.noRoom("all replicas of provider %s are busy", k.req.Provider)
 }
 
-// choose has the request go to a replica by its name while another one of the
-// provider's is to be asked for nothing, but hears what is for any.
-func (k *call) choose() error {
+// chooseTarget addresses a replica by name while another replica of the provider must
+// get no work: that one would hear requests for any replica.
+func (k *call) chooseTarget() error {
 	if k.target != "" || k.c.replicas.refusal(k.req.Provider) == nil {
 		return nil
 	}
@@ -490,11 +489,11 @@ func (k *call) noRoom(format string, args ...any) *bus.Error {
 	return e
 }
 
-// notStarted is the error for a try that reached nobody. It is proof that
-// nothing ran, or was changed, only if no earlier attempt may have.
+// notStarted returns the error of a try that reached no driver. It proves that nothing
+// ran, or changed, only if there was no earlier attempt.
 func (k *call) notStarted(format string, args ...any) *bus.Error {
 	e := bus.NothingRanf(format, args...)
-	if k.ran > 0 && (k.edits || bus.Mutates(k.op)) {
+	if k.lastRan > 0 && (k.editsGroup || bus.Mutates(k.op)) {
 		e.Origin = bus.OriginTimeout
 	}
 

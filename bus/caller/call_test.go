@@ -101,7 +101,7 @@ func TestFaultyHandlersAreAnswered(t *testing.T) {
 		"nil": {
 			"no result is an internal error",
 			func(context.Context, *replica.Task) *driverv1.Result { return nil }, optest.Status("m"),
-			driverv1.Code_CODE_INTERNAL, "nothing",
+			driverv1.Code_CODE_INTERNAL, "no result",
 		},
 		"text that is not UTF-8": {
 			"protobuf does not carry it, and the answer must not get lost",

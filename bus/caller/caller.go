@@ -20,70 +20,69 @@ import (
 const (
 	// acceptTimeout is how long the first frame may take.
 	acceptTimeout = 500 * time.Millisecond
-	// lateBy is how much longer than its timeout an operation is waited for: the
+	// overdueGrace is how long a call waits beyond the operation's timeout: the
 	// replica's clock starts later than ours.
-	lateBy = 5 * time.Second
+	overdueGrace = 5 * time.Second
 )
 
-// A Config describes the asking side of one control plane.
+// A Config configures the Caller of one control plane.
 type Config struct {
 	// Cluster is the control plane's name on the bus.
 	Cluster string
-	// Owner is the uid of the control cluster, which each request of an operation says:
-	// drivers record it with the instances that they make. Empty means that none is
-	// recorded.
+	// Owner is the uid of the control cluster. Drivers record it with the instances that
+	// they make. Empty means that they record none.
 	Owner string
-	// Epoch returns the current epoch; nil means that epochs are not counted.
+	// Epoch returns the current epoch; nil means that there are no epochs.
 	Epoch func() uint64
-	// Name is the caller's token in reply subjects; empty picks one at random. Callers
-	// of one name hear each other's answers, and take no notice of them: it is for those
-	// that may hear no others.
+	// Name is the caller's token in reply subjects; empty picks one at random. Callers of
+	// the same name receive and ignore each other's answers. Set it where permissions
+	// allow only this token.
 	Name string
-	// Operations says how operations streams are made, which mutations need; nil means
-	// that none are, that the Caller does reads only, and that it needs no inbox.
+	// Operations configures operations streams, which mutations need. Nil means that the
+	// Caller only reads, makes no streams and needs no inbox.
 	Operations *StreamConfig
-	// Key opens what replicas have sealed for this control plane; nil means that
-	// texts of stored outcomes are not read.
+	// Key opens what replicas have sealed for this control plane; nil leaves the texts of
+	// stored outcomes unread.
 	Key *bus.SealKey
-	// Logger receives what happens; nil means the default.
+	// Logger receives log messages; nil means the default.
 	Logger *slog.Logger
 }
 
-// A Caller has operations done by the driver replicas on the bus. It is safe
-// for concurrent use.
+// A Caller runs operations at the driver replicas on the bus. It is safe for
+// concurrent use.
 type Caller struct {
 	conn           bus.Wire
 	cfg            Config
 	log            *slog.Logger
 	id             string
-	since          atomic.Pointer[time.Time] // when the connection was last made
-	restart        atomic.Pointer[time.Time] // when it was made to another server process than before; nil for never
-	server         atomic.Pointer[string]    // id of the process that it leads to; nil before it is made
+	since          atomic.Pointer[time.Time] // when the client last connected
+	restart        atomic.Pointer[time.Time] // when it last connected to another server process; nil for never
+	server         atomic.Pointer[string]    // id of the server process; nil before the first connection
 	replicas       *replicas
 	dropped        atomic.Uint64
 	countsNoEpochs bool
-	reserved       sync.Once // says that a replica has a name that none may have
+	logReserved    sync.Once // logs once that a replica has a reserved name
 
 	timers timers
 
 	mu        sync.Mutex
 	waiting   map[string]func(*nats.Msg) // by reply subject
-	plainSeen map[string]time.Time       // when a plain driver was there, by provider
+	plainSeen map[string]time.Time       // when a plain driver last answered, by provider
 
 	// The inquirer is nil without streams.
 	inquirer *opstream.Inquirer
-	behind   chan struct{} // a replica's session told a lower epoch than ours
-	ahead    chan struct{} // a replica's session told a higher epoch than ours
+	behind   chan struct{} // signals that a session had a lower epoch than ours
+	ahead    chan struct{} // signals that a session had a higher epoch than ours
 	streams  *streams      // nil for none
 	replies  bus.Subscription
 	sessions bus.Subscription
-	ctx      context.Context //nolint:containedctx // of what runs until Close
+	ctx      context.Context //nolint:containedctx // of goroutines that run until Close
 	stop     context.CancelFunc
 	closed   bool           // guarded by mu
 	done     sync.WaitGroup // added to under mu while not closed
 }
 
-// New starts to listen for replicas and replies. Close ends it.
+// New subscribes sessions and replies. Close ends it.
 func New(conn bus.Wire, cfg Config) (*Caller, error) {
 	id := cmp.Or(cfg.Name, nuid.Next())
 	if err := errors.Join(bus.ValidToken("cluster", cfg.Cluster), bus.ValidToken("name", id)); err != nil {
@@ -113,8 +112,8 @@ func New(conn bus.Wire, cfg Config) (*Caller, error) {
 			return nil, err
 		}
 	}
-	// Replies come on the connection that publishes the requests: only then does
-	// the server say that nobody listens.
+	// Replies come on the connection that publishes the requests: only then does the
+	// server report that a subject has no subscriber.
 	if c.replies, err = conn.Subscribe(bus.Pattern(cfg.Cluster, bus.TreeReply, "*", c.id, "*"), "", c.onReply); err != nil {
 		return nil, err
 	}
@@ -138,15 +137,15 @@ func (c *Caller) spawn(f func()) {
 
 func (c *Caller) onSession(s *driverv1.Session) {
 	if s.GetReplica() == bus.PlainReplica {
-		c.reserved.Do(func() {
-			c.log.Warn("sessions of a replica with a reserved name are ignored, and nothing is sent to it by name: have it take another one",
+		c.logReserved.Do(func() {
+			c.log.Warn("a replica has a reserved name: its sessions are ignored and it gets no work; give it another name",
 				"replica", s.GetReplica(), "provider", s.GetProvider())
 		})
 
 		return
 	}
 	c.replicas.onSession(s, time.Now())
-	if why, first := c.replicas.strange(s); first {
+	if why, first := c.replicas.refusalToLog(s); first {
 		c.log.Error("a driver replica gets no work", "err", why)
 	}
 	switch own := c.cfg.Epoch(); {
@@ -156,12 +155,12 @@ func (c *Caller) onSession(s *driverv1.Session) {
 		signal(c.ahead)
 	}
 	if c.streams != nil {
-		c.streams.report(c.streams.of(s.GetProvider()), s)
+		c.streams.noteReported(c.streams.of(s.GetProvider()), s)
 	}
 }
 
-// hears returns since when replicas could be heard.
-func (c *Caller) hears() time.Time { return *c.since.Load() }
+// connectedSince returns since when sessions can arrive.
+func (c *Caller) connectedSince() time.Time { return *c.since.Load() }
 
 func (c *Caller) reconnected() {
 	now := time.Now()
@@ -176,7 +175,7 @@ func (c *Caller) reconnected() {
 	}
 }
 
-// Close stops listening. Calls that still wait must be ended by their contexts.
+// Close ends the subscriptions. End waiting calls by their contexts.
 func (c *Caller) Close() {
 	_ = c.sessions.Unsubscribe() // fails only on a closed connection
 	c.mu.Lock()
@@ -193,36 +192,35 @@ func (c *Caller) Close() {
 // Replicas returns the live replicas of all providers.
 func (c *Caller) Replicas() []Replica { return c.replicas.list() }
 
-// Room returns a channel that is closed at the next sign that a replica of the
-// provider could take work: what to wait for after an error for which
-// [NothingRan] holds. A driver without sessions gives no such sign: wait for some
-// time as well.
+// Room returns a channel that is closed when a replica of the provider may have room.
+// Wait for it after an error for which [bus.NothingRan] holds, but not for ever: a
+// driver without sessions gives no such sign.
 func (c *Caller) Room(provider string) <-chan struct{} { return c.replicas.room(provider) }
 
-// Behind gets a value when a replica shows that it has not heard of this manager's
-// epoch: it would still do what the one before sends. It is for one reader.
+// Behind gets a value when a session has a lower epoch than this manager's: the replica
+// would still obey the manager before. It is for one reader.
 func (c *Caller) Behind() <-chan struct{} { return c.behind }
 
-// Ahead gets a value when a replica shows that it has heard a higher epoch than this
-// manager's: it refuses what this one sends. It is for one reader.
+// Ahead gets a value when a session has a higher epoch than this manager's: the replica
+// refuses this manager's requests. It is for one reader.
 func (c *Caller) Ahead() <-chan struct{} { return c.ahead }
 
-// Dropped counts the frames that belonged to no operation in flight.
+// Dropped returns the number of frames that belonged to no running operation.
 func (c *Caller) Dropped() uint64 { return c.dropped.Load() }
 
-// leads reports whether this is the manager that leads, or one without epochs.
+// leads reports whether this manager leads, or counts no epochs.
 func (c *Caller) leads() bool { return c.countsNoEpochs || c.cfg.Epoch() > 0 }
 
-// Up tells whether the bus can be reached at this moment.
+// Up reports whether the client is connected to NATS.
 func (c *Caller) Up() bool { return c.conn.Up() }
 
-// sweep declares silent replicas dead. Its clock stands still while the silence
-// may be our own fault: without a connection, and when this process was starved.
+// sweep declares silent replicas dead. It does not count time in which this side could
+// hear none: without a connection, or while this process was starved.
 func (c *Caller) sweep(ctx context.Context) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	last, deaf := time.Now(), false
-	// A loss shorter than a tick is seen by its end alone.
+	// Only the reconnect shows a loss shorter than a tick.
 	var back atomic.Bool
 	c.conn.OnUp(func() { back.Store(true) })
 	for {
@@ -237,34 +235,34 @@ func (c *Caller) sweep(ctx context.Context) {
 		switch {
 		case !c.conn.Up():
 			deaf = true
-			c.replicas.excuse(now, elapsed)
+			c.replicas.extendLife(now, elapsed)
 		case back.Swap(false) || deaf:
-			// Back on the bus: everyone gets a full death limit to be heard again.
+			// Reconnected: each replica gets a full death limit to send a session.
 			deaf = false
-			c.replicas.excuse(now, deathLimit)
+			c.replicas.extendLife(now, deathLimit)
 		case elapsed > starved:
-			c.replicas.excuse(now, elapsed)
+			c.replicas.extendLife(now, elapsed)
 		default:
 			c.logDead(c.replicas.sweep(now))
 		}
 	}
 }
 
-// logDead logs which replicas were taken for dead, in few lines however many they
-// are: anybody who may send a session can send thousands.
+// logDead logs which replicas count as dead, in few lines: anyone who may send sessions
+// can invent thousands of replicas.
 func (c *Caller) logDead(dead []string) {
 	const few = 10
 	for i, key := range dead {
 		if i == few {
-			c.log.Warn("more replicas are not heard of any more", "replicas", len(dead)-few)
+			c.log.Warn("more replicas sent no session; taken for dead", "replicas", len(dead)-few)
 
 			return
 		}
-		c.log.Warn("replica is not heard of any more; taken for dead", "replica", key, "limit", deathLimit)
+		c.log.Warn("replica sent no session; taken for dead", "replica", key, "limit", deathLimit)
 	}
 }
 
-// register has messages on a fresh reply subject passed to f.
+// register passes messages on a new reply subject to f.
 func (c *Caller) register(provider string, f func(*nats.Msg)) (reply string, unregister func()) {
 	reply = bus.Root + "." + c.cfg.Cluster + "." + string(bus.TreeReply) + "." + provider + "." + c.id + "." + nuid.Next()
 	c.mu.Lock()
@@ -283,20 +281,20 @@ func (c *Caller) onReply(m *nats.Msg) {
 	f := c.waiting[m.Subject]
 	c.mu.Unlock()
 	if f == nil {
-		c.drop(m.Subject, "nobody waits for it")
+		c.dropReply(m.Subject, "no call waits for it")
 
 		return
 	}
 	f(m)
 }
 
-func (c *Caller) drop(subject, why string) {
+func (c *Caller) dropReply(subject, why string) {
 	c.dropped.Add(1)
 	c.log.Debug("reply dropped", "subject", subject, "why", why)
 }
 
-// publish sends a request whose answers come to reply, with a trace's header unless that is
-// empty.
+// publish sends a request whose answers come to reply. An empty traceParent adds no
+// header.
 func (c *Caller) publish(subject, reply, traceParent string, env *driverv1.Envelope) error {
 	payload, err := bus.Encode(env, "")
 	if err != nil {
@@ -310,7 +308,7 @@ func (c *Caller) publish(subject, reply, traceParent string, env *driverv1.Envel
 	return c.conn.Publish(m)
 }
 
-// control sends one replica a control message that has no answer.
+// control sends a replica a control message, which has no answer.
 func (c *Caller) control(provider, replica, verb string, env *driverv1.Envelope) error {
 	subject, err := bus.Subject{
 		Cluster: c.cfg.Cluster, Tree: bus.TreeReplica, Provider: provider, Replica: replica, Verb: verb,
@@ -323,12 +321,11 @@ func (c *Caller) control(provider, replica, verb string, env *driverv1.Envelope)
 	return c.publish(subject, "", "", env)
 }
 
-// Cancel asks the replica that holds an operation to end it early. The
-// operation's [Caller.Call] still returns its result. Nothing happens when no
-// replica is known to hold it, as when its request is still on the way: ask
-// again after [Request].OnAccepted.
+// Cancel asks the replica that has an operation to end it early. The operation's
+// [Caller.Call] still returns its result. Cancel does nothing while no replica is known
+// to have it, such as before [Request].OnAccepted: then call it again later.
 func (c *Caller) Cancel(provider, operationID string) error {
-	h, ok := c.replicas.holding(provider, operationID)
+	h, ok := c.replicas.holderOf(provider, operationID)
 	if !ok {
 		return nil
 	}
@@ -339,8 +336,7 @@ func (c *Caller) Cancel(provider, operationID string) error {
 	})
 }
 
-// Acknowledge tells a replica that the outcome of an operation is stored, so
-// that it may forget it.
+// Acknowledge lets a replica forget an operation whose outcome is stored.
 func (c *Caller) Acknowledge(provider, replica, operationID string) error {
 	return c.control(provider, replica, bus.VerbAcknowledge, &driverv1.Envelope{
 		OperationId: operationID,
@@ -348,9 +344,9 @@ func (c *Caller) Acknowledge(provider, replica, operationID string) error {
 	})
 }
 
-// ask asks one replica about one operation. It returns nil when the replica
-// does not answer in time. A replica that does not hold it will not take this
-// attempt, or an earlier one, any more.
+// ask asks a replica about an operation. It returns nil if the replica does not answer
+// in time. A replica that denies having the operation will not take this attempt, or an
+// earlier one, afterwards.
 func (c *Caller) ask(ctx context.Context, provider, replica, operationID string, attempt uint32) *driverv1.OpsResponse {
 	subject, err := bus.Subject{
 		Cluster: c.cfg.Cluster, Tree: bus.TreeReplica, Provider: provider, Replica: replica, Verb: bus.VerbOps,
@@ -381,12 +377,12 @@ func (c *Caller) ask(ctx context.Context, provider, replica, operationID string,
 	defer limit.Stop()
 	select {
 	case answer := <-got:
-		c.replicas.heardOf(provider, replica, answers)
+		c.replicas.noteTrust(provider, replica, answers)
 
 		return answer
 	case <-limit.C:
 		if c.conn.Up() {
-			c.replicas.heardOf(provider, replica, isMute)
+			c.replicas.noteTrust(provider, replica, noAnswerLast)
 		}
 	case <-ctx.Done():
 	}
@@ -394,7 +390,7 @@ func (c *Caller) ask(ctx context.Context, provider, replica, operationID string,
 	return nil
 }
 
-// sleep waits for d or for ctx's end.
+// sleep waits for d or until ctx ends.
 func sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -406,7 +402,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// signal leaves a word on a channel of one place. It never blocks.
+// signal puts a value into a channel with a buffer of one. It never blocks.
 func signal(ch chan<- struct{}) {
 	select {
 	case ch <- struct{}{}:

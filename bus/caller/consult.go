@@ -11,41 +11,41 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// A finding is what the claim on a machine means for an operation of it.
+// A finding is what the claim on a machine means for an operation of the machine.
 type finding int
 
 const (
 	isFree    finding = iota // it may be replaced
-	isOurs                   // this operation's outcome is in it
-	isHeld                   // an attempt at this operation runs, at a replica that lives
-	isBusy                   // another operation runs, at a replica that lives
+	isOurs                   // it has this operation's outcome
+	isHeld                   // an attempt at this operation runs at a live replica
+	isBusy                   // another operation runs at a live replica
 	isStale                  // a later operation of the machine has begun
-	isPlain                  // a plain driver may have this operation; nobody can ask it
-	isUnheard                // it runs, and its replica has not had the time to be heard
+	isPlain                  // a plain driver may have this operation and cannot be asked
+	isUnheard                // it runs, and its replica had no time to send a session
 )
 
-// A standing is what is known of the replica that a claim names.
-type standing struct {
+// A replicaStanding is what is known of the replica that a claim names.
+type replicaStanding struct {
 	live    bool
-	unheard bool // the connection is too new to tell
-	denied  bool // it is this side itself, or it said that it does not have this attempt, or has ended it
+	unheard bool // the connection is too new to know whether it lives
+	denied  bool // the claim is our own, or the replica denied having this attempt or has ended it
 }
 
-// judgeClaim returns what a claim means for operation id. It reads no clock and
-// asks nobody.
+// judgeClaim returns what a claim means for operation id. It reads no clock and sends
+// nothing.
 //
-// A claim whose replica is not heard of is free: whoever replaces it keeps that replica
-// from beginning anything more, and the claim's state says whether it has.
-func judgeClaim(c *driverv1.Claim, id string, who standing) finding {
+// The claim of a dead replica is free: once the claim is replaced, that replica begins
+// nothing more. The claim's state shows whether it has begun anything.
+func judgeClaim(c *driverv1.Claim, id string, who replicaStanding) finding {
 	same := c.GetOperationId() == id
 	switch {
-	case c == nil: // nothing, or nonsense
+	case c == nil: // no record, or an invalid one
 		return isFree
 	case same && c.GetState() == driverv1.Claim_STATE_SETTLED:
 		return isOurs
 	case !same && laterThan(c.GetOperationId(), id):
 		return isStale
-	case !runs(c), who.denied:
+	case !claimRuns(c), who.denied:
 		return isFree
 	case same && c.GetReplica() == bus.PlainReplica:
 		return isPlain
@@ -60,9 +60,8 @@ func judgeClaim(c *driverv1.Claim, id string, who standing) finding {
 	}
 }
 
-// laterThan reports whether an operation of a machine has come later than another one, or
-// under the same number. Number 0 does not count: every Machine without a journal begins
-// with it.
+// laterThan reports whether the number of an operation is at least that of operation id.
+// Number 0 does not count: every Machine without a journal starts with it.
 func laterThan(operation, id string) bool {
 	old, known := opstream.OperationNumber(operation)
 	n, ok := opstream.OperationNumber(id)
@@ -70,119 +69,119 @@ func laterThan(operation, id string) bool {
 	return known && ok && old >= n && old > 0
 }
 
-// runs reports whether the attempt that a claim is for has not ended, as far as its
-// replica could say.
-func runs(c *driverv1.Claim) bool {
+// claimRuns reports whether, by its claim, an attempt has not ended.
+func claimRuns(c *driverv1.Claim) bool {
 	return c.GetState() == driverv1.Claim_STATE_RUNNING || c.GetState() == driverv1.Claim_STATE_BEGUN
 }
 
-// A decision is what a call does after it has read the claim.
+// A decision is what a call does once it has read the claim.
 type decision int
 
 const (
 	mayProceed decision = iota // with k.terms
-	mayAttach                  // k.target has it
-	isDone                     // with the error returned, nil for an outcome in k.out
+	mayAttach                  // to the operation at k.target
+	isDone                     // with the returned error, or with the outcome in k.out
 )
 
-// A claimReader finds out from the claim on a call's machine what may follow.
+// A claimReader decides by the claim on a call's machine what the call may do.
 type claimReader struct {
 	*call
 
-	denied    map[string]uint32 // attempts that replicas said they do not have
-	over      string            // another operation of the machine, which has ended whatever its claim says
-	saidPlain bool              // that the call waits for a plain driver's claim to end
+	denied         map[string]uint32 // attempts that replicas denied having, by replica
+	endedOperation string            // another operation of the machine that has ended, whatever its claim says
+	reportedPlain  bool              // OnWaiting knows that the call waits for a plain driver's claim
 }
 
-// consult reads the claim on the call's machine and finds out what may follow.
-func (r *claimReader) consult(ctx context.Context) (decision, error) {
-	for looks := 0; looks < claimLooks; {
+// checkClaim reads the claim on the call's machine and decides what the call may do.
+func (r *claimReader) checkClaim(ctx context.Context) (decision, error) {
+	for looks := 0; looks < maxClaimReads; {
 		c, sequence, err := r.readClaim(ctx)
 		if err != nil {
 			return isDone, err
 		}
-		r.unbegun = 0
+		r.notBegun = 0
 		switch found := judgeClaim(c, r.req.OperationID, r.standing(c, sequence)); found {
 		case isFree:
 			return r.mayReplace(ctx, c, sequence)
 		case isOurs:
-			return isDone, r.stored(c)
+			return isDone, r.endWithStored(c)
 		case isHeld:
-			r.holder(c.GetReplica(), c.GetAttempt())
+			r.targetReplica(c.GetReplica(), c.GetAttempt())
 
 			return mayAttach, nil
 		case isStale:
-			return isDone, overtaken(c.GetOperationId())
+			return isDone, laterOperationError(c.GetOperationId())
 		case isUnheard, isPlain, isBusy:
-			if found != isPlain { // whose claim goes by itself
+			if found != isPlain { // a plain driver's claim expires
 				looks++
 			}
-			if err := r.outwait(ctx, found, c); err != nil {
+			if err := r.waitForClaim(ctx, found, c); err != nil {
 				return isDone, err
 			}
 		}
 	}
 
-	return isDone, r.notStarted("the claim on the machine changes all the time; looking again")
+	return isDone, r.notStarted("the claim on the machine keeps changing; retrying")
 }
 
-// outwait returns when the claim on the machine is worth another look.
-func (r *claimReader) outwait(ctx context.Context, found finding, c *driverv1.Claim) error {
+// waitForClaim waits until the claim on the machine may have changed.
+func (r *claimReader) waitForClaim(ctx context.Context, found finding, c *driverv1.Claim) error {
 	switch found {
 	case isUnheard:
-		return sleep(ctx, time.Until(r.c.hears().Add(deathLimit)))
+		return sleep(ctx, time.Until(r.c.connectedSince().Add(deathLimit)))
 	case isPlain:
-		return r.outwaitPlain(ctx, c)
+		return r.waitForPlainClaim(ctx, c)
 	default:
-		return r.askOther(ctx, c)
+		return r.checkOtherOperation(ctx, c)
 	}
 }
 
-// outwaitPlain waits a while for the end of a claim that stands for a plain driver, which
-// does not say whether it still has the operation.
-func (r *claimReader) outwaitPlain(ctx context.Context, c *driverv1.Claim) error {
-	r.learns(c.GetAttempt())
-	if !r.saidPlain {
-		r.saidPlain = true
-		r.waits(r.notStarted("a driver of provider %s that keeps no session may be at attempt %d of the operation until its time is over",
+// waitForPlainClaim waits a while for a plain driver's claim to expire. Such a driver
+// cannot be asked whether it still has the operation.
+func (r *claimReader) waitForPlainClaim(ctx context.Context, c *driverv1.Claim) error {
+	r.noteEarlierAttempt(c.GetAttempt())
+	if !r.reportedPlain {
+		r.reportedPlain = true
+		r.reportWaiting(r.notStarted("a driver of provider %s without sessions may still run attempt %d of the operation: "+
+			"waiting for the deadline of that attempt",
 			r.req.Provider, c.GetAttempt()))
 	}
 
-	return sleep(ctx, askAgain)
+	return sleep(ctx, recheckInterval)
 }
 
-// mayReplace takes a claim for the one that the next attempt replaces.
+// mayReplace lets the next attempt replace a claim.
 func (r *claimReader) mayReplace(ctx context.Context, c *driverv1.Claim, sequence uint64) (decision, error) {
 	r.terms = &driverv1.ClaimTerms{Sequence: &sequence}
 	if sequence != 0 && sequence == r.plainClaim {
-		return mayProceed, nil // this side's own: what came before it was found out then
+		return mayProceed, nil // our own: what it replaced was checked then
 	}
-	if err := r.doubtLostClaim(ctx, c, sequence); err != nil {
+	if err := r.checkClaimLost(ctx, c, sequence); err != nil {
 		return isDone, err
 	}
-	r.fearEarlierCreate(c)
+	r.noteLostCreate(c)
 	if c.GetOperationId() == r.req.OperationID {
-		r.learns(c.GetAttempt())
+		r.noteEarlierAttempt(c.GetAttempt())
 		if c.GetState() == driverv1.Claim_STATE_RUNNING {
-			r.unbegun = c.GetAttempt()
+			r.notBegun = c.GetAttempt()
 		}
 	}
 
 	return mayProceed, nil
 }
 
-// fearEarlierCreate notes that a create under another operation id was lost, as where the
-// Machine is from an older backup. No cloud keeps this create apart from that one by its
-// token, and the call may still take effect until its deadline.
-func (r *claimReader) fearEarlierCreate(c *driverv1.Claim) {
+// noteLostCreate notes a lost create under another operation id, as after a restore of
+// the Machine from a backup. Its token differs, so the cloud cannot tell the two creates
+// apart. The lost call may take effect until its deadline.
+func (r *claimReader) noteLostCreate(c *driverv1.Claim) {
 	const create = driverv1.Operation_OPERATION_CREATE
 	lost := c.GetState() == driverv1.Claim_STATE_BEGUN || c.GetState() == driverv1.Claim_STATE_RELEASED
 	if !lost || r.op != create || c.GetOperation() != create || c.GetOperationId() == r.req.OperationID ||
-		c.GetReplica() == bus.PlainReplica { // whose claim stays as it is when the operation has ended
+		c.GetReplica() == bus.PlainReplica { // whose claim does not change when the operation ends
 		return
 	}
 	latest := time.Now().Add(bus.AcceptBy + r.req.Timeout)
-	r.earlierCreate, r.unclaimed = latest, false
+	r.earlierCreate, r.nothingBegun = latest, false
 	if claimed := c.GetClaimedAt(); claimed.IsValid() { // by the replica's clock, which acceptBy allows for
 		if over := claimed.AsTime().Add(bus.AcceptBy + r.req.Timeout); over.Before(latest) {
 			r.earlierCreate = over
@@ -190,29 +189,29 @@ func (r *claimReader) fearEarlierCreate(c *driverv1.Claim) {
 	}
 }
 
-// overtaken is the error of an operation whose machine has a claim of a later one.
-func overtaken(later string) error {
-	number, _ := opstream.OperationNumber(later) // it has one, or it would not be later
+// laterOperationError returns the error for a machine with a claim of a later operation.
+func laterOperationError(later string) error {
+	number, _ := opstream.OperationNumber(later) // a later operation has a number
 	if number >= math.MaxInt64 {
 		number = 0 // nothing comes after it
 	}
 
 	return &bus.Error{Code: driverv1.Code_CODE_ABORTED, Later: int64(number), Err: fmt.Errorf(
-		"operation %s of the machine came later: another manager leads, or the Machine is from an older backup", later)}
+		"the machine has a later operation, %s: another manager leads, or the Machine was restored from an older backup", later)}
 }
 
-// doubtLostClaim notes, where an operation that may run has no claim, whether that was
-// lost along with the stream: then it may have begun something. It begins nothing more,
-// as the sequence that its replica expects never comes again.
-func (r *claimReader) doubtLostClaim(ctx context.Context, c *driverv1.Claim, sequence uint64) error {
-	r.unclaimed = false
+// checkClaimLost notes whether the missing claim of an operation that may run was lost
+// with the stream. Then the operation may have begun. It begins nothing more, as the
+// sequence that its replica expects never comes again.
+func (r *claimReader) checkClaimLost(ctx context.Context, c *driverv1.Claim, sequence uint64) error {
+	r.nothingBegun = false
 	lost := sequence == 0
-	if r.ran == 0 || !lost && (c == nil || c.GetOperationId() == r.req.OperationID) {
+	if r.lastRan == 0 || !lost && (c == nil || c.GetOperationId() == r.req.OperationID) {
 		return nil
 	}
 	provider := r.req.Provider
 	if !r.taken.IsZero() {
-		r.c.lost(provider, opstream.ErrRolledBack) // a replica has had the claim that is not there
+		r.c.recheckStream(provider, opstream.ErrRolledBack) // a replica had a claim that is missing
 	}
 	tried := time.Since(r.firstTry)
 	age, err := r.c.streams.ageOf(ctx, provider)
@@ -220,20 +219,19 @@ func (r *claimReader) doubtLostClaim(ctx context.Context, c *driverv1.Claim, seq
 	case ctx.Err() != nil:
 		return ctx.Err() //nolint:wrapcheck // the caller's own
 	case err == nil:
-		// What an older stream may have known of has had its time. And one that was there
-		// before this call's first attempt would have that attempt's claim.
-		r.unclaimed = r.taken.IsZero() && (age > bus.AcceptBy+r.req.Timeout || !r.req.Recover && age > tried)
+		// The deadlines of claims that an older stream lost have passed. A stream older than
+		// this call's first attempt would have that attempt's claim.
+		r.nothingBegun = r.taken.IsZero() && (age > bus.AcceptBy+r.req.Timeout || !r.req.Recover && age > tried)
 	case lost:
-		r.c.lost(provider, err)
+		r.c.recheckStream(provider, err)
 
-		return r.notStarted("cannot tell whether the claim on the machine was lost: %w", err)
+		return r.notStarted("cannot read the age of the operations stream, so the claim on the machine may be lost: %w", err)
 	}
 
 	return nil
 }
 
-// readClaim returns the claim on the call's machine, nil for none, and its
-// sequence.
+// readClaim returns the claim on the call's machine, or nil, and its sequence.
 func (r *claimReader) readClaim(ctx context.Context) (*driverv1.Claim, uint64, error) {
 	provider := r.req.Provider
 	subject, err := opstream.ClaimSubject(r.c.cfg.Cluster, provider, bus.MachineOf(r.req.Body).GetUid())
@@ -247,9 +245,9 @@ func (r *claimReader) readClaim(ctx context.Context) (*driverv1.Claim, uint64, e
 	case ctx.Err() != nil:
 		return nil, 0, ctx.Err() //nolint:wrapcheck // the caller's own
 	case err != nil:
-		r.c.lost(provider, err)
+		r.c.recheckStream(provider, err)
 
-		return nil, 0, r.notStarted("cannot tell who has the machine: %w", err)
+		return nil, 0, r.notStarted("cannot read the claim on the machine: %w", err)
 	case found == nil:
 		return nil, 0, nil
 	default:
@@ -257,27 +255,27 @@ func (r *claimReader) readClaim(ctx context.Context) (*driverv1.Claim, uint64, e
 	}
 }
 
-// standing gathers what is known of a claim's replica.
-func (r *claimReader) standing(c *driverv1.Claim, sequence uint64) standing {
-	return standing{
+// standing returns what is known of a claim's replica.
+func (r *claimReader) standing(c *driverv1.Claim, sequence uint64) replicaStanding {
+	return replicaStanding{
 		live:    r.c.replicas.lives(r.req.Provider, c.GetReplica()),
-		unheard: time.Until(r.c.hears().Add(deathLimit)) > 0,
-		denied: sequence != 0 && sequence == r.plainClaim || r.over != "" && r.over == c.GetOperationId() ||
+		unheard: time.Until(r.c.connectedSince().Add(deathLimit)) > 0,
+		denied: sequence != 0 && sequence == r.plainClaim || r.endedOperation != "" && r.endedOperation == c.GetOperationId() ||
 			r.denied[c.GetReplica()] >= c.GetAttempt() && r.denied[c.GetReplica()] > 0 && c.GetOperationId() == r.req.OperationID,
 	}
 }
 
-// denies notes that a replica will not take an attempt at this call's operation.
-func (r *claimReader) denies(replica string, attempt uint32) {
+// noteDenial notes that a replica will not take an attempt at this call's operation.
+func (r *claimReader) noteDenial(replica string, attempt uint32) {
 	if r.denied == nil {
 		r.denied = map[string]uint32{}
 	}
 	r.denied[replica] = attempt
 }
 
-// askOther finds out whether another operation, whose claim says that it runs, does. It
-// returns an error while it does.
-func (r *claimReader) askOther(ctx context.Context, c *driverv1.Claim) error {
+// checkOtherOperation asks whether another operation still runs, as its claim says. It
+// returns an error if so.
+func (r *claimReader) checkOtherOperation(ctx context.Context, c *driverv1.Claim) error {
 	answer := r.c.ask(ctx, r.req.Provider, c.GetReplica(), c.GetOperationId(), c.GetAttempt())
 	if ctx.Err() != nil {
 		return ctx.Err() //nolint:wrapcheck // the caller's own
@@ -289,61 +287,61 @@ func (r *claimReader) askOther(ctx context.Context, c *driverv1.Claim) error {
 	if busy {
 		return r.notStarted("operation %s of this machine still runs at replica %s", c.GetOperationId(), c.GetReplica())
 	}
-	r.over = c.GetOperationId()
+	r.endedOperation = c.GetOperationId()
 
 	return nil
 }
 
-// stored ends the call with an outcome that was stored while nobody listened.
-func (r *claimReader) stored(c *driverv1.Claim) error {
+// endWithStored ends the call with the outcome in the claim.
+func (r *claimReader) endWithStored(c *driverv1.Claim) error {
 	result, partial := opstream.ResultOf(c, r.c.cfg.Key)
-	r.learns(c.GetAttempt())
+	r.noteEarlierAttempt(c.GetAttempt())
 	r.out.Replica, r.out.Partial, r.taken = c.GetReplica(), partial, time.Now()
-	r.doubted = false // its replica was told of that, and stores what counts
+	r.doubted = false // its replica knew of earlier attempts and stored the valid outcome
 	r.c.log.Info("outcome found in the operations stream", "machine", r.req.Namespace+"/"+r.req.Name,
 		"operation_id", r.req.OperationID, "attempt", c.GetAttempt(), "replica", c.GetReplica())
 
-	return r.settle(result)
+	return r.endWithResult(result)
 }
 
-// open finds out which claim a first attempt has to replace.
-func (m *mutation) open(ctx context.Context) (done bool, err error) {
+// readFirstClaim finds the claim that a first attempt replaces.
+func (m *mutation) readFirstClaim(ctx context.Context) (done bool, err error) {
 	if n, ok := opstream.OperationNumber(m.req.OperationID); ok && n == 0 {
 		none := uint64(0)
-		m.terms = &driverv1.ClaimTerms{Sequence: &none} // the first operation of the machine, as far as we know
+		m.terms = &driverv1.ClaimTerms{Sequence: &none} // presumably the first operation of the machine
 
 		return false, nil
 	}
-	switch d, err := m.consult(ctx); d {
+	switch d, err := m.checkClaim(ctx); d {
 	case isDone:
 		return true, err
 	case mayAttach:
 		return false, nil
 	default:
-		if m.any() { // begun by another caller
-			return m.attempt(ctx)
+		if m.mayHaveEffect() { // another caller has begun it
+			return m.chooseRetryTarget(ctx)
 		}
 
 		return false, nil
 	}
 }
 
-// onClaim goes on after the claim was found to be another one than expected.
+// onClaim decides what follows when the claim is not the expected one.
 func (m *mutation) onClaim(ctx context.Context) (done bool, err error) {
-	if m.ran > 0 || m.again {
-		return m.next(ctx)
+	if m.lastRan > 0 || m.recover {
+		return m.retry(ctx)
 	}
-	switch d, err := m.consult(ctx); d {
+	switch d, err := m.checkClaim(ctx); d {
 	case isDone:
 		return true, err
 	case mayAttach:
 		return false, nil
 	default:
 	}
-	if m.any() {
-		return m.attempt(ctx)
+	if m.mayHaveEffect() {
+		return m.chooseRetryTarget(ctx)
 	}
-	// Nothing of this operation has run; it is the claim of an earlier one.
+	// Nothing of this operation has run: the claim is of an earlier operation.
 	m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid)
 	if m.target == "" {
 		return true, m.allBusy()
@@ -352,8 +350,8 @@ func (m *mutation) onClaim(ctx context.Context) (done bool, err error) {
 	return false, nil
 }
 
-// arrange makes sure that the call's operation can be claimed.
-func (m *mutation) arrange(ctx context.Context) (done bool, err error) {
+// prepareClaim checks that the call's operation can be claimed.
+func (m *mutation) prepareClaim(ctx context.Context) (done bool, err error) {
 	_, err = m.subject(bus.TreeDriver, "")
 	if err == nil {
 		_, err = opstream.ClaimSubject(m.c.cfg.Cluster, m.req.Provider, bus.MachineOf(m.req.Body).GetUid())
@@ -373,7 +371,7 @@ func (m *mutation) arrange(ctx context.Context) (done bool, err error) {
 	case ctx.Err() != nil:
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
 	case err != nil:
-		return true, m.notStarted("waiting: %w", err)
+		return true, m.notStarted("the operation cannot be claimed yet: %w", err)
 	default:
 		return false, nil
 	}

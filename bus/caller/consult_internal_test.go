@@ -24,23 +24,23 @@ func TestJudgeClaim(t *testing.T) {
 	plain.Replica = bus.PlainReplica
 	for name, tc := range map[string]struct {
 		claim  *driverv1.Claim
-		who    standing
+		who    replicaStanding
 		want   finding
 		reason string
 	}{
 		"none":              {want: isFree, reason: "nobody ever claimed the machine"},
 		"own outcome":       {claim: claim(id, settled), want: isOurs, reason: "it ended while nobody listened"},
 		"own, released":     {claim: claim(id, released), want: isFree, reason: "it ended, and is to be recovered"},
-		"own, live":         {claim: claim(id, running), who: standing{live: true}, want: isHeld, reason: "it runs"},
-		"own, begun":        {claim: claim(id, begun), who: standing{live: true}, want: isHeld, reason: "it runs"},
-		"own, denied":       {claim: claim(id, running), who: standing{live: true, denied: true}, want: isFree, reason: "the replica says so"},
-		"own, not heard":    {claim: claim(id, begun), who: standing{unheard: true}, want: isUnheard, reason: "it had no time to be heard"},
+		"own, live":         {claim: claim(id, running), who: replicaStanding{live: true}, want: isHeld, reason: "it runs"},
+		"own, begun":        {claim: claim(id, begun), who: replicaStanding{live: true}, want: isHeld, reason: "it runs"},
+		"own, denied":       {claim: claim(id, running), who: replicaStanding{live: true, denied: true}, want: isFree, reason: "the replica says so"},
+		"own, not heard":    {claim: claim(id, begun), who: replicaStanding{unheard: true}, want: isUnheard, reason: "it had no time to be heard"},
 		"own, silent":       {claim: claim(id, begun), want: isFree, reason: "whoever replaces the claim stops its replica"},
 		"own, plain":        {claim: plain, want: isPlain, reason: "nobody can ask it, and nothing stops it"},
-		"own, plain, asked": {claim: plain, who: standing{denied: true}, want: isFree, reason: "this side has written the claim, and not asked yet"},
+		"own, plain, asked": {claim: plain, who: replicaStanding{denied: true}, want: isFree, reason: "this side has written the claim, and not asked yet"},
 		"earlier, plain":    {claim: &driverv1.Claim{OperationId: "u.create.0", State: begun, Replica: bus.PlainReplica}, want: isFree, reason: "it has ended, or there was no later one"},
 		"earlier outcome":   {claim: claim("u.create.0", settled), want: isFree, reason: "an old outcome is never replayed"},
-		"earlier, live":     {claim: claim("u.create.0", running), who: standing{live: true}, want: isBusy, reason: "one mutation at a time"},
+		"earlier, live":     {claim: claim("u.create.0", running), who: replicaStanding{live: true}, want: isBusy, reason: "one mutation at a time"},
 		"earlier, silent":   {claim: claim("u.create.0", running), want: isFree, reason: "whoever replaces the claim stops its replica"},
 		"later":             {claim: claim("u.delete.3", settled), want: isStale, reason: "another manager is ahead"},
 		"same number":       {claim: claim("u.delete.2", settled), want: isStale, reason: "another operation has had the number, before a restore"},
@@ -70,7 +70,7 @@ func TestAnEndedOperationSaysNothingOfTheNext(t *testing.T) {
 	if got := judgeClaim(earlier, k.req.OperationID, k.standing(earlier, 1)); got != isBusy {
 		t.Fatalf("the earlier operation's claim is %v, want %v", got, isBusy)
 	}
-	k.over = earlier.GetOperationId()
+	k.endedOperation = earlier.GetOperationId()
 	if got := judgeClaim(earlier, k.req.OperationID, k.standing(earlier, 1)); got != isFree {
 		t.Errorf("the earlier operation's claim is %v once that has ended, want %v", got, isFree)
 	}
@@ -84,7 +84,7 @@ func FuzzJudgeClaim(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, record []byte, id string) {
 		c := &driverv1.Claim{}
 		if proto.Unmarshal(record, c) == nil {
-			judgeClaim(c, id, standing{})
+			judgeClaim(c, id, replicaStanding{})
 		}
 	})
 }

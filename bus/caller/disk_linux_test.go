@@ -51,7 +51,7 @@ func TestFullDisk(t *testing.T) { //nolint:paralleltest // in a process of its o
 			})
 		}
 		name := bus.StreamName(optest.Cluster, optest.Provider)
-		wants(r.Caller, name, disk.Dir, "no space left", "free space", "restarts its NATS server by itself")
+		wants(r.Caller, name, disk.Dir, "no space left", "free space", "mcm restarts its NATS server")
 		wants(other, name, "takes no writes", "free space", "restart that server")
 		for _, c := range []*caller.Caller{r.Caller, other} {
 			if c.Streams()[0].Ready {

@@ -96,7 +96,7 @@ func TestLostCreateOfAnotherOperation(t *testing.T) {
 			req.OnWaiting = func(_ uint32, err error) { why <- err.Error() }
 			change(&req)
 			done := optest.Call(t.Context(), r.Caller, req)
-			if got := bustest.Receive(t, "why it waits", why); !strings.Contains(got, "a create of an earlier operation of this machine was lost") {
+			if got := bustest.Receive(t, "why it waits", why); !strings.Contains(got, "an earlier operation of this machine lost a create") {
 				t.Errorf("it waits because of %q", got)
 			}
 			again := bustest.Receive(t, "the second create", g.Entered).Request
@@ -439,7 +439,7 @@ func TestFramesOfStrangersAreDropped(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if raw.Publish(reply, []byte{0xff}) != nil || raw.Publish(reply+"x", []byte("nobody waits for it")) != nil {
+	if raw.Publish(reply, []byte{0xff}) != nil || raw.Publish(reply+"x", []byte("no call waits for it")) != nil {
 		t.Fatal("publish")
 	}
 	want := uint64(len(forged) + 2)

@@ -20,7 +20,7 @@ func TestHolds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := holds(&driverv1.OpsResponse{Operations: tc.ops}); got != tc.want {
+			if got := holdsOperation(&driverv1.OpsResponse{Operations: tc.ops}); got != tc.want {
 				t.Errorf("holds = %t, want %t: %s", got, tc.want, tc.reason)
 			}
 		})

@@ -12,30 +12,30 @@ import (
 
 // follow watches one attempt from its publication to a verdict.
 type follow struct {
-	k      *call
-	a      *attempt
-	last   heard
-	timer  *time.Timer // first for the accept timeout, then for the operation's
-	gone   <-chan struct{}
-	unbind func()
+	k          *call
+	a          *attempt
+	state      attemptState
+	timer      *time.Timer // first for the accept timeout, then for the operation's
+	holderDied <-chan struct{}
+	unbind     func()
 }
 
 func (k *call) listener(a *attempt) func(*nats.Msg) {
 	return func(m *nats.Msg) {
 		if why := a.onMessage(m); why != "" {
-			k.c.drop(m.Subject, why)
+			k.c.dropReply(m.Subject, why)
 		}
 	}
 }
 
 func (f *follow) run(ctx context.Context) (verdict, driverv1.BusyReason) {
 	for {
-		v, sure := gotEnd, true
+		v, sure := gotContextEnd, true
 		select {
 		case <-f.a.notify:
-			v, sure = f.onNews(ctx)
-		case <-f.gone:
-			v = gotDeath
+			v, sure = f.onUpdate(ctx)
+		case <-f.holderDied:
+			v = gotHolderDied
 			if f.hasResult() {
 				v = gotResult
 			}
@@ -44,48 +44,48 @@ func (f *follow) run(ctx context.Context) (verdict, driverv1.BusyReason) {
 		case <-ctx.Done():
 		}
 		if sure {
-			return v, f.last.busy.GetReason()
+			return v, f.state.busy.GetReason()
 		}
 	}
 }
 
-// onNews judges what was heard.
-func (f *follow) onNews(ctx context.Context) (v verdict, sure bool) {
-	before := f.last
-	f.last = f.a.heard()
+// onUpdate handles new frames.
+func (f *follow) onUpdate(ctx context.Context) (v verdict, sure bool) {
+	before := f.state
+	f.state = f.a.snapshot()
 	switch {
-	case f.last.result != nil:
-		f.answered()
+	case f.state.result != nil:
+		f.noteResult()
 
 		return gotResult, true
-	case f.last.nobody && f.last.holder == "":
-		return gotNobody, true
-	case f.last.busy != nil && f.last.holder == "":
+	case f.state.noResponder && f.state.holder == "":
+		return gotNoResponder, true
+	case f.state.busy != nil && f.state.holder == "":
 		return gotBusy, true
 	}
-	f.accepted()
-	if f.last.progress != before.progress && f.k.req.OnProgress != nil {
-		f.k.req.OnProgress(f.last.progress)
+	f.noteHolder()
+	if f.state.progress != before.progress && f.k.req.OnProgress != nil {
+		f.k.req.OnProgress(f.state.progress)
 	}
-	if f.last.doubt && bus.Mutates(f.k.op) {
+	if f.state.doubted && bus.Mutates(f.k.op) {
 		return f.askHolder(ctx)
 	}
 
 	return 0, false
 }
 
-// onTimer judges what was not heard in time.
+// onTimer handles a timeout.
 func (f *follow) onTimer(ctx context.Context) (v verdict, sure bool) {
 	switch {
 	case f.hasResult():
 		return gotResult, true
-	case f.k.overdue():
-		return gotLate, true
+	case f.k.readTimedOut():
+		return gotOverdue, true
 	case !f.k.c.conn.Up():
-		f.timer.Reset(f.k.within(acceptTimeout)) // an outage is nobody's silence
+		f.timer.Reset(f.k.limitToRead(acceptTimeout)) // no replica can be heard during an outage
 
 		return 0, false
-	case f.gone == nil:
+	case f.holderDied == nil:
 		return gotSilence, true
 	}
 	if bus.Mutates(f.k.op) {
@@ -94,59 +94,59 @@ func (f *follow) onTimer(ctx context.Context) (v verdict, sure bool) {
 		}
 	}
 
-	return gotLate, true
+	return gotOverdue, true
 }
 
-// accepted notes the holder when it is first heard of.
-func (f *follow) accepted() {
-	if f.gone != nil || f.last.holder == "" {
+// noteHolder notes the holder at its first frame.
+func (f *follow) noteHolder() {
+	if f.holderDied != nil || f.state.holder == "" {
 		return
 	}
 	k := f.k
-	f.gone, f.unbind = k.c.replicas.bind(f.a, k.req.Provider, f.last.holder)
-	f.timer.Reset(k.within(k.req.Timeout + lateBy))
-	f.taken()
+	f.holderDied, f.unbind = k.c.replicas.bind(f.a, k.req.Provider, f.state.holder)
+	f.timer.Reset(k.limitToRead(k.req.Timeout + overdueGrace))
+	f.noteTaken()
 }
 
-// answered is accepted for a result: there is nothing left to watch.
-func (f *follow) answered() {
-	if f.gone == nil {
-		f.taken()
+// noteResult is noteHolder for a result: there is nothing left to watch.
+func (f *follow) noteResult() {
+	if f.holderDied == nil {
+		f.noteTaken()
 	}
 }
 
-func (f *follow) taken() {
+func (f *follow) noteTaken() {
 	k := f.k
 	k.taken = time.Now()
-	k.hasRun()
+	k.noteMayHaveRun()
 	if k.req.OnAccepted != nil {
-		k.req.OnAccepted(k.number, f.last.holder)
+		k.req.OnAccepted(k.number, f.state.holder)
 	}
 }
 
-// hasResult looks whether a result came together with something else: select
-// would choose one of both at random.
+// hasResult reports whether a result came together with another event. Select would
+// choose one at random.
 func (f *follow) hasResult() bool {
-	h := f.a.heard()
+	h := f.a.snapshot()
 	if h.result == nil {
 		return false
 	}
-	f.last = h
-	f.answered()
+	f.state = h
+	f.noteResult()
 
 	return true
 }
 
-// askHolder settles a doubt: the holder's sessions no longer list the operation
-// as running, but no result came.
+// askHolder asks the holder for the operation: its sessions no longer list it as
+// running, but no result came.
 func (f *follow) askHolder(ctx context.Context) (v verdict, sure bool) {
 	k := f.k
-	answer := k.c.ask(ctx, k.req.Provider, f.last.holder, k.req.OperationID, k.number)
+	answer := k.c.ask(ctx, k.req.Provider, f.state.holder, k.req.OperationID, k.number)
 	switch {
 	case answer == nil:
-		return 0, false // its sessions will tell whether it lives
+		return 0, false // its sessions will show whether it lives
 	case answer.GetResult() != nil:
-		f.last.result = answer.GetResult()
+		f.state.result = answer.GetResult()
 
 		return gotResult, true
 	case len(answer.GetOperations()) == 0:

@@ -109,9 +109,9 @@ func goldenCalls() map[string]*goldenCall {
 	}
 	traced, recovering, attached, doubted := create(bus.TreeDriver, after(0)), create(bus.TreeReplica, after(43)), create(bus.TreeReplica, nil), create(bus.TreeReplica, after(45))
 	traced.req.TraceParent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-	recovering.number, recovering.again = 2, true
-	attached.again = true
-	doubted.number, doubted.again, doubted.doubted = 3, true, true
+	recovering.number, recovering.recover = 2, true
+	attached.recover = true
+	doubted.number, doubted.recover, doubted.doubted = 3, true, true
 
 	return map[string]*goldenCall{
 		"request-create": traced, "request-create-plain": create(bus.TreePlain, after(0)),

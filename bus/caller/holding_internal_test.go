@@ -6,7 +6,7 @@ import "testing"
 // failed, whatever their attempts' numbers.
 func TestHolding_Before(t *testing.T) {
 	t.Parallel()
-	order := []holding{
+	order := []operationHolder{
 		{replica: "runs the second", attempt: 2},
 		{replica: "runs the first", attempt: 1},
 		{replica: "failed the third", attempt: 3, failed: true},
@@ -14,7 +14,7 @@ func TestHolding_Before(t *testing.T) {
 	}
 	for i, h := range order {
 		for j, other := range order {
-			if got := h.before(other); got != (i < j) {
+			if got := h.preferredTo(other); got != (i < j) {
 				t.Errorf("%q before %q: %t", h.replica, other.replica, got)
 			}
 		}

@@ -18,16 +18,16 @@ var impossible = map[string]struct {
 	text []string
 }{
 	"panic":   {func() *driverv1.Result { panic("secret value") }, []string{"panicked", "the log of replica"}}, //nolint:forbidigo // a driver that panics
-	"nothing": {func() *driverv1.Result { return nil }, []string{"nothing"}},
+	"nothing": {func() *driverv1.Result { return nil }, []string{"no result"}},
 	"not UTF-8": {
 		func() *driverv1.Result { return stating("\xff") }, []string{"cannot be sent", "UTF-8"},
 	},
 	"too large": {
 		func() *driverv1.Result { return stating(strings.Repeat("x", 5<<20)) },
-		[]string{"cannot be sent", "last known state has 5242880", "room for 1044480", "keep less"},
+		[]string{"cannot be sent", "last known state: 5242880", "limit 1044480", "smaller state"},
 	},
 	"too large for its record": {
-		func() *driverv1.Result { return stating(strings.Repeat("x", 1<<20-200)) }, []string{"cannot be sent", "keep less"},
+		func() *driverv1.Result { return stating(strings.Repeat("x", 1<<20-200)) }, []string{"cannot be sent", "smaller state"},
 	},
 }
 

@@ -129,12 +129,12 @@ func contractCalls() []contractCall {
 	return []contractCall{
 		{name: "write without a stream", ask: put(claim, 0, 0), err: opstream.ErrNoStream, at: -1},
 		{name: "read without a stream", ask: get(claim), err: opstream.ErrNoStream, at: -1},
-		{name: "no such stream", ask: api(func(ctx context.Context, s *streams) error { return s.api(ctx, "STREAM.INFO."+name, nil) }), err: opstream.ErrNoStream, at: -1},
+		{name: "no such stream", ask: api(func(ctx context.Context, s *streams) error { return s.apiRequest(ctx, "STREAM.INFO."+name, nil) }), err: opstream.ErrNoStream, at: -1},
 		{name: "make it", ask: api(func(ctx context.Context, s *streams) error {
-			return s.make(ctx, &stream{state: StreamState{Provider: "virtual", Name: name}})
+			return s.ensureStream(ctx, &stream{state: StreamState{Provider: "virtual", Name: name}})
 		}), at: -1},
 		{name: "make it again", ask: api(func(ctx context.Context, s *streams) error {
-			return s.make(ctx, &stream{state: StreamState{Provider: "virtual", Name: name}})
+			return s.ensureStream(ctx, &stream{state: StreamState{Provider: "virtual", Name: name}})
 		}), at: -1},
 		{name: "it is new", ask: api(func(ctx context.Context, s *streams) error {
 			age, err := s.age(ctx, &stream{state: StreamState{Provider: "virtual", Name: name}})
@@ -174,7 +174,7 @@ func checkContract(t *testing.T, w bus.Wire, js bool, calls []contractCall) {
 		streams: &streams{c: c, config: StreamConfig{first: func() uint64 { return contractFirst }}},
 	}
 	if !js {
-		if err := b.streams.make(t.Context(), &stream{state: StreamState{Provider: "virtual", Name: "S"}}); !errors.Is(err, opstream.ErrNoJetStream) {
+		if err := b.streams.ensureStream(t.Context(), &stream{state: StreamState{Provider: "virtual", Name: "S"}}); !errors.Is(err, opstream.ErrNoJetStream) {
 			t.Errorf("a stream without JetStream: %v, want %v", err, opstream.ErrNoJetStream)
 		}
 		calls = calls[:2]

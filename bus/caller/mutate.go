@@ -13,53 +13,52 @@ import (
 )
 
 const (
-	// claimLooks bounds how often a call looks at the claim on its machine before it
-	// gives up for a while.
-	claimLooks = 5
-	// findMost bounds how many replicas are asked who holds an operation.
-	findMost = 64
-	// maxTries bounds the tries of one Call: more means that something refuses
-	// or dies again and again, which its caller should get to know.
+	// maxClaimReads bounds how often a call reads the claim on its machine before it fails.
+	maxClaimReads = 5
+	// maxAsked bounds how many replicas are asked whether they have an operation.
+	maxAsked = 64
+	// maxTries bounds the tries of one Call. More means that replicas refuse or die
+	// again and again, which the caller should learn.
 	maxTries = 100
-	// askAgain is the time between looks for a replica that may come back.
-	askAgain = bus.SessionInterval / 2
-	// storeTries is how many of these a call waits for the operations stream.
-	storeTries = 8
+	// recheckInterval is the time between checks whether a replica is back.
+	recheckInterval = bus.SessionInterval / 2
+	// maxStoreTries is how many such intervals a call waits for the operations stream.
+	maxStoreTries = 8
 )
 
-// A mutation is a call that must have its operation done once, whatever dies meanwhile.
+// A mutation is a call whose operation must take effect once, whatever dies.
 type mutation struct {
 	claimReader
 
-	unstored int // times that a replica could not write its claim
+	storeRefusals int // how often a replica could not write its claim
 }
 
 func newMutation(k *call) *mutation { return &mutation{claimReader: claimReader{call: k}} }
 
-// mutate has an operation done that must not be done twice.
+// mutate runs an operation that must not take effect twice.
 func (m *mutation) mutate(ctx context.Context) error {
-	if done, err := m.arrange(ctx); done {
+	if done, err := m.prepareClaim(ctx); done {
 		return err
 	}
-	if m.again {
+	if m.recover {
 		if done, err := m.resume(ctx); done {
 			return err
 		}
-	} else if done, err := m.open(ctx); done {
+	} else if done, err := m.readFirstClaim(ctx); done {
 		return err
 	}
 	for range maxTries {
-		if m.target == "" && m.c.replicas.full(m.req.Provider, m.op) {
+		if m.target == "" && m.c.replicas.allFull(m.req.Provider, m.op) {
 			return m.allBusy()
 		}
-		if err := m.choose(); err != nil {
+		if err := m.chooseTarget(); err != nil {
 			return err
 		}
-		v, result, busy := m.try(ctx)
+		v, result, busy := m.sendAndFollow(ctx)
 		if v == gotResult {
-			return m.settle(result)
+			return m.endWithResult(result)
 		}
-		if done, err := m.after(ctx, v, busy); done {
+		if done, err := m.handleVerdict(ctx, v, busy); done {
 			return err
 		}
 	}
@@ -67,133 +66,133 @@ func (m *mutation) mutate(ctx context.Context) error {
 	return m.notStarted("gave up after %d tries at replicas of provider %s; see their logs", maxTries, m.req.Provider)
 }
 
-// after decides what follows a try without a result: another one, when done is
-// false, for which it has chosen number and target.
-func (m *mutation) after(ctx context.Context, v verdict, busy driverv1.BusyReason) (done bool, err error) {
+// handleVerdict decides what follows a try without a result. If done is false, it has
+// chosen number and target of another try.
+func (m *mutation) handleVerdict(ctx context.Context, v verdict, busy driverv1.BusyReason) (done bool, err error) {
 	switch v {
-	case gotDown:
-		return true, m.down()
+	case gotNotConnected:
+		return true, m.notConnected()
 	case gotUnsendable:
 		return true, m.unsendable()
-	case gotNobody:
+	case gotNoResponder:
 		switch {
 		case m.target == "":
 			return true, (&plainCall{claimReader: m.claimReader}).mutate(ctx)
 		case m.attached():
-			return m.missing(ctx)
+			return m.awaitHolder(ctx)
 		default:
-			m.shun(m.target) // left since its last session
+			m.avoidReplica(m.target) // left since its last session
 
-			return m.elsewhere()
+			return m.retryAtOtherReplica()
 		}
 	case gotBusy:
 		return m.onBusy(ctx, busy)
 	case gotSilence:
-		m.hasRun()
+		m.noteMayHaveRun()
 
-		return m.find(ctx)
-	case gotDeath:
-		m.log().Warn("replica died with an operation")
-		m.shun(m.out.Replica)
+		return m.findHolder(ctx)
+	case gotHolderDied:
+		m.log().Warn("the replica that ran the operation died")
+		m.avoidReplica(m.out.Replica)
 
-		return m.next(ctx) // the claim tells whether it has begun anything
+		return m.retry(ctx) // the claim shows whether it has begun anything
 	case gotDenial:
-		m.denies(m.out.Replica, m.number)
+		m.noteDenial(m.out.Replica, m.number)
 
-		return m.next(ctx)
-	case gotLate:
-		return true, m.late()
+		return m.retry(ctx)
+	case gotOverdue:
+		return true, m.endOverdue()
 	default:
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
 	}
 }
 
-// onBusy goes on after a refusal.
+// onBusy decides what follows a refusal.
 func (m *mutation) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, err error) {
 	switch {
 	case why == driverv1.BusyReason_BUSY_REASON_MACHINE:
-		e := m.notStarted("another operation of this machine still runs at replica %s", m.out.Replica)
+		e := m.notStarted("replica %s still runs another operation of this machine", m.out.Replica)
 		e.Code = driverv1.Code_CODE_ABORTED // room for others there may be
 
 		return true, e
 	case why == driverv1.BusyReason_BUSY_REASON_STALE:
 		return m.onStale(ctx)
 	case m.attached():
-		m.denies(m.out.Replica, m.number)
+		m.noteDenial(m.out.Replica, m.number)
 
-		return m.next(ctx) // it would have answered with what it holds
+		return m.retry(ctx) // a replica with the operation would have attached us to it
 	case why == driverv1.BusyReason_BUSY_REASON_STUCK:
 		m.stuckAt = m.out.Replica
 
-		return m.elsewhere()
+		return m.retryAtOtherReplica()
 	case why == driverv1.BusyReason_BUSY_REASON_STORE:
 		return m.awaitStore(ctx)
 	case why == driverv1.BusyReason_BUSY_REASON_CLAIM:
 		return m.onClaim(ctx)
 	default:
-		return m.elsewhere()
+		return m.retryAtOtherReplica()
 	}
 }
 
-// onStale goes on after a replica has taken a request for an old one: the bus was
-// slow, or one of two clocks is wrong.
+// onStale decides what follows when a replica refuses a request as stale: the bus was
+// slow, or a clock is wrong.
 func (m *mutation) onStale(ctx context.Context) (done bool, err error) {
-	m.log().Warn("a replica says that a request came too late; if it says so of all of them, compare its machine's clock with this one's")
+	m.log().Warn("a replica refused a request as stale; if this repeats, compare the clock of its machine with the clock of this one")
 	if !m.attached() {
-		m.behind = m.out.Replica
+		m.staleAt = m.out.Replica
 
-		return m.elsewhere()
+		return m.retryAtOtherReplica()
 	}
-	// It has not said whether it holds the attempt.
+	// The refusal does not show whether the replica has the attempt.
 	answer := m.c.ask(ctx, m.req.Provider, m.out.Replica, m.req.OperationID, m.number)
 	switch {
 	case ctx.Err() != nil:
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
-	case answer != nil && !holds(answer):
-		m.denies(m.out.Replica, m.number)
+	case answer != nil && !holdsOperation(answer):
+		m.noteDenial(m.out.Replica, m.number)
 
-		return m.next(ctx)
+		return m.retry(ctx)
 	case answer.GetResult() != nil:
-		return true, m.settle(answer.GetResult())
+		return true, m.endWithResult(answer.GetResult())
 	default:
-		return true, m.notStarted("replica %s may have the operation and takes requests for stale: compare its clock with mcm's", m.out.Replica)
+		return true, m.notStarted("replica %s may have the operation, but refuses requests as stale: compare its clock with mcm's", m.out.Replica)
 	}
 }
 
-// attached tells that the try went to a replica believed to hold this very
-// attempt: that nobody was reached does not mean that nothing runs.
-func (m *mutation) attached() bool { return m.target != "" && m.ran >= m.number }
+// attached reports whether the try went to a replica that may have this very attempt.
+// Then an unreachable replica does not mean that nothing runs.
+func (m *mutation) attached() bool { return m.target != "" && m.lastRan >= m.number }
 
-func (k *call) shun(replica string) {
+func (k *call) avoidReplica(replica string) {
 	if k.avoid == nil {
 		k.avoid = map[string]bool{}
 	}
 	k.avoid[replica] = true
 }
 
-// missing waits for the believed holder, which has lost its connection, to come
-// back or to be dead.
-func (m *mutation) missing(ctx context.Context) (done bool, err error) {
+// awaitHolder waits until the presumed holder, which has lost its connection, is back
+// or dead.
+func (m *mutation) awaitHolder(ctx context.Context) (done bool, err error) {
 	if !slices.Contains(m.c.replicas.live(m.req.Provider), m.target) {
-		m.shun(m.target)
+		m.avoidReplica(m.target)
 
-		return m.next(ctx)
+		return m.retry(ctx)
 	}
 
 	return m.pause(ctx)
 }
 
-// pause passes the time until the replicas are looked at again.
+// pause waits until the next check of the replicas.
 func (m *mutation) pause(ctx context.Context) (done bool, err error) {
-	err = sleep(ctx, askAgain)
+	err = sleep(ctx, recheckInterval)
 
 	return err != nil, err
 }
 
-// elsewhere sends the same attempt, which nobody took, to a replica with room.
-func (k *call) elsewhere() (done bool, err error) {
+// retryAtOtherReplica picks a replica with room for an attempt that was refused.
+func (k *call) retryAtOtherReplica() (done bool, err error) {
 	if k.out.Replica != "" {
-		k.shun(k.out.Replica) // its sessions may not say yet that it is full
+		k.avoidReplica(k.out.Replica) // its sessions may not show yet that it is full
 	}
 	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
 	if k.target == "" {
@@ -203,13 +202,13 @@ func (k *call) elsewhere() (done bool, err error) {
 	return false, nil
 }
 
-// awaitStore gives an operations stream that has only just been made, or that chooses
-// another leader, the time to take claims.
+// awaitStore waits for an operations stream that is new or elects a leader, and picks a
+// replica for another try.
 func (m *mutation) awaitStore(ctx context.Context) (done bool, err error) {
-	m.c.lost(m.req.Provider, opstream.ErrNoAnswer)
-	for m.unstored < storeTries {
-		m.unstored++
-		if err := sleep(ctx, askAgain); err != nil {
+	m.c.recheckStream(m.req.Provider, opstream.ErrNoAnswer)
+	for m.storeRefusals < maxStoreTries {
+		m.storeRefusals++
+		if err := sleep(ctx, recheckInterval); err != nil {
 			return true, err
 		}
 		if m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid); m.target != "" {
@@ -217,37 +216,36 @@ func (m *mutation) awaitStore(ctx context.Context) (done bool, err error) {
 		}
 	}
 
-	return true, m.notStarted("the operations stream %s does not take claims from replicas of provider %s: see the log of mcm and of NATS",
+	return true, m.notStarted("the operations stream %s takes no claims from replicas of provider %s: see the logs of mcm and NATS",
 		bus.StreamName(m.c.cfg.Cluster, m.req.Provider), m.req.Provider)
 }
 
-// next makes a further attempt after one that may have had an effect, unless that
-// turns out to run still or to have ended.
-func (m *mutation) next(ctx context.Context) (done bool, err error) {
-	switch d, err := m.consult(ctx); d {
+// retry prepares a further attempt, unless the earlier one still runs or has ended.
+func (m *mutation) retry(ctx context.Context) (done bool, err error) {
+	switch d, err := m.checkClaim(ctx); d {
 	case isDone:
 		return true, err
 	case mayAttach:
 		return false, nil
 	default:
-		return m.attempt(ctx)
+		return m.chooseRetryTarget(ctx)
 	}
 }
 
-// attempt chooses who makes the next attempt.
-func (m *mutation) attempt(ctx context.Context) (done bool, err error) {
+// chooseRetryTarget picks the replica for the next attempt.
+func (m *mutation) chooseRetryTarget(ctx context.Context) (done bool, err error) {
 	if m.req.OnlyIfHeld {
-		return true, m.nobodyHas()
+		return true, m.notHeld()
 	}
 	if back, err := m.waitForIdentity(ctx); back || err != nil {
 		return err != nil, err
 	}
 	if m.req.Look {
-		return true, m.nobodyHas()
+		return true, m.notHeld()
 	}
-	m.number, m.again = m.ran+1, true
+	m.number, m.recover = m.lastRan+1, true
 	m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid)
-	if m.target == "" && m.c.replicas.unable(m.req.Provider, m.op) {
+	if m.target == "" && m.c.replicas.noneImplements(m.req.Provider, m.op) {
 		return true, bus.Errorf(driverv1.Code_CODE_UNIMPLEMENTED, "no replica of provider %s implements %s", m.req.Provider, bus.Verb(m.op))
 	}
 	if m.target == "" {
@@ -257,18 +255,18 @@ func (m *mutation) attempt(ctx context.Context) (done bool, err error) {
 	return false, nil
 }
 
-// ErrNotHeld is wrapped by the error of a Call with OnlyIfHeld or Look when no replica
-// holds the operation, and its outcome is not stored. An attempt that has begun may still
-// take effect until its deadline; none begins any more once its claim is replaced.
+// ErrNotHeld is wrapped by the error of a Call with OnlyIfHeld or Look if no replica
+// has the operation and its outcome is not stored. An attempt that has begun may take
+// effect until its deadline. Once its claim is replaced, no attempt begins.
 var ErrNotHeld = errors.New("the outcome of the operation is not known")
 
-func (k *call) nobodyHas() error {
-	return bus.Errorf(driverv1.Code_CODE_NOT_FOUND, "%w: no replica of provider %s has it, and the operations stream has no result", ErrNotHeld, k.req.Provider)
+func (k *call) notHeld() error {
+	return bus.Errorf(driverv1.Code_CODE_NOT_FOUND, "%w: no replica of provider %s has the operation, and the operations stream has no result",
+		ErrNotHeld, k.req.Provider)
 }
 
-// waitForIdentity waits, for a create that nothing tells apart from a lost one, until
-// the lost one's call cannot take effect unseen any more, or until its replica is back
-// with it.
+// waitForIdentity delays a create that the cloud cannot tell from a lost one. It waits
+// until the lost call can no longer take effect unseen, or its replica is back.
 func (m *mutation) waitForIdentity(ctx context.Context) (back bool, err error) {
 	if m.op != driverv1.Operation_OPERATION_CREATE {
 		return false, nil
@@ -280,87 +278,87 @@ func (m *mutation) waitForIdentity(ctx context.Context) (back bool, err error) {
 		}
 		if text := why.Error(); text != said {
 			said = text
-			m.waits(why)
+			m.reportWaiting(why)
 		}
 		if _, err := m.pause(ctx); err != nil {
 			return false, err
 		}
-		if m.held() {
+		if m.targetHolder() {
 			return true, nil
 		}
 	}
 }
 
 // mayMakeTwo returns why a further attempt at a create could make a second instance
-// unseen; nil if it cannot.
+// unseen, or nil.
 func (m *mutation) mayMakeTwo(now time.Time) *bus.Error {
 	identified, settle := m.c.replicas.identity(m.req.Provider)
-	earlier, lost := m.earlierCreate.Add(settle), m.quietAt().Add(settle)
+	earlier, lost := m.earlierCreate.Add(settle), m.lastDeadline().Add(settle)
 	stuck := m.c.replicas.stuckAt(m.req.Provider, m.req.OperationID)
 	switch {
 	case !m.earlierCreate.IsZero() && now.Before(earlier):
-		return m.notStarted("a create of an earlier operation of this machine was lost, and no cloud tells the two apart: "+
-			"its deadline and the settle time come first, at %s", earlier.UTC().Format(time.RFC3339))
+		return m.notStarted("an earlier operation of this machine lost a create, and the cloud cannot tell that create from this one: "+
+			"waiting for the deadline of the lost create and the settle time, until %s", earlier.UTC().Format(time.RFC3339))
 	case identified:
 		return nil
 	case stuck != "":
-		return m.notStarted("creates of provider %s have no identity, and one for this machine ignores its deadline at replica %s: "+
-			"restart that replica, or it may make a second instance", m.req.Provider, stuck)
-	case !m.unclaimed && now.Before(lost):
-		return m.notStarted("creates of provider %s have no identity: the lost attempt's deadline and the settle time come first, at %s",
+		return m.notStarted("creates of provider %s have no identity, and a create for this machine ignores its deadline at replica %s: "+
+			"restart that replica; a further create could make a second instance", m.req.Provider, stuck)
+	case !m.nothingBegun && now.Before(lost):
+		return m.notStarted("creates of provider %s have no identity: waiting for the deadline of the lost attempt and the settle time, until %s",
 			m.req.Provider, lost.UTC().Format(time.RFC3339))
 	default:
 		return nil
 	}
 }
 
-// holder has the next try go to who has an attempt.
-func (r *claimReader) holder(replica string, attempt uint32) {
-	r.learns(attempt)
+// targetReplica directs the next try to the replica that has an attempt.
+func (r *claimReader) targetReplica(replica string, attempt uint32) {
+	r.noteEarlierAttempt(attempt)
 	r.target, r.number, r.terms = replica, attempt, nil
 }
 
-// held makes the replica that lists the operation the next target.
-func (m *mutation) held() bool {
-	h, ok := m.c.replicas.holding(m.req.Provider, m.req.OperationID)
+// targetHolder directs the next try to the replica that lists the operation. It reports
+// whether there is one.
+func (m *mutation) targetHolder() bool {
+	h, ok := m.c.replicas.holderOf(m.req.Provider, m.req.OperationID)
 	switch {
-	case !ok, h.fenced: // the claim knows better
+	case !ok, h.fenced: // of a fenced one the claim decides
 		return false
 	}
-	m.holder(h.replica, max(1, h.attempt))
+	m.targetReplica(h.replica, max(1, h.attempt))
 
 	return true
 }
 
-// find looks for the replica that took a request without its frames reaching us. One
-// round of questions is enough: who has not answered has not begun anything, or its
-// claim will tell.
-func (m *mutation) find(ctx context.Context) (done bool, err error) {
+// findHolder asks all replicas which of them took a request whose frames were lost. One
+// round is enough: the claim shows whether a replica that does not answer has begun.
+func (m *mutation) findHolder(ctx context.Context) (done bool, err error) {
 	asked := m.c.replicas.live(m.req.Provider)
-	asked = asked[:min(len(asked), findMost)]
+	asked = asked[:min(len(asked), maxAsked)]
 	if len(asked) == 0 {
-		return true, (&plainCall{claimReader: m.claimReader}).mutate(ctx) // a wiretap hid that nobody listens, or the claim tells
+		return true, (&plainCall{claimReader: m.claimReader}).mutate(ctx) // a wiretap hid that no driver subscribes; the claim decides
 	}
 	for i, answer := range m.askAll(ctx, asked) {
 		switch {
 		case answer == nil:
-		case holds(answer):
-			m.target, m.terms = asked[i], nil // it attaches us to what it runs
+		case holdsOperation(answer):
+			m.target, m.terms = asked[i], nil // the replica attaches us to the running operation
 
 			return false, nil
 		default:
-			m.denies(asked[i], m.number)
+			m.noteDenial(asked[i], m.number)
 		}
 	}
 	if ctx.Err() != nil {
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
 	}
 
-	return m.next(ctx)
+	return m.retry(ctx)
 }
 
-// askAll asks replicas about the call's attempt, all at once. Who has not answered
-// in time has a nil.
+// askAll asks replicas about the call's attempt, all at once. The answer of a replica
+// that was too slow is nil.
 func (m *mutation) askAll(ctx context.Context, replicas []string) []*driverv1.OpsResponse {
 	said := make([]*driverv1.OpsResponse, len(replicas))
 	var all sync.WaitGroup
@@ -372,10 +370,9 @@ func (m *mutation) askAll(ctx context.Context, replicas []string) []*driverv1.Op
 	return said
 }
 
-// holds reports whether a replica has the operation by its own answer. An attempt that is
-// fenced does not count: another one may run in its place, and its result is the one that
-// will be stored.
-func holds(answer *driverv1.OpsResponse) bool {
+// holdsOperation reports whether a replica answers that it has the operation. A fenced
+// attempt does not count: the result of the attempt that replaced it will be stored.
+func holdsOperation(answer *driverv1.OpsResponse) bool {
 	for _, st := range answer.GetOperations() {
 		if !st.GetFenced() {
 			return true
@@ -385,43 +382,42 @@ func holds(answer *driverv1.OpsResponse) bool {
 	return false
 }
 
-// resume looks, before an operation is tried again, for the replica that holds
-// it, once every live replica has had the time to say what it holds.
+// resume looks for the replica that has the operation before it is retried. Each live
+// replica gets the time to send a session first.
 func (m *mutation) resume(ctx context.Context) (done bool, err error) {
 	if !m.c.conn.Up() {
-		return true, m.down() // nobody can be heard
+		return true, m.notConnected()
 	}
-	warm := time.NewTimer(time.Until(m.c.hears().Add(deathLimit)))
+	warm := time.NewTimer(time.Until(m.c.connectedSince().Add(deathLimit)))
 	defer warm.Stop()
 	select {
 	case <-warm.C:
 	case <-ctx.Done():
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
 	}
-	if m.held() {
+	if m.targetHolder() {
 		return false, nil
 	}
 
-	return m.recall(ctx)
+	return m.resumeFromClaim(ctx)
 }
 
-// late ends an operation whose holder lives but does not finish.
-func (k *call) late() error {
+// endOverdue cancels an operation that its live holder does not finish in time.
+func (k *call) endOverdue() error {
 	err := k.c.control(k.req.Provider, k.out.Replica, bus.VerbCancel, &driverv1.Envelope{
 		OperationId: k.req.OperationID,
 		Body:        &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: k.req.OperationID}},
 	})
 	if err != nil {
-		k.log().Warn("late operation not cancelled", "err", err)
+		k.log().Warn("overdue operation not cancelled", "err", err)
 	}
 
 	return bus.OutcomeUnknownf("replica %s did not finish within %s", k.out.Replica, k.req.Timeout)
 }
 
-// recall takes up an operation that no replica lists: its claim tells what became
-// of it.
-func (m *mutation) recall(ctx context.Context) (done bool, err error) {
-	switch d, err := m.consult(ctx); d {
+// resumeFromClaim resumes an operation that no replica lists, by its claim.
+func (m *mutation) resumeFromClaim(ctx context.Context) (done bool, err error) {
+	switch d, err := m.checkClaim(ctx); d {
 	case isDone:
 		return true, err
 	case mayAttach:
@@ -432,5 +428,5 @@ func (m *mutation) recall(ctx context.Context) (done bool, err error) {
 		return true, (&plainCall{claimReader: m.claimReader}).mutate(ctx)
 	}
 
-	return m.attempt(ctx)
+	return m.chooseRetryTarget(ctx)
 }

@@ -2,28 +2,28 @@ package caller
 
 import "time"
 
-// A past is what the attempts at an operation so far may have done. It reads no clock.
+// A past records what the attempts at an operation may have done. It reads no clock.
 type past struct {
-	ran   uint32    // the last attempt that may have had an effect; 0 for none
-	until time.Time // by when the deadlines of all up to that are over, but of those that have ended
+	lastRan uint32    // number of the last attempt that may have had an effect; 0 for none
+	until   time.Time // last deadline of these attempts that have not ended
 
-	sent   uint32    // the last attempt that this call has sent
-	before time.Time // until, without that
+	lastSent    uint32    // number of the last attempt that this call sent
+	untilBefore time.Time // until, without that attempt
 
-	// unbegun is the attempt that, by the last look at its claim, has begun nothing; it
+	// notBegun is the attempt that, by its claim at the last read, has begun nothing. It
 	// begins nothing once the next attempt has replaced that claim. 0 for none.
-	unbegun uint32
-	// unclaimed: by the last look at the claim none of the attempts that were made can
-	// have begun anything, or its deadline is over.
-	unclaimed bool
+	notBegun uint32
+	// nothingBegun: by the last read of the claim, no attempt can have begun anything
+	// whose deadline has not passed.
+	nothingBegun bool
 
-	// earlierCreate is when the deadline of a lost create of an earlier operation of the
-	// machine is over; zero for none.
+	// earlierCreate is the deadline of a lost create of an earlier operation of the
+	// machine; zero for none.
 	earlierCreate time.Time
 }
 
-// longAgo is a time that is over; unlike the zero Time, it is known.
-var longAgo = time.Unix(0, 0)
+// timeOver is a deadline in the past. Unlike the zero Time it is known.
+var timeOver = time.Unix(0, 0)
 
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
@@ -33,38 +33,39 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// mayHaveRun notes that an attempt may have an effect until its deadline.
-func (p *past) mayHaveRun(attempt uint32, deadline time.Time) {
-	if attempt > p.ran { // else it was made before
-		p.ran, p.until = attempt, later(p.until, deadline)
+// noteAttempt notes that an attempt may have an effect until its deadline.
+func (p *past) noteAttempt(attempt uint32, deadline time.Time) {
+	if attempt > p.lastRan {
+		p.lastRan, p.until = attempt, later(p.until, deadline)
 	}
 }
 
-// willRun notes that this call sends an attempt that is new.
-func (p *past) willRun(attempt uint32) { p.sent, p.before = attempt, p.quietAt() }
+// noteSent notes that this call sends a new attempt.
+func (p *past) noteSent(attempt uint32) { p.lastSent, p.untilBefore = attempt, p.lastDeadline() }
 
-// hasEnded notes that an attempt has ended and has no effect that its result leaves out,
-// if it is the last one that this call has sent.
-func (p *past) hasEnded(attempt uint32) {
-	if attempt == p.sent {
-		p.until = later(p.before, longAgo)
+// noteEnded notes that an attempt has ended with a complete result. It counts only for
+// the last attempt that this call sent.
+func (p *past) noteEnded(attempt uint32) {
+	if attempt == p.lastSent {
+		p.until = later(p.untilBefore, timeOver)
 	}
 }
 
-// quietAt is by when the deadlines of all attempts are over that may have begun, as far
-// as the last look at the claim shows.
-func (p *past) quietAt() time.Time {
+// lastDeadline returns the last deadline of the attempts that may have begun, by the last
+// read of the claim.
+func (p *past) lastDeadline() time.Time {
 	switch {
-	case p.unbegun == 0 || p.unbegun != p.ran:
+	case p.notBegun == 0 || p.notBegun != p.lastRan:
 		return p.until
-	case p.unbegun == p.sent:
-		return later(p.before, longAgo)
-	case p.unbegun == 1:
-		return longAgo // there was none before it
+	case p.notBegun == p.lastSent:
+		return later(p.untilBefore, timeOver)
+	case p.notBegun == 1:
+		return timeOver // there was no attempt before it
 	default:
 		return p.until
 	}
 }
 
-// any reports whether an attempt may have had an effect, or an earlier operation's create.
-func (p *past) any() bool { return p.ran > 0 || !p.earlierCreate.IsZero() }
+// mayHaveEffect reports whether an attempt, or an earlier operation's create, may have
+// had an effect.
+func (p *past) mayHaveEffect() bool { return p.lastRan > 0 || !p.earlierCreate.IsZero() }

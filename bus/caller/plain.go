@@ -15,19 +15,18 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// plainSeenFor is how long a plain driver that has answered is taken to be there.
+// plainSeenFor is how long a plain driver counts as connected after an answer.
 const plainSeenFor = 30 * time.Second
 
-// A plainCall asks a driver that only answers: one request, one reply, no session. It
-// is asked only when no full replica of the provider lives, because nothing shows
-// whether it is alive: its silence means nothing before the operation's timeout,
-// and then the outcome is unknown. It claims nothing: for a mutation this side does,
-// with a record that goes by itself once the operation's time is over.
+// A plainCall asks a driver without sessions: one request, one reply. Such a driver gets
+// work only while no full replica of the provider lives, as nothing shows whether it is
+// alive. Its silence means nothing before the operation's timeout; then the outcome is
+// unknown. The Caller claims for it, with a record that expires after the deadline.
 type plainCall struct{ claimReader }
 
 func newPlainCall(k *call) *plainCall { return &plainCall{claimReader{call: k}} }
 
-// read asks for what may be asked any number of times.
+// read runs an operation that may run any number of times.
 func (p *plainCall) read(ctx context.Context) error {
 	if err := p.noReplicaLives(); err != nil {
 		return err
@@ -36,7 +35,7 @@ func (p *plainCall) read(ctx context.Context) error {
 	return p.ask(ctx)
 }
 
-// mutate asks for what must not be done twice.
+// mutate runs an operation that must not take effect twice.
 func (p *plainCall) mutate(ctx context.Context) error {
 	if err := p.noReplicaLives(); err != nil {
 		return err
@@ -53,20 +52,20 @@ func (p *plainCall) mutate(ctx context.Context) error {
 	if done, err := p.claim(ctx); done || err != nil {
 		return err
 	}
-	if p.again && p.op == driverv1.Operation_OPERATION_CREATE {
-		found, err := p.look(ctx)
+	if p.recover && p.op == driverv1.Operation_OPERATION_CREATE {
+		found, err := p.findInstance(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err() //nolint:wrapcheck // the caller's own
 		case err != nil:
-			// Whatever became of the look, it says nothing about the create.
-			return bus.OutcomeUnknownf("cannot tell whether an earlier create made an instance: %w", err)
+			// The error is about the list, not about the create.
+			return bus.OutcomeUnknownf("cannot look for an instance of an earlier create: %w", err)
 		case found != nil:
 			p.out.Result, p.out.Plain = found, true
 
 			return nil
 		}
-		// The look may have taken as long as the claim was to last beyond it.
+		// The claim may have expired during the list.
 		if done, err := p.claim(ctx); done || err != nil {
 			return err
 		}
@@ -84,63 +83,63 @@ func (p *plainCall) ask(ctx context.Context) error {
 	p.out.Plain = true
 	if instance, _ := opstream.InstanceOf(result); p.op == driverv1.Operation_OPERATION_CREATE &&
 		result.GetStatus().GetCode() == driverv1.Code_CODE_OK && instance.GetProviderId() == "" {
-		// There may be an instance, and nothing could ever find it: the next attempt looks.
+		// There may be an instance that cannot be found by its id: the next attempt looks.
 		result = bus.Failure(driverv1.Code_CODE_INTERNAL,
 			"the driver of provider "+p.req.Provider+" answered create with success, but without the instance's provider id [INSTANCE-1]")
 		result.OutcomeUnknown = true
 	}
 	if result.GetOutcomeUnknown() {
-		p.release(ctx) // it has ended, and may be tried again at once
-		p.hasEnded(p.number)
+		p.release(ctx) // it has ended and may be retried at once
+		p.noteEnded(p.number)
 	}
 
-	return p.settle(result)
+	return p.endWithResult(result)
 }
 
-// noReplicaLives returns nil when no full replica of the provider is known.
+// noReplicaLives returns nil if no full replica of the provider is known.
 func (p *plainCall) noReplicaLives() error {
 	if len(p.c.replicas.live(p.req.Provider)) > 0 {
-		// Gone and not yet known to be dead, about to go, or only just come.
-		return p.notStarted("no replica of provider %s answers; waiting until it is known whether one lives", p.req.Provider)
+		// It is not yet known to be dead, is stopping, or has just started.
+		return p.notStarted("no replica of provider %s answers; waiting until a replica answers or all count as dead", p.req.Provider)
 	}
 
 	return nil
 }
 
-// claim claims the call's operation for a plain driver, which may be asked then.
-// Done says that the call has ended.
+// claim claims the call's operation for a plain driver. Done means that the call has
+// ended.
 func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
-	for range claimLooks {
-		switch d, err := p.consult(ctx); d {
+	for range maxClaimReads {
+		switch d, err := p.checkClaim(ctx); d {
 		case isDone:
 			return true, err
 		case mayAttach:
 			return true, p.notStarted("replica %s has the operation", p.target)
 		default:
 		}
-		if err := p.outwaitOthers(ctx); err != nil {
+		if err := p.waitForEarlierAttempts(ctx); err != nil {
 			return true, err
 		}
 		if err := p.noReplicaLives(); err != nil {
 			return true, err
 		}
 		if p.req.OnlyIfHeld || p.req.Look {
-			return true, p.nobodyHas()
+			return true, p.notHeld()
 		}
-		if p.any() {
-			p.number, p.again = p.ran+1, true
+		if p.mayHaveEffect() {
+			p.number, p.recover = p.lastRan+1, true
 		}
-		// It is over, and to be seen in the cloud's lists, when the record goes.
-		life := bus.AcceptBy + p.req.Timeout + p.c.replicas.settles(p.req.Provider)
+		// When the record expires, the operation has ended and the cloud's lists show its effect.
+		life := bus.AcceptBy + p.req.Timeout + p.c.replicas.longestSettleTime(p.req.Provider)
 		claimedAt := time.Now()
 		sequence, err := p.write(ctx, driverv1.Claim_STATE_BEGUN, p.terms.GetSequence(), life)
 		switch {
 		case ctx.Err() != nil:
 			return true, ctx.Err() //nolint:wrapcheck // the caller's own
 		case errors.Is(err, opstream.ErrConflict):
-			continue // a replica has come, or another manager leads
+			continue // a replica has connected, or another manager leads
 		case err != nil:
-			p.c.lost(p.req.Provider, err)
+			p.c.recheckStream(p.req.Provider, err)
 
 			return true, p.notStarted("cannot claim the machine for a driver without sessions: %w", err)
 		}
@@ -149,11 +148,11 @@ func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
 		return false, nil
 	}
 
-	return true, p.notStarted("the claim on the machine changes all the time; looking again")
+	return true, p.notStarted("the claim on the machine keeps changing; retrying")
 }
 
-// write writes a claim for a plain driver in the place of the record with the
-// expected sequence, which stays for so long; 0 is as long as any.
+// write replaces the record with the expected sequence by a claim for a plain driver that
+// expires after life; 0 means the stream's limit.
 func (p *plainCall) write(ctx context.Context, state driverv1.Claim_State, expected uint64, life time.Duration) (uint64, error) {
 	subject, err := opstream.ClaimSubject(p.c.cfg.Cluster, p.req.Provider, bus.MachineOf(p.req.Body).GetUid())
 	if err != nil {
@@ -172,28 +171,28 @@ func (p *plainCall) write(ctx context.Context, state driverv1.Claim_State, expec
 	}, expected, life)
 }
 
-// outwaitOthers waits, before a plain driver is asked for a create, until the calls of
-// earlier attempts are over and to be seen in the cloud's lists, or a replica comes: a
-// plain driver does not say what identifies its creates. Where the claim was lost along
-// with its stream any mutation waits for their deadlines, as a plain driver may have one.
-func (p *plainCall) outwaitOthers(ctx context.Context) error {
-	end := p.quietAt()
+// waitForEarlierAttempts delays a create at a plain driver until the cloud's lists show
+// the effects of earlier attempts, or a replica connects: plain drivers do not declare an
+// identity. If the stream lost the claim, any mutation waits for the earlier deadlines, as
+// a plain driver may still run one.
+func (p *plainCall) waitForEarlierAttempts(ctx context.Context) error {
+	end := p.lastDeadline()
 	switch {
 	case !p.earlierCreate.IsZero():
-		end = later(end, p.earlierCreate).Add(p.c.replicas.settles(p.req.Provider))
-	case p.ran == 0, p.unclaimed:
+		end = later(end, p.earlierCreate).Add(p.c.replicas.longestSettleTime(p.req.Provider))
+	case p.lastRan == 0, p.nothingBegun:
 		return nil
 	case p.op == driverv1.Operation_OPERATION_CREATE:
-		end = end.Add(p.c.replicas.settles(p.req.Provider))
+		end = end.Add(p.c.replicas.longestSettleTime(p.req.Provider))
 	case p.terms.GetSequence() != 0:
 		return nil
 	}
 	for said := false; time.Now().Before(end) && len(p.c.replicas.live(p.req.Provider)) == 0; said = true {
 		if !said {
-			p.waits(p.notStarted("an earlier attempt is lost, and only a driver without sessions is there: "+
-				"that attempt's deadline and the settle time of provider %s come first, at %s", p.req.Provider, end.UTC().Format(time.RFC3339)))
+			p.reportWaiting(p.notStarted("an earlier attempt was lost, and only a driver without sessions is connected: "+
+				"waiting for the deadline of that attempt and the settle time of provider %s, until %s", p.req.Provider, end.UTC().Format(time.RFC3339)))
 		}
-		if err := sleep(ctx, askAgain); err != nil {
+		if err := sleep(ctx, recheckInterval); err != nil {
 			return err
 		}
 	}
@@ -201,9 +200,9 @@ func (p *plainCall) outwaitOthers(ctx context.Context) error {
 	return nil
 }
 
-// listens reports whether there is a plain driver, by a request that has no body:
-// whoever gets it answers that it does not know such [ENV-4]. One that does not answer
-// is there as well.
+// listens reports whether a plain driver subscribes, by a request without a body. A driver
+// answers that it does not know such a request [ENV-4]. One that does not answer counts
+// as connected, too.
 func (p *plainCall) listens(ctx context.Context) (there bool, err error) {
 	subject, err := bus.Subject{
 		Cluster: p.c.cfg.Cluster, Tree: bus.TreePlain, Provider: p.req.Provider,
@@ -223,7 +222,7 @@ func (p *plainCall) listens(ctx context.Context) (there bool, err error) {
 	})
 	defer done()
 	if err := p.c.publish(subject, reply, "", &driverv1.Envelope{OperationId: nuid.Next(), Epoch: p.c.cfg.Epoch()}); err != nil {
-		return false, p.down()
+		return false, p.notConnected()
 	}
 	limit := time.NewTimer(acceptTimeout)
 	defer limit.Stop()
@@ -239,7 +238,7 @@ func (p *plainCall) listens(ctx context.Context) (there bool, err error) {
 	}
 }
 
-// sawPlain notes whether a plain driver of a provider was there just now.
+// sawPlain notes whether a plain driver of a provider is connected.
 func (c *Caller) sawPlain(provider string, there bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -250,7 +249,7 @@ func (c *Caller) sawPlain(provider string, there bool) {
 	}
 }
 
-// plainUnseen reports whether no plain driver of a provider has answered of late.
+// plainUnseen reports whether no plain driver of a provider has answered recently.
 func (c *Caller) plainUnseen(provider string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -259,59 +258,59 @@ func (c *Caller) plainUnseen(provider string) bool {
 }
 
 func (k *call) noDriver() error {
-	return k.noRoom("no driver for provider %s is on the bus (cluster %q): start one, or correct the class's provider",
+	return k.noRoom("no driver for provider %s is connected (cluster %q): start one, or correct the provider in the class",
 		k.req.Provider, k.c.cfg.Cluster)
 }
 
-// release gives back a claim under which nothing runs, so that nobody waits for
-// its end.
+// release releases a claim under which nothing runs, so that no call waits for it to
+// expire.
 func (p *plainCall) release(ctx context.Context) {
 	if p.plainClaim == 0 {
 		return
 	}
 	if _, err := p.write(ctx, driverv1.Claim_STATE_RELEASED, p.plainClaim, 0); err != nil {
-		p.log().Warn("the claim for a driver without sessions stays until the operation's time is over: it could not be given back", "err", err)
+		p.log().Warn("cannot release the claim for a driver without sessions; it stays until the operation's deadline", "err", err)
 	}
 	p.plainClaim = 0
 }
 
-// request sends one request to the plain tree and waits for its one reply.
+// request sends a request on the plain tree and waits for its reply.
 func (p *plainCall) request(ctx context.Context) (*driverv1.Result, error) {
 	a := newAttempt(p.req.OperationID, p.number, bus.TreePlain, "")
 	unregister, err := p.send(a)
 	defer unregister()
 	switch {
 	case err == nil:
-	case p.unsent(err) == gotUnsendable:
+	case p.verdictOfSendError(err) == gotUnsendable:
 		return nil, p.unsendable()
 	default:
-		return nil, p.down()
+		return nil, p.notConnected()
 	}
 	limit := time.NewTimer(p.req.Timeout)
 	defer limit.Stop()
 	for {
 		select {
 		case <-a.notify:
-			h := a.heard()
+			h := a.snapshot()
 			switch {
 			case h.result != nil:
 				p.taken = p.lastTry
 				p.c.sawPlain(p.req.Provider, true)
-				p.hasRun() // settle knows whether it is over
+				p.noteMayHaveRun() // endWithResult decides whether it has ended
 
 				return h.result, nil
 			case h.busy != nil:
 				p.release(ctx)
 
 				return nil, p.allBusy()
-			case h.nobody:
+			case h.noResponder:
 				p.c.sawPlain(p.req.Provider, false)
 				p.release(ctx)
 
 				return nil, p.noDriver()
 			}
 		case <-limit.C:
-			p.hasRun()
+			p.noteMayHaveRun()
 
 			return nil, bus.OutcomeUnknownf("the plain driver of provider %s did not answer within %s", p.req.Provider, p.req.Timeout)
 		case <-ctx.Done():
@@ -320,9 +319,9 @@ func (p *plainCall) request(ctx context.Context) (*driverv1.Result, error) {
 	}
 }
 
-// look asks a plain driver's List for the instance that an earlier create
-// may have made. It returns a create's result when there is one.
-func (p *plainCall) look(ctx context.Context) (*driverv1.Result, error) {
+// findInstance looks in a plain driver's list for the instance of an earlier create. It
+// returns a create's result if there is one.
+func (p *plainCall) findInstance(ctx context.Context) (*driverv1.Result, error) {
 	machine := bus.MachineOf(p.req.Body)
 	list := Request{
 		Provider: p.req.Provider, Namespace: p.req.Namespace, Name: p.req.Name,
@@ -348,5 +347,5 @@ func (p *plainCall) look(ctx context.Context) (*driverv1.Result, error) {
 		}
 	}
 
-	return nil, nil //nolint:nilnil // nothing was found, and that is no fault
+	return nil, nil //nolint:nilnil // nil means that there is no instance
 }

@@ -121,7 +121,7 @@ func TestPlainClaimOutlastsASlowLook(t *testing.T) {
 		})
 		defer leave()
 		again := benchCreate(timeout)
-		again.Recover, again.Attempt, again.Until = true, 1, longAgo
+		again.Recover, again.Attempt, again.Until = true, 1, timeOver
 		if out, err := b.caller.Call(b.ctx, again); err != nil || !out.Plain {
 			b.Errorf("the create: %+v, %v", out, err)
 		}

@@ -15,12 +15,12 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// probeMark stands for a machine, and for a replica, in the record by which managers find
-// out whether a stream takes writes. Neither can have that name.
+// probeMark is the machine and the replica in the record by which managers test whether
+// a stream takes writes. No machine or replica can have that name.
 const probeMark = "~probe"
 
-// probe writes a record. A stream's server that could not write to its disk once still
-// answers questions, and refuses or ignores all writes until it is restarted.
+// probe writes a record. A server whose disk was full once still answers reads, but
+// refuses or ignores all writes until it is restarted.
 func (s *streams) probe(ctx context.Context, st *stream) error {
 	cluster, provider := s.c.cfg.Cluster, st.state.Provider
 	payload, err := bus.Encode(&driverv1.Envelope{Body: &driverv1.Envelope_Claim{Claim: &driverv1.Claim{
@@ -45,49 +45,49 @@ func (s *streams) probe(ctx context.Context, st *stream) error {
 		return err
 	}
 
-	return s.stuck(st, err)
+	return s.writeError(st, err)
 }
 
-// mostUnanswered is how many writes in a row may get no answer before the server counts
-// as one that takes none: a busy machine delays one.
+// mostUnanswered is how many writes in a row may get no answer before the stream counts
+// as one that takes no writes: a busy machine delays one.
 const mostUnanswered = 3
 
-// stuck makes of why a stream has not taken a write what people read, and has the server
-// restarted where that is ours.
-func (s *streams) stuck(st *stream, err error) error {
+// writeError explains why a stream has not taken a write. It restarts the server if that
+// is mcm's own.
+func (s *streams) writeError(st *stream, err error) error {
 	silent := errors.Is(err, opstream.ErrNoAnswer)
 	switch {
 	case strings.Contains(err.Error(), "maximum bytes"):
-		return fmt.Errorf("it takes no writes: %w: let it hold more (nats stream edit --max-bytes)", err)
+		return fmt.Errorf("it takes no writes: %w: raise its limit (nats stream edit --max-bytes)", err)
 	case errors.Is(err, opstream.ErrNoStream):
-		return fmt.Errorf("it takes no writes: %w: it was deleted just now and is made again, or none of its NATS servers leads the others", err)
+		return fmt.Errorf("it takes no writes: %w: it was just deleted and is made again, or its NATS servers have no leader", err)
 	case silent && st.unanswered < mostUnanswered:
-		return fmt.Errorf("it did not answer a write: %w within %s; tries again", err, apiTimeout)
+		return fmt.Errorf("it did not answer a write: %w within %s; retrying", err, apiTimeout)
 	case s.config.Stuck != nil:
 		if why := s.config.Stuck(err); why != nil {
-			err = fmt.Errorf("%w: %w: free space there", err, why)
+			err = fmt.Errorf("%w: %w: free space on that disk", err, why)
 		}
 
-		return fmt.Errorf("it takes no writes: %w; mcm restarts its NATS server by itself when that has space", err)
+		return fmt.Errorf("it takes no writes: %w; mcm restarts its NATS server once the disk has space", err)
 	case silent:
-		return fmt.Errorf("it takes no writes: %w within %s, %d times in a row: if the disk of its NATS server is or was full, free space there, "+
-			"and restart that server, which takes none until then; else see that most of the servers that hold it run (nats stream info), "+
+		return fmt.Errorf("it takes no writes: %w within %s, %d times in a row: if the disk of its NATS server is or was full, free space "+
+			"and restart that server; otherwise check that most servers of the stream run (nats stream info) "+
 			"and that mcm's user may publish to its subjects", err, apiTimeout, st.unanswered)
 	default:
-		return fmt.Errorf("it takes no writes: %w: free space where its NATS server stores streams, and restart that server, "+
-			"which takes none until then", err)
+		return fmt.Errorf("it takes no writes: %w: free space where its NATS server stores streams, then restart that server; "+
+			"it takes no writes until then", err)
 	}
 }
 
-// noSpace reports whether a server's disk is full, which it says in words alone.
-func noSpace(err error) bool { return err != nil && strings.Contains(err.Error(), "no space left") }
+// isDiskFull reports whether a server's disk is full, which only the error text shows.
+func isDiskFull(err error) bool { return err != nil && strings.Contains(err.Error(), "no space left") }
 
-// checkTimeout is less than people and probers wait for an answer.
+// checkTimeout is shorter than people and probes wait for an answer.
 const checkTimeout = time.Second
 
-// Check reports why creates and deletes cannot begin as far as NATS is concerned: the
-// text names the operations stream, the cause and the remedy. It is nil where they can,
-// and while that is not known yet.
+// Check returns why NATS keeps creates and deletes from beginning. The error names the
+// operations stream, the cause and the remedy. It is nil if they can begin, or while that
+// is not known yet.
 func (c *Caller) Check(ctx context.Context) error {
 	if c.streams == nil {
 		return nil
@@ -101,17 +101,17 @@ func (c *Caller) Check(ctx context.Context) error {
 	if len(states) > 0 {
 		return nil
 	}
-	// No driver was met yet, and so no stream was made.
+	// No driver was seen yet, so there is no stream.
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	if err := c.streams.api(ctx, "STREAM.INFO."+bus.StreamName(c.cfg.Cluster, probeMark), nil); errors.Is(err, opstream.ErrNoJetStream) {
+	if err := c.streams.apiRequest(ctx, "STREAM.INFO."+bus.StreamName(c.cfg.Cluster, probeMark), nil); errors.Is(err, opstream.ErrNoJetStream) {
 		return err
 	}
 
 	return nil
 }
 
-// fault is nil for a stream that takes writes, and for one that was not looked at yet.
+// fault returns nil for a stream that takes writes or was not checked yet.
 func (s StreamState) fault() error {
 	if s.Ready || s.Problem == "" {
 		return nil

@@ -11,59 +11,57 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// Clocks of the asking side. A replica is suspect, and gets no new work, after
-// two missed sessions; it is dead after three.
+// A replica is suspect and gets no new work after two missed sessions. It is dead after
+// three.
 const (
 	suspectAfter = 2 * bus.SessionInterval
 	deathLimit   = 3 * bus.SessionInterval
 	sweepEvery   = 100 * time.Millisecond
-	// starved is how late a sweep may be before its lateness is taken for ours
-	// and not for the replicas' silence.
+	// starved is how late a sweep may be before the delay counts as this process's, not as
+	// the replicas' silence.
 	starved = 3 * sweepEvery
 )
 
 // A Replica is what is known of one driver replica.
 type Replica struct {
-	// Session is the newest it sent; it must not be changed.
+	// Session is the newest; it must not be changed.
 	Session *driverv1.Session
-	// Seen is when that arrived.
+	// Seen is when it arrived.
 	Seen time.Time
 }
 
-// replicas is the asking side's view of who lives. Its methods are safe for
-// concurrent use.
+// replicas are the replicas that the Caller knows. It is safe for concurrent use.
 type replicas struct {
-	protocols bus.Protocols // that the asking side speaks
+	protocols bus.Protocols // that the Caller speaks
 
-	mu      sync.Mutex
-	toldAt  time.Time // when a replica of another protocol was last logged
-	byKey   map[string]*peer
-	waiter  map[string]chan struct{} // by provider; closed at the next sign of room
-	longest map[string]time.Duration // settle time that its replicas ever had, by provider
-	// nameless are providers of which a replica had no identity for its creates.
-	nameless map[string]bool
+	mu              sync.Mutex
+	refusalLoggedAt time.Time // when a refused replica was last logged
+	byKey           map[string]*peer
+	waiter          map[string]chan struct{} // by provider; closed when a replica may have room
+	longestSettle   map[string]time.Duration // longest settle time of any replica so far, by provider
+	// withoutIdentity are the providers with a replica whose creates had no identity.
+	withoutIdentity map[string]bool
 }
 
 type peer struct {
-	provider, id string
-	session      *driverv1.Session
-	seen         time.Time
-	refused      error  // it speaks another protocol, and is asked for nothing
-	told         bool   // which was logged
-	sent         [2]int // directed requests since that session, by slotsOf
-	trust        trust
-	gone         chan struct{} // closed when it is dead or has stopped
-	attempts     map[*attempt]struct{}
+	provider, id  string
+	session       *driverv1.Session
+	seen          time.Time
+	refused       error  // why it gets no work: it speaks another protocol version
+	refusalLogged bool   // refused was logged
+	sent          [2]int // requests sent to it since that session, by slotsOf
+	trust         trust
+	gone          chan struct{} // closed once it is dead or has stopped
+	attempts      map[*attempt]struct{}
 }
 
-// trust is what is known of how a replica answers. A session alone says little: a
-// process that hangs may still send them, and one may be sent for a replica that
-// does not exist.
+// trust says whether a replica has answered. Sessions alone prove little: a process that
+// hangs may send them, and they may be forged.
 type trust int
 
 const (
-	isMute   trust = iota - 1 // it did not answer when it was last asked
-	unproven                  // it was not asked yet
+	noAnswerLast trust = iota - 1 // it did not answer the last question
+	unproven                      // it has not been asked yet
 	answers
 )
 
@@ -71,24 +69,23 @@ func newReplicas() *replicas {
 	return &replicas{
 		protocols: bus.Spoken,
 		byKey:     map[string]*peer{}, waiter: map[string]chan struct{}{},
-		longest: map[string]time.Duration{}, nameless: map[string]bool{},
+		longestSettle: map[string]time.Duration{}, withoutIdentity: map[string]bool{},
 	}
 }
 
 func replicaKey(provider, id string) string { return provider + "/" + id }
 
-// onSession takes a replica's sign of life, and tells the attempts it holds
-// what it says of them.
+// onSession handles a session and passes the operations in it to their attempts.
 func (r *replicas) onSession(s *driverv1.Session, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	rep := r.get(s.GetProvider(), s.GetReplica(), now)
+	rep := r.peerOf(s.GetProvider(), s.GetReplica(), now)
 	if rep.session.GetSequence() > s.GetSequence() {
-		return // overtaken on the way
+		return // a newer session arrived first
 	}
 	rep.session, rep.seen, rep.sent, rep.refused = s, now, [2]int{}, r.protocols.Refuses(s)
-	r.longest[rep.provider] = max(r.longest[rep.provider], SettleTimeOf(s))
-	r.nameless[rep.provider] = r.nameless[rep.provider] || !identifies(s)
+	r.longestSettle[rep.provider] = max(r.longestSettle[rep.provider], SettleTimeOf(s))
+	r.withoutIdentity[rep.provider] = r.withoutIdentity[rep.provider] || !identifies(s)
 	if s.GetStopped() {
 		r.remove(rep)
 
@@ -113,26 +110,25 @@ func (r *replicas) onSession(s *driverv1.Session, now time.Time) {
 	}
 }
 
-// strange returns why a replica that has sent a session is asked for nothing, and
-// whether to log that: once for each, and not for many at a time, as anybody who may
-// send a session can send thousands.
-func (r *replicas) strange(s *driverv1.Session) (why error, first bool) { //nolint:revive // the error is no failure of this
+// refusalToLog returns why the replica of a session gets no work, and whether to log it.
+// It is logged once for each replica and at most once a second, as anyone who may send
+// sessions can invent thousands.
+func (r *replicas) refusalToLog(s *driverv1.Session) (why error, first bool) { //nolint:revive // the error is a result, not a failure
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	rep, ok := r.byKey[replicaKey(s.GetProvider(), s.GetReplica())]
 	if !ok || rep.refused == nil {
 		return nil, false
 	}
-	if now := time.Now(); !rep.told && now.Sub(r.toldAt) > time.Second {
-		first, rep.told, r.toldAt = true, true, now
+	if now := time.Now(); !rep.refusalLogged && now.Sub(r.refusalLoggedAt) > time.Second {
+		first, rep.refusalLogged, r.refusalLoggedAt = true, true, now
 	}
 
 	return rep.refused, first
 }
 
-// refusal returns why one of the provider's replicas is asked for nothing; nil if all
-// may be asked. While there is one, requests must not go to any replica: it could
-// take them.
+// refusal returns why one of the provider's replicas gets no work; nil if there is none.
+// While there is one, requests must name their replica, or it could take them.
 func (r *replicas) refusal(provider string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -145,8 +141,8 @@ func (r *replicas) refusal(provider string) error {
 	return nil
 }
 
-// get returns the replica's entry, made when it is new.
-func (r *replicas) get(provider, id string, now time.Time) *peer {
+// peerOf returns the replica's entry and makes it if it is new.
+func (r *replicas) peerOf(provider, id string, now time.Time) *peer {
 	key := replicaKey(provider, id)
 	rep, ok := r.byKey[key]
 	if !ok {
@@ -165,7 +161,7 @@ func (r *replicas) remove(rep *peer) {
 	close(rep.gone)
 }
 
-// lives reports whether a replica is heard of.
+// lives reports whether a replica sends sessions.
 func (r *replicas) lives(provider, id string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -174,12 +170,12 @@ func (r *replicas) lives(provider, id string) bool {
 	return ok && rep.session != nil
 }
 
-// bind notes that a replica holds an attempt. The channel it returns is closed
-// when that replica is dead.
+// bind notes that a replica has an attempt. The returned channel is closed once that
+// replica is dead.
 func (r *replicas) bind(a *attempt, provider, id string) (gone <-chan struct{}, unbind func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	rep := r.get(provider, id, time.Now())
+	rep := r.peerOf(provider, id, time.Now())
 	rep.attempts[a] = struct{}{}
 
 	return rep.gone, func() {
@@ -203,8 +199,8 @@ func (r *replicas) sweep(now time.Time) (dead []string) {
 	return dead
 }
 
-// excuse adds to every replica's life the time in which it could not be heard.
-func (r *replicas) excuse(now time.Time, silence time.Duration) {
+// extendLife extends each replica's life by a time in which no session could arrive.
+func (r *replicas) extendLife(now time.Time, silence time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, rep := range r.byKey {
@@ -215,7 +211,7 @@ func (r *replicas) excuse(now time.Time, silence time.Duration) {
 	}
 }
 
-// slotsOf tells which of a replica's slots a mutation takes: 1 are those for deletes.
+// slotsOf returns the index of the slots that a mutation takes: 1 for deletes, else 0.
 func slotsOf(op driverv1.Operation) int {
 	if op == driverv1.Operation_OPERATION_DELETE {
 		return 1
@@ -224,7 +220,7 @@ func slotsOf(op driverv1.Operation) int {
 	return 0
 }
 
-// SlotsFree is how many mutations of a kind a replica can take by its own word.
+// SlotsFree returns how many mutations of a kind a replica can take, by its session.
 func SlotsFree(s *driverv1.Session, op driverv1.Operation) int {
 	if s == nil || s.GetDraining() || s.GetStopped() {
 		return 0
@@ -236,7 +232,7 @@ func SlotsFree(s *driverv1.Session, op driverv1.Operation) int {
 	return int(s.GetSlots()) - int(s.GetRunning()) + int(s.GetDeleting())
 }
 
-// free is how many mutations of a kind the replica can take, as far as is known.
+// free returns how many mutations of a kind the replica can take, less those sent since.
 func (rep *peer) free(op driverv1.Operation) int {
 	if rep.refused != nil {
 		return 0
@@ -245,8 +241,8 @@ func (rep *peer) free(op driverv1.Operation) int {
 	return SlotsFree(rep.session, op) - rep.sent[slotsOf(op)]
 }
 
-// heardOf notes whether a replica that was asked something has answered.
-func (r *replicas) heardOf(provider, id string, t trust) {
+// noteTrust notes whether a replica has answered a question.
+func (r *replicas) noteTrust(provider, id string, t trust) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if rep, ok := r.byKey[replicaKey(provider, id)]; ok {
@@ -254,20 +250,19 @@ func (r *replicas) heardOf(provider, id string, t trust) {
 	}
 }
 
-// fits tells whether a replica can be asked for an operation now.
+// fits reports whether a replica can take an operation now.
 func (rep *peer) fits(op driverv1.Operation, now time.Time) bool {
 	s := rep.session
 	switch {
 	case rep.refused != nil, now.Sub(rep.seen) > suspectAfter, s.GetDraining(), !slices.Contains(s.GetCapabilities(), op):
 		return false
-	default: // reads have slots of their own, which sessions do not tell
+	default: // sessions do not list the slots of reads
 		return !bus.Mutates(op) || rep.free(op) > 0
 	}
 }
 
-// pick returns the less loaded of two replicas with room, chosen at random among
-// those that are most to be trusted, and counts a request as sent to it; "" when
-// there is none.
+// pick returns the less loaded of two random replicas with room among the most trusted,
+// and counts a request as sent to it. It returns "" if there is none.
 func (r *replicas) pick(provider string, op driverv1.Operation, now time.Time, except map[string]bool) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -297,8 +292,7 @@ func (r *replicas) pick(provider string, op driverv1.Operation, now time.Time, e
 	return best.id
 }
 
-// live returns the ids of a provider's replicas, those that are most to be trusted
-// first.
+// live returns the ids of a provider's replicas, the most trusted first.
 func (r *replicas) live(provider string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -317,8 +311,8 @@ func (r *replicas) live(provider string) []string {
 	return ids
 }
 
-// full tells that replicas of the provider are known and none has room.
-func (r *replicas) full(provider string, op driverv1.Operation) bool {
+// allFull reports whether the provider has known replicas and none has room.
+func (r *replicas) allFull(provider string, op driverv1.Operation) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := false
@@ -335,8 +329,8 @@ func (r *replicas) full(provider string, op driverv1.Operation) bool {
 	return known
 }
 
-// unable tells that replicas of the provider are known and none implements op.
-func (r *replicas) unable(provider string, op driverv1.Operation) bool {
+// noneImplements reports whether the provider has known replicas and none implements op.
+func (r *replicas) noneImplements(provider string, op driverv1.Operation) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := false
@@ -353,15 +347,15 @@ func (r *replicas) unable(provider string, op driverv1.Operation) bool {
 	return known
 }
 
-// A holding is a replica that has an operation.
-type holding struct {
+// An operationHolder is a replica that has an operation.
+type operationHolder struct {
 	replica string
 	attempt uint32
-	fenced  bool // it may begin nothing more for it
-	failed  bool // it has ended so
+	fenced  bool // its claim was replaced, so it begins nothing more
+	failed  bool // the operation failed
 }
 
-func (h holding) before(other holding) bool {
+func (h operationHolder) preferredTo(other operationHolder) bool {
 	switch {
 	case h.fenced != other.fenced:
 		return other.fenced
@@ -372,14 +366,14 @@ func (h holding) before(other holding) bool {
 	}
 }
 
-// holding returns the replica that lists an operation in its session, or has
-// accepted it since: of several one that is not fenced, or else one that has not
-// failed, beside which no other attempt is to begin, or else that of the latest one.
-func (r *replicas) holding(provider, operationID string) (best holding, ok bool) {
+// holderOf returns the replica that lists an operation in its session or has accepted it
+// since. Of several it prefers one that is not fenced, then one that has not failed, then
+// that of the latest attempt.
+func (r *replicas) holderOf(provider, operationID string) (best operationHolder, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	consider := func(h holding) {
-		if !ok || h.before(best) {
+	consider := func(h operationHolder) {
+		if !ok || h.preferredTo(best) {
 			best, ok = h, true
 		}
 	}
@@ -389,7 +383,7 @@ func (r *replicas) holding(provider, operationID string) (best holding, ok bool)
 		}
 		for _, st := range rep.session.GetOperations() {
 			if st.GetOperationId() == operationID && !st.GetStuck() {
-				consider(holding{
+				consider(operationHolder{
 					replica: rep.id, attempt: st.GetAttempt(), fenced: st.GetFenced(),
 					failed: st.GetSettled() && st.GetCode() != driverv1.Code_CODE_OK,
 				})
@@ -397,7 +391,7 @@ func (r *replicas) holding(provider, operationID string) (best holding, ok bool)
 		}
 		for a := range rep.attempts {
 			if a.id == operationID {
-				consider(holding{replica: rep.id, attempt: a.number})
+				consider(operationHolder{replica: rep.id, attempt: a.number})
 			}
 		}
 	}
@@ -405,8 +399,7 @@ func (r *replicas) holding(provider, operationID string) (best holding, ok bool)
 	return best, ok
 }
 
-// stuckAt returns the live replica that lists an operation as one whose call ignores its
-// deadline; empty for none.
+// stuckAt returns the live replica that lists an operation as stuck; empty for none.
 func (r *replicas) stuckAt(provider, operationID string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -424,18 +417,18 @@ func (r *replicas) stuckAt(provider, operationID string) string {
 	return ""
 }
 
-// identity reports whether each of a provider's drivers names its creates so that the
-// cloud finds a second one, and returns the longest of their settle times. Those that are
-// gone count as well: a lost create was theirs. Without any the answer is no.
+// identity reports whether the creates of all drivers of a provider have an identity, by
+// which the cloud recognizes a second one. It returns their longest settle time. Drivers
+// that are gone count, as a lost create may be theirs. It is false without any driver.
 func (r *replicas) identity(provider string) (identified bool, settle time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	settle, heard := r.longest[provider]
+	settle, heard := r.longestSettle[provider]
 
-	return heard && !r.nameless[provider], settle
+	return heard && !r.withoutIdentity[provider], settle
 }
 
-// identifies reports whether a driver names its creates.
+// identifies reports whether a driver's creates have an identity.
 func identifies(s *driverv1.Session) bool {
 	switch s.GetCreateIdentity() {
 	case driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN, driverv1.CreateIdentity_CREATE_IDENTITY_UNIQUE_NAME:
@@ -445,23 +438,22 @@ func identifies(s *driverv1.Session) bool {
 	}
 }
 
-// settles is the longest settle time that replicas of the provider have told, those
-// that are gone included.
-func (r *replicas) settles(provider string) time.Duration {
+// longestSettleTime returns the longest settle time of the provider's replicas, including
+// those that are gone.
+func (r *replicas) longestSettleTime(provider string) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
-	return r.longest[provider]
+	return r.longestSettle[provider]
 }
 
-// SettleTimeOf is how long the lists of a replica's provider may lag behind their
-// effects, as far as it is believed: an hour at most.
+// SettleTimeOf returns how long the provider's lists may lag behind changes, by a
+// session; an hour at most.
 func SettleTimeOf(s *driverv1.Session) time.Duration {
 	return max(0, min(s.GetSettleTime().AsDuration(), time.Hour))
 }
 
-// room returns a channel that is closed at the next sign that a replica of the
-// provider could take work.
+// room returns a channel that is closed when a replica of the provider may have room.
 func (r *replicas) room(provider string) <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()

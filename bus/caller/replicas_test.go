@@ -42,12 +42,12 @@ func TestSweepAndExcuse(t *testing.T) {
 		t.Errorf("dead at the limit: %v, want nobody before it has passed", dead)
 	}
 	// Time in which nobody could be heard does not count.
-	r.excuse(start.Add(deathLimit), deathLimit)
+	r.extendLife(start.Add(deathLimit), deathLimit)
 	if dead := r.sweep(start.Add(2 * deathLimit)); len(dead) != 0 {
 		t.Errorf("dead after an excused silence: %v", dead)
 	}
 	// An excuse never gives more life than a session of this moment would.
-	r.excuse(start.Add(2*deathLimit), time.Hour)
+	r.extendLife(start.Add(2*deathLimit), time.Hour)
 	if diff := cmp.Diff([]string{"p/a"}, r.sweep(start.Add(3*deathLimit+1))); diff != "" {
 		t.Errorf("dead (-want +got):\n%s", diff)
 	}
@@ -64,7 +64,7 @@ func TestOldSessionChangesNothing(t *testing.T) {
 	r := newReplicas()
 	r.onSession(session("a", 2, func(s *driverv1.Session) { s.Running = 2 }), now)
 	r.onSession(session("a", 1), now)
-	if !r.full("p", opCreate) {
+	if !r.allFull("p", opCreate) {
 		t.Error("a session overtaken on its way freed slots")
 	}
 }
@@ -79,10 +79,10 @@ func TestPick(t *testing.T) {
 			t.Errorf("pick %d = %q, want %q: what was sent counts until the next session", i, got, want)
 		}
 	}
-	if !r.full("p", opCreate) {
+	if !r.allFull("p", opCreate) {
 		t.Error("not full, although both slots are spoken for")
 	}
-	if got := r.pick("p", opDelete, now, nil); got != "a" || r.full("p", opDelete) {
+	if got := r.pick("p", opDelete, now, nil); got != "a" || r.allFull("p", opDelete) {
 		t.Errorf("pick for a delete = %q, want a: deletes have slots of their own", got)
 	}
 	if got := r.pick("p", opStatus, now, nil); got != "a" {
@@ -153,7 +153,7 @@ func TestResultBeatsDeath(t *testing.T) {
 		close(gone)
 		a := newAttempt("op", 1, bus.TreeDriver, "")
 		k := &call{req: &Request{Timeout: time.Minute}, op: opCreate, number: 1}
-		f := follow{k: k, a: a, timer: time.NewTimer(time.Hour), gone: gone}
+		f := follow{k: k, a: a, timer: time.NewTimer(time.Hour), holderDied: gone}
 		if why := a.onFrame(&driverv1.Envelope{
 			OperationId: "op", Attempt: 1, Replica: "a", Body: &driverv1.Envelope_Result{Result: &driverv1.Result{}},
 		}); why != "" {
@@ -177,8 +177,8 @@ func TestBelievedHolderOutOfReach(t *testing.T) {
 		known.onSession(session("holder", 1, of), time.Now())
 		known.onSession(session("other", 1, of), time.Now())
 		req := benchCreate(time.Minute)
-		k := newMutation(&call{c: b.caller, req: &req, op: opCreate, number: 1, past: past{ran: 1}, target: "holder"})
-		done, err := k.after(b.ctx, gotNobody, 0)
+		k := newMutation(&call{c: b.caller, req: &req, op: opCreate, number: 1, past: past{lastRan: 1}, target: "holder"})
+		done, err := k.handleVerdict(b.ctx, gotNoResponder, 0)
 		if done || err != nil || k.target != "holder" || k.number != 1 {
 			b.Errorf("after nobody at a live holder: done %v, %v, attempt %d at %q; want it asked again", done, err, k.number, k.target)
 		}
@@ -186,8 +186,8 @@ func TestBelievedHolderOutOfReach(t *testing.T) {
 		b.caller.streams.of("virtual")
 		b.until("the operations stream", func() bool { return b.caller.Streams()[0].Ready })
 		known.onSession(session("other", 2, of), time.Now())
-		done, err = k.after(b.ctx, gotNobody, 0)
-		if done || err != nil || k.target != "other" || k.number != 2 || !k.again {
+		done, err = k.handleVerdict(b.ctx, gotNoResponder, 0)
+		if done || err != nil || k.target != "other" || k.number != 2 || !k.recover {
 			b.Errorf("after nobody at a dead holder: done %v, %v, attempt %d at %q; want attempt 2 at the other", done, err, k.number, k.target)
 		}
 	})
@@ -204,7 +204,7 @@ func TestBusyReplicaIsNotAskedTwice(t *testing.T) {
 		k := &call{c: c, req: &Request{Provider: "p"}, op: op, number: 1}
 		for i, want := range []bool{false, true} {
 			k.out.Replica = []string{"a", "b"}[i]
-			if done, err := k.elsewhere(); done != want || done != (err != nil) || !done && k.target != "b" {
+			if done, err := k.retryAtOtherReplica(); done != want || done != (err != nil) || !done && k.target != "b" {
 				t.Errorf("%s: after %s was busy: done %v, %v, next %q", bus.Verb(op), k.out.Replica, done, err, k.target)
 			}
 		}
@@ -221,9 +221,9 @@ func TestPickPrefersWhoAnswers(t *testing.T) {
 		want   map[string]bool
 		reason string
 	}{
-		"one answered":  {map[string]trust{"a": isMute, "b": answers}, map[string]bool{"b": true}, "whatever room the others say they have"},
-		"one is mute":   {map[string]trust{"a": isMute}, map[string]bool{"b": true, "c": true}, "those that were not asked yet come first"},
-		"all are mute":  {map[string]trust{"a": isMute, "b": isMute, "c": isMute}, map[string]bool{"a": true, "b": true, "c": true}, "there is nobody else"},
+		"one answered":  {map[string]trust{"a": noAnswerLast, "b": answers}, map[string]bool{"b": true}, "whatever room the others say they have"},
+		"one is mute":   {map[string]trust{"a": noAnswerLast}, map[string]bool{"b": true, "c": true}, "those that were not asked yet come first"},
+		"all are mute":  {map[string]trust{"a": noAnswerLast, "b": noAnswerLast, "c": noAnswerLast}, map[string]bool{"a": true, "b": true, "c": true}, "there is nobody else"},
 		"it is back":    {map[string]trust{"a": answers, "b": answers}, map[string]bool{"a": true, "b": true}, "of equals any"},
 		"of a stranger": {map[string]trust{"x": answers}, map[string]bool{"a": true, "b": true, "c": true}, "no replica is made by what is noted of it"},
 	} {
@@ -234,7 +234,7 @@ func TestPickPrefersWhoAnswers(t *testing.T) {
 			r.onSession(session("b", 1, func(s *driverv1.Session) { s.Slots = 1000 }), now)
 			r.onSession(session("c", 1, func(s *driverv1.Session) { s.Slots = 1000 }), now)
 			for id, trust := range tc.trust {
-				r.heardOf("p", id, trust)
+				r.noteTrust("p", id, trust)
 			}
 			for range 50 {
 				if got := r.pick("p", opCreate, now, nil); !tc.want[got] {

@@ -49,7 +49,7 @@ func (b *bench) holds() (r *modelReplica, end chan struct{}, claim uint64) {
 	})
 	none := uint64(0)
 	first := b.asks(1, &driverv1.ClaimTerms{Sequence: &none})
-	b.until("it is accepted", func() bool { return first.heard().holder != "" })
+	b.until("it is accepted", func() bool { return first.snapshot().holder != "" })
 
 	return r, end, b.claim().Sequence
 }
@@ -67,15 +67,15 @@ func (b *bench) resultAskedForAgain(tc askedAgainCase) {
 		b.until("it has ended", func() bool { return r.server.Running() == 0 })
 	}
 	again := b.asks(attempt, terms)
-	b.until("it is attached to", func() bool { return again.heard().holder != "" })
+	b.until("it is attached to", func() bool { return again.snapshot().holder != "" })
 	if !tc.ended {
 		close(end)
 		b.until("it has ended", func() bool { return r.server.Running() == 0 })
 	}
 	b.pass(100 * time.Millisecond)
 	answer := b.caller.ask(b.ctx, "virtual", "replica", "uid.create.0", attempt)
-	if again.heard().result != nil || answer.GetResult() != nil || len(answer.GetOperations()) != 1 {
-		b.Errorf("while another attempt can take its claim's place: %v, and %v; want no result", again.heard(), answer)
+	if again.snapshot().result != nil || answer.GetResult() != nil || len(answer.GetOperations()) != 1 {
+		b.Errorf("while another attempt can take its claim's place: %v, and %v; want no result", again.snapshot(), answer)
 	}
 	b.silence(false)
 	if tc.overtaken {
@@ -89,11 +89,11 @@ func (b *bench) resultAskedForAgain(tc askedAgainCase) {
 	b.pass(2 * 2 * bus.SessionInterval)
 	answer = b.caller.ask(b.ctx, "virtual", "replica", "uid.create.0", attempt)
 	state := b.claim().Envelope.GetClaim().GetState()
-	if tc.overtaken && (again.heard().result != nil || len(answer.GetOperations()) != 0 || state != driverv1.Claim_STATE_RUNNING) {
-		b.Errorf("after another attempt has taken its claim's place: %v, %v, and %v; want that it does not have it", again.heard(), answer, state)
+	if tc.overtaken && (again.snapshot().result != nil || len(answer.GetOperations()) != 0 || state != driverv1.Claim_STATE_RUNNING) {
+		b.Errorf("after another attempt has taken its claim's place: %v, %v, and %v; want that it does not have it", again.snapshot(), answer, state)
 	}
-	if !tc.overtaken && (again.heard().result == nil || answer.GetResult() == nil || state != driverv1.Claim_STATE_SETTLED) {
-		b.Errorf("when it is stored: %v, %v, and %v; want its result", again.heard(), answer, state)
+	if !tc.overtaken && (again.snapshot().result == nil || answer.GetResult() == nil || state != driverv1.Claim_STATE_SETTLED) {
+		b.Errorf("when it is stored: %v, %v, and %v; want its result", again.snapshot(), answer, state)
 	}
 }
 
@@ -101,7 +101,7 @@ func (b *bench) resultAskedForAgain(tc askedAgainCase) {
 func (b *bench) asks(number uint32, terms *driverv1.ClaimTerms) *attempt {
 	b.Helper()
 	req := benchCreate(time.Minute)
-	k := &call{c: b.caller, req: &req, op: driverv1.Operation_OPERATION_CREATE, number: number, again: number > 1, terms: terms}
+	k := &call{c: b.caller, req: &req, op: driverv1.Operation_OPERATION_CREATE, number: number, recover: number > 1, terms: terms}
 	a := newAttempt(req.OperationID, number, bus.TreeReplica, "replica")
 	if _, err := k.send(a); err != nil {
 		b.Fatal(err)

@@ -22,54 +22,54 @@ import (
 )
 
 const (
-	// streamCheck is the time between looks whether a stream is still as it should
-	// be and takes writes, streamRetry that between tries to make it.
+	// streamCheck is the time between checks of a stream, streamRetry that between tries
+	// to make it.
 	streamCheck = 5 * time.Second
 	streamRetry = time.Second
-	// apiTimeout is how long JetStream may take to agree on something among servers.
+	// apiTimeout allows JetStream servers to agree among each other.
 	apiTimeout = 5 * opstream.AnswerTimeout
-	// streamPatience is how long a call waits for the first word on a stream.
+	// streamPatience is how long a call waits for the first check of a stream.
 	streamPatience = 3 * time.Second
 )
 
-// errReadsOnly: the Caller was made without operations streams.
-var errReadsOnly = errors.New("this Caller only reads: give CallerConfig.Operations, without which nothing can be claimed")
+// errReadsOnly is the error of mutations of a Caller without operations streams.
+var errReadsOnly = errors.New("this Caller only reads: set CallerConfig.Operations to let it claim machines")
 
-// A StreamConfig says how operations streams are made. They hold claims: what keeps two
-// replicas from one machine, and what mcm learns from of what ended while it was away.
+// A StreamConfig configures operations streams. They hold the claims, which keep two
+// replicas from one machine and show mcm what ended while it was away.
 type StreamConfig struct {
-	// Replicas is how many servers hold each record; 0 means 1.
+	// Replicas is the number of servers that hold each record; 0 means 1.
 	Replicas int
-	// Memory keeps records in memory only: they are gone when NATS restarts.
+	// Memory keeps records in memory only: a restart of NATS loses them.
 	Memory bool
-	// Stuck is called each time that a stream has not taken a write, with the cause: it
-	// restarts a server that can write to its disk again, or returns why that does not
-	// help yet. It may block. May be nil.
+	// Stuck is called with the cause each time a stream has not taken a write. It restarts
+	// a server whose disk has space again, or returns why that does not help yet. It may
+	// block, and may be nil.
 	Stuck func(cause error) error
 
-	first func() uint64 // of a stream's sequences; nil means sequenceAtRandom
+	first func() uint64 // returns a new stream's first sequence; nil means sequenceAtRandom
 }
 
-// A StreamState is how a provider's operations stream is.
+// A StreamState is the state of a provider's operations stream.
 type StreamState struct {
 	Provider, Name string
-	// Ready: it has taken a write at the last look.
+	// Ready: it took a write at the last check.
 	Ready bool
-	// Problem says why it is not ready; empty before that is known.
+	// Problem says why it is not ready; empty before the first check.
 	Problem string
-	// Bytes is how much it held when it was last looked at, and MaxBytes how much it
-	// could; 0 before that, and a negative MaxBytes means no limit. A full stream takes
-	// nothing, neither claims nor outcomes.
+	// Bytes is its size at the last check and MaxBytes its limit; 0 before the first
+	// check. A negative MaxBytes means no limit. A full stream takes neither claims nor
+	// outcomes.
 	Bytes, MaxBytes int64
-	// Leader: one of the servers that hold it leads them. Behind is how many of the
-	// others are offline or do not have all that it has.
+	// Leader: its servers have a leader. Behind is the number of the others that are
+	// offline or lag.
 	Leader bool
 	Behind int
-	// Rollbacks is how often it was found without records that it had acknowledged.
+	// Rollbacks counts how often acknowledged records were missing.
 	Rollbacks uint64
 }
 
-// streams keeps the operations streams of all providers that are met.
+// streams keeps the operations streams of all known providers.
 type streams struct {
 	c      *Caller
 	config StreamConfig
@@ -79,40 +79,40 @@ type streams struct {
 }
 
 type stream struct {
-	state  StreamState
-	ready  bool      // was, once, in this process; written by its keeper alone
-	room   room      // its keeper's, as are the next two
-	full   bool      // it is about to refuse everything, which is logged
-	narrow time.Time // when JetStream had no more room for it; zero if it had
-	newest uint64    // sequence that the stream has told, or acknowledged; its keeper's
-	// rolledFrom is what newest was when the last rollback was noticed.
+	state         StreamState
+	ready         bool       // it was ready once in this process; only its keeper writes this
+	room          streamInfo // its keeper's, as are the next three
+	nearlyFull    bool       // it is nearly full, which was logged
+	raiseFailedAt time.Time  // when its limit could not be raised; zero if it could
+	newest        uint64     // highest sequence that the stream has reported or acknowledged
+	// rolledFrom is the value of newest when the last rollback was noticed.
 	rolledFrom uint64
 	// Guarded by streams.mu:
-	rolled     time.Time          // when it was last found rolled back
-	made       time.Time          // when it was made, by its server's clock
-	reported   uint64             // highest sequence of it that a replica had acknowledged
-	giveUp     context.CancelFunc // ends the look at it that is under way, if one is
-	reportedAt time.Time          // when it was last looked at for that
+	rolledBackAt time.Time          // when it was last found rolled back
+	made         time.Time          // when it was made, by its server's clock
+	reported     uint64             // highest sequence that was acknowledged to a replica
+	cancelLook   context.CancelFunc // cancels the running check; nil if there is none
+	reportedAt   time.Time          // when reported last caused a check
 
 	// Its keeper's:
-	suspect    time.Time                  // since when it seems to be rolled back
-	gone       time.Time                  // since when it is not there any more; zero while it is
-	settings   map[string]json.RawMessage // to make it again with; nil for the usual ones
-	unanswered int                        // writes in a row that got no answer; its keeper's
-	known      chan struct{}              // closed when it is ready for the first time
-	check      chan struct{}
-	aging      bool     // somebody asks for its age
-	next       *ageLook // who asks next, for all that came meanwhile; nil for nobody
+	suspectSince time.Time                  // since when it appears rolled back
+	goneSince    time.Time                  // since when it does not exist; zero while it does
+	settings     map[string]json.RawMessage // to make it again with; nil for the defaults
+	unanswered   int                        // number of writes in a row without an answer
+	firstLook    chan struct{}              // closed once it is ready for the first time
+	recheck      chan struct{}
+	askingAge    bool     // a goroutine asks for its age
+	nextAge      *ageLook // the next question, for calls that came after the current one; nil for none
 }
 
-// An ageLook is one question for a stream's age that any number of calls wait for.
+// An ageLook is one question for a stream's age, for which any number of calls wait.
 type ageLook struct {
 	done chan struct{}
 	age  time.Duration
 	err  error
 }
 
-// of returns the keeper of a provider's stream, started at the first call.
+// of returns a provider's stream and starts its keeper at the first call.
 func (s *streams) of(provider string) *stream {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,24 +121,24 @@ func (s *streams) of(provider string) *stream {
 		return st
 	}
 	st = &stream{
-		state: StreamState{Provider: provider, Name: bus.StreamName(s.c.cfg.Cluster, provider)},
-		known: make(chan struct{}), check: make(chan struct{}, 1),
+		state:     StreamState{Provider: provider, Name: bus.StreamName(s.c.cfg.Cluster, provider)},
+		firstLook: make(chan struct{}), recheck: make(chan struct{}, 1),
 	}
 	s.seen[provider] = st
-	s.c.spawn(func() { s.keep(s.c.ctx, st) })
+	s.c.spawn(func() { s.keepStream(s.c.ctx, st) })
 
 	return st
 }
 
-// checkAll looks at all streams at once: the connection was made again. What was asked
-// before that gets no answer any more.
+// checkAll checks all streams at once after a reconnect. Requests from before get no
+// answer.
 func (s *streams) checkAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, st := range s.seen {
-		signal(st.check)
-		if st.giveUp != nil {
-			st.giveUp()
+		signal(st.recheck)
+		if st.cancelLook != nil {
+			st.cancelLook()
 		}
 	}
 }
@@ -155,8 +155,8 @@ func (s *streams) list() []StreamState {
 	return states
 }
 
-// keep makes a stream and makes it again when it is gone, until ctx ends.
-func (s *streams) keep(ctx context.Context, st *stream) {
+// keepStream makes a stream, and makes it again once it does not exist, until ctx ends.
+func (s *streams) keepStream(ctx context.Context, st *stream) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -164,16 +164,16 @@ func (s *streams) keep(ctx context.Context, st *stream) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-		case <-st.check:
+		case <-st.recheck:
 		}
 		next := streamRetry
 		if s.c.conn.Up() {
 			known := st.ready
 			look, giveUp := context.WithCancel(ctx)
 			s.mu.Lock()
-			st.giveUp = giveUp
+			st.cancelLook = giveUp
 			s.mu.Unlock()
-			err := s.make(look, st)
+			err := s.ensureStream(look, st)
 			if err == nil {
 				err = s.probe(look, st)
 			}
@@ -183,59 +183,59 @@ func (s *streams) keep(ctx context.Context, st *stream) {
 			case ctx.Err() != nil:
 				return
 			case stale:
-				continue // there is a check to do
+				continue // another check is due
 			}
-			if s.note(st, err) && (known || err != nil) { // what it holds is seen once it is as it should be
+			if s.recordState(st, err) && (known || err != nil) { // the first check after creation reads its size
 				next = streamCheck
 			}
 			if known && err == nil {
-				s.weigh(ctx, st)
+				s.checkSize(ctx, st)
 			}
 		}
 		timer.Reset(next)
 	}
 }
 
-// note records how an attempt to make a stream went, and tells people about
-// changes. It returns whether the state is settled.
-func (s *streams) note(st *stream, err error) (settled bool) {
+// recordState records the result of a check and logs changes. It reports whether the
+// stream is ready.
+func (s *streams) recordState(st *stream, err error) (ready bool) {
 	s.mu.Lock()
 	before := st.state
 	st.state.Ready, st.state.Problem = err == nil, ""
 	st.ready = st.ready || err == nil
 	st.state.Bytes, st.state.MaxBytes = st.room.bytes, st.room.limit
-	st.state.Leader, st.state.Behind = st.room.led, st.room.behind
+	st.state.Leader, st.state.Behind = st.room.hasLeader, st.room.lagging
 	if err != nil {
 		st.state.Problem = err.Error()
 	}
 	now := st.state
 	s.mu.Unlock()
-	s.tell(before, now)
+	s.logChanges(before, now)
 	if now.Ready {
 		select {
-		case <-st.known:
+		case <-st.firstLook:
 		default:
-			close(st.known)
+			close(st.firstLook)
 		}
 	}
 
 	return now.Ready
 }
 
-// tell logs what has changed.
-func (s *streams) tell(before, now StreamState) {
+// logChanges logs a change of a stream's state.
+func (s *streams) logChanges(before, now StreamState) {
 	log := s.c.log.With("stream", now.Name, "provider", now.Provider)
 	switch {
 	case now.Ready && !before.Ready:
-		log.Info("operations are claimed in the operations stream")
+		log.Info("the operations stream takes claims")
 	case !now.Ready && before.Problem != now.Problem:
-		log.Error("the operations stream cannot be used: creates and deletes wait", "err", now.Problem)
+		log.Error("the operations stream is not usable: creates and deletes wait", "err", now.Problem)
 	}
 }
 
-// make creates the stream, or brings an existing one to this configuration when it is
-// first met.
-func (s *streams) make(ctx context.Context, st *stream) error {
+// ensureStream creates the stream, or updates the configuration of an existing one at the
+// first check.
+func (s *streams) ensureStream(ctx context.Context, st *stream) error {
 	cluster, provider, name := s.c.cfg.Cluster, st.state.Provider, st.state.Name
 	first := s.config.first
 	if first == nil {
@@ -247,27 +247,26 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 		Subjects:    []string{bus.Pattern(cluster, bus.TreeClaim, provider, "*")},
 		Storage:     jetstream.FileStorage, Replicas: max(1, s.config.Replicas),
 		MaxMsgsPerSubject: 1, MaxBytes: leastStreamBytes, MaxMsgSize: opstream.MaxRecordBytes, MaxMsgs: -1, MaxConsumers: -1,
-		// Old records must never make room for new ones: a claim that went without
-		// its owner's knowing would let two replicas at one machine.
+		// New records must not evict old ones: a claim that vanishes unnoticed would let two
+		// replicas work on one machine.
 		Discard: jetstream.DiscardNew, MaxAge: opstream.KeptFor,
 		AllowDirect: true, AllowMsgTTL: true, DenyPurge: true, DenyDelete: true,
-		// Where a stream was lost, its sequences must not come again: somebody may
-		// still hold one.
+		// The sequences of a lost stream must not come again: a replica may still expect one.
 		FirstSeq: first(),
 	}
 	if s.config.Memory {
 		cfg.Storage = jetstream.MemoryStorage
 	}
-	known := s.known(st) // before the look
-	there, err := s.look(ctx, name)
+	known := s.acknowledgedState(st) // before the read
+	there, err := s.readStream(ctx, name)
 	if err == nil && s.lacksRecords(st, there, known) {
 		err = s.rolledBack(ctx, st, there)
 	}
-	st.room.led, st.room.behind = false, 0
+	st.room.hasLeader, st.room.lagging = false, 0
 	if errors.Is(err, opstream.ErrNoStream) {
-		return s.create(ctx, st, cfg)
+		return s.createStream(ctx, st, cfg)
 	}
-	st.gone = time.Time{}
+	st.goneSince = time.Time{}
 	if err != nil {
 		return err
 	}
@@ -280,13 +279,13 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	if cfg.MaxBytes = there.limit; there.limit >= 0 {
 		cfg.MaxBytes = max(there.limit, leastStreamBytes)
 	}
-	settings, err := overlaid(there.config, cfg)
+	settings, err := overlaySettings(there.config, cfg)
 	if err == nil {
-		err = s.api(ctx, "STREAM.UPDATE."+name, settings)
+		err = s.apiRequest(ctx, "STREAM.UPDATE."+name, settings)
 	}
 	switch {
-	case noSpace(err):
-		return s.stuck(st, err)
+	case isDiskFull(err):
+		return s.writeError(st, err)
 	case err != nil:
 		return fmt.Errorf("%w (it exists with settings that cannot be changed: adapt --nats-stream-storage, or delete it when nothing runs)", err)
 	}
@@ -295,36 +294,36 @@ func (s *streams) make(ctx context.Context, st *stream) error {
 	return nil
 }
 
-// create makes a stream. One that has to be made again keeps what people have set. It comes
-// once the requests from before are stale: a first attempt's claim fits into any new
-// stream, and one that was on its way for long would begin beside what came after it.
-func (s *streams) create(ctx context.Context, st *stream, cfg jetstream.StreamConfig) error {
-	st.room, st.newest = room{}, 0
-	if st.ready && st.gone.IsZero() {
-		st.gone = time.Now()
+// createStream makes a stream. One that is made again keeps settings changed by hand. It
+// is made only once older requests are stale: a first attempt's claim fits into any new
+// stream, so a delayed request would begin beside a later attempt.
+func (s *streams) createStream(ctx context.Context, st *stream, cfg jetstream.StreamConfig) error {
+	st.room, st.newest = streamInfo{}, 0
+	if st.ready && st.goneSince.IsZero() {
+		st.goneSince = time.Now()
 	}
-	if wait := bus.AcceptBy - time.Since(st.gone); wait > 0 {
-		return fmt.Errorf("it is gone: it is made again in %s, when requests from before are stale", wait.Round(time.Millisecond))
+	if wait := bus.AcceptBy - time.Since(st.goneSince); wait > 0 {
+		return fmt.Errorf("it was deleted: mcm makes it again in %s, once older requests are stale", wait.Round(time.Millisecond))
 	}
-	settings, err := overlaid(st.settings, cfg)
+	settings, err := overlaySettings(st.settings, cfg)
 	if err == nil {
-		err = s.api(ctx, "STREAM.CREATE."+st.state.Name, settings)
+		err = s.apiRequest(ctx, "STREAM.CREATE."+st.state.Name, settings)
 	}
-	st.room.led = err == nil
+	st.room.hasLeader = err == nil
 	switch {
 	case err == nil:
 		st.settings = nil
-	case noSpace(err):
-		return s.stuck(st, err)
+	case isDiskFull(err):
+		return s.writeError(st, err)
 	case !errors.Is(err, opstream.ErrNoAnswer):
-		st.settings = nil // they may be why
+		st.settings = nil // the settings may be the cause
 	}
 
 	return err
 }
 
-// overlaid returns what people have set of a stream, with what has to be as cfg says.
-func overlaid(there map[string]json.RawMessage, cfg jetstream.StreamConfig) (map[string]json.RawMessage, error) {
+// overlaySettings returns a stream's settings, overridden by those in cfg.
+func overlaySettings(there map[string]json.RawMessage, cfg jetstream.StreamConfig) (map[string]json.RawMessage, error) {
 	settings := map[string]json.RawMessage{}
 	maps.Copy(settings, there)
 	own, err := json.Marshal(cfg)
@@ -338,10 +337,11 @@ func overlaid(there map[string]json.RawMessage, cfg jetstream.StreamConfig) (map
 	return settings, nil
 }
 
-// errRolledBackStandby is for a manager that does not lead.
-var errRolledBackStandby = errors.New("it was rolled back: the manager that leads makes it again")
+// errRolledBackStandby is the problem of a rolled back stream at a manager that does not
+// lead.
+var errRolledBackStandby = errors.New("it was rolled back: the leading manager will make it again")
 
-// madeAt returns when a provider's stream was made; nil while that is not known, and of a
+// madeAt returns when a provider's stream was made; nil if that is not known, or for a
 // Caller that only reads.
 func (s *streams) madeAt(provider string) *timestamppb.Timestamp {
 	if s == nil {
@@ -357,12 +357,13 @@ func (s *streams) madeAt(provider string) *timestamppb.Timestamp {
 	return timestamppb.New(st.made)
 }
 
-// reportEvery is the least time between two looks at a stream for what replicas report.
+// reportEvery is the least time between two checks of a stream for sequences that replicas
+// report.
 const reportEvery = time.Second
 
-// report takes what a replica says of the highest sequence that it had acknowledged. The
-// stream is looked at for that, as it may have been rolled back while no manager ran.
-func (s *streams) report(st *stream, session *driverv1.Session) {
+// noteReported notes the highest sequence that was acknowledged to a replica. A higher one
+// causes a check: the stream may have been rolled back while no manager ran.
+func (s *streams) noteReported(st *stream, session *driverv1.Session) {
 	made, sequence := session.GetClaimStreamMade(), session.GetClaimSequence()
 	if sequence == 0 || !made.IsValid() {
 		return
@@ -375,60 +376,59 @@ func (s *streams) report(st *stream, session *driverv1.Session) {
 	st.reported = sequence
 	if now := time.Now(); now.Sub(st.reportedAt) >= reportEvery {
 		st.reportedAt = now
-		signal(st.check)
+		signal(st.recheck)
 	}
 }
 
-// known returns what a stream has to have: that which was made at some time, a sequence
+// acknowledgedState returns the time at which the stream was made and the highest sequence
 // that it has acknowledged to a replica or to this manager.
-func (s *streams) known(st *stream) (least room) {
+func (s *streams) acknowledgedState(st *stream) (least streamInfo) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	return room{made: st.made, last: max(st.newest, st.reported)}
+	return streamInfo{made: st.made, last: max(st.newest, st.reported)}
 }
 
-// remove deletes a stream that was rolled back: its sequences come again, and a replica
-// may still hold one. It returns ErrNoStream when that is done. Only the manager that leads
-// does so, as the stream may be one that another manager has just made.
-func (s *streams) remove(ctx context.Context, st *stream, seen room) error {
+// removeRolledBack deletes a stream that was rolled back: its sequences would come again,
+// and a replica may still expect one. It returns ErrNoStream on success. Only the leading
+// manager deletes it, as another manager may just have made the stream.
+func (s *streams) removeRolledBack(ctx context.Context, st *stream, seen streamInfo) error {
 	name := st.state.Name
 	if !s.c.leads() {
 		return errRolledBackStandby
 	}
-	there, err := s.look(ctx, name)
+	there, err := s.readStream(ctx, name)
 	switch {
 	case err != nil:
 		return err
 	case !there.made.Equal(seen.made):
-		return errors.New("it was rolled back, and made again meanwhile: looking again")
+		return errors.New("it was rolled back and has been made again: checking again")
 	}
-	if err := s.api(ctx, "STREAM.DELETE."+name, nil); err != nil {
-		return fmt.Errorf("it was rolled back and has to be made again: %w (delete it, or let mcm)", err)
+	if err := s.apiRequest(ctx, "STREAM.DELETE."+name, nil); err != nil {
+		return fmt.Errorf("it was rolled back and must be made again: %w (delete it, or allow mcm to delete it)", err)
 	}
 	st.settings = seen.config
 
 	return opstream.ErrNoStream
 }
 
-// sequenceAtRandom is where the sequences of a new stream begin: anywhere in a range
-// of which a stream uses a billionth in days, so that they meet none of a stream of
-// the same name before it. A clock could not tell that: somebody else's may have been
-// ahead when the one before was made, or this process be frozen between its look at the
-// clock and the request. Below 2^53, which is as far as JavaScript counts.
+// sequenceAtRandom returns the first sequence of a new stream, from a range of which a
+// stream uses a billionth in days. So it meets no sequence of an earlier stream of the same
+// name. A clock does not ensure that: another clock may have been ahead, or this process
+// may be frozen before the request. The range is below 2^53, JavaScript's exact integers.
 func sequenceAtRandom() uint64 { return 1 + rand.Uint64N(1<<52) }
 
-// ageOf returns how long a provider's stream has been there, asked of the server after
-// ageOf was called. Of many that want to know at a time, one asks for all.
+// ageOf returns the age of a provider's stream. It asks the server after it was called;
+// concurrent calls share one question.
 func (s *streams) ageOf(ctx context.Context, provider string) (time.Duration, error) {
 	st := s.of(provider)
 	s.mu.Lock()
-	if st.next == nil {
-		st.next = &ageLook{done: make(chan struct{})}
+	if st.nextAge == nil {
+		st.nextAge = &ageLook{done: make(chan struct{})}
 	}
-	look := st.next
-	if !st.aging {
-		st.aging = true
+	look := st.nextAge
+	if !st.askingAge {
+		st.askingAge = true
 		s.c.spawn(func() { s.askAges(st) })
 	}
 	s.mu.Unlock()
@@ -442,12 +442,12 @@ func (s *streams) ageOf(ctx context.Context, provider string) (time.Duration, er
 	}
 }
 
-// askAges asks for a stream's age for as long as somebody wants to know it.
+// askAges asks for a stream's age as long as calls wait for it.
 func (s *streams) askAges(st *stream) {
 	for {
 		s.mu.Lock()
-		look := st.next
-		st.next, st.aging = nil, look != nil
+		look := st.nextAge
+		st.nextAge, st.askingAge = nil, look != nil
 		s.mu.Unlock()
 		if look == nil {
 			return
@@ -457,22 +457,21 @@ func (s *streams) askAges(st *stream) {
 	}
 }
 
-// age returns for how long a stream has had all its records, as far as is known: since
-// it was made, by the server's clock alone, unless it was rolled back since, or may have
-// been. A server can lose what it has acknowledged only by starting again, which ends
-// connections.
+// age returns for how long a stream has had all its records: since it was made, by the
+// server's clock, or since it was, or may have been, rolled back. A server loses
+// acknowledged records only by a restart, which ends connections.
 func (s *streams) age(ctx context.Context, st *stream) (time.Duration, error) {
 	name := st.state.Name
 	var info struct {
 		Created time.Time `json:"created"`
 		Now     time.Time `json:"ts"`
 	}
-	if err := s.request(ctx, "STREAM.INFO."+name, nil, &info); err != nil {
+	if err := s.apiRequestInto(ctx, "STREAM.INFO."+name, nil, &info); err != nil {
 		return 0, err
 	}
 
 	s.mu.Lock()
-	whole := st.rolled
+	whole := st.rolledBackAt
 	s.mu.Unlock()
 	if back := s.c.restart.Load(); back != nil {
 		whole = later(whole, *back)
@@ -481,9 +480,9 @@ func (s *streams) age(ctx context.Context, st *stream) (time.Duration, error) {
 	return min(info.Now.Sub(info.Created), time.Since(whole)), nil
 }
 
-// lacksRecords reports whether a stream has lost records that it has acknowledged: its
-// server was put back to an older state, or has lost what was not on its disk yet.
-func (s *streams) lacksRecords(st *stream, there, known room) bool {
+// lacksRecords reports whether a stream has lost acknowledged records: its server was
+// restored to an older state, or lost what was not on its disk yet.
+func (s *streams) lacksRecords(st *stream, there, known streamInfo) bool {
 	switch {
 	case !there.made.Equal(known.made): // another stream, or the first one
 		st.newest = 0
@@ -495,44 +494,44 @@ func (s *streams) lacksRecords(st *stream, there, known room) bool {
 
 		return true
 	}
-	st.suspect = time.Time{}
+	st.suspectSince = time.Time{}
 
 	return false
 }
 
-// staleLeader is more than a server leads others for that it has lost: until then it
-// answers for a stream without the newest records.
+// staleLeader is longer than a server stays leader without the other servers. Until then
+// it may answer for a stream without the newest records.
 const staleLeader = 15 * time.Second
 
-// rolledBack has a stream made again that lacks records.
-func (s *streams) rolledBack(ctx context.Context, st *stream, there room) error {
-	if st.suspect.IsZero() {
-		st.suspect = time.Now()
+// rolledBack lets a stream that lacks records be made again.
+func (s *streams) rolledBack(ctx context.Context, st *stream, there streamInfo) error {
+	if st.suspectSince.IsZero() {
+		st.suspectSince = time.Now()
 	}
-	if there.replicated && time.Since(st.suspect) < staleLeader {
-		return errors.New("it lacks records that it has acknowledged: it was rolled back, or one of its servers leads that has lost the others; looking again")
+	if there.replicated && time.Since(st.suspectSince) < staleLeader {
+		return errors.New("it lacks acknowledged records: it was rolled back, or its leader has lost the other servers; checking again")
 	}
-	if st.newest != st.rolledFrom { // else it is the same one, which could not be made again yet
+	if st.newest != st.rolledFrom { // not the same rollback, whose stream could not be made again yet
 		st.rolledFrom = st.newest
-		s.c.log.Error("the operations stream was rolled back: records that it had acknowledged are gone. Operations under way count as unknown, "+
-			"and the next attempt looks for what they made. Have NATS keep what it acknowledges (sync_interval: always), and restore no old copy of its store",
+		s.c.log.Error("the operations stream was rolled back: acknowledged records are gone. The outcome of running operations counts as unknown, "+
+			"and the next attempt looks for what they made. Set sync_interval: always in NATS, and restore no old copy of its store",
 			"stream", st.state.Name, "provider", st.state.Provider, "sequence", there.last, "acknowledged", st.newest)
 		s.mu.Lock()
-		st.rolled = time.Now()
+		st.rolledBackAt = time.Now()
 		st.state.Rollbacks++
 		s.mu.Unlock()
 	}
 
-	return s.remove(ctx, st, there)
+	return s.removeRolledBack(ctx, st, there)
 }
 
-// api makes a request of JetStream's API.
-func (s *streams) api(ctx context.Context, what string, body any) error {
-	return s.request(ctx, what, body, nil)
+// apiRequest sends a request to JetStream's API.
+func (s *streams) apiRequest(ctx context.Context, what string, body any) error {
+	return s.apiRequestInto(ctx, what, body, nil)
 }
 
-// request is api that reads the answer into what is not nil.
-func (s *streams) request(ctx context.Context, what string, body, into any) error {
+// apiRequestInto is apiRequest that decodes the answer into a non-nil value.
+func (s *streams) apiRequestInto(ctx context.Context, what string, body, into any) error {
 	var payload []byte
 	if body != nil {
 		var err error
@@ -542,7 +541,7 @@ func (s *streams) request(ctx context.Context, what string, body, into any) erro
 	}
 	answer, err := s.c.inquirer.Ask(ctx, &nats.Msg{Subject: "$JS.API." + what, Data: payload}, apiTimeout)
 	if errors.Is(err, opstream.ErrNoAnswer) {
-		return fmt.Errorf("%s: %w: may this user publish to $JS.API.%s?", what, err, what)
+		return fmt.Errorf("%s: %w: check that this user may publish to $JS.API.%s", what, err, what)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
@@ -569,17 +568,17 @@ func (s *streams) request(ctx context.Context, what string, body, into any) erro
 	return nil
 }
 
-// awaitStream returns when operations of a provider can be claimed. The error says why
-// they cannot at this moment.
+// awaitStream waits a moment until operations of a provider can be claimed. The error says
+// why they cannot.
 func (c *Caller) awaitStream(ctx context.Context, provider string) error {
 	st := c.streams.of(provider)
 	select {
-	case <-st.known:
+	case <-st.firstLook:
 	default:
 		limit := time.NewTimer(streamPatience)
 		defer limit.Stop()
 		select {
-		case <-st.known:
+		case <-st.firstLook:
 		case <-limit.C:
 		case <-ctx.Done():
 			return ctx.Err() //nolint:wrapcheck // the caller's own
@@ -595,17 +594,17 @@ func (c *Caller) awaitStream(ctx context.Context, provider string) error {
 		return err
 	}
 
-	return fmt.Errorf("operations stream %s is not made yet", state.Name)
+	return fmt.Errorf("operations stream %s does not exist yet", state.Name)
 }
 
-// lost has a stream looked at that did not do as it should.
-func (c *Caller) lost(provider string, err error) {
+// recheckStream checks a stream at once after an error.
+func (c *Caller) recheckStream(provider string, err error) {
 	if c.streams != nil && err != nil {
-		signal(c.streams.of(provider).check)
+		signal(c.streams.of(provider).recheck)
 	}
 }
 
-// Streams returns how the operations streams of the providers met so far are.
+// Streams returns the states of the operations streams of all known providers.
 func (c *Caller) Streams() []StreamState {
 	if c.streams == nil {
 		return nil

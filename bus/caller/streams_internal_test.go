@@ -20,7 +20,7 @@ func TestRoomWanted(t *testing.T) {
 		"by hand":    {"somebody wanted more than we ask for", 3 * mostStreamBytes, 4 * mostStreamBytes, 4 * mostStreamBytes},
 		"nearly":     {"the last step ends at the bound", mostStreamBytes - 2, mostStreamBytes - 1, mostStreamBytes},
 	} {
-		if got := (room{bytes: tc.has, limit: tc.before}).wanted(); got != tc.want {
+		if got := (streamInfo{bytes: tc.has, limit: tc.before}).wantedLimit(); got != tc.want {
 			t.Errorf("%s: with %d of %d it wants %d, not %d: %s", name, tc.has, tc.before, got, tc.want, tc.reason)
 		}
 	}

@@ -158,7 +158,7 @@ func TestStreamFillsUp(t *testing.T) {
 		says  []string
 	}{
 		"more room": {store: "1G", fill: half/record + 1, limit: 4 * half},
-		"no room":   {store: "100M", fill: 2*half/record - 2, limit: 2 * half, says: []string{"cannot be made larger", "nearly full"}},
+		"no room":   {store: "100M", fill: 2*half/record - 2, limit: 2 * half, says: []string{"cannot raise its limit", "nearly full"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -222,7 +222,7 @@ func TestStreamFillsUp(t *testing.T) {
 			if info.Config.Description != edited || info.Config.MaxBytes != tc.limit {
 				t.Errorf("the stream is %q and may hold %d, want it to hold %d and nothing else to be changed", info.Config.Description, info.Config.MaxBytes, tc.limit)
 			}
-			for _, what := range []string{"cannot be made larger", "nearly full"} {
+			for _, what := range []string{"cannot raise its limit", "nearly full"} {
 				want := 0
 				if slices.Contains(tc.says, what) {
 					want = 1
@@ -254,7 +254,7 @@ func TestWithoutJetStream(t *testing.T) {
 	g := optest.NewGate(t)
 	g.Release()
 	r.Replica(t, g.Handle)
-	const remedy = "no JetStream for this user: switch it on"
+	const remedy = "no JetStream for this user: enable it"
 	bustest.Eventually(t, "it is known", func() bool {
 		states := r.Caller.Streams()
 

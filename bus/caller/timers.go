@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// timers keeps timers for the next ones who need one: a read's is started for
-// nothing almost always. The zero value is ready, and safe for concurrent use.
+// timers pools timers, as almost no read's timer ever fires. The zero value is ready to
+// use. It is safe for concurrent use.
 type timers struct{ idle sync.Pool }
 
 func (t *timers) start(d time.Duration) *time.Timer {
@@ -19,8 +19,8 @@ func (t *timers) start(d time.Duration) *time.Timer {
 	return time.NewTimer(d)
 }
 
-// stop takes back a timer that nobody else has. What it may have sent is gone
-// then: no receive from a timer's channel after Stop or Reset sees an older time.
+// stop returns a timer to the pool; its user must not keep it. No receive from a timer's
+// channel after Stop or Reset sees an older time.
 func (t *timers) stop(timer *time.Timer) {
 	timer.Stop()
 	t.idle.Put(timer)

@@ -249,7 +249,7 @@ func checkListen(o *server.Options) error {
 	addr := net.JoinHostPort(o.Host, strconv.Itoa(o.Port))
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		return fmt.Errorf("NATS cannot listen on %s: %w (is another server there? choose another --nats-listen)", addr, err)
+		return fmt.Errorf("NATS cannot listen on %s: %w (another server may use the address: choose another --nats-listen)", addr, err)
 	}
 
 	return l.Close()
@@ -280,7 +280,7 @@ func (s *Server) InProcessConn() (net.Conn, error) {
 	return conn, nil
 }
 
-// RequiresTLS tells whether clients from outside of the process must use TLS.
+// RequiresTLS reports whether clients outside of the process must use TLS.
 func (s *Server) RequiresTLS() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,7 +13,7 @@ type listener struct {
 	of, host string
 	tls      *tls.Config
 	plain    bool // also without TLS
-	known    bool // lets in nobody whom it does not know
+	known    bool // requires authentication
 }
 
 // listenersOf returns those that a configuration has; that of clients comes first.
@@ -44,7 +44,7 @@ func verifies(config *tls.Config) bool {
 	return config != nil && config.ClientAuth == tls.RequireAndVerifyClientCert
 }
 
-// requiresTLS tells whether whoever comes from outside of the process must use it.
+// requiresTLS reports whether clients outside of the process must use TLS.
 func requiresTLS(o *server.Options) bool {
 	for _, l := range listenersOf(o) {
 		if l.plain {
@@ -55,8 +55,8 @@ func requiresTLS(o *server.Options) bool {
 	return true
 }
 
-// checkInsecure refuses, unless told otherwise, to let anybody in from beyond this host in
-// plaintext or unknown.
+// checkInsecure returns an error for a listener beyond loopback without TLS or without
+// authentication, unless AllowInsecure is set.
 func (s *Server) checkInsecure(o *server.Options) error {
 	if s.opts.AllowInsecure {
 		return nil

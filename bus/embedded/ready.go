@@ -31,7 +31,7 @@ type readying struct {
 
 // wait returns when the server is ready, will never be, or was given up.
 func (r *readying) wait() error {
-	begun := time.Now()
+	started := time.Now()
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
 	notice := time.NewTicker(recoverNotice)
@@ -41,17 +41,17 @@ func (r *readying) wait() error {
 		if err == nil {
 			return nil
 		}
-		if time.Since(begun) >= r.limit {
-			return fmt.Errorf("the embedded nats-server did not get ready within %s: %w; its log tells more", r.limit, err)
+		if time.Since(started) >= r.limit {
+			return fmt.Errorf("the embedded nats-server was not ready within %s: %w; see its log", r.limit, err)
 		}
 		select {
 		case why := <-r.broken:
 			return fmt.Errorf("the embedded nats-server cannot run: %s", why)
 		case <-r.quit:
-			return fmt.Errorf("given up before the embedded nats-server was ready: %w", err)
+			return fmt.Errorf("stopped before the embedded nats-server was ready: %w", err)
 		case <-notice.C:
-			r.log.Info("the embedded nats-server is not ready yet; one with a large store reads it first",
-				"err", err, "since", time.Since(begun).Round(time.Second).String(), "limit", r.limit.String())
+			r.log.Info("the embedded nats-server is not ready yet; a large store takes time to load",
+				"err", err, "since", time.Since(started).Round(time.Second).String(), "limit", r.limit.String())
 		case <-poll.C:
 		}
 	}

@@ -25,7 +25,7 @@ func TestWait(t *testing.T) {
 		"too large":   {reason: "not for ever", limit: 119 * time.Second, took: 119 * time.Second, want: "within 1m59s: not yet", notices: 11},
 		"no store":    {reason: "nothing takes long then", limit: 9 * time.Second, took: 9 * time.Second, want: "within 9s: not yet"},
 		"broken":      {reason: "it will never be ready", limit: recoverTimeout, broken: 15 * time.Second, took: 15 * time.Second, want: "no such disk", notices: 1},
-		"told to end": {reason: "by a signal", limit: recoverTimeout, end: 25 * time.Second, took: 25 * time.Second, want: "given up", notices: 2},
+		"told to end": {reason: "by a signal", limit: recoverTimeout, end: 25 * time.Second, took: 25 * time.Second, want: "stopped before", notices: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -33,10 +33,10 @@ func (s *Server) Reload() error {
 	if err != nil {
 		return err
 	}
-	if requiresTLS(o) != required { // what is sent unsealed, if told so, relies on it
+	if requiresTLS(o) != required { // unsealed answers rely on TLS
 		discard(o)
 
-		return fmt.Errorf("NATS configuration (%s) requires TLS where it did not, or the other way: restart mcm for that", s.opts.ConfigFile)
+		return fmt.Errorf("NATS configuration (%s) switches TLS on or off: restart mcm to apply it", s.opts.ConfigFile)
 	}
 	now := certificatesOf(o)
 	if slices.EqualFunc(before, now, sameCertificates) {
@@ -47,7 +47,7 @@ func (s *Server) Reload() error {
 	if err := srv.ReloadOptions(o); err != nil {
 		discard(o)
 
-		return fmt.Errorf("NATS configuration (%s) has other certificates, and something that needs a restart: %w", s.opts.ConfigFile, err)
+		return fmt.Errorf("NATS configuration (%s) has new certificates and a change that needs a restart: %w", s.opts.ConfigFile, err)
 	}
 	s.mu.Lock()
 	s.certificates = now
@@ -65,11 +65,11 @@ func discard(o *server.Options) {
 	}
 }
 
-// keepReloading calls Reload until done is closed, and tells each way to fail once.
+// keepReloading calls Reload until done is closed, and logs an error when it changes.
 func (s *Server) keepReloading(done <-chan struct{}) {
 	tick := time.NewTicker(reloadEvery)
 	defer tick.Stop()
-	told := ""
+	logged := ""
 	for {
 		select {
 		case <-done:
@@ -78,13 +78,13 @@ func (s *Server) keepReloading(done <-chan struct{}) {
 		}
 		err := s.Reload()
 		if err == nil {
-			told = ""
+			logged = ""
 
 			continue
 		}
-		if told != err.Error() {
-			told = err.Error()
-			s.opts.Logger.Error("cannot look for renewed certificates, the old ones stay", "err", told)
+		if logged != err.Error() {
+			logged = err.Error()
+			s.opts.Logger.Error("cannot load renewed certificates; the old ones stay in use", "err", logged)
 		}
 	}
 }
@@ -113,7 +113,7 @@ func certificatesOf(o *server.Options) []*tls.Config {
 	return all
 }
 
-// sameCertificates tells whether a peer could tell two configurations apart by their certificates.
+// sameCertificates reports whether two configurations show a peer the same certificates.
 func sameCertificates(a, b *tls.Config) bool {
 	if a == nil || b == nil {
 		return a == b

@@ -24,8 +24,8 @@ type store struct {
 	dir       string // where the server that runs keeps its streams; empty without JetStream
 }
 
-// openStore makes the directory that JetStream needs even where it keeps all streams in
-// memory. Its settings let nobody keep a stream there that is to outlive the server.
+// openStore makes the directory that JetStream needs even if it keeps all streams in
+// memory. Its settings forbid streams there that would outlive the server.
 func (s *Server) openStore() (store, error) {
 	theirs, err := s.configured()
 	switch {
@@ -44,7 +44,7 @@ func (s *Server) openStore() (store, error) {
 	default:
 		dir, err := os.MkdirTemp("", "machinebus-nats-")
 		if err != nil {
-			return store{}, fmt.Errorf("directory for a NATS server that keeps its streams in memory (set TMPDIR, or give --nats-store-dir): %w", err)
+			return store{}, fmt.Errorf("temporary directory of the in-memory NATS server (set TMPDIR, or give --nats-store-dir): %w", err)
 		}
 
 		return store{settings: fmt.Sprintf("jetstream { store_dir: %q, max_file_store: 0 }", dir), temporary: dir}, nil
@@ -57,7 +57,7 @@ func (s store) close() error {
 		return nil
 	}
 	if err := os.RemoveAll(s.temporary); err != nil {
-		return fmt.Errorf("remove the directory of a NATS server that keeps its streams in memory: %w", err)
+		return fmt.Errorf("remove the temporary directory of the in-memory NATS server: %w", err)
 	}
 
 	return nil

@@ -24,11 +24,11 @@ var mutations = []mutation{
 	},
 	{
 		name: "no recover after BEGUN", file: "caller/mutate.go", tests: "TestDeadReplicasMutationGoesToAnother|TestModel",
-		old: "m.number, m.again = m.ran+1, true", mutated: "m.number = m.ran + 1",
+		old: "m.number, m.recover = m.lastRan+1, true", mutated: "m.number = m.lastRan + 1",
 	},
 	{
 		name: "no wait without identity", file: "caller/mutate.go", tests: "TestDeadReplicasCreateWithoutIdentityWaits|TestModel",
-		old: "case !m.unclaimed && now.Before(lost):", mutated: "case !m.unclaimed && now.Before(lost) && false:",
+		old: "case !m.nothingBegun && now.Before(lost):", mutated: "case !m.nothingBegun && now.Before(lost) && false:",
 	},
 	{
 		name: "stuck call is not feared", file: "caller/mutate.go", tests: "TestStuck_NoIdentity",
@@ -36,7 +36,7 @@ var mutations = []mutation{
 	},
 	{
 		name: "BEGUN is nothing begun", file: "caller/consult.go", tests: "TestDeadReplicasCreateWithoutIdentityWaits|TestModel",
-		old: "if c.GetState() == driverv1.Claim_STATE_RUNNING {", mutated: "if runs(c) {",
+		old: "if c.GetState() == driverv1.Claim_STATE_RUNNING {", mutated: "if claimRuns(c) {",
 	},
 	{
 		name: "RELEASED is nothing begun", file: "caller/consult.go", tests: "TestReleasedCreateWithoutIdentityWaits",
@@ -49,7 +49,7 @@ var mutations = []mutation{
 	},
 	{
 		name: "lost create of another id", file: "caller/consult.go", tests: "TestLostCreateOfAnotherOperation",
-		old: "\tr.fearEarlierCreate(c)\n", mutated: "\n",
+		old: "\tr.noteLostCreate(c)\n", mutated: "\n",
 	},
 	{
 		name: "later operation is replaced", file: "caller/consult.go", tests: "TestJudgeClaim",
@@ -69,14 +69,14 @@ var mutations = []mutation{
 	},
 	{
 		name: "lost stream is made at once", file: "caller/streams.go", tests: "TestLostStreamIsMadeLater",
-		old: "wait := bus.AcceptBy - time.Since(st.gone)", mutated: "wait := -time.Since(st.gone)",
+		old: "wait := bus.AcceptBy - time.Since(st.goneSince)", mutated: "wait := -time.Since(st.goneSince)",
 	},
 	{
 		name: "frame of another attempt", file: "caller/attempt.go", tests: "TestFramesOfStrangersAreDropped|TestModel",
 		old: "case env.GetAttempt() != a.number:", mutated: "case env.GetAttempt() != a.number && false:",
 	},
 	{
-		name: "result counts unstored", file: "replica/held.go", tests: "TestResultAskedForAgainCountsOnceStored",
+		name: "result counts unstored", file: "replica/operation.go", tests: "TestResultAskedForAgainCountsOnceStored",
 		old: "return !h.askedAgain || ", mutated: "return true || ",
 	},
 	{

@@ -15,13 +15,13 @@ import (
 func TestAcknowledgedBeforeItsOutcomeIsStored(t *testing.T) {
 	t.Parallel()
 	const cluster, id = "default", "u.delete.2"
-	acknowledge := func(s *Server, _ *held) {
+	acknowledge := func(s *Server, _ *operation) {
 		s.onAcknowledge(bus.Subject{Cluster: cluster}, &driverv1.Envelope{Body: &driverv1.Envelope_Acknowledge{
 			Acknowledge: &driverv1.Acknowledge{OperationId: id},
 		}})
 	}
-	answer := func(data string) func(*Server, *held) {
-		return func(s *Server, h *held) { s.claims.onOutcomeStored(h, h.claim, &nats.Msg{Data: []byte(data)}) }
+	answer := func(data string) func(*Server, *operation) {
+		return func(s *Server, h *operation) { s.claims.onOutcomeStored(h, h.claim, &nats.Msg{Data: []byte(data)}) }
 	}
 	stored := answer(`{"stream":"S","seq":9}`)
 	refused := answer(`{"error":{"err_code":10071,"description":"wrong last sequence: 12"}}`)
@@ -29,29 +29,29 @@ func TestAcknowledgedBeforeItsOutcomeIsStored(t *testing.T) {
 	underWay := answer(`{"error":{"err_code":10164,"description":"wrong last sequence"}}`)
 	for name, tc := range map[string]struct {
 		reason string
-		steps  []func(*Server, *held)
+		steps  []func(*Server, *operation)
 		kept   bool
 	}{
-		"acknowledged":             {"the outcome is still to be stored", []func(*Server, *held){acknowledge}, true},
-		"not stored at first":      {"it is tried again", []func(*Server, *held){acknowledge, failed}, true},
-		"stored at last":           {"nothing is left to do", []func(*Server, *held){acknowledge, failed, stored}, false},
-		"stored first":             {"nothing is left to do", []func(*Server, *held){stored, acknowledge}, false},
-		"stored":                   {"mcm may not have it yet", []func(*Server, *held){stored}, true},
-		"the claim is another's":   {"there is nothing to store any more", []func(*Server, *held){acknowledge, refused}, false},
-		"a write is under way":     {"that may yet be lost, and the claim would say for ever that it runs", []func(*Server, *held){acknowledge, underWay}, true},
-		"and stored then":          {"nothing is left to do", []func(*Server, *held){acknowledge, underWay, stored}, false},
-		"another's, and not known": {"mcm may not have it yet", []func(*Server, *held){refused}, true},
+		"acknowledged":             {"the outcome is still to be stored", []func(*Server, *operation){acknowledge}, true},
+		"not stored at first":      {"it is tried again", []func(*Server, *operation){acknowledge, failed}, true},
+		"stored at last":           {"nothing is left to do", []func(*Server, *operation){acknowledge, failed, stored}, false},
+		"stored first":             {"nothing is left to do", []func(*Server, *operation){stored, acknowledge}, false},
+		"stored":                   {"mcm may not have it yet", []func(*Server, *operation){stored}, true},
+		"the claim is another's":   {"there is nothing to store any more", []func(*Server, *operation){acknowledge, refused}, false},
+		"a write is under way":     {"that may yet be lost, and the claim would say for ever that it runs", []func(*Server, *operation){acknowledge, underWay}, true},
+		"and stored then":          {"nothing is left to do", []func(*Server, *operation){acknowledge, underWay, stored}, false},
+		"another's, and not known": {"mcm may not have it yet", []func(*Server, *operation){refused}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h := &held{cluster: cluster, id: id, claim: 7, result: &driverv1.Result{}}
+			h := &operation{cluster: cluster, id: id, claim: 7, result: &driverv1.Result{}}
 			ops, p := newOperations(1, slog.New(slog.DiscardHandler)), part{log: slog.New(slog.DiscardHandler)}
-			ops.held[h.key()] = h
+			ops.byID[h.key()] = h
 			s := &Server{part: p, ops: ops, claims: &claims{part: p, ops: ops}}
 			for _, step := range tc.steps {
 				step(s, h)
 			}
-			if _, kept := ops.held[h.key()]; kept != tc.kept {
+			if _, kept := ops.byID[h.key()]; kept != tc.kept {
 				t.Errorf("kept = %t, want %t: %s", kept, tc.kept, tc.reason)
 			}
 		})

@@ -11,47 +11,47 @@ import (
 )
 
 const (
-	// beginBound is how long after it was sent the record that a call begins counts
-	// [FENCE-2]: a process that was frozen meanwhile may have been replaced since.
+	// beginBound is how long a BEGUN record counts after it was sent [FENCE-2]: a process
+	// that was frozen for longer may have been replaced.
 	beginBound = time.Second
-	// beginTries bounds how often it is written again for that.
+	// beginTries bounds how often the record is written again after that.
 	beginTries = 3
 )
 
-// mayBegin lets a held operation change something at the provider, if the operations
-// stream takes a record of that in the place of the operation's claim [FENCE-1].
-func (cs *claims) mayBegin(ctx context.Context, h *held) error {
+// mayBegin lets an operation change something at the provider if the operations stream
+// replaces the operation's claim by a BEGUN record [FENCE-1].
+func (cs *claims) mayBegin(ctx context.Context, h *operation) error {
 	if cs.unfenced {
-		return cs.begins(ctx, h, true)
+		return cs.checkMayBegin(ctx, h, true)
 	}
 	h.beginning.Lock() // or two calls would take each other's record for another attempt's
 	defer h.beginning.Unlock()
 	for range beginTries {
-		if err := cs.begins(ctx, h, false); err != nil {
+		if err := cs.checkMayBegin(ctx, h, false); err != nil {
 			return err
 		}
 		sent := time.Now()
-		err := cs.recordBegin(ctx, h)
+		err := cs.writeBegun(ctx, h)
 		fresh := elapsed(sent, time.Now()) <= beginBound
 		_, replaced := opstream.ConflictOf(err)
 		switch {
 		case replaced:
-			return cs.refuseBegin(h, true, "another attempt at operation %s has taken its claim's place; replica %s began nothing", h.id, cs.cfg.Replica)
+			return cs.refuseBegin(h, true, "another attempt at operation %s has replaced its claim; replica %s called nothing", h.id, cs.cfg.Replica)
 		case err != nil && ctx.Err() != nil:
-			return cs.begins(ctx, h, false)
+			return cs.checkMayBegin(ctx, h, false)
 		case err != nil:
-			return cs.refuseBegin(h, false, "the operations stream did not take the record that operation %s begins; replica %s began nothing: %w",
+			return cs.refuseBegin(h, false, "the operations stream did not store that operation %s begins; replica %s called nothing: %w",
 				h.id, cs.cfg.Replica, err)
 		case fresh:
-			return cs.begins(ctx, h, true)
+			return cs.checkMayBegin(ctx, h, true)
 		}
 	}
 
-	return cs.refuseBegin(h, false, "replica %s stood still whenever operation %s was about to begin; it began nothing", cs.cfg.Replica, h.id)
+	return cs.refuseBegin(h, false, "replica %s was frozen each time operation %s was about to begin; it called nothing", cs.cfg.Replica, h.id)
 }
 
-// recordBegin puts a claim that says so in the place of the operation's claim.
-func (cs *claims) recordBegin(ctx context.Context, h *held) error {
+// writeBegun replaces the operation's claim by a BEGUN record.
+func (cs *claims) writeBegun(ctx context.Context, h *operation) error {
 	subject, err := opstream.ClaimSubject(h.cluster, cs.cfg.Provider, h.machine)
 	if err != nil {
 		return err
@@ -64,43 +64,42 @@ func (cs *claims) recordBegin(ctx context.Context, h *held) error {
 		return err
 	}
 	cs.ops.mu.Lock()
-	cs.noteLocked(h, seq)
+	cs.noteSequenceLocked(h, seq)
 	cs.ops.mu.Unlock()
 
 	return nil
 }
 
-// begins returns why an operation must not begin anything, whatever its claim is. Now
-// says that it does begin if there is no such reason: from then on a cancel comes too late.
-func (cs *claims) begins(ctx context.Context, h *held, now bool) error {
+// checkMayBegin returns why an operation must not begin anything, whatever its claim, or
+// nil. With now, the operation begins if it returns nil: a later cancel has no effect.
+func (cs *claims) checkMayBegin(ctx context.Context, h *operation, now bool) error {
 	cs.ops.mu.Lock()
 	defer cs.ops.mu.Unlock()
 	if err := ctx.Err(); err != nil {
-		return bus.NewError(bus.CodeOf(err), fmt.Errorf("nothing was begun: %w", err))
+		return bus.NewError(bus.CodeOf(err), fmt.Errorf("the call did not begin: %w", err))
 	}
 	if cs.ops.stopped {
-		return bus.Errorf(driverv1.Code_CODE_ABORTED, "replica %s has stopped; operation %s began nothing", cs.cfg.Replica, h.id)
+		return bus.Errorf(driverv1.Code_CODE_ABORTED, "replica %s has stopped; operation %s called nothing", cs.cfg.Replica, h.id)
 	}
-	h.begun = h.begun || now
+	h.callBegun = h.callBegun || now
 
 	return nil
 }
 
-// refuseBegin notes that a call to the provider was refused for an operation, and whether
-// that is so for good, as its claim was replaced.
-func (cs *claims) refuseBegin(h *held, replaced bool, format string, args ...any) error {
+// refuseBegin notes that a call to the provider was refused, and whether all further calls
+// will be, as the operation's claim was replaced.
+func (cs *claims) refuseBegin(h *operation, replaced bool, format string, args ...any) error {
 	err := bus.Errorf(driverv1.Code_CODE_ABORTED, format, args...)
 	cs.ops.mu.Lock()
-	h.refused, h.fenced = true, h.fenced || replaced
+	h.callRefused, h.fenced = true, h.fenced || replaced
 	cs.ops.mu.Unlock()
-	cs.log.Warn("a call to the provider was refused", "operation_id", h.id, "attempt", h.request.GetAttempt(), "err", err)
+	cs.log.Warn("the fence refused a call to the provider", "operation_id", h.id, "attempt", h.request.GetAttempt(), "err", err)
 
 	return err
 }
 
-// elapsed is the time between two moments by the clock that ran further: the
-// monotonic one stands still while a machine is suspended, the wall clock can be
-// set back.
+// elapsed returns the time between two moments by the clock that ran further: the
+// monotonic one stops while a machine is suspended, the wall clock can be set back.
 func elapsed(from, to time.Time) time.Duration {
 	return max(to.Sub(from), to.Round(0).Sub(from.Round(0)))
 }

@@ -13,49 +13,49 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// storeAgain is the time between tries to store an outcome.
-const storeAgain = 2 * bus.SessionInterval
+// storeRetryInterval is the time between tries to store an outcome.
+const storeRetryInterval = 2 * bus.SessionInterval
 
-// claims write a replica's records into the operations streams: that it has an operation,
-// that a call of it begins, and what came of it. They are safe for concurrent use.
+// claims write a replica's records into the operations streams: RUNNING, BEGUN and the
+// outcome of its operations. They are safe for concurrent use.
 type claims struct {
 	part
 
 	ops      *operations
 	out      *outbox
 	inquirer *opstream.Inquirer
-	unfenced bool // for tests that want to see what fencing is good for
+	unfenced bool // for tests that show what fencing prevents
 
 	highest map[string]ackedClaim // by cluster; guarded by ops.mu
 }
 
-// Ledger is the access to the operations stream of a control plane.
+// ledger returns access to the operations stream of a control plane.
 func (cs *claims) ledger(cluster string) opstream.Ledger {
 	return opstream.Ledger{Inquirer: cs.inquirer, Stream: bus.StreamName(cluster, cs.cfg.Provider)}
 }
 
-// claim puts a claim of ours in the place of the one that the request's terms
-// allow to replace [CLAIM-1]. It returns why it could not.
-func (cs *claims) claim(ctx context.Context, h *held) *driverv1.BusyReason {
+// claim replaces the claim that the request's terms name by our own [CLAIM-1]. It returns
+// why it could not.
+func (cs *claims) claim(ctx context.Context, h *operation) *driverv1.BusyReason {
 	subject, err := opstream.ClaimSubject(h.cluster, cs.cfg.Provider, h.machine)
 	if err != nil {
-		return cs.unclaimed(h, err) // check has seen to it that this does not happen
+		return cs.claimRefusal(h, err) // check has refused such a request
 	}
 	terms := h.request.GetClaimTerms()
 	if terms.Sequence == nil {
-		return cs.unclaimed(h, opstream.ErrConflict) // it is not ours, or it would have been found
+		return cs.claimRefusal(h, opstream.ErrConflict) // we do not have the operation, or the request would have been attached
 	}
 	env := cs.claimEnvelope(h, driverv1.Claim_STATE_RUNNING)
-	// Not cut short by a deadline or a cancel: then it would not be known whether it is there.
+	// No deadline or cancel ends the write, as it would be unknown whether it was stored.
 	seq, err := cs.ledger(h.cluster).Put(context.WithoutCancel(ctx), subject, env, terms.GetSequence(), 0)
 	if err == nil {
 		cs.ops.mu.Lock()
 		h.firstClaim = seq
-		cs.noteLocked(h, seq)
+		cs.noteSequenceLocked(h, seq)
 		cs.ops.mu.Unlock()
 	}
 
-	return cs.unclaimed(h, err)
+	return cs.claimRefusal(h, err)
 }
 
 // An ackedClaim is the highest sequence that a stream has acknowledged to this replica.
@@ -64,8 +64,8 @@ type ackedClaim struct {
 	made     time.Time // when the stream was made
 }
 
-// noteLocked notes the sequence of an operation's newest record.
-func (cs *claims) noteLocked(h *held, sequence uint64) {
+// noteSequenceLocked notes the sequence of an operation's newest record.
+func (cs *claims) noteSequenceLocked(h *operation, sequence uint64) {
 	h.claim = sequence
 	made := h.request.GetClaimTerms().GetStreamMade()
 	if !made.IsValid() {
@@ -79,16 +79,16 @@ func (cs *claims) noteLocked(h *held, sequence uint64) {
 	}
 }
 
-// newest returns the sequence of an operation's newest record, 0 for none.
-func (cs *claims) newest(h *held) uint64 {
+// newestSequence returns the sequence of an operation's newest record; 0 for none.
+func (cs *claims) newestSequence(h *operation) uint64 {
 	cs.ops.mu.Lock()
 	defer cs.ops.mu.Unlock()
 
 	return h.claim
 }
 
-// unclaimed makes a refusal of why a claim could not be written, nil of nil.
-func (cs *claims) unclaimed(h *held, err error) *driverv1.BusyReason {
+// claimRefusal turns the error of a claim into a refusal, and nil into nil.
+func (cs *claims) claimRefusal(h *operation, err error) *driverv1.BusyReason {
 	reason := driverv1.BusyReason_BUSY_REASON_STORE
 	switch {
 	case err == nil:
@@ -96,16 +96,15 @@ func (cs *claims) unclaimed(h *held, err error) *driverv1.BusyReason {
 	case errors.Is(err, opstream.ErrConflict):
 		reason = driverv1.BusyReason_BUSY_REASON_CLAIM
 	default:
-		// The request's number: h's own may change meanwhile.
+		// The number in the request, as h.attempt may change concurrently.
 		cs.log.Warn("operation not claimed", "operation_id", h.id, "attempt", h.request.GetAttempt(), "err", err)
 	}
 
 	return &reason
 }
 
-// claimEnvelope is the record of a held operation. Its fields that change are
-// read under ops.mu.
-func (cs *claims) claimEnvelope(h *held, state driverv1.Claim_State) *driverv1.Envelope {
+// claimEnvelope returns an operation's record. It reads fields that change under ops.mu.
+func (cs *claims) claimEnvelope(h *operation, state driverv1.Claim_State) *driverv1.Envelope {
 	cs.ops.mu.Lock()
 	defer cs.ops.mu.Unlock()
 	c := &driverv1.Claim{
@@ -120,9 +119,9 @@ func (cs *claims) claimEnvelope(h *held, state driverv1.Claim_State) *driverv1.E
 	return &driverv1.Envelope{OperationId: h.id, Attempt: h.attempt, Replica: cs.cfg.Replica, Body: &driverv1.Envelope_Claim{Claim: c}}
 }
 
-// storeOutcome writes what came of an operation in the place of its claim
-// [CLAIM-5], without waiting: mcm, if it is there, has the result sooner.
-func (cs *claims) storeOutcome(h *held, result *driverv1.Result) {
+// storeOutcome replaces an operation's claim by its outcome [CLAIM-5]. It does not wait for
+// the acknowledgement: a connected mcm gets the result directly.
+func (cs *claims) storeOutcome(h *operation, result *driverv1.Result) {
 	state := driverv1.Claim_STATE_SETTLED
 	if result.GetOutcomeUnknown() {
 		state = driverv1.Claim_STATE_RELEASED
@@ -148,40 +147,40 @@ func (cs *claims) storeOutcome(h *held, result *driverv1.Result) {
 	}
 }
 
-func (cs *claims) onOutcomeStored(h *held, replaced uint64, answer *nats.Msg) {
+func (cs *claims) onOutcomeStored(h *operation, replaced uint64, answer *nats.Msg) {
 	seq, err := opstream.SequenceOf(answer)
-	_, final := opstream.ConflictOf(err) // what conflicts with a write under way may yet be stored
+	_, final := opstream.ConflictOf(err) // a conflict with a concurrent write is not final
 	if awaited := cs.noteOutcome(h, replaced, seq, final, err); awaited != nil {
 		cs.out.send(h, bus.ResultFrame(awaited))
 	}
 }
 
-// noteOutcome notes how the stream has answered an outcome. It returns the result if
-// whoever asked for it waits for that.
-func (cs *claims) noteOutcome(h *held, replaced, seq uint64, final bool, err error) (awaited *driverv1.Result) {
+// noteOutcome notes the stream's answer to an outcome. It returns the result if the caller
+// has waited for it to be stored.
+func (cs *claims) noteOutcome(h *operation, replaced, seq uint64, final bool, err error) (awaited *driverv1.Result) {
 	cs.ops.mu.Lock()
 	defer cs.ops.mu.Unlock()
 	defer func() {
-		if h.stored && h.known && cs.ops.held[h.key()] == h {
-			delete(cs.ops.held, h.key())
+		if h.outcomeStored && h.acknowledged && cs.ops.byID[h.key()] == h {
+			delete(cs.ops.byID, h.key())
 		}
 	}()
 	switch {
 	case err == nil:
-		if !h.counts() {
+		if !h.resultCounts() {
 			awaited = h.result
 		}
-		h.stored = true
-		cs.noteLocked(h, seq)
+		h.outcomeStored = true
+		cs.noteSequenceLocked(h, seq)
 		signal(cs.ops.acked)
-	case final && !h.stored && h.claim == replaced:
-		// Another attempt has taken our claim's place, or an acknowledgement was
-		// lost. Either way there is nothing more to write.
-		h.stored, h.fenced = true, true
-		if h.askedAgain && cs.ops.held[h.key()] == h {
-			delete(cs.ops.held, h.key()) // who waits for it asks, and finds what is stored
+	case final && !h.outcomeStored && h.claim == replaced:
+		// Another attempt has replaced our claim, or an acknowledgement was lost. Either way
+		// there is nothing more to write.
+		h.outcomeStored, h.fenced = true, true
+		if h.askedAgain && cs.ops.byID[h.key()] == h {
+			delete(cs.ops.byID, h.key()) // the caller asks again and finds the stored outcome
 		}
-		cs.log.Info("outcome not stored: the claim is not this attempt's any more", "operation_id", h.id, "attempt", h.attempt)
+		cs.log.Info("outcome not stored: another attempt has replaced the claim", "operation_id", h.id, "attempt", h.attempt)
 	default:
 		cs.log.Debug("outcome not stored yet", "operation_id", h.id, "err", err)
 	}
@@ -189,16 +188,16 @@ func (cs *claims) noteOutcome(h *held, replaced, seq uint64, final bool, err err
 	return awaited
 }
 
-// storeOutcomes tries again what could not be stored.
+// storeOutcomes retries outcomes that could not be stored.
 func (cs *claims) storeOutcomes(cluster string) {
-	for h, result := range cs.ops.unstored(cluster, time.Now(), storeAgain) {
+	for h, result := range cs.ops.unstored(cluster, time.Now(), storeRetryInterval) {
 		cs.storeOutcome(h, result)
 	}
 }
 
-// outcome is what is stored of a result: in clear only what the Machine object
-// shows everybody anyway.
-func (cs *claims) outcome(h *held, r *driverv1.Result) *driverv1.Outcome {
+// outcome returns what is stored of a result. Only what the Machine object shows anyway
+// is stored in clear.
+func (cs *claims) outcome(h *operation, r *driverv1.Result) *driverv1.Outcome {
 	instance, state := opstream.InstanceOf(r)
 	o := &driverv1.Outcome{
 		Code: r.GetStatus().GetCode(), RetryAfter: r.GetStatus().GetRetryAfter(),

@@ -6,10 +6,8 @@ import (
 	"github.com/machinebus/machinebus/bus"
 )
 
-// denials are the operations a replica has said it does not hold, by cluster and
-// operation id. mcm acts on that word, so it must stay true: a request that was
-// overtaken on its way by the question must not be taken after the answer
-// [OPS-1].
+// denials are the operations that a replica denied having, by cluster and operation id.
+// mcm relies on a denial: a request that arrives after it must not be taken [OPS-1].
 type denials map[string]denial
 
 type denial struct {
@@ -17,8 +15,7 @@ type denial struct {
 	at      time.Time
 }
 
-// denialKept is longer than any request can be on its way: by then accept_by
-// has passed.
+// denialKept is longer than any request can be under way: by then accept_by has passed.
 const denialKept = 2 * bus.AcceptBy
 
 func (d denials) add(key string, attempt uint32, now time.Time) {
@@ -27,12 +24,12 @@ func (d denials) add(key string, attempt uint32, now time.Time) {
 			delete(d, k)
 		}
 	}
-	// A question about an earlier attempt may come late: it takes nothing back.
+	// A delayed question about an earlier attempt does not lower the number.
 	d[key] = denial{attempt: max(attempt, d[key].attempt), at: now}
 }
 
-// covers tells that h's attempt was denied.
-func (d denials) covers(h *held) bool {
+// covers reports whether h's attempt was denied.
+func (d denials) covers(h *operation) bool {
 	den, ok := d[h.key()]
 
 	return ok && h.attempt <= den.attempt && h.started.Sub(den.at) <= denialKept

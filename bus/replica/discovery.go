@@ -62,8 +62,8 @@ func (d *discovery) answer(m *nats.Msg, v any) {
 
 		return
 	}
-	// An answer belongs in somebody's inbox: below our own root it would be a
-	// message of this driver's that it never meant to send.
+	// An answer goes to an inbox only. Below our own root it would be a machinebus message
+	// that this driver did not mean to send.
 	if m.Reply == "" || strings.HasPrefix(m.Reply, bus.Root+".") {
 		return
 	}
@@ -112,7 +112,7 @@ func (d *discovery) info() micro.Info {
 	return info
 }
 
-// endpoints are the operations of each cluster: an endpoint has one subject.
+// endpoints returns the operations of each cluster: an endpoint has one subject.
 func (d *discovery) endpoints() []endpoint {
 	list := make([]endpoint, 0, len(d.cfg.Clusters)*len(d.cfg.Capabilities))
 	for _, cluster := range d.cfg.Clusters {
@@ -124,7 +124,7 @@ func (d *discovery) endpoints() []endpoint {
 	return list
 }
 
-// endpointName is the operation's, with its cluster where there are several.
+// endpointName returns the operation's name, with the cluster if there are several.
 func (d *discovery) endpointName(e endpoint) string {
 	if len(d.cfg.Clusters) == 1 {
 		return bus.Verb(e.op)
@@ -145,7 +145,7 @@ func (d *discovery) serviceStats() micro.Stats {
 	stats := micro.Stats{ServiceIdentity: d.identity(), Type: micro.StatsResponseType, Started: d.started.UTC()}
 	d.ops.mu.Lock()
 	running, reads := d.ops.mutatingLocked(), len(d.ops.reads)
-	kept := len(d.ops.held) - running
+	kept := len(d.ops.byID) - running
 	d.ops.mu.Unlock()
 	for _, end := range d.endpoints() {
 		e := d.stats.figures(end)
@@ -169,7 +169,7 @@ type endpoint struct {
 	op      driverv1.Operation
 }
 
-// serviceStats counts what a replica did since it started.
+// serviceStats counts a replica's operations since it started.
 type serviceStats struct {
 	busy, dropped atomic.Uint64
 

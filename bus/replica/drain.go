@@ -7,15 +7,15 @@ import (
 	"github.com/machinebus/machinebus/bus"
 )
 
-// drain takes no more work and waits for what runs; it fails when some of it was left
-// behind.
+// drain stops taking work and waits for running operations. It returns an error if some
+// still run at the end.
 func (s *Server) drain(requests []bus.Subscription) error {
-	s.log.Info("draining: no new operations", "running", s.ops.drain(), "timeout", s.cfg.DrainTimeout)
+	s.log.Info("draining: taking no new operations", "running", s.ops.startDraining(), "timeout", s.cfg.DrainTimeout)
 	s.beat.renewNow()
 	for _, sub := range requests {
-		// What has come already is answered busy; Unsubscribe would lose it.
+		// Requests that have arrived are answered busy; Unsubscribe would lose them.
 		if sub.Drain() != nil {
-			_ = sub.Unsubscribe() // not connected: nothing comes either
+			_ = sub.Unsubscribe() // not connected: no requests arrive
 		}
 	}
 
@@ -30,7 +30,7 @@ func (s *Server) drain(requests []bus.Subscription) error {
 	select {
 	case <-done:
 	case <-soft.C:
-		s.log.Warn("drain timeout: cancelling what still runs", "operations", s.ops.cancelAll())
+		s.log.Warn("drain timeout: cancelling the running operations", "operations", s.ops.cancelAll())
 		hard := time.NewTimer(s.cfg.HardStop)
 		defer hard.Stop()
 		select {
@@ -47,8 +47,8 @@ func (s *Server) drain(requests []bus.Subscription) error {
 	return left
 }
 
-// awaitAcks gives mcm a moment to store the last results that are gone with this
-// process: those that the operations stream does not have.
+// awaitAcks gives mcm a moment to acknowledge results that the operations stream does not
+// have: they end with this process.
 func (s *Server) awaitAcks() {
 	limit := time.NewTimer(ackWait)
 	defer limit.Stop()
@@ -60,7 +60,7 @@ func (s *Server) awaitAcks() {
 		select {
 		case <-s.ops.acked:
 		case <-limit.C:
-			s.log.Info("leaving with results that mcm did not acknowledge; it will ask another replica", "results", left)
+			s.log.Info("stopping with results that mcm has not acknowledged; mcm will ask another replica", "results", left)
 
 			return
 		}

@@ -8,13 +8,13 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// resultSpace is more than goes along with a result: ids, names and headers in its
-// frame, the operation's state in an answer to ops, the seal in its record.
+// resultSpace exceeds what accompanies a result: ids, names and headers in its frame, the
+// operation's state in an answer to ops, the seal in its record.
 const resultSpace = 4 << 10
 
-// fits tells why a mutation's result cannot be sent, or not be stored; nil if it can.
-// Those of reads are large and many: send finds out.
-func (w *worker) fits(h *held, r *driverv1.Result) error {
+// checkSize returns why a mutation's result cannot be sent or stored, or nil. It skips the
+// many large results of reads, which send checks.
+func (w *worker) checkSize(h *operation, r *driverv1.Result) error {
 	if !bus.Mutates(h.operation) {
 		return nil
 	}
@@ -24,7 +24,7 @@ func (w *worker) fits(h *held, r *driverv1.Result) error {
 	}
 	limit, remedy := int(w.conn.MaxPayload()), ", or raise max_payload"
 	if limit <= 0 || limit >= opstream.MaxRecordBytes {
-		limit, remedy = opstream.MaxRecordBytes, "" // as large as a record may be, whatever the server takes
+		limit, remedy = opstream.MaxRecordBytes, "" // the limit of a record, whatever the server accepts
 	}
 	limit -= min(resultSpace, limit/4)
 	if len(payload) <= limit {
@@ -32,10 +32,10 @@ func (w *worker) fits(h *held, r *driverv1.Result) error {
 	}
 	_, state := opstream.InstanceOf(r)
 
-	return fmt.Errorf("%w: %d bytes, of which the last known state has %d, and there is room for %d: have the driver keep less%s",
+	return fmt.Errorf("%w: %d bytes (last known state: %d bytes), limit %d: let the driver store a smaller state%s",
 		bus.ErrTooLarge, len(payload), len(state), limit, remedy)
 }
 
-func unsendable(err error) *driverv1.Result {
+func unsendableResult(err error) *driverv1.Result {
 	return bus.Failure(driverv1.Code_CODE_INTERNAL, "the driver's result cannot be sent: "+err.Error())
 }

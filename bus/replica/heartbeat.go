@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// maxSession bounds what each heartbeat sends: some five thousand operations.
+	// maxSession bounds the size of a session, to some five thousand operations.
 	maxSession = 512 << 10
 )
 
@@ -31,19 +31,18 @@ type heartbeat struct {
 	claims   *claims
 	renew    map[string]chan struct{} // asks for a session at once, by cluster
 
-	sequence uint64    // guarded by ops.mu
-	unsent   time.Time // when a session was last said not to be sent; guarded by ops.mu
+	sequence       uint64    // guarded by ops.mu
+	unsentLoggedAt time.Time // when a failed session was last logged; guarded by ops.mu
 }
 
-// renewNow asks for a session to every cluster without waiting for the next
-// beat. It never blocks.
+// renewNow requests a session to every cluster before the next beat. It never blocks.
 func (b *heartbeat) renewNow() {
 	for _, cluster := range b.cfg.Clusters {
 		signal(b.renew[cluster])
 	}
 }
 
-// signal leaves a word on a channel of one place. It never blocks.
+// signal puts a value into a channel with a buffer of one. It never blocks.
 func signal(ch chan<- struct{}) {
 	select {
 	case ch <- struct{}{}:
@@ -51,12 +50,12 @@ func signal(ch chan<- struct{}) {
 	}
 }
 
-// beat publishes a session to a cluster at every beat, and sooner when
-// something changed [SESSION-1].
-func (b *heartbeat) beat(ctx context.Context, cluster string) {
+// publishSessions publishes a session to a cluster at every beat, and sooner after a
+// change [SESSION-1].
+func (b *heartbeat) publishSessions(ctx context.Context, cluster string) {
 	tick := time.NewTicker(bus.SessionInterval)
 	defer tick.Stop()
-	// A burst of settled operations must not become a burst of sessions.
+	// A burst of results must not become a burst of sessions.
 	const pause = bus.SessionInterval / 10
 	for {
 		b.publishSession(cluster, false)
@@ -81,7 +80,7 @@ func (b *heartbeat) beat(ctx context.Context, cluster string) {
 // publishSession sends a session to a cluster.
 func (b *heartbeat) publishSession(cluster string, stopped bool) {
 	if !b.conn.Up() {
-		return // nothing old is ever sent later
+		return // a session must not be sent late
 	}
 	m, err := b.sessionMessage(b.session(cluster, stopped))
 	if err == nil {
@@ -90,23 +89,23 @@ func (b *heartbeat) publishSession(cluster string, stopped bool) {
 	switch {
 	case err == nil:
 	case errors.Is(err, bus.ErrTooLarge), errors.Is(err, bus.ErrEncode):
-		// The replica is taken for dead, although it works.
+		// mcm counts the replica as dead, although it works.
 		b.ops.mu.Lock()
-		quiet := time.Since(b.unsent) < bus.LogPause
+		quiet := time.Since(b.unsentLoggedAt) < bus.LogPause
 		if !quiet {
-			b.unsent = time.Now()
+			b.unsentLoggedAt = time.Now()
 		}
 		b.ops.mu.Unlock()
 		if !quiet {
-			b.log.Error("session not sent: mcm takes this replica for dead until it is", "err", err)
+			b.log.Error("session not sent: mcm counts this replica as dead", "err", err)
 		}
 	default:
 		b.log.Debug("session not sent", "err", err)
 	}
 }
 
-// sessionMessage makes the message of a session, with less said in it when it
-// would be larger than is good or than the server takes.
+// sessionMessage returns the message of a session. It leaves out parts if the message
+// would be larger than maxSession or the server's limit.
 func (b *heartbeat) sessionMessage(session *driverv1.Session) (*nats.Msg, error) {
 	subject := bus.Pattern(session.GetCluster(), bus.TreeSession, b.cfg.Provider, b.cfg.Replica)
 	env := &driverv1.Envelope{Replica: b.cfg.Replica, Body: &driverv1.Envelope_Session{Session: session}}
@@ -126,20 +125,20 @@ func (b *heartbeat) sessionMessage(session *driverv1.Session) (*nats.Msg, error)
 	return nil, nil //nolint:nilnil // not reached
 }
 
-// dropProgress leaves out what people would like to know and mcm does not need.
+// dropProgress leaves out progress texts, which mcm does not need.
 func dropProgress(session *driverv1.Session, _ int) {
 	for _, op := range session.GetOperations() {
 		op.LastProgress = ""
 	}
 }
 
-// dropSettled leaves out settled operations until excess bytes are saved: mcm
-// asks for what it waits for.
+// dropSettled leaves out ended operations until excess bytes are saved: mcm asks for
+// those that it waits for.
 func dropSettled(session *driverv1.Session, excess int) {
 	dropSome(session, excess, (*driverv1.OperationState).GetSettled)
 }
 
-// dropOthers leaves out what runs as well.
+// dropOthers leaves out running operations, too.
 func dropOthers(session *driverv1.Session, excess int) {
 	dropSome(session, excess, func(*driverv1.OperationState) bool { return true })
 }
@@ -156,7 +155,7 @@ func dropSome(session *driverv1.Session, excess int, some func(*driverv1.Operati
 	})
 }
 
-// Session says what the replica is and holds.
+// session returns the replica's session.
 func (b *heartbeat) session(cluster string, stopped bool) *driverv1.Session {
 	now := time.Now()
 	b.ops.mu.Lock()

@@ -11,34 +11,34 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// operations are what a replica has in hand: what runs, what has settled and is not
-// acknowledged, and the slots that this takes. It decides what may begin. It is safe for
-// concurrent use, and its mu guards each held's fields that change as well.
+// operations holds a replica's operations: those that run, those that have ended and are
+// not acknowledged, and their slots. It decides what may begin. It is safe for concurrent
+// use. Its mu also guards the mutable fields of each operation.
 type operations struct {
 	slots int
 	log   *slog.Logger
-	tasks sync.WaitGroup // of what runs; added to under mu while not draining
-	acked chan struct{}  // signals that a kept result went
+	tasks sync.WaitGroup // running operations; added to under mu while not draining
+	acked chan struct{}  // signals that a kept result was stored or acknowledged
 
 	mu       sync.Mutex
-	held     map[string]*held   // mutations running or not acknowledged, by cluster and operation id
-	machines map[string]*held   // running mutations, by cluster and machine uid
-	reads    map[*held]struct{} // running reads
-	stuck    map[*held]struct{} // of machines and reads, calls that were given up
+	byID     map[string]*operation   // mutations running or not acknowledged, by cluster and operation id
+	machines map[string]*operation   // running mutations, by cluster and machine uid
+	reads    map[*operation]struct{} // running reads
+	stuck    map[*operation]struct{} // the given up calls among machines and reads
 	denials  denials
-	taken    [lanes]int // slots that are not free
+	taken    [lanes]int // occupied slots
 	draining bool
-	stopped  bool // nothing is begun any more
+	stopped  bool // no operation may begin a call
 }
 
 func newOperations(slots int, log *slog.Logger) *operations {
 	return &operations{
 		slots: slots, log: log, acked: make(chan struct{}, 1), denials: denials{},
-		held: map[string]*held{}, machines: map[string]*held{}, reads: map[*held]struct{}{}, stuck: map[*held]struct{}{},
+		byID: map[string]*operation{}, machines: map[string]*operation{}, reads: map[*operation]struct{}{}, stuck: map[*operation]struct{}{},
 	}
 }
 
-// A lane is a kind of operations that has slots of its own: none waits behind another.
+// A lane is a kind of operation with slots of its own: no lane waits for another.
 type lane int
 
 const (
@@ -70,11 +70,11 @@ func laneOf(request *driverv1.Envelope) lane {
 	}
 }
 
-// A refusal is why an operation does not begin; nil if it does.
+// A refusal is why an operation does not begin; nil if it begins.
 type refusal = *driverv1.BusyReason
 
-// admitRead begins a read, or returns why not.
-func (o *operations) admitRead(h *held, strange bool) (context.Context, refusal) {
+// admitRead begins a read, or returns why not. Strange is as for admit.
+func (o *operations) admitRead(h *operation, strange bool) (context.Context, refusal) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
@@ -91,11 +91,11 @@ func (o *operations) admitRead(h *held, strange bool) (context.Context, refusal)
 	return o.beginLocked(h), nil
 }
 
-// admit begins a mutation, or returns why not. A request for an operation that is here
-// already is attached to that, and neither begins anything nor is refused: known is what it
-// has to be answered with, or nil while the claim is awaited, after which it is answered
-// as any. Strange says that its sender shares no version of the protocol.
-func (o *operations) admit(h *held, strange bool) (known *held, begun context.Context, why refusal) {
+// admit begins a mutation, or returns why not. A request for an operation that the replica
+// has is attached to it: it neither begins anything nor is refused. Then known is the
+// operation to answer with; it is nil while its claim is being written. Strange means that
+// the sender shares no protocol version.
+func (o *operations) admit(h *operation, strange bool) (known *operation, begun context.Context, why refusal) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if known, attached := o.attachLocked(h); attached {
@@ -104,7 +104,7 @@ func (o *operations) admit(h *held, strange bool) (known *held, begun context.Co
 	other := o.machines[h.machineKey()]
 	switch {
 	case o.denials.covers(h):
-		return nil, nil, driverv1.BusyReason_BUSY_REASON_UNSPECIFIED.Enum() // it says only that nothing was done
+		return nil, nil, driverv1.BusyReason_BUSY_REASON_UNSPECIFIED.Enum() // says only that nothing was done
 	case strange:
 		return nil, nil, driverv1.BusyReason_BUSY_REASON_PROTOCOL.Enum()
 	case o.draining:
@@ -118,39 +118,39 @@ func (o *operations) admit(h *held, strange bool) (known *held, begun context.Co
 	}
 	h.claiming = true
 	o.taken[h.lane]++
-	o.held[h.key()] = h
+	o.byID[h.key()] = h
 	o.machines[h.machineKey()] = h
 
 	return nil, o.beginLocked(h), nil
 }
 
-// attachLocked has the frames of an operation that is here already, and still counts, go to
-// whoever asks for it now. It returns the operation unless its claim is awaited.
-func (o *operations) attachLocked(h *held) (known *held, attached bool) {
-	known, ok := o.held[h.key()]
-	if !ok || known.outdated(h) {
+// attachLocked directs the frames of a known operation that is not outdated to the new
+// asker. It returns the operation unless its claim is being written.
+func (o *operations) attachLocked(h *operation) (known *operation, attached bool) {
+	known, ok := o.byID[h.key()]
+	if !ok || known.isOutdatedBy(h) {
 		if ok && known.result != nil {
-			delete(o.held, known.key()) // what another attempt has superseded is no answer
+			delete(o.byID, known.key()) // a later attempt has superseded this result
 		}
 
 		return nil, false
 	}
 	known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
 	known.earlierMayRun = known.earlierMayRun || h.earlierMayRun
-	known.askedAgain = known.askedAgain || !known.stored
+	known.askedAgain = known.askedAgain || !known.outcomeStored
 	if known.claiming {
-		known.answered = false
+		known.resultSent = false
 
 		return nil, true
 	}
-	known.answered = true // until it is accepted
+	known.resultSent = true // until it is accepted
 
 	return known, true
 }
 
-// beginLocked counts an operation as running and returns its context. Neither a cancel
-// nor a drain can slip in between.
-func (o *operations) beginLocked(h *held) context.Context {
+// beginLocked counts an operation as running and returns its context. No cancel or drain
+// can come in between.
+func (o *operations) beginLocked(h *operation) context.Context {
 	timeout := bus.DefaultTimeout
 	if t := h.request.GetTimeout(); t.IsValid() && t.AsDuration() > 0 {
 		timeout = t.AsDuration()
@@ -163,23 +163,22 @@ func (o *operations) beginLocked(h *held) context.Context {
 	return ctx
 }
 
-// mutatingLocked is how many mutations occupy a slot.
+// mutatingLocked returns the number of mutations that occupy a slot.
 func (o *operations) mutatingLocked() int { return o.taken[laneMakes] + o.taken[laneDeletes] }
 
-// endClaim ends the wait for the claim of a mutation, which is given back if that was
-// refused.
-func (o *operations) endClaim(h *held, refused bool) {
+// endClaim notes that a mutation's claim was written or, if refused, drops the mutation.
+func (o *operations) endClaim(h *operation, refused bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	h.claiming = false
 	if refused {
 		o.freeLocked(h)
-		delete(o.held, h.key())
+		delete(o.byID, h.key())
 	}
 }
 
-// freeLocked gives back what an operation occupies.
-func (o *operations) freeLocked(h *held) {
+// freeLocked frees what an operation occupies.
+func (o *operations) freeLocked(h *operation) {
 	o.taken[h.lane]--
 	if bus.Mutates(h.operation) {
 		delete(o.machines, h.machineKey())
@@ -188,8 +187,8 @@ func (o *operations) freeLocked(h *held) {
 	}
 }
 
-// inHand is how many operations run at this moment, reads included.
-func (o *operations) inHand() int {
+// countRunning returns the number of running operations, including reads.
+func (o *operations) countRunning() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
@@ -200,18 +199,18 @@ func (o *operations) inHand() int {
 func (o *operations) cancel(key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	h, ok := o.held[key]
+	h, ok := o.byID[key]
 	switch {
 	case !ok || h.result != nil:
-	case h.begun:
-		o.log.Info("cancel comes too late: the provider is at it", "operation_id", h.id)
+	case h.callBegun:
+		o.log.Info("cancel ignored: a call to the provider may be running", "operation_id", h.id)
 	default:
 		o.log.Info("cancelling on request", "operation_id", h.id)
 		h.cancel()
 	}
 }
 
-// cancelAll cancels what runs, and names the mutations among it.
+// cancelAll cancels all running operations and returns the ids of the mutations.
 func (o *operations) cancelAll() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -228,10 +227,10 @@ func (o *operations) cancelAll() []string {
 	return ids
 }
 
-// slowReads returns the reads that have run for some time and were not accepted yet, which
-// they are with that.
-func (o *operations) slowReads(now time.Time, after time.Duration) []*held {
-	var slow []*held
+// slowReads returns the reads that have run for some time without being accepted, and
+// marks them accepted.
+func (o *operations) slowReads(now time.Time, after time.Duration) []*operation {
+	var slow []*operation
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for h := range o.reads {
@@ -244,17 +243,17 @@ func (o *operations) slowReads(now time.Time, after time.Duration) []*held {
 	return slow
 }
 
-// drain has nothing more admitted, and returns how many operations run.
-func (o *operations) drain() int {
+// startDraining stops admission and returns the number of running operations.
+func (o *operations) startDraining() int {
 	o.mu.Lock()
 	o.draining = true
 	o.mu.Unlock()
 
-	return o.inHand()
+	return o.countRunning()
 }
 
-// stop has no operation begin a call any more.
-func (o *operations) stop() {
+// stopBegins keeps all operations from beginning a call.
+func (o *operations) stopBegins() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.stopped = true

@@ -10,8 +10,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// An outbox sends a replica's frames to who asked for an operation. It is safe for
-// concurrent use.
+// An outbox sends a replica's frames to the callers. It is safe for concurrent use.
 type outbox struct {
 	part
 
@@ -22,14 +21,14 @@ func acceptedFrame() *driverv1.Envelope {
 	return &driverv1.Envelope{Body: &driverv1.Envelope_Accepted{Accepted: &driverv1.Accepted{}}}
 }
 
-// send publishes a frame of a held operation to whoever asked last; a result that does
-// not count yet waits until it is stored. A frame that cannot be sent is not lost: mcm
-// sees the operation in the next session and asks.
-func (out *outbox) send(h *held, frame *driverv1.Envelope) {
+// send publishes a frame of an operation to the last asker. A result that does not count
+// yet waits until it is stored. A frame that cannot be sent is not lost: mcm sees the
+// operation in the next session and asks.
+func (out *outbox) send(h *operation, frame *driverv1.Envelope) {
 	out.ops.mu.Lock()
 	reply, contentType, attempt := h.reply, h.contentType, h.attempt
-	waits := frame.GetResult() != nil && (h.answered || !h.counts())
-	h.answered = h.answered || frame.GetResult() != nil && !waits
+	waits := frame.GetResult() != nil && (h.resultSent || !h.resultCounts())
+	h.resultSent = h.resultSent || frame.GetResult() != nil && !waits
 	out.ops.mu.Unlock()
 	if waits {
 		return
@@ -38,16 +37,16 @@ func (out *outbox) send(h *held, frame *driverv1.Envelope) {
 	if frame.GetResult() == nil || !errors.Is(err, bus.ErrTooLarge) && !errors.Is(err, bus.ErrEncode) {
 		return
 	}
-	// Nobody will ever get this result: mcm must not wait and ask for it in vain. Of a
-	// mutation that is so only where the server takes less than it did before.
-	instead := unsendable(err)
+	// This result can never be sent, so mcm must not wait for it. For a mutation this happens
+	// only if the server's limit was lowered.
+	instead := unsendableResult(err)
 	out.ops.mu.Lock()
-	h.doubt(instead, true)
+	h.judgeFailure(instead, true)
 	if h.result != nil {
 		h.result = instead
 	}
-	if instead.GetOutcomeUnknown() && out.ops.held[h.key()] == h {
-		delete(out.ops.held, h.key()) // [RESULT-4]
+	if instead.GetOutcomeUnknown() && out.ops.byID[h.key()] == h {
+		delete(out.ops.byID, h.key()) // [RESULT-4]
 	}
 	out.ops.mu.Unlock()
 	_ = out.sendTo(reply, contentType, h.id, attempt, bus.ResultFrame(instead)) // it is logged
@@ -82,16 +81,16 @@ func (out *outbox) sendTo(reply, contentType, id string, attempt uint32, frame *
 }
 
 // sendBusy refuses an operation.
-func (out *outbox) sendBusy(h *held, why refusal) {
+func (out *outbox) sendBusy(h *operation, why refusal) {
 	out.stats.busy.Add(1)
 	out.send(h, &driverv1.Envelope{Body: &driverv1.Envelope_Busy{Busy: &driverv1.Busy{Reason: *why}}})
 }
 
-// sendAgain sends whoever was attached to a known operation what there is of it.
-func (out *outbox) sendAgain(known *held) {
+// resend sends a caller that was attached to an operation what it has.
+func (out *outbox) resend(known *operation) {
 	out.send(known, acceptedFrame())
 	out.ops.mu.Lock()
-	known.answered = false
+	known.resultSent = false
 	result := known.result
 	out.ops.mu.Unlock()
 	if result != nil {

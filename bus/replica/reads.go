@@ -5,43 +5,41 @@ import (
 	"sync"
 )
 
-// reads are the reads that were taken and that no goroutine has begun yet.
+// A readQueue holds reads that were taken and that no goroutine runs yet.
 //
-// There is a goroutine for each, so that none waits for another's cloud call; but
-// whoever has ended one goes on with the next. Goroutines that ended after one
-// answer each would hand the processor to the connection's flusher every time, and
-// each answer would be a write to the socket of its own.
-type reads struct {
+// Each read has a goroutine, so that none waits for another's cloud call. A goroutine that
+// has ended a read goes on with the next. If it exited instead, it would wake the
+// connection's flusher, and each answer would be a socket write of its own.
+type readQueue struct {
 	mu    sync.Mutex
-	queue []begunRead
+	queue []queuedRead
 }
 
-type begunRead struct {
-	ctx context.Context //nolint:containedctx // the operation's, on its way to its goroutine
-	h   *held
+type queuedRead struct {
+	ctx context.Context //nolint:containedctx // the operation's, until a goroutine runs it
+	h   *operation
 }
 
-func (r *reads) add(ctx context.Context, h *held) {
+func (r *readQueue) add(ctx context.Context, h *operation) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.queue = append(r.queue, begunRead{ctx, h})
+	r.queue = append(r.queue, queuedRead{ctx, h})
 }
 
-func (r *reads) next() (begunRead, bool) {
+func (r *readQueue) next() (queuedRead, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.queue) == 0 {
-		return begunRead{}, false
+		return queuedRead{}, false
 	}
 	first := r.queue[0]
-	r.queue[0] = begunRead{} // the array behind it lives longer
+	r.queue[0] = queuedRead{} // the backing array lives longer
 	r.queue = r.queue[1:]
 
 	return first, true
 }
 
-// runReads does what is to be done. It must be started once for each read that
-// is added.
+// runReads runs queued reads. Start it once for each read that is added.
 func (w *worker) runReads() {
 	for {
 		r, ok := w.waiting.next()

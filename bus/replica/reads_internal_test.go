@@ -8,9 +8,9 @@ import (
 
 func TestReadsKeepTheirOrder(t *testing.T) {
 	t.Parallel()
-	var r reads
+	var r readQueue
 	for i := range 3 {
-		r.add(t.Context(), &held{id: fmt.Sprint(i)})
+		r.add(t.Context(), &operation{id: fmt.Sprint(i)})
 	}
 	for i := range 3 {
 		if first, ok := r.next(); !ok || first.h.id != fmt.Sprint(i) {
@@ -25,12 +25,12 @@ func TestReadsKeepTheirOrder(t *testing.T) {
 func TestReadsAreTakenOnce(t *testing.T) {
 	t.Parallel()
 	const many = 1000
-	var r reads
+	var r readQueue
 	var mu sync.Mutex
 	taken := map[string]int{}
 	var all sync.WaitGroup
 	for i := range many {
-		r.add(t.Context(), &held{id: fmt.Sprint(i)})
+		r.add(t.Context(), &operation{id: fmt.Sprint(i)})
 		all.Go(func() {
 			if read, ok := r.next(); ok {
 				mu.Lock()

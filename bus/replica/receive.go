@@ -13,19 +13,19 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// onRequest takes a request for any replica. It runs on the subscription's one
+// onRequest handles a request for any replica. It runs on the subscription's only
 // goroutine and must not block.
 func (s *Server) onRequest(m *nats.Msg) {
-	subject, env, ok := s.open(m)
+	subject, env, ok := s.decodeMessage(m)
 	if !ok {
 		return
 	}
 	s.accept(subject, env, m)
 }
 
-// onDirected takes what is for this replica alone: operations and control.
+// onDirected handles messages for this replica alone: operations and control.
 func (s *Server) onDirected(m *nats.Msg) {
-	subject, env, ok := s.open(m)
+	subject, env, ok := s.decodeMessage(m)
 	if !ok {
 		return
 	}
@@ -41,26 +41,26 @@ func (s *Server) onDirected(m *nats.Msg) {
 	}
 }
 
-// open decodes a message, and drops what could only be answered by publishing
-// where this provider has no business.
-func (s *Server) open(m *nats.Msg) (bus.Subject, *driverv1.Envelope, bool) {
+// decodeMessage decodes a message. It drops a message whose reply subject is outside the
+// provider's reply tree.
+func (s *Server) decodeMessage(m *nats.Msg) (bus.Subject, *driverv1.Envelope, bool) {
 	subject, err := bus.ParseSubject(m.Subject)
 	if err != nil {
-		s.drop("not a subject of ours", "subject", m.Subject, "err", err)
+		s.dropMessage("not a machinebus subject", "subject", m.Subject, "err", err)
 
 		return subject, nil, false
 	}
 	if m.Reply != "" && !strings.HasPrefix(m.Reply, s.replies[subject.Cluster]) {
-		s.drop("reply subject outside of the provider's reply tree", "subject", m.Subject, "reply", m.Reply)
+		s.dropMessage("reply subject outside of the provider's reply tree", "subject", m.Subject, "reply", m.Reply)
 
 		return subject, nil, false
 	}
 	env, err := bus.DecodeMessage(m)
 	if err != nil {
-		s.drop("payload is no envelope", "subject", m.Subject, "err", err)
-		if m.Reply != "" { // people try things out with `nats request`
+		s.dropMessage("payload is not an envelope", "subject", m.Subject, "err", err)
+		if m.Reply != "" { // a person may use `nats request`
 			_ = s.out.sendTo(m.Reply, bus.ContentTypeOf(m), "", 0, // it is logged
-				bus.ResultFrame(bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "payload is no envelope: "+err.Error())))
+				bus.ResultFrame(bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "payload is not an envelope: "+err.Error())))
 		}
 
 		return subject, nil, false
@@ -69,28 +69,27 @@ func (s *Server) open(m *nats.Msg) (bus.Subject, *driverv1.Envelope, bool) {
 	return subject, env, true
 }
 
-func (s *Server) drop(why string, args ...any) {
+func (s *Server) dropMessage(why string, args ...any) {
 	s.stats.dropped.Add(1)
 	s.log.Warn("message dropped: "+why, args...)
 }
 
-// accept decides about a request: refuse it, attach to what runs already, or
-// run it.
+// accept refuses a request, attaches it to a known operation, or runs it.
 func (s *Server) accept(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg) {
 	op := bus.OperationOf(env)
-	h := &held{
+	h := &operation{
 		cluster: subject.Cluster, id: env.GetOperationId(), operation: op, request: env, lane: laneOf(env),
 		machine: bus.MachineOf(env).GetUid(), namespace: subject.Namespace, name: subject.Name,
 		started: time.Now(), reply: m.Reply, contentType: bus.ContentTypeOf(m), attempt: env.GetAttempt(),
 		traceParent: bus.TraceParentOf(m), cancel: func() {}, earlierMayRun: env.GetEarlierMayRun(),
 	}
 	if m.Reply == "" {
-		s.drop("request without a reply subject", "subject", m.Subject)
+		s.dropMessage("request without a reply subject", "subject", m.Subject)
 
 		return
 	}
 	if refusal := s.check(h, subject); refusal != nil {
-		refusal.OutcomeUnknown = refusal.GetOutcomeUnknown() || h.recovers()
+		refusal.OutcomeUnknown = refusal.GetOutcomeUnknown() || h.recoversCreate()
 		refusal.NoEffect = refusal.GetOutcomeUnknown()
 		s.stats.refused(endpoint{h.cluster, op})
 		s.out.send(h, bus.ResultFrame(refusal))
@@ -105,13 +104,13 @@ func (s *Server) accept(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg
 	s.acceptRead(h)
 }
 
-func (s *Server) acceptRead(h *held) {
-	if bus.EditsNodeGroup(h.request) && s.stale(h) {
+func (s *Server) acceptRead(h *operation) {
+	if bus.EditsNodeGroup(h.request) && s.isStale(h) {
 		s.out.sendBusy(h, driverv1.BusyReason_BUSY_REASON_STALE.Enum())
 
 		return
 	}
-	ctx, why := s.ops.admitRead(h, s.managers.speakOther(h.cluster))
+	ctx, why := s.ops.admitRead(h, s.managers.refuses(h.cluster))
 	if why != nil {
 		s.out.sendBusy(h, why)
 
@@ -122,25 +121,25 @@ func (s *Server) acceptRead(h *held) {
 }
 
 // check returns why a request cannot be served at all, or nil.
-func (s *Server) check(h *held, subject bus.Subject) *driverv1.Result {
+func (s *Server) check(h *operation, subject bus.Subject) *driverv1.Result {
 	verb := bus.RequestVerb(h.request)
 	if verb == "" || !slices.Contains(s.cfg.Capabilities, h.operation) {
 		return bus.Failure(driverv1.Code_CODE_UNIMPLEMENTED,
 			fmt.Sprintf("driver of provider %s does not implement %s", s.cfg.Provider, subject.Verb))
 	}
-	// By their subjects the server decides who may ask what. Some verbs of node groups are
-	// called like operations.
+	// NATS permissions go by subjects, so the subject must name the request. Some verbs of
+	// node groups have the names of operations.
 	aboutGroups := h.operation == driverv1.Operation_OPERATION_NODE_GROUPS
 	if subject.Verb != verb || (subject.Tree == bus.TreeNodeGroup) != aboutGroups {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT,
-			fmt.Sprintf("subject says %s (%s), envelope says %s (%s)", subject.Verb, subject.Tree, verb, bus.Verb(h.operation)))
+			fmt.Sprintf("the subject names %s (%s), but the envelope holds %s (%s)", subject.Verb, subject.Tree, verb, bus.Verb(h.operation)))
 	}
 	if h.id == "" {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "request without an operation id")
 	}
 	mutates := bus.Mutates(h.operation)
 	if h.contentType == bus.ContentTypeJSON && (mutates || bus.EditsNodeGroup(h.request)) {
-		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "JSON is accepted for operations that change nothing")
+		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "JSON is accepted only for operations that change nothing")
 	}
 	if !mutates {
 		return nil
@@ -152,12 +151,12 @@ func (s *Server) check(h *held, subject bus.Subject) *driverv1.Result {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+": the machine's uid: "+err.Error())
 	}
 	if h.request.GetClaimTerms() == nil {
-		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+" without terms for its claim [CLAIM-6]")
+		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+" without claim_terms [CLAIM-6]")
 	}
-	if highest, leads := s.managers.leads(h.cluster, h.request.GetEpoch()); !leads {
+	if highest, leads := s.managers.mayLead(h.cluster, h.request.GetEpoch()); !leads {
 		refusal := bus.Failure(driverv1.Code_CODE_ABORTED,
-			fmt.Sprintf("request of epoch %d, but epoch %d leads", h.request.GetEpoch(), highest))
-		refusal.OutcomeUnknown = true // the manager that leads may have it done
+			fmt.Sprintf("request of epoch %d, but a manager of epoch %d leads", h.request.GetEpoch(), highest))
+		refusal.OutcomeUnknown = true // the leading manager may run the operation
 
 		return refusal
 	}
@@ -165,62 +164,62 @@ func (s *Server) check(h *held, subject bus.Subject) *driverv1.Result {
 	return nil
 }
 
-// stale tells that a request came too late to be taken [ENV-8].
-func (s *Server) stale(h *held) bool {
+// isStale reports whether a request came after its accept_by [ENV-8].
+func (s *Server) isStale(h *operation) bool {
 	by := h.request.GetAcceptBy()
 	if !by.IsValid() || !h.started.After(by.AsTime()) {
 		return false
 	}
-	s.log.Warn("request refused: it was to be accepted earlier; if that is so for all of them, compare this machine's clock with mcm's",
+	s.log.Warn("request refused as stale: accept_by has passed; if this repeats, compare the clock of this machine with mcm's",
 		"operation_id", h.id, "attempt", h.attempt, "late", h.started.Sub(by.AsTime()).Round(time.Millisecond))
 
 	return true
 }
 
-// acceptMutation runs a mutation, unless this replica has it already: then the
-// asker is attached to the running one, or gets its result again.
-func (s *Server) acceptMutation(h *held) {
-	if s.stale(h) {
+// acceptMutation runs a mutation. If the replica has it already, the caller is attached to
+// it or gets its result again.
+func (s *Server) acceptMutation(h *operation) {
+	if s.isStale(h) {
 		s.out.sendBusy(h, driverv1.BusyReason_BUSY_REASON_STALE.Enum())
 
 		return
 	}
-	known, ctx, why := s.ops.admit(h, s.managers.speakOther(h.cluster))
+	known, ctx, why := s.ops.admit(h, s.managers.refuses(h.cluster))
 	switch {
 	case why != nil:
 		s.out.sendBusy(h, why)
 	case ctx != nil:
 		go s.worker.claimAndRun(ctx, h)
 	case known != nil:
-		s.out.sendAgain(known)
+		s.out.resend(known)
 	}
 }
 
-// outdated reports whether a request is for a later attempt, and either names another
-// claim than those of this operation, as an attempt made elsewhere meanwhile has taken
-// their place, or asks about such an attempt, of which an earlier failure says nothing.
-func (h *held) outdated(request *held) bool {
+// isOutdatedBy reports whether a request is for a later attempt that this operation cannot
+// answer. Either the request names a claim of an attempt at another replica, or an attempt
+// in between may run, about which this operation's failure says nothing.
+func (h *operation) isOutdatedBy(request *operation) bool {
 	if request.attempt <= h.attempt {
 		return false
 	}
 	terms := request.request.GetClaimTerms()
 
-	// What stood there between the first and the last record of ours was ours.
+	// The records between our first and our last were ours.
 	other := terms.Sequence != nil && (terms.GetSequence() < h.firstClaim || terms.GetSequence() > h.claim)
 
 	return !h.claiming && other || h.failed() && request.earlierMayRun
 }
 
-// failed tells that the operation has ended so.
-func (h *held) failed() bool { return h.result.GetStatus().GetCode() != driverv1.Code_CODE_OK }
+// failed reports whether the operation has failed.
+func (h *operation) failed() bool { return h.result.GetStatus().GetCode() != driverv1.Code_CODE_OK }
 
-// onOps tells what this replica holds, and the result of the one operation
-// asked for [OPS-1].
+// onOps answers with this replica's operations, or with the one asked for and its result
+// [OPS-1].
 func (s *Server) onOps(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg) {
 	if m.Reply == "" {
 		return
 	}
-	answer := s.ops.answer(subject.Cluster, env.GetOps().GetOperationId(), env.GetAttempt(), time.Now())
+	answer := s.ops.answerOps(subject.Cluster, env.GetOps().GetOperationId(), env.GetAttempt(), time.Now())
 	_ = s.out.sendTo(m.Reply, bus.ContentTypeOf(m), env.GetOperationId(), env.GetAttempt(), // it is logged
 		&driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: answer}})
 }
@@ -242,15 +241,15 @@ func (s *Server) onHello(m *nats.Msg) {
 	}
 	env, err := bus.DecodeMessage(m)
 	if err != nil || env.GetHello() == nil {
-		s.drop("hello is no hello", "err", err)
+		s.dropMessage("message on the hello subject holds no Hello", "err", err)
 
 		return
 	}
-	// The subject's word counts: who may speak for one control plane must not
-	// raise another's epoch.
+	// The cluster in the subject counts: a manager of one control plane must not raise the
+	// epoch of another.
 	cluster, hello := subject.Cluster, env.GetHello()
-	if s.managers.hear(cluster, hello) {
-		s.log.Info("a manager leads", "cluster", cluster, "mcm", hello.GetMcm(), "epoch", hello.GetEpoch())
+	if s.managers.noteHello(cluster, hello) {
+		s.log.Info("a new manager leads", "cluster", cluster, "mcm", hello.GetMcm(), "epoch", hello.GetEpoch())
 		s.beat.renewNow()
 	}
 }
@@ -262,7 +261,7 @@ func (s *Server) onChanged(m *nats.Msg) {
 	}
 	env, err := bus.DecodeMessage(m)
 	if err != nil || env.GetChanged() == nil {
-		s.drop("notice of a change is none", "err", err)
+		s.dropMessage("message on the changed subject holds no Changed", "err", err)
 
 		return
 	}

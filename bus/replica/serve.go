@@ -19,13 +19,12 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// Clocks of the answering side; those of the asking side follow from them.
+// Timing of the answering side, from which that of the asking side follows.
 const (
-	// deferredAccept is how long a read may run before its replica says that it
-	// has it, so that mcm can tell a slow answer from a dead replica.
+	// deferredAccept is how long a read may run before its replica sends accepted, so that
+	// mcm can tell a slow answer from a dead replica.
 	deferredAccept = 100 * time.Millisecond
-	// ackWait is how long a stopping replica waits for mcm to have stored its
-	// results.
+	// ackWait is how long a stopping replica waits for mcm to acknowledge its results.
 	ackWait = 2 * time.Second
 
 	defaultDrainTimeout = 10 * time.Minute
@@ -33,9 +32,9 @@ const (
 	defaultStuckAfter   = 10 * time.Second
 )
 
-// ErrLeft is wrapped by the error of a Run at whose end operations still ran, although
-// their contexts were cancelled: what comes of them is unknown.
-var ErrLeft = errors.New("operations were left behind")
+// ErrLeft is wrapped by the error of a Run that ended while operations still ran, although
+// their contexts were cancelled. Their outcome is unknown.
+var ErrLeft = errors.New("operations still ran when the replica stopped")
 
 // A Handler runs operations. Handle may be called from many goroutines, but runs
 // at most one mutation of a machine at a time. It must return when ctx ends: one that does not is
@@ -51,41 +50,40 @@ type HandlerFunc func(ctx context.Context, t *Task) *driverv1.Result
 // Handle calls f.
 func (f HandlerFunc) Handle(ctx context.Context, t *Task) *driverv1.Result { return f(ctx, t) }
 
-// A Task is one operation in a Handler's hands.
+// A Task is one operation for a Handler.
 type Task struct {
-	// Cluster is the control plane that asks.
+	// Cluster is the asking control plane.
 	Cluster   string
 	Operation driverv1.Operation
 	// Request is the whole envelope; Handlers read it and must not change it.
 	Request *driverv1.Envelope
-	// TraceParent is the asker's span as a W3C traceparent header, empty when the
-	// operation is not traced.
+	// TraceParent is the caller's span as a W3C traceparent header; empty if the operation
+	// is not traced.
 	TraceParent string
 
 	worker *worker
-	held   *held
+	op     *operation
 	ctx    context.Context //nolint:containedctx // the operation's, as Handle gets it
 }
 
-// Progress tells mcm what the operation is doing, in one line without secrets.
-// It never blocks and may be called often: only the newest line counts.
-func (t *Task) Progress(message string) { t.worker.report(t.held, message) }
+// Progress reports to mcm what the operation does, in one line without secrets. It never
+// blocks and may be called often: only the newest line counts.
+func (t *Task) Progress(message string) { t.worker.reportProgress(t.op, message) }
 
-// BeginMutation is called right before each call that changes something at the
-// provider, and takes one round trip to NATS. It fails when the operation must not go on:
-// it was cancelled, its deadline has passed, the replica has stopped, another replica has
-// the operation by now, or the operations stream does not answer. From the first success on a cancel
-// comes too late and no longer ends the operation's context: what a provider made
-// of a call cut off halfway nobody could tell.
-func (t *Task) BeginMutation() error { return t.worker.claims.mayBegin(t.ctx, t.held) }
+// BeginMutation must be called right before each call that changes something at the
+// provider. It takes one round trip to NATS. It fails if the operation must not go on: it
+// was cancelled, its deadline has passed, the replica has stopped, another replica has the
+// operation, or the operations stream does not answer. After the first success a cancel
+// no longer ends the operation's context: the effect of a call cut off halfway is unknown.
+func (t *Task) BeginMutation() error { return t.worker.claims.mayBegin(t.ctx, t.op) }
 
-// Claim returns the stream sequence of the newest record of the operations stream that this
-// attempt has written; 0 before there is one, and for operations that change nothing.
-func (t *Task) Claim() uint64 { return t.worker.claims.newest(t.held) }
+// Claim returns the stream sequence of this attempt's newest record; 0 before the first,
+// and for operations that change nothing.
+func (t *Task) Claim() uint64 { return t.worker.claims.newestSequence(t.op) }
 
 // A Config describes a replica.
 type Config struct {
-	// Provider is what MachineClass.provider says; one subject token.
+	// Provider is the value of MachineClass.provider; one subject token.
 	Provider string
 	// Clusters are the control planes to serve; none means "default".
 	Clusters []string
@@ -133,7 +131,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// A part of a replica has what all its parts use.
+// A part holds what all parts of a replica use.
 type part struct {
 	conn  bus.Wire
 	cfg   *Config
@@ -141,8 +139,7 @@ type part struct {
 	stats *serviceStats
 }
 
-// A Server is one replica: the answering side of operations. It takes what comes, and its
-// parts do it.
+// A Server is one replica: the answering side of operations.
 type Server struct {
 	part
 
@@ -187,7 +184,7 @@ func New(conn bus.Wire, cfg Config, handler Handler) (*Server, error) {
 		errs = append(errs, fmt.Errorf("slots: %d is negative", cfg.Slots))
 	}
 	if len(cfg.Capabilities) == 0 {
-		errs = append(errs, errors.New("a replica without capabilities has nothing to serve"))
+		errs = append(errs, errors.New("capabilities: a replica needs at least one operation"))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -218,7 +215,7 @@ func (s *Server) Replica() string { return s.cfg.Replica }
 func (s *Server) Refusal() error { return s.managers.refusal() }
 
 // Running is how many operations run at this moment, reads included.
-func (s *Server) Running() int { return s.ops.inHand() }
+func (s *Server) Running() int { return s.ops.countRunning() }
 
 // Stuck counts the calls that have ignored their deadlines for longer than
 // [Config.StuckAfter] and have not returned, by operation. Each was answered with
@@ -228,7 +225,7 @@ func (s *Server) Stuck() map[driverv1.Operation]int { return s.ops.stuckCalls() 
 
 // Jammed returns an error when calls that ignore their deadlines have all slots for some
 // operations, nil otherwise.
-func (s *Server) Jammed() error { return s.ops.jammed() }
+func (s *Server) Jammed() error { return s.ops.allSlotsStuck() }
 
 // Run may be called once. It answers until ctx ends and then drains: it takes no more work, lets
 // running operations finish for DrainTimeout, cancels what is left, and returns
@@ -248,7 +245,7 @@ func (s *Server) Run(ctx context.Context) error {
 	beat, stopBeat := context.WithCancel(context.WithoutCancel(ctx))
 	var loops sync.WaitGroup
 	for _, cluster := range s.cfg.Clusters {
-		loops.Go(func() { s.beat.beat(beat, cluster) })
+		loops.Go(func() { s.beat.publishSessions(beat, cluster) })
 	}
 	loops.Go(func() { s.worker.acceptSlowReads(beat) })
 	loops.Go(func() { s.worker.giveUpStuck(beat) })
@@ -261,7 +258,7 @@ func (s *Server) Run(ctx context.Context) error {
 	err = s.drain(requests)
 	stopBeat()
 	loops.Wait()
-	s.ops.stop()
+	s.ops.stopBegins()
 	for _, cluster := range s.cfg.Clusters {
 		s.beat.publishSession(cluster, true)
 	}

@@ -115,7 +115,7 @@ func TestServerRefuses(t *testing.T) { //nolint:tparallel // its cases share one
 		},
 		"another operation than the subject": {
 			"permissions and audit go by the subject", "delete",
-			func(*driverv1.Envelope) {}, driverv1.Code_CODE_INVALID_ARGUMENT, "subject says delete",
+			func(*driverv1.Envelope) {}, driverv1.Code_CODE_INVALID_ARGUMENT, "subject names delete",
 		},
 		"unknown body": {
 			"a body of the future is answered [ENV-4]", "create",
@@ -532,12 +532,12 @@ func TestNewServerRefuses(t *testing.T) {
 	t.Parallel()
 	can := []driverv1.Operation{driverv1.Operation_OPERATION_CREATE}
 	for reason, cfg := range map[string]replica.Config{
-		"provider": {Provider: "a.b", Capabilities: can},
-		"cluster":  {Provider: "a", Clusters: []string{"*"}, Capabilities: can},
-		"replica":  {Provider: "a", Replica: ">", Capabilities: can},
-		"reserved": {Provider: "a", Replica: "plain", Capabilities: can},
-		"slots":    {Provider: "a", Slots: -1, Capabilities: can},
-		"nothing":  {Provider: "a"},
+		"provider":     {Provider: "a.b", Capabilities: can},
+		"cluster":      {Provider: "a", Clusters: []string{"*"}, Capabilities: can},
+		"replica":      {Provider: "a", Replica: ">", Capabilities: can},
+		"reserved":     {Provider: "a", Replica: "plain", Capabilities: can},
+		"slots":        {Provider: "a", Slots: -1, Capabilities: can},
+		"capabilities": {Provider: "a"},
 	} {
 		if _, err := replica.New(nil, cfg, replica.HandlerFunc(nil)); err == nil || !strings.Contains(err.Error(), reason) {
 			t.Errorf("error = %v, want one that names %s", err, reason)

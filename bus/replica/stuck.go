@@ -15,12 +15,11 @@ import (
 )
 
 const (
-	// stuckCheck is the longest time between two looks for calls that ignore their
-	// deadlines.
+	// stuckCheck is the longest time between two checks for stuck calls.
 	stuckCheck = time.Second
 	// operationLabel marks the goroutines of a mutation, in profiles too.
 	operationLabel = "machinebus_operation"
-	// maxStack bounds what the log gets of a call's goroutines.
+	// maxStack bounds the logged stacks of a call's goroutines.
 	maxStack = 16 << 10
 )
 
@@ -38,47 +37,47 @@ func (w *worker) giveUpStuck(ctx context.Context) {
 	}
 }
 
-// giveUp answers the calls that have ignored their deadlines for too long. Their late
-// results count for nothing, see lateReturn.
+// giveUp answers the calls that have ignored their deadlines for too long. Their later
+// results do not count, see logLateReturn.
 func (w *worker) giveUp(now time.Time) {
 	if !w.ops.overdue(now, w.cfg.StuckAfter) {
 		return
 	}
-	// Before anything is noted: that takes long enough for a session to be sent, and a
-	// result is to come ahead of a session that does not list its operation.
+	// Taken before any state changes: it may last until the next session, and a result must
+	// precede a session that does not list its operation.
 	profile := &bytes.Buffer{}
 	_ = pprof.Lookup("goroutine").WriteTo(profile, 1) // a Buffer takes everything
 	for h, result := range w.ops.giveUp(now, w.cfg.StuckAfter, w.stuckResult) {
-		w.tell(h, result)
-		w.log.Error("a driver call ignores its deadline; until it returns it keeps its slot, and other mutations from its machine: "+
-			"mend the driver, or restart this replica", "operation", bus.Verb(h.operation), "operation_id", h.id,
+		w.publishResult(h, result)
+		w.log.Error("a driver call ignores its deadline; until it returns it occupies its slot and blocks its machine: "+
+			"fix the driver, or restart this replica", "operation", bus.Verb(h.operation), "operation_id", h.id,
 			"machine", h.namespace+"/"+h.name, "attempt", h.request.GetAttempt(), "elapsed", now.Sub(h.started).Round(time.Millisecond),
 			"stack", stackOf(profile.String(), h.key()))
 		w.ops.tasks.Done()
 	}
 }
 
-func (w *worker) stuckResult(h *held) *driverv1.Result {
-	text := fmt.Sprintf("driver has not returned from %s %s after its deadline: restart replica %s, or mend the driver",
+func (w *worker) stuckResult(h *operation) *driverv1.Result {
+	text := fmt.Sprintf("driver has not returned from %s %s after its deadline: restart replica %s, or fix the driver",
 		bus.Verb(h.operation), w.cfg.StuckAfter, w.cfg.Replica)
 	if bus.Mutates(h.operation) {
-		text += "; until it returns only other replicas do anything for the machine; the replica's log has the stack"
+		text += "; until it returns only other replicas serve the machine; the replica's log has the stack"
 	}
 
 	return bus.Failure(driverv1.Code_CODE_DEADLINE_EXCEEDED, text)
 }
 
-// lateReturn logs what came of a call that was given up before.
-func (w *worker) lateReturn(h *held, result *driverv1.Result) {
+// logLateReturn logs the result of a call that was given up.
+func (w *worker) logLateReturn(h *operation, result *driverv1.Result) {
 	instance, _ := opstream.InstanceOf(result)
 	w.log.Warn("a driver call that ignored its deadline has returned; its slot and machine are free again",
 		"operation", bus.Verb(h.operation), "operation_id", h.id, "machine", h.namespace+"/"+h.name,
 		"elapsed", time.Since(h.started).Round(time.Millisecond),
 		"code", bus.CodeName(result.GetStatus().GetCode()), "provider_id", instance.GetProviderId())
-	w.beat.renewNow() // who waits for the slot learns of it
+	w.beat.renewNow() // announces the free slot
 }
 
-// stackOf returns what a profile of all goroutines says of those of one operation.
+// stackOf returns the stacks of one operation from a profile of all goroutines.
 func stackOf(profile, operation string) string {
 	label := strconv.Quote(operationLabel) + ":" + strconv.Quote(operation)
 	text := ""
@@ -87,12 +86,12 @@ func stackOf(profile, operation string) string {
 		case !strings.Contains(goroutine, label):
 		case strings.Contains(goroutine, ".(*worker).handle"): // the call itself comes first
 			text = goroutine + "\n" + text
-		default: // what it has started, such as connections
+		default: // goroutines that it has started, such as connections
 			text += goroutine + "\n"
 		}
 	}
 	if text == "" {
-		return "not known; SIGQUIT ends this process and prints all stacks"
+		return "not found; send SIGQUIT to end this process and print all stacks"
 	}
 
 	return text[:min(len(text), maxStack)]
@@ -108,9 +107,9 @@ func (o *operations) overdue(now time.Time, by time.Duration) bool {
 
 // overdueLocked returns the calls that have ignored their deadlines for longer than some
 // time and were not given up yet.
-func (o *operations) overdueLocked(now time.Time, by time.Duration) []*held {
-	var all []*held
-	consider := func(h *held) {
+func (o *operations) overdueLocked(now time.Time, by time.Duration) []*operation {
+	var all []*operation
+	consider := func(h *operation) {
 		if !h.claiming && !h.returned && !h.stuck && now.Sub(h.deadline) >= by {
 			all = append(all, h)
 		}
@@ -137,16 +136,15 @@ func (o *operations) stuckCalls() map[driverv1.Operation]int {
 	return count
 }
 
-// jammed returns an error when calls that ignore their deadlines have all slots for some
-// operations, nil otherwise.
-func (o *operations) jammed() error {
+// allSlotsStuck returns an error if stuck calls occupy all slots of a lane.
+func (o *operations) allSlotsStuck() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var stuck [lanes]int
 	for h := range o.stuck {
 		stuck[h.lane]++
 		if stuck[h.lane] >= o.slots {
-			return fmt.Errorf("all %d slots for %s are taken by calls that ignore their deadlines: restart this replica; its log has their stacks",
+			return fmt.Errorf("calls that ignore their deadlines occupy all %d slots for %s: restart this replica; its log has their stacks",
 				o.slots, h.lane)
 		}
 	}
@@ -154,10 +152,10 @@ func (o *operations) jammed() error {
 	return nil
 }
 
-// giveUp records a result for each call that has ignored its deadline for longer than some
-// time, and returns these. The call itself keeps what it occupies.
-func (o *operations) giveUp(now time.Time, by time.Duration, resultOf func(*held) *driverv1.Result) map[*held]*driverv1.Result {
-	results := map[*held]*driverv1.Result{}
+// giveUp records and returns a result for each call that has ignored its deadline for
+// longer than some time. The call keeps its slot and machine.
+func (o *operations) giveUp(now time.Time, by time.Duration, resultOf func(*operation) *driverv1.Result) map[*operation]*driverv1.Result {
+	results := map[*operation]*driverv1.Result{}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, h := range o.overdueLocked(now, by) {
@@ -170,9 +168,9 @@ func (o *operations) giveUp(now time.Time, by time.Duration, resultOf func(*held
 	return results
 }
 
-// unstick notes that the handler has returned. It reports whether its call was given up
-// before, and gives back what that has occupied.
-func (o *operations) unstick(h *held) bool {
+// noteReturned notes that the handler has returned. If its call was given up before, it
+// frees what the call occupied and returns true.
+func (o *operations) noteReturned(h *operation) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	h.returned = true

@@ -13,8 +13,8 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// A worker has a replica's handler do what was admitted, and passes on what comes of it.
-// It is safe for concurrent use.
+// A worker runs admitted operations in a replica's handler and sends the results. It is
+// safe for concurrent use.
 type worker struct {
 	part
 
@@ -23,80 +23,78 @@ type worker struct {
 	claims  *claims
 	out     *outbox
 	beat    *heartbeat
-	waiting reads
+	waiting readQueue
 }
 
-// run has the handler do an operation that has begun, and settles it.
-func (w *worker) run(ctx context.Context, h *held) {
+// run runs an operation in the handler and ends it.
+func (w *worker) run(ctx context.Context, h *operation) {
 	defer h.cancel()
 	task := &Task{
 		Cluster: h.cluster, Operation: h.operation, Request: h.request, TraceParent: h.traceParent,
-		worker: w, held: h, ctx: ctx,
+		worker: w, op: h, ctx: ctx,
 	}
-	result, told := w.handleNamed(ctx, task)
-	if w.ops.unstick(h) {
-		w.lateReturn(h, result)
+	result, own := w.handleLabeled(ctx, task)
+	if w.ops.noteReturned(h) {
+		w.logLateReturn(h, result)
 
 		return
 	}
 	defer w.ops.tasks.Done()
-	if err := w.fits(h, result); err != nil {
-		// Found out ahead of all who are to hear of it, and of the stream.
-		result, told = unsendable(err), false
+	if err := w.checkSize(h, result); err != nil {
+		// Before anything is sent or stored.
+		result, own = unsendableResult(err), false
 	}
-	w.settle(h, result, ctx.Err() != nil || !told)
+	w.endOperation(h, result, ctx.Err() != nil || !own)
 }
 
-// handle calls the handler and makes a result of whatever comes of it [RESULT-1]. Told
-// is false for one that is not the handler's.
-func (w *worker) handle(ctx context.Context, task *Task) (result *driverv1.Result, told bool) {
+// handle calls the handler and always returns a result [RESULT-1]. Own reports whether it
+// is the handler's.
+func (w *worker) handle(ctx context.Context, task *Task) (result *driverv1.Result, own bool) {
 	defer func() {
 		if r := recover(); r != nil {
-			// The value may hold anything, credentials included: it stays in the
-			// replica's own log.
+			// The value may contain credentials: it goes to the replica's log only.
 			w.log.Error("driver panicked", "operation", bus.Verb(task.Operation),
 				"operation_id", task.Request.GetOperationId(), "panic", fmt.Sprint(r), "stack", string(debug.Stack()))
-			result, told = bus.Failure(driverv1.Code_CODE_INTERNAL,
+			result, own = bus.Failure(driverv1.Code_CODE_INTERNAL,
 				"driver panicked in "+bus.Verb(task.Operation)+"; the log of replica "+w.cfg.Replica+" has the stack"), false
 		}
 	}()
 	result = w.handler.Handle(ctx, task)
 	if result == nil {
-		return bus.Failure(driverv1.Code_CODE_INTERNAL, "driver returned nothing from "+bus.Verb(task.Operation)), false
+		return bus.Failure(driverv1.Code_CODE_INTERNAL, "driver returned no result from "+bus.Verb(task.Operation)), false
 	}
 	if text := result.GetStatus().GetMessage(); len(text) > bus.MaxText || !utf8.ValidString(text) {
-		// Clouds send such. Protobuf does not carry it, or mcm would not take more of it.
+		// Clouds send such texts. Protobuf rejects invalid UTF-8, and mcm limits the size.
 		result.Status.Message = bus.Shorten(strings.ToValidUTF8(text, "\uFFFD"))
 	}
 
 	return result, true
 }
 
-// settle records the result, of which doubt judges, and sends it. A mutation's is kept
-// until mcm has stored it.
-func (w *worker) settle(h *held, result *driverv1.Result, cutOff bool) {
-	w.ops.end(h, result, cutOff)
-	w.tell(h, result)
+// endOperation records and sends the result. A mutation's is kept until mcm has stored it.
+func (w *worker) endOperation(h *operation, result *driverv1.Result, cutOff bool) {
+	w.ops.recordAndFree(h, result, cutOff)
+	w.publishResult(h, result)
 }
 
-// tell lets everybody know of the result that note has recorded.
-func (w *worker) tell(h *held, result *driverv1.Result) {
+// publishResult counts, stores and sends a recorded result.
+func (w *worker) publishResult(h *operation, result *driverv1.Result) {
 	code, took := result.GetStatus().GetCode(), h.ended.Sub(h.started)
 	w.stats.settled(endpoint{h.cluster, h.operation}, result.GetStatus(), took)
 	if w.cfg.OnSettled != nil {
 		w.cfg.OnSettled(h.operation, code, took)
 	}
 	if bus.Mutates(h.operation) {
-		// Ahead of the result: whoever has that finds the claim ended.
+		// Before the result: a caller that has the result must find the claim ended.
 		w.claims.storeOutcome(h, result)
 	}
 	w.out.send(h, bus.ResultFrame(result))
 	if bus.Mutates(h.operation) {
-		w.beat.renewNow() // reads are in no session
+		w.beat.renewNow() // sessions do not list reads
 	}
 }
 
-func (w *worker) report(h *held, message string) {
+func (w *worker) reportProgress(h *operation, message string) {
 	message = bus.OneLine(message) // each session repeats it
 	w.ops.mu.Lock()
 	changed := h.progress != message && h.result == nil
@@ -109,21 +107,21 @@ func (w *worker) report(h *held, message string) {
 	}
 }
 
-// handleNamed is handle with goroutines that can be told from others, should they hang.
-// Reads are many, and each would be slower for it.
-func (w *worker) handleNamed(ctx context.Context, task *Task) (result *driverv1.Result, told bool) {
+// handleLabeled is handle with labeled goroutines, to find those that hang. It does not
+// label reads, as that would slow each down.
+func (w *worker) handleLabeled(ctx context.Context, task *Task) (result *driverv1.Result, own bool) {
 	if !bus.Mutates(task.Operation) {
 		return w.handle(ctx, task)
 	}
-	pprof.Do(ctx, pprof.Labels(operationLabel, task.held.key()), func(ctx context.Context) {
-		result, told = w.handle(ctx, task)
+	pprof.Do(ctx, pprof.Labels(operationLabel, task.op.key()), func(ctx context.Context) {
+		result, own = w.handle(ctx, task)
 	})
 
-	return result, told
+	return result, own
 }
 
-// claimAndRun runs an operation once the operations stream says that it is ours.
-func (w *worker) claimAndRun(ctx context.Context, h *held) {
+// claimAndRun claims an operation and runs it if the claim succeeds.
+func (w *worker) claimAndRun(ctx context.Context, h *operation) {
 	why := w.claims.claim(ctx, h)
 	w.ops.endClaim(h, why != nil)
 	if why != nil {
@@ -138,8 +136,8 @@ func (w *worker) claimAndRun(ctx context.Context, h *held) {
 	w.run(ctx, h)
 }
 
-// acceptSlowReads tells mcm who has a read that takes its time. One scan for
-// all is cheaper than a timer for each.
+// acceptSlowReads sends accepted for slow reads. One scan for all is cheaper than a timer
+// for each.
 func (w *worker) acceptSlowReads(ctx context.Context) {
 	tick := time.NewTicker(deferredAccept / 2)
 	defer tick.Stop()

@@ -29,7 +29,7 @@ func TestWithoutJetStream(t *testing.T) {
 			return err
 		})
 	}
-	const remedy = "NATS has no JetStream for this user: switch it on"
+	const remedy = "NATS has no JetStream for this user: enable it"
 	if err := manager.Ready(e.ctx()); err == nil {
 		t.Error("mcm is ready before there is a driver")
 	}

@@ -210,7 +210,7 @@ func TestSubForbidden(t *testing.T) {
 	}{
 		"Subject": {
 			"the server's refusal names the subject", strings.Replace(url, "//", "//u:s3cret@", 1),
-			[]string{"mcm.v1.default.>", "use credentials that may listen there"},
+			[]string{"mcm.v1.default.>", "use credentials that may subscribe there"},
 		},
 		"Password": {
 			"wrong credentials are distinguished from a server that does not run", strings.Replace(url, "//", "//u:s3cret0@", 1),

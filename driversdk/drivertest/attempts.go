@@ -112,7 +112,7 @@ func listedSettled(c *check, d *done) {
 	case held.GetResult() == nil:
 		c.Failf("ops for the one operation comes without it")
 	case !proto.Equal(held.GetResult(), d.result):
-		c.Failf("ops says %s, after %s", bench.Said(held.GetResult()), bench.Said(d.result))
+		c.Failf("ops returned %s after %s", bench.Said(held.GetResult()), bench.Said(d.result))
 	}
 	c.Eventually("sessions list its operation as settled", func() bool {
 		now := c.Session()

@@ -57,7 +57,7 @@ func keepsFrom(c *check, lose func(*pending)) {
 	before, _ := p.Claim()
 	result := p.finish()
 	if after, _ := p.Claim(); after != before {
-		c.Failf("it has written a claim that was not its own any more")
+		c.Failf("it has overwritten a claim of another attempt")
 	}
 	if result.GetStatus().GetCode() == ok {
 		c.Failf("it was carried out all the same")

@@ -31,7 +31,7 @@ func checkOutcomeUnknown(c *check) {
 	result := p.x.ResultWithin(p.timeout + c.Patience)
 	if !result.GetOutcomeUnknown() {
 		p.Acknowledge()
-		c.Failf("the deadline passed while the cloud was at it, and the result says %s, not that the outcome is unknown", bench.Said(result))
+		c.Failf("the deadline passed during the cloud call, and the result is %s, not an unknown outcome", bench.Said(result))
 	}
 }
 

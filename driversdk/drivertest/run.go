@@ -99,7 +99,7 @@ func (s *suite) look(ctx context.Context, c Clause) Finding {
 		f.Verdict, err = Skipped, context.Cause(ctx)
 	case errors.As(err, &why) && s.bench.Strict && !why.Unbound && !slices.Contains(s.bench.MaySkip, c.ID):
 		f.Verdict = Failed
-		err = fmt.Errorf("skipped, which it may not be: %w", err)
+		err = fmt.Errorf("skipped, but strict forbids that: %w", err)
 	case errors.As(err, &why):
 		f.Verdict, f.Unbound = Skipped, why.Unbound
 	case err != nil:

@@ -59,11 +59,11 @@ func complete(cfg Config) (Config, error) {
 	var errs []error
 	for _, id := range slices.Concat(cfg.Only, cfg.MaySkip) {
 		if _, ok := clauseOf(id); !ok {
-			errs = append(errs, fmt.Errorf("there is no clause %q", id))
+			errs = append(errs, fmt.Errorf("unknown clause %q", id))
 		}
 	}
 	if len(cfg.MaySkip) > 0 && !cfg.Strict {
-		errs = append(errs, errors.New("to name clauses that may be skipped means nothing where all may: it needs strict"))
+		errs = append(errs, errors.New("clauses that may be skipped are only of use with strict: set it"))
 	}
 	cfg, err := cfg.Complete()
 

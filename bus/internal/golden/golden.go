@@ -92,7 +92,7 @@ func check(t *testing.T, file string, m *nats.Msg) {
 		got.Protobuf, got.JSON, want.JSON = want.Protobuf, json.RawMessage(compact(t, m.Data)), json.RawMessage(compact(t, want.JSON))
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("what is sent has changed; drivers that are out there expect the old (-want +got):\n%s", diff)
+		t.Errorf("the wire format has changed; existing drivers expect the old one (-want +got):\n%s", diff)
 	}
 	env, err := bus.Decode(payload, "")
 	if err != nil {
@@ -103,7 +103,7 @@ func check(t *testing.T, file string, m *nats.Msg) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(env, fromJSON, protocmp.Transform()); diff != "" {
-		t.Errorf("the two encodings say different things (-protobuf +json):\n%s", diff)
+		t.Errorf("the two encodings differ (-protobuf +json):\n%s", diff)
 	}
 	text, err := bus.Encode(env, bus.ContentTypeJSON)
 	if err != nil {

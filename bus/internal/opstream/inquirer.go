@@ -11,12 +11,11 @@ import (
 	"github.com/machinebus/machinebus/bus"
 )
 
-// answerKept is how long an answer is waited for at most: longer than anybody needs
-// one.
+// answerKept is the longest wait for an answer: longer than any caller needs.
 const answerKept = 10 * time.Second
 
-// An Inquirer sends messages whose answers come to an inbox of its own, each
-// told apart by a token. It is safe for concurrent use.
+// An Inquirer sends messages whose answers come to an inbox of its own, each with its
+// own token. It is safe for concurrent use.
 type Inquirer struct {
 	wire   bus.Wire
 	prefix string
@@ -73,7 +72,7 @@ func (q *Inquirer) Send(m *nats.Msg, f func(*nats.Msg)) (forget func(), err erro
 	return forget, nil
 }
 
-// Ask is send that waits for the answer. The answer may say that nobody listens.
+// Ask is Send that waits for the answer, which may be "no responders".
 func (q *Inquirer) Ask(ctx context.Context, m *nats.Msg, limit time.Duration) (*nats.Msg, error) {
 	answers := make(chan *nats.Msg, 1)
 	forget, err := q.Send(m, func(m *nats.Msg) { answers <- m })

@@ -30,8 +30,8 @@ const (
 	statusNotFound = "404"
 )
 
-// AnswerTimeout is how long the operations stream may take to answer. A stream
-// that chooses a new leader takes longer; whoever asks comes again.
+// AnswerTimeout is how long the operations stream may take to answer. A stream that
+// elects a leader takes longer; its callers retry.
 const AnswerTimeout = time.Second
 
 const (
@@ -42,24 +42,23 @@ const (
 )
 
 var (
-	// ErrNoAnswer says that what was asked may have been done.
+	// ErrNoAnswer means that the request may have been carried out.
 	ErrNoAnswer = errors.New("no answer from JetStream")
 	// ErrConflict says that the subject's last record is another one than expected, and
 	// nothing was written.
-	ErrConflict = errors.New("another record is there")
-	// ErrRolledBack says that a record that was acknowledged is not there.
+	ErrConflict = errors.New("the stream holds another record than expected")
+	// ErrRolledBack means that an acknowledged record is missing.
 	ErrRolledBack = errors.New("an acknowledged record is gone")
-	// ErrNoJetStream says that the server has none, by its own word; one that starts does, too.
-	ErrNoJetStream = errors.New("NATS has no JetStream for this user: switch it on in the server's configuration, for the user's account, and restart the server")
+	// ErrNoJetStream means that the server reports no JetStream, as one does while it starts.
+	ErrNoJetStream = errors.New("NATS has no JetStream for this user: enable it in the server's configuration for the user's account, and restart the server")
 	// ErrNoStream says that there is no operations stream, and nothing was written.
-	ErrNoStream = errors.New("the operations stream is not there")
+	ErrNoStream = errors.New("the operations stream does not exist")
 )
 
 // A Ledger is one side's access to an operations stream: it writes by
-// compare-and-set only. Replicas do not read: JetStream sends what it is asked for
-// to whatever reply subject the asker names, and so would publish for one provider
-// where only another may. A read may be a moment old, as any of several servers
-// answers it: it tells what to try, never who won.
+// compare-and-set only. Replicas do not read: JetStream answers on any reply subject
+// that the reader names, and so would publish where a provider may not. Any of several
+// servers answers a read, which may be a moment old: it is a hint, never a decision.
 type Ledger struct {
 	Inquirer *Inquirer
 	Stream   string
@@ -153,9 +152,9 @@ func (e *APIError) Is(target error) bool {
 	}
 }
 
-// ConflictOf returns the sequence of the record that stood in a write's way, 0 for
-// none. It is told in the text of the refusal alone. A cluster refuses without it
-// what conflicts with a write that is still under way: that has to be tried again.
+// ConflictOf returns the sequence of the record that conflicts with a write; 0 for none.
+// Only the text of the refusal names it. A cluster refuses a write that conflicts with
+// one under way without naming it: such a write must be retried.
 func ConflictOf(err error) (sequence uint64, known bool) {
 	var refusal *APIError
 	if !errors.As(err, &refusal) || refusal.ErrCode != codeWrongLast {
@@ -208,8 +207,7 @@ func recordOf(m *nats.Msg, subject string) (*Record, error) {
 	}
 	env, err := bus.Decode(m.Data, "")
 	if err != nil {
-		// Whoever may write there wrote nonsense: it is as good as anything to be
-		// replaced.
+		// An authorized writer wrote an invalid record; it can be replaced like any other.
 		env = &driverv1.Envelope{}
 	}
 

@@ -28,7 +28,7 @@ func TestAcknowledgement(t *testing.T) {
 			msg: &nats.Msg{Data: []byte(`{"error":{"code":400,"err_code":10164,"description":"wrong last sequence"}}`)},
 			is:  ErrConflict, text: "wrong last sequence", reason: "a cluster's word for a write still under way",
 		},
-		"nobody":     {msg: &nats.Msg{Header: nats.Header{"Status": {"503"}}}, is: ErrNoStream, text: "not there", reason: "nothing captures the subject"},
+		"nobody":     {msg: &nats.Msg{Header: nats.Header{"Status": {"503"}}}, is: ErrNoStream, text: "does not exist", reason: "nothing captures the subject"},
 		"no stream":  {msg: &nats.Msg{Data: []byte(`{"error":{"err_code":10059,"description":"stream not found"}}`)}, is: ErrNoStream, text: "stream not found", reason: "the stream is gone"},
 		"no account": {msg: &nats.Msg{Data: []byte(`{"error":{"err_code":10039,"description":"not enabled"}}`)}, is: ErrNoJetStream, text: "not enabled", reason: "JetStream is off"},
 		"nonsense":   {msg: &nats.Msg{Data: []byte(`what?`)}, text: "acknowledgement", reason: "no JSON"},

@@ -28,8 +28,8 @@ func ResultOf(c *driverv1.Claim, key *bus.SealKey) (r *driverv1.Result, partial 
 	o, sealed := c.GetOutcome(), &driverv1.SealedOutcome{}
 	partial = true
 	if key != nil && o.GetSealed() != nil {
-		// Whoever may write a claim of this provider may seal one: the box keeps
-		// others from reading, it does not vouch for its sender.
+		// Any writer of this provider's claims can seal one: the seal keeps others from
+		// reading, but does not authenticate the sender.
 		err := key.Open(o.GetSealed(), o.GetSealed().GetSender(), sealed)
 		partial = err != nil || sealed.GetOperationId() != c.GetOperationId()
 	}

@@ -171,7 +171,7 @@ func (c *Check) meet() {
 
 		return c.Plain
 	}) {
-		c.Failf("no driver of provider %q came to the bus within %s (cluster %q): is it started, with this NATS and this provider?",
+		c.Failf("no driver of provider %q connected within %s (cluster %q): check that it runs with this NATS and this provider",
 			c.Provider, c.Wait, c.Cluster)
 	}
 	if !c.Plain {

@@ -34,7 +34,7 @@ func (b *Bench) onClaim(m *nats.Msg) {
 	}
 	env, err := bus.Decode(m.Data, m.Header.Get(headerContentType))
 	if err != nil {
-		b.Blamef("CLAIM-1", "a message on %s is no envelope: %v", m.Subject, err)
+		b.Blamef("CLAIM-1", "a message on %s is not an envelope: %v", m.Subject, err)
 
 		return
 	}
@@ -43,7 +43,7 @@ func (b *Bench) onClaim(m *nats.Msg) {
 	b.claims = append(b.claims, Claimed{env.GetClaim(), m.Header.Get(headerExpected)})
 	b.mu.Unlock()
 	if !known {
-		b.Blamef("ENV-7", "the envelope of a claim says replica %q, which has sent no session", env.GetReplica())
+		b.Blamef("ENV-7", "the envelope of a claim names replica %q, which has sent no session", env.GetReplica())
 	}
 }
 

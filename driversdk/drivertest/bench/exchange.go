@@ -121,7 +121,7 @@ func (b *Bench) onReply(m *nats.Msg) {
 	if !f.noResponders {
 		env, err := bus.Decode(m.Data, f.ContentType)
 		if err != nil {
-			b.Blamef("ENV-3", "a frame of %s is no envelope: %v", x.verb, err)
+			b.Blamef("ENV-3", "a frame of %s is not an envelope: %v", x.verb, err)
 
 			return
 		}

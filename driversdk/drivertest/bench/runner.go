@@ -125,7 +125,7 @@ func (r *Runner) Poll(most time.Duration, ok func() bool) bool {
 // Within fails unless ok returns true in time; see [Runner.Poll].
 func (r *Runner) Within(most time.Duration, what string, ok func() bool) {
 	if !r.Poll(most, ok) {
-		r.Failf("waited in vain until %s", what)
+		r.Failf("timed out waiting until %s", what)
 	}
 }
 

@@ -56,17 +56,17 @@ func (c *Check) AwaitSession(sequence uint64) {
 func (b *Bench) onSession(m *nats.Msg) {
 	env, err := bus.Decode(m.Data, m.Header.Get(headerContentType))
 	if err != nil || env.GetSession() == nil {
-		b.Blamef("SESSION-1", "a message on %s is no session", m.Subject)
+		b.Blamef("SESSION-1", "a message on %s is not a session", m.Subject)
 
 		return
 	}
 	got := Session{env.GetSession(), time.Now()}
 	replica := got.GetReplica()
 	if m.Subject != b.Below("session."+b.Provider+"."+replica) {
-		b.Blamef("SESSION-2", "a session on %s says that it is replica %q", m.Subject, replica)
+		b.Blamef("SESSION-2", "a session on %s names replica %q", m.Subject, replica)
 	}
 	if env.GetReplica() != replica {
-		b.Blamef("ENV-7", "the envelope of a session of replica %q says %q", replica, env.GetReplica())
+		b.Blamef("ENV-7", "the envelope of a session of replica %q names %q", replica, env.GetReplica())
 	}
 	for _, op := range got.GetOperations() {
 		b.Leak("PROGRESS-1", "a session's last_progress", op.GetLastProgress())

@@ -61,14 +61,14 @@ func (c *Check) Witnessed(clause string) {
 // examine checks what the contract says of all frames.
 func (b *Bench) examine(x *Exchange, m *nats.Msg, f Frame) {
 	if !x.loose && (f.GetOperationId() != x.id || f.GetAttempt() != x.Attempt) {
-		b.Blamef("ENV-5", "%s: a frame says operation %q, attempt %d, where the request said %q, attempt %d",
+		b.Blamef("ENV-5", "%s: a frame names operation %q, attempt %d, but the request named %q, attempt %d",
 			x.verb, f.GetOperationId(), f.GetAttempt(), x.id, x.Attempt)
 	}
 	b.mu.Lock()
 	known := b.Plain || len(b.sessions[f.GetReplica()]) > 0
 	b.mu.Unlock()
 	if !b.Plain && (f.GetReplica() == "" || !known) {
-		b.Blamef("ENV-7", "%s: a frame says replica %q, which is none that has sent a session", x.verb, f.GetReplica())
+		b.Blamef("ENV-7", "%s: a frame names replica %q, which has sent no session", x.verb, f.GetReplica())
 	}
 	b.count(x, f)
 	b.Leak("STATUSTEXT-1", "the header Nats-Service-Error", m.Header.Get("Nats-Service-Error"))

@@ -147,7 +147,7 @@ func (c *Check) come(g *group, n int32) (came []string) {
 
 		return len(came) == int(n)
 	}) {
-		c.Failf("waited in vain until %d more instances of group %s run; they are %q, and to come are %q", n, g.GetId(), came, waiting)
+		c.Failf("timed out waiting until %d more instances of group %s run; running: %q, to come: %q", n, g.GetId(), came, waiting)
 	}
 	slices.Sort(came)
 

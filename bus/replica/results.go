@@ -11,13 +11,12 @@ import (
 )
 
 const (
-	// keptResults and keptFor bound the results kept for an mcm that is away.
-	keptResults = 2048
+	// maxKeptResults and opstream.KeptFor bound the results kept for an absent mcm.
+	maxKeptResults = 2048
 )
 
-// end records the result of an operation, of which doubt judges, and gives back what it
-// occupies.
-func (o *operations) end(h *held, result *driverv1.Result, cutOff bool) {
+// recordAndFree records the result of an operation and frees what it occupies.
+func (o *operations) recordAndFree(h *operation, result *driverv1.Result, cutOff bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.recordLocked(h, result, cutOff)
@@ -25,30 +24,30 @@ func (o *operations) end(h *held, result *driverv1.Result, cutOff bool) {
 }
 
 // recordLocked records a result.
-func (o *operations) recordLocked(h *held, result *driverv1.Result, cutOff bool) {
+func (o *operations) recordLocked(h *operation, result *driverv1.Result, cutOff bool) {
 	now := time.Now()
 	if result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
-		h.doubt(result, cutOff)
+		h.judgeFailure(result, cutOff)
 	}
 	h.result, h.ended = result, now
 	if bus.Mutates(h.operation) {
 		if result.GetOutcomeUnknown() {
-			delete(o.held, h.key()) // to be tried again under this very id [RESULT-4]
+			delete(o.byID, h.key()) // it must be retried under this very id [RESULT-4]
 		}
 		o.forgetOldLocked(now)
 	}
 }
 
-// forgetOldLocked bounds what is kept for an mcm that never acknowledges.
+// forgetOldLocked bounds the results kept for an mcm that never acknowledges.
 func (o *operations) forgetOldLocked(now time.Time) {
-	var oldest *held
+	var oldest *operation
 	settled := 0
-	for key, h := range o.held {
+	for key, h := range o.byID {
 		switch {
 		case h.result == nil:
 			continue
 		case now.Sub(h.ended) > opstream.KeptFor:
-			delete(o.held, key)
+			delete(o.byID, key)
 
 			continue
 		}
@@ -57,31 +56,31 @@ func (o *operations) forgetOldLocked(now time.Time) {
 			oldest = h
 		}
 	}
-	if settled > keptResults {
-		o.log.Warn("too many results that mcm did not acknowledge; forgetting the oldest", "operation_id", oldest.id)
-		delete(o.held, oldest.key())
+	if settled > maxKeptResults {
+		o.log.Warn("too many results that mcm has not acknowledged; forgetting the oldest", "operation_id", oldest.id)
+		delete(o.byID, oldest.key())
 	}
 }
 
-// acknowledge forgets a result that mcm has stored, once its claim has ended, too: nothing
-// else would end that.
+// acknowledge forgets a result that mcm has stored, once the outcome is in the stream:
+// nothing else would end the claim.
 func (o *operations) acknowledge(key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	h, ok := o.held[key]
+	h, ok := o.byID[key]
 	switch {
 	case !ok || h.result == nil:
-	case !h.stored:
-		h.known = true
+	case !h.outcomeStored:
+		h.acknowledged = true
 	default:
-		delete(o.held, key)
+		delete(o.byID, key)
 	}
 	signal(o.acked)
 }
 
-// answer returns what this replica has of a control plane's operations, or of the one
-// wanted. It takes no attempt any more that it does not have then [OPS-1].
-func (o *operations) answer(cluster, want string, attempt uint32, now time.Time) *driverv1.OpsResponse {
+// answerOps returns the operations of a control plane, or the one wanted. The replica will
+// not take an attempt that it denies having here [OPS-1].
+func (o *operations) answerOps(cluster, want string, attempt uint32, now time.Time) *driverv1.OpsResponse {
 	answer, denied := &driverv1.OpsResponse{}, true
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -90,11 +89,11 @@ func (o *operations) answer(cluster, want string, attempt uint32, now time.Time)
 
 		return answer
 	}
-	if h, ok := o.held[cluster+"/"+want]; ok {
+	if h, ok := o.byID[cluster+"/"+want]; ok {
 		st := h.state(now)
 		answer.Operations = append(answer.Operations, st)
-		denied = st.GetFenced() // mcm goes on from it as from what is not here
-		if h.counts() {
+		denied = st.GetFenced() // mcm treats a fenced attempt as absent
+		if h.resultCounts() {
 			answer.Result = h.result
 		}
 	}
@@ -105,11 +104,10 @@ func (o *operations) answer(cluster, want string, attempt uint32, now time.Time)
 	return answer
 }
 
-// statesLocked lists a control plane's mutations, with the calls that ignore their
-// deadlines.
+// statesLocked lists a control plane's mutations, including stuck calls.
 func (o *operations) statesLocked(cluster string, now time.Time) []*driverv1.OperationState {
 	var states []*driverv1.OperationState
-	for _, h := range o.held {
+	for _, h := range o.byID {
 		if h.cluster == cluster {
 			states = append(states, h.state(now))
 		}
@@ -127,13 +125,13 @@ func (o *operations) statesLocked(cluster string, now time.Time) []*driverv1.Ope
 }
 
 // unstored returns the results of a control plane's mutations that the operations stream
-// does not have, and that were last sent there longer than some time ago.
-func (o *operations) unstored(cluster string, now time.Time, ago time.Duration) map[*held]*driverv1.Result {
-	unstored := map[*held]*driverv1.Result{}
+// does not have and that were not sent there recently.
+func (o *operations) unstored(cluster string, now time.Time, ago time.Duration) map[*operation]*driverv1.Result {
+	unstored := map[*operation]*driverv1.Result{}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, h := range o.held {
-		if h.cluster == cluster && h.result != nil && !h.stored && now.Sub(h.storedAt) > ago {
+	for _, h := range o.byID {
+		if h.cluster == cluster && h.result != nil && !h.outcomeStored && now.Sub(h.storedAt) > ago {
 			unstored[h] = h.result
 		}
 	}
@@ -141,13 +139,13 @@ func (o *operations) unstored(cluster string, now time.Time, ago time.Duration) 
 	return unstored
 }
 
-// unstoredResults is how many results the operations streams do not have.
+// unstoredResults returns the number of results that the operations streams do not have.
 func (o *operations) unstoredResults() int {
 	n := 0
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, h := range o.held {
-		if h.result != nil && !h.stored {
+	for _, h := range o.byID {
+		if h.result != nil && !h.outcomeStored {
 			n++
 		}
 	}

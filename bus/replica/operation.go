@@ -1,0 +1,106 @@
+package replica
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/machinebus/machinebus/bus"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
+)
+
+// An operation is one that a replica has: it runs, or has ended and is not acknowledged.
+// operations.mu guards its mutable fields.
+type operation struct {
+	cluster   string
+	id        string
+	operation driverv1.Operation
+	machine   string // uid; empty for operations on a class
+	namespace string
+	name      string
+	request   *driverv1.Envelope
+	lane      lane
+	started   time.Time
+	deadline  time.Time
+
+	traceParent string
+	cancel      context.CancelFunc
+
+	// Where frames go: to the last asker.
+	reply       string
+	contentType string
+	attempt     uint32
+
+	accepted  bool
+	returned  bool // the handler has returned
+	stuck     bool // it was given up; it occupies machine and slot until the handler returns
+	callBegun bool // a call that changes something may be at the provider
+	// A call of an earlier attempt may be at the provider, too, as this request or one
+	// attached to it says.
+	earlierMayRun bool
+	progress      string
+	result        *driverv1.Result // set once it has ended
+	ended         time.Time
+
+	// Only mutations, which are claimed, use the fields below.
+	claiming          bool       // the operations stream has not answered yet
+	firstClaim, claim uint64     // stream sequences of our first and last record
+	beginning         sync.Mutex // locked while a BEGUN record is written
+	fenced            bool       // another attempt has replaced the claim
+	callRefused       bool       // the fence refused a call to the provider
+	outcomeStored     bool       // the outcome is stored, or never will be
+	storedAt          time.Time
+	acknowledged      bool // mcm has acknowledged the result
+	// It was asked for again: another attempt may have been sent and may replace the claim.
+	// The result counts once it is stored.
+	askedAgain bool
+	// resultSent: the last asker has the result, or gets it after the accepted frame.
+	resultSent bool
+}
+
+// resultCounts reports whether the result, once there is one, is the operation's outcome,
+// or leaves the outcome unknown. The caller holds operations.mu.
+func (h *operation) resultCounts() bool {
+	return !h.askedAgain || h.outcomeStored || h.result.GetOutcomeUnknown()
+}
+
+func (h *operation) key() string { return h.cluster + "/" + h.id }
+
+func (h *operation) machineKey() string { return h.cluster + "/" + h.machine }
+
+func (h *operation) state(now time.Time) *driverv1.OperationState {
+	st := &driverv1.OperationState{
+		OperationId: h.id, Attempt: h.attempt, Operation: h.operation,
+		Namespace: h.namespace, Name: h.name, LastProgress: h.progress, Fenced: h.fenced,
+	}
+	end := now
+	if h.result != nil {
+		st.LastProgress = "" // thousands of these must fit one session
+		st.Settled, st.Code, end = true, h.result.GetStatus().GetCode(), h.ended
+	}
+	st.Elapsed = durationpb.New(end.Sub(h.started))
+
+	return st
+}
+
+// judgeFailure sets outcome_unknown and no_effect of a failure. CutOff means that the
+// driver's own answer does not count: its call was cut off, or its answer cannot be sent.
+// The caller holds operations.mu.
+func (h *operation) judgeFailure(result *driverv1.Result, cutOff bool) {
+	// The call was cut off halfway, or one of several was refused [RESULT-3].
+	own := result.GetOutcomeUnknown() || h.callBegun && (cutOff || h.callRefused)
+	// This attempt ended before it knew what an earlier one did, or that one still runs
+	// [RESULT-5]. A refused attempt must be retried under this id, not as another operation.
+	earlier := h.callRefused || cutOff && bus.Mutates(h.operation) && h.request.GetRecover() ||
+		h.recoversCreate() && !h.callBegun || h.operation == driverv1.Operation_OPERATION_CREATE && h.earlierMayRun
+	result.OutcomeUnknown, result.NoEffect = own || earlier, earlier && !own
+}
+
+// recoversCreate reports whether an earlier attempt may make an instance. Then a failure
+// of this one is an outcome only after a look for that instance. The next delete or
+// initialize finds whatever a lost one left.
+func (h *operation) recoversCreate() bool {
+	return h.operation == driverv1.Operation_OPERATION_CREATE && h.request.GetRecover()
+}

@@ -20,7 +20,7 @@ import (
 func TestEmptyPayloadIsNoEnvelope(t *testing.T) {
 	t.Parallel()
 	if _, err := bus.Decode(nil, ""); err == nil {
-		t.Error("Decode(nil) gave no error, but an empty payload is how NATS says that nobody listens")
+		t.Error("Decode(nil) gave no error, but an empty payload is how NATS reports no responders")
 	}
 	if _, err := bus.Encode(&driverv1.Envelope{}, ""); err == nil {
 		t.Error("Encode of an empty envelope gave no error, but its payload would be empty")
@@ -48,8 +48,8 @@ func TestDecodeJSON(t *testing.T) {
 		"none":          {"protobuf is the default", "", false},
 		"other":         {"protobuf is the default", "application/x-protobuf", false},
 		"looks alike":   {"it is another type", "application/jsonlines", false},
-		"no type":       {"nobody can tell", ";", false},
-		"two of a kind": {"nobody can tell", "application/json, text/plain", false},
+		"no type":       {"it is ambiguous", ";", false},
+		"two of a kind": {"it is ambiguous", "application/json, text/plain", false},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -136,7 +136,7 @@ func TestCodeOf(t *testing.T) {
 		want   driverv1.Code
 	}{
 		"nil":           {"no error is success", nil, driverv1.Code_CODE_OK},
-		"foreign":       {"an error of nobody we know", errors.New("x"), driverv1.Code_CODE_UNKNOWN},
+		"foreign":       {"a foreign error", errors.New("x"), driverv1.Code_CODE_UNKNOWN},
 		"wrapped":       {"wrapping keeps the code", fmt.Errorf("a: %w", bus.Errorf(driverv1.Code_CODE_NOT_FOUND, "b")), driverv1.Code_CODE_NOT_FOUND},
 		"deadline":      {"a driver may just return its context's error", fmt.Errorf("a: %w", context.DeadlineExceeded), driverv1.Code_CODE_DEADLINE_EXCEEDED},
 		"cancelled":     {"a driver may just return its context's error", context.Canceled, driverv1.Code_CODE_CANCELED},

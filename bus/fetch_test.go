@@ -179,7 +179,7 @@ func TestFetchTrust(t *testing.T) {
 			t.Errorf("error = %v, want the second key refused", err)
 		}
 	})
-	t.Run("a seal for somebody else", func(t *testing.T) {
+	t.Run("a seal for another recipient", func(t *testing.T) {
 		t.Parallel()
 		r := &fetchRig{srv: bustest.Server(t, embedded.Options{}), key: optest.NewKey(t), lib: newLibrary()}
 		r.answerSecrets(t, func(*driverv1.FetchSecretRequest) (string, []byte) { return optest.NewKey(t).Public(), nil })
@@ -207,7 +207,7 @@ func TestFetchTrust(t *testing.T) {
 	})
 }
 
-// TestFetchWithAnOldAnswer has somebody who recorded an answer play it again.
+// TestFetchWithAnOldAnswer replays a recorded answer.
 // What is to be stored is sealed to the control plane that is known, and to none
 // that is not.
 func TestSealForAKnownControlPlane(t *testing.T) {
@@ -363,7 +363,7 @@ func TestSealKey(t *testing.T) {
 		t.Errorf("Open = %v, %v", m, err)
 	}
 	if err := a.Open(box, a.Public(), m); err == nil {
-		t.Error("opened by somebody it was not sealed for")
+		t.Error("opened by a key it was not sealed for")
 	}
 	box.Box[len(box.GetBox())-1] ^= 1
 	if err := b.Open(box, a.Public(), m); err == nil {

@@ -50,7 +50,7 @@ func (l *slowLibrary) Class(ctx context.Context, who string, req *driverv1.Fetch
 }
 
 // A driver that asks more than can be answered has its own fetches wait, and those
-// beyond dropped; nobody else's.
+// beyond dropped, and no other provider's.
 func TestFloodOfFetches(t *testing.T) {
 	t.Parallel()
 	r := &fetchRig{srv: bustest.Server(t, embedded.Options{}), key: optest.NewKey(t), lib: newLibrary()}

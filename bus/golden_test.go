@@ -27,7 +27,7 @@ func TestGoldenFrames(t *testing.T) {
 	golden.Check(t, goldenDir, goldenNotices(t), "fetch", "notice-")
 }
 
-// goldenNotices are fetches, sessions, and what mcm tells everybody.
+// goldenNotices are fetches, sessions, and the notices of mcm.
 func goldenNotices(t *testing.T) map[string]*nats.Msg {
 	t.Helper()
 	class, nonce := golden.Class(), []byte("0123456789abcdef")

@@ -78,7 +78,7 @@ func TestSubjectBuildRefuses(t *testing.T) {
 		"dot in a provider":     {"one token", func(s *bus.Subject) { s.Provider = "a.b" }},
 		"dot in a cluster":      {"one token", func(s *bus.Subject) { s.Cluster = "a.b" }},
 		"empty cluster":         {"NATS has no empty tokens", func(s *bus.Subject) { s.Cluster = "" }},
-		"unknown tree":          {"nobody listens there", func(s *bus.Subject) { s.Tree = "other" }},
+		"unknown tree":          {"nothing subscribes there", func(s *bus.Subject) { s.Tree = "other" }},
 		"directed half a name":  {"it would not parse", func(s *bus.Subject) { s.Tree, s.Replica, s.Namespace = bus.TreeReplica, "r", "" }},
 		"not ASCII":             {"Kubernetes names are ASCII", func(s *bus.Subject) { s.Name = "é" }},
 		"directed, no replica":  {"NATS has no empty tokens", func(s *bus.Subject) { s.Tree = bus.TreeReplica }},

@@ -116,7 +116,7 @@ func TestUnsealedAnswers(t *testing.T) {
 				}
 			}
 			if secret.GetUnsealed() != nil || bootstrap.GetUnsealed() != nil {
-				t.Error("refused, and told all the same")
+				t.Error("refused, and answered nevertheless")
 			}
 		})
 	}

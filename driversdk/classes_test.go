@@ -9,7 +9,7 @@ import (
 )
 
 // A secret that is not sealed with the key that was given is refused here: the manager
-// has refused nothing, and whoever reads the text can put it right.
+// has refused nothing, and the text says how to fix it.
 func TestServe_WrongPin(t *testing.T) {
 	t.Parallel()
 	pin := newSealKey(t).Public()

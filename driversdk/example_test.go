@@ -35,7 +35,7 @@ func (*Shelf) List(context.Context, *driversdk.Class[Spec]) ([]*driversdk.Instan
 }
 
 // The whole main of a driver. S is inferred from the driver's methods.
-func ExampleServe() { //nolint:testableexamples // it serves until it is told to stop
+func ExampleServe() { //nolint:testableexamples // it serves until it gets a stop signal
 	cfg := driversdk.Config{Provider: "shelf", Version: "1.0.0", CreateIdentity: driversdk.IdentityUniqueName}
 	cfg.RegisterFlags(flag.CommandLine)
 	driversdk.ParseFlags()

@@ -130,7 +130,7 @@ func TestServe_SharedRegistry(t *testing.T) {
 		Logger: slog.New(slog.DiscardHandler),
 	}, &testDriver{})
 	if err == nil || !strings.Contains(err.Error(), "a registry of its own") {
-		t.Errorf("want an error that tells the remedy, have %v", err)
+		t.Errorf("want an error with the remedy, have %v", err)
 	}
 }
 

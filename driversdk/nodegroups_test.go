@@ -164,7 +164,7 @@ func TestNodeGroups_Log(t *testing.T) {
 	}
 }
 
-// An instance that was left out would have a Node of nobody's: the whole answer fails.
+// An instance that was left out would have a Node of no group: the whole answer fails.
 func TestNodeGroups_FaultyInstance(t *testing.T) {
 	t.Parallel()
 	good := &GroupInstance{ID: "acme:///1", State: GroupInstanceRunning}

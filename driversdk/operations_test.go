@@ -364,7 +364,7 @@ func TestServe_Drain(t *testing.T) {
 	}
 	close(release)
 	if got := running.result().GetCreate().GetInstance(); got.GetProviderId() != "acme://m1" || got.GetMachineUid() != "uid-m1" {
-		t.Errorf("the create that ran when told to stop: have %v", got)
+		t.Errorf("the create that ran at the stop signal: have %v", got)
 	}
 	err := <-w.served
 	w.served <- err // for the clean-up

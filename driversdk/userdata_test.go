@@ -8,7 +8,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// What a driver does to its user data is seen by nobody else: neither by a create
+// What a driver does to its user data stays unseen: neither by a create
 // that runs beside it nor by one that comes later.
 func TestServe_UserDataIsTheMethodsOwn(t *testing.T) {
 	t.Parallel()

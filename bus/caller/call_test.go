@@ -210,7 +210,7 @@ func fill(t *testing.T, r *optest.Rig, rep *optest.Replica, g *optest.Gate, slot
 		bustest.Receive(t, "a filled slot", g.Entered)
 		t.Cleanup(func() { g.Release(); bustest.Receive(t, "a filler's end", done) })
 	}
-	bustest.Eventually(t, "the session tells that slots are taken", func() bool {
+	bustest.Eventually(t, "the session shows taken slots", func() bool {
 		return int(r.Session(rep).GetRunning()) == slots
 	})
 }
@@ -269,7 +269,7 @@ func TestReadIsNotSentToNobodyAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	late := bustest.Receive(t, "the end of a read that nobody has room for", optest.Call(t.Context(), r.Caller, optest.Status("late")))
+	late := bustest.Receive(t, "the end of a read without room", optest.Call(t.Context(), r.Caller, optest.Status("late")))
 	optest.WantError(t, late.Err, bus.OriginBus, driverv1.Code_CODE_UNAVAILABLE)
 	if err := raw.Flush(); err != nil {
 		t.Fatal(err)
@@ -557,7 +557,7 @@ func TestPlainDriverAfterAFailover(t *testing.T) {
 			_, err := successor.Call(t.Context(), req)
 			if tc.onlyIfHeld {
 				if !errors.Is(err, caller.ErrNotHeld) {
-					t.Errorf("error = %v, want that nobody holds it", err)
+					t.Errorf("error = %v, want ErrNotHeld", err)
 				}
 			} else if err != nil {
 				t.Error(err)

@@ -95,7 +95,7 @@ func TestOutcomeOutlivesReplicaAndManager(t *testing.T) {
 				return r.ClaimOf(t, req).GetState() == driverv1.Claim_STATE_SETTLED
 			})
 			rep.Proxy.Cut()
-			bustest.Eventually(t, "nobody hears of the replica", func() bool { return r.Session(rep) == nil })
+			bustest.Eventually(t, "no session of the replica arrives", func() bool { return r.Session(rep) == nil })
 
 			next := optest.NewCaller(t, bustest.Connect(t, bus.Config{URLs: []string{r.NATS.URL()}}),
 				caller.Config{Operations: &caller.StreamConfig{}, Key: key})

@@ -28,23 +28,23 @@ func TestJudgeClaim(t *testing.T) {
 		want   finding
 		reason string
 	}{
-		"none":              {want: isFree, reason: "nobody ever claimed the machine"},
-		"own outcome":       {claim: claim(id, settled), want: isOurs, reason: "it ended while nobody listened"},
+		"none":              {want: isFree, reason: "the machine was never claimed"},
+		"own outcome":       {claim: claim(id, settled), want: isOurs, reason: "it ended while no manager was connected"},
 		"own, released":     {claim: claim(id, released), want: isFree, reason: "it ended, and is to be recovered"},
 		"own, live":         {claim: claim(id, running), who: replicaStanding{live: true}, want: isHeld, reason: "it runs"},
 		"own, begun":        {claim: claim(id, begun), who: replicaStanding{live: true}, want: isHeld, reason: "it runs"},
 		"own, denied":       {claim: claim(id, running), who: replicaStanding{live: true, denied: true}, want: isFree, reason: "the replica says so"},
 		"own, not heard":    {claim: claim(id, begun), who: replicaStanding{unheard: true}, want: isUnheard, reason: "it had no time to be heard"},
-		"own, silent":       {claim: claim(id, begun), want: isFree, reason: "whoever replaces the claim stops its replica"},
-		"own, plain":        {claim: plain, want: isPlain, reason: "nobody can ask it, and nothing stops it"},
+		"own, silent":       {claim: claim(id, begun), want: isFree, reason: "replacing the claim stops its replica"},
+		"own, plain":        {claim: plain, want: isPlain, reason: "it cannot be asked, and nothing stops it"},
 		"own, plain, asked": {claim: plain, who: replicaStanding{denied: true}, want: isFree, reason: "this side has written the claim, and not asked yet"},
 		"earlier, plain":    {claim: &driverv1.Claim{OperationId: "u.create.0", State: begun, Replica: bus.PlainReplica}, want: isFree, reason: "it has ended, or there was no later one"},
 		"earlier outcome":   {claim: claim("u.create.0", settled), want: isFree, reason: "an old outcome is never replayed"},
 		"earlier, live":     {claim: claim("u.create.0", running), who: replicaStanding{live: true}, want: isBusy, reason: "one mutation at a time"},
-		"earlier, silent":   {claim: claim("u.create.0", running), want: isFree, reason: "whoever replaces the claim stops its replica"},
+		"earlier, silent":   {claim: claim("u.create.0", running), want: isFree, reason: "replacing the claim stops its replica"},
 		"later":             {claim: claim("u.delete.3", settled), want: isStale, reason: "another manager is ahead"},
 		"same number":       {claim: claim("u.delete.2", settled), want: isStale, reason: "another operation has had the number, before a restore"},
-		"nonsense, running": {claim: claim("what?", running), want: isFree, reason: "whoever replaces it stops whoever wrote it"},
+		"nonsense, running": {claim: claim("what?", running), want: isFree, reason: "replacing it stops its writer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -15,7 +15,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// A bench is a manager on the model's wire, for a story that is told step by step.
+// A bench is a manager on the model's wire, for a scenario in steps.
 type bench struct {
 	*testing.T
 	*model
@@ -169,7 +169,7 @@ func TestRefusalAfterAFailover(t *testing.T) {
 		reason string
 	}{
 		"nothing was claimed":        {2 * timeout, bus.OriginDriver, "the stream would know of whatever may still run"},
-		"nobody knows what was":      {timeout / 2, bus.OriginTimeout, "a stream before this one may have had the claim"},
+		"unknown history":            {timeout / 2, bus.OriginTimeout, "a stream before this one may have had the claim"},
 		"what was, has had its time": {bus.AcceptBy + timeout + time.Second, bus.OriginDriver, "whatever was claimed before is over"},
 	} {
 		t.Run(name, func(t *testing.T) {

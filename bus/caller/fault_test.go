@@ -183,7 +183,7 @@ func TestDeadReplicasCreateThatHasBegunNothing(t *testing.T) {
 	}
 }
 
-// A wait that is over is not begun anew because there was no room at its end.
+// A wait that is over is not repeated because there was no room at its end.
 func TestDeadReplicasCreateWithoutIdentityWaitsOnce(t *testing.T) {
 	t.Parallel()
 	r, g, full := optest.NewRig(t), optest.NewGate(t), optest.NewGate(t)
@@ -203,7 +203,7 @@ func TestDeadReplicasCreateWithoutIdentityWaitsOnce(t *testing.T) {
 	got := bustest.Receive(t, "the outcome", done)
 	optest.WantError(t, got.Err, bus.OriginTimeout, driverv1.Code_CODE_UNAVAILABLE)
 	if why, _ := told.Load().(string); !strings.Contains(why, "no identity") {
-		t.Errorf("told %q, want what is waited for", why)
+		t.Errorf("OnWaiting got %q, want the reason of the wait", why)
 	}
 	full.Release() // there is room now
 	bustest.Eventually(t, "room", func() bool { return r.Session(other).GetRunning() == 0 })
@@ -244,7 +244,7 @@ func TestOnlyReplicaDies(t *testing.T) {
 	if bus.OriginOf(got.Err) != bus.OriginTimeout || got.Out.Attempts != 1 {
 		t.Fatalf("outcome = %+v, %v; want an unknown outcome after one attempt", got.Out, got.Err)
 	}
-	// Its successor is told to look first.
+	// Its successor must look first.
 	next := optest.NewGate(t)
 	next.Release()
 	r.Replica(t, next.Handle)
@@ -275,7 +275,7 @@ func TestLostResultIsFetched(t *testing.T) {
 	done := optest.Call(t.Context(), r.Caller, req)
 	bustest.Receive(t, "the handler", g.Entered)
 	bustest.Eventually(t, "accepted", func() bool { return len(r.Session(rep).GetOperations()) == 1 })
-	// Cut for a moment: the result is sent to nowhere, nobody is dead for long.
+	// Cut for a moment: the result is sent to nowhere, no replica is dead for long.
 	rep.Proxy.Cut()
 	bustest.Eventually(t, "the replica notices", func() bool { return !rep.Conn.Up() })
 	g.Release()
@@ -311,7 +311,7 @@ func TestRecoverAttachesToWhatRuns(t *testing.T) {
 	if out.Attempts != 1 || g.Runs.Load() != 1 {
 		t.Errorf("outcome = %+v after %d runs, want the one attempt that ran already", out, g.Runs.Load())
 	}
-	// A settled result is told again and again until it is acknowledged.
+	// A result is sent again and again until it is acknowledged.
 	optest.WantOK(t, bustest.Receive(t, "the outcome again", optest.Call(t.Context(), next, req)))
 	if g.Runs.Load() != 1 {
 		t.Errorf("ran %d times, want 1", g.Runs.Load())
@@ -332,7 +332,7 @@ func TestRecoverAttachesToWhatRuns(t *testing.T) {
 	}
 }
 
-// Whom nobody can be heard by knows nothing of what is held.
+// A Caller that hears no replica does not know which operations they have.
 func TestRecoverWithoutTheBus(t *testing.T) {
 	t.Parallel()
 	r, g := optest.NewRig(t), optest.NewGate(t)
@@ -397,7 +397,7 @@ func TestWiretapHidesThatNobodyListens(t *testing.T) {
 	read := optest.Status("m")
 	read.Timeout = time.Second
 	if _, err := r.Caller.Call(t.Context(), read); err == nil {
-		t.Error("a read that nobody answered succeeded")
+		t.Error("a read without an answer succeeded")
 	}
 	// Somebody: the wiretap changes nothing.
 	g := optest.NewGate(t)

@@ -12,7 +12,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// An impossible answer is one that tells nothing of what the cloud has done.
+// An impossible answer is one that says nothing about what the cloud has done.
 var impossible = map[string]struct {
 	end  func() *driverv1.Result
 	text []string
@@ -37,7 +37,7 @@ func stating(state string) *driverv1.Result {
 	}}}
 }
 
-// Once a call may be at the cloud, an answer that tells nothing of it leaves the
+// Once a call may be at the cloud, an answer that says nothing about it leaves the
 // outcome unknown, and says so to all alike: to mcm, in the stream, in sessions. The
 // same operation is tried again, and looks first.
 func TestImpossibleAnswer(t *testing.T) {

@@ -39,9 +39,9 @@ type cloudCall struct {
 	by      string
 	id      string
 	claim   uint64      // the place of the claim under which it was accepted, among all records
-	live    bool        // whoever makes it has not returned
+	live    bool        // its call has not returned
 	begun   time.Time   // when the record was stored that it begins; zero for none
-	stopped func() bool // whoever makes it can begin nothing more for it; modelCloud.mu is held
+	stopped func() bool // its attempt can begin nothing more; modelCloud.mu is held
 }
 
 func newModelCloud(seed uint64, identity driverv1.CreateIdentity) *modelCloud {
@@ -200,7 +200,7 @@ func (c *modelCloud) effect(call *cloudCall, machine string, op driverv1.Operati
 	}
 }
 
-// has tells a driver that looks whether there is what a create of this id is to make:
+// has reports to a driver that looks whether the instance of this create exists:
 // a token's instance, or that of the machine. c.mu is held.
 func (c *modelCloud) has(machine, id string) bool {
 	made, ok := c.instances[machine]
@@ -211,7 +211,7 @@ func (c *modelCloud) has(machine, id string) bool {
 	return ok
 }
 
-// makes tells whether a create makes an instance. c.mu is held.
+// makes reports whether a create makes an instance. c.mu is held.
 func (c *modelCloud) makes(call *cloudCall, machine string) bool {
 	switch c.identity {
 	case driverv1.CreateIdentity_CREATE_IDENTITY_TOKEN:

@@ -176,7 +176,7 @@ type port struct {
 
 	// Guarded by n.mu.
 	up            bool
-	cutIn, cutOut bool // frames vanish, and nobody is told
+	cutIn, cutOut bool // frames vanish unnoticed
 	frozen        chan struct{}
 	dead          chan struct{} // closed by a crash
 	onUp          []func()
@@ -490,7 +490,7 @@ func (s *simSub) Unsubscribe() error {
 // protocol must not need it.
 func (s *simSub) Drain() error { return s.Unsubscribe() }
 
-// subjectMatches tells whether a subject fits a pattern with wildcards.
+// subjectMatches reports whether a subject fits a pattern with wildcards.
 func subjectMatches(pattern, subject string) bool {
 	for {
 		p, restP, moreP := strings.Cut(pattern, ".")

@@ -13,7 +13,7 @@ import (
 
 // A modelPlain is a driver without sessions as the contract wants it: it does a request
 // once, does not take one that is too old, begins no call that could last for longer than
-// the request's timeout, and tells what there is. What a manager sends that was replaced
+// the request's timeout, and lists its instances. What a manager sends that was replaced
 // does not reach it: a plain driver knows no epochs, so nothing would keep it from that.
 type modelPlain struct {
 	m    *model
@@ -107,7 +107,7 @@ func (p *modelPlain) begin(env *driverv1.Envelope, machine string, deadline time
 	return call, nil
 }
 
-// list is what a driver tells of the cloud's instances.
+// list returns the cloud's instances as a driver lists them.
 func (c *modelCloud) list() *driverv1.ListResponse {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// codeStreamExists is JetStream's refusal to make a stream anew with other settings.
+// codeStreamExists is JetStream's refusal to make an existing stream with other settings.
 const codeStreamExists = 10058
 
 // simStreams is as much of JetStream as the protocol uses: streams that keep the
@@ -26,7 +26,7 @@ type simStreams struct {
 	byName    map[string]*simStore
 	order     map[uint64]uint64    // of all records ever written, by their sequences
 	begun     map[uint64]time.Time // when a record that a call begins was stored, by its place in order
-	// onPut is told what a record was replaced by; nil for nobody.
+	// onPut is called with the record that replaced another; may be nil.
 	onPut func(subject string, before, after []byte)
 }
 
@@ -80,7 +80,7 @@ func (s *simStreams) get(m *nats.Msg, what string) (*nats.Msg, bool) {
 	store, ok := s.byName[name]
 	switch {
 	case !ok:
-		return nil, false // nobody listens there
+		return nil, false // nothing subscribes there
 	case s.away:
 		return nil, true
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // A full replica is lost with a create, and a plain driver has taken its place. Nothing
-// tells whether that would find what the lost one's call still makes: it is asked once
+// reports whether that would find what the lost one's call still makes: it is asked once
 // that call is over, whoever leads then, and at once where there was none.
 func TestFullReplacedByPlain(t *testing.T) {
 	t.Parallel()

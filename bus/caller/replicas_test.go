@@ -39,9 +39,9 @@ func TestSweepAndExcuse(t *testing.T) {
 	gone, unbind := r.bind(a, "p", "a")
 	defer unbind()
 	if dead := r.sweep(start.Add(deathLimit)); len(dead) != 0 {
-		t.Errorf("dead at the limit: %v, want nobody before it has passed", dead)
+		t.Errorf("dead at the limit: %v, want none before it has passed", dead)
 	}
-	// Time in which nobody could be heard does not count.
+	// Time in which no session could arrive does not count.
 	r.extendLife(start.Add(deathLimit), deathLimit)
 	if dead := r.sweep(start.Add(2 * deathLimit)); len(dead) != 0 {
 		t.Errorf("dead after an excused silence: %v", dead)
@@ -54,7 +54,7 @@ func TestSweepAndExcuse(t *testing.T) {
 	select {
 	case <-gone:
 	default:
-		t.Error("whoever waits for the dead replica was not told")
+		t.Error("a call that waits for the dead replica was not notified")
 	}
 }
 
@@ -93,7 +93,7 @@ func TestPick(t *testing.T) {
 	select {
 	case <-room:
 	default:
-		t.Error("a session with room told nobody")
+		t.Error("a session with room closed no channel")
 	}
 	cases := map[string]struct {
 		reason string
@@ -180,7 +180,7 @@ func TestBelievedHolderOutOfReach(t *testing.T) {
 		k := newMutation(&call{c: b.caller, req: &req, op: opCreate, number: 1, past: past{lastRan: 1}, target: "holder"})
 		done, err := k.handleVerdict(b.ctx, gotNoResponder, 0)
 		if done || err != nil || k.target != "holder" || k.number != 1 {
-			b.Errorf("after nobody at a live holder: done %v, %v, attempt %d at %q; want it asked again", done, err, k.number, k.target)
+			b.Errorf("after no responders at a live holder: done %v, %v, attempt %d at %q; want it asked again", done, err, k.number, k.target)
 		}
 		known.onSession(session("holder", 2, of, func(s *driverv1.Session) { s.Stopped = true }), time.Now())
 		b.caller.streams.of("virtual")
@@ -188,7 +188,7 @@ func TestBelievedHolderOutOfReach(t *testing.T) {
 		known.onSession(session("other", 2, of), time.Now())
 		done, err = k.handleVerdict(b.ctx, gotNoResponder, 0)
 		if done || err != nil || k.target != "other" || k.number != 2 || !k.recover {
-			b.Errorf("after nobody at a dead holder: done %v, %v, attempt %d at %q; want attempt 2 at the other", done, err, k.number, k.target)
+			b.Errorf("after no responders at a dead holder: done %v, %v, attempt %d at %q; want attempt 2 at the other", done, err, k.number, k.target)
 		}
 	})
 }

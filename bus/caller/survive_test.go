@@ -31,7 +31,7 @@ func TestServerRestart(t *testing.T) {
 		reason string
 	}{
 		"with its store":    {keep: true, most: 1, reason: "claims are there as before"},
-		"without its store": {most: 2, reason: "the stream is made anew, and the claims are gone"},
+		"without its store": {most: 2, reason: "the stream is made again, and the claims are gone"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -59,14 +59,14 @@ func TestServerRestart(t *testing.T) {
 				return true
 			})
 			// An attempt that is attached to what runs is no run. What was at the cloud already has its outcome reported. Without its claim
-			// nobody can tell that it still counts: then one more attempt looks for it.
+			// it is unknown that it still counts: then one more attempt looks for it.
 			runs := g.Runs.Load()
 			if uint32(runs) > out.Attempts || runs > tc.most {
 				t.Errorf("outcome = %+v after %d runs, want at most %d: %s", out, runs, tc.most, tc.reason)
 			}
 			if runs > 1 {
 				if again := bustest.Receive(t, "the second attempt", g.Entered); !again.Request.GetRecover() || again.Request.GetOperationId() != req.OperationID {
-					t.Errorf("second attempt = %+v, want the same operation, told to look first", again.Request)
+					t.Errorf("second attempt = %+v, want the same operation with recover", again.Request)
 				}
 			}
 			r.Ready(t)
@@ -110,9 +110,9 @@ func TestStreamDeletedUnderUs(t *testing.T) {
 	}
 	// By a chance that counts as none: what each could use in years is far less.
 	const years = uint64(1e9)
-	old, anew := before.CachedInfo().State.FirstSeq, after.CachedInfo().State.FirstSeq
-	if max(old, anew)-min(old, anew) < years {
-		t.Errorf("the new stream's sequences from %d on may meet those of the old one from %d on", anew, old)
+	old, renewed := before.CachedInfo().State.FirstSeq, after.CachedInfo().State.FirstSeq
+	if max(old, renewed)-min(old, renewed) < years {
+		t.Errorf("the new stream's sequences from %d on may meet those of the old one from %d on", renewed, old)
 	}
 }
 
@@ -458,7 +458,7 @@ func TestClockAhead(t *testing.T) {
 	_, err := r.Caller.Call(t.Context(), optest.Create("m"))
 	optest.WantError(t, err, bus.OriginBus, driverv1.Code_CODE_UNAVAILABLE)
 	if !strings.Contains(err.Error(), "compare its clock") {
-		t.Errorf("error = %q, want one that tells of the clock", err)
+		t.Errorf("error = %q, want one that names the clock", err)
 	}
 	good := r.Replica(t, g.Handle, func(cfg *replica.Config) { cfg.Slots = 100 })
 	for len(asked) > 0 {

@@ -38,7 +38,7 @@ func TestTraceParent(t *testing.T) {
 
 	read := optest.Status("m")
 	done = optest.Call(t.Context(), r.Caller, read)
-	if got := bustest.Receive(t, "a read that nobody traces", g.Entered).TraceParent; got != "" {
+	if got := bustest.Receive(t, "a read without a trace", g.Entered).TraceParent; got != "" {
 		t.Errorf("a read is of trace %q, want none", got)
 	}
 	optest.WantOK(t, bustest.Receive(t, "the read's outcome", done))
@@ -49,7 +49,7 @@ func TestTraceParent(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done = optest.Call(ctx, r.Caller, read)
 	if got := bustest.Receive(t, "a read at the plain driver", plain).Header["traceparent"]; len(got) != 1 || got[0] != parent {
-		t.Errorf("a plain driver is told of trace %q, want %q", got, parent)
+		t.Errorf("a plain driver gets trace %q, want %q", got, parent)
 	}
 	cancel() // it answers nothing
 	bustest.Receive(t, "the end of the read", done)

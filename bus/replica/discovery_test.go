@@ -84,7 +84,7 @@ func TestDiscovery(t *testing.T) {
 	}
 	var data map[string]uint64
 	if err := json.Unmarshal(figures["create"].Data, &data); err != nil || data["unacknowledged"] != 3 {
-		t.Errorf("data = %v, %v; want 3 results that nobody acknowledged", data, err)
+		t.Errorf("data = %v, %v; want 3 unacknowledged results", data, err)
 	}
 }
 
@@ -138,6 +138,6 @@ func TestDiscoveryAnswersNoForeignSubject(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, _, _ := seen.Pending(); n != 0 {
-		t.Errorf("the replica published %d messages where it was told to", n)
+		t.Errorf("the replica published %d messages where the request said", n)
 	}
 }

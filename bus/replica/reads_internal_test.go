@@ -18,7 +18,7 @@ func TestReadsKeepTheirOrder(t *testing.T) {
 		}
 	}
 	if _, ok := r.next(); ok {
-		t.Error("a read that nobody added would be run")
+		t.Error("a read that was not added would run")
 	}
 }
 

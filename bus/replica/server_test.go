@@ -110,7 +110,7 @@ func TestServerRefuses(t *testing.T) { //nolint:tparallel // its cases share one
 			func(e *driverv1.Envelope) { e.ClaimTerms = nil }, driverv1.Code_CODE_INVALID_ARGUMENT, "CLAIM-6",
 		},
 		"no operation id": {
-			"a retry could not be told from a new operation", "create",
+			"a retry could not be distinguished from a new operation", "create",
 			func(e *driverv1.Envelope) { e.OperationId = "" }, driverv1.Code_CODE_INVALID_ARGUMENT, "operation id",
 		},
 		"another operation than the subject": {
@@ -165,7 +165,7 @@ func TestServerRefuses(t *testing.T) { //nolint:tparallel // its cases share one
 			s.send(t, directed(rep, tc.verb, "m"), s.reply, request(func(e *driverv1.Envelope) { e.Epoch, e.Recover, e.Attempt = 7, true, 2 }, tc.change))
 			frame = bustest.Receive(t, "the refusal of another attempt", s.frames)
 			if want := bus.OperationOf(env) == driverv1.Operation_OPERATION_CREATE; frame.GetResult().GetOutcomeUnknown() != want {
-				t.Errorf("answer = %v: a refusal tells nothing of what an earlier create has made [RESULT-3]", frame)
+				t.Errorf("answer = %v: a refusal says nothing about what an earlier create made [RESULT-3]", frame)
 			}
 		})
 	}
@@ -236,7 +236,7 @@ func TestReplyOutsideOfTheReplyTreeIsDropped(t *testing.T) {
 	s.send(t, directed(rep, "create", "m"), s.reply, request())
 	s.result(t)
 	if g.Runs.Load() != 1 {
-		t.Errorf("ran %d times, want once: the others would have made the replica speak for somebody else", g.Runs.Load())
+		t.Errorf("ran %d times, want once: the others would have made the replica publish for another party", g.Runs.Load())
 	}
 }
 
@@ -259,7 +259,7 @@ func TestDuplicateRequestAttaches(t *testing.T) {
 	}
 	g.Release()
 	if frame := bustest.Receive(t, "a frame", s.frames); frame.GetResult() == nil || frame.GetAttempt() != 2 {
-		t.Errorf("frame = %v, want the result for whoever asked last", frame)
+		t.Errorf("frame = %v, want the result for the last asker", frame)
 	}
 	if g.Runs.Load() != 1 {
 		t.Errorf("ran %d times, want once", g.Runs.Load())
@@ -309,7 +309,7 @@ func TestJSON(t *testing.T) { //nolint:tparallel // its cases share one replica 
 			"people must not create by accident", "create",
 			`{"operationId":"a","create":{"machine":{"name":"m","uid":"u"}}}`, driverv1.Code_CODE_INVALID_ARGUMENT,
 		},
-		"rubbish": {"people get told", "status", `{`, driverv1.Code_CODE_INVALID_ARGUMENT},
+		"rubbish": {"people get an answer", "status", `{`, driverv1.Code_CODE_INVALID_ARGUMENT},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -355,7 +355,7 @@ func TestDrain(t *testing.T) {
 	bustest.Eventually(t, "the session says draining", func() bool { return r.Session(holder).GetDraining() })
 	s, read := newSpeaker(t, r), optest.Status("old")
 	read.Body.OperationId, read.Body.Attempt = read.OperationID, 1
-	s.send(t, directed(holder, "status", "old"), s.reply, read.Body) // by somebody with an old session
+	s.send(t, directed(holder, "status", "old"), s.reply, read.Body) // by a sender with an old session
 	if frame := bustest.Receive(t, "the refusal", s.frames); frame.GetBusy().GetReason() != driverv1.BusyReason_BUSY_REASON_DRAINING {
 		t.Errorf("frame = %v, want busy for draining", frame)
 	}
@@ -448,7 +448,7 @@ func TestDrainTimeoutLeavesTheOutcomeUnknown(t *testing.T) {
 		t.Errorf("attempts = %d, want 2", out.Attempts)
 	}
 	if task := bustest.Receive(t, "the next replica", next.Entered); !task.Request.GetRecover() {
-		t.Error("the next attempt was not told to look first")
+		t.Error("the next attempt had no recover")
 	}
 }
 

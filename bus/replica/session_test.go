@@ -160,7 +160,7 @@ func TestServingIsSaidWhenConnected(t *testing.T) {
 	}
 }
 
-// A replica that was killed is believed alive for a while: nobody is busy then.
+// A replica that was killed is believed alive for a while: no replica is busy then.
 func TestKilledReplicaIsNotBusy(t *testing.T) {
 	t.Parallel()
 	r, g := optest.NewRig(t), optest.NewGate(t)

@@ -127,7 +127,7 @@ func TestStuck(t *testing.T) {
 		return r.Session(stuck).GetRunning() == 0 && len(r.Session(stuck).GetOperations()) == 0 && len(stuck.Stuck()) == 0
 	})
 	if c := r.ClaimOf(t, req); c.GetOperationId() != deletes(req).OperationID {
-		t.Errorf("claim = %v, want that of the delete: the late result is nobody's", c)
+		t.Errorf("claim = %v, want that of the delete: the late result does not count", c)
 	}
 	for text, want := range map[string]int{"ignores its deadline;": 1, "(*hanging).hang": 1, "has returned": 1, "provider_id=virtual://m": 1} {
 		if got := strings.Count(log.All(), text); got != want {

@@ -161,7 +161,7 @@ func (c *cloud) remove(providerID string) {
 	delete(c.instances, providerID)
 }
 
-// initialize marks an instance and tells whether it was marked before.
+// initialize marks an instance and reports whether it was marked before.
 func (c *cloud) initialize(providerID string) (before bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

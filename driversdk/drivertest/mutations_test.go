@@ -69,7 +69,7 @@ func (r *replica) mutate(o *op) {
 	}
 }
 
-// counts tells that a result may be told: another attempt that takes its claim's place
+// counts reports whether a result may be sent: another attempt that takes its claim's place
 // would come to its own. r.mu is held.
 func (r *replica) counts(o *op) bool {
 	return !o.askedAgain || o.stored || o.result.GetOutcomeUnknown() || r.fault == "FENCE-3/again"
@@ -104,7 +104,7 @@ func (r *replica) keep(o *op) {
 	}
 }
 
-// forget forgets a result that the manager has, once its claim tells of it as well.
+// forget forgets a result that the manager has, once its claim has it as well.
 // r.mu is held.
 func (r *replica) forget(o *op) {
 	done := o.stored || r.fault == "CLAIM-5/acknowledged" || r.fault == "CLAIM-1"
@@ -212,7 +212,7 @@ func (r *replica) known(id string, o *op) *op {
 	return nil
 }
 
-// superseded tells that o's terms name another claim than those of what is known. r.mu
+// superseded reports whether o's terms name another claim than those of what is known. r.mu
 // is held.
 func (r *replica) superseded(known, o *op) bool {
 	terms := o.env.GetClaimTerms()
@@ -231,7 +231,7 @@ func (r *replica) superseded(known, o *op) bool {
 	return terms.GetSequence() < from || terms.GetSequence() > to
 }
 
-// hasDenied tells whether the replica has said lately that it does not hold an attempt.
+// hasDenied reports whether the replica has said lately that it does not hold an attempt.
 // r.mu is held.
 func (r *replica) hasDenied(o *op) bool {
 	d, ok := r.denied[o.env.GetOperationId()]
@@ -320,7 +320,7 @@ func (r *replica) goes(o *op) bool {
 const storeTries = 60
 
 // storeEnd puts what came of an operation in the place of its claim, unless another
-// attempt has that. Awaited is true when somebody waits for the result until then.
+// attempt has that. Awaited is true when a caller waits for the result until then.
 func (r *replica) storeEnd(o *op) (awaited, overtaken bool) {
 	o.writing.Lock()
 	defer o.writing.Unlock()
@@ -506,7 +506,7 @@ func (r *replica) doubt(o *op, result *driverv1.Result) {
 	result.NoEffect = result.GetOutcomeUnknown() && !own && r.fault != "RESULT-6"
 }
 
-// abandon keeps an operation from beginning anything, and tells whether it has
+// abandon keeps an operation from beginning anything, and reports whether it has
 // begun already.
 func (r *replica) abandon(o *op) (begun bool) {
 	r.mu.Lock()

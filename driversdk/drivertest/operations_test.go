@@ -55,7 +55,7 @@ func (r *replica) do(cluster string, env *driverv1.Envelope, o *op) *driverv1.Re
 	}
 }
 
-// listsWithout tells whether it lists by no class, or by one that may be old.
+// listsWithout reports whether it lists by no class, or by one that may be old.
 func (r *replica) listsWithout(cluster string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

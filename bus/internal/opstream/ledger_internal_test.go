@@ -22,7 +22,7 @@ func TestAcknowledgement(t *testing.T) {
 		"stored": {msg: &nats.Msg{Data: []byte(`{"stream":"S","seq":7}`)}, seq: 7, reason: "as JetStream says it"},
 		"conflict": {
 			msg: &nats.Msg{Data: []byte(`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 12"},"stream":"S","seq":0}`)},
-			is:  ErrConflict, text: "wrong last sequence", reason: "somebody else was there first",
+			is:  ErrConflict, text: "wrong last sequence", reason: "another writer was first",
 		},
 		"conflict in flight": {
 			msg: &nats.Msg{Data: []byte(`{"error":{"code":400,"err_code":10164,"description":"wrong last sequence"}}`)},

@@ -121,8 +121,8 @@ func WithRetryAfter(err error, wait time.Duration) error {
 // answer was lost: what was asked for may have happened or may still happen. A
 // driver returns it when a call that changes something was sent and not answered
 // (a broken connection, a time-out of the client), or answered with a server error
-// such as HTTP 500, which may come when the work is done; a refusal by the cloud is
-// none.
+// such as HTTP 500, which may come when the work is done. It must not be used when the
+// cloud refused the request.
 //
 // The manager then does not take the operation as failed: it tries it again under
 // the same [Request.OperationID], with [Request.Recover]. The error keeps its code

@@ -80,7 +80,7 @@ func (h *handler[S]) capabilities() []driverv1.Operation {
 	return ops
 }
 
-// Handle does an operation; it is a [bus.Handler].
+// Handle runs an operation. It implements [replica.Handler].
 func (h *handler[S]) Handle(ctx context.Context, t *replica.Task) *driverv1.Result {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -51,7 +51,7 @@ func newMetrics(registry *prometheus.Registry) (*metrics, error) {
 		}, []string{"operation"}),
 		slots: prometheus.NewGauge(prometheus.GaugeOpts{
 			Namespace: namespace, Name: "slots",
-			Help: "Operations that change something which may run at once; as many others may run beside them.",
+			Help: "Slots for each kind of operation: for creates and initializes together, for deletes, and for reads.",
 		}),
 		fetches: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Name: "fetches_total",

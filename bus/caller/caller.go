@@ -254,11 +254,11 @@ func (c *Caller) logDead(dead []string) {
 	const few = 10
 	for i, key := range dead {
 		if i == few {
-			c.log.Warn("more replicas sent no session; taken for dead", "replicas", len(dead)-few)
+			c.log.Warn("more replicas are dead: they sent no session", "replicas", len(dead)-few)
 
 			return
 		}
-		c.log.Warn("replica sent no session; taken for dead", "replica", key, "limit", deathLimit)
+		c.log.Warn("replica is dead: it sent no session", "replica", key, "limit", deathLimit)
 	}
 }
 

@@ -237,7 +237,7 @@ func (m *mutation) chooseRetryTarget(ctx context.Context) (done bool, err error)
 	if m.req.OnlyIfHeld {
 		return true, m.notHeld()
 	}
-	if back, err := m.waitForIdentity(ctx); back || err != nil {
+	if back, err := m.awaitLostCreate(ctx); back || err != nil {
 		return err != nil, err
 	}
 	if m.req.Look {
@@ -265,14 +265,14 @@ func (k *call) notHeld() error {
 		ErrNotHeld, k.req.Provider)
 }
 
-// waitForIdentity delays a create that the cloud cannot tell from a lost one. It waits
+// awaitLostCreate delays a create that the cloud cannot tell from a lost one. It waits
 // until the lost call can no longer take effect unseen, or its replica is back.
-func (m *mutation) waitForIdentity(ctx context.Context) (back bool, err error) {
+func (m *mutation) awaitLostCreate(ctx context.Context) (back bool, err error) {
 	if m.op != driverv1.Operation_OPERATION_CREATE {
 		return false, nil
 	}
 	for said := ""; ; {
-		why := m.mayMakeTwo(time.Now())
+		why := m.duplicateRisk(time.Now())
 		if why == nil {
 			return false, nil
 		}
@@ -289,23 +289,24 @@ func (m *mutation) waitForIdentity(ctx context.Context) (back bool, err error) {
 	}
 }
 
-// mayMakeTwo returns why a further attempt at a create could make a second instance
+// duplicateRisk returns why a further attempt at a create could make a second instance
 // unseen, or nil.
-func (m *mutation) mayMakeTwo(now time.Time) *bus.Error {
+func (m *mutation) duplicateRisk(now time.Time) *bus.Error {
 	identified, settle := m.c.replicas.identity(m.req.Provider)
 	earlier, lost := m.earlierCreate.Add(settle), m.lastDeadline().Add(settle)
 	stuck := m.c.replicas.stuckAt(m.req.Provider, m.req.OperationID)
 	switch {
 	case !m.earlierCreate.IsZero() && now.Before(earlier):
-		return m.notStarted("an earlier operation of this machine lost a create, and the cloud cannot tell that create from this one: "+
-			"waiting for the deadline of the lost create and the settle time, until %s", earlier.UTC().Format(time.RFC3339))
+		return m.notStarted("the outcome of an earlier create of this machine is unknown, and another create could make a second instance: "+
+			"mcm waits until %s, and then looks", earlier.UTC().Format(time.RFC3339))
 	case identified:
 		return nil
 	case stuck != "":
-		return m.notStarted("creates of provider %s have no identity, and a create for this machine ignores its deadline at replica %s: "+
-			"restart that replica; a further create could make a second instance", m.req.Provider, stuck)
+		return m.notStarted("a create for this machine ignores its deadline at replica %[2]s of provider %[1]s, and another create could make a second instance: "+
+			"restart that replica", m.req.Provider, stuck)
 	case !m.nothingBegun && now.Before(lost):
-		return m.notStarted("creates of provider %s have no identity: waiting for the deadline of the lost attempt and the settle time, until %s",
+		return m.notStarted("a driver replica was lost during the create, and the cloud of provider %s does not show at once whether it made the instance: "+
+			"mcm waits until %s, so as not to make a second one, and then looks",
 			m.req.Provider, lost.UTC().Format(time.RFC3339))
 	default:
 		return nil

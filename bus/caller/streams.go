@@ -287,7 +287,8 @@ func (s *streams) ensureStream(ctx context.Context, st *stream) error {
 	case isDiskFull(err):
 		return s.writeError(st, err)
 	case err != nil:
-		return fmt.Errorf("%w (it exists with settings that cannot be changed: adapt --nats-stream-storage, or delete it when nothing runs)", err)
+		return fmt.Errorf("%w (it exists with settings that NATS does not change: set --nats-stream-storage as it was; to change it, stop mcm and all drivers, "+
+			"wait for the operation timeout, delete the stream with nats stream rm, and start them again)", err)
 	}
 	st.room.limit = cfg.MaxBytes
 

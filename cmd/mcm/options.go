@@ -159,8 +159,9 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.syncPeriod, "min-resync-period", 12*time.Hour, "time after which every machine is reconciled although nothing changed")
 
 	fs.DurationVar(&o.settings.CreationTimeout, "machine-creation-timeout", o.settings.CreationTimeout,
-		"time a machine may take to join the cluster")
-	fs.DurationVar(&o.settings.HealthTimeout, "machine-health-timeout", o.settings.HealthTimeout, "time a machine may be unhealthy")
+		"time a machine may take to join the cluster before it is Failed, and its set replaces it")
+	fs.DurationVar(&o.settings.HealthTimeout, "machine-health-timeout", o.settings.HealthTimeout,
+		"time a machine may be unhealthy before it is Failed, and its set replaces it")
 	fs.IntVar(&o.settings.MaxReplacements, "machine-max-replacements", o.settings.MaxReplacements,
 		"most unhealthy machines of one machine deployment that are replaced at a time")
 	fs.DurationVar(&o.settings.PreserveTimeout, "machine-preserve-timeout", o.settings.PreserveTimeout,
@@ -168,7 +169,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.settings.DrainPolicy.Timeout, "machine-drain-timeout", o.settings.DrainPolicy.Timeout,
 		"time a drain of a node may take before it is forced")
 	fs.IntVar(&o.settings.DrainPolicy.MaxEvictRetries, "machine-max-evict-retries", o.settings.DrainPolicy.MaxEvictRetries,
-		"attempts to evict a pod before it is deleted")
+		"refused evictions of a pod after which mcm deletes it, whatever its disruption budgets say; at most one for each 20s of the drain timeout")
 	fs.DurationVar(&o.settings.OperationTimeout, "machine-operation-timeout", o.settings.OperationTimeout,
 		"time one attempt at a create, initialize or delete may take, unless its class has the annotation "+
 			v1alpha1.AnnotationKeyOperationTimeout)
@@ -191,9 +192,11 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.deployments.AnnotateNodes, "autoscaler-scaledown-annotation-during-rollout", true,
 		"keep the cluster-autoscaler from removing nodes of a machine deployment that is being rolled out")
 	fs.IntVar(&o.overshoot.Up, "safety-up", o.overshoot.Up,
-		"machines beyond replicas and surge that freeze a machine set: no more are made")
-	fs.IntVar(&o.overshoot.Down, "safety-down", o.overshoot.Down, "machines fewer than that which end the freeze")
-	fs.DurationVar(&o.overshoot.Period, "machine-safety-overshooting-period", o.overshoot.Period, "time between counts of machine sets without a cause")
+		"machines beyond replicas and surge (beyond twice its replicas, without a deployment) at which a machine set is frozen: it makes no more")
+	fs.IntVar(&o.overshoot.Down, "safety-down", o.overshoot.Down,
+		"how many machines below the number that starts a freeze end it")
+	fs.DurationVar(&o.overshoot.Period, "machine-safety-overshooting-period", o.overshoot.Period,
+		"time after which the machines of each set are counted although nothing changed")
 
 	o.lease.addFlags(fs)
 	o.nats.addFlags(fs)

@@ -90,11 +90,11 @@ func (q *quota) idle(now time.Time) bool {
 func (q *quota) full(kind Kind, what, flag string, now time.Time) string {
 	switch {
 	case !q.room(kind):
-		return fmt.Sprintf("%d operations %s of %s are in flight, as many as --%s-max-in-flight allows",
-			q.limit.InFlight, kind, what, flag)
+		return fmt.Sprintf("operations in flight (%s) of %s: %d, the limit of --%s-max-in-flight; the next one starts when one ends",
+			kind, what, q.limit.InFlight, flag)
 	case q.delay(now) > 0:
-		return fmt.Sprintf("as many operations of %s begin each second as --%s-max-per-second allows (%g)",
-			what, flag, q.limit.PerSecond)
+		return fmt.Sprintf("operations of %s that start each second: %g, the limit of --%s-max-per-second",
+			what, q.limit.PerSecond, flag)
 	default:
 		return ""
 	}

@@ -111,7 +111,7 @@ func TestLimits(t *testing.T) {
 			Limits{Secret: Limit{InFlight: 1}},
 			[]asked{create},
 			create,
-			"1 operations create of secret a are in flight, as many as --secret-max-in-flight allows",
+			"operations in flight (create) of secret a: 1, the limit of --secret-max-in-flight; the next one starts when one ends",
 		},
 		"other secret": {
 			"secrets have nothing to do with each other",

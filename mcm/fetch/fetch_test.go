@@ -635,7 +635,7 @@ func TestControlPlaneKeyUnreadable(t *testing.T) {
 			continue
 		}
 		want := fmt.Sprintf("Secret %s/%s, key \"seed\": not the seed of a curve key (an nkeys seed that starts with SX) "+
-			"(delete the Secret and mcm creates a new one)", namespace, name)
+			"(restore it from a backup; or delete the Secret, restart mcm, give pinned drivers the new public key, and restart all other drivers)", namespace, name)
 		if err.Error() != want {
 			t.Errorf("%s: error is %q, want %q", name, err, want)
 		}

@@ -51,7 +51,7 @@ func readKey(ctx context.Context, c client.Client, name client.ObjectKey) (*bus.
 	}
 	key, err := bus.ParseSealKey(secret.Data[seedKey])
 	if err != nil {
-		return nil, fmt.Errorf("Secret %s, key %q: %w (delete the Secret and mcm creates a new one)", name, seedKey, err)
+		return nil, fmt.Errorf("Secret %s, key %q: %w (restore it from a backup; or delete the Secret, restart mcm, give pinned drivers the new public key, and restart all other drivers)", name, seedKey, err)
 	}
 
 	return key, nil

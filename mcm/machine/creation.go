@@ -126,7 +126,7 @@ func (c *creation) setPriority() {
 
 func orPlain(replica string) string {
 	if replica == "" {
-		return "without a session"
+		return "unnamed, of a plain driver"
 	}
 
 	return replica

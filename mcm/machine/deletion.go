@@ -64,7 +64,7 @@ func (d *deletion) deleteInstance(ctx context.Context) (steps.Next, error) {
 		return d.reportCannotDelete(ctx, err)
 	}
 	if d.class.lacking != nil && d.journal.Operation != dispatch.Delete {
-		d.cautionf("MissingSecret", "The driver is asked to delete the instance without it: %s", fault(d.class.lacking))
+		d.cautionf("MissingSecret", "The driver is asked to delete the instance without the machine's secret: %s", fault(d.class.lacking))
 	}
 	state, n, err := d.ops.runOperation(ctx, dispatch.Delete)
 	if n.Stop || err != nil {

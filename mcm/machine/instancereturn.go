@@ -59,8 +59,8 @@ func (r *instanceReturn) beginReturn(ctx context.Context, state dispatch.State, 
 	r.journal = r.journal.settle()
 	r.journal.Provider, r.journal.Return = state.Provider, true
 	r.ops.beginOperation(dispatch.Delete)
-	r.cautionf("OldNode", "Deletes instance %s: it would join as node %s, which is instance %q of before; "+
-		"delete that Node if its instance is gone", state.Instance.ProviderID, node.Name, node.Spec.ProviderID)
+	r.cautionf("OldNode", "The new instance %s is deleted: it would join as node %s, and an older instance has that Node (provider id %q); "+
+		"if that instance is gone, run: kubectl delete node %s", state.Instance.ProviderID, node.Name, node.Spec.ProviderID, node.Name)
 	if err := r.ops.storeSettled(ctx, state.ID); err != nil {
 		return steps.Wait, err
 	}

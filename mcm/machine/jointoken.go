@@ -45,7 +45,8 @@ func (t *joinToken) deleteToken(ctx context.Context) error {
 		return err
 	}
 	t.log.Info("bootstrap token is left to expire", "err", err.Error())
-	t.warnf("TokenLeft", "If there is a bootstrap token, it stays valid until it expires: %s", fault(err))
+	t.warnf("TokenLeft", "The bootstrap token of this machine, if it has one, stays usable until it expires, as mcm may not delete it: %s; "+
+		"allow mcm to get and delete Secrets in kube-system of the target cluster", fault(err))
 
 	return nil
 }

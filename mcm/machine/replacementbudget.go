@@ -147,7 +147,7 @@ func (r *replacement) reportHeld(own pool, other string, limit time.Duration) {
 		return
 	}
 	text := fmt.Sprintf("Machine %s stays Unknown although unhealthy for longer than %s: "+
-		"no more than %d of %s may be replaced at a time, and %s is", r.machine.Name, limit, r.settings.MaxReplacements, own, other)
+		"no more than %d of %s may be replaced at a time (--machine-max-replacements), and %s is", r.machine.Name, limit, r.settings.MaxReplacements, own, other)
 	r.setLastOperation(v1alpha1.MachineOperationHealthCheck, v1alpha1.MachineStateProcessing, "", text)
 	if first {
 		r.cautionf("ReplacementDelayed", "%s", text)

@@ -207,7 +207,7 @@ func TestHeldMachine(t *testing.T) {
 	r.startManager(t)
 	r.phase(t, other, v1alpha1.MachineFailed)
 	text := fmt.Sprintf("Machine %s stays Unknown although unhealthy for longer than 10m0s: "+
-		"no more than 1 of MachineDeployment p may be replaced at a time, and %s is", m.Name, first.Name)
+		"no more than 1 of MachineDeployment p may be replaced at a time (--machine-max-replacements), and %s is", m.Name, first.Name)
 	r.event(t, m, "ReplacementDelayed", text)
 	m = r.get(t, m)
 	last, want := m.Status.LastOperation, v1alpha1.LastOperation{Type: "HealthCheck", State: "Processing", Description: text}

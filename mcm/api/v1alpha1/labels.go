@@ -12,11 +12,11 @@ const (
 	LabelKeyMachineTemplateHash = "machine-template-hash"
 	// LabelKeyFreeze on a MachineSet or MachineDeployment with exactly LabelValueTrue stops the creation of machines.
 	LabelKeyFreeze = "freeze"
-	// LabelKeyForceDeletion on a Machine with any true value that strconv.ParseBool knows makes its drain and deletion
-	// forceful.
+	// LabelKeyForceDeletion on a Machine with any true value that strconv.ParseBool knows forces the drain
+	// before its deletion. The instance is deleted by its driver all the same.
 	LabelKeyForceDeletion = "force-deletion"
-	// LabelKeyForceDrain on a Machine with exactly LabelValueTrue makes drains for an update in place and for
-	// preservation forceful.
+	// LabelKeyForceDrain on a Machine with exactly LabelValueTrue forces drains for an update in place and for
+	// preservation.
 	LabelKeyForceDrain = "force-drain"
 	// LabelKeyScaleUpDisabled on a MachineSet, whatever its value, keeps it from creating machines: it is an old one in
 	// an update in place.

@@ -83,7 +83,7 @@ func TestLimits(t *testing.T) {
 			Limits{Provider: Limit{InFlight: 2}},
 			[]asked{create, create},
 			create,
-			"2 operations create of provider virtual are in flight",
+			"operations in flight (create) of provider virtual: 2",
 		},
 		"other provider": {
 			"providers have nothing to do with each other",
@@ -132,14 +132,14 @@ func TestLimits(t *testing.T) {
 			Limits{Provider: Limit{PerSecond: 2}},
 			[]asked{create, create},
 			asked{"virtual", "b", Delete},
-			"--provider-max-per-second allows (2)",
+			"operations of provider virtual that start each second: 2, the limit of --provider-max-per-second",
 		},
 		"secret rate": {
 			"the second's worth is used up",
 			Limits{Secret: Limit{PerSecond: 1}},
 			[]asked{create},
 			asked{"virtual", "a", Delete},
-			"--secret-max-per-second allows (1)",
+			"operations of secret a that start each second: 1, the limit of --secret-max-per-second",
 		},
 	}
 	for name, tc := range cases {

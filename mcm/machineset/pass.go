@@ -73,7 +73,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if steps.Outdated(err) { // which is no reason to keep quiet about errors of earlier steps
 		p.log.V(1).Info("object has changed, looking again", "err", err.Error())
 		p.LookAgain(steps.ConflictRetry)
-		err = nil
+		n, err = steps.Proceed, nil // also where the step that failed would have waited
 	}
 	if err = errors.Join(append(p.errs, err)...); err != nil || n.Stop {
 		return reconcile.Result{}, err

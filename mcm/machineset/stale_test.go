@@ -178,3 +178,26 @@ func TestConflictKeepsErrors(t *testing.T) {
 		t.Errorf("error is %v, want that of the machine", err)
 	}
 }
+
+// TestConflictOnRelease has a set change at the moment that its finalizer goes. Nothing
+// else would start the next pass: the event of that change has come by then.
+func TestConflictOnRelease(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	set := r.set("a", 0)
+	set.Finalizers = []string{v1alpha1.FinalizerName}
+	r.create(t, set)
+	r.delete(t, set)
+	stale := r.get(t, set)
+	r.poke(t, set, 1)
+	reconciler := &machineset.Reconciler{Client: oldView{r.Client, stale}, Live: r.Client, Events: record.NewFakeRecorder(1)}
+	request := reconcile.Request{NamespacedName: client.ObjectKeyFromObject(set)}
+	result, err := reconciler.Reconcile(t.Context(), request)
+	if err != nil || result.RequeueAfter == 0 || result.RequeueAfter > time.Minute {
+		t.Errorf("after a conflict the next pass comes in %s, error %v; want it within a minute", result.RequeueAfter, err)
+	}
+	reconciler.Client = oldView{r.Client, r.get(t, set)}
+	if _, err := reconciler.Reconcile(t.Context(), request); err != nil || r.get(t, set) != nil {
+		t.Errorf("the set is still there after another pass, error %v", err)
+	}
+}

@@ -96,7 +96,7 @@ func TestLostCreateOfAnotherOperation(t *testing.T) {
 			req.OnWaiting = func(_ uint32, err error) { why <- err.Error() }
 			change(&req)
 			done := optest.Call(t.Context(), r.Caller, req)
-			if got := bustest.Receive(t, "why it waits", why); !strings.Contains(got, "an earlier operation of this machine lost a create") {
+			if got := bustest.Receive(t, "why it waits", why); !strings.Contains(got, "the outcome of an earlier create of this machine is unknown") {
 				t.Errorf("it waits because of %q", got)
 			}
 			again := bustest.Receive(t, "the second create", g.Entered).Request
@@ -202,7 +202,7 @@ func TestDeadReplicasCreateWithoutIdentityWaitsOnce(t *testing.T) {
 	lost.Proxy.Cut()
 	got := bustest.Receive(t, "the outcome", done)
 	optest.WantError(t, got.Err, bus.OriginTimeout, driverv1.Code_CODE_UNAVAILABLE)
-	if why, _ := told.Load().(string); !strings.Contains(why, "no identity") {
+	if why, _ := told.Load().(string); !strings.Contains(why, "does not show at once whether it made the instance") {
 		t.Errorf("OnWaiting got %q, want the reason of the wait", why)
 	}
 	full.Release() // there is room now

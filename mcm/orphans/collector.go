@@ -69,12 +69,13 @@ type Collector struct {
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 
-	suspects *suspects        // nil before Watch
-	unlisted []string         // providers with a class that could not be listed, at the last look
-	machines int              // number at the last look at all classes
-	seen     map[key]sighting // of instances without a machine
-	foreign  map[key]bool     // instances without a machine that have another owner
-	nodes    map[string]bool  // names of machines on the labels of our Nodes
+	suspects *suspects                // nil before Watch
+	unlisted []string                 // providers with a class that could not be listed, at the last look
+	machines int                      // number at the last look at all classes
+	seen     map[key]sighting         // of instances without a machine
+	failed   map[key]*dispatch.Orphan // whose last delete failed
+	foreign  map[key]bool             // instances without a machine that have another owner
+	nodes    map[string]bool          // names of machines on the labels of our Nodes
 }
 
 // A sighting says since when an instance is without a machine, and when its last delete
@@ -195,6 +196,7 @@ func (p *pass) run(ctx context.Context) (outcome, error) {
 
 		return doubtful, err
 	}
+	p.endLostDeletes(ctx)
 	p.remove(ctx, p.due(orphans))
 	if !p.whole() {
 		return done, nil

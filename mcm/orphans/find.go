@@ -25,6 +25,7 @@ type found struct {
 	sighting
 
 	gone bool
+	lost bool // its delete failed, and may have had its effect all the same
 }
 
 func (f *found) key() key { return key{f.Provider, f.ProviderID} }
@@ -42,7 +43,7 @@ func (p *pass) orphans() []found {
 	for i := range p.lists {
 		l := &p.lists[i]
 		p.dropForeign(l)
-		if p.doubtList(l) {
+		if l.doubtful = p.doubtList(l); l.doubtful {
 			continue
 		}
 		ofClass, orphans := []found{}, 0

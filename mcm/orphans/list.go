@@ -19,6 +19,7 @@ type listing struct {
 	class     dispatch.Class
 	provider  string
 	instances []dispatch.Listed
+	doubtful  bool // too many instances are missing from it
 }
 
 // maxLists is how many classes are listed at once.

@@ -13,6 +13,8 @@ import (
 
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
+	"github.com/machinebus/machinebus/mcm/orphans"
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // node makes a Node that a machine has claimed, or none with "".
@@ -98,6 +100,31 @@ func TestTokenOfAnOrphan(t *testing.T) {
 	r.passes()
 	if there(gone) || !there(other) {
 		t.Errorf("after the instance was deleted its machine's token is there: %t, another one's: %t", there(gone), there(other))
+	}
+}
+
+// The Node of an instance goes, too, when the delete had its effect and its outcome was
+// lost: another machine of that name could not join otherwise.
+func TestNodeOfALostDelete(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.Nodes = r.WithWatch
+	r.made("kept")
+	id := orphanID + "/lost/" + r.namespace
+	node := r.node("lost", r.namespace+"-lost")
+	before := node.DeepCopy()
+	node.Spec.ProviderID = id
+	r.must(r.Patch(t.Context(), node, client.MergeFrom(before)))
+	r.cloud.add(id, "gone", "gone-uid")
+	r.cloud.failing(&driverv1.Status{Code: driverv1.Code_CODE_INTERNAL, Message: "the answer was lost"})
+	r.passes()
+	r.event(orphans.EventOrphanNotDeleted, "the answer was lost")
+	r.must(r.Get(t.Context(), client.ObjectKeyFromObject(node), node))
+	r.cloud.lose(id)
+	r.Pass(t.Context())
+	r.event(orphans.EventOrphanDeleted, id)
+	if err := r.Get(t.Context(), client.ObjectKeyFromObject(node), node); !apierrors.IsNotFound(err) {
+		t.Errorf("the node of the deleted instance: %v", err)
 	}
 }
 

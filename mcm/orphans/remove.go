@@ -45,23 +45,32 @@ func (p *pass) due(orphans []found) []found {
 func (p *pass) remove(ctx context.Context, due []found) {
 	var group sync.WaitGroup
 	for i := range due {
-		group.Go(func() { due[i].gone = p.removeOne(ctx, &due[i].Orphan) })
+		group.Go(func() { p.removeOne(ctx, &due[i]) })
 	}
 	group.Wait()
 	for i := range due {
-		if f := &due[i]; !f.gone && !p.Settings.DryRun {
+		f := &due[i]
+		if !f.gone && !p.Settings.DryRun {
 			p.seen[f.key()] = sighting{since: f.since, failed: p.now}
+		}
+		if f.lost {
+			if p.failed == nil {
+				p.failed = map[key]*dispatch.Orphan{}
+			}
+			p.failed[f.key()] = &f.Orphan
 		}
 	}
 }
 
-func (p *pass) removeOne(ctx context.Context, o *dispatch.Orphan) (gone bool) {
+// removeOne deletes an orphan, and notes in f whether it is gone.
+func (p *pass) removeOne(ctx context.Context, f *found) {
+	o := &f.Orphan
 	log := p.log.WithValues("provider_id", o.ProviderID, "machine", o.MachineName, "uid", o.MachineUID,
 		"class", client.ObjectKeyFromObject(o.Class.Object))
 	if p.Settings.DryRun {
 		log.Info("dry run: instance without a machine would be deleted")
 
-		return false
+		return
 	}
 	// A provider without free slots must not block the collection at other providers.
 	bounded, cancel := context.WithTimeout(ctx, 2*p.Settings.DeleteTimeout)
@@ -70,12 +79,12 @@ func (p *pass) removeOne(ctx context.Context, o *dispatch.Orphan) (gone bool) {
 		return p.stillOrphan(ctx, o)
 	})
 	if ctx.Err() != nil {
-		return false
+		return
 	}
 	if errors.Is(err, errKept) {
 		log.Info("instance without a machine is not deleted", "err", err.Error())
 
-		return false
+		return
 	}
 	code := dispatch.CodeOf(err)
 	p.Metrics.deletions.WithLabelValues(o.Provider, code.String()).Inc()
@@ -84,13 +93,22 @@ func (p *pass) removeOne(ctx context.Context, o *dispatch.Orphan) (gone bool) {
 			"Cannot delete instance %s, which belongs to no machine; retries in %s: %s",
 			o.ProviderID, p.Settings.Period, err.Error())
 		log.Info("cannot delete an instance without a machine; retries at the next look", "code", code.String(), "err", err.Error())
+		f.lost = true
 
-		return false
+		return
 	}
+	f.gone = true
+	p.endDelete(ctx, o, code == dispatch.OK)
+}
+
+// endDelete records that an orphan is gone, and removes what was its own: its token, and
+// its Node if mcm deleted the instance.
+func (p *pass) endDelete(ctx context.Context, o *dispatch.Orphan, withNode bool) {
+	log := p.log.WithValues("provider_id", o.ProviderID, "machine", o.MachineName, "uid", o.MachineUID)
 	p.Events.Eventf(o.Class.Object, corev1.EventTypeNormal, EventOrphanDeleted,
 		"Deleted instance %s, created for machine %s, which belonged to no machine", o.ProviderID, o.MachineName)
 	log.Info("deleted an instance without a machine")
-	if code == dispatch.OK {
+	if withNode {
 		if err := p.removeNode(ctx, o.ProviderID); err != nil {
 			log.Error(err, "cannot delete the node of a deleted instance; delete it by hand")
 		}
@@ -98,8 +116,6 @@ func (p *pass) removeOne(ctx context.Context, o *dispatch.Orphan) (gone bool) {
 	if err := p.removeToken(ctx, o); err != nil {
 		log.Error(err, "cannot delete the bootstrap token of a deleted instance; it stays until it expires")
 	}
-
-	return true
 }
 
 // errKept wraps the reasons not to delete an instance after all.

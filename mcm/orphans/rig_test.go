@@ -2,6 +2,7 @@ package orphans_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -243,6 +244,13 @@ func (c *cloud) failing(status *driverv1.Status) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.fail = status
+}
+
+// lose lets an instance go without a successful delete.
+func (c *cloud) lose(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.instances = slices.DeleteFunc(c.instances, func(i *driverv1.Instance) bool { return i.GetProviderId() == id })
 }
 
 // left returns the ids of what lives.

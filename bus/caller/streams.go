@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -524,49 +523,6 @@ func (s *streams) rolledBack(ctx context.Context, st *stream, there streamInfo) 
 	}
 
 	return s.removeRolledBack(ctx, st, there)
-}
-
-// apiRequest sends a request to JetStream's API.
-func (s *streams) apiRequest(ctx context.Context, what string, body any) error {
-	return s.apiRequestInto(ctx, what, body, nil)
-}
-
-// apiRequestInto is apiRequest that decodes the answer into a non-nil value.
-func (s *streams) apiRequestInto(ctx context.Context, what string, body, into any) error {
-	var payload []byte
-	if body != nil {
-		var err error
-		if payload, err = json.Marshal(body); err != nil {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-	}
-	answer, err := s.c.inquirer.Ask(ctx, &nats.Msg{Subject: "$JS.API." + what, Data: payload}, apiTimeout)
-	if errors.Is(err, opstream.ErrNoAnswer) {
-		return fmt.Errorf("%s: %w: check that this user may publish to $JS.API.%s", what, err, what)
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	if bus.IsNoResponders(answer) {
-		return opstream.ErrNoJetStream
-	}
-	var reply struct {
-		Error *opstream.APIError `json:"error"`
-	}
-	if err := json.Unmarshal(answer.Data, &reply); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	if reply.Error != nil {
-		return fmt.Errorf("%s: %w", what, reply.Error)
-	}
-	if into == nil {
-		return nil
-	}
-	if err := json.Unmarshal(answer.Data, into); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-
-	return nil
 }
 
 // awaitStream waits a moment until operations of a provider can be claimed. The error says

@@ -26,7 +26,12 @@ func Lock(path string) (release func(), err error) {
 	if err := lockFile(f); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return func() { _ = f.Close() }, nil // the file's content is only for people
+	return func() {
+		// A child that is about to be started has a copy of the descriptor until its exec:
+		// closing ours alone would leave the lock with it (flock(2)).
+		_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN)
+		_ = f.Close() // the file's content is only for people
+	}, nil
 }
 
 func lockFile(f *os.File) error {

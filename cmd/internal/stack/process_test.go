@@ -238,6 +238,30 @@ func TestLock(t *testing.T) {
 	} else if locked, ok := errors.AsType[*LockedError](err); !ok || locked.Holder != strconv.Itoa(os.Getpid()) {
 		t.Errorf("Lock() = %v, want the holder", err)
 	}
+	// As a child has it between fork and exec.
+	fds, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	copies := 0
+	for _, fd := range fds {
+		if target, err := os.Readlink(fd); err != nil || target != path {
+			continue
+		}
+		number, err := strconv.Atoi(filepath.Base(fd))
+		if err != nil {
+			t.Fatal(err)
+		}
+		descriptor, err := syscall.Dup(number)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copies++
+		t.Cleanup(func() { _ = syscall.Close(descriptor) })
+	}
+	if copies == 0 {
+		t.Error("no descriptor of the lock file was found to copy")
+	}
 	release()
 	if release, err = Lock(path); err != nil {
 		t.Fatalf("after release: %v", err)

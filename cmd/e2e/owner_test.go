@@ -131,15 +131,17 @@ func TestOtherManagerIsHeard(t *testing.T) {
 	e.createClass()
 	e.waitRunning(e.createMachines(1, className)...)
 	before := e.waitEpoch(tap, drivers, 1)
+	e.must(first.Pause()) // or it might raise its epoch first, and the other one would never say that it is ready
 	second, err := e.site.StartManager(e.ctx(), stack.ManagerOptions{
 		Name: "second", Control: e.cluster.Kubeconfig, Namespace: e.name, Cluster: e.name, NATSURL: nats.URL, Args: collecting,
 	})
 	e.must(err)
 	e.waitEpoch(tap, drivers, before+1)
+	e.must(first.Resume())
 	cloud, err := cloudapi.NewClient(e.cloud.Endpoint, e.cloud.APIToken)
 	e.must(err)
 	barred := func() float64 { return e.counter(second, "mcm_safety_orphan_passes_total", `outcome="barred"`) }
-	e.eventually("the manager that drivers follow hears the other one", func(context.Context) error { return atLeast(barred(), 1) })
+	e.eventually("the second manager hears the first", func(context.Context) error { return atLeast(barred(), 1) })
 	orphan := e.plant(cloud, "orphan")
 	last := barred()
 	const many = 20 // looks, which take longer than the grace period

@@ -140,10 +140,10 @@ func BenchmarkCreate(b *testing.B) {
 	r.Caller = optest.NewCaller(b, r.Conn, caller.Config{Operations: &caller.StreamConfig{}})
 	driver := bustest.Connect(b, bus.Config{URLs: []string{r.NATS.URL()}, InboxPrefix: bus.InboxPrefix(optest.Provider)})
 	optest.Run(b, driver, func(_ context.Context, t *replica.Task) *driverv1.Result { return optest.Created(t) })
-	bustest.Eventually(b, "the replica", func() bool {
-		reps := r.Caller.Replicas()
+	bustest.Eventually(b, "the replica and its operations stream", func() bool {
+		states := r.Caller.Streams()
 
-		return len(reps) == 1
+		return len(r.Caller.Replicas()) == 1 && len(states) == 1 && states[0].Ready
 	})
 	request, reply := wireBytes(b, r, optest.Status("m"))
 	raw := bustest.Raw(b, r.NATS.URL(), nats.InProcessServer(r.NATS))

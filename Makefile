@@ -177,6 +177,7 @@ test-unit: c-compiler devcluster nodejs ## Unit tests with the race detector
 	@echo '==> unit tests (about 4 minutes the first time)'
 	@packages=$$(go list ./... | grep -v '/cmd/e2e\(/\|$$\)'); \
 	CGO_ENABLED=1 go test -race -shuffle=on -timeout=10m $$packages
+	@go test -run '^$$' -bench . -benchtime 1x ./driversdk # no figure counts here: they must run
 
 .PHONY: test-fuzz
 test-fuzz: ## Run each fuzz target for FUZZTIME (20000x inputs)
@@ -241,8 +242,16 @@ faults-damage: $(if $(filter off,$(FENCING)),unfenced)
 	@$(if $(filter off,$(FENCING)),,$(call remedy,damage proves nothing while fencing is on; run: make faults-unfenced))
 	@.tools/damage.sh $(RUN_FAULTS)
 
+# Calls of each side for a figure of the bus.
+BENCHTIME ?= 50000x
+
+.PHONY: bench-bus
+bench-bus: ## Reads and creates over the bus against bare NATS; BENCHTIME=200000x runs longer
+	@echo '==> benchmarks of the bus (about a minute; the machine should have nothing else to do)'
+	@go test -run '^$$' -bench . -benchtime $(BENCHTIME) ./driversdk
+
 .PHONY: bench
-bench: build devcluster ## Benchmarks against peers; ONLY=read,create selects some, ROUNDS=9 runs longer, FLEET=10000 is for ONLY=fleet
+bench: $(if $(ONLY),,bench-bus) build devcluster ## Benchmarks against peers; ONLY=faults,create selects some, ROUNDS=9 runs longer, FLEET=10000 is for ONLY=fleet
 	@echo '==> benchmarks (about 15 minutes; the machine should have nothing else to do)'
 	@$(BIN)/bench --bin $(BIN) --dir $(OUT)/run/bench $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(FLEET),--fleet $(FLEET))
 

@@ -470,11 +470,11 @@ func (r *Rig) StrangeReplica(t *testing.T) (requests *atomic.Int64) {
 }
 
 // NewKey returns a new key for sealing.
-func NewKey(t *testing.T) *bus.SealKey {
-	t.Helper()
+func NewKey(tb testing.TB) *bus.SealKey {
+	tb.Helper()
 	key, err := bus.NewSealKey()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 
 	return key

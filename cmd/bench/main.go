@@ -25,9 +25,6 @@ var benchmarks = []struct {
 	name, what string
 	run        func(context.Context, *bench) error
 }{
-	{"read", "a status request over the bus, against bare NATS request and reply", benchRead},
-	{"mutate", "a claimed create over the bus, against bare NATS request and reply plus one compare-and-set", benchMutate},
-	{"grpc", "a status request over the bus, against gRPC: unary calls, and one stream to the driver", benchGRPC},
 	{"faults", "creates in flight while a replica is killed or stopped, against an undisturbed run", benchFaults},
 	{"create", "machines at a provider that takes its time, against blocking workers", benchCreate},
 	{"requests", "requests to the API server for each machine", benchRequests},

@@ -175,7 +175,7 @@ test: test-unit test-fuzz test-images test-e2e ## Unit tests, some thousand inpu
 .PHONY: test-unit
 test-unit: c-compiler devcluster nodejs ## Unit tests with the race detector
 	@echo '==> unit tests (about 4 minutes the first time)'
-	@packages=$$(go list ./... | grep -v '/cmd/e2e\(/\|$$\)'); \
+	@packages=$$(go list ./... | grep -v '/cmd/dev/e2e\(/\|$$\)'); \
 	CGO_ENABLED=1 go test -race -shuffle=on -timeout=10m $$packages
 	@go test -run '^$$' -bench . -benchtime 1x ./driversdk # no figure counts here: they must run
 
@@ -192,7 +192,7 @@ test-images: ## Build one image and inspect it
 .PHONY: test-e2e
 test-e2e: c-compiler build devcluster nodejs ## End-to-end tests: real processes against the dev cluster
 	@echo '==> end-to-end tests'
-	@CGO_ENABLED=1 go test -race -count=1 -p=1 -timeout=30m ./cmd/e2e/...
+	@CGO_ENABLED=1 go test -race -count=1 -p=1 -timeout=30m ./cmd/dev/e2e/...
 
 .PHONY: mutants
 mutants: ## Break the protocol code in one place at a time, and check that a test fails for each
@@ -219,7 +219,7 @@ RUN_FAULTS = $(BIN)/faults --bin $(if $(filter off,$(FENCING)),$(UNFENCED),$(BIN
 	--seed $(SEED) --lifecycles $(LIFECYCLES) $(if $(KINDS),--kinds $(KINDS)) $(if $(BUS),--bus $(BUS)) \
 	$(if $(LONGEST),--longest $(LONGEST)) $(if $(LIMIT),--limit $(LIMIT)) $(FAULTSFLAGS)
 
-# Programs with a driver without fencing: a run must end with damage, which is exit status 1 of cmd/faults; 2 is a run that
+# Programs with a driver without fencing: a run must end with damage, which is exit status 1 of cmd/dev/faults; 2 is a run that
 # proves nothing. make itself exits with 2 in both cases, and prints "Error 1" or "Error 2".
 .PHONY: unfenced
 unfenced: build devcluster

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Usage: damage.sh COMMAND...
-# Runs cmd/faults with programs that are broken on purpose, and succeeds only if it exits with 1: damage was found.
+# Runs cmd/dev/faults with programs that are broken on purpose, and succeeds only if it exits with 1: damage was found.
 # make cannot distinguish that from a run that proves nothing, which exits with 2.
 set -uo pipefail
 "$@"

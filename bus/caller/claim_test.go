@@ -11,6 +11,7 @@ import (
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/caller"
+	"github.com/machinebus/machinebus/bus/chaos"
 	"github.com/machinebus/machinebus/bus/optest"
 	"github.com/machinebus/machinebus/bus/replica"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -140,7 +141,7 @@ func TestCutOffReplicaIsFenced(t *testing.T) {
 	if c := r.ClaimOf(t, req); c.GetReplica() == b.Replica() {
 		holder, other = b, a
 	}
-	holder.Proxy.Hold(bustest.ToServer)
+	holder.Proxy.Hold(chaos.ToServer)
 	second := bustest.Receive(t, "the second attempt", entered)
 	if err := bustest.Receive(t, "the second one's verdict", verdicts); err != nil {
 		t.Errorf("the replica that took over may not begin: %v", err)
@@ -194,7 +195,7 @@ func TestBeginUnacknowledged(t *testing.T) {
 	req := optest.Create("m")
 	done := optest.Call(t.Context(), r.Caller, req)
 	bustest.Receive(t, "the handler", entered)
-	rep.Proxy.Hold(bustest.ToClient)
+	rep.Proxy.Hold(chaos.ToClient)
 	close(resume)
 	if err := bustest.Receive(t, "the verdict", verdicts); bus.CodeOf(err) != driverv1.Code_CODE_ABORTED {
 		t.Errorf("BeginMutation without an acknowledgement: %v, want it refused", err)

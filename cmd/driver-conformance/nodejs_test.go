@@ -18,6 +18,7 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/chaos"
 	"github.com/machinebus/machinebus/bus/embedded"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 	"github.com/machinebus/machinebus/driversdk/drivertest"
@@ -278,7 +279,7 @@ func TestNodeJS_CutOff(t *testing.T) {
 	}
 	// Its client tries to connect again and hears nothing: what it is given now it
 	// would send later.
-	proxy.Hold(bustest.ToClient)
+	proxy.Hold(chaos.ToClient)
 	proxy.Drop()
 	bustest.Eventually(t, "the driver connects again", func() bool { return proxy.Clients() > 0 })
 	release()

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/machinebus/machinebus/bus/chaos"
 	"github.com/machinebus/machinebus/cmd/dev/stack"
 )
 
@@ -16,11 +17,11 @@ const silence = 5 * time.Second
 // of creates. All of it arrives in the end.
 func TestOneWayLoss(t *testing.T) {
 	t.Parallel()
-	for name, direction := range map[string]stack.Direction{"to the server": stack.ToServer, "to the replica": stack.ToClient} {
+	for name, direction := range map[string]chaos.Direction{"to the server": chaos.ToServer, "to the replica": chaos.ToClient} {
 		t.Run(name, func(t *testing.T) {
 			e := newEnv(t)
 			manager, tap := e.startManager("")
-			link, err := stack.OpenLink(e.ctx(), strings.TrimPrefix(manager.NATSURL, "nats://"))
+			link, err := chaos.OpenLink(e.ctx(), strings.TrimPrefix(manager.NATSURL, "nats://"))
 			e.must(err)
 			e.atEnd = append(e.atEnd, link.Close)
 			victim := e.startDrivers(1, "nats://"+link.Address(), tap)[0]

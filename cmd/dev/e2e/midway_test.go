@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/machinebus/machinebus/bus/chaos"
 	"github.com/machinebus/machinebus/cmd/dev/stack"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -258,12 +259,12 @@ func TestFrozenReplica_BeforeItsCall(t *testing.T) {
 			e := newEnv(t)
 			manager, tap := e.startManager("", "--machine-operation-timeout=15s")
 			drivers := e.startDrivers(2, manager.NATSURL, tap, "--identity="+identity)
-			link, err := stack.OpenLink(e.ctx(), strings.TrimPrefix(e.cloud.Endpoint, "http://"))
+			link, err := chaos.OpenLink(e.ctx(), strings.TrimPrefix(e.cloud.Endpoint, "http://"))
 			e.must(err)
 			e.atEnd = append(e.atEnd, link.Close)
 			e.must(e.kube.Create(e.ctx(), e.newSecret(className)))
 			e.must(e.kube.Create(e.ctx(), e.newClass(className, map[string]any{"endpoint": "http://" + link.Address()})))
-			link.Hold(stack.ToClient)
+			link.Hold(chaos.ToClient)
 			const machines = 6
 			names := e.createMachines(machines, className)
 			var victim *stack.Driver

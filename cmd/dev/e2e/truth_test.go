@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/machinebus/machinebus/bus/chaos"
 	"github.com/machinebus/machinebus/cmd/dev/stack"
 	"github.com/machinebus/machinebus/cmd/virtual-cloud/cloudapi"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
@@ -79,11 +80,11 @@ func (e *env) tellsTheTruth(identity string, shown time.Duration) {
 }
 
 // startLinkedDrivers starts n replicas, each behind a link of its own.
-func (e *env) startLinkedDrivers(n int, natsURL string, tap *stack.Tap, args ...string) ([]*stack.Driver, map[*stack.Driver]*stack.Link) {
+func (e *env) startLinkedDrivers(n int, natsURL string, tap *stack.Tap, args ...string) ([]*stack.Driver, map[*stack.Driver]*chaos.Link) {
 	e.Helper()
-	drivers, links := []*stack.Driver{}, map[*stack.Driver]*stack.Link{}
+	drivers, links := []*stack.Driver{}, map[*stack.Driver]*chaos.Link{}
 	for i := range n {
-		link, err := stack.OpenLink(e.ctx(), strings.TrimPrefix(natsURL, "nats://"))
+		link, err := chaos.OpenLink(e.ctx(), strings.TrimPrefix(natsURL, "nats://"))
 		e.must(err)
 		e.atEnd = append(e.atEnd, link.Close)
 		d, err := e.site.StartDriver(e.ctx(), tap, stack.DriverOptions{

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/machinebus/machinebus/bus/chaos"
 	"github.com/machinebus/machinebus/cmd/dev/stack"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -114,7 +115,7 @@ func freezeCreate(ctx context.Context, w *world, t *target, e event) error {
 	link.busy.Lock()
 	defer link.busy.Unlock()
 	defer link.link.Mend()
-	link.link.Hold(stack.ToClient)
+	link.link.Hold(chaos.ToClient)
 	if err := w.rollout(ctx, t.identity, e, mostReplicas); err != nil {
 		return err
 	}
@@ -265,15 +266,15 @@ func restartAPI(ctx context.Context, w *world, _ *target, e event) error {
 }
 
 func cut(ctx context.Context, _ *world, t *target, e event) error {
-	return t.broken(ctx, e, (*stack.Link).Cut)
+	return t.broken(ctx, e, (*chaos.Link).Cut)
 }
 
 func oneWay(ctx context.Context, _ *world, t *target, e event) error {
-	d := stack.ToClient
+	d := chaos.ToClient
 	if !t.noLateArrivals && e.way%2 == 0 {
-		d = stack.ToServer
+		d = chaos.ToServer
 	}
-	defer t.each((*stack.Link).Mend)
+	defer t.each((*chaos.Link).Mend)
 	t.hold(d)
 	return errors.Join(wait(ctx, e.length), t.hits())
 }
@@ -284,12 +285,12 @@ const mostDelay = 1500 * time.Millisecond
 func delay(ctx context.Context, _ *world, t *target, e event) error {
 	const least = 50 * time.Millisecond
 	late := least + time.Duration(e.way)*time.Millisecond%(mostDelay-least)
-	return t.broken(ctx, e, func(l *stack.Link) { l.Delay(late) })
+	return t.broken(ctx, e, func(l *chaos.Link) { l.Delay(late) })
 }
 
 // broken calls how for the target's links, and mends them after a while.
-func (t *target) broken(ctx context.Context, e event, how func(*stack.Link)) error {
-	defer t.each((*stack.Link).Mend)
+func (t *target) broken(ctx context.Context, e event, how func(*chaos.Link)) error {
+	defer t.each((*chaos.Link).Mend)
 	t.each(how)
 	return errors.Join(wait(ctx, e.length), t.hits())
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/machinebus/machinebus/bus/chaos"
 	"github.com/machinebus/machinebus/cmd/dev/stack"
 )
 
@@ -28,7 +29,7 @@ func hangCall(ctx context.Context, w *world, t *target, e event) error {
 	if err := w.rollout(ctx, t.identity, e, mostReplicas); err != nil {
 		return err
 	}
-	link.link.Hold(stack.ToClient)
+	link.link.Hold(chaos.ToClient)
 	const givesUp = operationTimeout + 30*time.Second // the operation's start, its deadline and the grace after that
 	within, cancel := context.WithTimeout(ctx, givesUp)
 	defer cancel()

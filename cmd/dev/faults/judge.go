@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/machinebus/machinebus/bus/chaos"
 	"github.com/machinebus/machinebus/cmd/dev/stack"
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
@@ -28,7 +29,7 @@ const (
 // heal mends all links.
 func (w *world) heal() {
 	for _, t := range w.all {
-		t.each((*stack.Link).Mend)
+		t.each((*chaos.Link).Mend)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/machinebus/machinebus/bus/chaos"
 	"github.com/machinebus/machinebus/cmd/dev/stack"
 )
 
@@ -24,16 +25,16 @@ type target struct {
 	deaf     bool       // a driver that ignores its deadlines
 	busy     sync.Mutex // held by the active fault
 	unit     *unit
-	link     *stack.Link
-	back     *stack.Link // the opposite direction, if either side may connect
+	link     *chaos.Link
+	back     *chaos.Link // the opposite direction, if either side may connect
 	// noLateArrivals means that requests must not arrive long after their sender gave up,
 	// for which no driver contract could compensate.
 	noLateArrivals bool
 }
 
 // each calls do for the target's links.
-func (t *target) each(do func(*stack.Link)) {
-	for _, l := range []*stack.Link{t.link, t.back} {
+func (t *target) each(do func(*chaos.Link)) {
+	for _, l := range []*chaos.Link{t.link, t.back} {
 		if l != nil {
 			do(l)
 		}
@@ -44,14 +45,14 @@ func (t *target) each(do func(*stack.Link)) {
 // uses only one of them.
 func (t *target) live() bool {
 	some := t.link == nil
-	t.each(func(l *stack.Link) { some = some || l.Live() })
+	t.each(func(l *chaos.Link) { some = some || l.Clients() > 0 })
 	return some
 }
 
 // hits returns [errMissed] if breaking the links had no effect.
 func (t *target) hits() error {
 	n := 0
-	t.each(func(l *stack.Link) { n += l.Hits() })
+	t.each(func(l *chaos.Link) { n += l.Hits() })
 	if n == 0 {
 		return errMissed
 	}
@@ -68,10 +69,10 @@ func aim(all []*target, pick int) *target {
 }
 
 // hold holds back data in one direction.
-func (t *target) hold(d stack.Direction) {
+func (t *target) hold(d chaos.Direction) {
 	t.link.Hold(d)
 	if t.back != nil {
-		t.back.Hold(stack.ToServer + stack.ToClient - d)
+		t.back.Hold(chaos.ToServer + chaos.ToClient - d)
 	}
 }
 

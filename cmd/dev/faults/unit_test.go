@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/machinebus/machinebus/bus/chaos"
 	"github.com/machinebus/machinebus/cmd/dev/stack"
 )
 
@@ -128,8 +129,8 @@ func TestAim(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = server.Close() })
-	link := func() *stack.Link {
-		l, err := stack.OpenLink(t.Context(), server.Addr().String())
+	link := func() *chaos.Link {
+		l, err := chaos.OpenLink(t.Context(), server.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}

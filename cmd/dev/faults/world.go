@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/machinebus/machinebus/bus/chaos"
 	"github.com/machinebus/machinebus/cmd/dev/stack"
 )
 
@@ -101,7 +102,7 @@ func runWorld(ctx context.Context, o *options, out io.Writer, cluster *stack.Dev
 		w.keepers.Wait()
 		err = errors.Join(err, w.site.Close())
 		for _, t := range w.all {
-			t.each((*stack.Link).Close)
+			t.each((*chaos.Link).Close)
 		}
 	}()
 	if err := w.start(ctx); err != nil {
@@ -218,7 +219,7 @@ func (w *world) startManagers(ctx context.Context) error {
 
 func (w *world) startDrivers(ctx context.Context) error {
 	for _, identity := range identities {
-		link, err := stack.OpenLink(ctx, strings.TrimPrefix(w.cloud.Endpoint, "http://"))
+		link, err := chaos.OpenLink(ctx, strings.TrimPrefix(w.cloud.Endpoint, "http://"))
 		if err != nil {
 			return err
 		}
@@ -265,7 +266,7 @@ func (w *world) add(between string, t *target) {
 func (w *world) linkBus(ctx context.Context, between, name string) (string, error) {
 	var urls []string
 	for url := range strings.SplitSeq(w.busURL, ",") {
-		l, err := stack.OpenLink(ctx, strings.TrimPrefix(url, "nats://"))
+		l, err := chaos.OpenLink(ctx, strings.TrimPrefix(url, "nats://"))
 		if err != nil {
 			return "", err
 		}
@@ -282,7 +283,7 @@ func (w *world) linkKube(ctx context.Context, name string) (string, error) {
 		return "", err
 	}
 	for _, c := range cfg.Clusters {
-		l, err := stack.OpenLink(ctx, strings.TrimPrefix(c.Server, "https://"))
+		l, err := chaos.OpenLink(ctx, strings.TrimPrefix(c.Server, "https://"))
 		if err != nil {
 			return "", err
 		}

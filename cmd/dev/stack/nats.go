@@ -6,6 +6,8 @@ import (
 	"net"
 	"os"
 	"strings"
+
+	"github.com/machinebus/machinebus/bus/chaos"
 )
 
 // A NATSServer is an external nats-server, the unchanged program of
@@ -72,7 +74,7 @@ type NATSCluster struct {
 
 // A NATSPair connects two servers of a cluster: Up leads from the first to the second,
 // and Down back.
-type NATSPair struct{ Up, Down *Link }
+type NATSPair struct{ Up, Down *chaos.Link }
 
 // URL returns the URLs of all servers, separated by commas.
 func (c *NATSCluster) URL() string {
@@ -100,10 +102,10 @@ func (s *Site) StartNATSCluster(ctx context.Context, n int) (*NATSCluster, error
 		routes[i] = append(routes[i], "nats://"+Loopback(ports[n+i])) // a server's routes must include itself
 		for j := range i {
 			pair := NATSPair{}
-			if pair.Up, err = OpenLink(ctx, Loopback(ports[n+i])); err != nil {
+			if pair.Up, err = chaos.OpenLink(ctx, Loopback(ports[n+i])); err != nil {
 				return nil, err
 			}
-			if pair.Down, err = OpenLink(ctx, Loopback(ports[n+j])); err != nil {
+			if pair.Down, err = chaos.OpenLink(ctx, Loopback(ports[n+j])); err != nil {
 				return nil, err
 			}
 			c.Pairs = append(c.Pairs, pair)

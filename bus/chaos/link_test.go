@@ -1,13 +1,14 @@
-package stack
+package chaos_test
 
 import (
 	"bufio"
-	"context"
-	"fmt"
 	"io"
 	"net"
 	"testing"
 	"time"
+
+	"github.com/machinebus/machinebus/bus/bustest"
+	"github.com/machinebus/machinebus/bus/chaos"
 )
 
 // TestLink sends through a link that is held, mended and cut.
@@ -15,14 +16,14 @@ func TestLink(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		reason string
-		d      Direction
+		d      chaos.Direction
 	}{
-		"to the server": {"what the client says is held back", ToServer},
-		"to the client": {"the answer is held back", ToClient},
+		"to the server": {"what the client says is held back", chaos.ToServer},
+		"to the client": {"the answer is held back", chaos.ToClient},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			echo, err := net.Listen("tcp", Loopback(0))
+			echo, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -32,7 +33,7 @@ func TestLink(t *testing.T) {
 					go func() { _, _ = io.Copy(c, c); _ = c.Close() }()
 				}
 			}()
-			l, err := OpenLink(t.Context(), echo.Addr().String())
+			l, err := chaos.OpenLink(t.Context(), echo.Addr().String())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -61,7 +62,7 @@ func TestLink(t *testing.T) {
 				return err == nil
 			}
 			say("one\n")
-			if !hear("one\n", startLimit) {
+			if !hear("one\n", time.Minute) {
 				t.Fatal("nothing comes through")
 			}
 			l.Hold(tc.d)
@@ -73,22 +74,13 @@ func TestLink(t *testing.T) {
 			if hear("", moment) {
 				t.Error("it came although it is held: " + tc.reason)
 			}
-			within, cancel := context.WithTimeout(t.Context(), startLimit)
-			defer cancel()
-			if err := Poll(within, "what was said was hit", func(context.Context) error {
-				if l.Hits() != 1 {
-					return fmt.Errorf("it has hit %d times: %s", l.Hits(), tc.reason)
-				}
-				return nil
-			}); err != nil {
-				t.Error(err)
-			}
+			bustest.Eventually(t, "what was said is hit: "+tc.reason, func() bool { return l.Hits() == 1 })
 			l.Mend()
-			if !hear("two\n", startLimit) {
+			if !hear("two\n", time.Minute) {
 				t.Error("what was held is lost")
 			}
 			l.Cut()
-			if hear("", startLimit) {
+			if hear("", time.Minute) {
 				t.Error("it came through a cut")
 			}
 			if l.Hits() == 0 {
@@ -103,22 +95,22 @@ func TestLinkMissed(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		reason string
-		do     func(*Link)
+		do     func(*chaos.Link)
 	}{
-		"cut":   {"there is nothing to close", (*Link).Cut},
-		"hold":  {"there is nothing to hold back", func(l *Link) { l.Hold(ToServer) }},
-		"delay": {"there is nothing to delay", func(l *Link) { l.Delay(time.Second) }},
+		"cut":   {"there is nothing to close", (*chaos.Link).Cut},
+		"hold":  {"there is nothing to hold back", func(l *chaos.Link) { l.Hold(chaos.ToServer) }},
+		"delay": {"there is nothing to delay", func(l *chaos.Link) { l.Delay(time.Second) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l, err := OpenLink(t.Context(), Loopback(1))
+			l, err := chaos.OpenLink(t.Context(), "127.0.0.1:1")
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(l.Close)
 			tc.do(l)
-			if l.Live() || l.Hits() != 0 {
-				t.Errorf("live: %v, hits: %d: %s", l.Live(), l.Hits(), tc.reason)
+			if l.Clients() > 0 || l.Hits() != 0 {
+				t.Errorf("live: %v, hits: %d: %s", l.Clients() > 0, l.Hits(), tc.reason)
 			}
 		})
 	}

@@ -1,4 +1,6 @@
-package stack
+// Package chaos breaks TCP connections on purpose, between a program and a server that
+// know nothing of it. Tests and the fault suite use it; no product does.
+package chaos
 
 import (
 	"context"
@@ -50,7 +52,7 @@ type Link struct {
 // interface.
 func OpenLink(ctx context.Context, target string) (*Link, error) {
 	var config net.ListenConfig
-	listener, err := config.Listen(ctx, "tcp", Loopback(0))
+	listener, err := config.Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("open a link to %s: %w", target, err)
 	}
@@ -66,11 +68,12 @@ func OpenLink(ctx context.Context, target string) (*Link, error) {
 // Address returns the address for clients.
 func (l *Link) Address() string { return l.listener.Addr().String() }
 
-// Live reports whether a client is connected.
-func (l *Link) Live() bool {
+// Clients returns the number of connected clients.
+func (l *Link) Clients() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.conns) > 0
+
+	return len(l.conns) / 2 // each has two ends
 }
 
 // Hits counts what the link has broken since it was opened or last mended: chunks held
@@ -93,6 +96,16 @@ func (l *Link) Cut() {
 			_ = c.Close()
 		}
 	})
+}
+
+// Drop closes all connections. Clients may connect again at once.
+func (l *Link) Drop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c := range l.conns {
+		_ = c.Close()
+	}
+	clear(l.conns)
 }
 
 // Hold holds back data in one direction until Mend, without closing connections.

@@ -1,6 +1,6 @@
 # All results go to .out/, which git ignores. Required: Go, git, make, and for make test a C compiler and Node.js 18 with
 # npm, which it installs with apt if they are missing and it runs as root. Everything else is built at the versions that
-# go.mod, .tools/go.mod and deploy/devcluster/go.mod pin.
+# the go.mod files pin.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -11,6 +11,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 OUT := $(CURDIR)/.out
 BIN := $(OUT)/bin
 DIRS := $(wildcard .tools/images bus cmd deploy driversdk mcm proto)
+# The modules of a release. A driver needs the first three, and none of the libraries of the last.
+MODULES := proto bus driversdk .
 
 # One setting for build, vet and lint, so that they share compiled packages. Tests switch cgo on: -race needs it.
 export CGO_ENABLED := 0
@@ -99,6 +101,10 @@ generate: generated ## Write the generated Go code and CRDs into the tree
 fmt: $(BIN)/golangci-lint ## Format the Go code
 	@$(BIN)/golangci-lint fmt $(DIRS)
 
+.PHONY: release
+release: ## Tag a release of all modules: VERSION=v0.2.0; prints how to publish it
+	@.tools/release.sh '$(VERSION)' $(MODULES)
+
 .PHONY: clean
 clean: ## Stop the demo set-up and remove all results
 	@if [ -x $(BIN)/demo ]; then $(BIN)/demo down; fi
@@ -118,7 +124,7 @@ fmt-check: $(BIN)/golangci-lint
 .PHONY: vet
 vet: ## Run go vet on all modules
 	@echo '==> vet (about 5 minutes the first time)'
-	@go vet ./...
+	@for module in $(MODULES); do go vet -C $$module ./...; done
 	@go vet -C deploy/devcluster -trimpath ./...
 	@go vet -C .tools/images ./...
 
@@ -126,7 +132,7 @@ vet: ## Run go vet on all modules
 lint: $(BIN)/golangci-lint ## Run golangci-lint on all modules
 	@echo '==> lint (about 4 minutes the first time)'
 	@$(BIN)/golangci-lint config verify
-	@$(LINT) ./... || $(call remedy,$(LINT_REMEDY))
+	@for module in $(MODULES); do (cd $$module && $(LINT) ./...) || $(call remedy,$(LINT_REMEDY)); done
 	@cd deploy/devcluster && GOFLAGS="$${GOFLAGS:-} -trimpath" $(LINT) ./... || $(call remedy,$(LINT_REMEDY))
 	@cd .tools/images && $(LINT) ./... || $(call remedy,$(LINT_REMEDY))
 
@@ -136,7 +142,7 @@ LINT_REMEDY := mend the above; where a linter is wrong about a line write //noli
 .PHONY: arch
 arch: ## Check the import rules
 	@echo '==> arch'
-	@.tools/arch.sh
+	@.tools/arch.sh $(MODULES)
 
 .PHONY: prose
 prose: ## Check the documents' words and the length of their sentences
@@ -175,14 +181,16 @@ test: test-unit test-fuzz test-images test-e2e ## Unit tests, some thousand inpu
 .PHONY: test-unit
 test-unit: c-compiler devcluster nodejs ## Unit tests with the race detector
 	@echo '==> unit tests (about 4 minutes the first time)'
-	@packages=$$(go list ./... | grep -v '/cmd/dev/e2e\(/\|$$\)'); \
-	CGO_ENABLED=1 go test -race -shuffle=on -timeout=10m $$packages
-	@go test -run '^$$' -bench . -benchtime 1x ./driversdk # no figure counts here: they must run
+	@status=0; for module in $(MODULES); do \
+		packages=$$(go list -C $$module ./... | grep -v '/cmd/dev/e2e\(/\|$$\)'); \
+		CGO_ENABLED=1 go test -C $$module -race -shuffle=on -timeout=10m $$packages || status=1; \
+	done; exit $$status
+	@go test -C driversdk -run '^$$' -bench . -benchtime 1x . # no figure counts here: they must run
 
 .PHONY: test-fuzz
 test-fuzz: ## Run each fuzz target for FUZZTIME (20000x inputs)
 	@echo '==> fuzz targets, $(FUZZTIME) inputs each'
-	@.tools/fuzz.sh $(FUZZTIME)
+	@.tools/fuzz.sh $(FUZZTIME) $(MODULES)
 
 .PHONY: test-images
 test-images: ## Build one image and inspect it
@@ -197,7 +205,7 @@ test-e2e: c-compiler build devcluster nodejs ## End-to-end tests: real processes
 .PHONY: mutants
 mutants: ## Break the protocol code in one place at a time, and check that a test fails for each
 	@echo '==> mutations of the protocol code'
-	@go test ./bus/mutants -count=1 -v -timeout=90m -mutants.run
+	@go test -C bus ./mutants -count=1 -v -timeout=90m -mutants.run
 
 # Parameters of make faults.
 FENCING ?= on
@@ -248,7 +256,7 @@ BENCHTIME ?= 50000x
 .PHONY: bench-bus
 bench-bus: ## Reads and creates over the bus against bare NATS; BENCHTIME=200000x runs longer
 	@echo '==> benchmarks of the bus (about a minute; the machine should have nothing else to do)'
-	@go test -run '^$$' -bench . -benchtime $(BENCHTIME) ./driversdk
+	@go test -C driversdk -run '^$$' -bench . -benchtime $(BENCHTIME) .
 
 .PHONY: bench
 bench: $(if $(ONLY),,bench-bus) build devcluster ## Benchmarks against peers; ONLY=faults,create selects some, ROUNDS=9 runs longer, FLEET=10000 is for ONLY=fleet

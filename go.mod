@@ -5,9 +5,10 @@ go 1.26.0
 require (
 	github.com/go-logr/logr v1.4.4
 	github.com/google/go-cmp v0.7.0
-	github.com/nats-io/nats-server/v2 v2.15.2
+	github.com/machinebus/machinebus/bus v0.0.0
+	github.com/machinebus/machinebus/driversdk v0.0.0
+	github.com/machinebus/machinebus/proto v0.0.0
 	github.com/nats-io/nats.go v1.55.0
-	github.com/nats-io/nkeys v0.4.16
 	github.com/nats-io/nuid v1.0.1
 	github.com/prometheus/client_golang v1.25.0
 	github.com/prometheus/common v0.72.0
@@ -37,6 +38,11 @@ require (
 	pgregory.net/rapid v1.3.0
 	sigs.k8s.io/controller-runtime v0.25.2
 	sigs.k8s.io/yaml v1.6.0
+)
+
+require (
+	github.com/nats-io/nats-server/v2 v2.15.2 // indirect
+	github.com/nats-io/nkeys v0.4.16 // indirect
 )
 
 require (
@@ -143,4 +149,11 @@ require (
 	sigs.k8s.io/kustomize/kyaml v0.21.1 // indirect
 	sigs.k8s.io/randfill v1.0.0 // indirect
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
+)
+
+// Of one release: see CONTRIBUTING.md. Consumers get the versions above.
+replace (
+	github.com/machinebus/machinebus/bus => ./bus
+	github.com/machinebus/machinebus/driversdk => ./driversdk
+	github.com/machinebus/machinebus/proto => ./proto
 )

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Checks the module's import rules, as ARCHITECTURE.md draws them: cmd -> mcm, driversdk -> bus -> proto.
+# Usage: arch.sh MODULE...
+# Checks the import rules of the modules in these folders, as ARCHITECTURE.md draws them: cmd -> mcm, driversdk -> bus -> proto.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # One line per package: path | its imports | its tests' imports | all its dependencies.
 format='{{.ImportPath}}|{{join .Imports " "}}|{{join .TestImports " "}} {{join .XTestImports " "}}|{{join .Deps " "}}'
-packages=$(go list -f "$format" ./...)
+packages=$(for module in "$@"; do go list -C "$module" -f "$format" ./...; done)
 
 awk -F'|' -v module="$(go list -m)" '
 BEGIN {

@@ -52,14 +52,10 @@ func (cs *claims) mayBegin(ctx context.Context, h *operation) error {
 
 // writeBegun replaces the operation's claim by a BEGUN record.
 func (cs *claims) writeBegun(ctx context.Context, h *operation) error {
-	subject, err := opstream.ClaimSubject(h.cluster, cs.cfg.Provider, h.machine)
-	if err != nil {
-		return err
-	}
 	cs.ops.mu.Lock()
 	expected := h.claim
 	cs.ops.mu.Unlock()
-	seq, err := cs.ledger(h.cluster).Put(ctx, subject, cs.claimEnvelope(h, driverv1.Claim_STATE_BEGUN), expected, 0)
+	seq, err := cs.ledger(h.cluster).Put(ctx, h.claimSubject, cs.claimEnvelope(h, driverv1.Claim_STATE_BEGUN), expected, 0)
 	if err != nil {
 		return err
 	}

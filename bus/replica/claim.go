@@ -37,17 +37,13 @@ func (cs *claims) ledger(cluster string) opstream.Ledger {
 // claim replaces the claim that the request's terms name by our own [CLAIM-1]. It returns
 // why it could not.
 func (cs *claims) claim(ctx context.Context, h *operation) *driverv1.BusyReason {
-	subject, err := opstream.ClaimSubject(h.cluster, cs.cfg.Provider, h.machine)
-	if err != nil {
-		return cs.claimRefusal(h, err) // check has refused such a request
-	}
 	terms := h.request.GetClaimTerms()
 	if terms.Sequence == nil {
 		return cs.claimRefusal(h, opstream.ErrConflict) // we do not have the operation, or the request would have been attached
 	}
 	env := cs.claimEnvelope(h, driverv1.Claim_STATE_RUNNING)
 	// No deadline or cancel ends the write, as it would be unknown whether it was stored.
-	seq, err := cs.ledger(h.cluster).Put(context.WithoutCancel(ctx), subject, env, terms.GetSequence(), 0)
+	seq, err := cs.ledger(h.cluster).Put(context.WithoutCancel(ctx), h.claimSubject, env, terms.GetSequence(), 0)
 	if err == nil {
 		cs.ops.mu.Lock()
 		h.firstClaim = seq
@@ -134,11 +130,7 @@ func (cs *claims) storeOutcome(h *operation, result *driverv1.Result) {
 	expected := h.claim
 	h.storedAt = time.Now()
 	cs.ops.mu.Unlock()
-	subject, err := opstream.ClaimSubject(h.cluster, cs.cfg.Provider, h.machine)
-	var m *nats.Msg
-	if err == nil {
-		m, err = opstream.Message(subject, env, expected, 0)
-	}
+	m, err := opstream.Message(h.claimSubject, env, expected, 0)
 	if err == nil {
 		_, err = cs.inquirer.Send(m, func(answer *nats.Msg) { cs.onOutcomeStored(h, expected, answer) })
 	}

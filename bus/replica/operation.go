@@ -45,6 +45,7 @@ type operation struct {
 	ended         time.Time
 
 	// Only mutations, which are claimed, use the fields below.
+	claimSubject      string     // of the claim on the machine
 	claiming          bool       // the operations stream has not answered yet
 	firstClaim, claim uint64     // stream sequences of our first and last record
 	beginning         sync.Mutex // locked while a BEGUN record is written

@@ -120,7 +120,8 @@ func (s *Server) acceptRead(h *operation) {
 	go s.worker.runReads()
 }
 
-// check returns why a request cannot be served at all, or nil.
+// check returns why a request cannot be served at all, or nil. It names the claim of a
+// mutation.
 func (s *Server) check(h *operation, subject bus.Subject) *driverv1.Result {
 	verb := bus.RequestVerb(h.request)
 	if verb == "" || !slices.Contains(s.cfg.Capabilities, h.operation) {
@@ -147,7 +148,8 @@ func (s *Server) check(h *operation, subject bus.Subject) *driverv1.Result {
 	if h.machine == "" {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+" without a machine uid")
 	}
-	if _, err := opstream.ClaimSubject(h.cluster, s.cfg.Provider, h.machine); err != nil {
+	var err error
+	if h.claimSubject, err = opstream.ClaimSubject(h.cluster, s.cfg.Provider, h.machine); err != nil {
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+": the machine's uid: "+err.Error())
 	}
 	if h.request.GetClaimTerms() == nil {

@@ -10,12 +10,11 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-const (
-	// maxKeptResults and opstream.KeptFor bound the results kept for an absent mcm.
-	maxKeptResults = 2048
-)
+// maxKeptResults and opstream.KeptFor bound the results kept for an absent mcm.
+const maxKeptResults = 2048
 
-// recordAndFree records the result of an operation and frees what it occupies.
+// recordAndFree records the result of an operation and frees what it occupies. A mutation's
+// result is kept until mcm has stored it.
 func (o *operations) recordAndFree(h *operation, result *driverv1.Result, cutOff bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

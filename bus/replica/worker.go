@@ -44,7 +44,8 @@ func (w *worker) run(ctx context.Context, h *operation) {
 		// Before anything is sent or stored.
 		result, own = unsendableResult(err), false
 	}
-	w.endOperation(h, result, ctx.Err() != nil || !own)
+	w.ops.recordAndFree(h, result, ctx.Err() != nil || !own)
+	w.publishResult(h, result)
 }
 
 // handle calls the handler and always returns a result [RESULT-1]. Own reports whether it
@@ -69,12 +70,6 @@ func (w *worker) handle(ctx context.Context, task *Task) (result *driverv1.Resul
 	}
 
 	return result, true
-}
-
-// endOperation records and sends the result. A mutation's is kept until mcm has stored it.
-func (w *worker) endOperation(h *operation, result *driverv1.Result, cutOff bool) {
-	w.ops.recordAndFree(h, result, cutOff)
-	w.publishResult(h, result)
 }
 
 // publishResult counts, stores and sends a recorded result.

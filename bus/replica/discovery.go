@@ -157,7 +157,7 @@ func (d *discovery) serviceStats() micro.Stats {
 		if err == nil {
 			e.Data = extra
 		}
-		stats.Endpoints = append(stats.Endpoints, e)
+		stats.Endpoints = append(stats.Endpoints, &e)
 	}
 
 	return stats
@@ -174,16 +174,7 @@ type serviceStats struct {
 	busy, dropped atomic.Uint64
 
 	mu  sync.Mutex
-	ops map[endpoint]*micro.EndpointStats
-}
-
-func newServiceStats(endpoints []endpoint) *serviceStats {
-	st := &serviceStats{ops: make(map[endpoint]*micro.EndpointStats, len(endpoints))}
-	for _, e := range endpoints {
-		st.ops[e] = &micro.EndpointStats{}
-	}
-
-	return st
+	ops map[endpoint]micro.EndpointStats
 }
 
 // settled counts an operation that ran.
@@ -198,22 +189,22 @@ func (st *serviceStats) settled(end endpoint, status *driverv1.Status, took time
 		e.NumErrors++
 		e.LastError = fmt.Sprintf("%d:%s", status.GetCode(), bus.OneLine(status.GetMessage()))
 	}
+	st.ops[end] = e
 }
 
 // refused counts an operation that was answered with an error without running.
 func (st *serviceStats) refused(end endpoint) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if e, ok := st.ops[end]; ok {
-		e.NumRequests++
-		e.NumErrors++
-	}
+	e := st.ops[end]
+	e.NumRequests++
+	e.NumErrors++
+	st.ops[end] = e
 }
 
-func (st *serviceStats) figures(end endpoint) *micro.EndpointStats {
+func (st *serviceStats) figures(end endpoint) micro.EndpointStats {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	e := *st.ops[end]
 
-	return &e
+	return st.ops[end]
 }

@@ -96,20 +96,17 @@ func (s *Server) accept(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg
 
 		return
 	}
-	if bus.Mutates(op) {
+	switch mutates := bus.Mutates(op); {
+	case (mutates || bus.EditsNodeGroup(env)) && s.isStale(h):
+		s.out.sendBusy(h, driverv1.BusyReason_BUSY_REASON_STALE.Enum())
+	case mutates:
 		s.acceptMutation(h)
-
-		return
+	default:
+		s.acceptRead(h)
 	}
-	s.acceptRead(h)
 }
 
 func (s *Server) acceptRead(h *operation) {
-	if bus.EditsNodeGroup(h.request) && s.isStale(h) {
-		s.out.sendBusy(h, driverv1.BusyReason_BUSY_REASON_STALE.Enum())
-
-		return
-	}
 	ctx, why := s.ops.admitRead(h, s.managers.refuses(h.cluster))
 	if why != nil {
 		s.out.sendBusy(h, why)
@@ -181,11 +178,6 @@ func (s *Server) isStale(h *operation) bool {
 // acceptMutation runs a mutation. If the replica has it already, the caller is attached to
 // it or gets its result again.
 func (s *Server) acceptMutation(h *operation) {
-	if s.isStale(h) {
-		s.out.sendBusy(h, driverv1.BusyReason_BUSY_REASON_STALE.Enum())
-
-		return
-	}
 	known, ctx, why := s.ops.admit(h, s.managers.refuses(h.cluster))
 	switch {
 	case why != nil:
@@ -236,31 +228,23 @@ func (s *Server) onAcknowledge(subject bus.Subject, env *driverv1.Envelope) {
 	s.ops.acknowledge(subject.Cluster + "/" + env.GetAcknowledge().GetOperationId())
 }
 
-func (s *Server) onHello(m *nats.Msg) {
-	subject, err := bus.ParseSubject(m.Subject)
-	if err != nil {
-		return
-	}
+// onHello handles a hello on a cluster's subject. That cluster counts: a manager of one
+// control plane must not raise the epoch of another.
+func (s *Server) onHello(cluster string, m *nats.Msg) {
 	env, err := bus.DecodeMessage(m)
 	if err != nil || env.GetHello() == nil {
 		s.dropMessage("message on the hello subject holds no Hello", "err", err)
 
 		return
 	}
-	// The cluster in the subject counts: a manager of one control plane must not raise the
-	// epoch of another.
-	cluster, hello := subject.Cluster, env.GetHello()
+	hello := env.GetHello()
 	if s.managers.noteHello(cluster, hello) {
 		s.log.Info("a new manager leads", "cluster", cluster, "mcm", hello.GetMcm(), "epoch", hello.GetEpoch())
 		s.beat.renewNow()
 	}
 }
 
-func (s *Server) onChanged(m *nats.Msg) {
-	subject, err := bus.ParseSubject(m.Subject)
-	if err != nil {
-		return
-	}
+func (s *Server) onChanged(cluster string, m *nats.Msg) {
 	env, err := bus.DecodeMessage(m)
 	if err != nil || env.GetChanged() == nil {
 		s.dropMessage("message on the changed subject holds no Changed", "err", err)
@@ -268,6 +252,6 @@ func (s *Server) onChanged(m *nats.Msg) {
 		return
 	}
 	if s.cfg.OnChanged != nil {
-		s.cfg.OnChanged(subject.Cluster, env.GetChanged())
+		s.cfg.OnChanged(cluster, env.GetChanged())
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -30,13 +31,11 @@ func checkQueue(c *check) {
 	if c.Plain {
 		tree = c.Below("plain." + c.Provider + ".")
 	}
-	c.Shared(tree+">", c.ListWhenFree, func() func() bool {
+	c.Shared(tree+">", c.ListWhenFree, func() *bench.Exchange {
 		r := c.ListRequest()
 		r.Subject = tree + "list." + c.Class.Namespace + "." + c.Class.Name
 
-		x := c.Send(r)
-
-		return func() bool { frames, _, _ := x.Tally(); return frames > 0 }
+		return c.Send(r)
 	})
 }
 
@@ -45,14 +44,7 @@ func checkReplicaTree(c *check) {
 	c.Ops("", 0)
 }
 
-func checkReplyTree(c *check) {
-	c.Elsewhere(func(reply string) {
-		r := c.ListRequest()
-		r.Reply = reply
-		c.Send(r)
-		c.List() // behind it
-	})
-}
+func checkReplyTree(c *check) { c.Elsewhere(c.ListRequest, func() { c.List() }) }
 
 func (c *check) listInJSON() bench.Frame {
 	r := c.ListRequest()
@@ -62,22 +54,22 @@ func (c *check) listInJSON() bench.Frame {
 }
 
 func checkContentType(c *check) {
-	if f, came := c.Send(c.ListRequest()).First(c.Late()); !came || f.ContentType == bench.ContentTypeJSON {
+	if f, came := c.Send(c.ListRequest()).First(c.Late()); !came || f.ContentType == bus.ContentTypeJSON {
 		c.Failf("a protobuf request was not answered, or in JSON")
 	}
-	if f := c.listInJSON(); f.ContentType != bench.ContentTypeJSON {
+	if f := c.listInJSON(); f.ContentType != bus.ContentTypeJSON {
 		c.Failf("the answer to a JSON request has Content-Type %q", f.ContentType)
 	}
 }
 
 func checkJSON(c *check) {
 	f := c.listInJSON()
-	if f.ContentType != bench.ContentTypeJSON {
+	if f.ContentType != bus.ContentTypeJSON {
 		c.Failf("a list in JSON was answered with Content-Type %q", f.ContentType)
 	}
 	c.Want(ok, "a list in JSON", f.GetResult())
 	c.Fetches.With(noClass, func() { f = c.listInJSON() })
-	if f.ContentType != bench.ContentTypeJSON {
+	if f.ContentType != bus.ContentTypeJSON {
 		c.Failf("a list in JSON failed, and its answer has Content-Type %q", f.ContentType)
 	}
 	c.NewMachine().None("nothing was made")

@@ -318,12 +318,7 @@ func (b *Bench) readRequest(name string, body *driverv1.Envelope) Request {
 
 // Read has a read about the class done. A driver that does not implement it ends the check.
 func (c *Check) Read(body *driverv1.Envelope) *driverv1.Result {
-	op := bus.OperationOf(body)
-	c.Implements(op)
-	result := c.Send(c.readRequest(c.Class.Name, body)).Result()
-	c.implemented(op, result)
-
-	return result
+	return c.optional(bus.OperationOf(body), func() *driverv1.Result { return c.Send(c.readRequest(c.Class.Name, body)).Result() })
 }
 
 // ListResult asks for the instances of the class.

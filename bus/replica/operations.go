@@ -73,38 +73,25 @@ func laneOf(request *driverv1.Envelope) lane {
 // A refusal is why an operation does not begin; nil if it begins.
 type refusal = *driverv1.BusyReason
 
-// admitRead begins a read, or returns why not. Strange is as for admit.
-func (o *operations) admitRead(op *operation, strange bool) (context.Context, refusal) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	switch {
-	case strange:
-		return nil, driverv1.BusyReason_BUSY_REASON_PROTOCOL.Enum()
-	case o.draining:
-		return nil, driverv1.BusyReason_BUSY_REASON_DRAINING.Enum()
-	case o.taken[op.lane] >= o.slots:
-		return nil, driverv1.BusyReason_BUSY_REASON_SLOTS.Enum()
-	}
-	o.taken[op.lane]++
-	o.reads[op] = struct{}{}
-
-	return o.beginLocked(op), nil
-}
-
-// admit begins a mutation, or returns why not. A request for an operation that the replica
+// admit begins an operation, or returns why not. A request for a mutation that the replica
 // has is attached to it: it neither begins anything nor is refused. Then known is the
 // operation to answer with; it is nil while its claim is being written. Strange means that
 // the sender shares no protocol version.
 func (o *operations) admit(op *operation, strange bool) (known *operation, begun context.Context, why refusal) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if known, attached := o.attachLocked(op); attached {
-		return known, nil, nil
+	mutates := bus.Mutates(op.operation)
+	var other *operation // of the machine
+	if mutates {
+		if known, attached := o.attachLocked(op); attached {
+			return known, nil, nil
+		}
+		if o.denials.covers(op) {
+			return nil, nil, driverv1.BusyReason_BUSY_REASON_UNSPECIFIED.Enum() // says only that nothing was done
+		}
+		other = o.machines[op.machineKey()]
 	}
-	other := o.machines[op.machineKey()]
 	switch {
-	case o.denials.covers(op):
-		return nil, nil, driverv1.BusyReason_BUSY_REASON_UNSPECIFIED.Enum() // says only that nothing was done
 	case strange:
 		return nil, nil, driverv1.BusyReason_BUSY_REASON_PROTOCOL.Enum()
 	case o.draining:
@@ -116,10 +103,14 @@ func (o *operations) admit(op *operation, strange bool) (known *operation, begun
 	case o.taken[op.lane] >= o.slots:
 		return nil, nil, driverv1.BusyReason_BUSY_REASON_SLOTS.Enum()
 	}
-	op.claiming = true
 	o.taken[op.lane]++
-	o.byID[op.key()] = op
-	o.machines[op.machineKey()] = op
+	if mutates {
+		op.claiming = true
+		o.byID[op.key()] = op
+		o.machines[op.machineKey()] = op
+	} else {
+		o.reads[op] = struct{}{}
+	}
 
 	return nil, o.beginLocked(op), nil
 }

@@ -95,25 +95,12 @@ func (s *Server) accept(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg
 
 		return
 	}
-	switch mutates := bus.Mutates(op.operation); {
-	case (mutates || bus.EditsNodeGroup(env)) && s.isStale(op):
+	if (bus.Mutates(op.operation) || bus.EditsNodeGroup(env)) && s.isStale(op) {
 		s.out.sendBusy(op, driverv1.BusyReason_BUSY_REASON_STALE.Enum())
-	case mutates:
-		s.acceptMutation(op)
-	default:
-		s.acceptRead(op)
-	}
-}
-
-func (s *Server) acceptRead(op *operation) {
-	ctx, why := s.ops.admitRead(op, s.managers.refuses(op.cluster))
-	if why != nil {
-		s.out.sendBusy(op, why)
 
 		return
 	}
-	s.worker.waiting.add(ctx, op)
-	go s.worker.runReads()
+	s.start(op)
 }
 
 // check returns why a request cannot be served at all, or nil. It names the claim of a
@@ -174,17 +161,21 @@ func (s *Server) isStale(op *operation) bool {
 	return true
 }
 
-// acceptMutation runs a mutation. If the replica has it already, the caller is attached to
-// it or gets its result again.
-func (s *Server) acceptMutation(op *operation) {
+// start runs an operation, if there is room for it. If the replica has it already, the
+// caller is attached to it or gets its result again.
+func (s *Server) start(op *operation) {
 	known, ctx, why := s.ops.admit(op, s.managers.refuses(op.cluster))
 	switch {
 	case why != nil:
 		s.out.sendBusy(op, why)
-	case ctx != nil:
-		go s.worker.claimAndRun(ctx, op)
 	case known != nil:
 		s.out.resend(known)
+	case ctx == nil: // attached: the answer comes once the claim is written
+	case bus.Mutates(op.operation):
+		go s.worker.claimAndRun(ctx, op)
+	default:
+		s.worker.waiting.add(ctx, op)
+		go s.worker.runReads()
 	}
 }
 

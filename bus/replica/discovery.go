@@ -30,29 +30,22 @@ type discovery struct {
 	ops       *operations
 }
 
-type discoverySub struct {
-	subject string
-	answer  nats.MsgHandler
-}
-
-func (d *discovery) subjects() []discoverySub {
+// answers returns what answers each subject.
+func (d *discovery) answers() map[string]nats.MsgHandler {
 	verbs := map[micro.Verb]func() any{
 		micro.PingVerb:  func() any { return micro.Ping{ServiceIdentity: d.identity(), Type: micro.PingResponseType} },
 		micro.InfoVerb:  func() any { return d.info() },
 		micro.StatsVerb: func() any { return d.serviceStats() },
 	}
 	name := bus.ServiceName(d.cfg.Provider)
-	var subs []discoverySub
+	answers := map[string]nats.MsgHandler{}
 	for verb, content := range verbs {
 		for _, tail := range []string{"", "." + name, "." + name + "." + d.cfg.Replica} {
-			subs = append(subs, discoverySub{
-				subject: micro.APIPrefix + "." + verb.String() + tail,
-				answer:  func(m *nats.Msg) { d.answer(m, content()) },
-			})
+			answers[micro.APIPrefix+"."+verb.String()+tail] = func(m *nats.Msg) { d.answer(m, content()) }
 		}
 	}
 
-	return subs
+	return answers
 }
 
 func (d *discovery) answer(m *nats.Msg, v any) {

@@ -282,8 +282,9 @@ func (s *Server) subscribe() (requests, rest []bus.Subscription, err error) {
 			add(&requests, bus.Pattern(cluster, bus.TreeNodeGroup, s.cfg.Provider, "*"), bus.DriverQueue, s.onRequest)
 		}
 	}
-	for _, d := range (&discovery{part: s.part, started: s.beat.started, protocols: s.managers.protocols, ops: s.ops}).subjects() {
-		add(&rest, d.subject, "", d.answer)
+	d := &discovery{part: s.part, started: s.beat.started, protocols: s.managers.protocols, ops: s.ops}
+	for subject, answer := range d.answers() {
+		add(&rest, subject, "", answer)
 	}
 
 	return requests, rest, err

@@ -96,7 +96,6 @@ func (h *handler[S]) Handle(ctx context.Context, t *replica.Task) *driverv1.Resu
 	}
 	if err = codedBy(ctx, err); err != nil {
 		result.Status = bus.StatusOf(err)
-		result.Status.Code = CodeOf(err)
 		result.Status.Message = c.scrub.text(err.Error())
 		result.OutcomeUnknown = c.outcomeUnknown(err)
 	}

@@ -35,20 +35,7 @@ const (
 
 // Clauses returns every clause of the contract, by id.
 func Clauses() []Clause {
-	all := slices.Clone(clauses())
-	slices.SortFunc(all, func(a, b Clause) int { return compareIDs(a.ID, b.ID) })
-
-	return all
-}
-
-func clauseOf(id string) (Clause, bool) {
-	for _, c := range clauses() {
-		if c.ID == id {
-			return c, true
-		}
-	}
-
-	return Clause{}, false
+	return slices.SortedFunc(slices.Values(clauses()), func(a, b Clause) int { return compareIDs(a.ID, b.ID) })
 }
 
 // clauses stand in the order of their checks. What leaves traces, ends the process,

@@ -51,12 +51,9 @@ type Bench struct {
 	made      int // machines so far
 }
 
-// Open connects, waits for the driver and finds out what kind it is.
+// Open connects, waits for the driver and finds out what kind it is. The configuration has to be complete.
 func Open(ctx context.Context, cfg Config) (*Bench, error) {
-	cfg, err := cfg.Complete()
-	if err != nil {
-		return nil, err
-	}
+	var err error
 	cfg.NATS.Name, cfg.NATS.FailFast, cfg.NATS.Logger = "driver-conformance", true, cfg.Logger
 	cfg.NATS.InboxPrefix = bus.ManagerInboxPrefix
 	b := &Bench{

@@ -107,14 +107,14 @@ func (m *Machine) Usurp() (sequence uint64) {
 	return sequence
 }
 
-// Ended waits until the claim says how the operation has ended.
+// Ended waits until the claim says how the operation has ended. [Operation.Claims] has all its records then.
 func (o *Operation) Ended() (claim *driverv1.Claim) {
 	o.c.Eventually("the end of operation "+o.ID+" is stored", func() bool {
 		_, env := o.Claim()
 		claim = env.GetClaim()
 		ended := claim.GetState() == driverv1.Claim_STATE_SETTLED || claim.GetState() == driverv1.Claim_STATE_RELEASED
 
-		return claim.GetOperationId() == o.ID && ended
+		return claim.GetOperationId() == o.ID && ended && len(o.Claims(claim.GetState())) > 0
 	})
 
 	return claim

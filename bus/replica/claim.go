@@ -180,9 +180,10 @@ func (cs *claims) noteOutcome(op *operation, replaced, seq uint64, final bool, e
 	return awaited
 }
 
-// storeOutcomes retries outcomes that could not be stored.
+// storeOutcomes retries outcomes that could not be stored, unless they were sent recently.
 func (cs *claims) storeOutcomes(cluster string) {
-	for op, result := range cs.ops.unstored(cluster, time.Now(), storeRetryInterval) {
+	due := func(op *operation) bool { return op.cluster == cluster && time.Since(op.storedAt) > storeRetryInterval }
+	for op, result := range cs.ops.unstored(due) {
 		cs.storeOutcome(op, result)
 	}
 }

@@ -123,31 +123,17 @@ func (o *operations) statesLocked(cluster string, now time.Time) []*driverv1.Ope
 	return states
 }
 
-// unstored returns the results of a control plane's mutations that the operations stream
-// does not have and that were not sent there recently.
-func (o *operations) unstored(cluster string, now time.Time, ago time.Duration) map[*operation]*driverv1.Result {
+// unstored returns the results that the operations streams do not have, of the mutations
+// that are wanted.
+func (o *operations) unstored(wanted func(*operation) bool) map[*operation]*driverv1.Result {
 	unstored := map[*operation]*driverv1.Result{}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, op := range o.byID {
-		if op.cluster == cluster && op.result != nil && !op.outcomeStored && now.Sub(op.storedAt) > ago {
+		if op.result != nil && !op.outcomeStored && wanted(op) {
 			unstored[op] = op.result
 		}
 	}
 
 	return unstored
-}
-
-// unstoredResults returns the number of results that the operations streams do not have.
-func (o *operations) unstoredResults() int {
-	n := 0
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, op := range o.byID {
-		if op.result != nil && !op.outcomeStored {
-			n++
-		}
-	}
-
-	return n
 }

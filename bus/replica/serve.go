@@ -236,8 +236,8 @@ func (s *Server) Run(ctx context.Context) error {
 	for _, cluster := range s.cfg.Clusters {
 		loops.Go(func() { s.beat.publishSessions(beat, cluster) })
 	}
-	loops.Go(func() { s.worker.acceptSlowReads(beat) })
-	loops.Go(func() { s.worker.giveUpStuck(beat) })
+	loops.Go(func() { every(beat, deferredAccept/2, s.worker.acceptSlowReads) })
+	loops.Go(func() { every(beat, min(stuckCheck, s.cfg.StuckAfter), s.worker.giveUp) })
 	announce := sync.OnceFunc(func() {
 		s.log.Info("serving", "clusters", s.cfg.Clusters, "slots", s.cfg.Slots, "version", s.cfg.Version)
 	})

@@ -2,7 +2,6 @@ package replica
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"runtime/pprof"
 	"strconv"
@@ -22,20 +21,6 @@ const (
 	// maxStack bounds the logged stacks of a call's goroutines.
 	maxStack = 16 << 10
 )
-
-// giveUpStuck looks for calls that ignore their deadlines until ctx ends.
-func (w *worker) giveUpStuck(ctx context.Context) {
-	tick := time.NewTicker(min(stuckCheck, w.cfg.StuckAfter))
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick.C:
-			w.giveUp(now)
-		}
-	}
-}
 
 // giveUp answers the calls that have ignored their deadlines for too long. Their later
 // results do not count, see logLateReturn.

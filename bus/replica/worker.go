@@ -133,17 +133,22 @@ func (w *worker) claimAndRun(ctx context.Context, op *operation) {
 
 // acceptSlowReads sends accepted for slow reads. One scan for all is cheaper than a timer
 // for each.
-func (w *worker) acceptSlowReads(ctx context.Context) {
-	tick := time.NewTicker(deferredAccept / 2)
+func (w *worker) acceptSlowReads(now time.Time) {
+	for _, op := range w.ops.slowReads(now, deferredAccept) {
+		w.out.send(op, acceptedFrame())
+	}
+}
+
+// every calls f at an interval until ctx ends.
+func every(ctx context.Context, interval time.Duration, f func(now time.Time)) {
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			for _, op := range w.ops.slowReads(now, deferredAccept) {
-				w.out.send(op, acceptedFrame())
-			}
+			f(now)
 		}
 	}
 }

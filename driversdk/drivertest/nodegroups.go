@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/nats-io/nuid"
-	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -67,22 +66,13 @@ func checkOutlives(c *groupCheck) {
 
 // checkGroupUnknown sends fields with numbers that no field of a request has.
 func checkGroupUnknown(c *groupCheck) {
-	for _, tc := range []struct {
-		what  string
-		req   *driverv1.NodeGroupsRequest
-		field protowire.Number
-		want  driverv1.Code
-	}{
-		{"a request with an unknown field", groupsRequest(), 3000, ok},
-		{"a request with an unknown body", &driverv1.NodeGroupsRequest{}, 2000, driverv1.Code_CODE_UNIMPLEMENTED},
-	} {
-		tc.req.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, tc.field, protowire.BytesType), nil))
-		r := c.request(newWish(), tc.req)
-		if tc.req.GetBody() == nil {
-			r.Subject = c.subject("teleport")
-		}
-		c.Want(tc.want, tc.what, c.Send(r).Result())
-	}
+	list, teleport := groupsRequest(), &driverv1.NodeGroupsRequest{}
+	addUnknown(list, 3000)
+	c.Want(ok, "a request with an unknown field", c.send(list).Result())
+	addUnknown(teleport, 2000)
+	r := c.request(newWish(), teleport)
+	r.Subject = c.subject("teleport")
+	c.Want(driverv1.Code_CODE_UNIMPLEMENTED, "a request with an unknown body", c.Send(r).Result())
 	if answer := c.ask(newWish(), instancesRequest("conformance-"+nuid.Next())).GetNodeGroups(); len(answer.GetInstances().GetInstances()) > 0 {
 		c.Failf("a group that is not there has instances")
 	}

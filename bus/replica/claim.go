@@ -75,14 +75,6 @@ func (cs *claims) noteSequenceLocked(op *operation, sequence uint64) {
 	}
 }
 
-// newestSequence returns the sequence of an operation's newest record; 0 for none.
-func (cs *claims) newestSequence(op *operation) uint64 {
-	cs.ops.mu.Lock()
-	defer cs.ops.mu.Unlock()
-
-	return op.claim
-}
-
 // claimRefusal turns the error of a claim into a refusal, and nil into nil.
 func (cs *claims) claimRefusal(op *operation, err error) *driverv1.BusyReason {
 	reason := driverv1.BusyReason_BUSY_REASON_STORE
@@ -152,11 +144,6 @@ func (cs *claims) onOutcomeStored(op *operation, replaced uint64, answer *nats.M
 func (cs *claims) noteOutcome(op *operation, replaced, seq uint64, final bool, err error) (awaited *driverv1.Result) {
 	cs.ops.mu.Lock()
 	defer cs.ops.mu.Unlock()
-	defer func() {
-		if op.outcomeStored && op.acknowledged && cs.ops.byID[op.key()] == op {
-			delete(cs.ops.byID, op.key())
-		}
-	}()
 	switch {
 	case err == nil:
 		if !op.resultCounts() {
@@ -175,6 +162,9 @@ func (cs *claims) noteOutcome(op *operation, replaced, seq uint64, final bool, e
 		cs.log.Info("outcome not stored: another attempt has replaced the claim", "operation_id", op.id, "attempt", op.attempt)
 	default:
 		cs.log.Debug("outcome not stored yet", "operation_id", op.id, "err", err)
+	}
+	if op.outcomeStored && op.acknowledged && cs.ops.byID[op.key()] == op {
+		delete(cs.ops.byID, op.key())
 	}
 
 	return awaited

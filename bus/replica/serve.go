@@ -81,7 +81,12 @@ func (t *Task) BeginMutation() error { return t.worker.claims.mayBegin(t.ctx, t.
 
 // Claim returns the stream sequence of this attempt's newest record; 0 before the first,
 // and for operations that change nothing.
-func (t *Task) Claim() uint64 { return t.worker.claims.newestSequence(t.op) }
+func (t *Task) Claim() uint64 {
+	t.worker.ops.mu.Lock()
+	defer t.worker.ops.mu.Unlock()
+
+	return t.op.claim
+}
 
 // A Config describes a replica.
 type Config struct {

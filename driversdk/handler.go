@@ -143,20 +143,6 @@ func (c *call) checked(method string, i *Instance, err error) (*driverv1.Instanc
 
 func (c *call) progress(message string) { c.task.Progress(c.scrub.text(message)) }
 
-// mayMutate is what [Request.BeginMutation] asks.
-func (c *call) mayMutate() error {
-	// The bus knows of the deadline and of cancels, not of the hard stop.
-	if err := c.ctx.Err(); err != nil {
-		return NewError(CodeOf(err), fmt.Errorf("the call did not start: %w", err))
-	}
-	if err := c.task.BeginMutation(); err != nil {
-		return err
-	}
-	c.begun.Store(true)
-
-	return nil
-}
-
 // outcomeUnknown reports whether a failed operation may have had an effect: the driver
 // says so, or its call was cut off halfway.
 func (c *call) outcomeUnknown(err error) bool {

@@ -106,29 +106,23 @@ func (s *Server) accept(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg
 // check returns why a request cannot be served at all, or nil. It names the claim of a
 // mutation.
 func (s *Server) check(op *operation, subject bus.Subject) *driverv1.Result {
-	verb := bus.RequestVerb(op.request)
-	if verb == "" || !slices.Contains(s.cfg.Capabilities, op.operation) {
+	verb, mutates := bus.RequestVerb(op.request), bus.Mutates(op.operation)
+	// Some verbs of node groups have the names of operations.
+	aboutGroups := op.operation == driverv1.Operation_OPERATION_NODE_GROUPS
+	switch {
+	case verb == "" || !slices.Contains(s.cfg.Capabilities, op.operation):
 		return bus.Failure(driverv1.Code_CODE_UNIMPLEMENTED,
 			fmt.Sprintf("driver of provider %s does not implement %s", s.cfg.Provider, subject.Verb))
-	}
-	// NATS permissions go by subjects, so the subject must name the request. Some verbs of
-	// node groups have the names of operations.
-	aboutGroups := op.operation == driverv1.Operation_OPERATION_NODE_GROUPS
-	if subject.Verb != verb || (subject.Tree == bus.TreeNodeGroup) != aboutGroups {
+	case subject.Verb != verb || (subject.Tree == bus.TreeNodeGroup) != aboutGroups: // NATS permissions go by subjects, so they must name the request
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT,
 			fmt.Sprintf("the subject names %s (%s), but the envelope holds %s (%s)", subject.Verb, subject.Tree, verb, bus.Verb(op.operation)))
-	}
-	if op.id == "" {
+	case op.id == "":
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "request without an operation id")
-	}
-	mutates := bus.Mutates(op.operation)
-	if op.contentType == bus.ContentTypeJSON && (mutates || bus.EditsNodeGroup(op.request)) {
+	case op.contentType == bus.ContentTypeJSON && (mutates || bus.EditsNodeGroup(op.request)):
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "JSON is accepted only for operations that change nothing")
-	}
-	if !mutates {
+	case !mutates:
 		return nil
-	}
-	if op.machine == "" {
+	case op.machine == "":
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(op.operation)+" without a machine uid")
 	}
 	var err error

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
 
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
@@ -136,57 +137,45 @@ func (s *FetchServer) fetch(ctx context.Context, subject Subject, env *driverv1.
 			FetchedClass: &driverv1.FetchClassResponse{Status: StatusOf(err), Class: class},
 		}}
 	case *driverv1.Envelope_FetchSecret:
-		return &driverv1.Envelope{Body: &driverv1.Envelope_FetchedSecret{
-			FetchedSecret: s.secret(ctx, provider, body.FetchSecret),
-		}}
+		req, response := body.FetchSecret, &driverv1.FetchSecretResponse{}
+		response.Sealed, response.Unsealed, response.Status = deliver(s, provider, req.GetRecipient(), func() (*driverv1.SecretContent, error) {
+			found, err := s.handler.Secret(ctx, provider, req)
+
+			// A copy: the handler may give the same one to many.
+			return &driverv1.SecretContent{Nonce: req.GetNonce(), Reference: found.GetReference(), Data: found.GetData()}, err
+		})
+
+		return &driverv1.Envelope{Body: &driverv1.Envelope_FetchedSecret{FetchedSecret: response}}
 	case *driverv1.Envelope_FetchBootstrap:
-		return &driverv1.Envelope{Body: &driverv1.Envelope_FetchedBootstrap{
-			FetchedBootstrap: s.bootstrap(ctx, provider, body.FetchBootstrap),
-		}}
+		req, response := body.FetchBootstrap, &driverv1.FetchBootstrapResponse{}
+		response.Sealed, response.Unsealed, response.Status = deliver(s, provider, req.GetRecipient(), func() (*driverv1.BootstrapContent, error) {
+			found, err := s.handler.Bootstrap(ctx, provider, req)
+
+			return &driverv1.BootstrapContent{Nonce: req.GetNonce(), Values: found.GetValues()}, err
+		})
+
+		return &driverv1.Envelope{Body: &driverv1.Envelope_FetchedBootstrap{FetchedBootstrap: response}}
 	default:
 		return ResultFrame(Failure(driverv1.Code_CODE_UNIMPLEMENTED, "this manager serves no fetch "+subject.Verb))
 	}
 }
 
-func (s *FetchServer) secret(
-	ctx context.Context, provider string, req *driverv1.FetchSecretRequest,
-) *driverv1.FetchSecretResponse {
-	open, err := s.mayOpen(provider, req.GetRecipient())
+// deliver seals what find returns for the recipient, or leaves it unsealed where that is allowed.
+func deliver[M proto.Message](s *FetchServer, provider, recipient string, find func() (M, error)) (sealed *driverv1.Sealed, unsealed M, _ *driverv1.Status) {
+	open, err := s.mayOpen(provider, recipient)
 	if err != nil {
-		return &driverv1.FetchSecretResponse{Status: StatusOf(err)}
+		return nil, unsealed, StatusOf(err)
 	}
-	found, err := s.handler.Secret(ctx, provider, req)
-	if err != nil {
-		return &driverv1.FetchSecretResponse{Status: StatusOf(err)}
+	content, err := find()
+	switch {
+	case err != nil:
+		return nil, unsealed, StatusOf(err)
+	case open:
+		return nil, content, StatusOf(nil)
 	}
-	// A copy: the handler may give the same one to many.
-	content := &driverv1.SecretContent{Nonce: req.GetNonce(), Reference: found.GetReference(), Data: found.GetData()}
-	if open {
-		return &driverv1.FetchSecretResponse{Status: StatusOf(nil), Unsealed: content}
-	}
-	sealed, err := s.key.Seal(content, req.GetRecipient())
+	sealed, err = s.key.Seal(content, recipient)
 
-	return &driverv1.FetchSecretResponse{Status: StatusOf(err), Sealed: sealed}
-}
-
-func (s *FetchServer) bootstrap(
-	ctx context.Context, provider string, req *driverv1.FetchBootstrapRequest,
-) *driverv1.FetchBootstrapResponse {
-	open, err := s.mayOpen(provider, req.GetRecipient())
-	if err != nil {
-		return &driverv1.FetchBootstrapResponse{Status: StatusOf(err)}
-	}
-	found, err := s.handler.Bootstrap(ctx, provider, req)
-	if err != nil {
-		return &driverv1.FetchBootstrapResponse{Status: StatusOf(err)}
-	}
-	content := &driverv1.BootstrapContent{Nonce: req.GetNonce(), Values: found.GetValues()}
-	if open {
-		return &driverv1.FetchBootstrapResponse{Status: StatusOf(nil), Unsealed: content}
-	}
-	sealed, err := s.key.Seal(content, req.GetRecipient())
-
-	return &driverv1.FetchBootstrapResponse{Status: StatusOf(err), Sealed: sealed}
+	return sealed, unsealed, StatusOf(err)
 }
 
 // mayOpen reports whether to send an answer unsealed. The driver must name no key, the

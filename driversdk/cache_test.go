@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -83,7 +84,7 @@ func changed(w *world, kind driverv1.Changed_Kind, ref *driverv1.ObjectReference
 	if err := w.nc.Publish("mcm.v1."+testCluster+".changed."+testProvider, payload); err != nil {
 		w.t.Fatal(err)
 	}
-	eventually(w.t, "the notice of a change", func() bool { return w.figure(notices, nil) > before })
+	bustest.Eventually(w.t, "the notice of a change", func() bool { return w.figure(notices, nil) > before })
 }
 
 func testCache() *cache[string] { return newCache[string](func(bool) {}) }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/optest"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -12,7 +13,7 @@ import (
 // has refused nothing, and the text says how to fix it.
 func TestServe_WrongPin(t *testing.T) {
 	t.Parallel()
-	pin := newSealKey(t).Public()
+	pin := optest.NewKey(t).Public()
 	w := start(t, &testDriver{}, func(c *Config) { c.ControlPlaneKeys = map[string]string{testCluster: pin} })
 	got := w.ask(create(machine("m1"), &driverv1.ClassReference{
 		Class:  w.store.setClass("c", "1", `{"size":"s"}`),

@@ -92,16 +92,7 @@ func Errorf(code Code, format string, args ...any) error {
 
 // CodeOf returns the code of any error: [OK] for nil, the code it was made with,
 // [Canceled] or [DeadlineExceeded] for a context's errors, [Unknown] for others.
-func CodeOf(err error) Code {
-	if err == nil {
-		return OK
-	}
-	if code := bus.CodeOf(err); code != OK {
-		return code
-	}
-
-	return Internal
-}
+func CodeOf(err error) Code { return bus.CodeOf(err) }
 
 // WithRetryAfter adds the cloud's own word on when to come again. A nil err stays
 // nil; a wait of zero or less adds nothing.

@@ -1,6 +1,7 @@
 package driversdk
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -116,12 +117,8 @@ func (c Config) complete() (Config, error) {
 	if c.SettleTime < 0 {
 		errs = append(errs, fmt.Errorf("settle time: %s is negative", c.SettleTime))
 	}
-	if c.Version == "" {
-		c.Version = "0.0.0"
-	}
-	if c.CreateIdentity == 0 {
-		c.CreateIdentity = IdentityNone
-	}
+	c.Version = cmp.Or(c.Version, "0.0.0")
+	c.CreateIdentity = cmp.Or(c.CreateIdentity, IdentityNone)
 	if len(c.NATS.URLs) == 0 {
 		c.NATS.URLs = []string{"nats://127.0.0.1:4222"}
 	}
@@ -129,12 +126,8 @@ func (c Config) complete() (Config, error) {
 		c.Clusters = []string{"default"}
 	}
 	errs = append(errs, c.checkClusters()...)
-	if c.Slots == 0 {
-		c.Slots = replica.DefaultSlots()
-	}
-	if c.DrainTimeout == 0 {
-		c.DrainTimeout = 10 * time.Minute
-	}
+	c.Slots = cmp.Or(c.Slots, replica.DefaultSlots())
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, 10*time.Minute)
 	if c.Logger == nil {
 		logger, err := newLogger(os.Stderr, c.LogFormat, c.LogLevel)
 		errs = append(errs, err)

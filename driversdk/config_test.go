@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/machinebus/machinebus/bus/optest"
 	"github.com/machinebus/machinebus/bus/replica"
 )
 
@@ -27,7 +28,7 @@ func TestConfig_RegisterFlags(t *testing.T) { // not parallel: the environment i
 
 		return c
 	}
-	east, west := newSealKey(t), newSealKey(t)
+	east, west := optest.NewKey(t), optest.NewKey(t)
 	seed, err := east.Seed()
 	if err != nil {
 		t.Fatal(err)

@@ -57,7 +57,8 @@ func walkObject(t reflect.Type, object map[string]any, path string, report func(
 			walk(t.Elem(), value, path+"."+key, report)
 		}
 	case reflect.Struct:
-		fields := fieldsOf(t)
+		fields := map[string]reflect.Type{}
+		collect(t, fields, nil)
 		for key, value := range object {
 			field, ok := fields[key]
 			if !ok {
@@ -71,15 +72,8 @@ func walkObject(t reflect.Type, object map[string]any, path string, report func(
 	}
 }
 
-// fieldsOf returns the types of a struct's fields by their JSON names, those of
-// embedded structs included; an outer field hides an embedded one.
-func fieldsOf(t reflect.Type) map[string]reflect.Type {
-	fields := map[string]reflect.Type{}
-	collect(t, fields, nil)
-
-	return fields
-}
-
+// collect adds the types of a struct's fields by their JSON names, those of embedded
+// structs included; an outer field hides an embedded one.
 func collect(t reflect.Type, fields map[string]reflect.Type, above []reflect.Type) {
 	if slices.Contains(above, t) {
 		return // a struct that embeds a pointer to itself

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -52,33 +53,23 @@ func newHandler[S any](hard context.Context, driver Driver[S], classes *classes[
 		driverv1.Operation_OPERATION_STATUS:   h.status,
 		driverv1.Operation_OPERATION_VALIDATE: h.validate,
 	}
-	if _, ok := driver.(Initializer[S]); ok {
-		h.verbs[driverv1.Operation_OPERATION_INITIALIZE] = h.initialize
-	}
-	if _, ok := driver.(VolumeIDer); ok {
-		h.verbs[driverv1.Operation_OPERATION_VOLUME_IDS] = h.volumeIDs
-	}
-	if _, ok := driver.(ClassMigrator); ok {
-		h.verbs[driverv1.Operation_OPERATION_MIGRATE_CLASS] = h.migrateClass
-	}
-	if _, ok := driver.(NodeGroups); ok {
-		h.verbs[driverv1.Operation_OPERATION_NODE_GROUPS] = h.nodeGroups
-	}
+	offer(h, driverv1.Operation_OPERATION_INITIALIZE, h.initialize)
+	offer(h, driverv1.Operation_OPERATION_VOLUME_IDS, volumeIDs)
+	offer(h, driverv1.Operation_OPERATION_MIGRATE_CLASS, migrateClass)
+	offer(h, driverv1.Operation_OPERATION_NODE_GROUPS, nodeGroups)
 
 	return h
 }
 
-// capabilities are the operations the handler does, in the contract's order.
-func (h *handler[S]) capabilities() []driverv1.Operation {
-	var ops []driverv1.Operation
-	for op := driverv1.Operation_OPERATION_CREATE; op <= driverv1.Operation_OPERATION_NODE_GROUPS; op++ {
-		if _, ok := h.verbs[op]; ok {
-			ops = append(ops, op)
-		}
+// offer adds a verb if the driver has the further ability that the verb needs.
+func offer[A, S any](h *handler[S], op driverv1.Operation, do func(context.Context, *call, A) (*driverv1.Result, error)) {
+	if able, ok := h.driver.(A); ok {
+		h.verbs[op] = func(ctx context.Context, c *call) (*driverv1.Result, error) { return do(ctx, c, able) }
 	}
-
-	return ops
 }
+
+// capabilities are the operations the handler does, in the contract's order.
+func (h *handler[S]) capabilities() []driverv1.Operation { return slices.Sorted(maps.Keys(h.verbs)) }
 
 // Handle runs an operation. It implements [replica.Handler].
 func (h *handler[S]) Handle(ctx context.Context, t *replica.Task) *driverv1.Result {
@@ -99,13 +90,12 @@ func (h *handler[S]) Handle(ctx context.Context, t *replica.Task) *driverv1.Resu
 		}
 	}()
 	begun := time.Now()
-	result, err := h.do(ctx, c)
+	result, err := h.verbs[t.Operation](ctx, c) // the replica refuses all others than capabilities
 	if result == nil {
 		result = &driverv1.Result{}
 	}
 	if err = codedBy(ctx, err); err != nil {
 		result.Status = bus.StatusOf(err)
-		result.Status.Code = CodeOf(err)
 		result.Status.Message = c.scrub.text(err.Error())
 		result.OutcomeUnknown = c.outcomeUnknown(err)
 	}
@@ -115,24 +105,14 @@ func (h *handler[S]) Handle(ctx context.Context, t *replica.Task) *driverv1.Resu
 	return result
 }
 
-func (h *handler[S]) do(ctx context.Context, c *call) (*driverv1.Result, error) {
-	do, ok := h.verbs[c.task.Operation]
-	if !ok {
-		return nil, Errorf(Unimplemented, "this driver does not implement %s", bus.Verb(c.task.Operation))
-	}
-
-	return do(ctx, c)
-}
-
 // request makes what a driver's method gets of an operation on a machine.
 func (h *handler[S]) request(
 	ctx context.Context, c *call, m *driverv1.Machine, ref *driverv1.ClassReference,
 ) (*Request[S], error) {
-	class, err := h.classes.resolve(ctx, c.task.Cluster, ref)
+	class, err := h.class(ctx, c, ref)
 	if err != nil {
 		return nil, err
 	}
-	c.scrub = newScrubber(class.Secret)
 
 	return &Request[S]{
 		// The secret's bytes are those of the cache.
@@ -162,20 +142,6 @@ func (c *call) checked(method string, i *Instance, err error) (*driverv1.Instanc
 }
 
 func (c *call) progress(message string) { c.task.Progress(c.scrub.text(message)) }
-
-// mayMutate is what [Request.BeginMutation] asks.
-func (c *call) mayMutate() error {
-	// The bus knows of the deadline and of cancels, not of the hard stop.
-	if err := c.ctx.Err(); err != nil {
-		return NewError(CodeOf(err), fmt.Errorf("the call did not start: %w", err))
-	}
-	if err := c.task.BeginMutation(); err != nil {
-		return err
-	}
-	c.begun.Store(true)
-
-	return nil
-}
 
 // outcomeUnknown reports whether a failed operation may have had an effect: the driver
 // says so, or its call was cut off halfway.

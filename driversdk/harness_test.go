@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"sync"
 	"sync/atomic"
@@ -19,7 +18,9 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/embedded"
+	"github.com/machinebus/machinebus/bus/optest"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -203,22 +204,13 @@ type world struct {
 
 func newBus(t *testing.T) *world {
 	t.Helper()
-	quiet := slog.New(slog.DiscardHandler)
-	srv, err := embedded.Start(embedded.Options{Listen: "127.0.0.1:0", Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(srv.Stop)
+	srv := bustest.Server(t, embedded.Options{})
 	w := &world{t: t, nats: srv, stats: prometheus.NewRegistry(), store: &store{
 		classes: map[string]*driverv1.Class{}, secrets: map[string]*driverv1.SecretContent{},
 		bootstrap: map[string]string{}, fetched: map[string]int{},
 	}}
-	conn, err := bus.Connect(t.Context(), bus.Config{URLs: []string{srv.URL()}, FailFast: true, Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conn.Close)
-	fetches, err := bus.ServeFetches(conn, testCluster, newSealKey(t), w.store, quiet)
+	conn := bustest.Connect(t, bus.Config{URLs: []string{srv.URL()}})
+	fetches, err := bus.ServeFetches(conn, testCluster, optest.NewKey(t), w.store, bustest.Quiet())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,10 +221,7 @@ func newBus(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	unwatch()
-	if w.nc, err = nats.Connect(srv.URL()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(w.nc.Close)
+	w.nc = bustest.Raw(t, srv.URL())
 	js, err := jetstream.New(w.nc)
 	if err != nil {
 		t.Fatal(err)
@@ -259,7 +248,7 @@ func start(t *testing.T, d Driver[testSpec], change func(*Config)) *world {
 	w := newBus(t)
 	cfg := Config{
 		Provider: testProvider, NATS: NATSConfig{URLs: []string{w.nats.URL()}}, Metrics: w.stats,
-		Logger: slog.New(slog.DiscardHandler),
+		Logger: bustest.Quiet(),
 	}
 	if change != nil {
 		change(&cfg)
@@ -493,31 +482,6 @@ func status(m *driverv1.Machine, class *driverv1.ClassReference) *driverv1.Envel
 
 func deletion(m *driverv1.Machine, class *driverv1.ClassReference) *driverv1.Envelope {
 	return &driverv1.Envelope{Body: &driverv1.Envelope_Delete{Delete: &driverv1.DeleteRequest{Machine: m, Class: class}}}
-}
-
-func newSealKey(t *testing.T) *bus.SealKey {
-	t.Helper()
-	key, err := bus.NewSealKey()
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	return key
-}
-
-// eventually polls until ok, or fails the test.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(patience)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-limit:
-			t.Fatalf("timed out waiting for: %s", what)
-		}
-	}
 }
 
 // figure returns the sum of a metric's values (of a histogram: their number)

@@ -17,9 +17,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-const (
-	healthTimeout = 5 * time.Second
-)
+const healthTimeout = 5 * time.Second
 
 // health serves /healthz while the process works, /readyz while the replica takes
 // operations, and /metrics.

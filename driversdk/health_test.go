@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -17,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/machinebus/machinebus/bus/bustest"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -61,10 +61,10 @@ func TestServe_Health(t *testing.T) {
 	address := freeAddress(t)
 	w := start(t, &testDriver{}, func(c *Config) { c.Listen = address })
 	ready := func() (int, string) { return get(t, "http://"+address+"/readyz") }
-	eventually(t, "ready", func() bool { code, _ := ready(); return code == http.StatusOK })
+	bustest.Eventually(t, "ready", func() bool { code, _ := ready(); return code == http.StatusOK })
 
 	w.nats.Stop()
-	eventually(t, "not ready without NATS", func() bool {
+	bustest.Eventually(t, "not ready without NATS", func() bool {
 		code, text := ready()
 
 		return code == http.StatusServiceUnavailable && text == "not connected to NATS"
@@ -72,7 +72,7 @@ func TestServe_Health(t *testing.T) {
 	if err := w.nats.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "ready again", func() bool { code, _ := ready(); return code == http.StatusOK })
+	bustest.Eventually(t, "ready again", func() bool { code, _ := ready(); return code == http.StatusOK })
 	if _, text := get(t, "http://"+address+"/metrics"); !strings.Contains(text, "machinebus_driver_connected 1") {
 		t.Errorf("metrics do not say that the replica is connected:\n%s", text)
 	}
@@ -115,7 +115,7 @@ func TestServe_AddressInUse(t *testing.T) {
 	w := newBus(t)
 	err = Serve(t.Context(), Config{
 		Provider: testProvider, NATS: NATSConfig{URLs: []string{w.nats.URL()}}, Listen: l.Addr().String(),
-		Logger: slog.New(slog.DiscardHandler),
+		Logger: bustest.Quiet(),
 	}, &testDriver{})
 	if err == nil || !strings.Contains(err.Error(), "health endpoint cannot listen on "+l.Addr().String()) {
 		t.Errorf("want an error that names the address, have %v", err)
@@ -127,7 +127,7 @@ func TestServe_SharedRegistry(t *testing.T) {
 	w := start(t, &testDriver{}, nil)
 	err := Serve(t.Context(), Config{
 		Provider: testProvider, NATS: NATSConfig{URLs: []string{w.nats.URL()}}, Metrics: w.stats,
-		Logger: slog.New(slog.DiscardHandler),
+		Logger: bustest.Quiet(),
 	}, &testDriver{})
 	if err == nil || !strings.Contains(err.Error(), "a registry of its own") {
 		t.Errorf("want an error with the remedy, have %v", err)
@@ -141,7 +141,7 @@ func TestServe_NoBus(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cfg, err := Config{
 		Provider: testProvider, NATS: NATSConfig{URLs: []string{"nats://" + freeAddress(t)}},
-		Logger: slog.New(slog.DiscardHandler),
+		Logger: bustest.Quiet(),
 	}.complete()
 	if err != nil {
 		t.Fatal(err)
@@ -149,7 +149,7 @@ func TestServe_NoBus(t *testing.T) {
 	r := newProcess(cfg)
 	served := make(chan error, 1)
 	go func() { served <- serve(ctx, r, &testDriver{}) }()
-	eventually(t, "running without a bus", func() bool { return r.health.serving.Load() })
+	bustest.Eventually(t, "running without a bus", func() bool { return r.health.serving.Load() })
 	cancel()
 	if err := <-served; err != nil {
 		t.Errorf("Serve: %v", err)

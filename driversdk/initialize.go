@@ -13,11 +13,7 @@ type Initializer[S any] interface {
 	Initialize(ctx context.Context, req *Request[S]) (*Instance, error)
 }
 
-func (h *handler[S]) initialize(ctx context.Context, c *call) (*driverv1.Result, error) {
-	driver, ok := h.driver.(Initializer[S])
-	if !ok {
-		return nil, Errorf(Unimplemented, "this driver does not implement initialize")
-	}
+func (h *handler[S]) initialize(ctx context.Context, c *call, driver Initializer[S]) (*driverv1.Result, error) {
 	body := c.task.Request.GetInitialize()
 	req, err := h.request(ctx, c, body.GetMachine(), body.GetClass())
 	if err != nil {

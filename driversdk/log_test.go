@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/machinebus/machinebus/bus/bustest"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -30,7 +31,7 @@ func TestLogLinesNameTheOperation(t *testing.T) {
 	env := deletion(machine("m"), &driverv1.ClassReference{Class: w.store.setClass("c", "1", `{"size":"big"}`)})
 	env.Attempt = 3
 	w.askTraced(env, sampled).result()
-	eventually(t, "the operation's last line", func() bool { return strings.Contains(logs.String(), ended) })
+	bustest.Eventually(t, "the operation's last line", func() bool { return strings.Contains(logs.String(), ended) })
 
 	want := map[string]any{
 		"machine": "ns/m", "class": "ns/c", "operation": "delete", "operation_id": env.GetOperationId(), "attempt": 3.0,

@@ -34,12 +34,12 @@ func newMetrics(registry *prometheus.Registry) (*metrics, error) {
 		process = append(process, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	}
 	const namespace = "machinebus_driver"
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
+	}
 	m := &metrics{
-		registry: registry,
-		operations: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "operations_total",
-			Help: "Operations that ended, by operation and code.",
-		}, []string{"operation", "code"}),
+		registry:   registry,
+		operations: counter("operations_total", "Operations that ended, by operation and code.", "operation", "code"),
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: namespace, Name: "operation_duration_seconds",
 			Help:    "Time from the receipt of an operation to its end.",
@@ -53,18 +53,10 @@ func newMetrics(registry *prometheus.Registry) (*metrics, error) {
 			Namespace: namespace, Name: "slots",
 			Help: "Slots for each kind of operation: for creates and initializes together, for deletes, and for reads.",
 		}),
-		fetches: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "fetches_total",
-			Help: "What was fetched from managers: class, secret or bootstrap, by code.",
-		}, []string{"what", "code"}),
-		lookups: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "cache_lookups_total",
-			Help: "Classes and secrets that an operation needed, by whether the cache had them: hit or miss.",
-		}, []string{"what", "result"}),
-		changes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "changes_total",
-			Help: "Notices that a class or a secret has a new version.",
-		}, []string{"what"}),
+		fetches: counter("fetches_total", "What was fetched from managers: class, secret or bootstrap, by code.", "what", "code"),
+		lookups: counter("cache_lookups_total",
+			"Classes and secrets that an operation needed, by whether the cache had them: hit or miss.", "what", "result"),
+		changes: counter("changes_total", "Notices that a class or a secret has a new version.", "what"),
 	}
 
 	return m, register(registry, append(process,

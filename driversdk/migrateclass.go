@@ -22,11 +22,7 @@ type ClassMigrator interface {
 	MigrateClass(ctx context.Context, old OldClass) (machineClass json.RawMessage, err error)
 }
 
-func (h *handler[S]) migrateClass(ctx context.Context, c *call) (*driverv1.Result, error) {
-	driver, ok := h.driver.(ClassMigrator)
-	if !ok {
-		return nil, Errorf(Unimplemented, "this driver does not implement migrate-class")
-	}
+func migrateClass(ctx context.Context, c *call, driver ClassMigrator) (*driverv1.Result, error) {
 	body := c.task.Request.GetMigrateClass()
 	class, err := driver.MigrateClass(ctx, OldClass{
 		Kind: body.GetKind(), APIVersion: body.GetApiVersion(), Object: body.GetObject(),

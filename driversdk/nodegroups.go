@@ -111,11 +111,7 @@ type GroupDelete struct {
 	Instances      []string
 }
 
-func (h *handler[S]) nodeGroups(ctx context.Context, c *call) (*driverv1.Result, error) {
-	driver, ok := h.driver.(NodeGroups)
-	if !ok {
-		return nil, Errorf(Unimplemented, "this driver does not serve node groups")
-	}
+func nodeGroups(ctx context.Context, c *call, driver NodeGroups) (*driverv1.Result, error) {
 	response, err := spanned(ctx, "node groups: "+bus.RequestVerb(c.task.Request), func(ctx context.Context) (*driverv1.NodeGroupsResponse, error) {
 		return c.askGroups(ctx, driver)
 	})

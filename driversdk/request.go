@@ -138,14 +138,22 @@ func (r *Request[S]) Progress(message string) {
 // call runs to its end; the deadline and the hard stop still end it, and a method
 // that then fails leaves the outcome unknown (see [OutcomeUnknown]).
 func (r *Request[S]) BeginMutation(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return NewError(CodeOf(err), fmt.Errorf("the call did not start: %w", err))
+	err := ctx.Err()
+	if err == nil && r.call != nil {
+		err = r.call.ctx.Err() // the bus knows of the deadline and of cancels, not of the hard stop
 	}
-	if r.call == nil {
+	switch {
+	case err != nil:
+		return NewError(CodeOf(err), fmt.Errorf("the call did not start: %w", err))
+	case r.call == nil:
 		return nil
 	}
+	if err := r.call.task.BeginMutation(); err != nil {
+		return err
+	}
+	r.call.begun.Store(true)
 
-	return r.call.mayMutate()
+	return nil
 }
 
 // SetLastKnownState keeps a text with the Machine object for the next operation

@@ -101,7 +101,6 @@ func serve[S any](ctx context.Context, r *process, d Driver[S]) error {
 		return err
 	}
 	r.health.refusal = r.server.Refusal
-
 	r.health.server.Store(r.server)
 
 	return r.run(ctx, hardStop)

@@ -12,6 +12,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"github.com/machinebus/machinebus/bus/bustest"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -64,7 +65,7 @@ func TestTrace(t *testing.T) {
 	w, class, spans := startTraced(t, &testDriver{})
 	env := create(machine("m"), class)
 	w.askTraced(env, sampled).result()
-	eventually(t, "the operation's span has ended", func() bool { return len(spans.GetSpans()) == 5 })
+	bustest.Eventually(t, "the operation's span has ended", func() bool { return len(spans.GetSpans()) == 5 })
 	want := []string{
 		"driver create > Create", "driver create > fetch bootstrap", "driver create > fetch class",
 		"driver create > fetch secret", "manager > driver create",
@@ -79,7 +80,7 @@ func TestTrace(t *testing.T) {
 	again := create(machine("m"), class)
 	again.OperationId, again.Attempt, again.Recover = env.GetOperationId(), 2, true
 	w.askTraced(again, sampled).result()
-	eventually(t, "the next attempt's span has ended", func() bool { return len(spans.GetSpans()) == 3 })
+	bustest.Eventually(t, "the next attempt's span has ended", func() bool { return len(spans.GetSpans()) == 3 })
 	want = []string{"driver create > List", "driver create > fetch bootstrap", "manager > driver create"}
 	if diff := cmp.Diff(want, edges(t, spans.GetSpans())); diff != "" {
 		t.Errorf("spans of the second attempt (-want +got):\n%s", diff)
@@ -124,7 +125,7 @@ func testTraceOfAFailure(t *testing.T, code string, d *testDriver) {
 	t.Helper()
 	w, class, spans := startTraced(t, d)
 	w.askTraced(create(machine("m"), class), sampled).result()
-	eventually(t, "the operation's span has ended", func() bool { return len(spans.GetSpans()) == 5 })
+	bustest.Eventually(t, "the operation's span has ended", func() bool { return len(spans.GetSpans()) == 5 })
 	for _, s := range spans.GetSpans() {
 		failed := s.Name == "Create" || s.Name == "driver create"
 		if failed && (s.Status.Code != codes.Error || s.Status.Description != code) {
@@ -149,7 +150,7 @@ func TestNoTraceUnlessTheManagerSampled(t *testing.T) {
 	}
 	// One that is sampled, behind them.
 	w.askTraced(create(machine("m"), class), sampled).result()
-	eventually(t, "its span has ended", func() bool { return len(spans.GetSpans()) == 3 })
+	bustest.Eventually(t, "its span has ended", func() bool { return len(spans.GetSpans()) == 3 })
 	if diff := cmp.Diff([]string{"driver create > Create", "driver create > fetch bootstrap", "manager > driver create"},
 		edges(t, spans.GetSpans())); diff != "" {
 		t.Errorf("spans (-want +got):\n%s", diff)

@@ -13,11 +13,7 @@ type VolumeIDer interface {
 	VolumeIDs(ctx context.Context, volumes []PersistentVolume) ([]string, error)
 }
 
-func (h *handler[S]) volumeIDs(ctx context.Context, c *call) (*driverv1.Result, error) {
-	driver, ok := h.driver.(VolumeIDer)
-	if !ok {
-		return nil, Errorf(Unimplemented, "this driver does not implement volume-ids")
-	}
+func volumeIDs(ctx context.Context, c *call, driver VolumeIDer) (*driverv1.Result, error) {
 	var volumes []PersistentVolume
 	for _, v := range c.task.Request.GetVolumeIds().GetVolumes() {
 		volumes = append(volumes, PersistentVolume{Name: v.GetName(), Spec: v.GetSpec()})

@@ -16,7 +16,7 @@ var mutations = []mutation{
 	},
 	{
 		name: "two calls write at once", file: "replica/begin.go", tests: "TestTwoCallsBeginAtOnce",
-		old: "h.beginning.Lock() // or two calls would take each other's record for another attempt's\n\tdefer h.beginning.Unlock()\n", mutated: "\n",
+		old: "op.beginning.Lock() // or two calls would take each other's record for another attempt's\n\tdefer op.beginning.Unlock()\n", mutated: "\n",
 	},
 	{
 		name: "claim is not replaced", file: "replica/claim.go", tests: "TestClaimRace|TestModel",
@@ -77,7 +77,7 @@ var mutations = []mutation{
 	},
 	{
 		name: "result counts unstored", file: "replica/operation.go", tests: "TestResultAskedForAgainCountsOnceStored",
-		old: "return !h.askedAgain || ", mutated: "return true || ",
+		old: "return !op.askedAgain || ", mutated: "return true || ",
 	},
 	{
 		name: "plain accept_by from sending", file: "caller/call.go", tests: "TestPlainRequestIsAsOldAsItsClaim",
@@ -89,6 +89,6 @@ var mutations = []mutation{
 	},
 	{
 		name: "late request is accepted", file: "replica/receive.go", tests: "TestServerRefuses|TestModel",
-		old: "!h.started.After(by.AsTime())", mutated: "!h.started.After(by.AsTime()) || true",
+		old: "!op.started.After(by.AsTime())", mutated: "!op.started.After(by.AsTime()) || true",
 	},
 }

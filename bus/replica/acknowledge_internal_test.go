@@ -21,7 +21,7 @@ func TestAcknowledgedBeforeItsOutcomeIsStored(t *testing.T) {
 		}})
 	}
 	answer := func(data string) func(*Server, *operation) {
-		return func(s *Server, h *operation) { s.claims.onOutcomeStored(h, h.claim, &nats.Msg{Data: []byte(data)}) }
+		return func(s *Server, op *operation) { s.claims.onOutcomeStored(op, op.claim, &nats.Msg{Data: []byte(data)}) }
 	}
 	stored := answer(`{"stream":"S","seq":9}`)
 	refused := answer(`{"error":{"err_code":10071,"description":"wrong last sequence: 12"}}`)
@@ -44,14 +44,14 @@ func TestAcknowledgedBeforeItsOutcomeIsStored(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h := &operation{cluster: cluster, id: id, claim: 7, result: &driverv1.Result{}}
+			op := &operation{cluster: cluster, id: id, claim: 7, result: &driverv1.Result{}}
 			ops, p := newOperations(1, slog.New(slog.DiscardHandler)), part{log: slog.New(slog.DiscardHandler)}
-			ops.byID[h.key()] = h
+			ops.byID[op.key()] = op
 			s := &Server{part: p, ops: ops, claims: &claims{part: p, ops: ops}}
 			for _, step := range tc.steps {
-				step(s, h)
+				step(s, op)
 			}
-			if _, kept := ops.byID[h.key()]; kept != tc.kept {
+			if _, kept := ops.byID[op.key()]; kept != tc.kept {
 				t.Errorf("kept = %t, want %t: %s", kept, tc.kept, tc.reason)
 			}
 		})

@@ -28,9 +28,9 @@ func (d denials) add(key string, attempt uint32, now time.Time) {
 	d[key] = denial{attempt: max(attempt, d[key].attempt), at: now}
 }
 
-// covers reports whether h's attempt was denied.
-func (d denials) covers(h *operation) bool {
-	den, ok := d[h.key()]
+// covers reports whether op's attempt was denied.
+func (d denials) covers(op *operation) bool {
+	den, ok := d[op.key()]
 
-	return ok && h.attempt <= den.attempt && h.started.Sub(den.at) <= denialKept
+	return ok && op.attempt <= den.attempt && op.started.Sub(den.at) <= denialKept
 }

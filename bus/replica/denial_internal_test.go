@@ -23,8 +23,8 @@ func TestDenials(t *testing.T) {
 		"an attempt long passed":  {1, time.Hour, false},
 		"the next, a while later": {3, time.Second, false},
 	} {
-		h := &operation{cluster: "c", id: "op", attempt: tc.attempt, started: now.Add(tc.after)}
-		if got := d.covers(h); got != tc.want {
+		op := &operation{cluster: "c", id: "op", attempt: tc.attempt, started: now.Add(tc.after)}
+		if got := d.covers(op); got != tc.want {
 			t.Errorf("%s: covered = %v, want %v", reason, got, tc.want)
 		}
 	}

@@ -30,29 +30,22 @@ type discovery struct {
 	ops       *operations
 }
 
-type discoverySub struct {
-	subject string
-	answer  nats.MsgHandler
-}
-
-func (d *discovery) subjects() []discoverySub {
+// answers returns what answers each subject.
+func (d *discovery) answers() map[string]nats.MsgHandler {
 	verbs := map[micro.Verb]func() any{
 		micro.PingVerb:  func() any { return micro.Ping{ServiceIdentity: d.identity(), Type: micro.PingResponseType} },
 		micro.InfoVerb:  func() any { return d.info() },
 		micro.StatsVerb: func() any { return d.serviceStats() },
 	}
 	name := bus.ServiceName(d.cfg.Provider)
-	var subs []discoverySub
+	answers := map[string]nats.MsgHandler{}
 	for verb, content := range verbs {
 		for _, tail := range []string{"", "." + name, "." + name + "." + d.cfg.Replica} {
-			subs = append(subs, discoverySub{
-				subject: micro.APIPrefix + "." + verb.String() + tail,
-				answer:  func(m *nats.Msg) { d.answer(m, content()) },
-			})
+			answers[micro.APIPrefix+"."+verb.String()+tail] = func(m *nats.Msg) { d.answer(m, content()) }
 		}
 	}
 
-	return subs
+	return answers
 }
 
 func (d *discovery) answer(m *nats.Msg, v any) {
@@ -157,7 +150,7 @@ func (d *discovery) serviceStats() micro.Stats {
 		if err == nil {
 			e.Data = extra
 		}
-		stats.Endpoints = append(stats.Endpoints, e)
+		stats.Endpoints = append(stats.Endpoints, &e)
 	}
 
 	return stats
@@ -174,16 +167,7 @@ type serviceStats struct {
 	busy, dropped atomic.Uint64
 
 	mu  sync.Mutex
-	ops map[endpoint]*micro.EndpointStats
-}
-
-func newServiceStats(endpoints []endpoint) *serviceStats {
-	st := &serviceStats{ops: make(map[endpoint]*micro.EndpointStats, len(endpoints))}
-	for _, e := range endpoints {
-		st.ops[e] = &micro.EndpointStats{}
-	}
-
-	return st
+	ops map[endpoint]micro.EndpointStats
 }
 
 // settled counts an operation that ran.
@@ -198,22 +182,22 @@ func (st *serviceStats) settled(end endpoint, status *driverv1.Status, took time
 		e.NumErrors++
 		e.LastError = fmt.Sprintf("%d:%s", status.GetCode(), bus.OneLine(status.GetMessage()))
 	}
+	st.ops[end] = e
 }
 
 // refused counts an operation that was answered with an error without running.
 func (st *serviceStats) refused(end endpoint) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if e, ok := st.ops[end]; ok {
-		e.NumRequests++
-		e.NumErrors++
-	}
+	e := st.ops[end]
+	e.NumRequests++
+	e.NumErrors++
+	st.ops[end] = e
 }
 
-func (st *serviceStats) figures(end endpoint) *micro.EndpointStats {
+func (st *serviceStats) figures(end endpoint) micro.EndpointStats {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	e := *st.ops[end]
 
-	return &e
+	return st.ops[end]
 }

@@ -53,7 +53,7 @@ func (s *Server) awaitAcks() {
 	limit := time.NewTimer(ackWait)
 	defer limit.Stop()
 	for {
-		left := s.ops.unstoredResults()
+		left := len(s.ops.unstored(func(*operation) bool { return true }))
 		if left == 0 || !s.conn.Up() {
 			return
 		}

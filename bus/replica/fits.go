@@ -14,8 +14,8 @@ const resultSpace = 4 << 10
 
 // checkSize returns why a mutation's result cannot be sent or stored, or nil. It skips the
 // many large results of reads, which send checks.
-func (w *worker) checkSize(h *operation, r *driverv1.Result) error {
-	if !bus.Mutates(h.operation) {
+func (w *worker) checkSize(op *operation, r *driverv1.Result) error {
+	if !bus.Mutates(op.operation) {
 		return nil
 	}
 	payload, err := bus.Encode(bus.ResultFrame(r), "")

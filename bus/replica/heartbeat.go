@@ -16,10 +16,8 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-const (
-	// maxSession bounds the size of a session, to some five thousand operations.
-	maxSession = 512 << 10
-)
+// maxSession bounds the size of a session, to some five thousand operations.
+const maxSession = 512 << 10
 
 // A heartbeat publishes a replica's sessions. It is safe for concurrent use.
 type heartbeat struct {
@@ -113,39 +111,31 @@ func (b *heartbeat) sessionMessage(session *driverv1.Session) (*nats.Msg, error)
 	if most := int(b.conn.MaxPayload()); most > 0 {
 		limit = min(limit, most)
 	}
-	for _, shorten := range []func(*driverv1.Session, int){dropProgress, dropSettled, dropOthers, nil} {
+	shorten := []func(excess int){
+		func(int) {
+			for _, op := range session.GetOperations() {
+				op.LastProgress = "" // mcm does not need it
+			}
+		},
+		// mcm asks for those that it waits for.
+		func(excess int) { omit(session, excess, (*driverv1.OperationState).GetSettled) },
+		func(excess int) { omit(session, excess, func(*driverv1.OperationState) bool { return true }) },
+	}
+	for {
 		payload, err := bus.Encode(env, "")
 		m := &nats.Msg{Subject: subject, Data: payload}
-		if err != nil || shorten == nil || m.Size() <= limit {
+		if err != nil || m.Size() <= limit || len(shorten) == 0 {
 			return m, err
 		}
-		shorten(session, m.Size()-limit)
-	}
-
-	return nil, nil //nolint:nilnil // not reached
-}
-
-// dropProgress leaves out progress texts, which mcm does not need.
-func dropProgress(session *driverv1.Session, _ int) {
-	for _, op := range session.GetOperations() {
-		op.LastProgress = ""
+		shorten[0](m.Size() - limit)
+		shorten = shorten[1:]
 	}
 }
 
-// dropSettled leaves out ended operations until excess bytes are saved: mcm asks for
-// those that it waits for.
-func dropSettled(session *driverv1.Session, excess int) {
-	dropSome(session, excess, (*driverv1.OperationState).GetSettled)
-}
-
-// dropOthers leaves out running operations, too.
-func dropOthers(session *driverv1.Session, excess int) {
-	dropSome(session, excess, func(*driverv1.OperationState) bool { return true })
-}
-
-func dropSome(session *driverv1.Session, excess int, some func(*driverv1.OperationState) bool) {
+// omit leaves some operations out of a session until excess bytes are saved.
+func omit(session *driverv1.Session, excess int, some func(*driverv1.OperationState) bool) {
 	session.Operations = slices.DeleteFunc(session.Operations, func(op *driverv1.OperationState) bool {
-		if !some(op) || excess <= 0 {
+		if excess <= 0 || !some(op) {
 			return false
 		}
 		excess -= proto.Size(op)

@@ -45,6 +45,7 @@ type operation struct {
 	ended         time.Time
 
 	// Only mutations, which are claimed, use the fields below.
+	claimSubject      string     // of the claim on the machine
 	claiming          bool       // the operations stream has not answered yet
 	firstClaim, claim uint64     // stream sequences of our first and last record
 	beginning         sync.Mutex // locked while a BEGUN record is written
@@ -62,25 +63,25 @@ type operation struct {
 
 // resultCounts reports whether the result, once there is one, is the operation's outcome,
 // or leaves the outcome unknown. The caller holds operations.mu.
-func (h *operation) resultCounts() bool {
-	return !h.askedAgain || h.outcomeStored || h.result.GetOutcomeUnknown()
+func (op *operation) resultCounts() bool {
+	return !op.askedAgain || op.outcomeStored || op.result.GetOutcomeUnknown()
 }
 
-func (h *operation) key() string { return h.cluster + "/" + h.id }
+func (op *operation) key() string { return op.cluster + "/" + op.id }
 
-func (h *operation) machineKey() string { return h.cluster + "/" + h.machine }
+func (op *operation) machineKey() string { return op.cluster + "/" + op.machine }
 
-func (h *operation) state(now time.Time) *driverv1.OperationState {
+func (op *operation) state(now time.Time) *driverv1.OperationState {
 	st := &driverv1.OperationState{
-		OperationId: h.id, Attempt: h.attempt, Operation: h.operation,
-		Namespace: h.namespace, Name: h.name, LastProgress: h.progress, Fenced: h.fenced,
+		OperationId: op.id, Attempt: op.attempt, Operation: op.operation,
+		Namespace: op.namespace, Name: op.name, LastProgress: op.progress, Fenced: op.fenced,
 	}
 	end := now
-	if h.result != nil {
+	if op.result != nil {
 		st.LastProgress = "" // thousands of these must fit one session
-		st.Settled, st.Code, end = true, h.result.GetStatus().GetCode(), h.ended
+		st.Settled, st.Code, end = true, op.result.GetStatus().GetCode(), op.ended
 	}
-	st.Elapsed = durationpb.New(end.Sub(h.started))
+	st.Elapsed = durationpb.New(end.Sub(op.started))
 
 	return st
 }
@@ -88,19 +89,19 @@ func (h *operation) state(now time.Time) *driverv1.OperationState {
 // judgeFailure sets outcome_unknown and no_effect of a failure. CutOff means that the
 // driver's own answer does not count: its call was cut off, or its answer cannot be sent.
 // The caller holds operations.mu.
-func (h *operation) judgeFailure(result *driverv1.Result, cutOff bool) {
+func (op *operation) judgeFailure(result *driverv1.Result, cutOff bool) {
 	// The call was cut off halfway, or one of several was refused [RESULT-3].
-	own := result.GetOutcomeUnknown() || h.callBegun && (cutOff || h.callRefused)
+	own := result.GetOutcomeUnknown() || op.callBegun && (cutOff || op.callRefused)
 	// This attempt ended before it knew what an earlier one did, or that one still runs
 	// [RESULT-5]. A refused attempt must be retried under this id, not as another operation.
-	earlier := h.callRefused || cutOff && bus.Mutates(h.operation) && h.request.GetRecover() ||
-		h.recoversCreate() && !h.callBegun || h.operation == driverv1.Operation_OPERATION_CREATE && h.earlierMayRun
+	earlier := op.callRefused || cutOff && bus.Mutates(op.operation) && op.request.GetRecover() ||
+		op.recoversCreate() && !op.callBegun || op.operation == driverv1.Operation_OPERATION_CREATE && op.earlierMayRun
 	result.OutcomeUnknown, result.NoEffect = own || earlier, earlier && !own
 }
 
 // recoversCreate reports whether an earlier attempt may make an instance. Then a failure
 // of this one is an outcome only after a look for that instance. The next delete or
 // initialize finds whatever a lost one left.
-func (h *operation) recoversCreate() bool {
-	return h.operation == driverv1.Operation_OPERATION_CREATE && h.request.GetRecover()
+func (op *operation) recoversCreate() bool {
+	return op.operation == driverv1.Operation_OPERATION_CREATE && op.request.GetRecover()
 }

@@ -73,38 +73,25 @@ func laneOf(request *driverv1.Envelope) lane {
 // A refusal is why an operation does not begin; nil if it begins.
 type refusal = *driverv1.BusyReason
 
-// admitRead begins a read, or returns why not. Strange is as for admit.
-func (o *operations) admitRead(h *operation, strange bool) (context.Context, refusal) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	switch {
-	case strange:
-		return nil, driverv1.BusyReason_BUSY_REASON_PROTOCOL.Enum()
-	case o.draining:
-		return nil, driverv1.BusyReason_BUSY_REASON_DRAINING.Enum()
-	case o.taken[h.lane] >= o.slots:
-		return nil, driverv1.BusyReason_BUSY_REASON_SLOTS.Enum()
-	}
-	o.taken[h.lane]++
-	o.reads[h] = struct{}{}
-
-	return o.beginLocked(h), nil
-}
-
-// admit begins a mutation, or returns why not. A request for an operation that the replica
+// admit begins an operation, or returns why not. A request for a mutation that the replica
 // has is attached to it: it neither begins anything nor is refused. Then known is the
 // operation to answer with; it is nil while its claim is being written. Strange means that
 // the sender shares no protocol version.
-func (o *operations) admit(h *operation, strange bool) (known *operation, begun context.Context, why refusal) {
+func (o *operations) admit(op *operation, strange bool) (known *operation, begun context.Context, why refusal) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if known, attached := o.attachLocked(h); attached {
-		return known, nil, nil
+	mutates := bus.Mutates(op.operation)
+	var other *operation // of the machine
+	if mutates {
+		if known, attached := o.attachLocked(op); attached {
+			return known, nil, nil
+		}
+		if o.denials.covers(op) {
+			return nil, nil, driverv1.BusyReason_BUSY_REASON_UNSPECIFIED.Enum() // says only that nothing was done
+		}
+		other = o.machines[op.machineKey()]
 	}
-	other := o.machines[h.machineKey()]
 	switch {
-	case o.denials.covers(h):
-		return nil, nil, driverv1.BusyReason_BUSY_REASON_UNSPECIFIED.Enum() // says only that nothing was done
 	case strange:
 		return nil, nil, driverv1.BusyReason_BUSY_REASON_PROTOCOL.Enum()
 	case o.draining:
@@ -113,30 +100,34 @@ func (o *operations) admit(h *operation, strange bool) (known *operation, begun 
 		return nil, nil, driverv1.BusyReason_BUSY_REASON_STUCK.Enum()
 	case other != nil:
 		return nil, nil, driverv1.BusyReason_BUSY_REASON_MACHINE.Enum()
-	case o.taken[h.lane] >= o.slots:
+	case o.taken[op.lane] >= o.slots:
 		return nil, nil, driverv1.BusyReason_BUSY_REASON_SLOTS.Enum()
 	}
-	h.claiming = true
-	o.taken[h.lane]++
-	o.byID[h.key()] = h
-	o.machines[h.machineKey()] = h
+	o.taken[op.lane]++
+	if mutates {
+		op.claiming = true
+		o.byID[op.key()] = op
+		o.machines[op.machineKey()] = op
+	} else {
+		o.reads[op] = struct{}{}
+	}
 
-	return nil, o.beginLocked(h), nil
+	return nil, o.beginLocked(op), nil
 }
 
 // attachLocked directs the frames of a known operation that is not outdated to the new
 // asker. It returns the operation unless its claim is being written.
-func (o *operations) attachLocked(h *operation) (known *operation, attached bool) {
-	known, ok := o.byID[h.key()]
-	if !ok || known.isOutdatedBy(h) {
+func (o *operations) attachLocked(op *operation) (known *operation, attached bool) {
+	known, ok := o.byID[op.key()]
+	if !ok || known.isOutdatedBy(op) {
 		if ok && known.result != nil {
 			delete(o.byID, known.key()) // a later attempt has superseded this result
 		}
 
 		return nil, false
 	}
-	known.reply, known.contentType, known.attempt = h.reply, h.contentType, h.attempt
-	known.earlierMayRun = known.earlierMayRun || h.earlierMayRun
+	known.reply, known.contentType, known.attempt = op.reply, op.contentType, op.attempt
+	known.earlierMayRun = known.earlierMayRun || op.earlierMayRun
 	known.askedAgain = known.askedAgain || !known.outcomeStored
 	if known.claiming {
 		known.resultSent = false
@@ -150,14 +141,14 @@ func (o *operations) attachLocked(h *operation) (known *operation, attached bool
 
 // beginLocked counts an operation as running and returns its context. No cancel or drain
 // can come in between.
-func (o *operations) beginLocked(h *operation) context.Context {
+func (o *operations) beginLocked(op *operation) context.Context {
 	timeout := bus.DefaultTimeout
-	if t := h.request.GetTimeout(); t.IsValid() && t.AsDuration() > 0 {
+	if t := op.request.GetTimeout(); t.IsValid() && t.AsDuration() > 0 {
 		timeout = t.AsDuration()
 	}
-	h.deadline = time.Now().Add(timeout)
-	ctx, cancel := context.WithDeadline(context.Background(), h.deadline) //nolint:forbidigo // an operation outlives the Run that took it: drain decides
-	h.cancel = cancel
+	op.deadline = time.Now().Add(timeout)
+	ctx, cancel := context.WithDeadline(context.Background(), op.deadline) //nolint:forbidigo // an operation outlives the Run that took it: drain decides
+	op.cancel = cancel
 	o.tasks.Add(1)
 
 	return ctx
@@ -167,23 +158,23 @@ func (o *operations) beginLocked(h *operation) context.Context {
 func (o *operations) mutatingLocked() int { return o.taken[laneMakes] + o.taken[laneDeletes] }
 
 // endClaim notes that a mutation's claim was written or, if refused, drops the mutation.
-func (o *operations) endClaim(h *operation, refused bool) {
+func (o *operations) endClaim(op *operation, refused bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	h.claiming = false
+	op.claiming = false
 	if refused {
-		o.freeLocked(h)
-		delete(o.byID, h.key())
+		o.freeLocked(op)
+		delete(o.byID, op.key())
 	}
 }
 
 // freeLocked frees what an operation occupies.
-func (o *operations) freeLocked(h *operation) {
-	o.taken[h.lane]--
-	if bus.Mutates(h.operation) {
-		delete(o.machines, h.machineKey())
+func (o *operations) freeLocked(op *operation) {
+	o.taken[op.lane]--
+	if bus.Mutates(op.operation) {
+		delete(o.machines, op.machineKey())
 	} else {
-		delete(o.reads, h)
+		delete(o.reads, op)
 	}
 }
 
@@ -199,14 +190,14 @@ func (o *operations) countRunning() int {
 func (o *operations) cancel(key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	h, ok := o.byID[key]
+	op, ok := o.byID[key]
 	switch {
-	case !ok || h.result != nil:
-	case h.callBegun:
-		o.log.Info("cancel ignored: a call to the provider may be running", "operation_id", h.id)
+	case !ok || op.result != nil:
+	case op.callBegun:
+		o.log.Info("cancel ignored: a call to the provider may be running", "operation_id", op.id)
 	default:
-		o.log.Info("cancelling on request", "operation_id", h.id)
-		h.cancel()
+		o.log.Info("cancelling on request", "operation_id", op.id)
+		op.cancel()
 	}
 }
 
@@ -215,12 +206,12 @@ func (o *operations) cancelAll() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var ids []string
-	for _, h := range o.machines {
-		h.cancel()
-		ids = append(ids, h.id)
+	for _, op := range o.machines {
+		op.cancel()
+		ids = append(ids, op.id)
 	}
-	for h := range o.reads {
-		h.cancel()
+	for op := range o.reads {
+		op.cancel()
 	}
 	slices.Sort(ids)
 
@@ -233,10 +224,10 @@ func (o *operations) slowReads(now time.Time, after time.Duration) []*operation 
 	var slow []*operation
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for h := range o.reads {
-		if !h.accepted && now.Sub(h.started) > after {
-			h.accepted = true
-			slow = append(slow, h)
+	for op := range o.reads {
+		if !op.accepted && now.Sub(op.started) > after {
+			op.accepted = true
+			slow = append(slow, op)
 		}
 	}
 

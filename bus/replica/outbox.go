@@ -24,16 +24,16 @@ func acceptedFrame() *driverv1.Envelope {
 // send publishes a frame of an operation to the last asker. A result that does not count
 // yet waits until it is stored. A frame that cannot be sent is not lost: mcm sees the
 // operation in the next session and asks.
-func (out *outbox) send(h *operation, frame *driverv1.Envelope) {
+func (out *outbox) send(op *operation, frame *driverv1.Envelope) {
 	out.ops.mu.Lock()
-	reply, contentType, attempt := h.reply, h.contentType, h.attempt
-	waits := frame.GetResult() != nil && (h.resultSent || !h.resultCounts())
-	h.resultSent = h.resultSent || frame.GetResult() != nil && !waits
+	reply, contentType, attempt := op.reply, op.contentType, op.attempt
+	waits := frame.GetResult() != nil && (op.resultSent || !op.resultCounts())
+	op.resultSent = op.resultSent || frame.GetResult() != nil && !waits
 	out.ops.mu.Unlock()
 	if waits {
 		return
 	}
-	err := out.sendTo(reply, contentType, h.id, attempt, frame)
+	err := out.sendTo(reply, contentType, op.id, attempt, frame)
 	if frame.GetResult() == nil || !errors.Is(err, bus.ErrTooLarge) && !errors.Is(err, bus.ErrEncode) {
 		return
 	}
@@ -41,15 +41,15 @@ func (out *outbox) send(h *operation, frame *driverv1.Envelope) {
 	// only if the server's limit was lowered.
 	instead := unsendableResult(err)
 	out.ops.mu.Lock()
-	h.judgeFailure(instead, true)
-	if h.result != nil {
-		h.result = instead
+	op.judgeFailure(instead, true)
+	if op.result != nil {
+		op.result = instead
 	}
-	if instead.GetOutcomeUnknown() && out.ops.byID[h.key()] == h {
-		delete(out.ops.byID, h.key()) // [RESULT-4]
+	if instead.GetOutcomeUnknown() && out.ops.byID[op.key()] == op {
+		delete(out.ops.byID, op.key()) // [RESULT-4]
 	}
 	out.ops.mu.Unlock()
-	_ = out.sendTo(reply, contentType, h.id, attempt, bus.ResultFrame(instead)) // it is logged
+	_ = out.sendTo(reply, contentType, op.id, attempt, bus.ResultFrame(instead)) // it is logged
 }
 
 func (out *outbox) sendTo(reply, contentType, id string, attempt uint32, frame *driverv1.Envelope) error {
@@ -81,9 +81,9 @@ func (out *outbox) sendTo(reply, contentType, id string, attempt uint32, frame *
 }
 
 // sendBusy refuses an operation.
-func (out *outbox) sendBusy(h *operation, why refusal) {
+func (out *outbox) sendBusy(op *operation, why refusal) {
 	out.stats.busy.Add(1)
-	out.send(h, &driverv1.Envelope{Body: &driverv1.Envelope_Busy{Busy: &driverv1.Busy{Reason: *why}}})
+	out.send(op, &driverv1.Envelope{Body: &driverv1.Envelope_Busy{Busy: &driverv1.Busy{Reason: *why}}})
 }
 
 // resend sends a caller that was attached to an operation what it has.

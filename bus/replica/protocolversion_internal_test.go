@@ -31,7 +31,7 @@ func TestProtocol_RecordedManager(t *testing.T) {
 			var log bytes.Buffer
 			server := strangeServer(t, &log, tc.ours)
 			for range 2 {
-				server.onHello(golden.Message(t, "../testdata/peers/v1/hello.json"))
+				server.onHello("default", golden.Message(t, "../testdata/peers/v1/hello.json"))
 			}
 			wantRefusal(t, "hello", server.Refusal(), tc.refuse)
 			want := 0
@@ -78,7 +78,7 @@ func TestProtocol_ReplacedManager(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		server.onHello(&nats.Msg{Subject: bus.Pattern("default", bus.TreeHello), Data: payload})
+		server.onHello("default", &nats.Msg{Data: payload})
 	}
 	hello(2, 1)
 	hello(1, 5)

@@ -17,13 +17,13 @@ type readQueue struct {
 
 type queuedRead struct {
 	ctx context.Context //nolint:containedctx // the operation's, until a goroutine runs it
-	h   *operation
+	op  *operation
 }
 
-func (r *readQueue) add(ctx context.Context, h *operation) {
+func (r *readQueue) add(ctx context.Context, op *operation) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.queue = append(r.queue, queuedRead{ctx, h})
+	r.queue = append(r.queue, queuedRead{ctx, op})
 }
 
 func (r *readQueue) next() (queuedRead, bool) {
@@ -46,6 +46,6 @@ func (w *worker) runReads() {
 		if !ok {
 			return
 		}
-		w.run(r.ctx, r.h)
+		w.run(r.ctx, r.op)
 	}
 }

@@ -13,8 +13,8 @@ func TestReadsKeepTheirOrder(t *testing.T) {
 		r.add(t.Context(), &operation{id: fmt.Sprint(i)})
 	}
 	for i := range 3 {
-		if first, ok := r.next(); !ok || first.h.id != fmt.Sprint(i) {
-			t.Errorf("read %d is %+v, %v: who came first is to be answered first", i, first.h, ok)
+		if first, ok := r.next(); !ok || first.op.id != fmt.Sprint(i) {
+			t.Errorf("read %d is %+v, %v: who came first is to be answered first", i, first.op, ok)
 		}
 	}
 	if _, ok := r.next(); ok {
@@ -35,7 +35,7 @@ func TestReadsAreTakenOnce(t *testing.T) {
 			if read, ok := r.next(); ok {
 				mu.Lock()
 				defer mu.Unlock()
-				taken[read.h.id]++
+				taken[read.op.id]++
 			}
 		})
 	}

@@ -76,9 +76,8 @@ func (s *Server) dropMessage(why string, args ...any) {
 
 // accept refuses a request, attaches it to a known operation, or runs it.
 func (s *Server) accept(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg) {
-	op := bus.OperationOf(env)
-	h := &operation{
-		cluster: subject.Cluster, id: env.GetOperationId(), operation: op, request: env, lane: laneOf(env),
+	op := &operation{
+		cluster: subject.Cluster, id: env.GetOperationId(), operation: bus.OperationOf(env), request: env, lane: laneOf(env),
 		machine: bus.MachineOf(env).GetUid(), namespace: subject.Namespace, name: subject.Name,
 		started: time.Now(), reply: m.Reply, contentType: bus.ContentTypeOf(m), attempt: env.GetAttempt(),
 		traceParent: bus.TraceParentOf(m), cancel: func() {}, earlierMayRun: env.GetEarlierMayRun(),
@@ -88,74 +87,54 @@ func (s *Server) accept(subject bus.Subject, env *driverv1.Envelope, m *nats.Msg
 
 		return
 	}
-	if refusal := s.check(h, subject); refusal != nil {
-		refusal.OutcomeUnknown = refusal.GetOutcomeUnknown() || h.recoversCreate()
+	if refusal := s.check(op, subject); refusal != nil {
+		refusal.OutcomeUnknown = refusal.GetOutcomeUnknown() || op.recoversCreate()
 		refusal.NoEffect = refusal.GetOutcomeUnknown()
-		s.stats.refused(endpoint{h.cluster, op})
-		s.out.send(h, bus.ResultFrame(refusal))
+		s.stats.refused(endpoint{op.cluster, op.operation})
+		s.out.send(op, bus.ResultFrame(refusal))
 
 		return
 	}
-	if bus.Mutates(op) {
-		s.acceptMutation(h)
+	if (bus.Mutates(op.operation) || bus.EditsNodeGroup(env)) && s.isStale(op) {
+		s.out.sendBusy(op, driverv1.BusyReason_BUSY_REASON_STALE.Enum())
 
 		return
 	}
-	s.acceptRead(h)
+	s.start(op)
 }
 
-func (s *Server) acceptRead(h *operation) {
-	if bus.EditsNodeGroup(h.request) && s.isStale(h) {
-		s.out.sendBusy(h, driverv1.BusyReason_BUSY_REASON_STALE.Enum())
-
-		return
-	}
-	ctx, why := s.ops.admitRead(h, s.managers.refuses(h.cluster))
-	if why != nil {
-		s.out.sendBusy(h, why)
-
-		return
-	}
-	s.worker.waiting.add(ctx, h)
-	go s.worker.runReads()
-}
-
-// check returns why a request cannot be served at all, or nil.
-func (s *Server) check(h *operation, subject bus.Subject) *driverv1.Result {
-	verb := bus.RequestVerb(h.request)
-	if verb == "" || !slices.Contains(s.cfg.Capabilities, h.operation) {
+// check returns why a request cannot be served at all, or nil. It names the claim of a
+// mutation.
+func (s *Server) check(op *operation, subject bus.Subject) *driverv1.Result {
+	verb, mutates := bus.RequestVerb(op.request), bus.Mutates(op.operation)
+	// Some verbs of node groups have the names of operations.
+	aboutGroups := op.operation == driverv1.Operation_OPERATION_NODE_GROUPS
+	switch {
+	case verb == "" || !slices.Contains(s.cfg.Capabilities, op.operation):
 		return bus.Failure(driverv1.Code_CODE_UNIMPLEMENTED,
 			fmt.Sprintf("driver of provider %s does not implement %s", s.cfg.Provider, subject.Verb))
-	}
-	// NATS permissions go by subjects, so the subject must name the request. Some verbs of
-	// node groups have the names of operations.
-	aboutGroups := h.operation == driverv1.Operation_OPERATION_NODE_GROUPS
-	if subject.Verb != verb || (subject.Tree == bus.TreeNodeGroup) != aboutGroups {
+	case subject.Verb != verb || (subject.Tree == bus.TreeNodeGroup) != aboutGroups: // NATS permissions go by subjects, so they must name the request
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT,
-			fmt.Sprintf("the subject names %s (%s), but the envelope holds %s (%s)", subject.Verb, subject.Tree, verb, bus.Verb(h.operation)))
-	}
-	if h.id == "" {
+			fmt.Sprintf("the subject names %s (%s), but the envelope holds %s (%s)", subject.Verb, subject.Tree, verb, bus.Verb(op.operation)))
+	case op.id == "":
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "request without an operation id")
-	}
-	mutates := bus.Mutates(h.operation)
-	if h.contentType == bus.ContentTypeJSON && (mutates || bus.EditsNodeGroup(h.request)) {
+	case op.contentType == bus.ContentTypeJSON && (mutates || bus.EditsNodeGroup(op.request)):
 		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, "JSON is accepted only for operations that change nothing")
-	}
-	if !mutates {
+	case !mutates:
 		return nil
+	case op.machine == "":
+		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(op.operation)+" without a machine uid")
 	}
-	if h.machine == "" {
-		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+" without a machine uid")
+	var err error
+	if op.claimSubject, err = opstream.ClaimSubject(op.cluster, s.cfg.Provider, op.machine); err != nil {
+		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(op.operation)+": the machine's uid: "+err.Error())
 	}
-	if _, err := opstream.ClaimSubject(h.cluster, s.cfg.Provider, h.machine); err != nil {
-		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+": the machine's uid: "+err.Error())
+	if op.request.GetClaimTerms() == nil {
+		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(op.operation)+" without claim_terms [CLAIM-6]")
 	}
-	if h.request.GetClaimTerms() == nil {
-		return bus.Failure(driverv1.Code_CODE_INVALID_ARGUMENT, bus.Verb(h.operation)+" without claim_terms [CLAIM-6]")
-	}
-	if highest, leads := s.managers.mayLead(h.cluster, h.request.GetEpoch()); !leads {
+	if highest, leads := s.managers.mayLead(op.cluster, op.request.GetEpoch()); !leads {
 		refusal := bus.Failure(driverv1.Code_CODE_ABORTED,
-			fmt.Sprintf("request of epoch %d, but a manager of epoch %d leads", h.request.GetEpoch(), highest))
+			fmt.Sprintf("request of epoch %d, but a manager of epoch %d leads", op.request.GetEpoch(), highest))
 		refusal.OutcomeUnknown = true // the leading manager may run the operation
 
 		return refusal
@@ -165,53 +144,52 @@ func (s *Server) check(h *operation, subject bus.Subject) *driverv1.Result {
 }
 
 // isStale reports whether a request came after its accept_by [ENV-8].
-func (s *Server) isStale(h *operation) bool {
-	by := h.request.GetAcceptBy()
-	if !by.IsValid() || !h.started.After(by.AsTime()) {
+func (s *Server) isStale(op *operation) bool {
+	by := op.request.GetAcceptBy()
+	if !by.IsValid() || !op.started.After(by.AsTime()) {
 		return false
 	}
 	s.log.Warn("request refused as stale: accept_by has passed; if this repeats, compare the clock of this machine with mcm's",
-		"operation_id", h.id, "attempt", h.attempt, "late", h.started.Sub(by.AsTime()).Round(time.Millisecond))
+		"operation_id", op.id, "attempt", op.attempt, "late", op.started.Sub(by.AsTime()).Round(time.Millisecond))
 
 	return true
 }
 
-// acceptMutation runs a mutation. If the replica has it already, the caller is attached to
-// it or gets its result again.
-func (s *Server) acceptMutation(h *operation) {
-	if s.isStale(h) {
-		s.out.sendBusy(h, driverv1.BusyReason_BUSY_REASON_STALE.Enum())
-
-		return
-	}
-	known, ctx, why := s.ops.admit(h, s.managers.refuses(h.cluster))
+// start runs an operation, if there is room for it. If the replica has it already, the
+// caller is attached to it or gets its result again.
+func (s *Server) start(op *operation) {
+	known, ctx, why := s.ops.admit(op, s.managers.refuses(op.cluster))
 	switch {
 	case why != nil:
-		s.out.sendBusy(h, why)
-	case ctx != nil:
-		go s.worker.claimAndRun(ctx, h)
+		s.out.sendBusy(op, why)
 	case known != nil:
 		s.out.resend(known)
+	case ctx == nil: // attached: the answer comes once the claim is written
+	case bus.Mutates(op.operation):
+		go s.worker.claimAndRun(ctx, op)
+	default:
+		s.worker.waiting.add(ctx, op)
+		go s.worker.runReads()
 	}
 }
 
 // isOutdatedBy reports whether a request is for a later attempt that this operation cannot
 // answer. Either the request names a claim of an attempt at another replica, or an attempt
 // in between may run, about which this operation's failure says nothing.
-func (h *operation) isOutdatedBy(request *operation) bool {
-	if request.attempt <= h.attempt {
+func (op *operation) isOutdatedBy(request *operation) bool {
+	if request.attempt <= op.attempt {
 		return false
 	}
 	terms := request.request.GetClaimTerms()
 
 	// The records between our first and our last were ours.
-	other := terms.Sequence != nil && (terms.GetSequence() < h.firstClaim || terms.GetSequence() > h.claim)
+	other := terms.Sequence != nil && (terms.GetSequence() < op.firstClaim || terms.GetSequence() > op.claim)
 
-	return !h.claiming && other || h.failed() && request.earlierMayRun
+	return !op.claiming && other || op.failed() && request.earlierMayRun
 }
 
 // failed reports whether the operation has failed.
-func (h *operation) failed() bool { return h.result.GetStatus().GetCode() != driverv1.Code_CODE_OK }
+func (op *operation) failed() bool { return op.result.GetStatus().GetCode() != driverv1.Code_CODE_OK }
 
 // onOps answers with this replica's operations, or with the one asked for and its result
 // [OPS-1].
@@ -234,31 +212,23 @@ func (s *Server) onAcknowledge(subject bus.Subject, env *driverv1.Envelope) {
 	s.ops.acknowledge(subject.Cluster + "/" + env.GetAcknowledge().GetOperationId())
 }
 
-func (s *Server) onHello(m *nats.Msg) {
-	subject, err := bus.ParseSubject(m.Subject)
-	if err != nil {
-		return
-	}
+// onHello handles a hello on a cluster's subject. That cluster counts: a manager of one
+// control plane must not raise the epoch of another.
+func (s *Server) onHello(cluster string, m *nats.Msg) {
 	env, err := bus.DecodeMessage(m)
 	if err != nil || env.GetHello() == nil {
 		s.dropMessage("message on the hello subject holds no Hello", "err", err)
 
 		return
 	}
-	// The cluster in the subject counts: a manager of one control plane must not raise the
-	// epoch of another.
-	cluster, hello := subject.Cluster, env.GetHello()
+	hello := env.GetHello()
 	if s.managers.noteHello(cluster, hello) {
 		s.log.Info("a new manager leads", "cluster", cluster, "mcm", hello.GetMcm(), "epoch", hello.GetEpoch())
 		s.beat.renewNow()
 	}
 }
 
-func (s *Server) onChanged(m *nats.Msg) {
-	subject, err := bus.ParseSubject(m.Subject)
-	if err != nil {
-		return
-	}
+func (s *Server) onChanged(cluster string, m *nats.Msg) {
 	env, err := bus.DecodeMessage(m)
 	if err != nil || env.GetChanged() == nil {
 		s.dropMessage("message on the changed subject holds no Changed", "err", err)
@@ -266,6 +236,6 @@ func (s *Server) onChanged(m *nats.Msg) {
 		return
 	}
 	if s.cfg.OnChanged != nil {
-		s.cfg.OnChanged(subject.Cluster, env.GetChanged())
+		s.cfg.OnChanged(cluster, env.GetChanged())
 	}
 }

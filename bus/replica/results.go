@@ -10,29 +10,28 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-const (
-	// maxKeptResults and opstream.KeptFor bound the results kept for an absent mcm.
-	maxKeptResults = 2048
-)
+// maxKeptResults and opstream.KeptFor bound the results kept for an absent mcm.
+const maxKeptResults = 2048
 
-// recordAndFree records the result of an operation and frees what it occupies.
-func (o *operations) recordAndFree(h *operation, result *driverv1.Result, cutOff bool) {
+// recordAndFree records the result of an operation and frees what it occupies. A mutation's
+// result is kept until mcm has stored it.
+func (o *operations) recordAndFree(op *operation, result *driverv1.Result, cutOff bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.recordLocked(h, result, cutOff)
-	o.freeLocked(h)
+	o.recordLocked(op, result, cutOff)
+	o.freeLocked(op)
 }
 
 // recordLocked records a result.
-func (o *operations) recordLocked(h *operation, result *driverv1.Result, cutOff bool) {
+func (o *operations) recordLocked(op *operation, result *driverv1.Result, cutOff bool) {
 	now := time.Now()
 	if result.GetStatus().GetCode() != driverv1.Code_CODE_OK {
-		h.judgeFailure(result, cutOff)
+		op.judgeFailure(result, cutOff)
 	}
-	h.result, h.ended = result, now
-	if bus.Mutates(h.operation) {
+	op.result, op.ended = result, now
+	if bus.Mutates(op.operation) {
 		if result.GetOutcomeUnknown() {
-			delete(o.byID, h.key()) // it must be retried under this very id [RESULT-4]
+			delete(o.byID, op.key()) // it must be retried under this very id [RESULT-4]
 		}
 		o.forgetOldLocked(now)
 	}
@@ -42,18 +41,18 @@ func (o *operations) recordLocked(h *operation, result *driverv1.Result, cutOff 
 func (o *operations) forgetOldLocked(now time.Time) {
 	var oldest *operation
 	settled := 0
-	for key, h := range o.byID {
+	for key, op := range o.byID {
 		switch {
-		case h.result == nil:
+		case op.result == nil:
 			continue
-		case now.Sub(h.ended) > opstream.KeptFor:
+		case now.Sub(op.ended) > opstream.KeptFor:
 			delete(o.byID, key)
 
 			continue
 		}
 		settled++
-		if oldest == nil || h.ended.Before(oldest.ended) {
-			oldest = h
+		if oldest == nil || op.ended.Before(oldest.ended) {
+			oldest = op
 		}
 	}
 	if settled > maxKeptResults {
@@ -67,11 +66,11 @@ func (o *operations) forgetOldLocked(now time.Time) {
 func (o *operations) acknowledge(key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	h, ok := o.byID[key]
+	op, ok := o.byID[key]
 	switch {
-	case !ok || h.result == nil:
-	case !h.outcomeStored:
-		h.acknowledged = true
+	case !ok || op.result == nil:
+	case !op.outcomeStored:
+		op.acknowledged = true
 	default:
 		delete(o.byID, key)
 	}
@@ -89,12 +88,12 @@ func (o *operations) answerOps(cluster, want string, attempt uint32, now time.Ti
 
 		return answer
 	}
-	if h, ok := o.byID[cluster+"/"+want]; ok {
-		st := h.state(now)
+	if op, ok := o.byID[cluster+"/"+want]; ok {
+		st := op.state(now)
 		answer.Operations = append(answer.Operations, st)
 		denied = st.GetFenced() // mcm treats a fenced attempt as absent
-		if h.resultCounts() {
-			answer.Result = h.result
+		if op.resultCounts() {
+			answer.Result = op.result
 		}
 	}
 	if denied && attempt > 0 {
@@ -107,16 +106,16 @@ func (o *operations) answerOps(cluster, want string, attempt uint32, now time.Ti
 // statesLocked lists a control plane's mutations, including stuck calls.
 func (o *operations) statesLocked(cluster string, now time.Time) []*driverv1.OperationState {
 	var states []*driverv1.OperationState
-	for _, h := range o.byID {
-		if h.cluster == cluster {
-			states = append(states, h.state(now))
+	for _, op := range o.byID {
+		if op.cluster == cluster {
+			states = append(states, op.state(now))
 		}
 	}
-	for h := range o.stuck {
-		if h.cluster == cluster && bus.Mutates(h.operation) {
+	for op := range o.stuck {
+		if op.cluster == cluster && bus.Mutates(op.operation) {
 			states = append(states, &driverv1.OperationState{
-				OperationId: h.id, Attempt: h.attempt, Operation: h.operation, Namespace: h.namespace, Name: h.name,
-				Elapsed: durationpb.New(now.Sub(h.started)), Stuck: true, LastProgress: "ignores its deadline; the replica's log has the stack",
+				OperationId: op.id, Attempt: op.attempt, Operation: op.operation, Namespace: op.namespace, Name: op.name,
+				Elapsed: durationpb.New(now.Sub(op.started)), Stuck: true, LastProgress: "ignores its deadline; the replica's log has the stack",
 			})
 		}
 	}
@@ -124,31 +123,17 @@ func (o *operations) statesLocked(cluster string, now time.Time) []*driverv1.Ope
 	return states
 }
 
-// unstored returns the results of a control plane's mutations that the operations stream
-// does not have and that were not sent there recently.
-func (o *operations) unstored(cluster string, now time.Time, ago time.Duration) map[*operation]*driverv1.Result {
+// unstored returns the results that the operations streams do not have, of the mutations
+// that are wanted.
+func (o *operations) unstored(wanted func(*operation) bool) map[*operation]*driverv1.Result {
 	unstored := map[*operation]*driverv1.Result{}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, h := range o.byID {
-		if h.cluster == cluster && h.result != nil && !h.outcomeStored && now.Sub(h.storedAt) > ago {
-			unstored[h] = h.result
+	for _, op := range o.byID {
+		if op.result != nil && !op.outcomeStored && wanted(op) {
+			unstored[op] = op.result
 		}
 	}
 
 	return unstored
-}
-
-// unstoredResults returns the number of results that the operations streams do not have.
-func (o *operations) unstoredResults() int {
-	n := 0
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, h := range o.byID {
-		if h.result != nil && !h.outcomeStored {
-			n++
-		}
-	}
-
-	return n
 }

@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
 	"github.com/nats-io/nuid"
 	"google.golang.org/protobuf/proto"
 
@@ -79,7 +81,12 @@ func (t *Task) BeginMutation() error { return t.worker.claims.mayBegin(t.ctx, t.
 
 // Claim returns the stream sequence of this attempt's newest record; 0 before the first,
 // and for operations that change nothing.
-func (t *Task) Claim() uint64 { return t.worker.claims.newestSequence(t.op) }
+func (t *Task) Claim() uint64 {
+	t.worker.ops.mu.Lock()
+	defer t.worker.ops.mu.Unlock()
+
+	return t.op.claim
+}
 
 // A Config describes a replica.
 type Config struct {
@@ -155,27 +162,15 @@ type Server struct {
 // New checks the configuration and makes a replica; [Server.Run] makes it
 // answer.
 func New(conn bus.Wire, cfg Config, handler Handler) (*Server, error) {
-	if cfg.Logger == nil {
-		cfg.Logger = slog.Default()
-	}
 	if len(cfg.Clusters) == 0 {
 		cfg.Clusters = []string{"default"}
 	}
-	if cfg.Replica == "" {
-		cfg.Replica = nuid.Next()
-	}
-	if cfg.Slots == 0 {
-		cfg.Slots = DefaultSlots()
-	}
-	if cfg.DrainTimeout == 0 {
-		cfg.DrainTimeout = defaultDrainTimeout
-	}
-	if cfg.HardStop == 0 {
-		cfg.HardStop = defaultHardStop
-	}
-	if cfg.StuckAfter == 0 {
-		cfg.StuckAfter = defaultStuckAfter
-	}
+	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
+	cfg.Replica = cmp.Or(cfg.Replica, nuid.Next())
+	cfg.Slots = cmp.Or(cfg.Slots, DefaultSlots())
+	cfg.DrainTimeout = cmp.Or(cfg.DrainTimeout, defaultDrainTimeout)
+	cfg.HardStop = cmp.Or(cfg.HardStop, defaultHardStop)
+	cfg.StuckAfter = cmp.Or(cfg.StuckAfter, defaultStuckAfter)
 	errs := []error{bus.ValidToken("provider", cfg.Provider), bus.ValidReplica(cfg.Replica)}
 	for _, cluster := range cfg.Clusters {
 		errs = append(errs, bus.ValidToken("cluster", cluster))
@@ -190,8 +185,7 @@ func New(conn bus.Wire, cfg Config, handler Handler) (*Server, error) {
 		return nil, err
 	}
 	log := cfg.Logger.With("replica", cfg.Replica, "provider", cfg.Provider)
-	p := part{conn: conn, cfg: &cfg, log: log}
-	p.stats = newServiceStats((&discovery{part: p}).endpoints())
+	p := part{conn: conn, cfg: &cfg, log: log, stats: &serviceStats{ops: map[endpoint]micro.EndpointStats{}}}
 	s := &Server{part: p, replies: map[string]string{}, ops: newOperations(cfg.Slots, log), managers: newManagers(log)}
 	s.out = &outbox{part: p, ops: s.ops}
 	s.claims = &claims{part: p, ops: s.ops, out: s.out, unfenced: cfg.Fence.Off(), highest: map[string]ackedClaim{}}
@@ -247,8 +241,8 @@ func (s *Server) Run(ctx context.Context) error {
 	for _, cluster := range s.cfg.Clusters {
 		loops.Go(func() { s.beat.publishSessions(beat, cluster) })
 	}
-	loops.Go(func() { s.worker.acceptSlowReads(beat) })
-	loops.Go(func() { s.worker.giveUpStuck(beat) })
+	loops.Go(func() { every(beat, deferredAccept/2, s.worker.acceptSlowReads) })
+	loops.Go(func() { every(beat, min(stuckCheck, s.cfg.StuckAfter), s.worker.giveUp) })
 	announce := sync.OnceFunc(func() {
 		s.log.Info("serving", "clusters", s.cfg.Clusters, "slots", s.cfg.Slots, "version", s.cfg.Version)
 	})
@@ -286,15 +280,16 @@ func (s *Server) subscribe() (requests, rest []bus.Subscription, err error) {
 	}
 	for _, cluster := range s.cfg.Clusters {
 		add(&rest, bus.Pattern(cluster, bus.TreeReplica, s.cfg.Provider, s.cfg.Replica, ">"), "", s.onDirected)
-		add(&rest, bus.Pattern(cluster, bus.TreeHello), "", s.onHello)
-		add(&rest, bus.Pattern(cluster, bus.TreeChanged, s.cfg.Provider), "", s.onChanged)
+		add(&rest, bus.Pattern(cluster, bus.TreeHello), "", func(m *nats.Msg) { s.onHello(cluster, m) })
+		add(&rest, bus.Pattern(cluster, bus.TreeChanged, s.cfg.Provider), "", func(m *nats.Msg) { s.onChanged(cluster, m) })
 		add(&requests, bus.Pattern(cluster, bus.TreeDriver, s.cfg.Provider, ">"), bus.DriverQueue, s.onRequest)
 		if slices.Contains(s.cfg.Capabilities, driverv1.Operation_OPERATION_NODE_GROUPS) {
 			add(&requests, bus.Pattern(cluster, bus.TreeNodeGroup, s.cfg.Provider, "*"), bus.DriverQueue, s.onRequest)
 		}
 	}
-	for _, d := range (&discovery{part: s.part, started: s.beat.started, protocols: s.managers.protocols, ops: s.ops}).subjects() {
-		add(&rest, d.subject, "", d.answer)
+	d := &discovery{part: s.part, started: s.beat.started, protocols: s.managers.protocols, ops: s.ops}
+	for subject, answer := range d.answers() {
+		add(&rest, subject, "", answer)
 	}
 
 	return requests, rest, err

@@ -2,7 +2,6 @@ package replica
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"runtime/pprof"
 	"strconv"
@@ -23,20 +22,6 @@ const (
 	maxStack = 16 << 10
 )
 
-// giveUpStuck looks for calls that ignore their deadlines until ctx ends.
-func (w *worker) giveUpStuck(ctx context.Context) {
-	tick := time.NewTicker(min(stuckCheck, w.cfg.StuckAfter))
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick.C:
-			w.giveUp(now)
-		}
-	}
-}
-
 // giveUp answers the calls that have ignored their deadlines for too long. Their later
 // results do not count, see logLateReturn.
 func (w *worker) giveUp(now time.Time) {
@@ -47,20 +32,20 @@ func (w *worker) giveUp(now time.Time) {
 	// precede a session that does not list its operation.
 	profile := &bytes.Buffer{}
 	_ = pprof.Lookup("goroutine").WriteTo(profile, 1) // a Buffer takes everything
-	for h, result := range w.ops.giveUp(now, w.cfg.StuckAfter, w.stuckResult) {
-		w.publishResult(h, result)
+	for op, result := range w.ops.giveUp(now, w.cfg.StuckAfter, w.stuckResult) {
+		w.publishResult(op, result)
 		w.log.Error("a driver call ignores its deadline; until it returns it occupies its slot and blocks its machine: "+
-			"fix the driver, or restart this replica", "operation", bus.Verb(h.operation), "operation_id", h.id,
-			"machine", h.namespace+"/"+h.name, "attempt", h.request.GetAttempt(), "elapsed", now.Sub(h.started).Round(time.Millisecond),
-			"stack", stackOf(profile.String(), h.key()))
+			"fix the driver, or restart this replica", "operation", bus.Verb(op.operation), "operation_id", op.id,
+			"machine", op.namespace+"/"+op.name, "attempt", op.request.GetAttempt(), "elapsed", now.Sub(op.started).Round(time.Millisecond),
+			"stack", stackOf(profile.String(), op.key()))
 		w.ops.tasks.Done()
 	}
 }
 
-func (w *worker) stuckResult(h *operation) *driverv1.Result {
+func (w *worker) stuckResult(op *operation) *driverv1.Result {
 	text := fmt.Sprintf("driver has not returned from %s %s after its deadline: restart replica %s, or fix the driver",
-		bus.Verb(h.operation), w.cfg.StuckAfter, w.cfg.Replica)
-	if bus.Mutates(h.operation) {
+		bus.Verb(op.operation), w.cfg.StuckAfter, w.cfg.Replica)
+	if bus.Mutates(op.operation) {
 		text += "; until it returns only other replicas serve the machine; the replica's log has the stack"
 	}
 
@@ -68,11 +53,11 @@ func (w *worker) stuckResult(h *operation) *driverv1.Result {
 }
 
 // logLateReturn logs the result of a call that was given up.
-func (w *worker) logLateReturn(h *operation, result *driverv1.Result) {
+func (w *worker) logLateReturn(op *operation, result *driverv1.Result) {
 	instance, _ := opstream.InstanceOf(result)
 	w.log.Warn("a driver call that ignored its deadline has returned; its slot and machine are free again",
-		"operation", bus.Verb(h.operation), "operation_id", h.id, "machine", h.namespace+"/"+h.name,
-		"elapsed", time.Since(h.started).Round(time.Millisecond),
+		"operation", bus.Verb(op.operation), "operation_id", op.id, "machine", op.namespace+"/"+op.name,
+		"elapsed", time.Since(op.started).Round(time.Millisecond),
 		"code", bus.CodeName(result.GetStatus().GetCode()), "provider_id", instance.GetProviderId())
 	w.beat.renewNow() // announces the free slot
 }
@@ -109,16 +94,16 @@ func (o *operations) overdue(now time.Time, by time.Duration) bool {
 // time and were not given up yet.
 func (o *operations) overdueLocked(now time.Time, by time.Duration) []*operation {
 	var all []*operation
-	consider := func(h *operation) {
-		if !h.claiming && !h.returned && !h.stuck && now.Sub(h.deadline) >= by {
-			all = append(all, h)
+	consider := func(op *operation) {
+		if !op.claiming && !op.returned && !op.stuck && now.Sub(op.deadline) >= by {
+			all = append(all, op)
 		}
 	}
-	for _, h := range o.machines {
-		consider(h)
+	for _, op := range o.machines {
+		consider(op)
 	}
-	for h := range o.reads {
-		consider(h)
+	for op := range o.reads {
+		consider(op)
 	}
 
 	return all
@@ -129,8 +114,8 @@ func (o *operations) stuckCalls() map[driverv1.Operation]int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	count := map[driverv1.Operation]int{}
-	for h := range o.stuck {
-		count[h.operation]++
+	for op := range o.stuck {
+		count[op.operation]++
 	}
 
 	return count
@@ -141,11 +126,11 @@ func (o *operations) allSlotsStuck() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var stuck [lanes]int
-	for h := range o.stuck {
-		stuck[h.lane]++
-		if stuck[h.lane] >= o.slots {
+	for op := range o.stuck {
+		stuck[op.lane]++
+		if stuck[op.lane] >= o.slots {
 			return fmt.Errorf("calls that ignore their deadlines occupy all %d slots for %s: restart this replica; its log has their stacks",
-				o.slots, h.lane)
+				o.slots, op.lane)
 		}
 	}
 
@@ -158,11 +143,11 @@ func (o *operations) giveUp(now time.Time, by time.Duration, resultOf func(*oper
 	results := map[*operation]*driverv1.Result{}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, h := range o.overdueLocked(now, by) {
-		h.stuck = true
-		o.stuck[h] = struct{}{}
-		results[h] = resultOf(h)
-		o.recordLocked(h, results[h], true)
+	for _, op := range o.overdueLocked(now, by) {
+		op.stuck = true
+		o.stuck[op] = struct{}{}
+		results[op] = resultOf(op)
+		o.recordLocked(op, results[op], true)
 	}
 
 	return results
@@ -170,14 +155,14 @@ func (o *operations) giveUp(now time.Time, by time.Duration, resultOf func(*oper
 
 // noteReturned notes that the handler has returned. If its call was given up before, it
 // frees what the call occupied and returns true.
-func (o *operations) noteReturned(h *operation) bool {
+func (o *operations) noteReturned(op *operation) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	h.returned = true
-	if h.stuck {
-		delete(o.stuck, h)
-		o.freeLocked(h)
+	op.returned = true
+	if op.stuck {
+		delete(o.stuck, op)
+		o.freeLocked(op)
 	}
 
-	return h.stuck
+	return op.stuck
 }

@@ -27,24 +27,25 @@ type worker struct {
 }
 
 // run runs an operation in the handler and ends it.
-func (w *worker) run(ctx context.Context, h *operation) {
-	defer h.cancel()
+func (w *worker) run(ctx context.Context, op *operation) {
+	defer op.cancel()
 	task := &Task{
-		Cluster: h.cluster, Operation: h.operation, Request: h.request, TraceParent: h.traceParent,
-		worker: w, op: h, ctx: ctx,
+		Cluster: op.cluster, Operation: op.operation, Request: op.request, TraceParent: op.traceParent,
+		worker: w, op: op, ctx: ctx,
 	}
 	result, own := w.handleLabeled(ctx, task)
-	if w.ops.noteReturned(h) {
-		w.logLateReturn(h, result)
+	if w.ops.noteReturned(op) {
+		w.logLateReturn(op, result)
 
 		return
 	}
 	defer w.ops.tasks.Done()
-	if err := w.checkSize(h, result); err != nil {
+	if err := w.checkSize(op, result); err != nil {
 		// Before anything is sent or stored.
 		result, own = unsendableResult(err), false
 	}
-	w.endOperation(h, result, ctx.Err() != nil || !own)
+	w.ops.recordAndFree(op, result, ctx.Err() != nil || !own)
+	w.publishResult(op, result)
 }
 
 // handle calls the handler and always returns a result [RESULT-1]. Own reports whether it
@@ -71,39 +72,33 @@ func (w *worker) handle(ctx context.Context, task *Task) (result *driverv1.Resul
 	return result, true
 }
 
-// endOperation records and sends the result. A mutation's is kept until mcm has stored it.
-func (w *worker) endOperation(h *operation, result *driverv1.Result, cutOff bool) {
-	w.ops.recordAndFree(h, result, cutOff)
-	w.publishResult(h, result)
-}
-
 // publishResult counts, stores and sends a recorded result.
-func (w *worker) publishResult(h *operation, result *driverv1.Result) {
-	code, took := result.GetStatus().GetCode(), h.ended.Sub(h.started)
-	w.stats.settled(endpoint{h.cluster, h.operation}, result.GetStatus(), took)
+func (w *worker) publishResult(op *operation, result *driverv1.Result) {
+	code, took := result.GetStatus().GetCode(), op.ended.Sub(op.started)
+	w.stats.settled(endpoint{op.cluster, op.operation}, result.GetStatus(), took)
 	if w.cfg.OnSettled != nil {
-		w.cfg.OnSettled(h.operation, code, took)
+		w.cfg.OnSettled(op.operation, code, took)
 	}
-	if bus.Mutates(h.operation) {
+	if bus.Mutates(op.operation) {
 		// Before the result: a caller that has the result must find the claim ended.
-		w.claims.storeOutcome(h, result)
+		w.claims.storeOutcome(op, result)
 	}
-	w.out.send(h, bus.ResultFrame(result))
-	if bus.Mutates(h.operation) {
+	w.out.send(op, bus.ResultFrame(result))
+	if bus.Mutates(op.operation) {
 		w.beat.renewNow() // sessions do not list reads
 	}
 }
 
-func (w *worker) reportProgress(h *operation, message string) {
+func (w *worker) reportProgress(op *operation, message string) {
 	message = bus.OneLine(message) // each session repeats it
 	w.ops.mu.Lock()
-	changed := h.progress != message && h.result == nil
+	changed := op.progress != message && op.result == nil
 	if changed {
-		h.progress = message
+		op.progress = message
 	}
 	w.ops.mu.Unlock()
 	if changed {
-		w.out.send(h, &driverv1.Envelope{Body: &driverv1.Envelope_Progress{Progress: &driverv1.Progress{Message: message}}})
+		w.out.send(op, &driverv1.Envelope{Body: &driverv1.Envelope_Progress{Progress: &driverv1.Progress{Message: message}}})
 	}
 }
 
@@ -121,34 +116,39 @@ func (w *worker) handleLabeled(ctx context.Context, task *Task) (result *driverv
 }
 
 // claimAndRun claims an operation and runs it if the claim succeeds.
-func (w *worker) claimAndRun(ctx context.Context, h *operation) {
-	why := w.claims.claim(ctx, h)
-	w.ops.endClaim(h, why != nil)
+func (w *worker) claimAndRun(ctx context.Context, op *operation) {
+	why := w.claims.claim(ctx, op)
+	w.ops.endClaim(op, why != nil)
 	if why != nil {
-		h.cancel()
+		op.cancel()
 		w.ops.tasks.Done()
-		w.out.sendBusy(h, why)
+		w.out.sendBusy(op, why)
 		w.beat.renewNow()
 
 		return
 	}
-	w.out.send(h, acceptedFrame())
-	w.run(ctx, h)
+	w.out.send(op, acceptedFrame())
+	w.run(ctx, op)
 }
 
 // acceptSlowReads sends accepted for slow reads. One scan for all is cheaper than a timer
 // for each.
-func (w *worker) acceptSlowReads(ctx context.Context) {
-	tick := time.NewTicker(deferredAccept / 2)
+func (w *worker) acceptSlowReads(now time.Time) {
+	for _, op := range w.ops.slowReads(now, deferredAccept) {
+		w.out.send(op, acceptedFrame())
+	}
+}
+
+// every calls f at an interval until ctx ends.
+func every(ctx context.Context, interval time.Duration, f func(now time.Time)) {
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			for _, h := range w.ops.slowReads(now, deferredAccept) {
-				w.out.send(h, acceptedFrame())
-			}
+			f(now)
 		}
 	}
 }

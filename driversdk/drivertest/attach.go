@@ -54,15 +54,9 @@ func attaches(c *check) {
 // alsoEarlier reports whether a result came to where the operation was asked for
 // first. One that was made a second time may come a moment after the other.
 func alsoEarlier(c *check, p *pending) bool {
-	const moment, look = 500 * time.Millisecond, 20 * time.Millisecond
-	for range moment / look {
-		if _, results, _ := p.x.Tally(); results > 0 {
-			return true
-		}
-		c.Pause(look)
-	}
+	const moment = 500 * time.Millisecond
 
-	return false
+	return c.Poll(moment, func() bool { _, results, _ := p.x.Tally(); return results > 0 })
 }
 
 // attachesToRecords asks for later attempts at a create, each by another sequence at

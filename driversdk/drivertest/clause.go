@@ -1,10 +1,11 @@
 package drivertest
 
 import (
-	"fmt"
+	"cmp"
 	"slices"
+	"strconv"
+	"strings"
 
-	"github.com/machinebus/machinebus/driversdk/drivertest/nodegroups"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -34,64 +35,29 @@ const (
 
 // Clauses returns every clause of the contract, by id.
 func Clauses() []Clause {
-	all := slices.Clone(clauses())
-	slices.SortFunc(all, func(a, b Clause) int { return compareIDs(a.ID, b.ID) })
-
-	return all
-}
-
-func clauseOf(id string) (Clause, bool) {
-	for _, c := range clauses() {
-		if c.ID == id {
-			return c, true
-		}
-	}
-
-	return Clause{}, false
+	return slices.SortedFunc(slices.Values(clauses()), func(a, b Clause) int { return compareIDs(a.ID, b.ID) })
 }
 
 // clauses stand in the order of their checks. What leaves traces, ends the process,
 // or is only seen once the others have been checked, comes late.
 func clauses() []Clause {
 	return slices.Concat(messageClauses, createClauses, readClauses, deleteClauses, attemptClauses, outcomeClauses, fetchClauses,
-		claimClauses, fenceClauses, groupClauses(), witnessClauses, sessionClauses)
-}
-
-// groupClauses are those of node groups.
-func groupClauses() (found []Clause) {
-	for _, clause := range nodegroups.Clauses {
-		found = append(found, Clause{ID: clause.ID, Says: clause.Says, binds: groups, check: func(c *check) {
-			clause.Check(c.suite.groups.With(c.Check))
-		}})
-	}
-
-	return found
+		claimClauses, fenceClauses, groupClauses, witnessClauses, sessionClauses)
 }
 
 // compareIDs sorts by name, then by number.
 func compareIDs(a, b string) int {
 	nameA, numberA := splitID(a)
 	nameB, numberB := splitID(b)
-	switch {
-	case nameA != nameB && nameA < nameB, nameA == nameB && numberA < numberB:
-		return -1
-	case a == b:
-		return 0
-	default:
-		return 1
-	}
+
+	return cmp.Or(cmp.Compare(nameA, nameB), cmp.Compare(numberA, numberB))
 }
 
 func splitID(id string) (name string, number int) {
-	for n := len(id) - 1; n >= 0; n-- {
-		if id[n] == '-' {
-			_, _ = fmt.Sscanf(id[n+1:], "%d", &number) // ids of the catalogue all end in a number
+	name, digits, _ := strings.Cut(id, "-")
+	number, _ = strconv.Atoi(digits) // ids of the catalogue all end in a number
 
-			return id[:n], number
-		}
-	}
-
-	return id, 0
+	return name, number
 }
 
 // applies ends the check if a clause does not bind the driver.

@@ -77,7 +77,7 @@ func checkLate(c *check) {
 	restore()
 	if result.GetStatus().GetCode() != ok {
 		p.None("the replica had to start nothing for a create whose claim was not acknowledged in time")
-	} else if len(p.Claims(driverv1.Claim_STATE_BEGUN)) < 2 {
+	} else if !c.Poll(c.Patience, func() bool { return len(p.Claims(driverv1.Claim_STATE_BEGUN)) >= 2 }) {
 		c.Failf("a create started although its claim was acknowledged only %s after it was written", tooLate)
 	}
 }

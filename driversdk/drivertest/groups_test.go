@@ -17,7 +17,7 @@ func (r *replica) onGroup(m *nats.Msg) {
 	if !strings.HasPrefix(m.Reply, "mcm.v1."+clusterOf(m)+".reply."+testProvider+".") && r.fault != "GROUP-3" {
 		return
 	}
-	contentType := m.Header.Get(headerContentType)
+	contentType := m.Header.Get(bus.HeaderContentType)
 	env, err := bus.Decode(m.Data, contentType)
 	if err != nil {
 		return

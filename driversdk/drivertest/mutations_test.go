@@ -25,10 +25,12 @@ func (r *replica) mutate(o *op) {
 
 		return
 	}
+	r.mu.Lock()
 	taken, answers := r.take(o)
 	for _, frame := range answers {
-		r.answer(o, frame)
+		r.answerLocked(o, frame) // before the result, if that comes now
 	}
+	r.mu.Unlock()
 	if !taken {
 		return
 	}
@@ -52,11 +54,10 @@ func (r *replica) mutate(o *op) {
 	r.mu.Lock()
 	o.result, o.ended = result, time.Now()
 	r.keep(o)
-	counts, to, of := r.counts(o), o.reply, &driverv1.Envelope{OperationId: o.env.GetOperationId(), Attempt: o.attempt}
-	r.mu.Unlock()
-	if counts { // for who has asked by now; who asks later waits until it is stored
-		r.send(to, o.contentType, of, resultFrame(result))
+	if r.counts(o) { // for who has asked by now; who asks later waits until it is stored
+		r.answerLocked(o, resultFrame(result))
 	}
+	r.mu.Unlock()
 	awaited, overtaken := r.storeEnd(o)
 	switch {
 	case !awaited:
@@ -78,9 +79,12 @@ func (r *replica) counts(o *op) bool {
 // answer sends a frame of an operation to who asked for it last.
 func (r *replica) answer(o *op, frame *driverv1.Envelope) {
 	r.mu.Lock()
-	to, of := o.reply, &driverv1.Envelope{OperationId: o.env.GetOperationId(), Attempt: o.attempt}
-	r.mu.Unlock()
-	r.send(to, o.contentType, of, frame)
+	defer r.mu.Unlock()
+	r.answerLocked(o, frame)
+}
+
+func (r *replica) answerLocked(o *op, frame *driverv1.Envelope) {
+	r.send(o.reply, o.contentType, &driverv1.Envelope{OperationId: o.env.GetOperationId(), Attempt: o.attempt}, frame)
 }
 
 func resultFrame(result *driverv1.Result) *driverv1.Envelope {
@@ -144,10 +148,8 @@ func (r *replica) refuse(env *driverv1.Envelope) *driverv1.Envelope {
 	return nil
 }
 
-// take notes a mutation, unless it is here already or there is no room.
+// take notes a mutation, unless it is here already or there is no room. r.mu is held.
 func (r *replica) take(o *op) (taken bool, answers []*driverv1.Envelope) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	id := o.env.GetOperationId()
 	if known := r.known(id, o); known != nil {
 		known.reply = o.reply

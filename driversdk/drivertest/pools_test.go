@@ -10,7 +10,6 @@ import (
 
 const (
 	creating = driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_CREATING
-	running  = driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_RUNNING
 	deleting = driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_DELETING
 
 	poolMax = 4

@@ -11,16 +11,12 @@ import (
 
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/bustest"
-	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 const testProvider = "acme"
 
-const (
-	headerContentType = "Content-Type"
-	headerExpected    = "Nats-Expected-Last-Subject-Sequence"
-)
+const headerExpected = "Nats-Expected-Last-Subject-Sequence"
 
 // otherCluster is the second control plane that replicas serve.
 const otherCluster = "other"
@@ -168,7 +164,7 @@ func (r *replica) send(reply, contentType string, req, frame *driverv1.Envelope)
 	frame.OperationId, frame.Attempt, frame.Replica = req.GetOperationId(), req.GetAttempt(), r.id
 	switch r.fault {
 	case "ENV-1":
-		contentType = bench.ContentTypeJSON
+		contentType = bus.ContentTypeJSON
 	case "ENV-2":
 		contentType = ""
 	case "ENV-2/failed":
@@ -187,7 +183,7 @@ func (r *replica) send(reply, contentType string, req, frame *driverv1.Envelope)
 	m := &nats.Msg{Subject: reply}
 	m.Data, _ = bus.Encode(frame, contentType)
 	if contentType != "" {
-		m.Header = nats.Header{headerContentType: {contentType}}
+		m.Header = nats.Header{bus.HeaderContentType: {contentType}}
 	}
 	_ = r.nc.PublishMsg(m)
 	if r.fault == "RESULT-1" && frame.GetResult() != nil {
@@ -219,7 +215,7 @@ func busy(reason driverv1.BusyReason) *driverv1.Envelope {
 }
 
 func (r *replica) onRequest(m *nats.Msg) {
-	contentType, cluster := m.Header.Get(headerContentType), clusterOf(m)
+	contentType, cluster := m.Header.Get(bus.HeaderContentType), clusterOf(m)
 	if m.Reply != "" && !strings.HasPrefix(m.Reply, "mcm.v1."+cluster+".reply."+testProvider+".") && r.fault != "SUBJECT-4" {
 		return
 	}

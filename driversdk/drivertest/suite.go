@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
-	"github.com/machinebus/machinebus/driversdk/drivertest/nodegroups"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -38,7 +37,7 @@ type (
 // A suite is what all checks of one driver share.
 type suite struct {
 	bench  *bench.Bench
-	groups *nodegroups.Groups
+	groups nodeGroups
 	// listsByClass: the driver asks for the class to list.
 	listsByClass bool
 }
@@ -58,7 +57,7 @@ func (s *suite) run(ctx context.Context, f func(*check)) error {
 func complete(cfg Config) (Config, error) {
 	var errs []error
 	for _, id := range slices.Concat(cfg.Only, cfg.MaySkip) {
-		if _, ok := clauseOf(id); !ok {
+		if !slices.ContainsFunc(clauses(), func(c Clause) bool { return c.ID == id }) {
 			errs = append(errs, fmt.Errorf("unknown clause %q", id))
 		}
 	}
@@ -76,12 +75,15 @@ func open(ctx context.Context, cfg Config) (*suite, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &suite{}
+	s := &suite{groups: nodeGroups{were: map[string]*group{}}}
 	if s.bench, err = bench.Open(ctx, cfg); err != nil {
 		return nil, cmp.Or(context.Cause(ctx), err)
 	}
 	err = s.run(ctx, func(c *check) {
-		s.groups = nodegroups.Join(c.Check)
+		if c.NodeGroup != "" && !c.Serves(driverv1.Operation_OPERATION_NODE_GROUPS) {
+			c.Failf("node group %s is to be checked, and the driver does not say that it serves any: "+
+				"OPERATION_NODE_GROUPS is not among the capabilities of its sessions", c.NodeGroup)
+		}
 		// It was asked for nothing before, so it has no class yet. A list that fails is a clause's business.
 		before := c.Fetches.Count(bench.FetchClass)
 		listed := c.Try(func() { c.List() })
@@ -99,5 +101,5 @@ func open(ctx context.Context, cfg Config) (*suite, error) {
 // cleanUp removes what the machines so far may have, and gives node groups their sizes back. What it cannot do stays for
 // the next time.
 func (c *check) cleanUp() {
-	c.Must(errors.Join(c.Try(c.RemoveMachines), c.Try(func() { c.suite.groups.Restore(c.Check) })))
+	c.Must(errors.Join(c.Try(c.RemoveMachines), c.Try(c.restoreGroups)))
 }

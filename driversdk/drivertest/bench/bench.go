@@ -51,12 +51,9 @@ type Bench struct {
 	made      int // machines so far
 }
 
-// Open connects, waits for the driver and finds out what kind it is.
+// Open connects, waits for the driver and finds out what kind it is. The configuration has to be complete.
 func Open(ctx context.Context, cfg Config) (*Bench, error) {
-	cfg, err := cfg.Complete()
-	if err != nil {
-		return nil, err
-	}
+	var err error
 	cfg.NATS.Name, cfg.NATS.FailFast, cfg.NATS.Logger = "driver-conformance", true, cfg.Logger
 	cfg.NATS.InboxPrefix = bus.ManagerInboxPrefix
 	b := &Bench{
@@ -255,25 +252,25 @@ func (c *Check) Changed(kind driverv1.Changed_Kind, ref *driverv1.ObjectReferenc
 // queueRounds is how many requests are sent to see that a queue group shares them.
 const queueRounds = 24
 
-// Shared joins queue group "driver" of a tree, and fails unless each request reaches one member. Ask sends one;
-// answered reports whether the driver has it. Behind has another one answered.
-func (c *Check) Shared(tree string, behind func(), ask func() (answered func() bool)) {
+// Shared joins queue group "driver" of a tree, and fails unless each request reaches one member. Ask sends one. Behind has
+// another one answered.
+func (c *Check) Shared(tree string, behind func(), ask func() *Exchange) {
 	behind() // so that the driver has what it needs for its answers
 	var mu sync.Mutex
 	ours := 0
-	others := c.Subscribe(tree, "driver", func(*nats.Msg) {
+	others := c.Subscribe(tree, bus.DriverQueue, func(*nats.Msg) {
 		mu.Lock()
 		defer mu.Unlock()
 		ours++
 	})
 	defer func() { _ = others.Unsubscribe() }() // again, where the check has ended early
-	var asked []func() bool
+	var asked []*Exchange
 	for range queueRounds {
 		asked = append(asked, ask())
 	}
 	counts := func() (driver, other int) {
-		for _, answered := range asked {
-			if answered() {
+		for _, x := range asked {
+			if frames, _, _ := x.Tally(); frames > 0 {
 				driver++
 			}
 		}
@@ -296,15 +293,18 @@ func (c *Check) Shared(tree string, behind func(), ask func() (answered func() b
 	}
 }
 
-// Elsewhere fails if the driver answers to a reply subject where its provider has no business. Ask sends a request with
-// that subject, and has another one answered behind it.
-func (c *Check) Elsewhere(ask func(reply string)) {
+// Elsewhere fails if the driver answers a request to a reply subject where its provider has no business. Behind has another
+// one answered.
+func (c *Check) Elsewhere(request func() Request, behind func()) {
 	for what, reply := range map[string]string{
 		"another provider's reply tree": c.Below("reply." + c.Provider + "-other.x." + nuid.Next()), "an inbox": "_INBOX." + nuid.Next(),
 	} {
 		sub, err := c.conn.Client().SubscribeSync(reply)
 		c.Must(err)
-		ask(reply)
+		r := request()
+		r.Reply = reply
+		c.Send(r)
+		behind()
 		if _, err = sub.NextMsg(Silence); err == nil {
 			c.Failf("a request was answered to %s", what)
 		}

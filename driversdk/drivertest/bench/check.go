@@ -43,9 +43,14 @@ func (c *Check) Implements(op driverv1.Operation) {
 	}
 }
 
-// implemented ends the check if this result is how a plain driver says that it does not implement an operation.
-func (c *Check) implemented(op driverv1.Operation, result *driverv1.Result) {
+// optional has an operation done that a driver need not implement: one that does not ends the check. A plain driver says so
+// in its result.
+func (c *Check) optional(op driverv1.Operation, do func() *driverv1.Result) *driverv1.Result {
+	c.Implements(op)
+	result := do()
 	if c.Plain && result.GetStatus().GetCode() == driverv1.Code_CODE_UNIMPLEMENTED {
 		c.Unboundf("the driver does not implement %s", bus.Verb(op))
 	}
+
+	return result
 }

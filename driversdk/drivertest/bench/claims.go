@@ -32,7 +32,7 @@ func (b *Bench) onClaim(m *nats.Msg) {
 	if strings.HasPrefix(m.Subject, b.Below("claim."+b.Provider+".~")) {
 		return // no machine's: a manager tries there whether the stream takes writes
 	}
-	env, err := bus.Decode(m.Data, m.Header.Get(headerContentType))
+	env, err := bus.DecodeMessage(m)
 	if err != nil {
 		b.Blamef("CLAIM-1", "a message on %s is not an envelope: %v", m.Subject, err)
 
@@ -64,7 +64,7 @@ func (o *Operation) Claims(state driverv1.Claim_State) []Claimed {
 // Claim reads the machine's claim from the operations stream; sequence 0 means that there is none.
 func (m *Machine) Claim() (sequence uint64, env *driverv1.Envelope) {
 	answer := m.c.Stream.ask("$JS.API.DIRECT.GET."+bus.StreamName(m.c.Cluster, m.c.Provider)+"."+m.claimSubject(), nil, nil)
-	switch answer.Header.Get(headerStatus) {
+	switch answer.Header.Get(bus.HeaderStatus) {
 	case "":
 	case "404":
 		return 0, nil
@@ -107,14 +107,14 @@ func (m *Machine) Usurp() (sequence uint64) {
 	return sequence
 }
 
-// Ended waits until the claim says how the operation has ended.
+// Ended waits until the claim says how the operation has ended. [Operation.Claims] has all its records then.
 func (o *Operation) Ended() (claim *driverv1.Claim) {
 	o.c.Eventually("the end of operation "+o.ID+" is stored", func() bool {
 		_, env := o.Claim()
 		claim = env.GetClaim()
 		ended := claim.GetState() == driverv1.Claim_STATE_SETTLED || claim.GetState() == driverv1.Claim_STATE_RELEASED
 
-		return claim.GetOperationId() == o.ID && ended
+		return claim.GetOperationId() == o.ID && ended && len(o.Claims(claim.GetState())) > 0
 	})
 
 	return claim

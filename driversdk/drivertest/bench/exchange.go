@@ -15,14 +15,6 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-const (
-	// ContentTypeJSON is the content type of messages in JSON.
-	ContentTypeJSON = "application/json"
-
-	headerContentType = "Content-Type"
-	headerStatus      = "Status"
-)
-
 // A Change changes a request from what the manager would send.
 type Change func(*driverv1.Envelope)
 
@@ -76,10 +68,10 @@ func (c *Check) Send(r Request) *Exchange {
 	}
 	m := &nats.Msg{Subject: r.Subject, Data: r.Payload, Reply: r.Reply}
 	if r.JSON {
-		m.Header = nats.Header{headerContentType: {ContentTypeJSON}}
+		m.Header = nats.Header{bus.HeaderContentType: {bus.ContentTypeJSON}}
 	}
 	if m.Data == nil {
-		m.Data = c.Encode(r.Env, m.Header.Get(headerContentType))
+		m.Data = c.Encode(r.Env, m.Header.Get(bus.HeaderContentType))
 	}
 	if m.Reply == "" {
 		m.Reply = c.NewReply()
@@ -116,8 +108,7 @@ func (b *Bench) onReply(m *nats.Msg) {
 	if x == nil {
 		return
 	}
-	f := Frame{ContentType: m.Header.Get(headerContentType), Empty: len(m.Data) == 0}
-	f.noResponders = f.Empty && m.Header.Get(headerStatus) == "503"
+	f := Frame{ContentType: m.Header.Get(bus.HeaderContentType), Empty: len(m.Data) == 0, noResponders: bus.IsNoResponders(m)}
 	if !f.noResponders {
 		env, err := bus.Decode(m.Data, f.ContentType)
 		if err != nil {
@@ -306,16 +297,9 @@ func SaidStatus(st *driverv1.Status) string {
 // Envelope addresses a body to the driver, as the manager does.
 func (b *Bench) Envelope(id string, body *driverv1.Envelope) *driverv1.Envelope {
 	body.OperationId, body.Attempt, body.Epoch, body.Owner = id, 1, b.Epoch, OwnerUID
-	body.AcceptBy, body.Timeout = AcceptBy(), durationpb.New(b.Timeout)
+	body.AcceptBy, body.Timeout = timestamppb.New(time.Now().Add(bus.AcceptBy)), durationpb.New(b.Timeout)
 
 	return body
-}
-
-// AcceptBy is when a request gets stale that is sent now.
-func AcceptBy() *timestamppb.Timestamp {
-	const within = 2 * time.Second // as the manager and the gateway have it
-
-	return timestamppb.New(time.Now().Add(within))
 }
 
 // Late is how long a result is waited for: the replica's clock starts later.
@@ -334,12 +318,7 @@ func (b *Bench) readRequest(name string, body *driverv1.Envelope) Request {
 
 // Read has a read about the class done. A driver that does not implement it ends the check.
 func (c *Check) Read(body *driverv1.Envelope) *driverv1.Result {
-	op := bus.OperationOf(body)
-	c.Implements(op)
-	result := c.Send(c.readRequest(c.Class.Name, body)).Result()
-	c.implemented(op, result)
-
-	return result
+	return c.optional(bus.OperationOf(body), func() *driverv1.Result { return c.Send(c.readRequest(c.Class.Name, body)).Result() })
 }
 
 // ListResult asks for the instances of the class.

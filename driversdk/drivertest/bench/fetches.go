@@ -192,8 +192,7 @@ func (f *Fetches) onFetch(m *nats.Msg) {
 	if err != nil {
 		return
 	}
-	contentType := m.Header.Get(headerContentType)
-	env, err := bus.Decode(m.Data, contentType)
+	env, err := bus.DecodeMessage(m)
 	f.mu.Lock()
 	f.seen.Counts[subject.Verb]++
 	if !strings.HasPrefix(m.Reply, f.InboxPrefix()) {
@@ -207,7 +206,7 @@ func (f *Fetches) onFetch(m *nats.Msg) {
 	}
 	go func() {
 		f.wait(gate)
-		payload, err := bus.Encode(f.answer(env), contentType)
+		payload, err := bus.Encode(f.answer(env), bus.ContentTypeOf(m))
 		if err == nil {
 			_ = f.conn.Publish(m.Reply, payload) // the driver asks again, or fails a check
 		}

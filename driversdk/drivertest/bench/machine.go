@@ -161,11 +161,7 @@ func (m *Machine) Remove() { m.c.Want(driverv1.Code_CODE_OK, "delete", m.Do(Dele
 
 // Status asks for the machine's instance. A driver that does not implement it ends the check.
 func (m *Machine) Status() *driverv1.Result {
-	m.c.Implements(driverv1.Operation_OPERATION_STATUS)
-	result := m.StatusResult()
-	m.c.implemented(driverv1.Operation_OPERATION_STATUS, result)
-
-	return result
+	return m.c.optional(driverv1.Operation_OPERATION_STATUS, m.StatusResult)
 }
 
 // StatusResult is Status of any driver.
@@ -176,10 +172,7 @@ func (m *Machine) StatusResult() *driverv1.Result {
 // Initialize has the machine's instance initialized. A driver that does not implement it ends the check.
 func (m *Machine) Initialize() {
 	const op = driverv1.Operation_OPERATION_INITIALIZE
-	m.c.Implements(op)
-	result := m.Do(op)
-	m.c.implemented(op, result)
-	m.c.Want(driverv1.Code_CODE_OK, "initialize", result)
+	m.c.Want(driverv1.Code_CODE_OK, "initialize", m.c.optional(op, func() *driverv1.Result { return m.Do(op) }))
 }
 
 // Listed returns the provider ids of the machine's instances in the list as it is.

@@ -54,7 +54,7 @@ func (c *Check) AwaitSession(sequence uint64) {
 }
 
 func (b *Bench) onSession(m *nats.Msg) {
-	env, err := bus.Decode(m.Data, m.Header.Get(headerContentType))
+	env, err := bus.DecodeMessage(m)
 	if err != nil || env.GetSession() == nil {
 		b.Blamef("SESSION-1", "a message on %s is not a session", m.Subject)
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/machinebus/machinebus/bus"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -71,7 +72,7 @@ func (b *Bench) examine(x *Exchange, m *nats.Msg, f Frame) {
 		b.Blamef("ENV-7", "%s: a frame names replica %q, which has sent no session", x.verb, f.GetReplica())
 	}
 	b.count(x, f)
-	b.Leak("STATUSTEXT-1", "the header Nats-Service-Error", m.Header.Get("Nats-Service-Error"))
+	b.Leak("STATUSTEXT-1", "the header "+bus.HeaderError, m.Header.Get(bus.HeaderError))
 	b.Leak("PROGRESS-1", "a progress frame", f.GetProgress().GetMessage())
 	r := f.GetResult()
 	b.Leak("STATUSTEXT-1", "the status of "+x.verb, r.GetStatus().GetMessage())

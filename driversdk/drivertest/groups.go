@@ -1,4 +1,4 @@
-package nodegroups
+package drivertest
 
 import (
 	"errors"
@@ -14,7 +14,6 @@ import (
 )
 
 const (
-	ok           = driverv1.Code_CODE_OK
 	aborted      = driverv1.Code_CODE_ABORTED
 	invalid      = driverv1.Code_CODE_INVALID_ARGUMENT
 	precondition = driverv1.Code_CODE_FAILED_PRECONDITION
@@ -22,36 +21,19 @@ const (
 	running = driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_RUNNING
 )
 
-// Groups are the driver's node groups as they were before the suite came.
-type Groups struct {
+// nodeGroups are the driver's node groups as they were before the suite came.
+type nodeGroups struct {
 	were    map[string]*group // by id
 	touched bool              // sizes may have changed
 }
 
-// A Check is one look at a driver's node groups.
-type Check struct {
-	*bench.Check
-
-	groups *Groups
-}
-
-// Join fails if the driver serves no node groups, and has one to check.
-func Join(c *bench.Check) *Groups {
-	if c.NodeGroup != "" && !c.Serves(driverv1.Operation_OPERATION_NODE_GROUPS) {
-		c.Failf("node group %s is to be checked, and the driver does not say that it serves any: "+
-			"OPERATION_NODE_GROUPS is not among the capabilities of its sessions", c.NodeGroup)
-	}
-
-	return &Groups{were: map[string]*group{}}
-}
-
-// With makes a check one of node groups.
-func (g *Groups) With(c *bench.Check) *Check { return &Check{c, g} }
-
 // note remembers that sizes may change, if they may by this request.
-func (g *Groups) note(req *driverv1.NodeGroupsRequest) {
+func (g *nodeGroups) note(req *driverv1.NodeGroupsRequest) {
 	g.touched = g.touched || req.GetResize() != nil || req.GetDelete() != nil
 }
+
+// A groupCheck is one look at a driver's node groups.
+type groupCheck struct{ *check }
 
 // A group is one at rest: it has as many instances as it is to have, and all have come.
 type group struct {
@@ -75,7 +57,7 @@ func (g *group) with(ids []string) *group {
 func (g *group) sorted() []string { return slices.Sorted(maps.Keys(g.ids)) }
 
 // theGroup returns the group that may be resized, with room for more instances.
-func (c *Check) theGroup(room int32) *group {
+func (c *groupCheck) theGroup(room int32) *group {
 	if c.NodeGroup == "" {
 		c.Skipf("needs a node group that may be resized (Config.NodeGroup, --node-group)")
 	}
@@ -84,7 +66,7 @@ func (c *Check) theGroup(room int32) *group {
 }
 
 // atRest waits until a group is, and notes how it was when the suite came to it.
-func (c *Check) atRest(id string, room int32) (now *group) {
+func (c *groupCheck) atRest(id string, room int32) (now *group) {
 	c.Within(c.Timeout, "all instances of group "+id+" have come", func() bool {
 		now = &group{NodeGroup: c.named(id), ids: map[string]bool{}}
 		staying := c.staying(id)
@@ -96,8 +78,8 @@ func (c *Check) atRest(id string, room int32) (now *group) {
 
 		return len(now.ids) == int(now.GetTargetSize()) && len(now.ids) == len(staying)
 	})
-	if c.groups.were[id] == nil {
-		c.groups.were[id] = now
+	if c.suite.groups.were[id] == nil {
+		c.suite.groups.were[id] = now
 	}
 	if now.GetTargetSize()+room > now.GetMaxSize() {
 		c.Skipf("group %s has %d instances of at most %d; needs room for %d more", id, now.GetTargetSize(), now.GetMaxSize(), room)
@@ -107,7 +89,7 @@ func (c *Check) atRest(id string, room int32) (now *group) {
 }
 
 // resize asks for a step from one size to another, and fails unless it is made. It returns what the wish is called.
-func (c *Check) resize(req *driverv1.NodeGroupsRequest) (wish string) {
+func (c *groupCheck) resize(req *driverv1.NodeGroupsRequest) (wish string) {
 	from, to := req.GetResize().GetExpectedTarget(), req.GetResize().GetTarget()
 	what := fmt.Sprintf("resize from %d to %d", from, to)
 	wish = newWish()
@@ -124,14 +106,14 @@ func (g *group) step(by int32) *driverv1.NodeGroupsRequest {
 }
 
 // grow adds instances to a group at rest and returns their ids once they run.
-func (c *Check) grow(g *group, by int32) []string {
+func (c *groupCheck) grow(g *group, by int32) []string {
 	c.resize(g.step(by))
 
 	return c.come(g, by)
 }
 
 // come waits for the instances that a group at rest did not have.
-func (c *Check) come(g *group, n int32) (came []string) {
+func (c *groupCheck) come(g *group, n int32) (came []string) {
 	var waiting []string
 	if !c.Poll(c.Timeout, func() bool {
 		came, waiting = nil, nil
@@ -155,7 +137,7 @@ func (c *Check) come(g *group, n int32) (came []string) {
 }
 
 // remove asks for instances to go, and fails unless they are taken with this size left.
-func (c *Check) remove(group string, left int32, ids ...string) {
+func (c *groupCheck) remove(group string, left int32, ids ...string) {
 	what := "delete of " + strings.Join(ids, ", ")
 	if have := c.want(ok, what, deleteRequest(group, ids...)).GetDelete().GetTargetSize(); have != left {
 		c.Failf("%s: answered with target size %d, not %d", what, have, left)
@@ -163,7 +145,7 @@ func (c *Check) remove(group string, left int32, ids ...string) {
 }
 
 // holds fails unless the group has this target size, and these instances stay.
-func (c *Check) holds(group string, target int32, ids ...string) {
+func (c *groupCheck) holds(group string, target int32, ids ...string) {
 	there := map[string]bool{}
 	for _, i := range c.staying(group) {
 		there[i.GetId()] = true
@@ -180,26 +162,26 @@ func (c *Check) holds(group string, target int32, ids ...string) {
 
 // refused fails unless a request is answered with this code, and the group is as
 // it was.
-func (c *Check) refused(req *driverv1.NodeGroupsRequest, code driverv1.Code, what string, was *group) {
+func (c *groupCheck) refused(req *driverv1.NodeGroupsRequest, code driverv1.Code, what string, was *group) {
 	c.want(code, what, req)
 	c.asBefore(what, was)
 }
 
 // asBefore fails unless a group is as it was before what was refused.
-func (c *Check) asBefore(what string, was *group) {
+func (c *groupCheck) asBefore(what string, was *group) {
 	c.Step(what+" was refused, and yet", func() { c.holds(was.GetId(), was.GetTargetSize(), was.sorted()...) })
 }
 
-// Restore gives the groups the sizes that they had, by removing what the
-// suite had made.
-func (g *Groups) Restore(c *bench.Check) {
+// restoreGroups gives the groups the sizes that they had, by removing what the suite had made.
+func (c *check) restoreGroups() {
+	g := &c.suite.groups
 	if !g.touched {
 		return
 	}
 	g.touched = false
 	var errs []error
 	for _, id := range slices.Sorted(maps.Keys(g.were)) {
-		if err := c.Try(func() { g.With(c).restore(g.were[id]) }); err != nil {
+		if err := c.Try(func() { (&groupCheck{c}).restore(g.were[id]) }); err != nil {
 			errs = append(errs, fmt.Errorf("node group %s: %w", id, err))
 			g.touched = true // the next time
 		}
@@ -207,7 +189,7 @@ func (g *Groups) Restore(c *bench.Check) {
 	c.Must(errors.Join(errs...))
 }
 
-func (c *Check) restore(was *group) {
+func (c *groupCheck) restore(was *group) {
 	id, grown := was.GetId(), false
 	c.Within(c.Timeout, fmt.Sprintf("it has target size %d again", was.GetTargetSize()), func() bool {
 		size := c.named(id).GetTargetSize()
@@ -220,7 +202,7 @@ func (c *Check) restore(was *group) {
 		surplus := size - was.GetTargetSize()
 		switch {
 		case surplus == 0 && grown: // with others than it had
-			delete(c.groups.were, id)
+			delete(c.suite.groups.were, id)
 		case surplus < 0: // a faulty driver took more than it had to: others come
 			grown = true
 			c.ask(newWish(), resizeRequest(id, size, was.GetTargetSize()))

@@ -1,4 +1,4 @@
-package nodegroups
+package drivertest
 
 import (
 	"slices"
@@ -11,10 +11,12 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-func (c *Check) subject(verb string) string { return c.Below("nodegroup." + c.Provider + "." + verb) }
+func (c *groupCheck) subject(verb string) string {
+	return c.Below("nodegroup." + c.Provider + "." + verb)
+}
 
 // request is what a gateway sends to have a wish fulfilled; id names that.
-func (c *Check) request(id string, req *driverv1.NodeGroupsRequest) bench.Request {
+func (c *groupCheck) request(id string, req *driverv1.NodeGroupsRequest) bench.Request {
 	env := c.Envelope(id, &driverv1.Envelope{Body: &driverv1.Envelope_NodeGroups{NodeGroups: req}})
 	env.Epoch, env.Owner = 0, "" // it knows neither
 
@@ -25,15 +27,15 @@ func (c *Check) request(id string, req *driverv1.NodeGroupsRequest) bench.Reques
 func newWish() string { return "wish-" + nuid.Next() }
 
 // send publishes a request with an id of its own.
-func (c *Check) send(req *driverv1.NodeGroupsRequest) *bench.Exchange {
-	c.groups.note(req)
+func (c *groupCheck) send(req *driverv1.NodeGroupsRequest) *bench.Exchange {
+	c.suite.groups.note(req)
 
 	return c.Send(c.request(newWish(), req))
 }
 
 // ask has a wish fulfilled; a replica without a slot is asked again.
-func (c *Check) ask(id string, req *driverv1.NodeGroupsRequest) (answer *driverv1.Result) {
-	c.groups.note(req)
+func (c *groupCheck) ask(id string, req *driverv1.NodeGroupsRequest) (answer *driverv1.Result) {
+	c.suite.groups.note(req)
 	c.Eventually("a replica has a slot for a request about node groups", func() bool {
 		answer = c.Send(c.request(id, req)).Settled()
 
@@ -45,12 +47,12 @@ func (c *Check) ask(id string, req *driverv1.NodeGroupsRequest) (answer *driverv
 }
 
 // want asks for something new, and fails unless the answer has this code.
-func (c *Check) want(code driverv1.Code, what string, req *driverv1.NodeGroupsRequest) *driverv1.NodeGroupsResponse {
+func (c *groupCheck) want(code driverv1.Code, what string, req *driverv1.NodeGroupsRequest) *driverv1.NodeGroupsResponse {
 	return c.wantOf(newWish(), code, what, req)
 }
 
 // wantOf is want of what has an id already.
-func (c *Check) wantOf(id string, code driverv1.Code, what string, req *driverv1.NodeGroupsRequest) *driverv1.NodeGroupsResponse {
+func (c *groupCheck) wantOf(id string, code driverv1.Code, what string, req *driverv1.NodeGroupsRequest) *driverv1.NodeGroupsResponse {
 	answer := c.ask(id, req)
 	c.Want(code, what, answer)
 
@@ -80,12 +82,12 @@ func deleteRequest(group string, ids ...string) *driverv1.NodeGroupsRequest {
 }
 
 // list asks for all groups.
-func (c *Check) list() []*driverv1.NodeGroup {
+func (c *groupCheck) list() []*driverv1.NodeGroup {
 	return c.want(ok, "groups", groupsRequest()).GetGroups().GetGroups()
 }
 
 // named asks for one group.
-func (c *Check) named(id string) *driverv1.NodeGroup {
+func (c *groupCheck) named(id string) *driverv1.NodeGroup {
 	var ids []string
 	for _, g := range c.list() {
 		if g.GetId() == id {
@@ -99,14 +101,14 @@ func (c *Check) named(id string) *driverv1.NodeGroup {
 }
 
 // instances asks for the instances of a group, once it has settled.
-func (c *Check) instances(group string) []*driverv1.NodeGroupInstance {
+func (c *groupCheck) instances(group string) []*driverv1.NodeGroupInstance {
 	c.Settle()
 
 	return c.want(ok, "instances of group "+group, instancesRequest(group)).GetInstances().GetInstances()
 }
 
 // staying returns the instances of a group that are not being deleted.
-func (c *Check) staying(group string) []*driverv1.NodeGroupInstance {
+func (c *groupCheck) staying(group string) []*driverv1.NodeGroupInstance {
 	return slices.DeleteFunc(c.instances(group), func(i *driverv1.NodeGroupInstance) bool {
 		return i.GetState() == driverv1.NodeGroupInstanceState_NODE_GROUP_INSTANCE_STATE_DELETING
 	})
@@ -116,7 +118,7 @@ func (c *Check) staying(group string) []*driverv1.NodeGroupInstance {
 const idLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._/-"
 
 // examine checks what the contract says of all answers.
-func (c *Check) examine(a *driverv1.NodeGroupsResponse) {
+func (c *groupCheck) examine(a *driverv1.NodeGroupsResponse) {
 	for _, group := range a.GetGroups().GetGroups() {
 		c.examineGroup(group)
 	}
@@ -134,7 +136,7 @@ func (c *Check) examine(a *driverv1.NodeGroupsResponse) {
 	}
 }
 
-func (c *Check) examineGroup(group *driverv1.NodeGroup) {
+func (c *groupCheck) examineGroup(group *driverv1.NodeGroup) {
 	id := group.GetId()
 	odd := func(r rune) bool { return !strings.ContainsRune(idLetters, r) }
 	if id == "" || strings.ContainsFunc(id, odd) {

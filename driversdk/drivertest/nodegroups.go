@@ -1,69 +1,54 @@
-// Package nodegroups has the checks of what the contract says of node groups. It plays the gateway of a cluster-autoscaler.
-package nodegroups
+package drivertest
 
 import (
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/nats-io/nuid"
-	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// A Clause is one MUST for drivers that serve node groups.
-type Clause struct {
-	ID, Says string
-	Check    func(*Check)
+// groupClauses are those of replicas that serve node groups. Their checks play the gateway of a cluster-autoscaler.
+var groupClauses = []Clause{
+	groupClause("GROUP-1", "listens on the provider's tree of node groups in queue group driver", checkGroupQueue),
+	groupClause("GROUP-3", "answers them below the provider's reply tree only", checkGroupReplyTree),
+	groupClause("GROUP-4", "node groups outlive the replica", checkOutlives),
+	groupClause("GROUP-5", "ignores unknown fields of requests about node groups and answers unknown bodies with Unimplemented", checkGroupUnknown),
+	groupClause("GROUP-6", "answers a stale resize or delete busy, and does not do it", checkGroupStale),
+	groupClause("GROUP-7", "ids of groups are made of letters, digits and ._/-", listedGroups("GROUP-7")),
+	groupClause("GROUP-8", "0 <= min_size <= max_size, 0 < max_size", listedGroups("GROUP-8")),
+	groupClause("GROUP-9", "instances being deleted do not count for target_size", checkTargetSize),
+	groupClause("GROUP-10", "a template has cpu and memory", listedGroups("GROUP-10")),
+	groupClause("GROUP-11", "refuses with InvalidArgument what is not the request about node groups that the subject names", checkGroupSubject),
+	groupClause("INSTANCES-1", "instances to come are listed", checkInstancesListed),
+	groupClause("INSTANCES-2", "an instance that can join is listed by its provider id", checkInstanceIDs),
+	groupClause("INSTANCES-3", "delete takes an instance for as long as it is listed", checkDeleteComing),
+	groupClause("RESIZE-1", "a resize from another size than the group has is Aborted, in one step", checkResizeStep),
+	groupClause("RESIZE-2", "more than max_size is OutOfRange", checkResizeAbove),
+	groupClause("RESIZE-3", "a resize takes no instance that has come: FailedPrecondition", checkResizeDown),
+	groupClause("RESIZE-4", "a resize that is asked for again is not done again", checkResizeAgain),
+	groupClause("REMOVE-1", "removes the named instances and none else, all of them or none", checkRemoveNamed),
+	groupClause("REMOVE-2", "one that is gone or going does not lower the target size once more", checkRemoveAgain),
+	groupClause("REMOVE-3", "an instance of another group is InvalidArgument", checkRemoveForeign),
+	groupClause("REMOVE-4", "a target size below min_size is FailedPrecondition", checkRemoveBelow),
 }
 
-// Clauses are in the order of their checks.
-var Clauses = []Clause{
-	{"GROUP-1", "listens on the provider's tree of node groups in queue group driver", checkQueue},
-	{"GROUP-3", "answers them below the provider's reply tree only", checkReplyTree},
-	{"GROUP-4", "node groups outlive the replica", checkOutlives},
-	{"GROUP-5", "ignores unknown fields of requests about node groups and answers unknown bodies with Unimplemented", checkUnknown},
-	{"GROUP-6", "answers a stale resize or delete busy, and does not do it", checkStale},
-	{"GROUP-7", "ids of groups are made of letters, digits and ._/-", listed("GROUP-7")},
-	{"GROUP-8", "0 <= min_size <= max_size, 0 < max_size", listed("GROUP-8")},
-	{"GROUP-9", "instances being deleted do not count for target_size", checkTargetSize},
-	{"GROUP-10", "a template has cpu and memory", listed("GROUP-10")},
-	{"GROUP-11", "refuses with InvalidArgument what is not the request about node groups that the subject names", checkSubject},
-	{"INSTANCES-1", "instances to come are listed", checkInstancesListed},
-	{"INSTANCES-2", "an instance that can join is listed by its provider id", checkInstanceIDs},
-	{"INSTANCES-3", "delete takes an instance for as long as it is listed", checkDeleteComing},
-	{"RESIZE-1", "a resize from another size than the group has is Aborted, in one step", checkResizeStep},
-	{"RESIZE-2", "more than max_size is OutOfRange", checkResizeAbove},
-	{"RESIZE-3", "a resize takes no instance that has come: FailedPrecondition", checkResizeDown},
-	{"RESIZE-4", "a resize that is asked for again is not done again", checkResizeAgain},
-	{"REMOVE-1", "removes the named instances and none else, all of them or none", checkRemoveNamed},
-	{"REMOVE-2", "one that is gone or going does not lower the target size once more", checkRemoveAgain},
-	{"REMOVE-3", "an instance of another group is InvalidArgument", checkRemoveForeign},
-	{"REMOVE-4", "a target size below min_size is FailedPrecondition", checkRemoveBelow},
+func groupClause(id, says string, look func(*groupCheck)) Clause {
+	return Clause{ID: id, Says: says, binds: groups, check: func(c *check) { look(&groupCheck{c}) }}
 }
 
-func checkQueue(c *Check) {
-	c.Shared(c.subject("*"), func() { c.list() }, func() func() bool {
-		x := c.send(groupsRequest())
-
-		return func() bool { frames, _, _ := x.Tally(); return frames > 0 }
-	})
+func checkGroupQueue(c *groupCheck) {
+	c.Shared(c.subject("*"), func() { c.list() }, func() *bench.Exchange { return c.send(groupsRequest()) })
 }
 
-func checkReplyTree(c *Check) {
-	c.Elsewhere(func(reply string) {
-		r := c.request(newWish(), groupsRequest())
-		r.Reply = reply
-		c.Send(r)
-		c.list() // behind it
-	})
+func checkGroupReplyTree(c *groupCheck) {
+	c.Elsewhere(func() bench.Request { return c.request(newWish(), groupsRequest()) }, func() { c.list() })
 }
 
 // checkOutlives has another process of the driver go on where one has ended.
-func checkOutlives(c *Check) {
+func checkOutlives(c *groupCheck) {
 	if c.Process == nil {
 		c.Skipf("needs a driver that may be stopped and started %s", bench.ByProcess)
 	}
@@ -79,31 +64,22 @@ func checkOutlives(c *Check) {
 	}
 }
 
-// checkUnknown sends fields with numbers that no field of a request has.
-func checkUnknown(c *Check) {
-	for _, tc := range []struct {
-		what  string
-		req   *driverv1.NodeGroupsRequest
-		field protowire.Number
-		want  driverv1.Code
-	}{
-		{"a request with an unknown field", groupsRequest(), 3000, ok},
-		{"a request with an unknown body", &driverv1.NodeGroupsRequest{}, 2000, driverv1.Code_CODE_UNIMPLEMENTED},
-	} {
-		tc.req.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, tc.field, protowire.BytesType), nil))
-		r := c.request(newWish(), tc.req)
-		if tc.req.GetBody() == nil {
-			r.Subject = c.subject("teleport")
-		}
-		c.Want(tc.want, tc.what, c.Send(r).Result())
-	}
+// checkGroupUnknown sends fields with numbers that no field of a request has.
+func checkGroupUnknown(c *groupCheck) {
+	list, teleport := groupsRequest(), &driverv1.NodeGroupsRequest{}
+	addUnknown(list, 3000)
+	c.Want(ok, "a request with an unknown field", c.send(list).Result())
+	addUnknown(teleport, 2000)
+	r := c.request(newWish(), teleport)
+	r.Subject = c.subject("teleport")
+	c.Want(driverv1.Code_CODE_UNIMPLEMENTED, "a request with an unknown body", c.Send(r).Result())
 	if answer := c.ask(newWish(), instancesRequest("conformance-"+nuid.Next())).GetNodeGroups(); len(answer.GetInstances().GetInstances()) > 0 {
 		c.Failf("a group that is not there has instances")
 	}
 }
 
-// checkSubject asks for one thing where another one is allowed.
-func checkSubject(c *Check) {
+// checkGroupSubject asks for one thing where another one is allowed.
+func checkGroupSubject(c *groupCheck) {
 	groups, list := c.request(newWish(), groupsRequest()), c.ListRequest()
 	groups.Subject, list.Subject = list.Subject, groups.Subject
 	other := c.request(newWish(), groupsRequest())
@@ -116,23 +92,23 @@ func checkSubject(c *Check) {
 	}
 }
 
-func checkStale(c *Check) {
+func checkGroupStale(c *groupCheck) {
 	g := c.theGroup(1)
-	stale := func(req *driverv1.NodeGroupsRequest, what string, was *group) {
+	late := func(req *driverv1.NodeGroupsRequest, what string, was *group) {
 		r := c.request(newWish(), req)
-		r.Env.AcceptBy = timestamppb.New(time.Now().Add(-time.Minute))
-		c.groups.note(req)
+		stale(r.Env)
+		c.suite.groups.note(req)
 		c.Send(r).Want(what, bench.Busy())
 		c.asBefore(what, was)
 	}
-	stale(g.step(1), "a resize that was to be accepted a minute ago", g)
+	late(g.step(1), "a resize that was to be accepted a minute ago", g)
 	came := c.grow(g, 1)
-	stale(deleteRequest(g.GetId(), came...), "a delete that was to be accepted a minute ago", g.with(came))
+	late(deleteRequest(g.GetId(), came...), "a delete that was to be accepted a minute ago", g.with(came))
 }
 
-// listed looks at all groups for what is wrong by a clause.
-func listed(clause string) func(*Check) {
-	return func(c *Check) {
+// listedGroups looks at all groups for what is wrong by a clause.
+func listedGroups(clause string) func(*groupCheck) {
+	return func(c *groupCheck) {
 		if len(c.list()) == 0 {
 			c.Skipf("the driver has no node group for control plane %s", c.Cluster)
 		}
@@ -140,7 +116,7 @@ func listed(clause string) func(*Check) {
 	}
 }
 
-func checkTargetSize(c *Check) {
+func checkTargetSize(c *groupCheck) {
 	g := c.theGroup(1)
 	id, size := g.GetId(), g.GetTargetSize()
 	came := c.grow(g, 1)
@@ -151,7 +127,7 @@ func checkTargetSize(c *Check) {
 }
 
 // checkInstancesListed counts what is there and to come.
-func checkInstancesListed(c *Check) {
+func checkInstancesListed(c *groupCheck) {
 	g := c.theGroup(1)
 	id, size := g.GetId(), g.GetTargetSize()
 	c.resize(g.step(1))
@@ -168,7 +144,7 @@ func checkInstancesListed(c *Check) {
 }
 
 // checkInstanceIDs sees that the id of an instance that runs stays the same.
-func checkInstanceIDs(c *Check) {
+func checkInstanceIDs(c *groupCheck) {
 	g := c.theGroup(1)
 	came := c.grow(g, 1)
 	for range c.Repeat {
@@ -178,7 +154,7 @@ func checkInstanceIDs(c *Check) {
 }
 
 // checkDeleteComing deletes an instance by the id that it has before it has come.
-func checkDeleteComing(c *Check) {
+func checkDeleteComing(c *groupCheck) {
 	g := c.theGroup(1)
 	id, size := g.GetId(), g.GetTargetSize()
 	c.resize(g.step(1))
@@ -204,7 +180,7 @@ func checkDeleteComing(c *Check) {
 
 // checkResizeStep asks for a step from where the group is not, and then several
 // times at once for one step.
-func checkResizeStep(c *Check) {
+func checkResizeStep(c *groupCheck) {
 	const rivals = 4
 	g := c.theGroup(1)
 	id, size := g.GetId(), g.GetTargetSize()
@@ -229,27 +205,27 @@ func checkResizeStep(c *Check) {
 	c.holds(id, size+1)
 }
 
-func checkResizeAbove(c *Check) {
+func checkResizeAbove(c *groupCheck) {
 	g := c.theGroup(0)
 	above := g.GetMaxSize() + 1
 	c.refused(resizeRequest(g.GetId(), g.GetTargetSize(), above), driverv1.Code_CODE_OUT_OF_RANGE,
 		fmt.Sprintf("a resize to %d, above the maximum of %d", above, above-1), g)
 }
 
-func checkResizeDown(c *Check) {
+func checkResizeDown(c *groupCheck) {
 	g := c.theGroup(1)
 	grown := g.with(c.grow(g, 1))
 	c.refused(grown.step(-1), precondition, "a resize that would take an instance that has come", grown)
 }
 
 // notAgain asks again for a resize that was done, when the group has this size.
-func (c *Check) notAgain(wish string, step *driverv1.NodeGroupsRequest, size int32) {
+func (c *groupCheck) notAgain(wish string, step *driverv1.NodeGroupsRequest, size int32) {
 	c.wantOf(wish, ok, "a resize that was done already", step)
 	c.Step("a resize that was done already was done again", func() { c.holds(step.GetResize().GetGroup(), size) })
 }
 
 // checkResizeAgain asks again for a step at once, and when it could be made again.
-func checkResizeAgain(c *Check) {
+func checkResizeAgain(c *groupCheck) {
 	g := c.theGroup(1)
 	size, step := g.GetTargetSize(), g.step(1)
 	wish := c.resize(step)
@@ -259,7 +235,7 @@ func checkResizeAgain(c *Check) {
 	c.Witnessed("RESIZE-4")
 }
 
-func checkRemoveNamed(c *Check) {
+func checkRemoveNamed(c *groupCheck) {
 	g := c.theGroup(2)
 	id, size := g.GetId(), g.GetTargetSize()+1
 	came := c.grow(g, 2)
@@ -277,7 +253,7 @@ func checkRemoveNamed(c *Check) {
 }
 
 // foreign returns an instance of the other group, and that group.
-func (c *Check) foreign() (string, *group) {
+func (c *groupCheck) foreign() (string, *group) {
 	other := c.atRest(c.OtherNodeGroup, 0)
 	if len(other.ids) == 0 {
 		other = other.with(c.grow(other, 1))
@@ -286,7 +262,7 @@ func (c *Check) foreign() (string, *group) {
 	return other.sorted()[0], other
 }
 
-func checkRemoveAgain(c *Check) {
+func checkRemoveAgain(c *groupCheck) {
 	g := c.theGroup(1)
 	id, size, gone := g.GetId(), g.GetTargetSize(), c.grow(g, 1)[0]
 	c.remove(id, size, gone, gone) // named twice, it goes once
@@ -300,7 +276,7 @@ func checkRemoveAgain(c *Check) {
 	c.holds(id, size)
 }
 
-func checkRemoveForeign(c *Check) {
+func checkRemoveForeign(c *groupCheck) {
 	if c.OtherNodeGroup == "" {
 		c.Skipf("needs a second node group (Config.OtherNodeGroup, --other-node-group)")
 	}
@@ -311,7 +287,7 @@ func checkRemoveForeign(c *Check) {
 	c.Step(what+" was refused, and yet", func() { c.holds(other.GetId(), other.GetTargetSize(), foreign) })
 }
 
-func checkRemoveBelow(c *Check) {
+func checkRemoveBelow(c *groupCheck) {
 	g := c.theGroup(0)
 	many := int(g.GetTargetSize() - g.GetMinSize() + 1)
 	if g.GetMinSize() == 0 || many > len(g.ids) {

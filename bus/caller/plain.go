@@ -130,7 +130,8 @@ func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
 			p.number, p.recover = p.lastRan+1, true
 		}
 		// When the record expires, the operation has ended and the cloud's lists show its effect.
-		life := bus.AcceptBy + p.req.Timeout + p.c.replicas.longestSettleTime(p.req.Provider)
+		_, settle := p.c.replicas.identity(p.req.Provider)
+		life := bus.AcceptBy + p.req.Timeout + settle
 		claimedAt := time.Now()
 		sequence, err := p.write(ctx, driverv1.Claim_STATE_BEGUN, p.terms.GetSequence(), life)
 		switch {
@@ -177,13 +178,14 @@ func (p *plainCall) write(ctx context.Context, state driverv1.Claim_State, expec
 // a plain driver may still run one.
 func (p *plainCall) waitForEarlierAttempts(ctx context.Context) error {
 	end := p.lastDeadline()
+	_, settle := p.c.replicas.identity(p.req.Provider)
 	switch {
 	case !p.earlierCreate.IsZero():
-		end = later(end, p.earlierCreate).Add(p.c.replicas.longestSettleTime(p.req.Provider))
+		end = later(end, p.earlierCreate).Add(settle)
 	case p.lastRan == 0, p.nothingBegun:
 		return nil
 	case p.op == driverv1.Operation_OPERATION_CREATE:
-		end = end.Add(p.c.replicas.longestSettleTime(p.req.Provider))
+		end = end.Add(settle)
 	case p.terms.GetSequence() != 0:
 		return nil
 	}

@@ -150,7 +150,7 @@ type call struct {
 	// Of the tries so far.
 	lastTry, firstTry time.Time
 	limit             time.Time       // of a read; zero for mutations
-	sendErr           error           // why the last one was not sent
+	sendErr           error           // of the last one, if it was not sent
 	avoid             map[string]bool // replicas that lost an attempt or have just refused one
 	staleAt           string          // replica that refused a request as stale
 	stuckAt           string          // replica where a call for this machine ignores its deadline
@@ -211,21 +211,19 @@ func (k *call) reportWaiting(why *bus.Error) {
 type verdict int
 
 const (
-	gotResult       verdict = iota
-	gotBusy                 // refused, nothing ran
-	gotNoResponder          // nothing subscribes the subject, nothing ran
-	gotNotConnected         // not sent, nothing ran
-	gotUnsendable           // cannot be sent, nothing ran
-	gotSilence              // no frame at all: unknown
-	gotHolderDied           // the holder died: unknown
-	gotDenial               // the holder denies having the operation: nothing runs there
-	gotOverdue              // the holder lives, but the deadline has passed
-	gotContextEnd           // the caller's context ended
+	gotResult      verdict = iota
+	gotBusy                // refused, nothing ran
+	gotNoResponder         // nothing subscribes the subject, nothing ran
+	gotUnsent              // not sent, nothing ran: sendErr says why
+	gotSilence             // no frame at all: unknown
+	gotHolderDied          // the holder died: unknown
+	gotDenial              // the holder denies having the operation: nothing runs there
+	gotOverdue             // the holder lives, but the deadline has passed
+	gotContextEnd          // the caller's context ended
 )
 
-// sendAndFollow sends the request once and follows it to a verdict.
-func (k *call) sendAndFollow(ctx context.Context) (verdict, *driverv1.Result, driverv1.BusyReason) {
-	const none = driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
+// sendAndFollow sends the request once and follows it to a verdict and its last state.
+func (k *call) sendAndFollow(ctx context.Context) (verdict, attemptState) {
 	tree := bus.TreeDriver
 	switch {
 	case k.op == driverv1.Operation_OPERATION_NODE_GROUPS:
@@ -237,11 +235,13 @@ func (k *call) sendAndFollow(ctx context.Context) (verdict, *driverv1.Result, dr
 	unregister, err := k.send(a)
 	defer unregister()
 	if err != nil {
-		return k.verdictOfSendError(err), nil, none
+		k.sendErr = k.notSent(err)
+
+		return gotUnsent, attemptState{}
 	}
 	f := follow{k: k, a: a, timer: k.c.timers.start(k.limitToRead(acceptTimeout)), unbind: func() {}}
 	defer func() { k.c.timers.stop(f.timer); f.unbind() }()
-	v, busy := f.run(ctx)
+	v := f.run(ctx)
 	k.out.Replica = f.state.holder
 	if v == gotBusy {
 		k.out.Replica = f.state.busyAt
@@ -250,7 +250,7 @@ func (k *call) sendAndFollow(ctx context.Context) (verdict, *driverv1.Result, dr
 		k.c.replicas.noteTrust(k.req.Provider, k.out.Replica, answers)
 	}
 
-	return v, f.state.result, busy
+	return v, f.state
 }
 
 // limitToRead limits d to the remaining time of a read. A context for that would cost
@@ -266,14 +266,13 @@ func (k *call) limitToRead(d time.Duration) time.Duration {
 // readTimedOut reports whether a read's deadline has passed.
 func (k *call) readTimedOut() bool { return !k.limit.IsZero() && !time.Now().Before(k.limit) }
 
-// verdictOfSendError tells an outage from a request that cannot be sent.
-func (k *call) verdictOfSendError(err error) verdict {
-	k.sendErr = err
+// notSent tells an outage from a request that cannot be sent.
+func (k *call) notSent(err error) error {
 	if errors.Is(err, bus.ErrSubject) || errors.Is(err, bus.ErrEncode) || errors.Is(err, bus.ErrTooLarge) {
-		return gotUnsendable
+		return k.unsendable(err)
 	}
 
-	return gotNotConnected
+	return k.notConnected()
 }
 
 // send publishes the request. It registers a's reply subject first, as a reply may
@@ -335,19 +334,12 @@ func (k *call) acceptBy(tree bus.Tree, now time.Time) time.Time {
 
 // read runs an operation that may run any number of times.
 func (k *call) read(ctx context.Context) error {
-	k.limit = k.started.Add(k.req.Timeout)
-	for {
+	for k.limit = k.started.Add(k.req.Timeout); ; {
 		if err := k.chooseTarget(); err != nil {
 			return err
 		}
-		v, result, _ := k.sendAndFollow(ctx)
+		v, state := k.sendAndFollow(ctx)
 		switch v {
-		case gotResult:
-			return k.endWithResult(result)
-		case gotNotConnected:
-			return k.notConnected()
-		case gotUnsendable:
-			return k.unsendable()
 		case gotNoResponder:
 			if k.target == "" {
 				return newPlainCall(k).read(ctx)
@@ -358,16 +350,14 @@ func (k *call) read(ctx context.Context) error {
 			if done, err := k.retryAtOtherReplica(); done {
 				return err
 			}
-		case gotContextEnd:
-			return ctx.Err() //nolint:wrapcheck // the caller's own
-		case gotOverdue:
-			return k.noAnswer()
 		case gotSilence, gotHolderDied, gotDenial:
 			k.number++
 			k.target = ""
 			if v == gotSilence && len(k.c.replicas.live(k.req.Provider)) == 0 {
 				return newPlainCall(k).read(ctx) // a wiretap on requests hides that no driver subscribes
 			}
+		default:
+			return k.endRead(ctx, v, state.result)
 		}
 	}
 }
@@ -375,42 +365,41 @@ func (k *call) read(ctx context.Context) error {
 // readGroups is read for node groups. Any replica may answer; plain drivers have none.
 // It asks no replica by name: the user may lack permission for such subjects.
 func (k *call) readGroups(ctx context.Context) error {
-	k.limit = k.started.Add(k.req.Timeout)
-	for ; ; k.number++ {
-		v, result, busy := k.sendAndFollow(ctx)
+	for k.limit = k.started.Add(k.req.Timeout); ; k.number++ {
+		v, state := k.sendAndFollow(ctx)
 		switch v {
-		case gotResult:
-			return k.endWithResult(result)
-		case gotNotConnected:
-			return k.notConnected()
-		case gotUnsendable:
-			return k.unsendable()
 		case gotNoResponder:
 			return k.notStarted("no replica of provider %s that serves node groups is on the bus", k.req.Provider)
 		case gotBusy:
-			if busy == driverv1.BusyReason_BUSY_REASON_STALE {
+			if state.busy.GetReason() == driverv1.BusyReason_BUSY_REASON_STALE {
 				k.staleAt = k.out.Replica
 			}
 
 			return k.allBusy()
-		case gotContextEnd:
-			if k.editsGroup {
-				return bus.OutcomeUnknownf("no answer from the driver of provider %s in time: %w", k.req.Provider, ctx.Err())
-			}
-
-			return ctx.Err() //nolint:wrapcheck // the caller's own
-		case gotOverdue:
-			return k.noAnswer()
 		case gotSilence, gotHolderDied, gotDenial:
 			if k.editsGroup {
 				k.noteMayHaveRun()
 			}
+		default:
+			return k.endRead(ctx, v, state.result)
 		}
 	}
 }
 
-func (k *call) noAnswer() error {
-	return bus.OutcomeUnknownf("no answer from the driver of provider %s within %s", k.req.Provider, k.req.Timeout)
+// endRead ends a read at a verdict that no other try would change.
+func (k *call) endRead(ctx context.Context, v verdict, result *driverv1.Result) error {
+	switch {
+	case v == gotResult:
+		return k.endWithResult(result)
+	case v == gotUnsent:
+		return k.sendErr
+	case v == gotOverdue:
+		return bus.OutcomeUnknownf("no answer from the driver of provider %s within %s", k.req.Provider, k.req.Timeout)
+	case k.editsGroup:
+		return bus.OutcomeUnknownf("no answer from the driver of provider %s in time: %w", k.req.Provider, ctx.Err())
+	default:
+		return ctx.Err() //nolint:wrapcheck // the caller's own
+	}
 }
 
 func (k *call) endWithResult(result *driverv1.Result) error {
@@ -422,27 +411,25 @@ func (k *call) endWithResult(result *driverv1.Result) error {
 	}
 	failure, ok := errors.AsType[*bus.Error](err)
 	switch {
-	case !ok:
-	case !result.GetOutcomeUnknown() && !k.doubted:
-	case own || !k.doubted:
-		failure.Origin = bus.OriginTimeout // the replica itself does not know
+	case !ok, !result.GetOutcomeUnknown() && !k.doubted:
+		return err
+	case own || !k.doubted: // the replica itself does not know
 	case k.editsGroup:
-		failure.Origin = bus.OriginTimeout
 		failure.Err = fmt.Errorf("%w (retried: an earlier attempt may have done it)", failure.Err)
 	default: // a plain driver may not know of the earlier attempt
-		failure.Origin = bus.OriginTimeout
 		failure.Err = fmt.Errorf("%w (retried: the call of an earlier attempt may still make the instance)", failure.Err)
 	}
+	failure.Origin = bus.OriginTimeout
 
-	return err
+	return failure
 }
 
 func (k *call) notConnected() error {
 	return k.notStarted("not connected to NATS; waiting for the connection")
 }
 
-func (k *call) unsendable() error {
-	e := k.notStarted("the request cannot be sent: %w", k.sendErr)
+func (k *call) unsendable(err error) error {
+	e := k.notStarted("the request cannot be sent: %w", err)
 	e.Code = driverv1.Code_CODE_INVALID_ARGUMENT
 
 	return e
@@ -474,6 +461,12 @@ func (k *call) chooseTarget() error {
 	if k.target != "" || k.c.replicas.refusal(k.req.Provider) == nil {
 		return nil
 	}
+
+	return k.pickTarget()
+}
+
+// pickTarget addresses a replica that can take the operation by name.
+func (k *call) pickTarget() error {
 	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
 	if k.target == "" {
 		return k.allBusy()

@@ -330,7 +330,11 @@ func (c *Caller) Cancel(provider, operationID string) error {
 		return nil
 	}
 
-	return c.control(provider, h.replica, bus.VerbCancel, &driverv1.Envelope{
+	return c.cancel(provider, h.replica, operationID)
+}
+
+func (c *Caller) cancel(provider, replica, operationID string) error {
+	return c.control(provider, replica, bus.VerbCancel, &driverv1.Envelope{
 		OperationId: operationID,
 		Body:        &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: operationID}},
 	})

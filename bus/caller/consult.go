@@ -236,9 +236,7 @@ func (r *claimReader) readClaim(ctx context.Context) (*driverv1.Claim, uint64, e
 	provider := r.req.Provider
 	subject, err := opstream.ClaimSubject(r.c.cfg.Cluster, provider, bus.MachineOf(r.req.Body).GetUid())
 	if err != nil {
-		r.sendErr = err
-
-		return nil, 0, r.unsendable()
+		return nil, 0, r.unsendable(err)
 	}
 	found, err := r.c.ledger(provider).Last(ctx, subject)
 	switch {
@@ -312,67 +310,33 @@ func (m *mutation) readFirstClaim(ctx context.Context) (done bool, err error) {
 
 		return false, nil
 	}
-	switch d, err := m.checkClaim(ctx); d {
-	case isDone:
-		return true, err
-	case mayAttach:
-		return false, nil
-	default:
-		if m.mayHaveEffect() { // another caller has begun it
-			return m.chooseRetryTarget(ctx)
-		}
-
-		return false, nil
-	}
-}
-
-// onClaim decides what follows when the claim is not the expected one.
-func (m *mutation) onClaim(ctx context.Context) (done bool, err error) {
-	if m.lastRan > 0 || m.recover {
-		return m.retry(ctx)
-	}
-	switch d, err := m.checkClaim(ctx); d {
-	case isDone:
-		return true, err
-	case mayAttach:
-		return false, nil
-	default:
-	}
-	if m.mayHaveEffect() {
+	d, err := m.checkClaim(ctx)
+	if d == mayProceed && m.mayHaveEffect() { // another caller has begun it
 		return m.chooseRetryTarget(ctx)
 	}
-	// Nothing of this operation has run: the claim is of an earlier operation.
-	m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid)
-	if m.target == "" {
-		return true, m.allBusy()
-	}
 
-	return false, nil
+	return d == isDone, err
 }
 
 // prepareClaim checks that the call's operation can be claimed.
-func (m *mutation) prepareClaim(ctx context.Context) (done bool, err error) {
-	_, err = m.subject(bus.TreeDriver, "")
+func (m *mutation) prepareClaim(ctx context.Context) error {
+	_, err := m.subject(bus.TreeDriver, "")
 	if err == nil {
 		_, err = opstream.ClaimSubject(m.c.cfg.Cluster, m.req.Provider, bus.MachineOf(m.req.Body).GetUid())
 	}
-	switch {
-	case err != nil:
-		m.sendErr = err
-
-		return true, m.unsendable()
-	case m.c.streams == nil:
-		m.sendErr = errReadsOnly
-
-		return true, m.unsendable()
+	if err == nil && m.c.streams == nil {
+		err = errReadsOnly
+	}
+	if err != nil {
+		return m.unsendable(err)
 	}
 	err = m.c.awaitStream(ctx, m.req.Provider)
 	switch {
 	case ctx.Err() != nil:
-		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+		return ctx.Err() //nolint:wrapcheck // the caller's own
 	case err != nil:
-		return true, m.notStarted("the operation cannot be claimed yet: %w", err)
+		return m.notStarted("the operation cannot be claimed yet: %w", err)
 	default:
-		return false, nil
+		return nil
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/machinebus/machinebus/bus"
-	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // follow watches one attempt from its publication to a verdict.
@@ -28,7 +27,7 @@ func (k *call) listener(a *attempt) func(*nats.Msg) {
 	}
 }
 
-func (f *follow) run(ctx context.Context) (verdict, driverv1.BusyReason) {
+func (f *follow) run(ctx context.Context) verdict {
 	for {
 		v, sure := gotContextEnd, true
 		select {
@@ -44,7 +43,7 @@ func (f *follow) run(ctx context.Context) (verdict, driverv1.BusyReason) {
 		case <-ctx.Done():
 		}
 		if sure {
-			return v, f.state.busy.GetReason()
+			return v
 		}
 	}
 }

@@ -37,7 +37,7 @@ func newMutation(k *call) *mutation { return &mutation{claimReader: claimReader{
 
 // mutate runs an operation that must not take effect twice.
 func (m *mutation) mutate(ctx context.Context) error {
-	if done, err := m.prepareClaim(ctx); done {
+	if err := m.prepareClaim(ctx); err != nil {
 		return err
 	}
 	if m.recover {
@@ -54,11 +54,11 @@ func (m *mutation) mutate(ctx context.Context) error {
 		if err := m.chooseTarget(); err != nil {
 			return err
 		}
-		v, result, busy := m.sendAndFollow(ctx)
+		v, state := m.sendAndFollow(ctx)
 		if v == gotResult {
-			return m.endWithResult(result)
+			return m.endWithResult(state.result)
 		}
-		if done, err := m.handleVerdict(ctx, v, busy); done {
+		if done, err := m.handleVerdict(ctx, v, state.busy.GetReason()); done {
 			return err
 		}
 	}
@@ -70,10 +70,8 @@ func (m *mutation) mutate(ctx context.Context) error {
 // chosen number and target of another try.
 func (m *mutation) handleVerdict(ctx context.Context, v verdict, busy driverv1.BusyReason) (done bool, err error) {
 	switch v {
-	case gotNotConnected:
-		return true, m.notConnected()
-	case gotUnsendable:
-		return true, m.unsendable()
+	case gotUnsent:
+		return true, m.sendErr
 	case gotNoResponder:
 		switch {
 		case m.target == "":
@@ -128,7 +126,7 @@ func (m *mutation) onBusy(ctx context.Context, why driverv1.BusyReason) (done bo
 	case why == driverv1.BusyReason_BUSY_REASON_STORE:
 		return m.awaitStore(ctx)
 	case why == driverv1.BusyReason_BUSY_REASON_CLAIM:
-		return m.onClaim(ctx)
+		return m.retry(ctx)
 	default:
 		return m.retryAtOtherReplica()
 	}
@@ -179,11 +177,6 @@ func (m *mutation) awaitHolder(ctx context.Context) (done bool, err error) {
 		return m.retry(ctx)
 	}
 
-	return m.pause(ctx)
-}
-
-// pause waits until the next check of the replicas.
-func (m *mutation) pause(ctx context.Context) (done bool, err error) {
 	err = sleep(ctx, recheckInterval)
 
 	return err != nil, err
@@ -194,12 +187,9 @@ func (k *call) retryAtOtherReplica() (done bool, err error) {
 	if k.out.Replica != "" {
 		k.avoidReplica(k.out.Replica) // its sessions may not show yet that it is full
 	}
-	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
-	if k.target == "" {
-		return true, k.allBusy()
-	}
+	err = k.pickTarget()
 
-	return false, nil
+	return err != nil, err
 }
 
 // awaitStore waits for an operations stream that is new or elects a leader, and picks a
@@ -211,7 +201,7 @@ func (m *mutation) awaitStore(ctx context.Context) (done bool, err error) {
 		if err := sleep(ctx, recheckInterval); err != nil {
 			return true, err
 		}
-		if m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid); m.target != "" {
+		if m.pickTarget() == nil {
 			return false, nil
 		}
 	}
@@ -220,15 +210,19 @@ func (m *mutation) awaitStore(ctx context.Context) (done bool, err error) {
 		bus.StreamName(m.c.cfg.Cluster, m.req.Provider), m.req.Provider)
 }
 
-// retry prepares a further attempt, unless the earlier one still runs or has ended.
+// retry prepares a further attempt, unless an earlier one still runs or has ended. If none
+// has run, the claim was of an earlier operation.
 func (m *mutation) retry(ctx context.Context) (done bool, err error) {
-	switch d, err := m.checkClaim(ctx); d {
-	case isDone:
-		return true, err
-	case mayAttach:
-		return false, nil
-	default:
+	d, err := m.checkClaim(ctx)
+	switch {
+	case d != mayProceed:
+		return d == isDone, err
+	case m.mayHaveEffect():
 		return m.chooseRetryTarget(ctx)
+	default:
+		err := m.pickTarget()
+
+		return err != nil, err
 	}
 }
 
@@ -244,15 +238,14 @@ func (m *mutation) chooseRetryTarget(ctx context.Context) (done bool, err error)
 		return true, m.notHeld()
 	}
 	m.number, m.recover = m.lastRan+1, true
-	m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid)
-	if m.target == "" && m.c.replicas.noneImplements(m.req.Provider, m.op) {
+	switch {
+	case m.pickTarget() == nil:
+		return false, nil
+	case m.c.replicas.noneImplements(m.req.Provider, m.op):
 		return true, bus.Errorf(driverv1.Code_CODE_UNIMPLEMENTED, "no replica of provider %s implements %s", m.req.Provider, bus.Verb(m.op))
-	}
-	if m.target == "" {
+	default:
 		return true, m.noRoom("no replica of provider %s has room for a further attempt", m.req.Provider)
 	}
-
-	return false, nil
 }
 
 // ErrNotHeld is wrapped by the error of a Call with OnlyIfHeld or Look if no replica
@@ -280,7 +273,7 @@ func (m *mutation) awaitLostCreate(ctx context.Context) (back bool, err error) {
 			said = text
 			m.reportWaiting(why)
 		}
-		if _, err := m.pause(ctx); err != nil {
+		if err := sleep(ctx, recheckInterval); err != nil {
 			return false, err
 		}
 		if m.targetHolder() {
@@ -405,11 +398,7 @@ func (m *mutation) resume(ctx context.Context) (done bool, err error) {
 
 // endOverdue cancels an operation that its live holder does not finish in time.
 func (k *call) endOverdue() error {
-	err := k.c.control(k.req.Provider, k.out.Replica, bus.VerbCancel, &driverv1.Envelope{
-		OperationId: k.req.OperationID,
-		Body:        &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: k.req.OperationID}},
-	})
-	if err != nil {
+	if err := k.c.cancel(k.req.Provider, k.out.Replica, k.req.OperationID); err != nil {
 		k.log().Warn("overdue operation not cancelled", "err", err)
 	}
 
@@ -418,16 +407,13 @@ func (k *call) endOverdue() error {
 
 // resumeFromClaim resumes an operation that no replica lists, by its claim.
 func (m *mutation) resumeFromClaim(ctx context.Context) (done bool, err error) {
-	switch d, err := m.checkClaim(ctx); d {
-	case isDone:
-		return true, err
-	case mayAttach:
-		return false, nil
-	default:
-	}
-	if !m.req.OnlyIfHeld && len(m.c.replicas.live(m.req.Provider)) == 0 {
+	d, err := m.checkClaim(ctx)
+	switch {
+	case d != mayProceed:
+		return d == isDone, err
+	case !m.req.OnlyIfHeld && len(m.c.replicas.live(m.req.Provider)) == 0:
 		return true, (&plainCall{claimReader: m.claimReader}).mutate(ctx)
+	default:
+		return m.chooseRetryTarget(ctx)
 	}
-
-	return m.chooseRetryTarget(ctx)
 }

@@ -211,9 +211,7 @@ func (p *plainCall) listens(ctx context.Context) (there bool, err error) {
 		Verb: bus.Verb(driverv1.Operation_OPERATION_STATUS), Namespace: p.req.Namespace, Name: p.req.Name,
 	}.Build()
 	if err != nil {
-		p.sendErr = err
-
-		return false, p.unsendable()
+		return false, p.unsendable(err)
 	}
 	heard := make(chan bool, 1)
 	reply, done := p.c.register(p.req.Provider, func(m *nats.Msg) {
@@ -281,12 +279,8 @@ func (p *plainCall) request(ctx context.Context) (*driverv1.Result, error) {
 	a := newAttempt(p.req.OperationID, p.number, bus.TreePlain, "")
 	unregister, err := p.send(a)
 	defer unregister()
-	switch {
-	case err == nil:
-	case p.verdictOfSendError(err) == gotUnsendable:
-		return nil, p.unsendable()
-	default:
-		return nil, p.notConnected()
+	if err != nil {
+		return nil, p.notSent(err)
 	}
 	limit := time.NewTimer(p.req.Timeout)
 	defer limit.Stop()

@@ -159,8 +159,8 @@ func TestResultBeatsDeath(t *testing.T) {
 		}); why != "" {
 			t.Fatal(why)
 		}
-		a.wake()
-		if v, _ := f.run(t.Context()); v != gotResult {
+		signal(a.notify)
+		if v := f.run(t.Context()); v != gotResult {
 			t.Fatalf("verdict = %v, want the result", v)
 		}
 		f.timer.Stop()

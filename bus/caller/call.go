@@ -149,11 +149,11 @@ type call struct {
 
 	// Of the tries so far.
 	lastTry, firstTry time.Time
-	limit             time.Time       // of a read; zero for mutations
-	sendErr           error           // of the last one, if it was not sent
-	avoid             map[string]bool // replicas that lost an attempt or have just refused one
-	staleAt           string          // replica that refused a request as stale
-	stuckAt           string          // replica where a call for this machine ignores its deadline
+	limit             time.Time // of a read; zero for mutations
+	sendErr           error     // of the last one, if it was not sent
+	avoid             []string  // replicas that lost an attempt or have just refused one
+	staleAt           string    // replica that refused a request as stale
+	stuckAt           string    // replica where a call for this machine ignores its deadline
 
 	plainClaim   uint64    // sequence of the claim that this call wrote for a plain driver; 0 for none
 	plainClaimAt time.Time // just before the write
@@ -344,7 +344,7 @@ func (k *call) read(ctx context.Context) error {
 			if k.target == "" {
 				return newPlainCall(k).read(ctx)
 			}
-			k.avoidReplica(k.target) // it has left since its last session
+			k.avoid = append(k.avoid, k.target) // it has left since its last session
 			k.target = ""
 		case gotBusy:
 			if done, err := k.retryAtOtherReplica(); done {

@@ -94,13 +94,13 @@ type claimReader struct {
 
 // checkClaim reads the claim on the call's machine and decides what the call may do.
 func (r *claimReader) checkClaim(ctx context.Context) (decision, error) {
-	for looks := 0; looks < maxClaimReads; {
+	for looks := 0; looks < maxClaimReads; looks++ {
 		c, sequence, err := r.readClaim(ctx)
 		if err != nil {
 			return isDone, err
 		}
 		r.notBegun = 0
-		switch found := judgeClaim(c, r.req.OperationID, r.standing(c, sequence)); found {
+		switch judgeClaim(c, r.req.OperationID, r.standing(c, sequence)) {
 		case isFree:
 			return r.mayReplace(ctx, c, sequence)
 		case isOurs:
@@ -111,29 +111,20 @@ func (r *claimReader) checkClaim(ctx context.Context) (decision, error) {
 			return mayAttach, nil
 		case isStale:
 			return isDone, laterOperationError(c.GetOperationId())
-		case isUnheard, isPlain, isBusy:
-			if found != isPlain { // a plain driver's claim expires
-				looks++
-			}
-			if err := r.waitForClaim(ctx, found, c); err != nil {
-				return isDone, err
-			}
+		case isUnheard:
+			err = sleep(ctx, time.Until(r.c.connectedSince().Add(deathLimit)))
+		case isPlain:
+			err = r.waitForPlainClaim(ctx, c)
+			looks-- // without end: the claim expires
+		case isBusy:
+			err = r.checkOtherOperation(ctx, c)
+		}
+		if err != nil {
+			return isDone, err
 		}
 	}
 
 	return isDone, r.notStarted("the claim on the machine keeps changing; retrying")
-}
-
-// waitForClaim waits until the claim on the machine may have changed.
-func (r *claimReader) waitForClaim(ctx context.Context, found finding, c *driverv1.Claim) error {
-	switch found {
-	case isUnheard:
-		return sleep(ctx, time.Until(r.c.connectedSince().Add(deathLimit)))
-	case isPlain:
-		return r.waitForPlainClaim(ctx, c)
-	default:
-		return r.checkOtherOperation(ctx, c)
-	}
 }
 
 // waitForPlainClaim waits a while for a plain driver's claim to expire. Such a driver

@@ -79,7 +79,7 @@ func (m *mutation) handleVerdict(ctx context.Context, v verdict, busy driverv1.B
 		case m.attached():
 			return m.awaitHolder(ctx)
 		default:
-			m.avoidReplica(m.target) // left since its last session
+			m.avoid = append(m.avoid, m.target) // left since its last session
 
 			return m.retryAtOtherReplica()
 		}
@@ -91,7 +91,7 @@ func (m *mutation) handleVerdict(ctx context.Context, v verdict, busy driverv1.B
 		return m.findHolder(ctx)
 	case gotHolderDied:
 		m.log().Warn("the replica that ran the operation died")
-		m.avoidReplica(m.out.Replica)
+		m.avoid = append(m.avoid, m.out.Replica)
 
 		return m.retry(ctx) // the claim shows whether it has begun anything
 	case gotDenial:
@@ -161,18 +161,11 @@ func (m *mutation) onStale(ctx context.Context) (done bool, err error) {
 // Then an unreachable replica does not mean that nothing runs.
 func (m *mutation) attached() bool { return m.target != "" && m.lastRan >= m.number }
 
-func (k *call) avoidReplica(replica string) {
-	if k.avoid == nil {
-		k.avoid = map[string]bool{}
-	}
-	k.avoid[replica] = true
-}
-
 // awaitHolder waits until the presumed holder, which has lost its connection, is back
 // or dead.
 func (m *mutation) awaitHolder(ctx context.Context) (done bool, err error) {
 	if !slices.Contains(m.c.replicas.live(m.req.Provider), m.target) {
-		m.avoidReplica(m.target)
+		m.avoid = append(m.avoid, m.target)
 
 		return m.retry(ctx)
 	}
@@ -184,9 +177,7 @@ func (m *mutation) awaitHolder(ctx context.Context) (done bool, err error) {
 
 // retryAtOtherReplica picks a replica with room for an attempt that was refused.
 func (k *call) retryAtOtherReplica() (done bool, err error) {
-	if k.out.Replica != "" {
-		k.avoidReplica(k.out.Replica) // its sessions may not show yet that it is full
-	}
+	k.avoid = append(k.avoid, k.out.Replica) // its sessions may not show yet that it is full
 	err = k.pickTarget()
 
 	return err != nil, err

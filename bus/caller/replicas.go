@@ -275,12 +275,12 @@ func (rep *peer) fits(op driverv1.Operation, now time.Time) bool {
 
 // pick returns the less loaded of two random replicas with room among the most trusted,
 // and counts a request as sent to it. It returns "" if there is none.
-func (r *replicas) pick(provider string, op driverv1.Operation, now time.Time, except map[string]bool) string {
+func (r *replicas) pick(provider string, op driverv1.Operation, now time.Time, except []string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var fit []*peer
 	for rep := range r.of(provider) {
-		if except[rep.id] || !rep.fits(op, now) {
+		if slices.Contains(except, rep.id) || !rep.fits(op, now) {
 			continue
 		}
 		if len(fit) > 0 && rep.trust > fit[0].trust {

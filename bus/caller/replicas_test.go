@@ -99,12 +99,12 @@ func TestPick(t *testing.T) {
 		reason string
 		change func(*driverv1.Session)
 		now    time.Time
-		except map[string]bool
+		except []string
 		op     driverv1.Operation
 	}{
 		"draining":   {"it takes no new work", func(s *driverv1.Session) { s.Draining = true }, now, nil, opCreate},
 		"suspect":    {"two sessions are missing", func(*driverv1.Session) {}, now.Add(suspectAfter + 1), nil, opCreate},
-		"excepted":   {"it refused a moment ago", func(*driverv1.Session) {}, now, map[string]bool{"a": true}, opCreate},
+		"excepted":   {"it refused a moment ago", func(*driverv1.Session) {}, now, []string{"a"}, opCreate},
 		"incapable":  {"it does not implement it", func(*driverv1.Session) {}, now, nil, driverv1.Operation_OPERATION_LIST},
 		"over-full":  {"its figures may be odd", func(s *driverv1.Session) { s.Running = 9 }, now, nil, opCreate},
 		"deleting":   {"no slot for deletes is left", func(s *driverv1.Session) { s.Running, s.Deleting = 2, 2 }, now, nil, opDelete},

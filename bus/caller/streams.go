@@ -280,7 +280,7 @@ func (s *streams) ensureStream(ctx context.Context, st *stream) error {
 	}
 	settings, err := overlaySettings(there.config, cfg)
 	if err == nil {
-		err = s.apiRequest(ctx, "STREAM.UPDATE."+name, settings)
+		err = s.apiRequest(ctx, "STREAM.UPDATE."+name, settings, nil)
 	}
 	switch {
 	case isDiskFull(err):
@@ -307,7 +307,7 @@ func (s *streams) createStream(ctx context.Context, st *stream, cfg jetstream.St
 	}
 	settings, err := overlaySettings(st.settings, cfg)
 	if err == nil {
-		err = s.apiRequest(ctx, "STREAM.CREATE."+st.state.Name, settings)
+		err = s.apiRequest(ctx, "STREAM.CREATE."+st.state.Name, settings, nil)
 	}
 	st.room.hasLeader = err == nil
 	switch {
@@ -404,7 +404,7 @@ func (s *streams) removeRolledBack(ctx context.Context, st *stream, seen streamI
 	case !there.made.Equal(seen.made):
 		return errors.New("it was rolled back and has been made again: checking again")
 	}
-	if err := s.apiRequest(ctx, "STREAM.DELETE."+name, nil); err != nil {
+	if err := s.apiRequest(ctx, "STREAM.DELETE."+name, nil, nil); err != nil {
 		return fmt.Errorf("it was rolled back and must be made again: %w (delete it, or allow mcm to delete it)", err)
 	}
 	st.settings = seen.config
@@ -461,15 +461,10 @@ func (s *streams) askAges(st *stream) {
 // server's clock, or since it was, or may have been, rolled back. A server loses
 // acknowledged records only by a restart, which ends connections.
 func (s *streams) age(ctx context.Context, st *stream) (time.Duration, error) {
-	name := st.state.Name
-	var info struct {
-		Created time.Time `json:"created"`
-		Now     time.Time `json:"ts"`
-	}
-	if err := s.apiRequestInto(ctx, "STREAM.INFO."+name, nil, &info); err != nil {
+	info, err := s.readStream(ctx, st.state.Name)
+	if err != nil {
 		return 0, err
 	}
-
 	s.mu.Lock()
 	whole := st.rolledBackAt
 	s.mu.Unlock()
@@ -477,7 +472,7 @@ func (s *streams) age(ctx context.Context, st *stream) (time.Duration, error) {
 		whole = later(whole, *back)
 	}
 
-	return min(info.Now.Sub(info.Created), time.Since(whole)), nil
+	return min(info.now.Sub(info.made), time.Since(whole)), nil
 }
 
 // lacksRecords reports whether a stream has lost acknowledged records: its server was

@@ -239,8 +239,8 @@ func (k *call) sendAndFollow(ctx context.Context) (verdict, attemptState) {
 
 		return gotUnsent, attemptState{}
 	}
-	f := follow{k: k, a: a, timer: k.c.timers.start(k.limitToRead(acceptTimeout)), unbind: func() {}}
-	defer func() { k.c.timers.stop(f.timer); f.unbind() }()
+	f := follow{k: k, a: a, timer: time.NewTimer(k.limitToRead(acceptTimeout)), unbind: func() {}}
+	defer func() { f.timer.Stop(); f.unbind() }()
 	v := f.run(ctx)
 	k.out.Replica = f.state.holder
 	if v == gotBusy {

@@ -63,8 +63,6 @@ type Caller struct {
 	countsNoEpochs bool
 	logReserved    sync.Once // logs once that a replica has a reserved name
 
-	timers timers
-
 	mu        sync.Mutex
 	waiting   map[string]func(*nats.Msg) // by reply subject
 	plainSeen map[string]time.Time       // when a plain driver last answered, by provider

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // Connection clocks: a dead connection is noticed within 2*pingInterval even
@@ -226,12 +228,7 @@ func (cfg Config) checkURLs() error {
 }
 
 func isLoopback(host string) bool {
-	if host == "localhost" {
-		return true
-	}
-	ip := net.ParseIP(host)
-
-	return ip != nil && ip.IsLoopback()
+	return host == "localhost" || net.ParseIP(host).IsLoopback() // of nil, too
 }
 
 // OnUp calls f at once if the connection stands, and each time it is made from
@@ -359,6 +356,16 @@ func (c *Conn) Publish(m *nats.Msg) error {
 	}
 
 	return nil
+}
+
+// send publishes an envelope in protobuf.
+func (c *Conn) send(subject, reply string, env *driverv1.Envelope) error {
+	payload, err := Encode(env, "")
+	if err != nil {
+		return err
+	}
+
+	return c.Publish(&nats.Msg{Subject: subject, Reply: reply, Data: payload})
 }
 
 // Subscribe has messages passed to f, from one goroutine. Members of a queue group share

@@ -307,8 +307,7 @@ func (r *claimReader) targetReplica(replica string, attempt uint32) {
 // whether there is one.
 func (m *mutation) targetHolder() bool {
 	h, ok := m.c.replicas.holderOf(m.req.Provider, m.req.OperationID)
-	switch {
-	case !ok, h.fenced: // of a fenced one the claim decides
+	if !ok || h.fenced { // of a fenced one the claim decides
 		return false
 	}
 	m.targetReplica(h.replica, max(1, h.attempt))
@@ -373,12 +372,8 @@ func (m *mutation) resume(ctx context.Context) (done bool, err error) {
 	if !m.c.conn.Up() {
 		return true, m.notConnected()
 	}
-	warm := time.NewTimer(time.Until(m.c.connectedSince().Add(deathLimit)))
-	defer warm.Stop()
-	select {
-	case <-warm.C:
-	case <-ctx.Done():
-		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	if err := sleep(ctx, time.Until(m.c.connectedSince().Add(deathLimit))); err != nil {
+		return true, err
 	}
 	if m.targetHolder() {
 		return false, nil

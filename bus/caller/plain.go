@@ -7,7 +7,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/machinebus/machinebus/bus"
@@ -331,15 +330,9 @@ func (p *plainCall) findInstance(ctx context.Context) (*driverv1.Result, error) 
 		return nil, err
 	}
 	for _, instance := range out.Result.GetList().GetInstances() {
-		if instance.GetMachineUid() != machine.GetUid() &&
-			(instance.GetMachineUid() != "" || instance.GetMachineName() != machine.GetName()) {
-			continue
-		}
-		found, ok := proto.Clone(instance).(*driverv1.Instance)
-		if ok {
-			return &driverv1.Result{Payload: &driverv1.Result_Create{
-				Create: &driverv1.CreateResponse{Instance: found},
-			}}, nil
+		if instance.GetMachineUid() == machine.GetUid() ||
+			instance.GetMachineUid() == "" && instance.GetMachineName() == machine.GetName() {
+			return &driverv1.Result{Payload: &driverv1.Result_Create{Create: &driverv1.CreateResponse{Instance: instance}}}, nil
 		}
 	}
 

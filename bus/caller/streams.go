@@ -524,17 +524,13 @@ func (s *streams) rolledBack(ctx context.Context, st *stream, there streamInfo) 
 // why they cannot.
 func (c *Caller) awaitStream(ctx context.Context, provider string) error {
 	st := c.streams.of(provider)
+	limit := time.NewTimer(streamPatience)
+	defer limit.Stop()
 	select {
 	case <-st.firstLook:
-	default:
-		limit := time.NewTimer(streamPatience)
-		defer limit.Stop()
-		select {
-		case <-st.firstLook:
-		case <-limit.C:
-		case <-ctx.Done():
-			return ctx.Err() //nolint:wrapcheck // the caller's own
-		}
+	case <-limit.C:
+	case <-ctx.Done():
+		return ctx.Err() //nolint:wrapcheck // the caller's own
 	}
 	c.streams.mu.Lock()
 	state := st.state

@@ -130,7 +130,7 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 
 // A call is the state of one Call.
 type call struct {
-	past
+	history
 
 	c          *Caller
 	req        *Request
@@ -141,11 +141,11 @@ type call struct {
 	out        Outcome
 
 	// Of the next try.
-	number  uint32               // of the attempt
-	recover bool                 // the replica must first look for what an earlier attempt made
-	doubted bool                 // an earlier attempt's call may still run, or have had its effect, when this one begins
-	target  string               // the replica; empty for any
-	terms   *driverv1.ClaimTerms // of its claim; nil lets the replica decide
+	number        uint32               // of the attempt
+	recover       bool                 // the replica must first look for what an earlier attempt made
+	earlierMayRun bool                 // an earlier attempt's call may still run, or have had its effect, when this one begins
+	target        string               // the replica; empty for any
+	terms         *driverv1.ClaimTerms // of its claim; nil lets the replica decide
 
 	// Of the tries so far.
 	lastTry, firstTry time.Time
@@ -181,7 +181,7 @@ func (k *call) noteEarlierAttempt(attempt uint32) {
 
 // prepareAttempt notes that the next try may begin a new attempt.
 func (k *call) prepareAttempt() {
-	k.doubted = false
+	k.earlierMayRun = false
 	if k.number <= k.lastRan { // the try only asks for the outcome of an earlier attempt
 		return
 	}
@@ -190,11 +190,11 @@ func (k *call) prepareAttempt() {
 	case k.lastRan == 0:
 	case k.op == driverv1.Operation_OPERATION_CREATE:
 		_, settle := k.c.replicas.identity(k.req.Provider)
-		k.doubted = !k.nothingBegun && k.lastTry.Before(k.lastDeadline().Add(settle)) ||
+		k.earlierMayRun = !k.nothingBegun && k.lastTry.Before(k.lastDeadline().Add(settle)) ||
 			k.c.replicas.stuckAt(k.req.Provider, k.req.OperationID) != ""
 	default:
 		// An earlier attempt may have caused the state that this one meets.
-		k.doubted = k.editsGroup
+		k.earlierMayRun = k.editsGroup
 		k.recover = k.recover || k.editsGroup
 	}
 }
@@ -308,7 +308,7 @@ func (k *call) subject(tree bus.Tree, replica string) (string, error) {
 func (k *call) envelope(tree bus.Tree, now time.Time) *driverv1.Envelope {
 	env := &driverv1.Envelope{
 		OperationId: k.req.OperationID, Attempt: k.number, Epoch: k.c.cfg.Epoch(), Owner: k.c.cfg.Owner, Recover: k.recover,
-		EarlierMayRun: k.doubted && !k.editsGroup,
+		EarlierMayRun: k.earlierMayRun && !k.editsGroup,
 		AcceptBy:      timestamppb.New(k.acceptBy(tree, now)), Timeout: durationpb.New(k.req.Timeout),
 		Body: k.req.Body.GetBody(),
 	}
@@ -369,7 +369,7 @@ func (k *call) readGroups(ctx context.Context) error {
 		v, state := k.sendAndFollow(ctx)
 		switch v {
 		case gotNoResponder:
-			return k.notStarted("no replica of provider %s that serves node groups is on the bus", k.req.Provider)
+			return k.tryError("no replica of provider %s that serves node groups is on the bus", k.req.Provider)
 		case gotBusy:
 			if state.busy.GetReason() == driverv1.BusyReason_BUSY_REASON_STALE {
 				k.staleAt = k.out.Replica
@@ -411,9 +411,9 @@ func (k *call) endWithResult(result *driverv1.Result) error {
 	}
 	failure, ok := errors.AsType[*bus.Error](err)
 	switch {
-	case !ok, !result.GetOutcomeUnknown() && !k.doubted:
+	case !ok, !result.GetOutcomeUnknown() && !k.earlierMayRun:
 		return err
-	case own || !k.doubted: // the replica itself does not know
+	case own || !k.earlierMayRun: // the replica itself does not know
 	case k.editsGroup:
 		failure.Err = fmt.Errorf("%w (retried: an earlier attempt may have done it)", failure.Err)
 	default: // a plain driver may not know of the earlier attempt
@@ -425,11 +425,11 @@ func (k *call) endWithResult(result *driverv1.Result) error {
 }
 
 func (k *call) notConnected() error {
-	return k.notStarted("not connected to NATS; waiting for the connection")
+	return k.tryError("not connected to NATS; waiting for the connection")
 }
 
 func (k *call) unsendable(err error) error {
-	e := k.notStarted("the request cannot be sent: %w", err)
+	e := k.tryError("the request cannot be sent: %w", err)
 	e.Code = driverv1.Code_CODE_INVALID_ARGUMENT
 
 	return e
@@ -437,7 +437,7 @@ func (k *call) unsendable(err error) error {
 
 func (k *call) allBusy() error {
 	if k.stuckAt != "" {
-		e := k.notStarted("a driver call of replica %s for this machine ignores its deadline, and no other replica of provider %s has room: "+
+		e := k.tryError("a driver call of replica %s for this machine ignores its deadline, and no other replica of provider %s has room: "+
 			"restart that replica (its log has the stack) or add one", k.stuckAt, k.req.Provider)
 		e.Code = driverv1.Code_CODE_ABORTED // other machines may still have room
 
@@ -476,15 +476,15 @@ func (k *call) pickTarget() error {
 }
 
 func (k *call) noRoom(format string, args ...any) *bus.Error {
-	e := k.notStarted(format, args...)
+	e := k.tryError(format, args...)
 	e.NoRoom = true
 
 	return e
 }
 
-// notStarted returns the error of a try that reached no driver. It proves that nothing
+// tryError returns the error of a try that reached no driver. It proves that nothing
 // ran, or changed, only if there was no earlier attempt.
-func (k *call) notStarted(format string, args ...any) *bus.Error {
+func (k *call) tryError(format string, args ...any) *bus.Error {
 	e := bus.NothingRanf(format, args...)
 	if k.lastRan > 0 && (k.editsGroup || bus.Mutates(k.op)) {
 		e.Origin = bus.OriginTimeout

@@ -111,7 +111,7 @@ func goldenCalls() map[string]*goldenCall {
 	traced.req.TraceParent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	recovering.number, recovering.recover = 2, true
 	attached.recover = true
-	doubted.number, doubted.recover, doubted.doubted = 3, true, true
+	doubted.number, doubted.recover, doubted.earlierMayRun = 3, true, true
 
 	return map[string]*goldenCall{
 		"request-create": traced, "request-create-plain": create(bus.TreePlain, after(0)),

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/machinebus/machinebus/bus"
-	"github.com/machinebus/machinebus/bus/internal/opstream"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -63,7 +62,7 @@ func (m *mutation) mutate(ctx context.Context) error {
 		}
 	}
 
-	return m.notStarted("gave up after %d tries at replicas of provider %s; see their logs", maxTries, m.req.Provider)
+	return m.tryError("gave up after %d tries at replicas of provider %s; see their logs", maxTries, m.req.Provider)
 }
 
 // handleVerdict decides what follows a try without a result. If done is false, it has
@@ -109,7 +108,7 @@ func (m *mutation) handleVerdict(ctx context.Context, v verdict, busy driverv1.B
 func (m *mutation) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, err error) {
 	switch {
 	case why == driverv1.BusyReason_BUSY_REASON_MACHINE:
-		e := m.notStarted("replica %s still runs another operation of this machine", m.out.Replica)
+		e := m.tryError("replica %s still runs another operation of this machine", m.out.Replica)
 		e.Code = driverv1.Code_CODE_ABORTED // room for others there may be
 
 		return true, e
@@ -153,7 +152,7 @@ func (m *mutation) onStale(ctx context.Context) (done bool, err error) {
 	case answer.GetResult() != nil:
 		return true, m.endWithResult(answer.GetResult())
 	default:
-		return true, m.notStarted("replica %s may have the operation, but refuses requests as stale: compare its clock with mcm's", m.out.Replica)
+		return true, m.tryError("replica %s may have the operation, but refuses requests as stale: compare its clock with mcm's", m.out.Replica)
 	}
 }
 
@@ -186,7 +185,7 @@ func (k *call) retryAtOtherReplica() (done bool, err error) {
 // awaitStore waits for an operations stream that is new or elects a leader, and picks a
 // replica for another try.
 func (m *mutation) awaitStore(ctx context.Context) (done bool, err error) {
-	m.c.recheckStream(m.req.Provider, opstream.ErrNoAnswer)
+	m.c.recheckStream(m.req.Provider)
 	for m.storeRefusals < maxStoreTries {
 		m.storeRefusals++
 		if err := sleep(ctx, recheckInterval); err != nil {
@@ -197,7 +196,7 @@ func (m *mutation) awaitStore(ctx context.Context) (done bool, err error) {
 		}
 	}
 
-	return true, m.notStarted("the operations stream %s takes no claims from replicas of provider %s: see the logs of mcm and NATS",
+	return true, m.tryError("the operations stream %s takes no claims from replicas of provider %s: see the logs of mcm and NATS",
 		bus.StreamName(m.c.cfg.Cluster, m.req.Provider), m.req.Provider)
 }
 
@@ -281,15 +280,15 @@ func (m *mutation) duplicateRisk(now time.Time) *bus.Error {
 	stuck := m.c.replicas.stuckAt(m.req.Provider, m.req.OperationID)
 	switch {
 	case !m.earlierCreate.IsZero() && now.Before(earlier):
-		return m.notStarted("the outcome of an earlier create of this machine is unknown, and another create could make a second instance: "+
+		return m.tryError("the outcome of an earlier create of this machine is unknown, and another create could make a second instance: "+
 			"mcm waits until %s, and then looks", earlier.UTC().Format(time.RFC3339))
 	case identified:
 		return nil
 	case stuck != "":
-		return m.notStarted("a create for this machine ignores its deadline at replica %[2]s of provider %[1]s, and another create could make a second instance: "+
+		return m.tryError("a create for this machine ignores its deadline at replica %[2]s of provider %[1]s, and another create could make a second instance: "+
 			"restart that replica", m.req.Provider, stuck)
 	case !m.nothingBegun && now.Before(lost):
-		return m.notStarted("a driver replica was lost during the create, and the cloud of provider %s does not show at once whether it made the instance: "+
+		return m.tryError("a driver replica was lost during the create, and the cloud of provider %s does not show at once whether it made the instance: "+
 			"mcm waits until %s, so as not to make a second one, and then looks",
 			m.req.Provider, lost.UTC().Format(time.RFC3339))
 	default:

@@ -99,7 +99,7 @@ func (p *plainCall) ask(ctx context.Context) error {
 func (p *plainCall) noReplicaLives() error {
 	if len(p.c.replicas.live(p.req.Provider)) > 0 {
 		// It is not yet known to be dead, is stopping, or has just started.
-		return p.notStarted("no replica of provider %s answers; waiting until a replica answers or all count as dead", p.req.Provider)
+		return p.tryError("no replica of provider %s answers; waiting until a replica answers or all count as dead", p.req.Provider)
 	}
 
 	return nil
@@ -113,7 +113,7 @@ func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
 		case isDone:
 			return true, err
 		case mayAttach:
-			return true, p.notStarted("replica %s has the operation", p.target)
+			return true, p.tryError("replica %s has the operation", p.target)
 		default:
 		}
 		if err := p.waitForEarlierAttempts(ctx); err != nil {
@@ -139,16 +139,16 @@ func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
 		case errors.Is(err, opstream.ErrConflict):
 			continue // a replica has connected, or another manager leads
 		case err != nil:
-			p.c.recheckStream(p.req.Provider, err)
+			p.c.recheckStream(p.req.Provider)
 
-			return true, p.notStarted("cannot claim the machine for a driver without sessions: %w", err)
+			return true, p.tryError("cannot claim the machine for a driver without sessions: %w", err)
 		}
 		p.plainClaim, p.plainClaimAt = sequence, claimedAt
 
 		return false, nil
 	}
 
-	return true, p.notStarted("the claim on the machine keeps changing; retrying")
+	return true, p.tryError("the claim on the machine keeps changing; retrying")
 }
 
 // write replaces the record with the expected sequence by a claim for a plain driver that
@@ -190,7 +190,7 @@ func (p *plainCall) waitForEarlierAttempts(ctx context.Context) error {
 	}
 	for said := false; time.Now().Before(end) && len(p.c.replicas.live(p.req.Provider)) == 0; said = true {
 		if !said {
-			p.reportWaiting(p.notStarted("an earlier attempt was lost, and only a driver without sessions is connected: "+
+			p.reportWaiting(p.tryError("an earlier attempt was lost, and only a driver without sessions is connected: "+
 				"waiting for the deadline of that attempt and the settle time of provider %s, until %s", p.req.Provider, end.UTC().Format(time.RFC3339)))
 		}
 		if err := sleep(ctx, recheckInterval); err != nil {

@@ -177,7 +177,7 @@ func TestBelievedHolderOutOfReach(t *testing.T) {
 		known.onSession(session("holder", 1, of), time.Now())
 		known.onSession(session("other", 1, of), time.Now())
 		req := benchCreate(time.Minute)
-		k := newMutation(&call{c: b.caller, req: &req, op: opCreate, number: 1, past: past{lastRan: 1}, target: "holder"})
+		k := newMutation(&call{c: b.caller, req: &req, op: opCreate, number: 1, history: history{lastRan: 1}, target: "holder"})
 		done, err := k.handleVerdict(b.ctx, gotNoResponder, 0)
 		if done || err != nil || k.target != "holder" || k.number != 1 {
 			b.Errorf("after no responders at a live holder: done %v, %v, attempt %d at %q; want it asked again", done, err, k.number, k.target)

@@ -545,12 +545,8 @@ func (c *Caller) awaitStream(ctx context.Context, provider string) error {
 	return fmt.Errorf("operations stream %s does not exist yet", state.Name)
 }
 
-// recheckStream checks a stream at once after an error.
-func (c *Caller) recheckStream(provider string, err error) {
-	if c.streams != nil && err != nil {
-		signal(c.streams.of(provider).recheck)
-	}
-}
+// recheckStream checks a stream at once, as after an error.
+func (c *Caller) recheckStream(provider string) { signal(c.streams.of(provider).recheck) }
 
 // Streams returns the states of the operations streams of all known providers.
 func (c *Caller) Streams() []StreamState {

@@ -124,7 +124,7 @@ func (r *claimReader) checkClaim(ctx context.Context) (decision, error) {
 		}
 	}
 
-	return isDone, r.notStarted("the claim on the machine keeps changing; retrying")
+	return isDone, r.tryError("the claim on the machine keeps changing; retrying")
 }
 
 // waitForPlainClaim waits a while for a plain driver's claim to expire. Such a driver
@@ -133,7 +133,7 @@ func (r *claimReader) waitForPlainClaim(ctx context.Context, c *driverv1.Claim) 
 	r.noteEarlierAttempt(c.GetAttempt())
 	if !r.reportedPlain {
 		r.reportedPlain = true
-		r.reportWaiting(r.notStarted("a driver of provider %s without sessions may still run attempt %d of the operation: "+
+		r.reportWaiting(r.tryError("a driver of provider %s without sessions may still run attempt %d of the operation: "+
 			"waiting for the deadline of that attempt",
 			r.req.Provider, c.GetAttempt()))
 	}
@@ -202,7 +202,7 @@ func (r *claimReader) checkClaimLost(ctx context.Context, c *driverv1.Claim, seq
 	}
 	provider := r.req.Provider
 	if !r.taken.IsZero() {
-		r.c.recheckStream(provider, opstream.ErrRolledBack) // a replica had a claim that is missing
+		r.c.recheckStream(provider) // a replica had a claim that is missing
 	}
 	tried := time.Since(r.firstTry)
 	age, err := r.c.streams.ageOf(ctx, provider)
@@ -214,9 +214,9 @@ func (r *claimReader) checkClaimLost(ctx context.Context, c *driverv1.Claim, seq
 		// this call's first attempt would have that attempt's claim.
 		r.nothingBegun = r.taken.IsZero() && (age > bus.AcceptBy+r.req.Timeout || !r.req.Recover && age > tried)
 	case lost:
-		r.c.recheckStream(provider, err)
+		r.c.recheckStream(provider)
 
-		return r.notStarted("cannot read the age of the operations stream, so the claim on the machine may be lost: %w", err)
+		return r.tryError("cannot read the age of the operations stream, so the claim on the machine may be lost: %w", err)
 	}
 
 	return nil
@@ -234,9 +234,9 @@ func (r *claimReader) readClaim(ctx context.Context) (*driverv1.Claim, uint64, e
 	case ctx.Err() != nil:
 		return nil, 0, ctx.Err() //nolint:wrapcheck // the caller's own
 	case err != nil:
-		r.c.recheckStream(provider, err)
+		r.c.recheckStream(provider)
 
-		return nil, 0, r.notStarted("cannot read the claim on the machine: %w", err)
+		return nil, 0, r.tryError("cannot read the claim on the machine: %w", err)
 	case found == nil:
 		return nil, 0, nil
 	default:
@@ -274,7 +274,7 @@ func (r *claimReader) checkOtherOperation(ctx context.Context, c *driverv1.Claim
 		busy = busy || !st.GetSettled()
 	}
 	if busy {
-		return r.notStarted("operation %s of this machine still runs at replica %s", c.GetOperationId(), c.GetReplica())
+		return r.tryError("operation %s of this machine still runs at replica %s", c.GetOperationId(), c.GetReplica())
 	}
 	r.endedOperation = c.GetOperationId()
 
@@ -286,7 +286,7 @@ func (r *claimReader) endWithStored(c *driverv1.Claim) error {
 	result, partial := opstream.ResultOf(c, r.c.cfg.Key)
 	r.noteEarlierAttempt(c.GetAttempt())
 	r.out.Replica, r.out.Partial, r.taken = c.GetReplica(), partial, time.Now()
-	r.doubted = false // its replica knew of earlier attempts and stored the valid outcome
+	r.earlierMayRun = false // its replica knew of earlier attempts and stored the valid outcome
 	r.c.log.Info("outcome found in the operations stream", "machine", r.req.Namespace+"/"+r.req.Name,
 		"operation_id", r.req.OperationID, "attempt", c.GetAttempt(), "replica", c.GetReplica())
 
@@ -326,7 +326,7 @@ func (m *mutation) prepareClaim(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return ctx.Err() //nolint:wrapcheck // the caller's own
 	case err != nil:
-		return m.notStarted("the operation cannot be claimed yet: %w", err)
+		return m.tryError("the operation cannot be claimed yet: %w", err)
 	default:
 		return nil
 	}

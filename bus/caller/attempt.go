@@ -111,14 +111,13 @@ func (a *attempt) onFrame(env *driverv1.Envelope) (dropped string) {
 // does not list it.
 func (a *attempt) onState(st *driverv1.OperationState) {
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	if st != nil && !st.GetSettled() {
 		a.doubts = 0
 	} else {
 		a.doubts++
 	}
-	wake := a.doubts >= doubtAfter
-	a.mu.Unlock()
-	if wake {
+	if a.doubts >= doubtAfter {
 		signal(a.notify)
 	}
 }

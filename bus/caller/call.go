@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -286,7 +287,11 @@ func (k *call) send(a *attempt) (unregister func(), err error) {
 	if err != nil {
 		return func() {}, err
 	}
-	reply, unregister := k.c.register(k.req.Provider, k.listener(a))
+	reply, unregister := k.c.register(k.req.Provider, func(m *nats.Msg) {
+		if why := a.onMessage(m); why != "" {
+			k.c.dropReply(m.Subject, why)
+		}
+	})
 	k.prepareAttempt()
 	err = k.c.publish(subject, reply, k.req.TraceParent, k.envelope(a.tree, time.Now()))
 	if err != nil {
@@ -304,12 +309,16 @@ func (k *call) subject(tree bus.Tree, replica string) (string, error) {
 	}.Build()
 }
 
-// envelope returns the envelope of this try.
+// envelope returns the envelope of this try. For a plain driver its age counts from the
+// claim: a process frozen since may have lost that claim.
 func (k *call) envelope(tree bus.Tree, now time.Time) *driverv1.Envelope {
+	if tree == bus.TreePlain && k.plainClaim != 0 {
+		now = k.plainClaimAt
+	}
 	env := &driverv1.Envelope{
 		OperationId: k.req.OperationID, Attempt: k.number, Epoch: k.c.cfg.Epoch(), Owner: k.c.cfg.Owner, Recover: k.recover,
 		EarlierMayRun: k.earlierMayRun && !k.editsGroup,
-		AcceptBy:      timestamppb.New(k.acceptBy(tree, now)), Timeout: durationpb.New(k.req.Timeout),
+		AcceptBy:      timestamppb.New(now.Add(bus.AcceptBy)), Timeout: durationpb.New(k.req.Timeout),
 		Body: k.req.Body.GetBody(),
 	}
 	if bus.Mutates(k.op) && tree != bus.TreePlain {
@@ -320,16 +329,6 @@ func (k *call) envelope(tree bus.Tree, now time.Time) *driverv1.Envelope {
 	}
 
 	return env
-}
-
-// acceptBy returns until when a driver may take a request that is sent now. For a plain
-// driver it counts from the claim: a process frozen since may have lost that claim.
-func (k *call) acceptBy(tree bus.Tree, now time.Time) time.Time {
-	if tree == bus.TreePlain && k.plainClaim != 0 {
-		now = k.plainClaimAt
-	}
-
-	return now.Add(bus.AcceptBy)
 }
 
 // read runs an operation that may run any number of times.

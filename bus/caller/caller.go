@@ -306,8 +306,8 @@ func (c *Caller) publish(subject, reply, traceParent string, env *driverv1.Envel
 	return c.conn.Publish(m)
 }
 
-// control sends a replica a control message, which has no answer.
-func (c *Caller) control(provider, replica, verb string, env *driverv1.Envelope) error {
+// control sends a replica a control message, whose answer comes to reply if it has one.
+func (c *Caller) control(provider, replica, verb, reply string, env *driverv1.Envelope) error {
 	subject, err := bus.Subject{
 		Cluster: c.cfg.Cluster, Tree: bus.TreeReplica, Provider: provider, Replica: replica, Verb: verb,
 	}.Build()
@@ -316,7 +316,7 @@ func (c *Caller) control(provider, replica, verb string, env *driverv1.Envelope)
 	}
 	env.Epoch = c.cfg.Epoch()
 
-	return c.publish(subject, "", "", env)
+	return c.publish(subject, reply, "", env)
 }
 
 // Cancel asks the replica that has an operation to end it early. The operation's
@@ -332,7 +332,7 @@ func (c *Caller) Cancel(provider, operationID string) error {
 }
 
 func (c *Caller) cancel(provider, replica, operationID string) error {
-	return c.control(provider, replica, bus.VerbCancel, &driverv1.Envelope{
+	return c.control(provider, replica, bus.VerbCancel, "", &driverv1.Envelope{
 		OperationId: operationID,
 		Body:        &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: operationID}},
 	})
@@ -340,7 +340,7 @@ func (c *Caller) cancel(provider, replica, operationID string) error {
 
 // Acknowledge lets a replica forget an operation whose outcome is stored.
 func (c *Caller) Acknowledge(provider, replica, operationID string) error {
-	return c.control(provider, replica, bus.VerbAcknowledge, &driverv1.Envelope{
+	return c.control(provider, replica, bus.VerbAcknowledge, "", &driverv1.Envelope{
 		OperationId: operationID,
 		Body:        &driverv1.Envelope_Acknowledge{Acknowledge: &driverv1.Acknowledge{OperationId: operationID}},
 	})
@@ -350,12 +350,6 @@ func (c *Caller) Acknowledge(provider, replica, operationID string) error {
 // in time. A replica that denies having the operation will not take this attempt, or an
 // earlier one, afterwards.
 func (c *Caller) ask(ctx context.Context, provider, replica, operationID string, attempt uint32) *driverv1.OpsResponse {
-	subject, err := bus.Subject{
-		Cluster: c.cfg.Cluster, Tree: bus.TreeReplica, Provider: provider, Replica: replica, Verb: bus.VerbOps,
-	}.Build()
-	if err != nil {
-		return nil
-	}
 	got := make(chan *driverv1.OpsResponse, 1)
 	reply, done := c.register(provider, func(m *nats.Msg) {
 		env, err := bus.DecodeMessage(m)
@@ -368,8 +362,8 @@ func (c *Caller) ask(ctx context.Context, provider, replica, operationID string,
 		}
 	})
 	defer done()
-	err = c.publish(subject, reply, "", &driverv1.Envelope{
-		OperationId: operationID, Attempt: attempt, Epoch: c.cfg.Epoch(),
+	err := c.control(provider, replica, bus.VerbOps, reply, &driverv1.Envelope{
+		OperationId: operationID, Attempt: attempt,
 		Body: &driverv1.Envelope_Ops{Ops: &driverv1.OpsRequest{OperationId: operationID}},
 	})
 	if err != nil {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/machinebus/machinebus/bus"
 )
 
@@ -17,14 +15,6 @@ type follow struct {
 	timer      *time.Timer // first for the accept timeout, then for the operation's
 	holderDied <-chan struct{}
 	unbind     func()
-}
-
-func (k *call) listener(a *attempt) func(*nats.Msg) {
-	return func(m *nats.Msg) {
-		if why := a.onMessage(m); why != "" {
-			k.c.dropReply(m.Subject, why)
-		}
-	}
 }
 
 func (f *follow) run(ctx context.Context) verdict {

@@ -62,7 +62,7 @@ func goldenRequests(t *testing.T) map[string]*nats.Msg {
 		t.Fatal(err)
 	}
 	frames["control-ack"] = w.Take()
-	if err := c.control(golden.Provider, golden.Replica, bus.VerbCancel, &driverv1.Envelope{
+	if err := c.control(golden.Provider, golden.Replica, bus.VerbCancel, "", &driverv1.Envelope{
 		OperationId: golden.Operation, Body: &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: golden.Operation}},
 	}); err != nil {
 		t.Fatal(err)

@@ -337,10 +337,6 @@ func overlaySettings(there map[string]json.RawMessage, cfg jetstream.StreamConfi
 	return settings, nil
 }
 
-// errRolledBackStandby is the problem of a rolled back stream at a manager that does not
-// lead.
-var errRolledBackStandby = errors.New("it was rolled back: the leading manager will make it again")
-
 // madeAt returns when a provider's stream was made; nil if that is not known, or for a
 // Caller that only reads.
 func (s *streams) madeAt(provider string) *timestamppb.Timestamp {
@@ -395,7 +391,7 @@ func (s *streams) acknowledgedState(st *stream) (least streamInfo) {
 func (s *streams) removeRolledBack(ctx context.Context, st *stream, seen streamInfo) error {
 	name := st.state.Name
 	if !s.c.leads() {
-		return errRolledBackStandby
+		return errors.New("it was rolled back: the leading manager will make it again")
 	}
 	there, err := s.readStream(ctx, name)
 	switch {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"strconv"
 	"time"
 )
 
@@ -114,11 +116,8 @@ func (r streamInfo) percent() int64 {
 // settings. If JetStream has no room, the stream works until it is full.
 func (s *streams) raiseLimit(ctx context.Context, st *stream, limit int64) {
 	log := s.c.log.With("stream", st.state.Name, "provider", st.state.Provider, "bytes", st.room.bytes, "limit", st.room.limit, "new_limit", limit)
-	config := map[string]any{}
-	for key, value := range st.room.config {
-		config[key] = value
-	}
-	config[maxBytesKey] = limit
+	config := maps.Clone(st.room.config)
+	config[maxBytesKey] = json.RawMessage(strconv.FormatInt(limit, 10))
 	if err := s.apiRequest(ctx, "STREAM.UPDATE."+st.state.Name, config, nil); err != nil {
 		if st.raiseFailedAt.IsZero() {
 			log.Warn("the operations stream fills up and mcm cannot raise its limit: give JetStream more room (max_file_store or the account's limits), "+

@@ -142,11 +142,11 @@ type call struct {
 	out        Outcome
 
 	// Of the next try.
-	number        uint32               // of the attempt
-	recover       bool                 // the replica must first look for what an earlier attempt made
-	earlierMayRun bool                 // an earlier attempt's call may still run, or have had its effect, when this one begins
-	target        string               // the replica; empty for any
-	terms         *driverv1.ClaimTerms // of its claim; nil lets the replica decide
+	number        uint32  // of the attempt
+	recover       bool    // the replica must first look for what an earlier attempt made
+	earlierMayRun bool    // an earlier attempt's call may still run, or have had its effect, when this one begins
+	target        string  // the replica; empty for any
+	replaces      *uint64 // sequence that its claim replaces, 0 for none; nil lets the replica decide
 
 	// Of the tries so far.
 	lastTry, firstTry time.Time
@@ -322,10 +322,7 @@ func (k *call) envelope(tree bus.Tree, now time.Time) *driverv1.Envelope {
 		Body: k.req.Body.GetBody(),
 	}
 	if bus.Mutates(k.op) && tree != bus.TreePlain {
-		env.ClaimTerms = &driverv1.ClaimTerms{StreamMade: k.c.streams.madeAt(k.req.Provider)}
-		if k.terms != nil {
-			env.ClaimTerms.Sequence = k.terms.Sequence
-		}
+		env.ClaimTerms = &driverv1.ClaimTerms{StreamMade: k.c.streams.madeAt(k.req.Provider), Sequence: k.replaces}
 	}
 
 	return env

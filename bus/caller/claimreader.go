@@ -78,7 +78,7 @@ func claimRuns(c *driverv1.Claim) bool {
 type decision int
 
 const (
-	mayProceed decision = iota // with k.terms
+	mayProceed decision = iota // and replace the record k.replaces
 	mayAttach                  // to the operation at k.target
 	isDone                     // with the returned error, or with the outcome in k.out
 )
@@ -143,7 +143,7 @@ func (r *claimReader) waitForPlainClaim(ctx context.Context, c *driverv1.Claim) 
 
 // mayReplace lets the next attempt replace a claim.
 func (r *claimReader) mayReplace(ctx context.Context, c *driverv1.Claim, sequence uint64) (decision, error) {
-	r.terms = &driverv1.ClaimTerms{Sequence: &sequence}
+	r.replaces = &sequence
 	if sequence != 0 && sequence == r.plainClaim {
 		return mayProceed, nil // our own: what it replaced was checked then
 	}
@@ -173,7 +173,7 @@ func (r *claimReader) noteLostCreate(c *driverv1.Claim) {
 	}
 	latest := time.Now().Add(bus.AcceptBy + r.req.Timeout)
 	r.earlierCreate, r.nothingBegun = latest, false
-	if claimed := c.GetClaimedAt(); claimed.IsValid() { // by the replica's clock, which acceptBy allows for
+	if claimed := c.GetClaimedAt(); claimed.IsValid() { // by the replica's clock, which AcceptBy allows for
 		if over := claimed.AsTime().Add(bus.AcceptBy + r.req.Timeout); over.Before(latest) {
 			r.earlierCreate = over
 		}
@@ -296,8 +296,7 @@ func (r *claimReader) endWithStored(c *driverv1.Claim) error {
 // readFirstClaim finds the claim that a first attempt replaces.
 func (m *mutation) readFirstClaim(ctx context.Context) (done bool, err error) {
 	if n, ok := opstream.OperationNumber(m.req.OperationID); ok && n == 0 {
-		none := uint64(0)
-		m.terms = &driverv1.ClaimTerms{Sequence: &none} // presumably the first operation of the machine
+		m.replaces = new(uint64) // presumably the first operation of the machine
 
 		return false, nil
 	}

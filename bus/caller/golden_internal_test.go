@@ -93,17 +93,17 @@ func goldenCalls() map[string]*goldenCall {
 		return of(bus.TreeDriver, "m1.example", id, body)
 	}
 	cls := func(body *driverv1.Envelope) *goldenCall { return of(bus.TreeDriver, "small", "", body) }
-	create := func(tree bus.Tree, terms *driverv1.ClaimTerms) *goldenCall {
+	create := func(tree bus.Tree, replaces *uint64) *goldenCall {
 		k := of(tree, "m1.example", golden.Operation, &driverv1.Envelope{
 			Body: &driverv1.Envelope_Create{Create: &driverv1.CreateRequest{Machine: machine, Class: class}},
 		})
-		k.op, k.terms = driverv1.Operation_OPERATION_CREATE, terms
+		k.op, k.replaces = driverv1.Operation_OPERATION_CREATE, replaces
 
 		return k
 	}
-	after := func(sequence uint64) *driverv1.ClaimTerms { return &driverv1.ClaimTerms{Sequence: &sequence} }
+	after := func(sequence uint64) *uint64 { return &sequence }
 	replacing := func(k *goldenCall, sequence uint64) *goldenCall {
-		k.terms = after(sequence)
+		k.replaces = after(sequence)
 
 		return k
 	}

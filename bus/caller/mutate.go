@@ -299,7 +299,7 @@ func (m *mutation) duplicateRisk(now time.Time) *bus.Error {
 // targetReplica directs the next try to the replica that has an attempt.
 func (r *claimReader) targetReplica(replica string, attempt uint32) {
 	r.noteEarlierAttempt(attempt)
-	r.target, r.number, r.terms = replica, attempt, nil
+	r.target, r.number, r.replaces = replica, attempt, nil
 }
 
 // targetHolder directs the next try to the replica that lists the operation. It reports
@@ -326,7 +326,7 @@ func (m *mutation) findHolder(ctx context.Context) (done bool, err error) {
 		switch {
 		case answer == nil:
 		case holdsOperation(answer):
-			m.target, m.terms = asked[i], nil // the replica attaches us to the running operation
+			m.target, m.replaces = asked[i], nil // the replica attaches us to the running operation
 
 			return false, nil
 		default:

@@ -48,7 +48,7 @@ func (p *plainCall) mutate(ctx context.Context) error {
 			return p.noDriver()
 		}
 	}
-	if done, err := p.claim(ctx); done || err != nil {
+	if done, err := p.claim(ctx); done {
 		return err
 	}
 	if p.recover && p.op == driverv1.Operation_OPERATION_CREATE {
@@ -65,7 +65,7 @@ func (p *plainCall) mutate(ctx context.Context) error {
 			return nil
 		}
 		// The claim may have expired during the list.
-		if done, err := p.claim(ctx); done || err != nil {
+		if done, err := p.claim(ctx); done {
 			return err
 		}
 	}
@@ -132,7 +132,7 @@ func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
 		_, settle := p.c.replicas.identity(p.req.Provider)
 		life := bus.AcceptBy + p.req.Timeout + settle
 		claimedAt := time.Now()
-		sequence, err := p.write(ctx, driverv1.Claim_STATE_BEGUN, p.terms.GetSequence(), life)
+		sequence, err := p.write(ctx, driverv1.Claim_STATE_BEGUN, *p.replaces, life)
 		switch {
 		case ctx.Err() != nil:
 			return true, ctx.Err() //nolint:wrapcheck // the caller's own
@@ -185,7 +185,7 @@ func (p *plainCall) waitForEarlierAttempts(ctx context.Context) error {
 		return nil
 	case p.op == driverv1.Operation_OPERATION_CREATE:
 		end = end.Add(settle)
-	case p.terms.GetSequence() != 0:
+	case *p.replaces != 0:
 		return nil
 	}
 	for said := false; time.Now().Before(end) && len(p.c.replicas.live(p.req.Provider)) == 0; said = true {

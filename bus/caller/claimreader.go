@@ -87,7 +87,7 @@ const (
 type claimReader struct {
 	*call
 
-	denied         map[string]uint32 // attempts that replicas denied having, by replica
+	denied         map[string]uint32 // the last attempt that each replica denied having; nil for reads
 	endedOperation string            // another operation of the machine that has ended, whatever its claim says
 	reportedPlain  bool              // OnWaiting knows that the call waits for a plain driver's claim
 }
@@ -252,14 +252,6 @@ func (r *claimReader) standing(c *driverv1.Claim, sequence uint64) replicaStandi
 		denied: sequence != 0 && sequence == r.plainClaim || r.endedOperation != "" && r.endedOperation == c.GetOperationId() ||
 			r.denied[c.GetReplica()] >= c.GetAttempt() && r.denied[c.GetReplica()] > 0 && c.GetOperationId() == r.req.OperationID,
 	}
-}
-
-// noteDenial notes that a replica will not take an attempt at this call's operation.
-func (r *claimReader) noteDenial(replica string, attempt uint32) {
-	if r.denied == nil {
-		r.denied = map[string]uint32{}
-	}
-	r.denied[replica] = attempt
 }
 
 // checkOtherOperation asks whether another operation still runs, as its claim says. It

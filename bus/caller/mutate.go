@@ -32,7 +32,9 @@ type mutation struct {
 	storeRefusals int // how often a replica could not write its claim
 }
 
-func newMutation(k *call) *mutation { return &mutation{claimReader: claimReader{call: k}} }
+func newMutation(k *call) *mutation {
+	return &mutation{claimReader: claimReader{call: k, denied: map[string]uint32{}}}
+}
 
 // mutate runs an operation that must not take effect twice.
 func (m *mutation) mutate(ctx context.Context) error {
@@ -94,7 +96,7 @@ func (m *mutation) handleVerdict(ctx context.Context, v verdict, busy driverv1.B
 
 		return m.retry(ctx) // the claim shows whether it has begun anything
 	case gotDenial:
-		m.noteDenial(m.out.Replica, m.number)
+		m.denied[m.out.Replica] = m.number
 
 		return m.retry(ctx)
 	case gotOverdue:
@@ -115,7 +117,7 @@ func (m *mutation) onBusy(ctx context.Context, why driverv1.BusyReason) (done bo
 	case why == driverv1.BusyReason_BUSY_REASON_STALE:
 		return m.onStale(ctx)
 	case m.attached():
-		m.noteDenial(m.out.Replica, m.number)
+		m.denied[m.out.Replica] = m.number
 
 		return m.retry(ctx) // a replica with the operation would have attached us to it
 	case why == driverv1.BusyReason_BUSY_REASON_STUCK:
@@ -146,7 +148,7 @@ func (m *mutation) onStale(ctx context.Context) (done bool, err error) {
 	case ctx.Err() != nil:
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
 	case answer != nil && !holdsOperation(answer):
-		m.noteDenial(m.out.Replica, m.number)
+		m.denied[m.out.Replica] = m.number
 
 		return m.retry(ctx)
 	case answer.GetResult() != nil:
@@ -330,7 +332,7 @@ func (m *mutation) findHolder(ctx context.Context) (done bool, err error) {
 
 			return false, nil
 		default:
-			m.noteDenial(asked[i], m.number)
+			m.denied[asked[i]] = m.number
 		}
 	}
 	if ctx.Err() != nil {

@@ -92,7 +92,7 @@ func (c *Caller) Check(ctx context.Context) error {
 	if c.streams == nil {
 		return nil
 	}
-	states := c.streams.list()
+	states := c.Streams()
 	for _, st := range states {
 		if err := st.fault(); err != nil {
 			return err

@@ -142,18 +142,6 @@ func (s *streams) checkAll() {
 	}
 }
 
-func (s *streams) list() []StreamState {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	states := make([]StreamState, 0, len(s.seen))
-	for _, st := range s.seen {
-		states = append(states, st.state)
-	}
-	slices.SortFunc(states, func(a, b StreamState) int { return strings.Compare(a.Provider, b.Provider) })
-
-	return states
-}
-
 // keepStream makes a stream, and makes it again once it does not exist, until ctx ends.
 func (s *streams) keepStream(ctx context.Context, st *stream) {
 	timer := time.NewTimer(0)
@@ -550,7 +538,16 @@ func (c *Caller) Streams() []StreamState {
 		return nil
 	}
 
-	return c.streams.list()
+	s := c.streams
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	states := make([]StreamState, 0, len(s.seen))
+	for _, st := range s.seen {
+		states = append(states, st.state)
+	}
+	slices.SortFunc(states, func(a, b StreamState) int { return strings.Compare(a.Provider, b.Provider) })
+
+	return states
 }
 
 func (c *Caller) ledger(provider string) opstream.Ledger {

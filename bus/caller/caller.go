@@ -262,7 +262,7 @@ func (c *Caller) logDead(dead []string) {
 
 // register passes messages on a new reply subject to f.
 func (c *Caller) register(provider string, f func(*nats.Msg)) (reply string, unregister func()) {
-	reply = bus.Root + "." + c.cfg.Cluster + "." + string(bus.TreeReply) + "." + provider + "." + c.id + "." + nuid.Next()
+	reply = bus.ReplyPrefix(c.cfg.Cluster, provider) + c.id + "." + nuid.Next()
 	c.mu.Lock()
 	c.waiting[reply] = f
 	c.mu.Unlock()

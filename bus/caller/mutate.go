@@ -379,21 +379,7 @@ func (m *mutation) resume(ctx context.Context) (done bool, err error) {
 	if m.targetHolder() {
 		return false, nil
 	}
-
-	return m.resumeFromClaim(ctx)
-}
-
-// endOverdue cancels an operation that its live holder does not finish in time.
-func (k *call) endOverdue() error {
-	if err := k.c.cancel(k.req.Provider, k.out.Replica, k.req.OperationID); err != nil {
-		k.log().Warn("overdue operation not cancelled", "err", err)
-	}
-
-	return bus.OutcomeUnknownf("replica %s did not finish within %s", k.out.Replica, k.req.Timeout)
-}
-
-// resumeFromClaim resumes an operation that no replica lists, by its claim.
-func (m *mutation) resumeFromClaim(ctx context.Context) (done bool, err error) {
+	// No replica lists it, so its claim shows how it goes on.
 	d, err := m.checkClaim(ctx)
 	switch {
 	case d != mayProceed:
@@ -403,4 +389,13 @@ func (m *mutation) resumeFromClaim(ctx context.Context) (done bool, err error) {
 	default:
 		return m.chooseRetryTarget(ctx)
 	}
+}
+
+// endOverdue cancels an operation that its live holder does not finish in time.
+func (k *call) endOverdue() error {
+	if err := k.c.cancel(k.req.Provider, k.out.Replica, k.req.OperationID); err != nil {
+		k.log().Warn("overdue operation not cancelled", "err", err)
+	}
+
+	return bus.OutcomeUnknownf("replica %s did not finish within %s", k.out.Replica, k.req.Timeout)
 }

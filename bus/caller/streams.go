@@ -189,22 +189,17 @@ func (s *streams) recordState(st *stream, err error) (ready bool) {
 	s.mu.Lock()
 	before := st.state
 	st.state.Ready, st.state.Problem = err == nil, ""
-	st.ready = st.ready || err == nil
 	st.state.Bytes, st.state.MaxBytes = st.room.bytes, st.room.limit
 	st.state.Leader, st.state.Behind = st.room.hasLeader, st.room.lagging
 	if err != nil {
 		st.state.Problem = err.Error()
+	} else if !st.ready {
+		st.ready = true
+		close(st.firstLook)
 	}
 	now := st.state
 	s.mu.Unlock()
 	s.logChanges(before, now)
-	if now.Ready {
-		select {
-		case <-st.firstLook:
-		default:
-			close(st.firstLook)
-		}
-	}
 
 	return now.Ready
 }

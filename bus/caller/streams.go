@@ -293,13 +293,11 @@ func (s *streams) createStream(ctx context.Context, st *stream, cfg jetstream.St
 		err = s.apiRequest(ctx, "STREAM.CREATE."+st.state.Name, settings, nil)
 	}
 	st.room.hasLeader = err == nil
-	switch {
-	case err == nil:
-		st.settings = nil
-	case isDiskFull(err):
+	if isDiskFull(err) {
 		return s.writeError(st, err)
-	case !errors.Is(err, opstream.ErrNoAnswer):
-		st.settings = nil // the settings may be the cause
+	}
+	if _, refused := errors.AsType[*opstream.APIError](err); err == nil || refused {
+		st.settings = nil // they may be the cause of a refusal
 	}
 
 	return err
@@ -383,10 +381,10 @@ func (s *streams) removeRolledBack(ctx context.Context, st *stream, seen streamI
 	case !there.made.Equal(seen.made):
 		return errors.New("it was rolled back and has been made again: checking again")
 	}
+	st.settings = seen.config // the answer may be lost
 	if err := s.apiRequest(ctx, "STREAM.DELETE."+name, nil, nil); err != nil {
 		return fmt.Errorf("it was rolled back and must be made again: %w (delete it, or allow mcm to delete it)", err)
 	}
-	st.settings = seen.config
 
 	return opstream.ErrNoStream
 }

@@ -30,7 +30,7 @@ func (a *Announcer) Hello(h *driverv1.Hello) error {
 		h.ProtocolMin, h.ProtocolMax = Spoken.Lowest, Spoken.Highest
 	}
 
-	return a.publish(Pattern(a.cluster, TreeHello), &driverv1.Envelope{Body: &driverv1.Envelope_Hello{Hello: h}})
+	return a.conn.send(Pattern(a.cluster, TreeHello), "", &driverv1.Envelope{Body: &driverv1.Envelope_Hello{Hello: h}})
 }
 
 // Changed publishes to the replicas of a provider that a class or secret has a new
@@ -40,7 +40,7 @@ func (a *Announcer) Changed(provider string, change *driverv1.Changed) error {
 		return err
 	}
 
-	return a.publish(Pattern(a.cluster, TreeChanged, provider), &driverv1.Envelope{
+	return a.conn.send(Pattern(a.cluster, TreeChanged, provider), "", &driverv1.Envelope{
 		Body: &driverv1.Envelope_Changed{Changed: change},
 	})
 }
@@ -56,18 +56,9 @@ func (a *Announcer) Audit(audit *driverv1.Audit) error {
 		return err
 	}
 
-	return a.publish(subject, &driverv1.Envelope{
+	return a.conn.send(subject, "", &driverv1.Envelope{
 		OperationId: audit.GetOperationId(), Body: &driverv1.Envelope_Audit{Audit: audit},
 	})
-}
-
-func (a *Announcer) publish(subject string, env *driverv1.Envelope) error {
-	payload, err := Encode(env, "")
-	if err != nil {
-		return err
-	}
-
-	return a.conn.Publish(&nats.Msg{Subject: subject, Data: payload})
 }
 
 // WatchHello passes on who leads a control plane; cluster may be "*". A hello that

@@ -2,8 +2,6 @@ package bus
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,6 +12,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // Connection clocks: a dead connection is noticed within 2*pingInterval even
@@ -138,60 +138,18 @@ func (cfg Config) options(c *Conn) ([]nats.Option, error) {
 		}
 		opts = append(opts, nats.UserCredentials(cfg.Creds))
 	}
-	tlsOpt, err := cfg.tls()
-	if err != nil {
-		return nil, err
-	}
-	if tlsOpt != nil {
-		opts = append(opts, tlsOpt)
-	}
-
-	return opts, cfg.checkURLs()
-}
-
-// tls returns callbacks rather than certificates, which nats.go calls at each
-// reconnect.
-func (cfg Config) tls() (nats.Option, error) {
-	if cfg.CA == "" && cfg.Cert == "" && cfg.Key == "" {
-		return nil, nil //nolint:nilnil // no option is the answer here, not a fault
-	}
 	if (cfg.Cert == "") != (cfg.Key == "") {
 		return nil, errors.New("NATS client certificate: give both the certificate and the key file")
 	}
-	roots := func() (*x509.CertPool, error) {
-		if cfg.CA == "" {
-			return x509.SystemCertPool()
-		}
-		pem, err := os.ReadFile(cfg.CA)
-		if err != nil {
-			return nil, fmt.Errorf("NATS CA file: %w", err)
-		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("NATS CA file %s: no PEM certificate in it", cfg.CA)
-		}
-
-		return pool, nil
+	// The client reads these files now and at each reconnect.
+	if cfg.Cert != "" {
+		opts = append(opts, nats.ClientCert(cfg.Cert, cfg.Key))
 	}
-	cert := func() (tls.Certificate, error) {
-		if cfg.Cert == "" {
-			return tls.Certificate{}, nil
-		}
-		pair, err := tls.LoadX509KeyPair(cfg.Cert, cfg.Key)
-		if err != nil {
-			return pair, fmt.Errorf("NATS client certificate: %w", err)
-		}
-
-		return pair, nil
-	}
-	if _, err := roots(); err != nil {
-		return nil, err
-	}
-	if _, err := cert(); err != nil {
-		return nil, err
+	if cfg.CA != "" {
+		opts = append(opts, nats.RootCAs(cfg.CA))
 	}
 
-	return nats.ClientTLSConfig(cert, roots), nil
+	return opts, cfg.checkURLs()
 }
 
 // checkURLs refuses invalid URLs and, unless AllowInsecure is set, connections beyond this
@@ -226,12 +184,7 @@ func (cfg Config) checkURLs() error {
 }
 
 func isLoopback(host string) bool {
-	if host == "localhost" {
-		return true
-	}
-	ip := net.ParseIP(host)
-
-	return ip != nil && ip.IsLoopback()
+	return host == "localhost" || net.ParseIP(host).IsLoopback() // of nil, too
 }
 
 // OnUp calls f at once if the connection stands, and each time it is made from
@@ -359,6 +312,16 @@ func (c *Conn) Publish(m *nats.Msg) error {
 	}
 
 	return nil
+}
+
+// send publishes an envelope in protobuf.
+func (c *Conn) send(subject, reply string, env *driverv1.Envelope) error {
+	payload, err := Encode(env, "")
+	if err != nil {
+		return err
+	}
+
+	return c.Publish(&nats.Msg{Subject: subject, Reply: reply, Data: payload})
 }
 
 // Subscribe has messages passed to f, from one goroutine. Members of a queue group share

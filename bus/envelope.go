@@ -122,28 +122,9 @@ func IsNoResponders(m *nats.Msg) bool {
 // OperationOf returns the operation an envelope asks for; unspecified when it
 // is no request of an operation.
 func OperationOf(env *driverv1.Envelope) driverv1.Operation {
-	switch env.GetBody().(type) {
-	case *driverv1.Envelope_Create:
-		return driverv1.Operation_OPERATION_CREATE
-	case *driverv1.Envelope_Initialize:
-		return driverv1.Operation_OPERATION_INITIALIZE
-	case *driverv1.Envelope_Delete:
-		return driverv1.Operation_OPERATION_DELETE
-	case *driverv1.Envelope_Status:
-		return driverv1.Operation_OPERATION_STATUS
-	case *driverv1.Envelope_List:
-		return driverv1.Operation_OPERATION_LIST
-	case *driverv1.Envelope_VolumeIds:
-		return driverv1.Operation_OPERATION_VOLUME_IDS
-	case *driverv1.Envelope_Validate:
-		return driverv1.Operation_OPERATION_VALIDATE
-	case *driverv1.Envelope_MigrateClass:
-		return driverv1.Operation_OPERATION_MIGRATE_CLASS
-	case *driverv1.Envelope_NodeGroups:
-		return driverv1.Operation_OPERATION_NODE_GROUPS
-	default:
-		return driverv1.Operation_OPERATION_UNSPECIFIED
-	}
+	op, _ := requestOf(env)
+
+	return op
 }
 
 // MachineOf returns the machine an envelope's request is about, or nil.
@@ -170,27 +151,33 @@ func ClassOf(env *driverv1.Envelope) *driverv1.ClassReference {
 
 // RequestOf returns the request message of an operation's envelope, or nil.
 func RequestOf(env *driverv1.Envelope) proto.Message {
+	_, request := requestOf(env)
+
+	return request
+}
+
+func requestOf(env *driverv1.Envelope) (driverv1.Operation, proto.Message) {
 	switch b := env.GetBody().(type) {
 	case *driverv1.Envelope_Create:
-		return b.Create
+		return driverv1.Operation_OPERATION_CREATE, b.Create
 	case *driverv1.Envelope_Initialize:
-		return b.Initialize
+		return driverv1.Operation_OPERATION_INITIALIZE, b.Initialize
 	case *driverv1.Envelope_Delete:
-		return b.Delete
+		return driverv1.Operation_OPERATION_DELETE, b.Delete
 	case *driverv1.Envelope_Status:
-		return b.Status
+		return driverv1.Operation_OPERATION_STATUS, b.Status
 	case *driverv1.Envelope_List:
-		return b.List
+		return driverv1.Operation_OPERATION_LIST, b.List
 	case *driverv1.Envelope_VolumeIds:
-		return b.VolumeIds
+		return driverv1.Operation_OPERATION_VOLUME_IDS, b.VolumeIds
 	case *driverv1.Envelope_Validate:
-		return b.Validate
+		return driverv1.Operation_OPERATION_VALIDATE, b.Validate
 	case *driverv1.Envelope_MigrateClass:
-		return b.MigrateClass
+		return driverv1.Operation_OPERATION_MIGRATE_CLASS, b.MigrateClass
 	case *driverv1.Envelope_NodeGroups:
-		return b.NodeGroups
+		return driverv1.Operation_OPERATION_NODE_GROUPS, b.NodeGroups
 	default:
-		return nil
+		return driverv1.Operation_OPERATION_UNSPECIFIED, nil
 	}
 }
 

@@ -94,10 +94,7 @@ func (f *FetchClient) Class(ctx context.Context, cluster string, ref *driverv1.O
 
 // Secret fetches a secret that class refers to.
 func (f *FetchClient) Secret(ctx context.Context, cluster string, class, secret *driverv1.ObjectReference) (*driverv1.SecretContent, error) {
-	nonce, err := newNonce()
-	if err != nil {
-		return nil, err
-	}
+	nonce := newNonce()
 	env, err := f.ask(ctx, cluster, fetchSecret, &driverv1.Envelope{
 		Body: &driverv1.Envelope_FetchSecret{FetchSecret: &driverv1.FetchSecretRequest{
 			Class: class, Secret: secret, Recipient: f.key.Public(), Nonce: nonce,
@@ -125,10 +122,7 @@ func (f *FetchClient) Secret(ctx context.Context, cluster string, class, secret 
 // Bootstrap fetches what replaces the placeholders in a machine's user data,
 // while operation is in flight.
 func (f *FetchClient) Bootstrap(ctx context.Context, cluster, operationID string, m *driverv1.Machine) (map[string]string, error) {
-	nonce, err := newNonce()
-	if err != nil {
-		return nil, err
-	}
+	nonce := newNonce()
 	env, err := f.ask(ctx, cluster, fetchBootstrap, &driverv1.Envelope{
 		Body: &driverv1.Envelope_FetchBootstrap{FetchBootstrap: &driverv1.FetchBootstrapRequest{
 			OperationId: operationID, Namespace: m.GetNamespace(), Machine: m.GetName(), MachineUid: m.GetUid(),
@@ -153,13 +147,11 @@ func (f *FetchClient) Bootstrap(ctx context.Context, cluster, operationID string
 	return content.GetValues(), nil
 }
 
-func newNonce() ([]byte, error) {
+func newNonce() []byte {
 	nonce := make([]byte, nonceBytes)
-	if _, err := rand.Read(nonce); err != nil {
-		return nil, fmt.Errorf("generate a nonce: %w", err)
-	}
+	_, _ = rand.Read(nonce) // never fails
 
-	return nonce, nil
+	return nonce
 }
 
 // open opens a box with the key this control plane is known by [FETCH-3].

@@ -35,7 +35,7 @@ func ServeOutcomes(
 			answerWaiting(conn, m.Reply, w)
 		}
 		for _, audit := range newest() {
-			_ = answer(conn, m.Reply, &driverv1.Envelope{
+			_ = conn.send(m.Reply, "", &driverv1.Envelope{
 				OperationId: audit.GetOperationId(), Body: &driverv1.Envelope_Audit{Audit: audit},
 			})
 		}
@@ -49,7 +49,7 @@ func answerWaiting(conn *Conn, reply string, w *driverv1.OpsResponse) {
 		op.LastProgress = OneLine(op.GetLastProgress())
 	}
 	for {
-		err := answer(conn, reply, &driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: w}})
+		err := conn.send(reply, "", &driverv1.Envelope{Body: &driverv1.Envelope_OpsHeld{OpsHeld: w}})
 		all := len(w.GetOperations())
 		if !errors.Is(err, ErrTooLarge) || all <= 1 {
 			return
@@ -57,15 +57,6 @@ func answerWaiting(conn *Conn, reply string, w *driverv1.OpsResponse) {
 		w.Operations = w.GetOperations()[:all/2]
 		w.Omitted += uint32(all - all/2)
 	}
-}
-
-func answer(conn *Conn, reply string, env *driverv1.Envelope) error {
-	payload, err := Encode(env, "")
-	if err != nil {
-		return err
-	}
-
-	return conn.Publish(&nats.Msg{Subject: reply, Data: payload})
 }
 
 // AskOutcomes returns a function that asks a control plane what has come of its
@@ -93,11 +84,9 @@ func AskOutcomes(
 		if err := ValidToken("cluster", cluster); err != nil {
 			return err
 		}
-		payload, err := Encode(&driverv1.Envelope{Body: &driverv1.Envelope_Ops{Ops: &driverv1.OpsRequest{}}}, "")
-		if err != nil {
-			return err
-		}
 
-		return conn.Publish(&nats.Msg{Subject: Pattern(cluster, TreeOutcomes), Reply: inbox + cluster, Data: payload})
+		return conn.send(Pattern(cluster, TreeOutcomes), inbox+cluster, &driverv1.Envelope{
+			Body: &driverv1.Envelope_Ops{Ops: &driverv1.OpsRequest{}},
+		})
 	}, stop, nil
 }

@@ -22,45 +22,31 @@ type attempt struct {
 	target string // the only replica that may answer; empty for any
 	notify chan struct{}
 
-	mu          sync.Mutex
-	holder      string
-	progress    string
-	result      *driverv1.Result
-	busy        *driverv1.Busy
-	busyAt      string // the replica that sent busy
-	noResponder bool
-	doubts      int
+	mu sync.Mutex
+	attemptState
+	doubts int // sessions in a row that contradict the state
 }
 
 func newAttempt(id string, number uint32, tree bus.Tree, target string) *attempt {
 	return &attempt{id: id, number: number, tree: tree, target: target, notify: make(chan struct{}, 1)}
 }
 
-// An attemptState is a snapshot of an attempt.
+// An attemptState is what is known of an attempt.
 type attemptState struct {
 	holder      string
 	progress    string
 	result      *driverv1.Result
 	busy        *driverv1.Busy
-	busyAt      string
+	busyAt      string // the replica that sent busy
 	noResponder bool
-	doubted     bool
-}
-
-func (a *attempt) wake() {
-	select {
-	case a.notify <- struct{}{}:
-	default:
-	}
+	doubted     bool // its holder is to be asked; only a snapshot says so
 }
 
 func (a *attempt) snapshot() attemptState {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	h := attemptState{
-		holder: a.holder, progress: a.progress, result: a.result, busy: a.busy, busyAt: a.busyAt, noResponder: a.noResponder,
-		doubted: a.doubts >= doubtAfter && a.result == nil,
-	}
+	h := a.attemptState
+	h.doubted = a.doubts >= doubtAfter && a.result == nil
 	if h.doubted {
 		a.doubts = 0 // the holder is asked now
 	}
@@ -71,7 +57,7 @@ func (a *attempt) snapshot() attemptState {
 // onMessage handles a message on the attempt's reply subject. It returns why it dropped
 // the message, or "".
 func (a *attempt) onMessage(m *nats.Msg) (dropped string) {
-	defer a.wake()
+	defer signal(a.notify)
 	if bus.IsNoResponders(m) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -125,14 +111,13 @@ func (a *attempt) onFrame(env *driverv1.Envelope) (dropped string) {
 // does not list it.
 func (a *attempt) onState(st *driverv1.OperationState) {
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	if st != nil && !st.GetSettled() {
 		a.doubts = 0
 	} else {
 		a.doubts++
 	}
-	wake := a.doubts >= doubtAfter
-	a.mu.Unlock()
-	if wake {
-		a.wake()
+	if a.doubts >= doubtAfter {
+		signal(a.notify)
 	}
 }

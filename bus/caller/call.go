@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -130,7 +131,7 @@ func (c *Caller) Call(ctx context.Context, req Request) (*Outcome, error) {
 
 // A call is the state of one Call.
 type call struct {
-	past
+	history
 
 	c          *Caller
 	req        *Request
@@ -141,19 +142,19 @@ type call struct {
 	out        Outcome
 
 	// Of the next try.
-	number  uint32               // of the attempt
-	recover bool                 // the replica must first look for what an earlier attempt made
-	doubted bool                 // an earlier attempt's call may still run, or have had its effect, when this one begins
-	target  string               // the replica; empty for any
-	terms   *driverv1.ClaimTerms // of its claim; nil lets the replica decide
+	number        uint32  // of the attempt
+	recover       bool    // the replica must first look for what an earlier attempt made
+	earlierMayRun bool    // an earlier attempt's call may still run, or have had its effect, when this one begins
+	target        string  // the replica; empty for any
+	replaces      *uint64 // sequence that its claim replaces, 0 for none; nil lets the replica decide
 
 	// Of the tries so far.
 	lastTry, firstTry time.Time
-	limit             time.Time       // of a read; zero for mutations
-	sendErr           error           // why the last one was not sent
-	avoid             map[string]bool // replicas that lost an attempt or have just refused one
-	staleAt           string          // replica that refused a request as stale
-	stuckAt           string          // replica where a call for this machine ignores its deadline
+	limit             time.Time // of a read; zero for mutations
+	sendErr           error     // of the last one, if it was not sent
+	avoid             []string  // replicas that lost an attempt or have just refused one
+	staleAt           string    // replica that refused a request as stale
+	stuckAt           string    // replica where a call for this machine ignores its deadline
 
 	plainClaim   uint64    // sequence of the claim that this call wrote for a plain driver; 0 for none
 	plainClaimAt time.Time // just before the write
@@ -181,7 +182,7 @@ func (k *call) noteEarlierAttempt(attempt uint32) {
 
 // prepareAttempt notes that the next try may begin a new attempt.
 func (k *call) prepareAttempt() {
-	k.doubted = false
+	k.earlierMayRun = false
 	if k.number <= k.lastRan { // the try only asks for the outcome of an earlier attempt
 		return
 	}
@@ -190,11 +191,11 @@ func (k *call) prepareAttempt() {
 	case k.lastRan == 0:
 	case k.op == driverv1.Operation_OPERATION_CREATE:
 		_, settle := k.c.replicas.identity(k.req.Provider)
-		k.doubted = !k.nothingBegun && k.lastTry.Before(k.lastDeadline().Add(settle)) ||
+		k.earlierMayRun = !k.nothingBegun && k.lastTry.Before(k.lastDeadline().Add(settle)) ||
 			k.c.replicas.stuckAt(k.req.Provider, k.req.OperationID) != ""
 	default:
 		// An earlier attempt may have caused the state that this one meets.
-		k.doubted = k.editsGroup
+		k.earlierMayRun = k.editsGroup
 		k.recover = k.recover || k.editsGroup
 	}
 }
@@ -211,21 +212,19 @@ func (k *call) reportWaiting(why *bus.Error) {
 type verdict int
 
 const (
-	gotResult       verdict = iota
-	gotBusy                 // refused, nothing ran
-	gotNoResponder          // nothing subscribes the subject, nothing ran
-	gotNotConnected         // not sent, nothing ran
-	gotUnsendable           // cannot be sent, nothing ran
-	gotSilence              // no frame at all: unknown
-	gotHolderDied           // the holder died: unknown
-	gotDenial               // the holder denies having the operation: nothing runs there
-	gotOverdue              // the holder lives, but the deadline has passed
-	gotContextEnd           // the caller's context ended
+	gotResult      verdict = iota
+	gotBusy                // refused, nothing ran
+	gotNoResponder         // nothing subscribes the subject, nothing ran
+	gotUnsent              // not sent, nothing ran: sendErr says why
+	gotSilence             // no frame at all: unknown
+	gotHolderDied          // the holder died: unknown
+	gotDenial              // the holder denies having the operation: nothing runs there
+	gotOverdue             // the holder lives, but the deadline has passed
+	gotContextEnd          // the caller's context ended
 )
 
-// sendAndFollow sends the request once and follows it to a verdict.
-func (k *call) sendAndFollow(ctx context.Context) (verdict, *driverv1.Result, driverv1.BusyReason) {
-	const none = driverv1.BusyReason_BUSY_REASON_UNSPECIFIED
+// sendAndFollow sends the request once and follows it to a verdict and its last state.
+func (k *call) sendAndFollow(ctx context.Context) (verdict, attemptState) {
 	tree := bus.TreeDriver
 	switch {
 	case k.op == driverv1.Operation_OPERATION_NODE_GROUPS:
@@ -237,11 +236,13 @@ func (k *call) sendAndFollow(ctx context.Context) (verdict, *driverv1.Result, dr
 	unregister, err := k.send(a)
 	defer unregister()
 	if err != nil {
-		return k.verdictOfSendError(err), nil, none
+		k.sendErr = k.notSent(err)
+
+		return gotUnsent, attemptState{}
 	}
-	f := follow{k: k, a: a, timer: k.c.timers.start(k.limitToRead(acceptTimeout)), unbind: func() {}}
-	defer func() { k.c.timers.stop(f.timer); f.unbind() }()
-	v, busy := f.run(ctx)
+	f := follow{k: k, a: a, timer: time.NewTimer(k.limitToRead(acceptTimeout)), unbind: func() {}}
+	defer func() { f.timer.Stop(); f.unbind() }()
+	v := f.run(ctx)
 	k.out.Replica = f.state.holder
 	if v == gotBusy {
 		k.out.Replica = f.state.busyAt
@@ -250,7 +251,7 @@ func (k *call) sendAndFollow(ctx context.Context) (verdict, *driverv1.Result, dr
 		k.c.replicas.noteTrust(k.req.Provider, k.out.Replica, answers)
 	}
 
-	return v, f.state.result, busy
+	return v, f.state
 }
 
 // limitToRead limits d to the remaining time of a read. A context for that would cost
@@ -266,14 +267,13 @@ func (k *call) limitToRead(d time.Duration) time.Duration {
 // readTimedOut reports whether a read's deadline has passed.
 func (k *call) readTimedOut() bool { return !k.limit.IsZero() && !time.Now().Before(k.limit) }
 
-// verdictOfSendError tells an outage from a request that cannot be sent.
-func (k *call) verdictOfSendError(err error) verdict {
-	k.sendErr = err
+// notSent tells an outage from a request that cannot be sent.
+func (k *call) notSent(err error) error {
 	if errors.Is(err, bus.ErrSubject) || errors.Is(err, bus.ErrEncode) || errors.Is(err, bus.ErrTooLarge) {
-		return gotUnsendable
+		return k.unsendable(err)
 	}
 
-	return gotNotConnected
+	return k.notConnected()
 }
 
 // send publishes the request. It registers a's reply subject first, as a reply may
@@ -287,7 +287,11 @@ func (k *call) send(a *attempt) (unregister func(), err error) {
 	if err != nil {
 		return func() {}, err
 	}
-	reply, unregister := k.c.register(k.req.Provider, k.listener(a))
+	reply, unregister := k.c.register(k.req.Provider, func(m *nats.Msg) {
+		if why := a.onMessage(m); why != "" {
+			k.c.dropReply(m.Subject, why)
+		}
+	})
 	k.prepareAttempt()
 	err = k.c.publish(subject, reply, k.req.TraceParent, k.envelope(a.tree, time.Now()))
 	if err != nil {
@@ -305,69 +309,51 @@ func (k *call) subject(tree bus.Tree, replica string) (string, error) {
 	}.Build()
 }
 
-// envelope returns the envelope of this try.
+// envelope returns the envelope of this try. For a plain driver its age counts from the
+// claim: a process frozen since may have lost that claim.
 func (k *call) envelope(tree bus.Tree, now time.Time) *driverv1.Envelope {
+	if tree == bus.TreePlain && k.plainClaim != 0 {
+		now = k.plainClaimAt
+	}
 	env := &driverv1.Envelope{
 		OperationId: k.req.OperationID, Attempt: k.number, Epoch: k.c.cfg.Epoch(), Owner: k.c.cfg.Owner, Recover: k.recover,
-		EarlierMayRun: k.doubted && !k.editsGroup,
-		AcceptBy:      timestamppb.New(k.acceptBy(tree, now)), Timeout: durationpb.New(k.req.Timeout),
+		EarlierMayRun: k.earlierMayRun && !k.editsGroup,
+		AcceptBy:      timestamppb.New(now.Add(bus.AcceptBy)), Timeout: durationpb.New(k.req.Timeout),
 		Body: k.req.Body.GetBody(),
 	}
 	if bus.Mutates(k.op) && tree != bus.TreePlain {
-		env.ClaimTerms = &driverv1.ClaimTerms{StreamMade: k.c.streams.madeAt(k.req.Provider)}
-		if k.terms != nil {
-			env.ClaimTerms.Sequence = k.terms.Sequence
-		}
+		env.ClaimTerms = &driverv1.ClaimTerms{StreamMade: k.c.streams.madeAt(k.req.Provider), Sequence: k.replaces}
 	}
 
 	return env
 }
 
-// acceptBy returns until when a driver may take a request that is sent now. For a plain
-// driver it counts from the claim: a process frozen since may have lost that claim.
-func (k *call) acceptBy(tree bus.Tree, now time.Time) time.Time {
-	if tree == bus.TreePlain && k.plainClaim != 0 {
-		now = k.plainClaimAt
-	}
-
-	return now.Add(bus.AcceptBy)
-}
-
 // read runs an operation that may run any number of times.
 func (k *call) read(ctx context.Context) error {
-	k.limit = k.started.Add(k.req.Timeout)
-	for {
+	for k.limit = k.started.Add(k.req.Timeout); ; {
 		if err := k.chooseTarget(); err != nil {
 			return err
 		}
-		v, result, _ := k.sendAndFollow(ctx)
+		v, state := k.sendAndFollow(ctx)
 		switch v {
-		case gotResult:
-			return k.endWithResult(result)
-		case gotNotConnected:
-			return k.notConnected()
-		case gotUnsendable:
-			return k.unsendable()
 		case gotNoResponder:
 			if k.target == "" {
 				return newPlainCall(k).read(ctx)
 			}
-			k.avoidReplica(k.target) // it has left since its last session
+			k.avoid = append(k.avoid, k.target) // it has left since its last session
 			k.target = ""
 		case gotBusy:
 			if done, err := k.retryAtOtherReplica(); done {
 				return err
 			}
-		case gotContextEnd:
-			return ctx.Err() //nolint:wrapcheck // the caller's own
-		case gotOverdue:
-			return k.noAnswer()
 		case gotSilence, gotHolderDied, gotDenial:
 			k.number++
 			k.target = ""
 			if v == gotSilence && len(k.c.replicas.live(k.req.Provider)) == 0 {
 				return newPlainCall(k).read(ctx) // a wiretap on requests hides that no driver subscribes
 			}
+		default:
+			return k.endRead(ctx, v, state.result)
 		}
 	}
 }
@@ -375,42 +361,41 @@ func (k *call) read(ctx context.Context) error {
 // readGroups is read for node groups. Any replica may answer; plain drivers have none.
 // It asks no replica by name: the user may lack permission for such subjects.
 func (k *call) readGroups(ctx context.Context) error {
-	k.limit = k.started.Add(k.req.Timeout)
-	for ; ; k.number++ {
-		v, result, busy := k.sendAndFollow(ctx)
+	for k.limit = k.started.Add(k.req.Timeout); ; k.number++ {
+		v, state := k.sendAndFollow(ctx)
 		switch v {
-		case gotResult:
-			return k.endWithResult(result)
-		case gotNotConnected:
-			return k.notConnected()
-		case gotUnsendable:
-			return k.unsendable()
 		case gotNoResponder:
-			return k.notStarted("no replica of provider %s that serves node groups is on the bus", k.req.Provider)
+			return k.tryError("no replica of provider %s that serves node groups is on the bus", k.req.Provider)
 		case gotBusy:
-			if busy == driverv1.BusyReason_BUSY_REASON_STALE {
+			if state.busy.GetReason() == driverv1.BusyReason_BUSY_REASON_STALE {
 				k.staleAt = k.out.Replica
 			}
 
 			return k.allBusy()
-		case gotContextEnd:
-			if k.editsGroup {
-				return bus.OutcomeUnknownf("no answer from the driver of provider %s in time: %w", k.req.Provider, ctx.Err())
-			}
-
-			return ctx.Err() //nolint:wrapcheck // the caller's own
-		case gotOverdue:
-			return k.noAnswer()
 		case gotSilence, gotHolderDied, gotDenial:
 			if k.editsGroup {
 				k.noteMayHaveRun()
 			}
+		default:
+			return k.endRead(ctx, v, state.result)
 		}
 	}
 }
 
-func (k *call) noAnswer() error {
-	return bus.OutcomeUnknownf("no answer from the driver of provider %s within %s", k.req.Provider, k.req.Timeout)
+// endRead ends a read at a verdict that no other try would change.
+func (k *call) endRead(ctx context.Context, v verdict, result *driverv1.Result) error {
+	switch {
+	case v == gotResult:
+		return k.endWithResult(result)
+	case v == gotUnsent:
+		return k.sendErr
+	case v == gotOverdue:
+		return bus.OutcomeUnknownf("no answer from the driver of provider %s within %s", k.req.Provider, k.req.Timeout)
+	case k.editsGroup:
+		return bus.OutcomeUnknownf("no answer from the driver of provider %s in time: %w", k.req.Provider, ctx.Err())
+	default:
+		return ctx.Err() //nolint:wrapcheck // the caller's own
+	}
 }
 
 func (k *call) endWithResult(result *driverv1.Result) error {
@@ -422,27 +407,25 @@ func (k *call) endWithResult(result *driverv1.Result) error {
 	}
 	failure, ok := errors.AsType[*bus.Error](err)
 	switch {
-	case !ok:
-	case !result.GetOutcomeUnknown() && !k.doubted:
-	case own || !k.doubted:
-		failure.Origin = bus.OriginTimeout // the replica itself does not know
+	case !ok, !result.GetOutcomeUnknown() && !k.earlierMayRun:
+		return err
+	case own || !k.earlierMayRun: // the replica itself does not know
 	case k.editsGroup:
-		failure.Origin = bus.OriginTimeout
 		failure.Err = fmt.Errorf("%w (retried: an earlier attempt may have done it)", failure.Err)
 	default: // a plain driver may not know of the earlier attempt
-		failure.Origin = bus.OriginTimeout
 		failure.Err = fmt.Errorf("%w (retried: the call of an earlier attempt may still make the instance)", failure.Err)
 	}
+	failure.Origin = bus.OriginTimeout
 
-	return err
+	return failure
 }
 
 func (k *call) notConnected() error {
-	return k.notStarted("not connected to NATS; waiting for the connection")
+	return k.tryError("not connected to NATS; waiting for the connection")
 }
 
-func (k *call) unsendable() error {
-	e := k.notStarted("the request cannot be sent: %w", k.sendErr)
+func (k *call) unsendable(err error) error {
+	e := k.tryError("the request cannot be sent: %w", err)
 	e.Code = driverv1.Code_CODE_INVALID_ARGUMENT
 
 	return e
@@ -450,7 +433,7 @@ func (k *call) unsendable() error {
 
 func (k *call) allBusy() error {
 	if k.stuckAt != "" {
-		e := k.notStarted("a driver call of replica %s for this machine ignores its deadline, and no other replica of provider %s has room: "+
+		e := k.tryError("a driver call of replica %s for this machine ignores its deadline, and no other replica of provider %s has room: "+
 			"restart that replica (its log has the stack) or add one", k.stuckAt, k.req.Provider)
 		e.Code = driverv1.Code_CODE_ABORTED // other machines may still have room
 
@@ -474,6 +457,12 @@ func (k *call) chooseTarget() error {
 	if k.target != "" || k.c.replicas.refusal(k.req.Provider) == nil {
 		return nil
 	}
+
+	return k.pickTarget()
+}
+
+// pickTarget addresses a replica that can take the operation by name.
+func (k *call) pickTarget() error {
 	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
 	if k.target == "" {
 		return k.allBusy()
@@ -483,15 +472,15 @@ func (k *call) chooseTarget() error {
 }
 
 func (k *call) noRoom(format string, args ...any) *bus.Error {
-	e := k.notStarted(format, args...)
+	e := k.tryError(format, args...)
 	e.NoRoom = true
 
 	return e
 }
 
-// notStarted returns the error of a try that reached no driver. It proves that nothing
+// tryError returns the error of a try that reached no driver. It proves that nothing
 // ran, or changed, only if there was no earlier attempt.
-func (k *call) notStarted(format string, args ...any) *bus.Error {
+func (k *call) tryError(format string, args ...any) *bus.Error {
 	e := bus.NothingRanf(format, args...)
 	if k.lastRan > 0 && (k.editsGroup || bus.Mutates(k.op)) {
 		e.Origin = bus.OriginTimeout

@@ -63,8 +63,6 @@ type Caller struct {
 	countsNoEpochs bool
 	logReserved    sync.Once // logs once that a replica has a reserved name
 
-	timers timers
-
 	mu        sync.Mutex
 	waiting   map[string]func(*nats.Msg) // by reply subject
 	plainSeen map[string]time.Time       // when a plain driver last answered, by provider
@@ -264,7 +262,7 @@ func (c *Caller) logDead(dead []string) {
 
 // register passes messages on a new reply subject to f.
 func (c *Caller) register(provider string, f func(*nats.Msg)) (reply string, unregister func()) {
-	reply = bus.Root + "." + c.cfg.Cluster + "." + string(bus.TreeReply) + "." + provider + "." + c.id + "." + nuid.Next()
+	reply = bus.ReplyPrefix(c.cfg.Cluster, provider) + c.id + "." + nuid.Next()
 	c.mu.Lock()
 	c.waiting[reply] = f
 	c.mu.Unlock()
@@ -308,8 +306,8 @@ func (c *Caller) publish(subject, reply, traceParent string, env *driverv1.Envel
 	return c.conn.Publish(m)
 }
 
-// control sends a replica a control message, which has no answer.
-func (c *Caller) control(provider, replica, verb string, env *driverv1.Envelope) error {
+// control sends a replica a control message, whose answer comes to reply if it has one.
+func (c *Caller) control(provider, replica, verb, reply string, env *driverv1.Envelope) error {
 	subject, err := bus.Subject{
 		Cluster: c.cfg.Cluster, Tree: bus.TreeReplica, Provider: provider, Replica: replica, Verb: verb,
 	}.Build()
@@ -318,7 +316,7 @@ func (c *Caller) control(provider, replica, verb string, env *driverv1.Envelope)
 	}
 	env.Epoch = c.cfg.Epoch()
 
-	return c.publish(subject, "", "", env)
+	return c.publish(subject, reply, "", env)
 }
 
 // Cancel asks the replica that has an operation to end it early. The operation's
@@ -330,7 +328,11 @@ func (c *Caller) Cancel(provider, operationID string) error {
 		return nil
 	}
 
-	return c.control(provider, h.replica, bus.VerbCancel, &driverv1.Envelope{
+	return c.cancel(provider, h.replica, operationID)
+}
+
+func (c *Caller) cancel(provider, replica, operationID string) error {
+	return c.control(provider, replica, bus.VerbCancel, "", &driverv1.Envelope{
 		OperationId: operationID,
 		Body:        &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: operationID}},
 	})
@@ -338,7 +340,7 @@ func (c *Caller) Cancel(provider, operationID string) error {
 
 // Acknowledge lets a replica forget an operation whose outcome is stored.
 func (c *Caller) Acknowledge(provider, replica, operationID string) error {
-	return c.control(provider, replica, bus.VerbAcknowledge, &driverv1.Envelope{
+	return c.control(provider, replica, bus.VerbAcknowledge, "", &driverv1.Envelope{
 		OperationId: operationID,
 		Body:        &driverv1.Envelope_Acknowledge{Acknowledge: &driverv1.Acknowledge{OperationId: operationID}},
 	})
@@ -348,12 +350,6 @@ func (c *Caller) Acknowledge(provider, replica, operationID string) error {
 // in time. A replica that denies having the operation will not take this attempt, or an
 // earlier one, afterwards.
 func (c *Caller) ask(ctx context.Context, provider, replica, operationID string, attempt uint32) *driverv1.OpsResponse {
-	subject, err := bus.Subject{
-		Cluster: c.cfg.Cluster, Tree: bus.TreeReplica, Provider: provider, Replica: replica, Verb: bus.VerbOps,
-	}.Build()
-	if err != nil {
-		return nil
-	}
 	got := make(chan *driverv1.OpsResponse, 1)
 	reply, done := c.register(provider, func(m *nats.Msg) {
 		env, err := bus.DecodeMessage(m)
@@ -366,8 +362,8 @@ func (c *Caller) ask(ctx context.Context, provider, replica, operationID string,
 		}
 	})
 	defer done()
-	err = c.publish(subject, reply, "", &driverv1.Envelope{
-		OperationId: operationID, Attempt: attempt, Epoch: c.cfg.Epoch(),
+	err := c.control(provider, replica, bus.VerbOps, reply, &driverv1.Envelope{
+		OperationId: operationID, Attempt: attempt,
 		Body: &driverv1.Envelope_Ops{Ops: &driverv1.OpsRequest{OperationId: operationID}},
 	})
 	if err != nil {

@@ -4,10 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/machinebus/machinebus/bus"
-	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
 // follow watches one attempt from its publication to a verdict.
@@ -20,15 +17,7 @@ type follow struct {
 	unbind     func()
 }
 
-func (k *call) listener(a *attempt) func(*nats.Msg) {
-	return func(m *nats.Msg) {
-		if why := a.onMessage(m); why != "" {
-			k.c.dropReply(m.Subject, why)
-		}
-	}
-}
-
-func (f *follow) run(ctx context.Context) (verdict, driverv1.BusyReason) {
+func (f *follow) run(ctx context.Context) verdict {
 	for {
 		v, sure := gotContextEnd, true
 		select {
@@ -44,7 +33,7 @@ func (f *follow) run(ctx context.Context) (verdict, driverv1.BusyReason) {
 		case <-ctx.Done():
 		}
 		if sure {
-			return v, f.state.busy.GetReason()
+			return v
 		}
 	}
 }

@@ -62,7 +62,7 @@ func goldenRequests(t *testing.T) map[string]*nats.Msg {
 		t.Fatal(err)
 	}
 	frames["control-ack"] = w.Take()
-	if err := c.control(golden.Provider, golden.Replica, bus.VerbCancel, &driverv1.Envelope{
+	if err := c.control(golden.Provider, golden.Replica, bus.VerbCancel, "", &driverv1.Envelope{
 		OperationId: golden.Operation, Body: &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: golden.Operation}},
 	}); err != nil {
 		t.Fatal(err)
@@ -93,17 +93,17 @@ func goldenCalls() map[string]*goldenCall {
 		return of(bus.TreeDriver, "m1.example", id, body)
 	}
 	cls := func(body *driverv1.Envelope) *goldenCall { return of(bus.TreeDriver, "small", "", body) }
-	create := func(tree bus.Tree, terms *driverv1.ClaimTerms) *goldenCall {
+	create := func(tree bus.Tree, replaces *uint64) *goldenCall {
 		k := of(tree, "m1.example", golden.Operation, &driverv1.Envelope{
 			Body: &driverv1.Envelope_Create{Create: &driverv1.CreateRequest{Machine: machine, Class: class}},
 		})
-		k.op, k.terms = driverv1.Operation_OPERATION_CREATE, terms
+		k.op, k.replaces = driverv1.Operation_OPERATION_CREATE, replaces
 
 		return k
 	}
-	after := func(sequence uint64) *driverv1.ClaimTerms { return &driverv1.ClaimTerms{Sequence: &sequence} }
+	after := func(sequence uint64) *uint64 { return &sequence }
 	replacing := func(k *goldenCall, sequence uint64) *goldenCall {
-		k.terms = after(sequence)
+		k.replaces = after(sequence)
 
 		return k
 	}
@@ -111,7 +111,7 @@ func goldenCalls() map[string]*goldenCall {
 	traced.req.TraceParent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	recovering.number, recovering.recover = 2, true
 	attached.recover = true
-	doubted.number, doubted.recover, doubted.doubted = 3, true, true
+	doubted.number, doubted.recover, doubted.earlierMayRun = 3, true, true
 
 	return map[string]*goldenCall{
 		"request-create": traced, "request-create-plain": create(bus.TreePlain, after(0)),

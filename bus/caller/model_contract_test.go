@@ -129,7 +129,7 @@ func contractCalls() []contractCall {
 	return []contractCall{
 		{name: "write without a stream", ask: put(claim, 0, 0), err: opstream.ErrNoStream, at: -1},
 		{name: "read without a stream", ask: get(claim), err: opstream.ErrNoStream, at: -1},
-		{name: "no such stream", ask: api(func(ctx context.Context, s *streams) error { return s.apiRequest(ctx, "STREAM.INFO."+name, nil) }), err: opstream.ErrNoStream, at: -1},
+		{name: "no such stream", ask: api(func(ctx context.Context, s *streams) error { return s.apiRequest(ctx, "STREAM.INFO."+name, nil, nil) }), err: opstream.ErrNoStream, at: -1},
 		{name: "make it", ask: api(func(ctx context.Context, s *streams) error {
 			return s.ensureStream(ctx, &stream{state: StreamState{Provider: "virtual", Name: name}})
 		}), at: -1},

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/machinebus/machinebus/bus"
-	"github.com/machinebus/machinebus/bus/internal/opstream"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -33,11 +32,13 @@ type mutation struct {
 	storeRefusals int // how often a replica could not write its claim
 }
 
-func newMutation(k *call) *mutation { return &mutation{claimReader: claimReader{call: k}} }
+func newMutation(k *call) *mutation {
+	return &mutation{claimReader: claimReader{call: k, denied: map[string]uint32{}}}
+}
 
 // mutate runs an operation that must not take effect twice.
 func (m *mutation) mutate(ctx context.Context) error {
-	if done, err := m.prepareClaim(ctx); done {
+	if err := m.prepareClaim(ctx); err != nil {
 		return err
 	}
 	if m.recover {
@@ -54,26 +55,24 @@ func (m *mutation) mutate(ctx context.Context) error {
 		if err := m.chooseTarget(); err != nil {
 			return err
 		}
-		v, result, busy := m.sendAndFollow(ctx)
+		v, state := m.sendAndFollow(ctx)
 		if v == gotResult {
-			return m.endWithResult(result)
+			return m.endWithResult(state.result)
 		}
-		if done, err := m.handleVerdict(ctx, v, busy); done {
+		if done, err := m.handleVerdict(ctx, v, state.busy.GetReason()); done {
 			return err
 		}
 	}
 
-	return m.notStarted("gave up after %d tries at replicas of provider %s; see their logs", maxTries, m.req.Provider)
+	return m.tryError("gave up after %d tries at replicas of provider %s; see their logs", maxTries, m.req.Provider)
 }
 
 // handleVerdict decides what follows a try without a result. If done is false, it has
 // chosen number and target of another try.
 func (m *mutation) handleVerdict(ctx context.Context, v verdict, busy driverv1.BusyReason) (done bool, err error) {
 	switch v {
-	case gotNotConnected:
-		return true, m.notConnected()
-	case gotUnsendable:
-		return true, m.unsendable()
+	case gotUnsent:
+		return true, m.sendErr
 	case gotNoResponder:
 		switch {
 		case m.target == "":
@@ -81,7 +80,7 @@ func (m *mutation) handleVerdict(ctx context.Context, v verdict, busy driverv1.B
 		case m.attached():
 			return m.awaitHolder(ctx)
 		default:
-			m.avoidReplica(m.target) // left since its last session
+			m.avoid = append(m.avoid, m.target) // left since its last session
 
 			return m.retryAtOtherReplica()
 		}
@@ -93,11 +92,11 @@ func (m *mutation) handleVerdict(ctx context.Context, v verdict, busy driverv1.B
 		return m.findHolder(ctx)
 	case gotHolderDied:
 		m.log().Warn("the replica that ran the operation died")
-		m.avoidReplica(m.out.Replica)
+		m.avoid = append(m.avoid, m.out.Replica)
 
 		return m.retry(ctx) // the claim shows whether it has begun anything
 	case gotDenial:
-		m.noteDenial(m.out.Replica, m.number)
+		m.denied[m.out.Replica] = m.number
 
 		return m.retry(ctx)
 	case gotOverdue:
@@ -111,14 +110,14 @@ func (m *mutation) handleVerdict(ctx context.Context, v verdict, busy driverv1.B
 func (m *mutation) onBusy(ctx context.Context, why driverv1.BusyReason) (done bool, err error) {
 	switch {
 	case why == driverv1.BusyReason_BUSY_REASON_MACHINE:
-		e := m.notStarted("replica %s still runs another operation of this machine", m.out.Replica)
+		e := m.tryError("replica %s still runs another operation of this machine", m.out.Replica)
 		e.Code = driverv1.Code_CODE_ABORTED // room for others there may be
 
 		return true, e
 	case why == driverv1.BusyReason_BUSY_REASON_STALE:
 		return m.onStale(ctx)
 	case m.attached():
-		m.noteDenial(m.out.Replica, m.number)
+		m.denied[m.out.Replica] = m.number
 
 		return m.retry(ctx) // a replica with the operation would have attached us to it
 	case why == driverv1.BusyReason_BUSY_REASON_STUCK:
@@ -128,7 +127,7 @@ func (m *mutation) onBusy(ctx context.Context, why driverv1.BusyReason) (done bo
 	case why == driverv1.BusyReason_BUSY_REASON_STORE:
 		return m.awaitStore(ctx)
 	case why == driverv1.BusyReason_BUSY_REASON_CLAIM:
-		return m.onClaim(ctx)
+		return m.retry(ctx)
 	default:
 		return m.retryAtOtherReplica()
 	}
@@ -149,13 +148,13 @@ func (m *mutation) onStale(ctx context.Context) (done bool, err error) {
 	case ctx.Err() != nil:
 		return true, ctx.Err() //nolint:wrapcheck // the caller's own
 	case answer != nil && !holdsOperation(answer):
-		m.noteDenial(m.out.Replica, m.number)
+		m.denied[m.out.Replica] = m.number
 
 		return m.retry(ctx)
 	case answer.GetResult() != nil:
 		return true, m.endWithResult(answer.GetResult())
 	default:
-		return true, m.notStarted("replica %s may have the operation, but refuses requests as stale: compare its clock with mcm's", m.out.Replica)
+		return true, m.tryError("replica %s may have the operation, but refuses requests as stale: compare its clock with mcm's", m.out.Replica)
 	}
 }
 
@@ -163,27 +162,15 @@ func (m *mutation) onStale(ctx context.Context) (done bool, err error) {
 // Then an unreachable replica does not mean that nothing runs.
 func (m *mutation) attached() bool { return m.target != "" && m.lastRan >= m.number }
 
-func (k *call) avoidReplica(replica string) {
-	if k.avoid == nil {
-		k.avoid = map[string]bool{}
-	}
-	k.avoid[replica] = true
-}
-
 // awaitHolder waits until the presumed holder, which has lost its connection, is back
 // or dead.
 func (m *mutation) awaitHolder(ctx context.Context) (done bool, err error) {
 	if !slices.Contains(m.c.replicas.live(m.req.Provider), m.target) {
-		m.avoidReplica(m.target)
+		m.avoid = append(m.avoid, m.target)
 
 		return m.retry(ctx)
 	}
 
-	return m.pause(ctx)
-}
-
-// pause waits until the next check of the replicas.
-func (m *mutation) pause(ctx context.Context) (done bool, err error) {
 	err = sleep(ctx, recheckInterval)
 
 	return err != nil, err
@@ -191,44 +178,43 @@ func (m *mutation) pause(ctx context.Context) (done bool, err error) {
 
 // retryAtOtherReplica picks a replica with room for an attempt that was refused.
 func (k *call) retryAtOtherReplica() (done bool, err error) {
-	if k.out.Replica != "" {
-		k.avoidReplica(k.out.Replica) // its sessions may not show yet that it is full
-	}
-	k.target = k.c.replicas.pick(k.req.Provider, k.op, time.Now(), k.avoid)
-	if k.target == "" {
-		return true, k.allBusy()
-	}
+	k.avoid = append(k.avoid, k.out.Replica) // its sessions may not show yet that it is full
+	err = k.pickTarget()
 
-	return false, nil
+	return err != nil, err
 }
 
 // awaitStore waits for an operations stream that is new or elects a leader, and picks a
 // replica for another try.
 func (m *mutation) awaitStore(ctx context.Context) (done bool, err error) {
-	m.c.recheckStream(m.req.Provider, opstream.ErrNoAnswer)
+	m.c.recheckStream(m.req.Provider)
 	for m.storeRefusals < maxStoreTries {
 		m.storeRefusals++
 		if err := sleep(ctx, recheckInterval); err != nil {
 			return true, err
 		}
-		if m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid); m.target != "" {
+		if m.pickTarget() == nil {
 			return false, nil
 		}
 	}
 
-	return true, m.notStarted("the operations stream %s takes no claims from replicas of provider %s: see the logs of mcm and NATS",
+	return true, m.tryError("the operations stream %s takes no claims from replicas of provider %s: see the logs of mcm and NATS",
 		bus.StreamName(m.c.cfg.Cluster, m.req.Provider), m.req.Provider)
 }
 
-// retry prepares a further attempt, unless the earlier one still runs or has ended.
+// retry prepares a further attempt, unless an earlier one still runs or has ended. If none
+// has run, the claim was of an earlier operation.
 func (m *mutation) retry(ctx context.Context) (done bool, err error) {
-	switch d, err := m.checkClaim(ctx); d {
-	case isDone:
-		return true, err
-	case mayAttach:
-		return false, nil
-	default:
+	d, err := m.checkClaim(ctx)
+	switch {
+	case d != mayProceed:
+		return d == isDone, err
+	case m.mayHaveEffect():
 		return m.chooseRetryTarget(ctx)
+	default:
+		err := m.pickTarget()
+
+		return err != nil, err
 	}
 }
 
@@ -244,15 +230,14 @@ func (m *mutation) chooseRetryTarget(ctx context.Context) (done bool, err error)
 		return true, m.notHeld()
 	}
 	m.number, m.recover = m.lastRan+1, true
-	m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid)
-	if m.target == "" && m.c.replicas.noneImplements(m.req.Provider, m.op) {
+	switch {
+	case m.pickTarget() == nil:
+		return false, nil
+	case m.c.replicas.noneImplements(m.req.Provider, m.op):
 		return true, bus.Errorf(driverv1.Code_CODE_UNIMPLEMENTED, "no replica of provider %s implements %s", m.req.Provider, bus.Verb(m.op))
-	}
-	if m.target == "" {
+	default:
 		return true, m.noRoom("no replica of provider %s has room for a further attempt", m.req.Provider)
 	}
-
-	return false, nil
 }
 
 // ErrNotHeld is wrapped by the error of a Call with OnlyIfHeld or Look if no replica
@@ -280,7 +265,7 @@ func (m *mutation) awaitLostCreate(ctx context.Context) (back bool, err error) {
 			said = text
 			m.reportWaiting(why)
 		}
-		if _, err := m.pause(ctx); err != nil {
+		if err := sleep(ctx, recheckInterval); err != nil {
 			return false, err
 		}
 		if m.targetHolder() {
@@ -297,15 +282,15 @@ func (m *mutation) duplicateRisk(now time.Time) *bus.Error {
 	stuck := m.c.replicas.stuckAt(m.req.Provider, m.req.OperationID)
 	switch {
 	case !m.earlierCreate.IsZero() && now.Before(earlier):
-		return m.notStarted("the outcome of an earlier create of this machine is unknown, and another create could make a second instance: "+
+		return m.tryError("the outcome of an earlier create of this machine is unknown, and another create could make a second instance: "+
 			"mcm waits until %s, and then looks", earlier.UTC().Format(time.RFC3339))
 	case identified:
 		return nil
 	case stuck != "":
-		return m.notStarted("a create for this machine ignores its deadline at replica %[2]s of provider %[1]s, and another create could make a second instance: "+
+		return m.tryError("a create for this machine ignores its deadline at replica %[2]s of provider %[1]s, and another create could make a second instance: "+
 			"restart that replica", m.req.Provider, stuck)
 	case !m.nothingBegun && now.Before(lost):
-		return m.notStarted("a driver replica was lost during the create, and the cloud of provider %s does not show at once whether it made the instance: "+
+		return m.tryError("a driver replica was lost during the create, and the cloud of provider %s does not show at once whether it made the instance: "+
 			"mcm waits until %s, so as not to make a second one, and then looks",
 			m.req.Provider, lost.UTC().Format(time.RFC3339))
 	default:
@@ -316,15 +301,14 @@ func (m *mutation) duplicateRisk(now time.Time) *bus.Error {
 // targetReplica directs the next try to the replica that has an attempt.
 func (r *claimReader) targetReplica(replica string, attempt uint32) {
 	r.noteEarlierAttempt(attempt)
-	r.target, r.number, r.terms = replica, attempt, nil
+	r.target, r.number, r.replaces = replica, attempt, nil
 }
 
 // targetHolder directs the next try to the replica that lists the operation. It reports
 // whether there is one.
 func (m *mutation) targetHolder() bool {
 	h, ok := m.c.replicas.holderOf(m.req.Provider, m.req.OperationID)
-	switch {
-	case !ok, h.fenced: // of a fenced one the claim decides
+	if !ok || h.fenced { // of a fenced one the claim decides
 		return false
 	}
 	m.targetReplica(h.replica, max(1, h.attempt))
@@ -344,11 +328,11 @@ func (m *mutation) findHolder(ctx context.Context) (done bool, err error) {
 		switch {
 		case answer == nil:
 		case holdsOperation(answer):
-			m.target, m.terms = asked[i], nil // the replica attaches us to the running operation
+			m.target, m.replaces = asked[i], nil // the replica attaches us to the running operation
 
 			return false, nil
 		default:
-			m.noteDenial(asked[i], m.number)
+			m.denied[asked[i]] = m.number
 		}
 	}
 	if ctx.Err() != nil {
@@ -389,45 +373,29 @@ func (m *mutation) resume(ctx context.Context) (done bool, err error) {
 	if !m.c.conn.Up() {
 		return true, m.notConnected()
 	}
-	warm := time.NewTimer(time.Until(m.c.connectedSince().Add(deathLimit)))
-	defer warm.Stop()
-	select {
-	case <-warm.C:
-	case <-ctx.Done():
-		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+	if err := sleep(ctx, time.Until(m.c.connectedSince().Add(deathLimit))); err != nil {
+		return true, err
 	}
 	if m.targetHolder() {
 		return false, nil
 	}
-
-	return m.resumeFromClaim(ctx)
+	// No replica lists it, so its claim shows how it goes on.
+	d, err := m.checkClaim(ctx)
+	switch {
+	case d != mayProceed:
+		return d == isDone, err
+	case !m.req.OnlyIfHeld && len(m.c.replicas.live(m.req.Provider)) == 0:
+		return true, (&plainCall{claimReader: m.claimReader}).mutate(ctx)
+	default:
+		return m.chooseRetryTarget(ctx)
+	}
 }
 
 // endOverdue cancels an operation that its live holder does not finish in time.
 func (k *call) endOverdue() error {
-	err := k.c.control(k.req.Provider, k.out.Replica, bus.VerbCancel, &driverv1.Envelope{
-		OperationId: k.req.OperationID,
-		Body:        &driverv1.Envelope_Cancel{Cancel: &driverv1.Cancel{OperationId: k.req.OperationID}},
-	})
-	if err != nil {
+	if err := k.c.cancel(k.req.Provider, k.out.Replica, k.req.OperationID); err != nil {
 		k.log().Warn("overdue operation not cancelled", "err", err)
 	}
 
 	return bus.OutcomeUnknownf("replica %s did not finish within %s", k.out.Replica, k.req.Timeout)
-}
-
-// resumeFromClaim resumes an operation that no replica lists, by its claim.
-func (m *mutation) resumeFromClaim(ctx context.Context) (done bool, err error) {
-	switch d, err := m.checkClaim(ctx); d {
-	case isDone:
-		return true, err
-	case mayAttach:
-		return false, nil
-	default:
-	}
-	if !m.req.OnlyIfHeld && len(m.c.replicas.live(m.req.Provider)) == 0 {
-		return true, (&plainCall{claimReader: m.claimReader}).mutate(ctx)
-	}
-
-	return m.chooseRetryTarget(ctx)
 }

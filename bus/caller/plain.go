@@ -7,7 +7,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/machinebus/machinebus/bus"
@@ -49,7 +48,7 @@ func (p *plainCall) mutate(ctx context.Context) error {
 			return p.noDriver()
 		}
 	}
-	if done, err := p.claim(ctx); done || err != nil {
+	if done, err := p.claim(ctx); done {
 		return err
 	}
 	if p.recover && p.op == driverv1.Operation_OPERATION_CREATE {
@@ -66,7 +65,7 @@ func (p *plainCall) mutate(ctx context.Context) error {
 			return nil
 		}
 		// The claim may have expired during the list.
-		if done, err := p.claim(ctx); done || err != nil {
+		if done, err := p.claim(ctx); done {
 			return err
 		}
 	}
@@ -100,7 +99,7 @@ func (p *plainCall) ask(ctx context.Context) error {
 func (p *plainCall) noReplicaLives() error {
 	if len(p.c.replicas.live(p.req.Provider)) > 0 {
 		// It is not yet known to be dead, is stopping, or has just started.
-		return p.notStarted("no replica of provider %s answers; waiting until a replica answers or all count as dead", p.req.Provider)
+		return p.tryError("no replica of provider %s answers; waiting until a replica answers or all count as dead", p.req.Provider)
 	}
 
 	return nil
@@ -114,7 +113,7 @@ func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
 		case isDone:
 			return true, err
 		case mayAttach:
-			return true, p.notStarted("replica %s has the operation", p.target)
+			return true, p.tryError("replica %s has the operation", p.target)
 		default:
 		}
 		if err := p.waitForEarlierAttempts(ctx); err != nil {
@@ -130,25 +129,26 @@ func (p *plainCall) claim(ctx context.Context) (done bool, err error) {
 			p.number, p.recover = p.lastRan+1, true
 		}
 		// When the record expires, the operation has ended and the cloud's lists show its effect.
-		life := bus.AcceptBy + p.req.Timeout + p.c.replicas.longestSettleTime(p.req.Provider)
+		_, settle := p.c.replicas.identity(p.req.Provider)
+		life := bus.AcceptBy + p.req.Timeout + settle
 		claimedAt := time.Now()
-		sequence, err := p.write(ctx, driverv1.Claim_STATE_BEGUN, p.terms.GetSequence(), life)
+		sequence, err := p.write(ctx, driverv1.Claim_STATE_BEGUN, *p.replaces, life)
 		switch {
 		case ctx.Err() != nil:
 			return true, ctx.Err() //nolint:wrapcheck // the caller's own
 		case errors.Is(err, opstream.ErrConflict):
 			continue // a replica has connected, or another manager leads
 		case err != nil:
-			p.c.recheckStream(p.req.Provider, err)
+			p.c.recheckStream(p.req.Provider)
 
-			return true, p.notStarted("cannot claim the machine for a driver without sessions: %w", err)
+			return true, p.tryError("cannot claim the machine for a driver without sessions: %w", err)
 		}
 		p.plainClaim, p.plainClaimAt = sequence, claimedAt
 
 		return false, nil
 	}
 
-	return true, p.notStarted("the claim on the machine keeps changing; retrying")
+	return true, p.tryError("the claim on the machine keeps changing; retrying")
 }
 
 // write replaces the record with the expected sequence by a claim for a plain driver that
@@ -177,19 +177,20 @@ func (p *plainCall) write(ctx context.Context, state driverv1.Claim_State, expec
 // a plain driver may still run one.
 func (p *plainCall) waitForEarlierAttempts(ctx context.Context) error {
 	end := p.lastDeadline()
+	_, settle := p.c.replicas.identity(p.req.Provider)
 	switch {
 	case !p.earlierCreate.IsZero():
-		end = later(end, p.earlierCreate).Add(p.c.replicas.longestSettleTime(p.req.Provider))
+		end = later(end, p.earlierCreate).Add(settle)
 	case p.lastRan == 0, p.nothingBegun:
 		return nil
 	case p.op == driverv1.Operation_OPERATION_CREATE:
-		end = end.Add(p.c.replicas.longestSettleTime(p.req.Provider))
-	case p.terms.GetSequence() != 0:
+		end = end.Add(settle)
+	case *p.replaces != 0:
 		return nil
 	}
 	for said := false; time.Now().Before(end) && len(p.c.replicas.live(p.req.Provider)) == 0; said = true {
 		if !said {
-			p.reportWaiting(p.notStarted("an earlier attempt was lost, and only a driver without sessions is connected: "+
+			p.reportWaiting(p.tryError("an earlier attempt was lost, and only a driver without sessions is connected: "+
 				"waiting for the deadline of that attempt and the settle time of provider %s, until %s", p.req.Provider, end.UTC().Format(time.RFC3339)))
 		}
 		if err := sleep(ctx, recheckInterval); err != nil {
@@ -209,9 +210,7 @@ func (p *plainCall) listens(ctx context.Context) (there bool, err error) {
 		Verb: bus.Verb(driverv1.Operation_OPERATION_STATUS), Namespace: p.req.Namespace, Name: p.req.Name,
 	}.Build()
 	if err != nil {
-		p.sendErr = err
-
-		return false, p.unsendable()
+		return false, p.unsendable(err)
 	}
 	heard := make(chan bool, 1)
 	reply, done := p.c.register(p.req.Provider, func(m *nats.Msg) {
@@ -279,12 +278,8 @@ func (p *plainCall) request(ctx context.Context) (*driverv1.Result, error) {
 	a := newAttempt(p.req.OperationID, p.number, bus.TreePlain, "")
 	unregister, err := p.send(a)
 	defer unregister()
-	switch {
-	case err == nil:
-	case p.verdictOfSendError(err) == gotUnsendable:
-		return nil, p.unsendable()
-	default:
-		return nil, p.notConnected()
+	if err != nil {
+		return nil, p.notSent(err)
 	}
 	limit := time.NewTimer(p.req.Timeout)
 	defer limit.Stop()
@@ -335,15 +330,9 @@ func (p *plainCall) findInstance(ctx context.Context) (*driverv1.Result, error) 
 		return nil, err
 	}
 	for _, instance := range out.Result.GetList().GetInstances() {
-		if instance.GetMachineUid() != machine.GetUid() &&
-			(instance.GetMachineUid() != "" || instance.GetMachineName() != machine.GetName()) {
-			continue
-		}
-		found, ok := proto.Clone(instance).(*driverv1.Instance)
-		if ok {
-			return &driverv1.Result{Payload: &driverv1.Result_Create{
-				Create: &driverv1.CreateResponse{Instance: found},
-			}}, nil
+		if instance.GetMachineUid() == machine.GetUid() ||
+			instance.GetMachineUid() == "" && instance.GetMachineName() == machine.GetName() {
+			return &driverv1.Result{Payload: &driverv1.Result_Create{Create: &driverv1.CreateResponse{Instance: instance}}}, nil
 		}
 	}
 

@@ -92,7 +92,7 @@ func (c *Caller) Check(ctx context.Context) error {
 	if c.streams == nil {
 		return nil
 	}
-	states := c.streams.list()
+	states := c.Streams()
 	for _, st := range states {
 		if err := st.fault(); err != nil {
 			return err
@@ -104,7 +104,7 @@ func (c *Caller) Check(ctx context.Context) error {
 	// No driver was seen yet, so there is no stream.
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	if err := c.streams.apiRequest(ctx, "STREAM.INFO."+bus.StreamName(c.cfg.Cluster, probeMark), nil); errors.Is(err, opstream.ErrNoJetStream) {
+	if _, err := c.streams.readStream(ctx, bus.StreamName(c.cfg.Cluster, probeMark)); errors.Is(err, opstream.ErrNoJetStream) {
 		return err
 	}
 

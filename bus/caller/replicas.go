@@ -1,6 +1,7 @@
 package caller
 
 import (
+	"iter"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -132,13 +133,24 @@ func (r *replicas) refusalToLog(s *driverv1.Session) (why error, first bool) { /
 func (r *replicas) refusal(provider string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, rep := range r.byKey {
-		if rep.provider == provider && rep.refused != nil {
+	for rep := range r.of(provider) {
+		if rep.refused != nil {
 			return rep.refused
 		}
 	}
 
 	return nil
+}
+
+// of passes on the provider's replicas. Its user holds mu.
+func (r *replicas) of(provider string) iter.Seq[*peer] {
+	return func(yield func(*peer) bool) {
+		for _, rep := range r.byKey {
+			if rep.provider == provider && !yield(rep) {
+				return
+			}
+		}
+	}
 }
 
 // peerOf returns the replica's entry and makes it if it is new.
@@ -263,12 +275,12 @@ func (rep *peer) fits(op driverv1.Operation, now time.Time) bool {
 
 // pick returns the less loaded of two random replicas with room among the most trusted,
 // and counts a request as sent to it. It returns "" if there is none.
-func (r *replicas) pick(provider string, op driverv1.Operation, now time.Time, except map[string]bool) string {
+func (r *replicas) pick(provider string, op driverv1.Operation, now time.Time, except []string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var fit []*peer
-	for _, rep := range r.byKey {
-		if rep.provider != provider || except[rep.id] || !rep.fits(op, now) {
+	for rep := range r.of(provider) {
+		if slices.Contains(except, rep.id) || !rep.fits(op, now) {
 			continue
 		}
 		if len(fit) > 0 && rep.trust > fit[0].trust {
@@ -296,15 +308,8 @@ func (r *replicas) pick(provider string, op driverv1.Operation, now time.Time, e
 func (r *replicas) live(provider string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var all []*peer
-	for _, rep := range r.byKey {
-		if rep.provider == provider {
-			all = append(all, rep)
-		}
-	}
-	slices.SortFunc(all, func(a, b *peer) int { return int(b.trust - a.trust) })
-	ids := make([]string, 0, len(all))
-	for _, rep := range all {
+	var ids []string
+	for _, rep := range slices.SortedFunc(r.of(provider), func(a, b *peer) int { return int(b.trust - a.trust) }) {
 		ids = append(ids, rep.id)
 	}
 
@@ -313,34 +318,25 @@ func (r *replicas) live(provider string) []string {
 
 // allFull reports whether the provider has known replicas and none has room.
 func (r *replicas) allFull(provider string, op driverv1.Operation) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	known := false
-	for _, rep := range r.byKey {
-		if rep.provider != provider || rep.session == nil {
-			continue
-		}
-		known = true
-		if rep.free(op) > 0 {
-			return false
-		}
-	}
-
-	return known
+	return r.allLack(provider, func(rep *peer) bool { return rep.free(op) > 0 })
 }
 
 // noneImplements reports whether the provider has known replicas and none implements op.
 func (r *replicas) noneImplements(provider string, op driverv1.Operation) bool {
+	return r.allLack(provider, func(rep *peer) bool { return slices.Contains(rep.session.GetCapabilities(), op) })
+}
+
+// allLack reports whether the provider has known replicas and none is as wanted.
+func (r *replicas) allLack(provider string, wanted func(*peer) bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := false
-	for _, rep := range r.byKey {
-		if rep.provider != provider || rep.session == nil {
-			continue
-		}
-		known = true
-		if slices.Contains(rep.session.GetCapabilities(), op) {
-			return false
+	for rep := range r.of(provider) {
+		if rep.session != nil {
+			if wanted(rep) {
+				return false
+			}
+			known = true
 		}
 	}
 
@@ -377,10 +373,7 @@ func (r *replicas) holderOf(provider, operationID string) (best operationHolder,
 			best, ok = h, true
 		}
 	}
-	for _, rep := range r.byKey {
-		if rep.provider != provider {
-			continue
-		}
+	for rep := range r.of(provider) {
 		for _, st := range rep.session.GetOperations() {
 			if st.GetOperationId() == operationID && !st.GetStuck() {
 				consider(operationHolder{
@@ -403,10 +396,7 @@ func (r *replicas) holderOf(provider, operationID string) (best operationHolder,
 func (r *replicas) stuckAt(provider, operationID string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, rep := range r.byKey {
-		if rep.provider != provider {
-			continue
-		}
+	for rep := range r.of(provider) {
 		for _, st := range rep.session.GetOperations() {
 			if st.GetStuck() && st.GetOperationId() == operationID {
 				return rep.id
@@ -436,15 +426,6 @@ func identifies(s *driverv1.Session) bool {
 	default:
 		return false
 	}
-}
-
-// longestSettleTime returns the longest settle time of the provider's replicas, including
-// those that are gone.
-func (r *replicas) longestSettleTime(provider string) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-
-	return r.longestSettle[provider]
 }
 
 // SettleTimeOf returns how long the provider's lists may lag behind changes, by a

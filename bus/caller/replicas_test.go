@@ -99,12 +99,12 @@ func TestPick(t *testing.T) {
 		reason string
 		change func(*driverv1.Session)
 		now    time.Time
-		except map[string]bool
+		except []string
 		op     driverv1.Operation
 	}{
 		"draining":   {"it takes no new work", func(s *driverv1.Session) { s.Draining = true }, now, nil, opCreate},
 		"suspect":    {"two sessions are missing", func(*driverv1.Session) {}, now.Add(suspectAfter + 1), nil, opCreate},
-		"excepted":   {"it refused a moment ago", func(*driverv1.Session) {}, now, map[string]bool{"a": true}, opCreate},
+		"excepted":   {"it refused a moment ago", func(*driverv1.Session) {}, now, []string{"a"}, opCreate},
 		"incapable":  {"it does not implement it", func(*driverv1.Session) {}, now, nil, driverv1.Operation_OPERATION_LIST},
 		"over-full":  {"its figures may be odd", func(s *driverv1.Session) { s.Running = 9 }, now, nil, opCreate},
 		"deleting":   {"no slot for deletes is left", func(s *driverv1.Session) { s.Running, s.Deleting = 2, 2 }, now, nil, opDelete},
@@ -159,8 +159,8 @@ func TestResultBeatsDeath(t *testing.T) {
 		}); why != "" {
 			t.Fatal(why)
 		}
-		a.wake()
-		if v, _ := f.run(t.Context()); v != gotResult {
+		signal(a.notify)
+		if v := f.run(t.Context()); v != gotResult {
 			t.Fatalf("verdict = %v, want the result", v)
 		}
 		f.timer.Stop()
@@ -177,7 +177,7 @@ func TestBelievedHolderOutOfReach(t *testing.T) {
 		known.onSession(session("holder", 1, of), time.Now())
 		known.onSession(session("other", 1, of), time.Now())
 		req := benchCreate(time.Minute)
-		k := newMutation(&call{c: b.caller, req: &req, op: opCreate, number: 1, past: past{lastRan: 1}, target: "holder"})
+		k := newMutation(&call{c: b.caller, req: &req, op: opCreate, number: 1, history: history{lastRan: 1}, target: "holder"})
 		done, err := k.handleVerdict(b.ctx, gotNoResponder, 0)
 		if done || err != nil || k.target != "holder" || k.number != 1 {
 			b.Errorf("after no responders at a live holder: done %v, %v, attempt %d at %q; want it asked again", done, err, k.number, k.target)

@@ -47,8 +47,7 @@ func (b *bench) holds() (r *modelReplica, end chan struct{}, claim uint64) {
 
 		return &driverv1.Result{}
 	})
-	none := uint64(0)
-	first := b.asks(1, &driverv1.ClaimTerms{Sequence: &none})
+	first := b.asks(1, new(uint64))
 	b.until("it is accepted", func() bool { return first.snapshot().holder != "" })
 
 	return r, end, b.claim().Sequence
@@ -57,16 +56,16 @@ func (b *bench) holds() (r *modelReplica, end chan struct{}, claim uint64) {
 func (b *bench) resultAskedForAgain(tc askedAgainCase) {
 	b.Helper()
 	r, end, sequence := b.holds()
-	attempt, terms := uint32(1), &driverv1.ClaimTerms{}
+	attempt, replaces := uint32(1), (*uint64)(nil)
 	if tc.later {
-		attempt, terms = 2, &driverv1.ClaimTerms{Sequence: &sequence}
+		attempt, replaces = 2, &sequence
 	}
 	b.silence(true) // so the outcome waits to be stored
 	if tc.ended {
 		close(end)
 		b.until("it has ended", func() bool { return r.server.Running() == 0 })
 	}
-	again := b.asks(attempt, terms)
+	again := b.asks(attempt, replaces)
 	b.until("it is attached to", func() bool { return again.snapshot().holder != "" })
 	if !tc.ended {
 		close(end)
@@ -98,10 +97,10 @@ func (b *bench) resultAskedForAgain(tc askedAgainCase) {
 }
 
 // asks sends the replica a request for a create.
-func (b *bench) asks(number uint32, terms *driverv1.ClaimTerms) *attempt {
+func (b *bench) asks(number uint32, replaces *uint64) *attempt {
 	b.Helper()
 	req := benchCreate(time.Minute)
-	k := &call{c: b.caller, req: &req, op: driverv1.Operation_OPERATION_CREATE, number: number, recover: number > 1, terms: terms}
+	k := &call{c: b.caller, req: &req, op: driverv1.Operation_OPERATION_CREATE, number: number, recover: number > 1, replaces: replaces}
 	a := newAttempt(req.OperationID, number, bus.TreeReplica, "replica")
 	if _, err := k.send(a); err != nil {
 		b.Fatal(err)

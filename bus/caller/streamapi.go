@@ -12,13 +12,8 @@ import (
 	"github.com/machinebus/machinebus/bus/internal/opstream"
 )
 
-// apiRequest sends a request to JetStream's API.
-func (s *streams) apiRequest(ctx context.Context, what string, body any) error {
-	return s.apiRequestInto(ctx, what, body, nil)
-}
-
-// apiRequestInto is apiRequest that decodes the answer into a non-nil value.
-func (s *streams) apiRequestInto(ctx context.Context, what string, body, into any) error {
+// apiRequest sends a request to JetStream's API and decodes the answer into a non-nil value.
+func (s *streams) apiRequest(ctx context.Context, what string, body, into any) error {
 	var payload []byte
 	if body != nil {
 		var err error
@@ -39,16 +34,15 @@ func (s *streams) apiRequestInto(ctx context.Context, what string, body, into an
 	var reply struct {
 		Error *opstream.APIError `json:"error"`
 	}
-	if err := json.Unmarshal(answer.Data, &reply); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
+	err = json.Unmarshal(answer.Data, &reply)
+	switch {
+	case err != nil:
+	case reply.Error != nil:
+		err = reply.Error
+	case into != nil:
+		err = json.Unmarshal(answer.Data, into)
 	}
-	if reply.Error != nil {
-		return fmt.Errorf("%s: %w", what, reply.Error)
-	}
-	if into == nil {
-		return nil
-	}
-	if err := json.Unmarshal(answer.Data, into); err != nil {
+	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 

@@ -142,18 +142,6 @@ func (s *streams) checkAll() {
 	}
 }
 
-func (s *streams) list() []StreamState {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	states := make([]StreamState, 0, len(s.seen))
-	for _, st := range s.seen {
-		states = append(states, st.state)
-	}
-	slices.SortFunc(states, func(a, b StreamState) int { return strings.Compare(a.Provider, b.Provider) })
-
-	return states
-}
-
 // keepStream makes a stream, and makes it again once it does not exist, until ctx ends.
 func (s *streams) keepStream(ctx context.Context, st *stream) {
 	timer := time.NewTimer(0)
@@ -201,22 +189,17 @@ func (s *streams) recordState(st *stream, err error) (ready bool) {
 	s.mu.Lock()
 	before := st.state
 	st.state.Ready, st.state.Problem = err == nil, ""
-	st.ready = st.ready || err == nil
 	st.state.Bytes, st.state.MaxBytes = st.room.bytes, st.room.limit
 	st.state.Leader, st.state.Behind = st.room.hasLeader, st.room.lagging
 	if err != nil {
 		st.state.Problem = err.Error()
+	} else if !st.ready {
+		st.ready = true
+		close(st.firstLook)
 	}
 	now := st.state
 	s.mu.Unlock()
 	s.logChanges(before, now)
-	if now.Ready {
-		select {
-		case <-st.firstLook:
-		default:
-			close(st.firstLook)
-		}
-	}
 
 	return now.Ready
 }
@@ -280,7 +263,7 @@ func (s *streams) ensureStream(ctx context.Context, st *stream) error {
 	}
 	settings, err := overlaySettings(there.config, cfg)
 	if err == nil {
-		err = s.apiRequest(ctx, "STREAM.UPDATE."+name, settings)
+		err = s.apiRequest(ctx, "STREAM.UPDATE."+name, settings, nil)
 	}
 	switch {
 	case isDiskFull(err):
@@ -307,16 +290,14 @@ func (s *streams) createStream(ctx context.Context, st *stream, cfg jetstream.St
 	}
 	settings, err := overlaySettings(st.settings, cfg)
 	if err == nil {
-		err = s.apiRequest(ctx, "STREAM.CREATE."+st.state.Name, settings)
+		err = s.apiRequest(ctx, "STREAM.CREATE."+st.state.Name, settings, nil)
 	}
 	st.room.hasLeader = err == nil
-	switch {
-	case err == nil:
-		st.settings = nil
-	case isDiskFull(err):
+	if isDiskFull(err) {
 		return s.writeError(st, err)
-	case !errors.Is(err, opstream.ErrNoAnswer):
-		st.settings = nil // the settings may be the cause
+	}
+	if _, refused := errors.AsType[*opstream.APIError](err); err == nil || refused {
+		st.settings = nil // they may be the cause of a refusal
 	}
 
 	return err
@@ -336,10 +317,6 @@ func overlaySettings(there map[string]json.RawMessage, cfg jetstream.StreamConfi
 
 	return settings, nil
 }
-
-// errRolledBackStandby is the problem of a rolled back stream at a manager that does not
-// lead.
-var errRolledBackStandby = errors.New("it was rolled back: the leading manager will make it again")
 
 // madeAt returns when a provider's stream was made; nil if that is not known, or for a
 // Caller that only reads.
@@ -395,7 +372,7 @@ func (s *streams) acknowledgedState(st *stream) (least streamInfo) {
 func (s *streams) removeRolledBack(ctx context.Context, st *stream, seen streamInfo) error {
 	name := st.state.Name
 	if !s.c.leads() {
-		return errRolledBackStandby
+		return errors.New("it was rolled back: the leading manager will make it again")
 	}
 	there, err := s.readStream(ctx, name)
 	switch {
@@ -404,10 +381,10 @@ func (s *streams) removeRolledBack(ctx context.Context, st *stream, seen streamI
 	case !there.made.Equal(seen.made):
 		return errors.New("it was rolled back and has been made again: checking again")
 	}
-	if err := s.apiRequest(ctx, "STREAM.DELETE."+name, nil); err != nil {
+	st.settings = seen.config // the answer may be lost
+	if err := s.apiRequest(ctx, "STREAM.DELETE."+name, nil, nil); err != nil {
 		return fmt.Errorf("it was rolled back and must be made again: %w (delete it, or allow mcm to delete it)", err)
 	}
-	st.settings = seen.config
 
 	return opstream.ErrNoStream
 }
@@ -461,15 +438,10 @@ func (s *streams) askAges(st *stream) {
 // server's clock, or since it was, or may have been, rolled back. A server loses
 // acknowledged records only by a restart, which ends connections.
 func (s *streams) age(ctx context.Context, st *stream) (time.Duration, error) {
-	name := st.state.Name
-	var info struct {
-		Created time.Time `json:"created"`
-		Now     time.Time `json:"ts"`
-	}
-	if err := s.apiRequestInto(ctx, "STREAM.INFO."+name, nil, &info); err != nil {
+	info, err := s.readStream(ctx, st.state.Name)
+	if err != nil {
 		return 0, err
 	}
-
 	s.mu.Lock()
 	whole := st.rolledBackAt
 	s.mu.Unlock()
@@ -477,7 +449,7 @@ func (s *streams) age(ctx context.Context, st *stream) (time.Duration, error) {
 		whole = later(whole, *back)
 	}
 
-	return min(info.Now.Sub(info.Created), time.Since(whole)), nil
+	return min(info.now.Sub(info.made), time.Since(whole)), nil
 }
 
 // lacksRecords reports whether a stream has lost acknowledged records: its server was
@@ -529,17 +501,13 @@ func (s *streams) rolledBack(ctx context.Context, st *stream, there streamInfo) 
 // why they cannot.
 func (c *Caller) awaitStream(ctx context.Context, provider string) error {
 	st := c.streams.of(provider)
+	limit := time.NewTimer(streamPatience)
+	defer limit.Stop()
 	select {
 	case <-st.firstLook:
-	default:
-		limit := time.NewTimer(streamPatience)
-		defer limit.Stop()
-		select {
-		case <-st.firstLook:
-		case <-limit.C:
-		case <-ctx.Done():
-			return ctx.Err() //nolint:wrapcheck // the caller's own
-		}
+	case <-limit.C:
+	case <-ctx.Done():
+		return ctx.Err() //nolint:wrapcheck // the caller's own
 	}
 	c.streams.mu.Lock()
 	state := st.state
@@ -554,12 +522,8 @@ func (c *Caller) awaitStream(ctx context.Context, provider string) error {
 	return fmt.Errorf("operations stream %s does not exist yet", state.Name)
 }
 
-// recheckStream checks a stream at once after an error.
-func (c *Caller) recheckStream(provider string, err error) {
-	if c.streams != nil && err != nil {
-		signal(c.streams.of(provider).recheck)
-	}
-}
+// recheckStream checks a stream at once, as after an error.
+func (c *Caller) recheckStream(provider string) { signal(c.streams.of(provider).recheck) }
 
 // Streams returns the states of the operations streams of all known providers.
 func (c *Caller) Streams() []StreamState {
@@ -567,7 +531,16 @@ func (c *Caller) Streams() []StreamState {
 		return nil
 	}
 
-	return c.streams.list()
+	s := c.streams
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	states := make([]StreamState, 0, len(s.seen))
+	for _, st := range s.seen {
+		states = append(states, st.state)
+	}
+	slices.SortFunc(states, func(a, b StreamState) int { return strings.Compare(a.Provider, b.Provider) })
+
+	return states
 }
 
 func (c *Caller) ledger(provider string) opstream.Ledger {

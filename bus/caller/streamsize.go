@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"strconv"
 	"time"
 )
 
@@ -23,7 +25,7 @@ type streamInfo struct {
 	hasLeader    bool                       // the stream's servers have a leader
 	lagging      int                        // number of servers that are offline or lag
 	replicated   bool                       // more than one server holds it
-	made         time.Time                  // by the server's clock
+	made, now    time.Time                  // by the server's clock
 	last         uint64                     // sequence of the newest record
 	config       map[string]json.RawMessage // all settings of the stream
 }
@@ -32,6 +34,7 @@ type streamInfo struct {
 func (s *streams) readStream(ctx context.Context, name string) (streamInfo, error) {
 	var info struct {
 		Created time.Time                  `json:"created"`
+		Now     time.Time                  `json:"ts"`
 		Config  map[string]json.RawMessage `json:"config"`
 		State   struct {
 			Bytes int64  `json:"bytes"`
@@ -45,10 +48,10 @@ func (s *streams) readStream(ctx context.Context, name string) (streamInfo, erro
 			} `json:"replicas"`
 		} `json:"cluster"` // absent on a single server
 	}
-	if err := s.apiRequestInto(ctx, "STREAM.INFO."+name, nil, &info); err != nil {
+	if err := s.apiRequest(ctx, "STREAM.INFO."+name, nil, &info); err != nil {
 		return streamInfo{}, err
 	}
-	r := streamInfo{bytes: info.State.Bytes, config: info.Config, hasLeader: true, made: info.Created, last: info.State.Last}
+	r := streamInfo{bytes: info.State.Bytes, config: info.Config, hasLeader: true, made: info.Created, now: info.Now, last: info.State.Last}
 	if info.Cluster != nil {
 		r.hasLeader, r.replicated = info.Cluster.Leader != "", len(info.Cluster.Replicas) > 0
 		for _, replica := range info.Cluster.Replicas {
@@ -113,12 +116,9 @@ func (r streamInfo) percent() int64 {
 // settings. If JetStream has no room, the stream works until it is full.
 func (s *streams) raiseLimit(ctx context.Context, st *stream, limit int64) {
 	log := s.c.log.With("stream", st.state.Name, "provider", st.state.Provider, "bytes", st.room.bytes, "limit", st.room.limit, "new_limit", limit)
-	config := map[string]any{}
-	for key, value := range st.room.config {
-		config[key] = value
-	}
-	config[maxBytesKey] = limit
-	if err := s.apiRequest(ctx, "STREAM.UPDATE."+st.state.Name, config); err != nil {
+	config := maps.Clone(st.room.config)
+	config[maxBytesKey] = json.RawMessage(strconv.FormatInt(limit, 10))
+	if err := s.apiRequest(ctx, "STREAM.UPDATE."+st.state.Name, config, nil); err != nil {
 		if st.raiseFailedAt.IsZero() {
 			log.Warn("the operations stream fills up and mcm cannot raise its limit: give JetStream more room (max_file_store or the account's limits), "+
 				"and let mcm's user publish to $JS.API.STREAM.UPDATE", "err", err)

@@ -4,6 +4,7 @@
 package embedded
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -182,7 +183,7 @@ func (s *Server) serverOptions(listen string, dir store) (*server.Options, error
 	if err := o.ProcessConfigString(cfg.String()); err != nil {
 		discard(o)
 
-		return nil, fmt.Errorf("NATS configuration (%s): %w", orNone(s.opts.ConfigFile), err)
+		return nil, fmt.Errorf("NATS configuration (%s): %w", cmp.Or(s.opts.ConfigFile, "built in"), err)
 	}
 	o.NoSigs = true // signals are the program's
 	if !theirs["jetstream.sync_interval"] && !theirs["jetstream.sync"] {
@@ -232,14 +233,6 @@ func (s *Server) configured() (map[string]bool, error) {
 	}
 
 	return keys, nil
-}
-
-func orNone(file string) string {
-	if file == "" {
-		return "built in"
-	}
-
-	return file
 }
 
 func checkListen(o *server.Options) error {

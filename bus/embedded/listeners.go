@@ -72,7 +72,5 @@ func (s *Server) checkInsecure(o *server.Options) error {
 }
 
 func loopback(host string) bool {
-	ip := net.ParseIP(host)
-
-	return host == "localhost" || ip != nil && ip.IsLoopback()
+	return host == "localhost" || net.ParseIP(host).IsLoopback() // of nil, too
 }

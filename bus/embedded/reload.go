@@ -2,7 +2,6 @@ package embedded
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"slices"
 	"sync"
@@ -122,13 +121,5 @@ func sameCertificates(a, b *tls.Config) bool {
 		return slices.EqualFunc(x.Certificate, y.Certificate, slices.Equal)
 	}
 
-	return slices.EqualFunc(a.Certificates, b.Certificates, der) && samePool(a.ClientCAs, b.ClientCAs)
-}
-
-func samePool(a, b *x509.CertPool) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-
-	return a.Equal(b)
+	return slices.EqualFunc(a.Certificates, b.Certificates, der) && a.ClientCAs.Equal(b.ClientCAs)
 }

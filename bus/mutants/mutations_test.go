@@ -35,28 +35,28 @@ var mutations = []mutation{
 		old: `case stuck != "":`, mutated: `case stuck != "" && false:`,
 	},
 	{
-		name: "BEGUN is nothing begun", file: "caller/consult.go", tests: "TestDeadReplicasCreateWithoutIdentityWaits|TestModel",
+		name: "BEGUN is nothing begun", file: "caller/claimreader.go", tests: "TestDeadReplicasCreateWithoutIdentityWaits|TestModel",
 		old: "if c.GetState() == driverv1.Claim_STATE_RUNNING {", mutated: "if claimRuns(c) {",
 	},
 	{
-		name: "RELEASED is nothing begun", file: "caller/consult.go", tests: "TestReleasedCreateWithoutIdentityWaits",
+		name: "RELEASED is nothing begun", file: "caller/claimreader.go", tests: "TestReleasedCreateWithoutIdentityWaits",
 		old:     "if c.GetState() == driverv1.Claim_STATE_RUNNING {",
 		mutated: "if c.GetState() == driverv1.Claim_STATE_RUNNING || c.GetState() == driverv1.Claim_STATE_RELEASED {",
 	},
 	{
-		name: "young stream lost nothing", file: "caller/consult.go", tests: "TestClaimLostWithItsStream",
+		name: "young stream lost nothing", file: "caller/claimreader.go", tests: "TestClaimLostWithItsStream",
 		old: "(age > bus.AcceptBy+r.req.Timeout ||", mutated: "(age >= 0 ||",
 	},
 	{
-		name: "lost create of another id", file: "caller/consult.go", tests: "TestLostCreateOfAnotherOperation",
+		name: "lost create of another id", file: "caller/claimreader.go", tests: "TestLostCreateOfAnotherOperation",
 		old: "\tr.noteLostCreate(c)\n", mutated: "\n",
 	},
 	{
-		name: "later operation is replaced", file: "caller/consult.go", tests: "TestJudgeClaim",
+		name: "later operation is replaced", file: "caller/claimreader.go", tests: "TestJudgeClaim",
 		old: "return isStale\n", mutated: "return isFree\n",
 	},
 	{
-		name: "plain claim is free", file: "caller/consult.go", tests: "TestJudgeClaim|TestModel",
+		name: "plain claim is free", file: "caller/claimreader.go", tests: "TestJudgeClaim|TestModel",
 		old: "case same && c.GetReplica() == bus.PlainReplica:", mutated: "case same && c.GetReplica() == bus.PlainReplica && false:",
 	},
 	{

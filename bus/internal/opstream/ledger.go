@@ -47,8 +47,6 @@ var (
 	// ErrConflict says that the subject's last record is another one than expected, and
 	// nothing was written.
 	ErrConflict = errors.New("the stream holds another record than expected")
-	// ErrRolledBack means that an acknowledged record is missing.
-	ErrRolledBack = errors.New("an acknowledged record is gone")
 	// ErrNoJetStream means that the server reports no JetStream, as one does while it starts.
 	ErrNoJetStream = errors.New("NATS has no JetStream for this user: enable it in the server's configuration for the user's account, and restart the server")
 	// ErrNoStream says that there is no operations stream, and nothing was written.

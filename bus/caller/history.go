@@ -2,8 +2,8 @@ package caller
 
 import "time"
 
-// A past records what the attempts at an operation may have done. It reads no clock.
-type past struct {
+// A history records what the attempts at an operation may have done. It reads no clock.
+type history struct {
 	lastRan uint32    // number of the last attempt that may have had an effect; 0 for none
 	until   time.Time // last deadline of these attempts that have not ended
 
@@ -34,38 +34,38 @@ func later(a, b time.Time) time.Time {
 }
 
 // noteAttempt notes that an attempt may have an effect until its deadline.
-func (p *past) noteAttempt(attempt uint32, deadline time.Time) {
-	if attempt > p.lastRan {
-		p.lastRan, p.until = attempt, later(p.until, deadline)
+func (h *history) noteAttempt(attempt uint32, deadline time.Time) {
+	if attempt > h.lastRan {
+		h.lastRan, h.until = attempt, later(h.until, deadline)
 	}
 }
 
 // noteSent notes that this call sends a new attempt.
-func (p *past) noteSent(attempt uint32) { p.lastSent, p.untilBefore = attempt, p.lastDeadline() }
+func (h *history) noteSent(attempt uint32) { h.lastSent, h.untilBefore = attempt, h.lastDeadline() }
 
 // noteEnded notes that an attempt has ended with a complete result. It counts only for
 // the last attempt that this call sent.
-func (p *past) noteEnded(attempt uint32) {
-	if attempt == p.lastSent {
-		p.until = later(p.untilBefore, timeOver)
+func (h *history) noteEnded(attempt uint32) {
+	if attempt == h.lastSent {
+		h.until = later(h.untilBefore, timeOver)
 	}
 }
 
 // lastDeadline returns the last deadline of the attempts that may have begun, by the last
 // read of the claim.
-func (p *past) lastDeadline() time.Time {
+func (h *history) lastDeadline() time.Time {
 	switch {
-	case p.notBegun == 0 || p.notBegun != p.lastRan:
-		return p.until
-	case p.notBegun == p.lastSent:
-		return later(p.untilBefore, timeOver)
-	case p.notBegun == 1:
+	case h.notBegun == 0 || h.notBegun != h.lastRan:
+		return h.until
+	case h.notBegun == h.lastSent:
+		return later(h.untilBefore, timeOver)
+	case h.notBegun == 1:
 		return timeOver // there was no attempt before it
 	default:
-		return p.until
+		return h.until
 	}
 }
 
 // mayHaveEffect reports whether an attempt, or an earlier operation's create, may have
 // had an effect.
-func (p *past) mayHaveEffect() bool { return p.lastRan > 0 || !p.earlierCreate.IsZero() }
+func (h *history) mayHaveEffect() bool { return h.lastRan > 0 || !h.earlierCreate.IsZero() }

@@ -78,7 +78,7 @@ func claimRuns(c *driverv1.Claim) bool {
 type decision int
 
 const (
-	mayProceed decision = iota // with k.terms
+	mayProceed decision = iota // and replace the record k.replaces
 	mayAttach                  // to the operation at k.target
 	isDone                     // with the returned error, or with the outcome in k.out
 )
@@ -87,20 +87,20 @@ const (
 type claimReader struct {
 	*call
 
-	denied         map[string]uint32 // attempts that replicas denied having, by replica
+	denied         map[string]uint32 // the last attempt that each replica denied having; nil for reads
 	endedOperation string            // another operation of the machine that has ended, whatever its claim says
 	reportedPlain  bool              // OnWaiting knows that the call waits for a plain driver's claim
 }
 
 // checkClaim reads the claim on the call's machine and decides what the call may do.
 func (r *claimReader) checkClaim(ctx context.Context) (decision, error) {
-	for looks := 0; looks < maxClaimReads; {
+	for looks := 0; looks < maxClaimReads; looks++ {
 		c, sequence, err := r.readClaim(ctx)
 		if err != nil {
 			return isDone, err
 		}
 		r.notBegun = 0
-		switch found := judgeClaim(c, r.req.OperationID, r.standing(c, sequence)); found {
+		switch judgeClaim(c, r.req.OperationID, r.standing(c, sequence)) {
 		case isFree:
 			return r.mayReplace(ctx, c, sequence)
 		case isOurs:
@@ -111,29 +111,20 @@ func (r *claimReader) checkClaim(ctx context.Context) (decision, error) {
 			return mayAttach, nil
 		case isStale:
 			return isDone, laterOperationError(c.GetOperationId())
-		case isUnheard, isPlain, isBusy:
-			if found != isPlain { // a plain driver's claim expires
-				looks++
-			}
-			if err := r.waitForClaim(ctx, found, c); err != nil {
-				return isDone, err
-			}
+		case isUnheard:
+			err = sleep(ctx, time.Until(r.c.connectedSince().Add(deathLimit)))
+		case isPlain:
+			err = r.waitForPlainClaim(ctx, c)
+			looks-- // without end: the claim expires
+		case isBusy:
+			err = r.checkOtherOperation(ctx, c)
+		}
+		if err != nil {
+			return isDone, err
 		}
 	}
 
-	return isDone, r.notStarted("the claim on the machine keeps changing; retrying")
-}
-
-// waitForClaim waits until the claim on the machine may have changed.
-func (r *claimReader) waitForClaim(ctx context.Context, found finding, c *driverv1.Claim) error {
-	switch found {
-	case isUnheard:
-		return sleep(ctx, time.Until(r.c.connectedSince().Add(deathLimit)))
-	case isPlain:
-		return r.waitForPlainClaim(ctx, c)
-	default:
-		return r.checkOtherOperation(ctx, c)
-	}
+	return isDone, r.tryError("the claim on the machine keeps changing; retrying")
 }
 
 // waitForPlainClaim waits a while for a plain driver's claim to expire. Such a driver
@@ -142,7 +133,7 @@ func (r *claimReader) waitForPlainClaim(ctx context.Context, c *driverv1.Claim) 
 	r.noteEarlierAttempt(c.GetAttempt())
 	if !r.reportedPlain {
 		r.reportedPlain = true
-		r.reportWaiting(r.notStarted("a driver of provider %s without sessions may still run attempt %d of the operation: "+
+		r.reportWaiting(r.tryError("a driver of provider %s without sessions may still run attempt %d of the operation: "+
 			"waiting for the deadline of that attempt",
 			r.req.Provider, c.GetAttempt()))
 	}
@@ -152,7 +143,7 @@ func (r *claimReader) waitForPlainClaim(ctx context.Context, c *driverv1.Claim) 
 
 // mayReplace lets the next attempt replace a claim.
 func (r *claimReader) mayReplace(ctx context.Context, c *driverv1.Claim, sequence uint64) (decision, error) {
-	r.terms = &driverv1.ClaimTerms{Sequence: &sequence}
+	r.replaces = &sequence
 	if sequence != 0 && sequence == r.plainClaim {
 		return mayProceed, nil // our own: what it replaced was checked then
 	}
@@ -182,7 +173,7 @@ func (r *claimReader) noteLostCreate(c *driverv1.Claim) {
 	}
 	latest := time.Now().Add(bus.AcceptBy + r.req.Timeout)
 	r.earlierCreate, r.nothingBegun = latest, false
-	if claimed := c.GetClaimedAt(); claimed.IsValid() { // by the replica's clock, which acceptBy allows for
+	if claimed := c.GetClaimedAt(); claimed.IsValid() { // by the replica's clock, which AcceptBy allows for
 		if over := claimed.AsTime().Add(bus.AcceptBy + r.req.Timeout); over.Before(latest) {
 			r.earlierCreate = over
 		}
@@ -211,7 +202,7 @@ func (r *claimReader) checkClaimLost(ctx context.Context, c *driverv1.Claim, seq
 	}
 	provider := r.req.Provider
 	if !r.taken.IsZero() {
-		r.c.recheckStream(provider, opstream.ErrRolledBack) // a replica had a claim that is missing
+		r.c.recheckStream(provider) // a replica had a claim that is missing
 	}
 	tried := time.Since(r.firstTry)
 	age, err := r.c.streams.ageOf(ctx, provider)
@@ -223,9 +214,9 @@ func (r *claimReader) checkClaimLost(ctx context.Context, c *driverv1.Claim, seq
 		// this call's first attempt would have that attempt's claim.
 		r.nothingBegun = r.taken.IsZero() && (age > bus.AcceptBy+r.req.Timeout || !r.req.Recover && age > tried)
 	case lost:
-		r.c.recheckStream(provider, err)
+		r.c.recheckStream(provider)
 
-		return r.notStarted("cannot read the age of the operations stream, so the claim on the machine may be lost: %w", err)
+		return r.tryError("cannot read the age of the operations stream, so the claim on the machine may be lost: %w", err)
 	}
 
 	return nil
@@ -236,18 +227,16 @@ func (r *claimReader) readClaim(ctx context.Context) (*driverv1.Claim, uint64, e
 	provider := r.req.Provider
 	subject, err := opstream.ClaimSubject(r.c.cfg.Cluster, provider, bus.MachineOf(r.req.Body).GetUid())
 	if err != nil {
-		r.sendErr = err
-
-		return nil, 0, r.unsendable()
+		return nil, 0, r.unsendable(err)
 	}
 	found, err := r.c.ledger(provider).Last(ctx, subject)
 	switch {
 	case ctx.Err() != nil:
 		return nil, 0, ctx.Err() //nolint:wrapcheck // the caller's own
 	case err != nil:
-		r.c.recheckStream(provider, err)
+		r.c.recheckStream(provider)
 
-		return nil, 0, r.notStarted("cannot read the claim on the machine: %w", err)
+		return nil, 0, r.tryError("cannot read the claim on the machine: %w", err)
 	case found == nil:
 		return nil, 0, nil
 	default:
@@ -265,14 +254,6 @@ func (r *claimReader) standing(c *driverv1.Claim, sequence uint64) replicaStandi
 	}
 }
 
-// noteDenial notes that a replica will not take an attempt at this call's operation.
-func (r *claimReader) noteDenial(replica string, attempt uint32) {
-	if r.denied == nil {
-		r.denied = map[string]uint32{}
-	}
-	r.denied[replica] = attempt
-}
-
 // checkOtherOperation asks whether another operation still runs, as its claim says. It
 // returns an error if so.
 func (r *claimReader) checkOtherOperation(ctx context.Context, c *driverv1.Claim) error {
@@ -285,7 +266,7 @@ func (r *claimReader) checkOtherOperation(ctx context.Context, c *driverv1.Claim
 		busy = busy || !st.GetSettled()
 	}
 	if busy {
-		return r.notStarted("operation %s of this machine still runs at replica %s", c.GetOperationId(), c.GetReplica())
+		return r.tryError("operation %s of this machine still runs at replica %s", c.GetOperationId(), c.GetReplica())
 	}
 	r.endedOperation = c.GetOperationId()
 
@@ -297,7 +278,7 @@ func (r *claimReader) endWithStored(c *driverv1.Claim) error {
 	result, partial := opstream.ResultOf(c, r.c.cfg.Key)
 	r.noteEarlierAttempt(c.GetAttempt())
 	r.out.Replica, r.out.Partial, r.taken = c.GetReplica(), partial, time.Now()
-	r.doubted = false // its replica knew of earlier attempts and stored the valid outcome
+	r.earlierMayRun = false // its replica knew of earlier attempts and stored the valid outcome
 	r.c.log.Info("outcome found in the operations stream", "machine", r.req.Namespace+"/"+r.req.Name,
 		"operation_id", r.req.OperationID, "attempt", c.GetAttempt(), "replica", c.GetReplica())
 
@@ -307,72 +288,37 @@ func (r *claimReader) endWithStored(c *driverv1.Claim) error {
 // readFirstClaim finds the claim that a first attempt replaces.
 func (m *mutation) readFirstClaim(ctx context.Context) (done bool, err error) {
 	if n, ok := opstream.OperationNumber(m.req.OperationID); ok && n == 0 {
-		none := uint64(0)
-		m.terms = &driverv1.ClaimTerms{Sequence: &none} // presumably the first operation of the machine
+		m.replaces = new(uint64) // presumably the first operation of the machine
 
 		return false, nil
 	}
-	switch d, err := m.checkClaim(ctx); d {
-	case isDone:
-		return true, err
-	case mayAttach:
-		return false, nil
-	default:
-		if m.mayHaveEffect() { // another caller has begun it
-			return m.chooseRetryTarget(ctx)
-		}
-
-		return false, nil
-	}
-}
-
-// onClaim decides what follows when the claim is not the expected one.
-func (m *mutation) onClaim(ctx context.Context) (done bool, err error) {
-	if m.lastRan > 0 || m.recover {
-		return m.retry(ctx)
-	}
-	switch d, err := m.checkClaim(ctx); d {
-	case isDone:
-		return true, err
-	case mayAttach:
-		return false, nil
-	default:
-	}
-	if m.mayHaveEffect() {
+	d, err := m.checkClaim(ctx)
+	if d == mayProceed && m.mayHaveEffect() { // another caller has begun it
 		return m.chooseRetryTarget(ctx)
 	}
-	// Nothing of this operation has run: the claim is of an earlier operation.
-	m.target = m.c.replicas.pick(m.req.Provider, m.op, time.Now(), m.avoid)
-	if m.target == "" {
-		return true, m.allBusy()
-	}
 
-	return false, nil
+	return d == isDone, err
 }
 
 // prepareClaim checks that the call's operation can be claimed.
-func (m *mutation) prepareClaim(ctx context.Context) (done bool, err error) {
-	_, err = m.subject(bus.TreeDriver, "")
+func (m *mutation) prepareClaim(ctx context.Context) error {
+	_, err := m.subject(bus.TreeDriver, "")
 	if err == nil {
 		_, err = opstream.ClaimSubject(m.c.cfg.Cluster, m.req.Provider, bus.MachineOf(m.req.Body).GetUid())
 	}
-	switch {
-	case err != nil:
-		m.sendErr = err
-
-		return true, m.unsendable()
-	case m.c.streams == nil:
-		m.sendErr = errReadsOnly
-
-		return true, m.unsendable()
+	if err == nil && m.c.streams == nil {
+		err = errReadsOnly
+	}
+	if err != nil {
+		return m.unsendable(err)
 	}
 	err = m.c.awaitStream(ctx, m.req.Provider)
 	switch {
 	case ctx.Err() != nil:
-		return true, ctx.Err() //nolint:wrapcheck // the caller's own
+		return ctx.Err() //nolint:wrapcheck // the caller's own
 	case err != nil:
-		return true, m.notStarted("the operation cannot be claimed yet: %w", err)
+		return m.tryError("the operation cannot be claimed yet: %w", err)
 	default:
-		return false, nil
+		return nil
 	}
 }

@@ -154,11 +154,12 @@ func newNonce() []byte {
 	return nonce
 }
 
-// open opens a box with the key this control plane is known by [FETCH-3].
+// open opens a box with the key this control plane is known by [FETCH-3]. The first key is
+// the one, so answers are opened one after the other.
 func (f *FetchClient) open(cluster string, box *driverv1.Sealed, m proto.Message) error {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	pin, known := f.pins[cluster]
-	f.mu.Unlock()
 	if !known {
 		pin = box.GetSender()
 	}
@@ -169,20 +170,8 @@ func (f *FetchClient) open(cluster string, box *driverv1.Sealed, m proto.Message
 	if err := f.key.Open(box, pin, m); err != nil {
 		return untrustedf("%w", err)
 	}
-	if known {
-		return nil
-	}
-	// Two first answers may have come at once; only one key can be the first.
-	f.mu.Lock()
-	first, known := f.pins[cluster]
 	if !known {
 		f.pins[cluster] = pin
-	}
-	f.mu.Unlock()
-	switch {
-	case known && first != pin:
-		return untrustedf("control plane %q answered with two keys at once, %s and %s", cluster, first, pin)
-	case !known:
 		f.log.Warn("no key of this control plane is configured; trusting the first key it used", "cluster", cluster, "key", pin)
 	}
 

@@ -58,7 +58,8 @@ func (s *streams) writeError(st *stream, err error) error {
 	silent := errors.Is(err, opstream.ErrNoAnswer)
 	switch {
 	case strings.Contains(err.Error(), "maximum bytes"):
-		return fmt.Errorf("it takes no writes: %w: raise its limit (nats stream edit --max-bytes)", err)
+		return fmt.Errorf("it takes no writes: %w: raise its limit with nats stream edit --max-bytes, as a user that may "+
+			"publish to $JS.API.STREAM.UPDATE.* (deploy/README.md, \"An operations stream that fills up\")", err)
 	case errors.Is(err, opstream.ErrNoStream):
 		return fmt.Errorf("it takes no writes: %w: it was just deleted and is made again, or its NATS servers have no leader", err)
 	case silent && st.unanswered < mostUnanswered:

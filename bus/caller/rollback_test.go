@@ -1,9 +1,12 @@
 package caller_test
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -155,4 +158,35 @@ func TestStreamKeepsWhatPeopleSet(t *testing.T) {
 	if got := settings(t, r.NATS.URL()).Metadata["team"]; got != "ops" {
 		t.Errorf("the stream has the setting %q, want what was set by hand", got)
 	}
+}
+
+// A standby leaves a stream that was deleted to the manager that leads: that one has noted the
+// settings that people made.
+func TestStandbyMakesNoStreamAgain(t *testing.T) {
+	t.Parallel()
+	r := &optest.Rig{NATS: bustest.Server(t, embedded.Options{StoreDir: t.TempDir()})}
+	r.Conn = bustest.Connect(t, bus.Config{URLs: []string{r.NATS.URL()}})
+	var epoch atomic.Uint64
+	r.Caller = optest.NewCaller(t, r.Conn, caller.Config{Operations: &caller.StreamConfig{}, Epoch: epoch.Load})
+	g := optest.NewGate(t)
+	r.Replica(t, g.Handle)
+	r.Ready(t) // none was there before, so it has made one
+	js, err := jetstream.New(bustest.Raw(t, r.NATS.URL()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := bus.StreamName(optest.Cluster, optest.Provider)
+	if err := js.DeleteStream(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Eventually(t, "the standby waits for the leader", func() bool {
+		state := r.Caller.Streams()[0]
+
+		return !state.Ready && strings.Contains(fmt.Sprint(state.Problem), "the leading manager makes it again")
+	})
+	if _, err := js.Stream(t.Context(), name); !errors.Is(err, jetstream.ErrStreamNotFound) {
+		t.Errorf("the stream: %v, want that there is none", err)
+	}
+	epoch.Store(1)
+	r.Ready(t)
 }

@@ -288,6 +288,10 @@ func (s *streams) createStream(ctx context.Context, st *stream, cfg jetstream.St
 	if wait := bus.AcceptBy - time.Since(st.goneSince); wait > 0 {
 		return fmt.Errorf("it was deleted: mcm makes it again in %s, once older requests are stale", wait.Round(time.Millisecond))
 	}
+	if !st.goneSince.IsZero() && !s.c.leads() {
+		// The leader has noted what people have set.
+		return errors.New("it was deleted: the leading manager makes it again")
+	}
 	settings, err := overlaySettings(st.settings, cfg)
 	if err == nil {
 		err = s.apiRequest(ctx, "STREAM.CREATE."+st.state.Name, settings, nil)

@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,7 +26,7 @@ func (m *mcm) addChecks() error {
 	if m.target != nil {
 		caches["target"] = m.target.GetCache()
 	}
-	ready := &healthz.Handler{Checks: logChanges(klog.Background().WithName("ready"), map[string]healthz.Checker{
+	ready := serveChecks(logChanges(klog.Background().WithName("ready"), map[string]healthz.Checker{
 		"namesake": m.namesake.Check,
 		"epoch":    m.epochs.Check,
 		"bus": func(*http.Request) error {
@@ -34,7 +38,7 @@ func (m *mcm) addChecks() error {
 		},
 		"streams": func(r *http.Request) error { return m.caller.Check(r.Context()) },
 		"caches":  cachesRead(caches),
-	})}
+	}))
 	live := &healthz.Handler{Checks: map[string]healthz.Checker{"ping": healthz.Ping}}
 
 	return errors.Join(
@@ -64,8 +68,29 @@ func cachesRead(clusters map[string]synced) healthz.Checker {
 	}
 }
 
-// logChanges makes checks log when they begin to fail and why, and when they pass
-// again. The answer to a prober lacks the reason.
+// serveChecks answers with a line for each check: 200 if all pass, otherwise 500. The form is
+// that of Kubernetes' programs. Those leave out why a check fails. Here it holds no secret, and
+// it is the first thing that people look for.
+func serveChecks(checks map[string]healthz.Checker) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var report strings.Builder
+		status := http.StatusOK
+		for _, name := range slices.Sorted(maps.Keys(checks)) {
+			if err := checks[name](r); err != nil {
+				status = http.StatusInternalServerError
+				fmt.Fprintf(&report, "[-]%s failed: %v\n", name, err)
+
+				continue
+			}
+			fmt.Fprintf(&report, "[+]%s ok\n", name)
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, report.String()) // to a prober that has gone
+	}
+}
+
+// logChanges makes checks log when they begin to fail and why, and when they pass again.
 func logChanges(log logr.Logger, checks map[string]healthz.Checker) map[string]healthz.Checker {
 	out := make(map[string]healthz.Checker, len(checks))
 	for name, check := range checks {

@@ -49,7 +49,32 @@ func TestCachesRead(t *testing.T) {
 	})
 }
 
-// TestLogChanges checks that a reason, which the answer lacks, is logged once.
+// TestServeChecks has a prober read why a check fails.
+func TestServeChecks(t *testing.T) {
+	t.Parallel()
+	var fault error
+	handler := serveChecks(map[string]healthz.Checker{
+		"streams": func(*http.Request) error { return fault },
+		"bus":     func(*http.Request) error { return nil },
+	})
+	for _, tc := range []struct {
+		fault  error
+		status int
+		text   string
+	}{
+		{nil, http.StatusOK, "[+]bus ok\n[+]streams ok\n"},
+		{errors.New("no room"), http.StatusInternalServerError, "[+]bus ok\n[-]streams failed: no room\n"},
+	} {
+		fault = tc.fault
+		w := httptest.NewRecorder()
+		handler(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
+		if w.Code != tc.status || w.Body.String() != tc.text {
+			t.Errorf("with %v it answers %d %q, want %d %q", tc.fault, w.Code, w.Body, tc.status, tc.text)
+		}
+	}
+}
+
+// TestLogChanges checks that a reason is logged once.
 func TestLogChanges(t *testing.T) {
 	t.Parallel()
 	var lines []string

@@ -77,7 +77,7 @@ func (c *creation) adoptInstance(ctx context.Context, i *dispatch.Instance) (ste
 	if !c.initialized {
 		c.ops.beginOperation(dispatch.Initialize)
 	}
-	c.notef("Adopted", "Takes over the instance %s", m.Spec.ProviderID)
+	c.sayAfterWritef("Adopted", "Takes over the instance %s", m.Spec.ProviderID)
 
 	return steps.Proceed, c.patch(ctx)
 }

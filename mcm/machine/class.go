@@ -84,7 +84,7 @@ func (c *machineClass) refuseClass(ctx context.Context, err error) (steps.Next, 
 	}
 	news := c.failCreation(err, v1alpha1.CreateFailedText)
 	if news {
-		c.cautionf("InvalidMachine", "%s", fault(err))
+		c.warnAfterWritef("InvalidMachine", "%s", fault(err))
 	}
 
 	return steps.Again(c.settings.Retry.Long), c.patchStatus(ctx)

@@ -156,7 +156,7 @@ func (c *creation) createFailed(ctx context.Context, state dispatch.State) (step
 	}
 	c.failCreation(state.Err, v1alpha1.CreateFailedText)
 	if retry := c.settings.Retry.create(code); code == dispatch.AlreadyExists && c.isNews(aboutName, fault(state.Err)) {
-		c.cautionf(EventNameTaken, "Another instance has this machine's name: %s; if no machine has that instance, orphan collection "+
+		c.warnAfterWritef(EventNameTaken, "Another instance has this machine's name: %s; if no machine has that instance, orphan collection "+
 			"deletes it after its grace period; next try in %s", fault(state.Err), retry)
 	}
 

@@ -64,7 +64,7 @@ func (d *deletion) deleteInstance(ctx context.Context) (steps.Next, error) {
 		return d.reportCannotDelete(ctx, err)
 	}
 	if d.class.lacking != nil && d.journal.Operation != dispatch.Delete {
-		d.cautionf("MissingSecret", "The driver is asked to delete the instance without the machine's secret: %s", fault(d.class.lacking))
+		d.warnAfterWritef("MissingSecret", "The driver is asked to delete the instance without the machine's secret: %s", fault(d.class.lacking))
 	}
 	state, n, err := d.ops.runOperation(ctx, dispatch.Delete)
 	if n.Stop || err != nil {
@@ -121,7 +121,7 @@ func (d *deletion) reportCannotDelete(ctx context.Context, err error) (steps.Nex
 	text := v1alpha1.ErrorText(dispatch.CodeOf(err).String(), fault(err)) + ". " + v1alpha1.DeletionTextDeleteVM
 	retry := d.settings.Retry.Long
 	if d.machine.Status.LastOperation.Description != text {
-		d.cautionf("CannotDelete", "%s", fault(err))
+		d.warnAfterWritef("CannotDelete", "%s", fault(err))
 		retry = d.settings.Retry.Short // the news that it is remembered may be on its way
 	}
 	d.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, dispatch.CodeOf(err).String(), text)

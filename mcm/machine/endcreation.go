@@ -78,7 +78,7 @@ func (d *deletion) reportEndingCreation(ctx context.Context, state dispatch.Stat
 	if d.machine.Status.LastOperation.Description == text {
 		return nil
 	}
-	d.notef("EndingCreation", "The earlier %s is cancelled; waiting for it to end: %s", state.Kind, who)
+	d.sayAfterWritef("EndingCreation", "The earlier %s is cancelled; waiting for it to end: %s", state.Kind, who)
 	d.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "", text)
 
 	return d.patchStatus(ctx)
@@ -130,6 +130,6 @@ func (d *deletion) noteLostCreation(state dispatch.State) {
 	until := metav1.NewTime(d.now.Add(d.ops.operationTimeout() + state.SettleTime).
 		Truncate(time.Second).Add(time.Second)) // stored times have no fractions
 	d.journal.Lost = &until
-	d.notef("CreationLost", "It is unknown whether the creation had an effect: the instance is deleted now, and looked for again at %s",
+	d.sayAfterWritef("CreationLost", "It is unknown whether the creation had an effect: the instance is deleted now, and looked for again at %s",
 		until.UTC().Format(time.RFC3339))
 }

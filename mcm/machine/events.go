@@ -10,9 +10,9 @@ import (
 	"github.com/machinebus/machinebus/mcm/dispatch"
 )
 
-// sayf and warnf record an Event on the machine at once. notef and cautionf record one
-// about the next write to the machine, after that has succeeded: after a conflict the
-// next pass finds the same again.
+// sayf and warnf record a Normal and a Warning Event on the machine at once. sayAfterWritef and
+// warnAfterWritef record one about the next write to the machine, once that has succeeded:
+// after a conflict the next pass finds the same again. EVENTS.md explains the reasons.
 func (o *object) sayf(reason, format string, args ...any) {
 	o.events.Eventf(o.machine, corev1.EventTypeNormal, reason, format, args...)
 }
@@ -21,11 +21,11 @@ func (o *object) warnf(reason, format string, args ...any) {
 	o.events.Eventf(o.machine, corev1.EventTypeWarning, reason, format, args...)
 }
 
-func (o *object) notef(reason, format string, args ...any) {
+func (o *object) sayAfterWritef(reason, format string, args ...any) {
 	o.notes = append(o.notes, func() { o.sayf(reason, format, args...) })
 }
 
-func (o *object) cautionf(reason, format string, args ...any) {
+func (o *object) warnAfterWritef(reason, format string, args ...any) {
 	o.notes = append(o.notes, func() { o.warnf(reason, format, args...) })
 }
 

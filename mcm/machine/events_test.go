@@ -85,7 +85,7 @@ func TestEventsOfAFailedMachine(t *testing.T) {
 	r.startManager(t)
 	m := r.machine("a")
 	r.create(t, m)
-	r.event(t, m, "WaitingForDriver", "no driver for provider virtual")
+	r.event(t, m, "OperationWaiting", "no driver for provider virtual")
 	r.startDriver(t)
 	r.phase(t, m, v1alpha1.MachinePending)
 	r.change(t, m, func() { m.Spec.MachineCreationTimeout = &metav1.Duration{Duration: 60 * time.Millisecond} })
@@ -93,8 +93,8 @@ func TestEventsOfAFailedMachine(t *testing.T) {
 	r.cloud.failOnce(remove, func(*driverv1.Machine) *driverv1.Result { return failure(driverv1.Code_CODE_UNAVAILABLE) })
 	r.delete(t, m)
 	r.gone(t, m)
-	story := r.story(t, m, "Warning WaitingForDriver", "Warning FailedCreate", "Normal Created", "Warning FailedToJoin",
+	story := r.story(t, m, "Warning OperationWaiting", "Warning FailedCreate", "Normal Created", "Warning FailedToJoin",
 		"Normal Terminating", "Warning FailedDelete", "Normal InstanceDeleted", "Normal Deleted")
-	wantParts(t, story, "create waits: no driver for provider virtual", "create failed with ResourceExhausted", "next try in 30ms: no luck",
+	wantParts(t, story, "The create waits: no driver for provider virtual", "create failed with ResourceExhausted", "next try in 30ms: no luck",
 		"failed to join the cluster in 0.001 minutes", "delete failed with Unavailable", "next try in 20ms: no luck")
 }

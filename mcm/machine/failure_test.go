@@ -225,7 +225,7 @@ func TestNoDriver(t *testing.T) {
 	r.startManager(t)
 	m := r.machine("a")
 	r.create(t, m)
-	r.event(t, m, "WaitingForDriver", "no driver for provider virtual")
+	r.event(t, m, "OperationWaiting", "no driver for provider virtual")
 	r.until(t, "a description that says so", m, func(m *v1alpha1.Machine) bool {
 		return strings.HasPrefix(m.Status.LastOperation.Description, "Waiting: no driver for provider virtual")
 	})
@@ -262,7 +262,7 @@ func TestDriverThatPanics(t *testing.T) {
 	r.until(t, "a description that says so", m, func(m *v1alpha1.Machine) bool {
 		return strings.HasPrefix(m.Status.LastOperation.Description, "Waiting: driver panicked in create; the log of replica ")
 	})
-	r.event(t, m, "WaitingForDriver", "create waits: driver panicked in create")
+	r.event(t, m, "OperationWaiting", "The create waits: driver panicked in create")
 	r.phase(t, m, v1alpha1.MachinePending)
 	for n := range uint32(3) {
 		req := bustest.Receive(t, "a request", requests)
@@ -290,7 +290,7 @@ func TestCorrectedProvider(t *testing.T) {
 			r.change(t, class, func() { class.Provider = "virtaul" })
 			m := r.machine("a")
 			r.create(t, m)
-			r.event(t, m, "WaitingForDriver", "create waits: no driver for provider virtaul")
+			r.event(t, m, "OperationWaiting", "The create waits: no driver for provider virtaul")
 			if got := r.get(t, m); len(got.Finalizers) != 0 || got.Annotations[v1alpha1.AnnotationKeyOperation] != "" {
 				t.Errorf("an operation has begun: finalizers %v, annotations %v", got.Finalizers, got.Annotations)
 			}
@@ -328,7 +328,7 @@ func TestDriverAway(t *testing.T) {
 	bustest.Eventually(t, "the manager has heard that the driver left", func() bool { return len(r.caller.Replicas()) == 0 })
 	m := r.machine("a")
 	r.create(t, m)
-	r.event(t, m, "WaitingForDriver", "no driver for provider virtual")
+	r.event(t, m, "OperationWaiting", "no driver for provider virtual")
 	if got := r.get(t, m); got.Annotations[v1alpha1.AnnotationKeyOperation] != "" {
 		t.Errorf("an operation has begun: %v", got.Annotations)
 	}

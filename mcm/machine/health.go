@@ -111,12 +111,12 @@ func (h *health) markRunning(ctx context.Context) steps.Next {
 	if last.Type == v1alpha1.MachineOperationCreate && last.State != v1alpha1.MachineStateSuccessful {
 		text := fmt.Sprintf(v1alpha1.TextFormatJoined, name, h.age().Round(time.Second))
 		h.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateSuccessful, "", text)
-		h.notef("Joined", "%s as node %s", text, h.node.found.Name)
+		h.sayAfterWritef("Joined", "%s as node %s", text, h.node.found.Name)
 		h.notes = append(h.notes, func() { h.timings.observe(h.class.metricsKind(ctx), stageJoin, h.age()) })
 	} else {
 		text := fmt.Sprintf(v1alpha1.TextFormatRejoined, name)
 		h.setLastOperation(v1alpha1.MachineOperationHealthCheck, v1alpha1.MachineStateSuccessful, "", text)
-		h.notef("Rejoined", "%s", text)
+		h.sayAfterWritef("Rejoined", "%s", text)
 	}
 
 	return steps.Wait
@@ -133,7 +133,7 @@ func (h *health) awaitJoin(ctx context.Context) (steps.Next, error) {
 	text := fmt.Sprintf(v1alpha1.TextFormatFailedToJoin, h.machine.Name, limit.Minutes())
 	h.setPhase(v1alpha1.MachineFailed)
 	h.setLastOperation(h.machine.Status.LastOperation.Type, v1alpha1.MachineStateFailed, "", text)
-	h.cautionf("FailedToJoin", "%s", text)
+	h.warnAfterWritef("FailedToJoin", "%s", text)
 	h.notes = append(h.notes, func() { h.timings.failedToJoin(h.class.metricsKind(ctx)) })
 
 	return steps.Wait, nil
@@ -146,7 +146,7 @@ func (h *health) markUnknown(text string) steps.Next {
 	description := fmt.Sprintf(v1alpha1.TextFormatUnhealthy, h.machine.Name, text)
 	h.setPhase(v1alpha1.MachineUnknown)
 	h.setLastOperation(v1alpha1.MachineOperationHealthCheck, v1alpha1.MachineStateProcessing, "", description)
-	h.cautionf("Unhealthy", "Node %s: %s", h.machine.Labels[v1alpha1.LabelKeyNode], text)
+	h.warnAfterWritef("Unhealthy", "Node %s: %s", h.machine.Labels[v1alpha1.LabelKeyNode], text)
 
 	return steps.Again(h.healthTimeout())
 }
@@ -171,7 +171,7 @@ func (h *health) awaitRecovery(ctx context.Context) (steps.Next, error) {
 	text := fmt.Sprintf("Machine %s %s %s", h.machine.Name, v1alpha1.TextHealthFailing, limit)
 	h.setPhase(v1alpha1.MachineFailed)
 	h.setLastOperation(h.machine.Status.LastOperation.Type, v1alpha1.MachineStateFailed, "", text)
-	h.cautionf("HealthTimeout", "%s", text)
+	h.warnAfterWritef("HealthTimeout", "%s", text)
 
 	return steps.Wait, nil
 }

@@ -59,7 +59,7 @@ func (r *instanceReturn) beginReturn(ctx context.Context, state dispatch.State, 
 	r.journal = r.journal.settle()
 	r.journal.Provider, r.journal.Return = state.Provider, true
 	r.ops.beginOperation(dispatch.Delete)
-	r.cautionf("OldNode", "The new instance %s is deleted: it would join as node %s, and an older instance has that Node (provider id %q); "+
+	r.warnAfterWritef("OldNode", "The new instance %s is deleted: it would join as node %s, and an older instance has that Node (provider id %q); "+
 		"if that instance is gone, run: kubectl delete node %s", state.Instance.ProviderID, node.Name, node.Spec.ProviderID, node.Name)
 	if err := r.ops.storeSettled(ctx, state.ID); err != nil {
 		return steps.Wait, err
@@ -114,7 +114,7 @@ func (r *instanceReturn) returnInstance(ctx context.Context) (steps.Next, error)
 func (r *instanceReturn) reportReturnFailed(err error) {
 	text := v1alpha1.TextOldNode + ". " + v1alpha1.ErrorText(dispatch.CodeOf(err).String(), fault(err))
 	if r.machine.Status.LastOperation.Description != text {
-		r.cautionf("CannotDelete", "%s", fault(err))
+		r.warnAfterWritef("CannotDelete", "%s", fault(err))
 	}
 	r.setPhase(v1alpha1.MachineFailed)
 	r.setLastOperation(v1alpha1.MachineOperationCreate, v1alpha1.MachineStateFailed, "", text)

@@ -333,7 +333,7 @@ func TestDeleteWithoutADriver(t *testing.T) {
 	r.startManager(t)
 	m := r.machine("a")
 	r.create(t, m)
-	r.event(t, m, "WaitingForDriver", "no driver for provider virtual")
+	r.event(t, m, "OperationWaiting", "no driver for provider virtual")
 	r.delete(t, m)
 	r.gone(t, m) // nothing ever ran, so no driver has to be asked
 	r.startDriver(t)
@@ -352,7 +352,7 @@ func TestMachineTornAway(t *testing.T) {
 	r.startManager(t)
 	m := r.machine("a")
 	r.create(t, m)
-	r.event(t, m, "WaitingForDriver", "no driver for provider virtual")
+	r.event(t, m, "OperationWaiting", "no driver for provider virtual")
 	r.change(t, m, func() { m.Finalizers = nil })
 	r.delete(t, m)
 	r.gone(t, m)

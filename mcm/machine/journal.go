@@ -67,7 +67,8 @@ func readJournal(m client.Object) (journal, error) {
 		return j, nil
 	}
 	if err := json.Unmarshal([]byte(text), &j); err != nil {
-		return j, fmt.Errorf("annotation %s: %w (remove it if no operation of the machine is under way)",
+		return j, fmt.Errorf("annotation %s: %w: nothing is done for this Machine until it is mended; "+
+			"remove it if mcmctl ops lists no operation of the machine",
 			v1alpha1.AnnotationKeyOperation, err)
 	}
 

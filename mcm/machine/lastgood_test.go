@@ -323,11 +323,11 @@ func TestClassNamesUnservedProvidersTwice(t *testing.T) {
 	r.create(t, m)
 	r.create(t, gone)
 	for _, to := range []string{"noone", "none"} {
-		r.event(t, m, "WaitingForDriver", class.Provider)
-		r.event(t, gone, "WaitingForDriver", class.Provider)
+		r.event(t, m, "OperationWaiting", class.Provider)
+		r.event(t, gone, "OperationWaiting", class.Provider)
 		move(to)
 	}
-	r.event(t, gone, "WaitingForDriver", class.Provider)
+	r.event(t, gone, "OperationWaiting", class.Provider)
 	r.delete(t, gone)
 	r.gone(t, gone)
 	move(provider)

@@ -177,7 +177,7 @@ func TestWaitForASlotCostsNoRequests(t *testing.T) {
 	}
 	for _, m := range all {
 		for _, event := range r.events(t, m) {
-			if strings.HasPrefix(event, "WaitingForDriver") {
+			if strings.HasPrefix(event, "OperationWaiting") {
 				t.Errorf("%s has the Event %s, want none", m.Name, event)
 			}
 		}

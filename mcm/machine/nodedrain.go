@@ -88,10 +88,10 @@ func (d *nodeDrain) reportDraining(ctx context.Context, state drain.State) error
 		return nil
 	}
 	if !started {
-		d.notef("Draining", "Evicts the pods of node %s", d.node.found.Name)
+		d.sayAfterWritef("Draining", "Evicts the pods of node %s", d.node.found.Name)
 	}
 	if state.Blocked && before != text {
-		d.cautionf("DrainHeldUp", "%s", state.Reason)
+		d.warnAfterWritef("DrainHeldUp", "%s", state.Reason)
 	}
 	d.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "", text)
 
@@ -102,7 +102,7 @@ func (d *nodeDrain) reportDraining(ctx context.Context, state drain.State) error
 func (d *nodeDrain) reportDrainFailed(ctx context.Context, state drain.State) error {
 	text := state.Err.Error() + ". " + v1alpha1.DeletionTextDrain
 	if d.machine.Status.LastOperation.Description != text {
-		d.cautionf("FailedDrain", "Drain failed after %s, next try in %s: %v", state.Took.Round(time.Millisecond), d.settings.Retry.Short, state.Err)
+		d.warnAfterWritef("FailedDrain", "Drain failed after %s, next try in %s: %v", state.Took.Round(time.Millisecond), d.settings.Retry.Short, state.Err)
 	}
 	d.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateFailed, "", text)
 
@@ -115,9 +115,9 @@ func (d *nodeDrain) reportDrained(ctx context.Context, state drain.State) error 
 		return nil // said before, and perhaps why it does not go on
 	}
 	if state.Err != nil {
-		d.cautionf("FailedDrain", "Forced drain failed after %s, deletion goes on: %v", state.Took.Round(time.Millisecond), state.Err)
+		d.warnAfterWritef("FailedDrain", "Forced drain failed after %s, deletion goes on: %v", state.Took.Round(time.Millisecond), state.Err)
 	} else {
-		d.notef("Drained", "Node %s is drained, after %s", d.node.found.Name, state.Took.Round(time.Millisecond))
+		d.sayAfterWritef("Drained", "Node %s is drained, after %s", d.node.found.Name, state.Took.Round(time.Millisecond))
 	}
 	d.setLastOperation(v1alpha1.MachineOperationDelete, v1alpha1.MachineStateProcessing, "", v1alpha1.DeletionTextDeleteVM)
 

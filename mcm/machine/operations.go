@@ -132,7 +132,7 @@ func (o *operations) discardOperation(ctx context.Context, state dispatch.State)
 func (o *operations) overtakeLater(ctx context.Context, state dispatch.State, later int64) error {
 	behind := o.journal
 	o.journal = behind.overtake(state.Kind, o.class.provider, later, o.now)
-	o.cautionf("JournalBehind", "%s continues as operation %d: this Machine counts %d, but its driver has seen operation %d "+
+	o.warnAfterWritef("JournalBehind", "%s continues as operation %d: this Machine counts %d, but its driver has seen operation %d "+
 		"(the Machine is from an older backup)", state.Kind, later+1, behind.Settled, later)
 
 	return o.storeSettled(ctx, state.ID)
@@ -174,7 +174,7 @@ func (o *operations) reportWaiting(ctx context.Context, state dispatch.State) er
 	}
 	text := textWaiting + state.Reason
 	if o.machine.Status.LastOperation.Description != text {
-		o.cautionf("WaitingForDriver", "%s waits: %s", state.Kind, state.Reason)
+		o.warnAfterWritef("OperationWaiting", "The %s waits: %s", state.Kind, state.Reason)
 	}
 	kind := operationType(state.Kind)
 	if !o.machine.DeletionTimestamp.IsZero() {
@@ -261,7 +261,7 @@ func (o *operations) deleteFailed(ctx context.Context, state dispatch.State) (st
 	}
 	o.journal = o.journal.fail(o.now, 0, o.class.version)
 	o.journal.LastGood = true
-	o.cautionf("FailedDelete", "delete failed with %s (driver replica %s, attempt %d), next try at once with MachineClass %s "+
+	o.warnAfterWritef("FailedDelete", "delete failed with %s (driver replica %s, attempt %d), next try at once with MachineClass %s "+
 		"as its driver last accepted it: %s", code, orPlain(state.Replica), state.Attempt, o.class.Object.Name, fault(state.Err))
 	if err := o.storeSettled(ctx, state.ID); err != nil {
 		return steps.Wait, err

@@ -123,7 +123,7 @@ func (p *preservation) endPreservation(ctx context.Context, why string, forget b
 		return nil
 	}
 	current.PreserveExpiryTime = nil
-	p.notef("PreservationEnded", "Not kept any longer: %s", why)
+	p.sayAfterWritef("PreservationEnded", "Not kept any longer: %s", why)
 
 	return p.patchStatus(ctx)
 }

@@ -146,11 +146,11 @@ func (r *replacement) reportHeld(own pool, other string, limit time.Duration) {
 	if !first && r.now.Sub(last.LastUpdateTime.Time) < repeatHeld {
 		return
 	}
-	text := fmt.Sprintf("Machine %s stays Unknown although unhealthy for longer than %s: "+
-		"no more than %d of %s may be replaced at a time (--machine-max-replacements), and %s is", r.machine.Name, limit, r.settings.MaxReplacements, own, other)
+	text := fmt.Sprintf("Machine %s is unhealthy for longer than %s and is not replaced yet: "+
+		"at most %d of %s may be replaced at a time (--machine-max-replacements), and %s is starting, failed or being deleted", r.machine.Name, limit, r.settings.MaxReplacements, own, other)
 	r.setLastOperation(v1alpha1.MachineOperationHealthCheck, v1alpha1.MachineStateProcessing, "", text)
 	if first {
-		r.cautionf("ReplacementDelayed", "%s", text)
+		r.warnAfterWritef("ReplacementDelayed", "%s", text)
 	}
 }
 

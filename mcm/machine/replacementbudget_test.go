@@ -206,8 +206,8 @@ func TestHeldMachine(t *testing.T) {
 	r.startDriver(t)
 	r.startManager(t)
 	r.phase(t, other, v1alpha1.MachineFailed)
-	text := fmt.Sprintf("Machine %s stays Unknown although unhealthy for longer than 10m0s: "+
-		"no more than 1 of MachineDeployment p may be replaced at a time (--machine-max-replacements), and %s is", m.Name, first.Name)
+	text := fmt.Sprintf("Machine %s is unhealthy for longer than 10m0s and is not replaced yet: "+
+		"at most 1 of MachineDeployment p may be replaced at a time (--machine-max-replacements), and %s is starting, failed or being deleted", m.Name, first.Name)
 	r.event(t, m, "ReplacementDelayed", text)
 	m = r.get(t, m)
 	last, want := m.Status.LastOperation, v1alpha1.LastOperation{Type: "HealthCheck", State: "Processing", Description: text}

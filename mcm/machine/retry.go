@@ -17,7 +17,9 @@ func transient(code dispatch.Code) bool {
 	}
 }
 
-// create returns when a create that ended with code is tried again.
+// create returns how long mcm waits after a create that ended with code. A driver's own
+// retry_after replaces it (operations.operationFailed), and a change of the class or its secrets
+// ends the wait.
 func (r Retry) create(code dispatch.Code) time.Duration {
 	switch {
 	case code == dispatch.ResourceExhausted:
@@ -29,7 +31,7 @@ func (r Retry) create(code dispatch.Code) time.Duration {
 	}
 }
 
-// delete returns when a delete that ended with code is tried again.
+// delete returns how long mcm waits after a delete that ended with code, as create does.
 func (r Retry) delete(code dispatch.Code) time.Duration {
 	if transient(code) {
 		return r.Short

@@ -119,7 +119,7 @@ func (l *latestSet) createLatestSet(ctx context.Context, replicas int32) (bool, 
 	l.latest, l.progress.created = set, set.Name
 	l.sets = append(l.sets, set)
 	if replicas > 0 {
-		l.notef(v1alpha1.EventScalingMachineSet, v1alpha1.EventFormatScaledUp, set.Name, replicas)
+		l.sayf(v1alpha1.EventScalingMachineSet, v1alpha1.EventFormatScaledUp, set.Name, replicas)
 	}
 
 	return true, l.publishRevision(ctx)

@@ -46,7 +46,7 @@ func (o *object) patch(ctx context.Context) error {
 	return nil
 }
 
-func (o *object) notef(reason, format string, args ...any) {
+func (o *object) sayf(reason, format string, args ...any) {
 	o.events.Eventf(o.stored, corev1.EventTypeNormal, reason, format, args...)
 }
 

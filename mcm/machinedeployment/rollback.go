@@ -45,7 +45,7 @@ func (p *pass) rollBack(ctx context.Context) (steps.Next, error) {
 	if err := p.patch(ctx); err != nil {
 		return steps.Wait, err
 	}
-	p.notef(v1alpha1.EventDeploymentRollback, "Rolled back deployment %q to revision %d", p.deployment.Name, number)
+	p.sayf(v1alpha1.EventDeploymentRollback, "Rolled back deployment %q to revision %d", p.deployment.Name, number)
 
 	return steps.Wait, nil
 }

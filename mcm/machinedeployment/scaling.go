@@ -182,9 +182,9 @@ func (s *scaling) resizeSet(ctx context.Context, set *v1alpha1.MachineSet, repli
 	}
 	switch had := before.Spec.Replicas; {
 	case replicas > had:
-		s.notef(v1alpha1.EventScalingMachineSet, v1alpha1.EventFormatScaledUp, set.Name, replicas)
+		s.sayf(v1alpha1.EventScalingMachineSet, v1alpha1.EventFormatScaledUp, set.Name, replicas)
 	case replicas < had:
-		s.notef(v1alpha1.EventScalingMachineSet, v1alpha1.EventFormatScaledDown, set.Name, replicas)
+		s.sayf(v1alpha1.EventScalingMachineSet, v1alpha1.EventFormatScaledDown, set.Name, replicas)
 	}
 
 	return nil

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 const root = "../../.."
@@ -226,4 +228,56 @@ func read(t *testing.T, path string) string {
 	}
 
 	return string(text)
+}
+
+// TestEventsAreExplained has a row for each reason of an Event that mcm/machine records, and no other.
+func TestEventsAreExplained(t *testing.T) {
+	t.Parallel()
+	const folder = "mcm/machine"
+	recorders := []string{"sayf", "warnf", "sayAfterWritef", "warnAfterWritef", "warnPreservedDrain", "operationFailed", "Event", "Eventf"}
+	reason := regexp.MustCompile(`^"([A-Z][A-Za-z]+)"$`)
+	recorded := map[string]bool{}
+	for _, file := range files(t, folder, ".go") {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, file), nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		add := func(value ast.Expr) {
+			literal, ok := value.(*ast.BasicLit)
+			if !ok {
+				return
+			}
+			if found := reason.FindStringSubmatch(literal.Value); found != nil {
+				recorded[found[1]] = true
+			}
+		}
+		ast.Inspect(parsed, func(node ast.Node) bool {
+			switch n := node.(type) {
+			case *ast.CallExpr:
+				if method, ok := n.Fun.(*ast.SelectorExpr); ok && slices.Contains(recorders, method.Sel.Name) {
+					for _, argument := range n.Args {
+						add(argument)
+					}
+				}
+			case *ast.ValueSpec:
+				for i, name := range n.Names {
+					if strings.HasPrefix(name.Name, "Event") && i < len(n.Values) {
+						add(n.Values[i])
+					}
+				}
+			}
+
+			return true
+		})
+	}
+	explained := map[string]bool{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|").FindAllStringSubmatch(read(t, folder+"/EVENTS.md"), -1) {
+		explained[row[1]] = true
+	}
+	if diff := cmp.Diff(recorded, explained); diff != "" || len(recorded) < 30 {
+		t.Errorf("%d reasons are recorded; EVENTS.md (-recorded +explained):\n%s", len(recorded), diff)
+	}
 }

@@ -40,7 +40,7 @@ func (d *deletion) findNode(ctx context.Context) (steps.Next, error) {
 		return d.reportCannotDelete(ctx, err)
 	}
 	if d.inquiry.failureCountsFor() > 0 && d.settings.DrainPolicy.Left(m, d.now) <= 0 {
-		d.warnAfterWritef("NodeUnknown", "The deletion goes on without draining the node, so its pods are not evicted: the driver could not find it")
+		d.warnAfterWritef("NodeUnknown", "The deletion goes on without draining the node, so its pods are not evicted: the driver did not say which node the instance has")
 
 		return steps.Proceed, nil
 	}
@@ -81,7 +81,7 @@ func (d *deletion) nodeUnknown(ctx context.Context, state dispatch.State, retry 
 	if left := d.settings.DrainPolicy.Left(d.machine, d.now); left > 0 {
 		return d.inquiry.retryLater(ctx, state, min(retry, left))
 	}
-	d.warnAfterWritef("NodeUnknown", "The deletion goes on without draining the node, so its pods are not evicted: the driver cannot find it: %s", fault(state.Err))
+	d.warnAfterWritef("NodeUnknown", "The deletion goes on without draining the node, so its pods are not evicted: the driver cannot say which node the instance has: %s", fault(state.Err))
 
 	return steps.Proceed, d.patchStatus(ctx)
 }

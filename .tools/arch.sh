@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 # One line per package: path | its imports | its tests' imports | all its dependencies.
 format='{{.ImportPath}}|{{join .Imports " "}}|{{join .TestImports " "}} {{join .XTestImports " "}}|{{join .Deps " "}}'
-packages=$(for module in "$@"; do go list -C "$module" -f "$format" ./...; done)
+packages=$(for module in "$@"; do go list -C "$module" -f "$format" ./... || exit 1; done)
 
 awk -F'|' -v module="$(go list -m)" '
 BEGIN {

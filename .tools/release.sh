@@ -16,6 +16,8 @@ for module in "$@"; do
 	[ "$module" = . ] || tag=$module/$version
 	! git rev-parse --quiet --verify "refs/tags/$tag" >/dev/null || { echo "release.sh: tag $tag is there already" >&2; exit 1; }
 	tags+=("$tag")
+done
+for module in "$@"; do
 	for other in "$@"; do
 		path=$(go list -C "$other" -m)
 		if go mod edit -C "$module" -json | grep -q "\"Path\": \"$path\"" && [ "$module" != "$other" ]; then

@@ -1,6 +1,7 @@
 package bustest
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -14,7 +15,7 @@ type Proxy struct{ *chaos.Link }
 // NewProxy runs a proxy to the server at url until the test ends.
 func NewProxy(tb testing.TB, url string) *Proxy {
 	tb.Helper()
-	link, err := chaos.OpenLink(tb.Context(), strings.TrimPrefix(url, "nats://"))
+	link, err := chaos.OpenLink(context.WithoutCancel(tb.Context()), strings.TrimPrefix(url, "nats://"))
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -2,7 +2,6 @@ package caller_test
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -182,7 +181,7 @@ func TestStandbyMakesNoStreamAgain(t *testing.T) {
 	bustest.Eventually(t, "the standby waits for the leader", func() bool {
 		state := r.Caller.Streams()[0]
 
-		return !state.Ready && strings.Contains(fmt.Sprint(state.Problem), "the leading manager makes it again")
+		return !state.Ready && strings.Contains(state.Problem, "the leading manager makes it again")
 	})
 	if _, err := js.Stream(t.Context(), name); !errors.Is(err, jetstream.ErrStreamNotFound) {
 		t.Errorf("the stream: %v, want that there is none", err)

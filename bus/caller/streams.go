@@ -289,7 +289,7 @@ func (s *streams) createStream(ctx context.Context, st *stream, cfg jetstream.St
 		return fmt.Errorf("it was deleted: mcm makes it again in %s, once older requests are stale", wait.Round(time.Millisecond))
 	}
 	if !st.goneSince.IsZero() && !s.c.leads() {
-		// The leader has noted what people have set.
+		// The leader may have noted what people have set; a manager that has just started makes it all the same.
 		return errors.New("it was deleted: the leading manager makes it again")
 	}
 	settings, err := overlaySettings(st.settings, cfg)

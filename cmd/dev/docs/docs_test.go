@@ -234,7 +234,7 @@ func read(t *testing.T, path string) string {
 func TestEventsAreExplained(t *testing.T) {
 	t.Parallel()
 	const folder = "mcm/machine"
-	recorders := []string{"sayf", "warnf", "sayAfterWritef", "warnAfterWritef", "warnPreservedDrain", "operationFailed", "Event", "Eventf"}
+	recorders := []string{"sayf", "warnf", "sayAfterWritef", "warnAfterWritef", "warnPreservedDrain", "operationFailed", "announce", "Event", "Eventf"}
 	reason := regexp.MustCompile(`^"([A-Z][A-Za-z]+)"$`)
 	recorded := map[string]bool{}
 	for _, file := range files(t, folder, ".go") {

@@ -289,7 +289,8 @@ func (s *streams) createStream(ctx context.Context, st *stream, cfg jetstream.St
 		return fmt.Errorf("it was deleted: mcm makes it again in %s, once older requests are stale", wait.Round(time.Millisecond))
 	}
 	if !st.goneSince.IsZero() && !s.c.leads() {
-		// The leader may have noted what people have set; a manager that has just started makes it all the same.
+		// The leader may have noted the settings that people made. A manager that has just started
+		// does not know of the earlier stream, and makes one all the same.
 		return errors.New("it was deleted: the leading manager makes it again")
 	}
 	settings, err := overlaySettings(st.settings, cfg)

@@ -67,8 +67,8 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// version returns the version that the Go linker recorded: the module's after
-// `go install`, one made of the commit after a build in a clone, else (devel).
+// version returns the version that the Go linker recorded: one made of the tag or commit
+// of the clone, else (devel).
 func version() string {
 	v := "(devel)"
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {

@@ -7,6 +7,10 @@ var mutations = []mutation{
 		mutated: "driverv1.Claim_STATE_BEGUN), expected, 0)\n\tif _, replaced := opstream.ConflictOf(err); err != nil && !replaced {",
 	},
 	{
+		name: "refused outcome counts", file: "replica/operation.go", tests: "TestResultCounts",
+		old: "op.outcomeStored && !op.fenced ||", mutated: "op.outcomeStored ||",
+	},
+	{
 		name: "unanswered BEGUN counts", file: "replica/begin.go", tests: "TestBeginUnacknowledged|TestModel",
 		old: "\t\tcase err != nil:\n\t\t\treturn cs.refuseBegin", mutated: "\t\tcase err != nil && false:\n\t\t\treturn cs.refuseBegin",
 	},

@@ -62,9 +62,10 @@ type operation struct {
 }
 
 // resultCounts reports whether the result, once there is one, is the operation's outcome,
-// or leaves the outcome unknown. The caller holds operations.mu.
+// or leaves the outcome unknown. An operation asked for again has none if its claim is
+// another attempt's. The caller holds operations.mu.
 func (op *operation) resultCounts() bool {
-	return !op.askedAgain || op.outcomeStored || op.result.GetOutcomeUnknown()
+	return !op.askedAgain || op.outcomeStored && !op.fenced || op.result.GetOutcomeUnknown()
 }
 
 func (op *operation) key() string { return op.cluster + "/" + op.id }

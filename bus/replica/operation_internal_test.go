@@ -1,9 +1,13 @@
 package replica
 
 import (
+	"log/slog"
 	"testing"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/machinebus/machinebus/bus"
+	"github.com/machinebus/machinebus/bus/internal/opstream"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
@@ -67,6 +71,43 @@ func TestOutdated_Refusal(t *testing.T) {
 			has := &operation{attempt: 1, firstClaim: 5, claim: 7, result: tc.result}
 			if got := has.isOutdatedBy(tc.request); got != tc.want {
 				t.Errorf("outdated = %t, want %t: %s", got, tc.want, tc.reason)
+			}
+		})
+	}
+}
+
+// The stream may answer an outcome before its result is sent. A refusal then keeps the
+// result back from whoever has asked again: another attempt may contradict it.
+func TestResultCounts(t *testing.T) {
+	t.Parallel()
+	const (
+		stored    = `{"stream":"S","seq":9}`
+		refused   = `{"error":{"err_code":10071,"description":"wrong last sequence: 12"}}`
+		notStored = `{"error":{"err_code":10008,"description":"JetStream system temporarily unavailable"}}`
+	)
+	for name, tc := range map[string]struct {
+		askedAgain bool
+		answer     string
+		result     *driverv1.Result
+		want       bool
+	}{
+		"asked for once, and refused":     {false, refused, &driverv1.Result{}, true},
+		"asked again, and stored":         {true, stored, &driverv1.Result{}, true},
+		"asked again, and not stored yet": {true, notStored, &driverv1.Result{}, false},
+		"asked again, and refused":        {true, refused, &driverv1.Result{}, false},
+		"it claims to know nothing":       {true, refused, &driverv1.Result{OutcomeUnknown: true}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			op := &operation{cluster: "default", id: "u.create.2", claim: 7, askedAgain: tc.askedAgain, result: tc.result}
+			ops, p := newOperations(1, slog.New(slog.DiscardHandler)), part{log: slog.New(slog.DiscardHandler)}
+			ops.byID[op.key()] = op
+			cs := &claims{part: p, ops: ops}
+			seq, err := opstream.SequenceOf(&nats.Msg{Data: []byte(tc.answer)})
+			_, final := opstream.ConflictOf(err)
+			cs.noteOutcome(op, op.claim, seq, final, err)
+			if got := op.resultCounts(); got != tc.want {
+				t.Errorf("the result counts: %t, want %t", got, tc.want)
 			}
 		})
 	}

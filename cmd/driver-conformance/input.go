@@ -107,3 +107,16 @@ func readSecrets(file string) ([]drivertest.Secret, error) {
 
 	return secrets, nil
 }
+
+// readExceptions returns the list of exceptions in a YAML file.
+func readExceptions(file string) (list []drivertest.Exception, err error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	if err := yaml.UnmarshalStrict(content, &list); err != nil {
+		return nil, fmt.Errorf("%s is not a list of exceptions, each with clause, why and cost: %w", file, err)
+	}
+
+	return list, nil
+}

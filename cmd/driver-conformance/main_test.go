@@ -351,7 +351,7 @@ func TestCommand(t *testing.T) {
 	junit := filepath.Join(t.TempDir(), "report.xml")
 	out, err := command(t, "--class", class, "--secret", secret, "--node-group", "checked", "--junit", junit,
 		"--only", "CREATE-1,DELETE-1,FETCH-4,REMOVE-2,REMOVE-3", "--", os.Args[0])
-	if err != nil || !strings.Contains(out, "3 clauses passed, 0 failed, 1 skipped, 1 bind mcm") {
+	if err != nil || !strings.Contains(out, "3 clauses passed, 0 failed, 0 excepted, 1 skipped, 1 bind mcm") {
 		t.Errorf("a driver that keeps the contract: %v\n%s", err, out)
 	}
 	wantAtEnd(t, out, "1 skipped clauses bind it", "  REMOVE-3: needs a second node group (Config.OtherNodeGroup, --other-node-group)",
@@ -363,14 +363,20 @@ func TestCommand(t *testing.T) {
 
 	strict := []string{"--class", class, "--secret", secret, "--strict", "--only", "LIST-2,LIST-3,SUBJECT-3"}
 	out, err = command(t, slices.Concat(strict, []string{"--", os.Args[0]})...)
-	if !errors.Is(err, errBroken) || !strings.Contains(out, "1 clauses passed, 1 failed, 1 skipped") || !strings.Contains(out, "FAIL  LIST-3") {
+	if !errors.Is(err, errBroken) || !strings.Contains(out, "1 clauses passed, 1 failed, 0 excepted, 1 skipped") || !strings.Contains(out, "FAIL    LIST-3") {
 		t.Errorf("a clause that could not be checked, where none may be skipped: %v\n%s", err, out)
 	}
 	out, err = command(t, slices.Concat(strict, []string{"--may-skip", "LIST-3", "--", os.Args[0]})...)
-	if err != nil || !strings.Contains(out, "1 clauses passed, 0 failed, 2 skipped") {
+	if err != nil || !strings.Contains(out, "1 clauses passed, 0 failed, 0 excepted, 2 skipped") {
 		t.Errorf("a clause that could not be checked, and that may be skipped: %v\n%s", err, out)
 	}
 	wantAtEnd(t, out, "1 skipped clauses do not bind this driver", "  SUBJECT-3: binds plain drivers", "1 skipped clauses bind it", "  LIST-3: needs")
+
+	out, err = command(t, slices.Concat(strict, []string{"--except", writeExceptions(t, "LIST-3"), "--", os.Args[0]})...)
+	if err != nil || !strings.Contains(out, "1 clauses passed, 0 failed, 1 excepted, 1 skipped") {
+		t.Errorf("a clause that counts as broken, and has an exception: %v\n%s", err, out)
+	}
+	wantAtEnd(t, out, "except  LIST-3", "excepted: it serves one cluster", "the cost: one driver for each cluster")
 
 	// Those of which the help says that no flag lends what they take.
 	inCloud := "RESULT-3,STATUS-3,FENCE-3,IDENTITY-1"
@@ -383,12 +389,24 @@ func TestCommand(t *testing.T) {
 
 	class, secret = writeFiles(t, url, "another-token")
 	out, err = command(t, "--class", class, "--secret", secret, "--junit", junit, "--only", "CREATE-1", "--", os.Args[0])
-	if !errors.Is(err, errBroken) || !strings.Contains(out, "FAIL  CREATE-1") || !strings.Contains(out, "NOT CLEANED UP") {
+	if !errors.Is(err, errBroken) || !strings.Contains(out, "FAIL    CREATE-1") || !strings.Contains(out, "NOT CLEANED UP") {
 		t.Errorf("a driver that its cloud refuses: %v\n%s", err, out)
 	}
 	if strings.Contains(out, "another-token") {
 		t.Errorf("the report shows a secret:\n%s", out)
 	}
+}
+
+// writeExceptions writes a file with the exception of one clause.
+func writeExceptions(t *testing.T, clause string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "exceptions.yaml")
+	text := "- clause: " + clause + "\n  why: it serves one cluster\n  cost: one driver for each cluster\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	return file
 }
 
 func TestCommand_BadInput(t *testing.T) {
@@ -408,6 +426,8 @@ func TestCommand_BadInput(t *testing.T) {
 		"one group twice":  {"wants another", []string{"--class", class, "--secret", secret, "--node-group=a", "--other-node-group=a", "--", "true"}, "node group"},
 		"unknown clause":   {"names it", []string{"--class", class, "--secret", secret, "--only=NO-1", "--", "true"}, "NO-1"},
 		"may skip":         {"says what it needs", []string{"--class", class, "--secret", secret, "--may-skip=FENCE-3", "--", "true"}, "strict"},
+		"exception":        {"names the clause", []string{"--class", class, "--secret", secret, "--except", writeExceptions(t, "NO-2"), "--", "true"}, "NO-2"},
+		"no exceptions":    {"says what is wanted", []string{"--class", class, "--secret", secret, "--except", class, "--", "true"}, "list of exceptions"},
 		"no such driver":   {"names it", []string{"--class", class, "--secret", secret, "--", "/nowhere/driver"}, "/nowhere/driver"},
 		"driver that ends": {"says so at once", []string{"--class", class, "--secret", secret, "--", "false"}, "exited without being stopped"},
 	}

@@ -45,8 +45,8 @@ clauses, use one that may grow by two and must keep at least one instance.
 
 Class and secrets are files with a MachineClass and Secrets, as for kubectl apply.
 
-The report has a line for each clause: pass, FAIL, skip, or mcm if it binds only the
-manager. A pass means that no violation was seen. A clause is skipped if it does not bind
+The report has a line for each clause: pass, FAIL, except, skip, or mcm if it binds only
+the manager. A pass means that no violation was seen. A clause is skipped if it does not bind
 the driver, or if it does but could not be checked. The end of the report lists both with
 the reasons. The latter count as broken with --strict. Often they only need a flag:
 --other-cluster, --node-group, --other-node-group, --secret, or the command line after
@@ -54,8 +54,18 @@ the reasons. The latter count as broken with --strict. Often they only need a fl
 only a Go test can give (Config.Cloud of driversdk/drivertest); exclude them from --strict
 with --may-skip.
 
+Some drivers cannot keep a clause, such as one whose cloud has no tags. List those clauses
+in a file for --except, each with the reason and what it costs the operator:
+
+  - clause: CREATE-2
+    why: the cloud has no tags, so an instance does not show whose it is
+    cost: two clusters must not use the same machine names
+
+Such a clause is reported as except, with both texts, and does not count as broken. If it
+passes all the same, the report says that the exception is not needed.
+
 Exit codes:
-  0  no clause is broken
+  0  no clause is broken, but for exceptions
   1  some clauses are broken, or instances were left
   2  the driver could not be checked completely: a flag or file is invalid, no driver
      came, it exited, the check was interrupted, or the report could not be written`
@@ -67,6 +77,7 @@ type options struct {
 	class     string
 	secrets   []string
 	bootstrap map[string]string
+	except    string
 	junit     string
 	list      bool
 	config    drivertest.Config
@@ -116,6 +127,7 @@ func newCommand() *cobra.Command {
 	f.BoolVar(&o.config.Strict, "strict", false, "count a clause as broken that binds the driver but could not be checked")
 	f.StringSliceVar(&o.config.MaySkip, "may-skip", nil,
 		"`ids` of clauses, separated by commas, that --strict does not count as broken if they could not be checked")
+	f.StringVar(&o.except, "except", "", "YAML `file` with exceptions: clauses that the driver cannot keep")
 	f.StringVar(&o.junit, "junit", "", "`file` for a second report in JUnit format")
 	f.BoolVar(&o.list, "list", false, "list the clauses and exit; needs no other flag")
 
@@ -242,8 +254,11 @@ func (o *options) read() error {
 		o.config.Secrets = slices.Concat(o.config.Secrets, secrets)
 	}
 	o.config.Bootstrap = o.bootstrap
+	if o.except != "" {
+		o.config.Except, err = readExceptions(o.except)
+	}
 
-	return nil
+	return err
 }
 
 func (o *options) writeJUnit(report *drivertest.Report) error {

@@ -45,6 +45,11 @@ func clauses() []Clause {
 		claimClauses, fenceClauses, groupClauses, witnessClauses, sessionClauses)
 }
 
+// isClause reports whether the contract has a clause of this id.
+func isClause(id string) bool {
+	return slices.ContainsFunc(clauses(), func(c Clause) bool { return c.ID == id })
+}
+
 // compareIDs sorts by name, then by number.
 func compareIDs(a, b string) int {
 	nameA, numberA := splitID(a)

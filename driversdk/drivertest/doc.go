@@ -16,6 +16,10 @@
 // about that, [Cloud] may lend a look; without it the clause is skipped, with the
 // reason.
 //
+// A driver may be unable to keep a clause, such as one whose cloud has no tags. Name it in
+// Config.Except, with the reason and what it costs the operator. The report then has both,
+// and the clause does not fail the run.
+//
 // Its rules:
 //
 //   - It holds back a class to stop any driver in the middle of an operation: a request

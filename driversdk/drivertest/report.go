@@ -14,10 +14,11 @@ type Verdict string
 
 // The verdicts.
 const (
-	Passed  Verdict = "pass"
-	Failed  Verdict = "FAIL"
-	Skipped Verdict = "skip"
-	Manager Verdict = "mcm" // the clause binds the manager alone
+	Passed   Verdict = "pass"
+	Failed   Verdict = "FAIL"
+	Excepted Verdict = "except" // the driver breaks the clause, and an exception says why
+	Skipped  Verdict = "skip"
+	Manager  Verdict = "mcm" // the clause binds the manager alone
 )
 
 // A Finding is what came of one clause.
@@ -30,17 +31,26 @@ type Finding struct {
 	// Unbound: it was skipped because it does not bind this driver; other skipped
 	// ones do, and could not be checked.
 	Unbound bool
-	Took    time.Duration
+	// Exception is the clause's; nil if it has none.
+	Exception *Exception
+	Took      time.Duration
 }
 
 // String is one line of a report, or more where a failure needs them.
 func (f Finding) String() string {
-	line := fmt.Sprintf("%-4s  %-14s  %s", f.Verdict, f.ID, f.Says)
+	lines := []string{fmt.Sprintf("%-6s  %-14s  %s", f.Verdict, f.ID, f.Says)}
 	if f.Detail != "" {
-		line += "\n                      " + strings.ReplaceAll(f.Detail, "\n", "\n                      ")
+		lines = append(lines, strings.Split(f.Detail, "\n")...)
+	}
+	switch e := f.Exception; {
+	case e == nil:
+	case f.Verdict == Excepted:
+		lines = append(lines, "excepted: "+e.Why, "the cost: "+e.Cost)
+	case f.Verdict == Passed:
+		lines = append(lines, "it passed: its exception is not needed")
 	}
 
-	return line
+	return strings.Join(lines, "\n                        ")
 }
 
 // A Report is what came of checking a driver.
@@ -56,8 +66,8 @@ type Report struct {
 	Took time.Duration
 }
 
-// OK reports whether the driver keeps the contract as far as it was checked, and
-// nothing was left behind.
+// OK reports whether the driver keeps the contract as far as it was checked, but for its
+// exceptions, and nothing was left behind.
 func (r *Report) OK() bool { return r.Left == "" && len(r.Of(Failed)) == 0 }
 
 // Of returns the findings with a verdict, by clause id.
@@ -73,6 +83,12 @@ func (r *Report) Of(v Verdict) []Finding {
 	return found
 }
 
+// Unneeded returns the findings of clauses that passed and have an exception. They are no fault, as an exception permits and
+// does not demand: a list may serve several drivers. Remove it if it serves this driver alone, as it would hide a later fault.
+func (r *Report) Unneeded() []Finding {
+	return slices.DeleteFunc(r.Of(Passed), func(f Finding) bool { return f.Exception == nil })
+}
+
 // WriteSummary writes what a reader of the findings still wants to know: how many
 // clauses there are of each verdict, what is wrong, and what was not looked at and why.
 func (r *Report) WriteSummary(w io.Writer) error {
@@ -81,14 +97,17 @@ func (r *Report) WriteSummary(w io.Writer) error {
 		kind = "plain driver"
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "\n%s (%s): %d clauses passed, %d failed, %d skipped, %d bind mcm, in %s\n", r.Provider, kind,
-		len(r.Of(Passed)), len(r.Of(Failed)), len(r.Of(Skipped)), len(r.Of(Manager)), r.Took.Round(100*time.Millisecond))
+	fmt.Fprintf(&text, "\n%s (%s): %d clauses passed, %d failed, %d excepted, %d skipped, %d bind mcm, in %s\n", r.Provider, kind,
+		len(r.Of(Passed)), len(r.Of(Failed)), len(r.Of(Excepted)), len(r.Of(Skipped)), len(r.Of(Manager)), r.Took.Round(100*time.Millisecond))
 	r.writeSkipped(&text, "do not bind this driver", true)
 	r.writeSkipped(&text, "bind it and could not be checked, which strict counts as broken unless they may be skipped", false)
 	if left := len(clauses()) - len(r.Findings); left > 0 {
 		fmt.Fprintf(&text, "%d more clauses were not asked for, or not reached\n", left)
 	}
-	for _, f := range r.Of(Failed) {
+	if idle := r.Unneeded(); len(idle) > 0 {
+		fmt.Fprintf(&text, "%d clauses passed and need no exception: %s\n", len(idle), joinIDs(idle))
+	}
+	for _, f := range slices.Concat(r.Of(Excepted), r.Of(Failed)) {
 		fmt.Fprintf(&text, "%s\n", f)
 	}
 	if r.Left != "" {
@@ -99,6 +118,15 @@ func (r *Report) WriteSummary(w io.Writer) error {
 	}
 
 	return nil
+}
+
+func joinIDs(findings []Finding) string {
+	ids := make([]string, len(findings))
+	for n, f := range findings {
+		ids[n] = f.ID
+	}
+
+	return strings.Join(ids, " ")
 }
 
 // writeSkipped writes which clauses were skipped, those with one reason on one line.
@@ -157,6 +185,9 @@ func (r *Report) WriteJUnit(w io.Writer) error {
 		case Failed:
 			c.Failure = &junitText{f.Detail}
 			suite.Failures++
+		case Excepted:
+			c.Skipped = &junitText{fmt.Sprintf("excepted: %s; the cost: %s; found: %s", f.Exception.Why, f.Exception.Cost, f.Detail)}
+			suite.Skipped++
 		case Skipped, Manager:
 			c.Skipped = &junitText{f.Detail}
 			suite.Skipped++

@@ -23,6 +23,8 @@ func Run(t *testing.T, cfg Config) *Report { //nolint:thelper // it is the test,
 			switch f := look(t.Context()); f.Verdict {
 			case Failed:
 				t.Errorf("%s: %s", c.Says, f.Detail)
+			case Excepted:
+				t.Skipf("%s: %s\nexcepted: %s\nthe cost: %s", c.Says, f.Detail, f.Exception.Why, f.Exception.Cost)
 			case Skipped, Manager:
 				t.Skipf("%s: %s", c.Says, f.Detail)
 			case Passed:
@@ -34,6 +36,9 @@ func Run(t *testing.T, cfg Config) *Report { //nolint:thelper // it is the test,
 	}
 	if report.Left != "" {
 		t.Error(report.Left)
+	}
+	if idle := report.Unneeded(); len(idle) > 0 {
+		t.Logf("clauses that passed, and need no exception: %s", joinIDs(idle))
 	}
 
 	return report
@@ -80,7 +85,6 @@ func checkAll(ctx context.Context, cfg Config, each func(c Clause, look func(con
 
 // look checks one clause and removes what was made for it.
 func (s *suite) look(ctx context.Context, c Clause) Finding {
-	f := Finding{Clause: c, Verdict: Passed}
 	started := time.Now()
 	err := s.run(ctx, func(k *check) { k.applies(c) })
 	if err == nil {
@@ -91,24 +95,38 @@ func (s *suite) look(ctx context.Context, c Clause) Finding {
 			err = cleaned
 		}
 	}
-	var why bench.SkipError
+	f := s.judge(c, err)
+	if err != nil && ctx.Err() != nil { // it is the checking that has ended
+		f.Verdict, f.Detail = Skipped, context.Cause(ctx).Error()
+	}
+	f.Took = time.Since(started)
+
+	return f
+}
+
+// judge returns the finding of a clause whose check ended with err.
+func (s *suite) judge(c Clause, err error) Finding {
+	f := Finding{Clause: c, Exception: exceptionOf(s.bench.Except, c.ID)}
+	why, skipped := errors.AsType[bench.SkipError](err)
 	switch {
 	case c.Manager:
 		f.Verdict = Manager
-	case err != nil && ctx.Err() != nil: // it is the checking that has ended
-		f.Verdict, err = Skipped, context.Cause(ctx)
-	case errors.As(err, &why) && s.bench.Strict && !why.Unbound && !slices.Contains(s.bench.MaySkip, c.ID):
+	case err == nil:
+		f.Verdict = Passed
+	case skipped && s.bench.Strict && !why.Unbound && !slices.Contains(s.bench.MaySkip, c.ID):
 		f.Verdict = Failed
 		err = fmt.Errorf("skipped, but strict forbids that: %w", err)
-	case errors.As(err, &why):
+	case skipped:
 		f.Verdict, f.Unbound = Skipped, why.Unbound
-	case err != nil:
+	default:
 		f.Verdict = Failed
+	}
+	if f.Verdict == Failed && f.Exception != nil {
+		f.Verdict = Excepted
 	}
 	if err != nil {
 		f.Detail = err.Error()
 	}
-	f.Took = time.Since(started)
 
 	return f
 }

@@ -28,6 +28,8 @@ type (
 	Reference = bench.Reference
 	// A Secret is what a Kubernetes Secret holds.
 	Secret = bench.Secret
+	// An Exception is a clause that the driver cannot keep, with the reason and what it costs.
+	Exception = bench.Exception
 	// A Cloud is what the suite may ask of the driver's cloud.
 	Cloud = bench.Cloud
 	// A Process is one running replica of the driver.
@@ -57,10 +59,11 @@ func (s *suite) run(ctx context.Context, f func(*check)) error {
 func complete(cfg Config) (Config, error) {
 	var errs []error
 	for _, id := range slices.Concat(cfg.Only, cfg.MaySkip) {
-		if !slices.ContainsFunc(clauses(), func(c Clause) bool { return c.ID == id }) {
+		if !isClause(id) {
 			errs = append(errs, fmt.Errorf("unknown clause %q", id))
 		}
 	}
+	errs = append(errs, validExceptions(cfg.Except)...)
 	if len(cfg.MaySkip) > 0 && !cfg.Strict {
 		errs = append(errs, errors.New("clauses that may be skipped are only of use with strict: set it"))
 	}

@@ -55,6 +55,8 @@ type Config struct {
 	// MaySkip has its id.
 	Strict  bool
 	MaySkip []string
+	// Except are clauses that the driver is known to break. They do not fail the run.
+	Except []Exception
 	// Cloud lends a look at what the bus does not show.
 	Cloud Cloud
 	// Process lets the driver be stopped and started; nil when that is not ours to
@@ -63,6 +65,16 @@ type Config struct {
 	// Logger receives what the suite's own connection has to say; nil means
 	// nothing is logged.
 	Logger *slog.Logger
+}
+
+// An Exception is a clause that the driver cannot keep. All fields are needed.
+type Exception struct {
+	// Clause is its id, such as "CREATE-2".
+	Clause string `json:"clause"`
+	// Why says why the driver cannot keep it.
+	Why string `json:"why"`
+	// Cost says what that means for the operator.
+	Cost string `json:"cost"`
 }
 
 // A Class is a MachineClass as far as drivers see it.

@@ -11,8 +11,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 OUT := $(CURDIR)/.out
 BIN := $(OUT)/bin
 DIRS := $(wildcard .tools/images bus cmd deploy driversdk mcm proto)
-# The modules of a release. A driver needs the first three, and none of the libraries of the last.
-MODULES := proto bus driversdk .
+# The modules of a release. A driver needs the first three, and none of the libraries of the others.
+MODULES := proto bus driversdk driversdk/mcmdriver .
 
 # One setting for build, vet and lint, so that they share compiled packages. Tests switch cgo on: -race needs it.
 export CGO_ENABLED := 0

@@ -73,7 +73,7 @@ func (o *options) restConfig(flag, path string) (*rest.Config, error) {
 			return nil, fmt.Errorf("%s: %w", flag, err)
 		}
 	}
-	cfg.QPS, cfg.Burst = o.kubeQPS, o.kubeBurst
+	cfg.QPS, cfg.Burst = o.requestLimits()
 	cfg.UserAgent = "machinebus-mcm/" + version()
 
 	return cfg, nil

@@ -241,7 +241,7 @@ func (m *mcm) addTarget(ctx context.Context, target *rest.Config) error {
 	if err != nil {
 		return fmt.Errorf("connect to the target cluster at %s: %w", target.Host, err)
 	}
-	m.drainer = drain.New(logr.NewContext(ctx, klog.Background().WithName("drain")), clientset, drain.Settings{})
+	m.drainer = drain.New(logr.NewContext(ctx, klog.Background().WithName("drain")), clientset, m.options.drain)
 
 	return register(m.drainer.Collectors())
 }

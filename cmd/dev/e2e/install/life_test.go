@@ -248,11 +248,14 @@ func podSpec(node string) corev1.PodSpec {
 	}
 }
 
-// createPod makes a pod that runs on a Node.
+// createPod makes a pod that runs on a Node, with a claim whose volume a drain asks for.
 func (r *rig) createPod(node string, labels map[string]string) {
 	r.Helper()
 	awaitDefaultAccount(r.T, workload)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: workload, Name: node, Labels: labels}, Spec: podSpec(node)}
+	pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "none"},
+	}}}
 	r.must(shared.kube.Create(r.Context(), pod))
 	running := client.RawPatch("application/merge-patch+json", []byte(`{"status":{"phase":"Running"}}`))
 	r.must(shared.kube.Status().Patch(r.Context(), pod, running))

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -115,8 +114,7 @@ func (e *env) wantTagged(names []string) {
 	e.must(err)
 	for _, name := range names {
 		if uids[name] != string(machines[name].UID) {
-			tags, _ := json.Marshal(uids)
-			e.Errorf("machine %s has uid %s, the tags of instances say %s", name, machines[name].UID, tags)
+			e.Errorf("machine %s has uid %s, the tags of instances say %v", name, machines[name].UID, uids)
 		}
 	}
 }

@@ -11,12 +11,11 @@ import (
 // flagsWithoutEffect are flags of the machine controller manager's two programs that mean
 // nothing here, with the reason. Old command lines have them: mcm takes any value, and warns.
 var flagsWithoutEffect = map[string]string{
-	"cloud-provider":                 "mcm serves every provider that has a driver on the bus",
-	"contention-profiling":           "the profiles of --profiling have no contention",
-	"controller-start-interval":      "all controllers start at once",
-	"kube-api-content-type":          "mcm chooses it for each kind of object",
-	"leader-elect-resource-lock":     "the lock is a Lease",
-	"machine-inplace-update-timeout": "mcm updates no machine in place",
+	"cloud-provider":             "mcm serves every provider that has a driver on the bus",
+	"contention-profiling":       "the profiles of --profiling have no contention",
+	"controller-start-interval":  "all controllers start at once",
+	"kube-api-content-type":      "mcm chooses it for each kind of object",
+	"leader-elect-resource-lock": "the lock is a Lease",
 }
 
 // An ignoredValue takes any value of a flag without effect.

@@ -173,6 +173,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 		"time a machine may take to join the cluster before it is Failed, and its set replaces it")
 	fs.DurationVar(&o.settings.HealthTimeout, "machine-health-timeout", o.settings.HealthTimeout,
 		"time a machine may be unhealthy before it is Failed, and its set replaces it")
+	fs.DurationVar(&o.settings.InPlaceUpdateTimeout, "machine-inplace-update-timeout", o.settings.InPlaceUpdateTimeout,
+		"time an update in place may take that the machine controller manager has begun; mcm begins none")
 	fs.IntVar(&o.settings.MaxReplacements, "machine-max-replacements", o.settings.MaxReplacements,
 		"most unhealthy machines of one machine deployment that are replaced at a time")
 	fs.DurationVar(&o.settings.PreserveTimeout, "machine-preserve-timeout", o.settings.PreserveTimeout,
@@ -274,6 +276,7 @@ func (o *options) validate() error {
 	positive("machine-creation-timeout", o.settings.CreationTimeout)
 	positive("machine-health-timeout", o.settings.HealthTimeout)
 	positive("machine-preserve-timeout", o.settings.PreserveTimeout)
+	positive("machine-inplace-update-timeout", o.settings.InPlaceUpdateTimeout)
 	positive("machine-pv-detach-timeout", o.drain.DetachTimeout)
 	positive("machine-pv-reattach-timeout", o.drain.ReattachTimeout)
 	positive("machine-operation-timeout", o.settings.OperationTimeout)

@@ -23,15 +23,18 @@ func TestUpdateInPlaceEnds(t *testing.T) {
 	}{
 		"successful": {
 			v1alpha1.MachineInPlaceUpdating, v1alpha1.LabelValueUpdateSuccessful,
-			transition{v1alpha1.MachineRunning, "HealthCheck", "Successful", "", "Machine %s successfully re-joined the cluster", false}, false, "InPlaceUpdated",
+			transition{v1alpha1.MachineRunning, "HealthCheck", "Successful", "", "Machine %s successfully re-joined the cluster", false},
+			false, "InPlaceUpdated",
 		},
 		"successful after all": {
 			v1alpha1.MachineInPlaceUpdateFailed, v1alpha1.LabelValueUpdateSuccessful,
-			transition{v1alpha1.MachineRunning, "HealthCheck", "Successful", "", "Machine %s successfully re-joined the cluster", false}, false, "InPlaceUpdated",
+			transition{v1alpha1.MachineRunning, "HealthCheck", "Successful", "", "Machine %s successfully re-joined the cluster", false},
+			false, "InPlaceUpdated",
 		},
 		"failed": {
 			v1alpha1.MachineInPlaceUpdating, v1alpha1.LabelValueUpdateFailed,
-			transition{v1alpha1.MachineInPlaceUpdateFailed, "InPlaceUpdate", "Failed", "", "Machine %s failed to update dependencies: no space left", false}, true, "FailedInPlaceUpdate",
+			transition{v1alpha1.MachineInPlaceUpdateFailed, "InPlaceUpdate", "Failed", "", "Machine %s failed to update dependencies: no space left", false},
+			true, "FailedInPlaceUpdate",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -162,15 +162,15 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	if err != nil {
 		return fmt.Errorf("connect to the control cluster: %w", err)
 	}
-	uid, err := clusterUID(ctx, direct, m.manager.GetConfig().Host)
-	if err != nil {
-		return err
-	}
-	m.owner = string(uid)
 	key, err := fetch.ControlPlaneKey(ctx, direct, m.options.keyName())
 	if err != nil {
 		return err
 	}
+	uid, err := clusterUID(ctx, direct, m.manager.GetConfig().Host, m.options.keyName())
+	if err != nil {
+		return err
+	}
+	m.owner = string(uid)
 	if m.announcer, err = bus.NewAnnouncer(m.conn, m.options.clusterName); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -31,29 +32,34 @@ func claimsOf(pod *corev1.Pod) []string {
 func (r *run) volumesOf(ctx context.Context, pod *corev1.Pod) ([]string, error) {
 	var volumes []string
 	for _, name := range claimsOf(pod) {
-		claim, err := r.readClaim(ctx, pod.Namespace, name)
-		if apierrors.IsNotFound(err) {
-			continue // nothing is mounted
-		}
+		volume, err := r.volumeOf(ctx, pod.Namespace, name)
 		if err != nil {
 			return nil, fmt.Errorf("read persistent volume claim %s/%s: %w", pod.Namespace, name, err)
 		}
-		if claim.Spec.VolumeName != "" {
-			volumes = append(volumes, claim.Spec.VolumeName)
+		if volume != "" {
+			volumes = append(volumes, volume)
 		}
 	}
 
 	return volumes, nil
 }
 
-func (r *run) readClaim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
+// volumeOf returns the volume that a claim is bound to; empty for none. The roles of the machine
+// controller manager let claims be listed, and not be read by name.
+func (r *run) volumeOf(ctx context.Context, namespace, claim string) (string, error) {
 	release, err := r.acquireSlot(ctx)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	defer release()
+	list, err := r.client.CoreV1().PersistentVolumeClaims(namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, claim).String(),
+	})
+	if err != nil || len(list.Items) == 0 {
+		return "", err
+	}
 
-	return r.client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+	return list.Items[0].Spec.VolumeName, nil
 }
 
 // ownVolumesOf is ownVolumes for pods that are to be evicted. Without the right to read claims or

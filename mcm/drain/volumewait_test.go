@@ -239,7 +239,7 @@ func TestVolumesAreNotWaitedFor(t *testing.T) {
 // waits for all volumes.
 func TestClaimsCannotBeRead(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Settings{DetachTimeout: time.Hour}, denied("/persistentvolumeclaims/"))
+	r := newRig(t, Settings{DetachTimeout: time.Hour}, denied("/persistentvolumeclaims"))
 	for _, name := range []string{"one", "two"} {
 		r.volume(t, name)
 		r.pod(t, name, mounts(name))

@@ -214,15 +214,14 @@ func (r *rig) orphan(class string) {
 	r.Helper()
 	witness := r.newMachine("witness", class) // that of the class not all Machines are lost
 	r.run(witness)
-	system := &corev1.Namespace{}
-	r.must(shared.kube.Get(r.Context(), client.ObjectKey{Name: metav1.NamespaceSystem}, system))
+	r.must(shared.kube.Get(r.Context(), client.ObjectKeyFromObject(r.identity), r.identity))
 	cloud, err := cloudapi.NewClient(r.cloud.Endpoint, r.cloud.APIToken)
 	r.must(err)
 	instance, err := cloud.Create(r.Context(), cloudapi.CreateRequest{
 		Name: "orphan", MachineType: "small", Region: "moon", IdempotencyToken: "orphan",
 		Tags: map[string]string{
 			"machinebus.io/cluster": "default", "machinebus.io/class": namespace + "/" + class,
-			cloudapi.TagMachineUID: "orphan-uid", "machinebus.io/machine-name": "orphan", "machinebus.io/owner": string(system.UID),
+			cloudapi.TagMachineUID: "orphan-uid", "machinebus.io/machine-name": "orphan", "machinebus.io/owner": string(r.identity.GetUID()),
 		},
 	})
 	r.must(err)

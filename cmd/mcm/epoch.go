@@ -90,6 +90,7 @@ func (l *leaderLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecor
 	r, raw, err := l.Interface.Get(ctx)
 	if err == nil && r.HolderIdentity != l.Identity() {
 		l.former, l.before = r.HolderIdentity, r.RenewTime
+		l.sidecar.leads(r.HolderIdentity)
 	}
 
 	return r, raw, err

@@ -41,6 +41,28 @@ func TestOldCommandLines(t *testing.T) {
 	}
 }
 
+// Values of 0 that the machine controller manager takes must not end mcm.
+func TestOldZeros(t *testing.T) {
+	t.Parallel()
+	o := &options{}
+	cmd := newCommandOf(o)
+	for _, flag := range []string{
+		"machine-pv-detach-timeout", "machine-pv-reattach-timeout", "machine-creation-timeout", "machine-health-timeout", "machine-preserve-timeout",
+		"machine-inplace-update-timeout", "machine-safety-apiserver-statuscheck-timeout", "machine-safety-apiserver-statuscheck-period",
+		"machine-safety-orphan-vms-period", "machine-safety-overshooting-period", "min-resync-period", "resource-exhausted-retry",
+	} {
+		if err := cmd.Flags().Set(flag, "0s"); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := o.validate(); err != nil {
+		t.Error(err)
+	}
+	if got, want := o.settings.Retry.ResourceExhausted, o.settings.Retry.Long; got != want {
+		t.Errorf("a create that found no capacity is retried after %s, want %s as there", got, want)
+	}
+}
+
 // A limit of 0 meant the default, and the client library's is 5 requests per second.
 func TestNoRequestLimitGiven(t *testing.T) {
 	t.Parallel()

@@ -87,17 +87,23 @@ const (
 	defaultBurst = 1000
 )
 
+const (
+	defaultDetachTimeout = 2 * time.Minute
+	defaultSyncPeriod    = 12 * time.Hour
+)
+
 // Values of --nats-stream-storage.
 const (
 	storageFile   = "file"
 	storageMemory = "memory"
 )
 
-func newCommand() *cobra.Command {
-	o := &options{
-		settings: machine.DefaultSettings(), outage: machine.DefaultOutageSettings(), limits: dispatch.DefaultLimits(),
-		overshoot: overshoot.DefaultSettings(), orphans: orphans.DefaultSettings(), logging: logsapi.NewLoggingConfiguration(),
-	}
+func newCommand() *cobra.Command { return newCommandOf(&options{}) }
+
+// newCommandOf returns the command whose flags set o.
+func newCommandOf(o *options) *cobra.Command {
+	o.settings, o.outage, o.limits = machine.DefaultSettings(), machine.DefaultOutageSettings(), dispatch.DefaultLimits()
+	o.overshoot, o.orphans, o.logging = overshoot.DefaultSettings(), orphans.DefaultSettings(), logsapi.NewLoggingConfiguration()
 	cmd := &cobra.Command{
 		Use:   "mcm",
 		Short: "Turns Machine objects into instances and nodes through drivers on NATS",
@@ -167,7 +173,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.kubeBurst, "kube-api-burst", defaultBurst, "most requests at once to each API server; 0 for the default")
 	fs.IntVar(&o.workers, "concurrent-syncs", 50, "machines reconciled in parallel; none of them waits for a driver")
 	fs.IntVar(&o.setWorkers, "concurrent-set-syncs", 10, "machine sets, and machine deployments, reconciled in parallel")
-	fs.DurationVar(&o.syncPeriod, "min-resync-period", 12*time.Hour, "time after which every machine is reconciled although nothing changed")
+	fs.DurationVar(&o.syncPeriod, "min-resync-period", defaultSyncPeriod, "time after which every machine is reconciled although nothing changed")
 
 	fs.DurationVar(&o.settings.CreationTimeout, "machine-creation-timeout", o.settings.CreationTimeout,
 		"time a machine may take to join the cluster before it is Failed, and its set replaces it")
@@ -183,17 +189,17 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 		"time a drain of a node may take before it is forced")
 	fs.IntVar(&o.settings.DrainPolicy.MaxEvictRetries, "machine-max-evict-retries", o.settings.DrainPolicy.MaxEvictRetries,
 		"refused evictions of a pod after which mcm deletes it, whatever its disruption budgets say; at most one for each 20s of the drain timeout")
-	fs.DurationVar(&o.drain.DetachTimeout, "machine-pv-detach-timeout", 2*time.Minute,
+	fs.DurationVar(&o.drain.DetachTimeout, "machine-pv-detach-timeout", defaultDetachTimeout,
 		"time after the end of its pod within which a volume must be detached from a drained node, or the drain fails and is tried again")
 	fs.DurationVar(&o.drain.ReattachTimeout, "machine-pv-reattach-timeout", 90*time.Second,
-		"time that a drain waits for a volume to be attached to another node before it goes on with the next pod")
+		"time that a drain waits for a volume to be attached to another node before it goes on with the next pod; 0 for none")
 	fs.DurationVar(&o.settings.OperationTimeout, "machine-operation-timeout", o.settings.OperationTimeout,
 		"time one attempt at a create, initialize or delete may take, unless its class has the annotation "+
 			v1alpha1.AnnotationKeyOperationTimeout)
 	fs.StringSliceVar(&o.settings.NodeConditions, "node-conditions", o.settings.NodeConditions,
 		"node conditions that make a machine unhealthy when they are not False")
 	fs.DurationVar(&o.settings.Retry.ResourceExhausted, "resource-exhausted-retry", o.settings.Retry.ResourceExhausted,
-		"time before a create that found no capacity is retried")
+		"time before a create that found no capacity is retried; 0 for --retry-long")
 	fs.DurationVar(&o.settings.Retry.Short, "retry-short", o.settings.Retry.Short,
 		"time before an operation is retried after a transient error")
 	fs.DurationVar(&o.settings.Retry.Medium, "retry-medium", o.settings.Retry.Medium, "time before a create is retried after any other error")
@@ -265,8 +271,30 @@ func (n *natsOptions) addFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&n.monitorPort, "nats-monitor-port", 0, "port on 127.0.0.1 for the embedded NATS's monitoring endpoints; 0 for none")
 }
 
+// replaceZeros gives flags of the machine controller manager a value where 0 is theirs, as old
+// command lines have it: the default, but for the two for which 0 meant something there.
+func (o *options) replaceZeros() {
+	settings, outage, orphan, freezes := machine.DefaultSettings(), machine.DefaultOutageSettings(), orphans.DefaultSettings(), overshoot.DefaultSettings()
+	if o.settings.Retry.ResourceExhausted == 0 {
+		o.settings.Retry.ResourceExhausted = o.settings.Retry.Long
+	}
+	if o.drain.ReattachTimeout == 0 {
+		o.drain.ReattachTimeout = time.Nanosecond // do not wait
+	}
+	for flag, byDefault := range map[*time.Duration]time.Duration{
+		&o.drain.DetachTimeout: defaultDetachTimeout, &o.syncPeriod: defaultSyncPeriod,
+		&o.settings.CreationTimeout: settings.CreationTimeout, &o.settings.HealthTimeout: settings.HealthTimeout,
+		&o.settings.PreserveTimeout: settings.PreserveTimeout, &o.settings.InPlaceUpdateTimeout: settings.InPlaceUpdateTimeout,
+		&o.outage.Timeout: outage.Timeout, &o.outage.Period: outage.Period,
+		&o.orphans.Period: orphan.Period, &o.overshoot.Period: freezes.Period,
+	} {
+		*flag = cmp.Or(*flag, byDefault)
+	}
+}
+
 // validate returns an error that names all invalid flags.
 func (o *options) validate() error {
+	o.replaceZeros()
 	errs := []error{o.nats.validate()}
 	positive := func(name string, d time.Duration) {
 		if d <= 0 {

@@ -66,8 +66,8 @@ func TestSafeguardFlags(t *testing.T) {
 			[]string{"--machine-max-replacements=0"},
 		},
 		"no timeout": {
-			"every slow answer would freeze machines", "--machine-safety-apiserver-statuscheck-timeout must be positive, not 0s",
-			[]string{"--machine-safety-apiserver-statuscheck-timeout=0s"},
+			"every slow answer would freeze machines", "--machine-safety-apiserver-statuscheck-timeout must be positive, not -1s",
+			[]string{"--machine-safety-apiserver-statuscheck-timeout=-1s"},
 		},
 		"rare looks": {
 			"as in the machine controller manager", "--machine-safety-apiserver-statuscheck-period must not be less than the timeout: 1m0s and 2m0s",

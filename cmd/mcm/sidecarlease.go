@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
 )
 
 // sidecarLeaseName is the Lease of the machine controller manager's other program. That one
@@ -25,6 +27,8 @@ type sidecarLease struct {
 	lock     *resourcelock.LeaseLock
 	duration time.Duration
 
+	mine   *resourcelock.LeaderElectionRecord // as this process last wrote it; nil: read it first
+	wrote  time.Time
 	raw    []byte    // the Lease as another held it
 	since  time.Time // when it was first seen so: clocks of others do not count
 	holder atomic.Pointer[string]
@@ -33,63 +37,102 @@ type sidecarLease struct {
 // errSidecar is wrapped when the other program works.
 var errSidecar = errors.New("stop that program, or let it release the Lease: two machine controllers must not work on the same Machines")
 
-// hold takes the Lease, or renews it. It returns an error with errSidecar while another holds it. Former
-// is the mcm that led before: it has lost its lead, and with it this Lease.
+// isMCM reports whether the holder of a Lease is an mcm: the machine controller manager's
+// programs are called by the name of their host alone, both of one Pod by the same.
+func isMCM(holder string) bool { return strings.Contains(holder, "/") && strings.Contains(holder, "_") }
+
+// hold takes the Lease, or renews it. It returns an error with errSidecar while another program
+// holds it. Former is who led before: if that was an mcm, it has lost this Lease along with its
+// lead. A renewal that fails counts only when the Lease is about to expire.
 func (s *sidecarLease) hold(ctx context.Context, former string) error {
-	err := s.tryHold(ctx, former)
+	err := s.renew(ctx)
+	if s.mine == nil {
+		err = s.take(ctx, former)
+	}
 	if !errors.Is(err, errSidecar) {
 		s.holder.Store(nil)
+	}
+	if err != nil && s.mine != nil && time.Since(s.wrote) < s.duration*2/3 {
+		klog.Background().V(1).Info("a Lease was not renewed; retries", "err", err.Error())
+
+		return nil
 	}
 
 	return err
 }
 
-func (s *sidecarLease) tryHold(ctx context.Context, former string) error {
-	now := metav1.Now()
+// renew writes the Lease that this process holds, without reading it. A conflict means that
+// another has written it: then it is not held any more.
+func (s *sidecarLease) renew(ctx context.Context) error {
+	if s.mine == nil {
+		return nil
+	}
+	now, record := time.Now(), *s.mine
+	record.RenewTime = metav1.NewTime(now)
+	err := s.lock.Update(ctx, record)
+	switch {
+	case err == nil:
+		s.mine, s.wrote = &record, now
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+		s.mine = nil
+	default:
+		err = fmt.Errorf("renew the Lease %s: %w", s.lock.Describe(), err)
+	}
+
+	return err
+}
+
+// take reads the Lease and writes it, unless another holds it.
+func (s *sidecarLease) take(ctx context.Context, former string) error {
+	now := time.Now()
 	mine := resourcelock.LeaderElectionRecord{
-		HolderIdentity: s.lock.Identity(), LeaseDurationSeconds: max(int(s.duration/time.Second), 1), AcquireTime: now, RenewTime: now,
+		HolderIdentity: s.lock.Identity(), LeaseDurationSeconds: max(int(s.duration/time.Second), 1),
+		AcquireTime: metav1.NewTime(now), RenewTime: metav1.NewTime(now),
 	}
 	old, raw, err := s.lock.Get(ctx)
 	switch {
 	case apierrors.IsNotFound(err):
 		err = s.lock.Create(ctx, mine)
 	case err != nil:
-	case old.HolderIdentity == mine.HolderIdentity:
-		mine.AcquireTime, mine.LeaderTransitions = old.AcquireTime, old.LeaderTransitions
-		err = s.lock.Update(ctx, mine)
-	case old.HolderIdentity != "" && old.HolderIdentity != former && s.alive(old, raw):
-		s.holder.Store(&old.HolderIdentity)
-
-		return fmt.Errorf("%s holds the Lease %s, as the machine controller of the machine controller manager does: %w",
-			old.HolderIdentity, s.lock.Describe(), errSidecar)
-	default:
+	case s.free(old, raw, former):
 		mine.LeaderTransitions = old.LeaderTransitions + 1
 		err = s.lock.Update(ctx, mine)
+	case isMCM(old.HolderIdentity):
+		return fmt.Errorf("another mcm holds the Lease %s: %s", s.lock.Describe(), old.HolderIdentity)
+	default:
+		s.holder.Store(&old.HolderIdentity)
+
+		return s.heldBy(old.HolderIdentity)
 	}
 	if err != nil {
 		return fmt.Errorf("hold the Lease %s: %w", s.lock.Describe(), err)
 	}
+	s.mine, s.wrote = &mine, now
 
 	return nil
 }
 
-// alive reports whether the holder may be at work: it has renewed the Lease within the
-// duration that it gave itself.
-func (s *sidecarLease) alive(old *resourcelock.LeaderElectionRecord, raw []byte) bool {
+// free reports whether no other may be at work by the Lease: it has no holder, or that has not
+// renewed it within the duration that it gave itself, or was an mcm and has lost its lead.
+func (s *sidecarLease) free(old *resourcelock.LeaderElectionRecord, raw []byte, former string) bool {
+	if old.HolderIdentity == "" || old.HolderIdentity == s.lock.Identity() || old.HolderIdentity == former && isMCM(former) {
+		return true
+	}
 	if !bytes.Equal(raw, s.raw) {
 		s.raw, s.since = raw, time.Now()
 	}
 
-	return time.Since(s.since) < max(time.Duration(old.LeaseDurationSeconds)*time.Second, s.duration)
+	return time.Since(s.since) >= max(time.Duration(old.LeaseDurationSeconds)*time.Second, s.duration)
 }
 
 // release lets the other program take the Lease at once.
 func (s *sidecarLease) release(ctx context.Context) error {
-	old, _, err := s.lock.Get(ctx)
-	if err == nil && old.HolderIdentity == s.lock.Identity() {
-		err = s.lock.Update(ctx, resourcelock.LeaderElectionRecord{LeaseDurationSeconds: 1, LeaderTransitions: old.LeaderTransitions, AcquireTime: old.AcquireTime, RenewTime: metav1.Now()})
+	if s.mine == nil {
+		return nil
 	}
-	if err != nil {
+	record := *s.mine
+	record.HolderIdentity, record.LeaseDurationSeconds, record.RenewTime, s.mine = "", 1, metav1.Now(), nil
+	if err := s.lock.Update(ctx, record); err != nil {
 		return fmt.Errorf("release the Lease %s: %w", s.lock.Describe(), err)
 	}
 
@@ -100,7 +143,7 @@ func (s *sidecarLease) release(ctx context.Context) error {
 // a holder that has ended counts as ended.
 func (s *sidecarLease) await(ctx context.Context, former string) error {
 	err := s.hold(ctx, former)
-	for errors.Is(err, errSidecar) {
+	for err != nil && !s.since.IsZero() {
 		seen := s.since
 		pause := time.NewTimer(s.duration / 4)
 		select {
@@ -111,19 +154,30 @@ func (s *sidecarLease) await(ctx context.Context, former string) error {
 		case <-pause.C:
 		}
 		if err = s.hold(ctx, former); s.since.After(seen) {
-			return err // it is alive
+			return err // the holder is alive
 		}
 	}
 
 	return err
 }
 
+// leads notes who holds mcm's own Lease: beside another mcm this one waits for no other program.
+func (s *sidecarLease) leads(holder string) {
+	if isMCM(holder) {
+		s.holder.Store(nil)
+	}
+}
+
 // check says why this mcm does not work.
 func (s *sidecarLease) check(*http.Request) error {
 	if holder := s.holder.Load(); holder != nil {
-		return fmt.Errorf("%s holds the Lease %s, as the machine controller of the machine controller manager does: %w",
-			*holder, s.lock.Describe(), errSidecar)
+		return s.heldBy(*holder)
 	}
 
 	return nil
+}
+
+func (s *sidecarLease) heldBy(holder string) error {
+	return fmt.Errorf("%s holds the Lease %s, as the machine controller of the machine controller manager does: %w",
+		holder, s.lock.Describe(), errSidecar)
 }

@@ -13,7 +13,7 @@ import (
 func (d *Driver) Create(ctx context.Context, req *request) (*driversdk.Instance, error) {
 	found, err := d.Get(ctx, req)
 	switch driversdk.CodeOf(err) {
-	case driversdk.NotFound:
+	case driversdk.NotFound, driversdk.Unimplemented: // that controller asks for the status alone, and makes the instance
 	case driversdk.Uninitialized:
 		if found == nil {
 			return nil, driversdk.Errorf(driversdk.Internal,

@@ -3,7 +3,7 @@
 // stays as it is; its main becomes
 //
 //	func main() {
-//		mcmdriver.Main(aws.NewDriver(&spi.PluginSPIImpl{}), driversdk.Config{Provider: "AWS"})
+//		mcmdriver.Main(aws.NewAWSDriver(&spi.PluginSPIImpl{}), driversdk.Config{Provider: "AWS"})
 //	}
 //
 // Such a driver gets what that controller gives it: the whole MachineClass and Machine,
@@ -11,7 +11,7 @@
 // create. Its codes, its last known state and its volume ids come back over the bus.
 //
 // The package adds no ability that the driver lacks. That interface names neither the
-// machine's uid nor an owner, so some clauses of the contract stay open. exceptions.txt
+// machine's uid nor an owner, so some clauses of the contract stay open. exceptions.yaml
 // names each, with its cost for the operator, and driver-conformance takes the file.
 //
 // The package is a module of its own: it links that project's API types, and Kubernetes

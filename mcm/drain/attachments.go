@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
-	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,43 +33,30 @@ func (a attachments) to(node string) []string {
 	return volumes
 }
 
-// An attachmentReader reads the VolumeAttachments of the cluster for all drains: the API
-// server cannot select those of one Node. It is safe for concurrent use.
-type attachmentReader struct {
-	mu   sync.Mutex
-	last attachments
-	read time.Time
-}
-
-// attached returns the attachments as they were at most one poll ago. The map must not be changed.
+// attached returns the attachments of the whole cluster: the API server cannot select those
+// of one Node.
 func (d *Drainer) attached(ctx context.Context) (attachments, error) {
-	a := &d.attachments
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.last != nil && time.Since(a.read) < d.settings.Poll {
-		return a.last, nil
-	}
-	release, err := d.acquireSlot(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	read, all := time.Now(), attachments{}
-	options := metav1.ListOptions{Limit: chunk}
-	for {
-		list, err := d.client.StorageV1().VolumeAttachments().List(ctx, options)
+	return d.attachments.get(ctx, d.settings.Poll, func(ctx context.Context) (attachments, error) {
+		release, err := d.acquireSlot(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("list volume attachments: %w", err)
+			return nil, err
 		}
-		for i := range list.Items {
-			all.add(&list.Items[i])
+		defer release()
+		all := attachments{}
+		options := metav1.ListOptions{Limit: chunk}
+		for {
+			list, err := d.client.StorageV1().VolumeAttachments().List(ctx, options)
+			if err != nil {
+				return nil, fmt.Errorf("list volume attachments: %w", err)
+			}
+			for i := range list.Items {
+				all.add(&list.Items[i])
+			}
+			if options.Continue = list.Continue; options.Continue == "" {
+				return all, nil
+			}
 		}
-		if options.Continue = list.Continue; options.Continue == "" {
-			a.last, a.read = all, read
-
-			return all, nil
-		}
-	}
+	})
 }
 
 // add adds an attachment that is in force. One in deletion is, until its attacher has detached the volume.

@@ -18,11 +18,12 @@ type Drainer struct {
 	settings    Settings
 	metrics     *metrics
 	slots       chan struct{} // one for each request in flight
-	attachments attachmentReader
+	attachments *shared[attachments]
 	ctx         context.Context // drains end with the drainer, not with the caller of Start
 
 	mu      sync.Mutex
 	drains  map[types.UID]*entry
+	users   map[string]*shared[claimUsers] // by namespace
 	notify  func(types.NamespacedName)
 	running sync.WaitGroup
 }
@@ -42,7 +43,8 @@ func New(ctx context.Context, client kubernetes.Interface, settings Settings) *D
 
 	return &Drainer{
 		client: client, settings: settings, metrics: newMetrics(), ctx: ctx,
-		slots:  make(chan struct{}, settings.Requests),
+		slots:       make(chan struct{}, settings.Requests),
+		attachments: newShared[attachments](), users: map[string]*shared[claimUsers]{},
 		drains: map[types.UID]*entry{}, notify: func(types.NamespacedName) {},
 	}
 }

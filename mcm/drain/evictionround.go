@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -29,8 +30,9 @@ type victim struct {
 	pod     corev1.Pod
 	due     time.Time // of the next try to evict it
 	tries   int
-	refusal error // of the last try
-	ending  bool  // evicted or deleted
+	refusal error     // of the last try
+	ending  bool      // evicted or deleted
+	ended   time.Time // since when
 	fatal   bool
 
 	volumes  []string  // that its end sets free
@@ -44,7 +46,9 @@ func (v *victim) name() string { return v.pod.Namespace + "/" + v.pod.Name }
 func newEvictionRound(r *run, pods []corev1.Pod, volumes map[types.UID][]string) *evictionRound {
 	e := &evictionRound{run: r}
 	for i := range pods {
-		e.left = append(e.left, &victim{pod: pods[i], ending: !pods[i].DeletionTimestamp.IsZero(), volumes: volumes[pods[i].UID]})
+		e.left = append(e.left, &victim{
+			pod: pods[i], ending: !pods[i].DeletionTimestamp.IsZero(), ended: time.Now(), volumes: volumes[pods[i].UID],
+		})
 	}
 	slices.SortStableFunc(e.left, byPriority)
 
@@ -110,7 +114,7 @@ func (e *evictionRound) evict(ctx context.Context, v *victim) {
 	if v.tries > e.req.MaxEvictRetries {
 		e.log.Info("deleting the pod whatever its disruption budgets allow: its evictions were refused", "pod", v.name(), "tries", v.tries)
 		v.refusal = e.delete(ctx, &v.pod)
-		v.ending = v.refusal == nil
+		v.ending, v.ended = v.refusal == nil, time.Now()
 		v.due = time.Now().Add(e.settings.EvictRetry)
 
 		return
@@ -123,7 +127,7 @@ func (e *evictionRound) evict(ctx context.Context, v *victim) {
 	case err == nil || gone(err):
 		e.metrics.evictions.WithLabelValues(evicted).Inc()
 		e.log.V(1).Info("evicted", "pod", v.name())
-		v.ending, v.refusal = true, nil
+		v.ending, v.ended, v.refusal = true, time.Now(), nil
 
 		return
 	case apierrors.IsTooManyRequests(err):
@@ -187,6 +191,9 @@ func (e *evictionRound) reportProgress() {
 			refusal = v.refusal.Error()
 		case !v.gone.IsZero():
 			volumes = append(volumes, v.waits)
+		case len(v.volumes) > 0 && e.stuck(v, time.Now()) && refusal == "":
+			refusal = fmt.Sprintf("pod %s does not end, and keeps its volumes %s: see its finalizers, and the log of its kubelet",
+				v.name(), strings.Join(v.volumes, ", "))
 		case v.ending:
 			ending = append(ending, v.name())
 		}

@@ -16,14 +16,27 @@ func (e *evictionRound) nextWithVolumes(now time.Time) *victim {
 	for _, v := range e.left {
 		switch {
 		case len(v.volumes) == 0:
-		case v.ending:
+		case v.ending && !e.stuck(v, now):
 			return nil
+		case v.ending:
 		case next == nil && !now.Before(v.due):
 			next = v
 		}
 	}
 
 	return next
+}
+
+// stuck reports whether a pod that was told to end is there for longer than it may be: it must not
+// keep all others waiting until the drain's time is over, when they would end without grace.
+func (e *evictionRound) stuck(v *victim, now time.Time) bool {
+	const byDefault = 30 * time.Second // of Kubernetes
+	grace := byDefault
+	if seconds := v.pod.Spec.TerminationGracePeriodSeconds; seconds != nil {
+		grace = time.Duration(*seconds) * time.Second
+	}
+
+	return v.ending && v.gone.IsZero() && now.Sub(v.ended) > grace+e.settings.DetachTimeout
 }
 
 // settleVolumes reports whether a pod that is gone has its volumes free, and moved if another
@@ -77,23 +90,6 @@ func (e *evictionRound) settleVolumes(ctx context.Context, v *victim) bool {
 
 // successorPolls is how many polls the controller of a pod may take to make the next one: 10 s.
 const successorPolls = 5
-
-// wanted reports whether another pod mounts one of a gone pod's claims.
-func (e *evictionRound) wanted(ctx context.Context, v *victim) (bool, error) {
-	pods, err := e.podsIn(ctx, v.pod.Namespace)
-	if err != nil {
-		return false, err
-	}
-	claims := claimsOf(&v.pod)
-	for i := range pods {
-		another := pods[i].UID != v.pod.UID && pods[i].Spec.NodeName != e.req.Node.Name && pods[i].DeletionTimestamp.IsZero()
-		if another && slices.ContainsFunc(claimsOf(&pods[i]), func(c string) bool { return slices.Contains(claims, c) }) {
-			return true, nil
-		}
-	}
-
-	return false, nil
-}
 
 // awaitDetached waits until no volume is attached to the Node but those of pods that stay, such
 // as a DaemonSet's. It also sees those of pods that a former manager has evicted.

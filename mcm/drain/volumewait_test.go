@@ -13,6 +13,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 )
 
@@ -145,6 +146,26 @@ func TestRefusedPodLetsOthersGo(t *testing.T) {
 	r.drainer.Start(r.request())
 	r.until(t, "the second pod has ended", func(State) bool { all, _ := r.pods(t); return len(all) == 1 })
 	r.wantLeft(t, "first")
+}
+
+// A pod that does not end keeps no other one from having its volumes moved, and is named.
+func TestStuckPodLetsOthersGo(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Settings{DetachTimeout: 100 * time.Millisecond}, nil)
+	r.volume(t, "stuck")
+	r.volume(t, "good")
+	stuck := r.pod(t, "stuck", mounts("stuck"), r.important(t, 1000), func(p *corev1.Pod) { p.Finalizers = []string{"example.com/stays"} })
+	r.pod(t, "good", mounts("good"))
+	r.drainer.Start(r.request())
+	s := r.until(t, "it says which pod does not end", func(s State) bool { return strings.Contains(s.Reason, "pod "+r.namespace+"/stuck does not end") })
+	if !s.Blocked {
+		t.Errorf("the drain does not count as blocked: %+v", s)
+	}
+	r.until(t, "the second pod has ended", func(State) bool { all, _ := r.pods(t); return len(all) == 1 })
+	if err := r.CoreV1().Pods(r.namespace).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		t.Error(err)
+	}
+	must(t)(r.CoreV1().Pods(r.namespace).Patch(t.Context(), stuck.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}))
 }
 
 // The instance must not go with a volume attached: a volume that stays is an error that names it.

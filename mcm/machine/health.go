@@ -61,6 +61,9 @@ func (h *health) followNode(ctx context.Context) (steps.Next, error) {
 
 // followHealth sets the phase that the Node's health leads to.
 func (h *health) followHealth(ctx context.Context, healthy bool, text string) (steps.Next, error) {
+	if err := h.endUnbegunUpdate(ctx); err != nil {
+		return steps.Wait, err
+	}
 	switch phase := h.machine.Status.CurrentStatus.Phase; {
 	case phase == v1alpha1.MachineInPlaceUpdating, phase == v1alpha1.MachineInPlaceUpdateFailed:
 		return h.followUpdate(ctx)
@@ -68,7 +71,7 @@ func (h *health) followHealth(ctx context.Context, healthy bool, text string) (s
 		return h.awaitJoin(ctx)
 	case healthy && phase != v1alpha1.MachineRunning:
 		return h.markRunning(ctx), nil
-	case phase == v1alpha1.MachineRunning && !healthy:
+	case (phase == v1alpha1.MachineRunning || phase == v1alpha1.MachineInPlaceUpdateSuccessful) && !healthy:
 		return h.markUnknown(text), nil
 	case phase == v1alpha1.MachineUnknown:
 		return h.awaitRecovery(ctx)

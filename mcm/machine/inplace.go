@@ -3,6 +3,7 @@ package machine
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -36,6 +37,28 @@ func (h *health) followUpdate(ctx context.Context) (steps.Next, error) {
 	}
 
 	return h.updateFailed(fmt.Sprintf(v1alpha1.TextFormatUpdateTimeout, h.machine.Name, limit)), nil
+}
+
+// endUnbegunUpdate uncordons the Node of a Running machine that another manager had cordoned and
+// drained for an update in place, which nothing has begun: the agent waits for that manager's word.
+func (h *health) endUnbegunUpdate(ctx context.Context) error {
+	node := h.node.found
+	if h.machine.Status.CurrentStatus.Phase != v1alpha1.MachineRunning || node == nil || !node.Spec.Unschedulable ||
+		node.Labels[v1alpha1.LabelKeyNodeSelectedForUpdate] == "" {
+		return nil
+	}
+	selected := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == v1alpha1.NodeInPlaceUpdate && c.Reason == v1alpha1.ReasonSelectedForUpdate
+	})
+	if !selected {
+		return nil
+	}
+	h.warnAfterWritef("InPlaceUpdateDropped", "Node %s was cordoned for an update in place, which mcm does not carry out: it is uncordoned", node.Name)
+
+	return h.node.changeNode(ctx, func(n *corev1.Node) {
+		n.Spec.Unschedulable = false
+		delete(n.Labels, v1alpha1.LabelKeyNodeSelectedForUpdate) // else a later cordon would be undone, too
+	})
 }
 
 // updateSucceeded also uncordons the Node, which was cordoned for the update.

@@ -10,6 +10,55 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 )
 
+// Machines of one pool whose updates have failed do not wait for each other.
+func TestFailedUpdatesOfOnePool(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var machines []*v1alpha1.Machine
+	for _, name := range []string{"one", "two"} {
+		m := r.machine(name)
+		metav1.SetMetaDataLabel(&m.ObjectMeta, v1alpha1.LabelKeyMachineDeployment, "pool")
+		r.join(t, m, ready(corev1.ConditionFalse))
+		r.lived(t, m, v1alpha1.MachineInPlaceUpdateFailed, v1alpha1.LastOperation{Type: "InPlaceUpdate", State: "Failed", Description: "it failed"})
+		machines = append(machines, m)
+	}
+	r.startDriver(t)
+	r.startManager(t)
+	failed := func() (n int) {
+		for _, m := range machines {
+			if stored := r.get(t, m); stored != nil && stored.Status.CurrentStatus.Phase == v1alpha1.MachineFailed {
+				n++
+			}
+		}
+
+		return n
+	}
+	if !poll(t, func() bool { return failed() == 1 }) { // the other one's turn comes when this one is replaced
+		t.Errorf("%d of the machines are Failed, want one", failed())
+	}
+}
+
+// A Node that was drained for an update that nothing has begun is put to use again.
+func TestUpdateInPlaceNotBegun(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	m := r.machine("m")
+	node := r.join(t, m, ready(corev1.ConditionTrue), corev1.NodeCondition{
+		Type: v1alpha1.NodeInPlaceUpdate, Status: corev1.ConditionTrue, Reason: v1alpha1.ReasonSelectedForUpdate,
+	})
+	r.change(t, node, func() {
+		node.Spec.Unschedulable = true
+		metav1.SetMetaDataLabel(&node.ObjectMeta, v1alpha1.LabelKeyNodeSelectedForUpdate, "true")
+	})
+	r.lived(t, m, v1alpha1.MachineRunning, v1alpha1.LastOperation{Type: "HealthCheck", State: "Successful"})
+	r.startDriver(t)
+	r.startManager(t)
+	r.event(t, m, "InPlaceUpdateDropped", node.Name)
+	if !poll(t, func() bool { return !r.node(t, node.Name).Spec.Unschedulable }) {
+		t.Error("the node stays cordoned")
+	}
+}
+
 // An update in place that another manager has begun ends by what the agent on the Node reports.
 func TestUpdateInPlaceEnds(t *testing.T) {
 	t.Parallel()

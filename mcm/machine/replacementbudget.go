@@ -70,6 +70,8 @@ func replaced(m *v1alpha1.Machine) bool {
 	switch current := m.Status.CurrentStatus; current.Phase {
 	case v1alpha1.MachineRunning, v1alpha1.MachineUnknown:
 		return false
+	case v1alpha1.MachineInPlaceUpdateFailed:
+		return false // like Unknown: it waits for its turn, and two of them must not wait for each other
 	default:
 		return current.PreserveExpiryTime == nil
 	}

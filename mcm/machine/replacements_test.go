@@ -31,7 +31,7 @@ func TestReplaced(t *testing.T) {
 		"preserved, deleted":   {"not any more", v1alpha1.MachineFailed, true, true, true},
 		"terminating":          {"it goes", v1alpha1.MachineTerminating, true, false, true},
 		"updating":             {"it is of no use meanwhile", v1alpha1.MachineInPlaceUpdating, false, false, true},
-		"update has failed":    {"it is of no use", v1alpha1.MachineInPlaceUpdateFailed, false, false, true},
+		"update has failed":    {"it waits for its turn, like an unhealthy one", v1alpha1.MachineInPlaceUpdateFailed, false, false, false},
 		"of a later version's": {"the phase is unknown", "Hibernating", false, false, true},
 	} {
 		m := &v1alpha1.Machine{Status: v1alpha1.MachineStatus{CurrentStatus: v1alpha1.CurrentStatus{Phase: row.phase}}}

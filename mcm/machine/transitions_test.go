@@ -249,6 +249,10 @@ func TestNodeTransitions(t *testing.T) { //nolint:tparallel // what follows the 
 		"failed, healthy":         {"not replaced yet", v1alpha1.MachineFailed, timedOut, &healthy, "", nil, rejoins},
 		"failed, unhealthy":       {"its set replaces it", v1alpha1.MachineFailed, timedOut, &unhealthy, "", nil, stays(v1alpha1.MachineFailed, timedOut)},
 		"updated, healthy":        {"the update has ended", v1alpha1.MachineInPlaceUpdateSuccessful, updated, &healthy, "", nil, rejoins},
+		"updated, unhealthy": {
+			"the update has ended, and the Node is like any other", v1alpha1.MachineInPlaceUpdateSuccessful, updated, &unhealthy, "", nil,
+			suspected("Ready=False (Test)"),
+		},
 		"updating, unhealthy": {
 			"the update decides", v1alpha1.MachineInPlaceUpdating, updated, &unhealthy, "",
 			func(s *v1alpha1.MachineSpec) {

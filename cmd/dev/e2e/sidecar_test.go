@@ -18,12 +18,13 @@ import (
 	"github.com/machinebus/machinebus/cmd/dev/stack"
 )
 
-// oldSidecar holds the Lease of the machine controller manager's provider process.
-const oldSidecar = "provider-of-former-times"
+// oldSidecar holds the Leases of the machine controller manager: both its programs are called by
+// the name of their Pod.
+const oldSidecar = "machine-controller-manager-6d9f"
 
-// TestSidecarAlive starts mcm while the provider process of the machine controller manager
-// works: mcm waits, and says for whom. When that one dies, mcm does its work. Then it holds the
-// other's Lease, so that this one waits in turn.
+// TestSidecarAlive starts mcm when the one program of the machine controller manager has died and
+// the other, with the provider's driver, works: mcm waits, and says for whom. When that one dies,
+// too, mcm does its work. Then it holds the other's Lease, so that this one waits in turn.
 func TestSidecarAlive(t *testing.T) {
 	e := newEnv(t)
 	nats, err := e.site.StartNATS(e.ctx())
@@ -32,6 +33,11 @@ func TestSidecarAlive(t *testing.T) {
 	defer die()
 	died := make(chan struct{})
 	e.must(e.renewSidecarLease(ctx))
+	holder, second, before := oldSidecar, int32(1), metav1.NewMicroTime(time.Now().Add(-time.Hour))
+	e.must(e.kube.Create(e.ctx(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: e.name, Name: e.leaseKey().Name},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &second, AcquireTime: &before, RenewTime: &before},
+	}))
 	go func() { defer close(died); e.keepSidecarLease(ctx) }()
 
 	manager, err := e.site.StartManager(e.ctx(), stack.ManagerOptions{
@@ -50,8 +56,8 @@ func TestSidecarAlive(t *testing.T) {
 		}
 		return err
 	})
-	if holder, err := e.leaseHolder(e.ctx(), e.leaseKey().Name); err != nil || holder != "" {
-		t.Errorf("%q holds the Lease of mcm meanwhile (%v), want no holder", holder, err)
+	if holder, err := e.leaseHolder(e.ctx(), e.leaseKey().Name); err != nil || holder != oldSidecar {
+		t.Errorf("%q holds the Lease of mcm meanwhile (%v), want the program that died", holder, err)
 	}
 	e.wantInstances(0)
 

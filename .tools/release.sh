@@ -33,6 +33,7 @@ before=$(git rev-parse HEAD)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 git clone --quiet . "$scratch/tree"
+in_scratch() { git -C "$scratch/tree" -c user.name=release -c user.email=release@localhost -c commit.gpgSign=false -c tag.gpgSign=false "$@"; }
 
 repository=https://$(path_of .)
 
@@ -54,16 +55,17 @@ for module in "$@"; do
 	done
 	go mod edit -C "$folder" -json | grep -q '"Replace": null' \
 		|| fail "module $module has a replace line: remove it, or name the module that it is about before this one"
-	git -C "$scratch/tree" add --all
-	git -C "$scratch/tree" -c user.name=release -c user.email=release@localhost commit --quiet --allow-empty --message "$module"
-	git -C "$scratch/tree" tag "$(tag_of "$module")"
+	in_scratch add --all
+	in_scratch commit --quiet --allow-empty --message "$module"
+	in_scratch tag "$(tag_of "$module")"
 	released+=("$(path_of "$folder")")
 done
 
 git fetch --quiet --no-tags "$scratch/tree" HEAD
-release=$(git commit-tree 'FETCH_HEAD^{tree}' -p HEAD -m "Release $version")
-git reset --quiet --hard "$release"
-for tag in "${tags[@]}"; do git tag "$tag" "$release"; done
+git checkout --quiet FETCH_HEAD -- .
+git diff --quiet HEAD || git commit --quiet --all --message "Release $version"
+release=$(git rev-parse HEAD)
+for tag in "${tags[@]}"; do git tag "$tag"; done
 
 git diff --name-only -z "$before" "$release" | xargs -0 -r git checkout --quiet "$before" --
 for module in "$@"; do

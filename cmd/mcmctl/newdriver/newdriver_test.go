@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"go/format"
@@ -92,7 +93,11 @@ func TestDriver(t *testing.T) {
 		edit = append(edit, "-replace="+path+"/"+module+"="+absolute(t, filepath.Join(tree, module)))
 	}
 	run(t, dir, edit...)
+	before := goVersion(t, dir)
 	run(t, dir, "go", "mod", "tidy")
+	if after, dockerfile := goVersion(t, dir), read(t, filepath.Join(dir, "Dockerfile")); after != before || !strings.Contains(dockerfile, "FROM golang:"+after) {
+		t.Errorf("this tree needs Go %s, and the new driver has go %s and this Dockerfile:\n%s", after, before, dockerfile)
+	}
 	run(t, dir, "go", "vet", "./...")
 	run(t, dir, "go", "build", "-trimpath", "-o", "driver-my-cloud", ".") // as the Dockerfile does
 	t.Run("tests", func(t *testing.T) {
@@ -103,6 +108,19 @@ func TestDriver(t *testing.T) {
 		t.Parallel()
 		conforms(t, dir)
 	})
+}
+
+// goVersion returns the minor version of Go that a module needs, such as 1.26.
+func goVersion(t *testing.T, dir string) string {
+	t.Helper()
+	var mod struct {
+		Go string `json:"Go"`
+	}
+	if err := json.Unmarshal([]byte(run(t, dir, "go", "mod", "edit", "-json")), &mod); err != nil {
+		t.Fatal(err)
+	}
+
+	return mod.Go[:strings.LastIndex(mod.Go, ".")]
 }
 
 // wantFormatted wants the code as gofmt leaves it.

@@ -12,8 +12,8 @@ OUT := $(CURDIR)/.out
 BIN := $(OUT)/bin
 DIRS := $(wildcard .tools/images bus cmd deploy driversdk mcm proto)
 # The modules of a release, each after those that it requires. A driver needs the first three, and none of the libraries
-# of the last.
-MODULES := proto bus driversdk .
+# of the others.
+MODULES := proto bus driversdk driversdk/mcmdriver .
 
 # One setting for build, vet and lint, so that they share compiled packages. Tests switch cgo on: -race needs it.
 export CGO_ENABLED := 0

@@ -226,6 +226,8 @@ type checked struct {
 	command                   []string
 	env                       string
 	skipped                   []string // how the ids of clauses begin
+	tags                      string   // JSON that the provider spec has beside the rest
+	except                    []drivertest.Exception
 }
 
 // addPools gives the cloud two pools, one of an instance that has to stay, and one of
@@ -267,11 +269,15 @@ func wantConforming(t *testing.T, c checked) {
 			t.Logf("output of the driver:\n%s", output.String())
 		}
 	})
+	spec := fmt.Appendf(nil, specFormat, url)
+	if c.tags != "" {
+		spec = fmt.Appendf(bytes.TrimSuffix(spec, []byte("}")), `,"tags":%s}`, c.tags)
+	}
 	report := drivertest.Run(t, drivertest.Config{
-		NATS: bus.Config{URLs: []string{srv.URL()}}, Provider: c.provider, OtherCluster: c.otherCluster, Repeat: 2,
+		NATS: bus.Config{URLs: []string{srv.URL()}}, Provider: c.provider, OtherCluster: c.otherCluster, Repeat: 2, Except: c.except,
 		NodeGroup: c.nodeGroup, OtherNodeGroup: c.otherNodeGroup,
 		Class: drivertest.Class{
-			Namespace: "ns", Name: "small", ProviderSpec: fmt.Appendf(nil, specFormat, url),
+			Namespace: "ns", Name: "small", ProviderSpec: spec,
 			SecretRef: drivertest.Reference{Namespace: "ns", Name: "cloud"},
 		},
 		Secrets: []drivertest.Secret{{Namespace: "ns", Name: "cloud", Data: map[string][]byte{

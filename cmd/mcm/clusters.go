@@ -7,12 +7,14 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -73,7 +75,7 @@ func (o *options) restConfig(flag, path string) (*rest.Config, error) {
 			return nil, fmt.Errorf("%s: %w", flag, err)
 		}
 	}
-	cfg.QPS, cfg.Burst = o.kubeQPS, o.kubeBurst
+	cfg.QPS, cfg.Burst = o.requestLimits()
 	cfg.UserAgent = "machinebus-mcm/" + version()
 
 	return cfg, nil
@@ -141,13 +143,26 @@ func slimNode(o any) (any, error) {
 	return o, nil
 }
 
-// clusterUID returns the uid of the kube-system namespace, which identifies the
-// control cluster.
-func clusterUID(ctx context.Context, reader client.Reader, host string) (types.UID, error) {
+// clusterUID returns the uid of the kube-system namespace, which identifies the control
+// cluster. Where the roles of the machine controller manager do not let that be read, the uid
+// of the Secret with the control plane's key takes its place: no other cluster has it either.
+func clusterUID(ctx context.Context, reader client.Reader, host string, key client.ObjectKey) (types.UID, error) {
 	namespace := &corev1.Namespace{}
-	if err := reader.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, namespace); err != nil {
-		return "", fmt.Errorf("read namespace %s of the control cluster at %s: %w", metav1.NamespaceSystem, host, err)
-	}
+	err := reader.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, namespace)
+	if !apierrors.IsForbidden(err) {
+		if err != nil {
+			return "", fmt.Errorf("read namespace %s of the control cluster at %s: %w", metav1.NamespaceSystem, host, err)
+		}
 
-	return namespace.UID, nil
+		return namespace.UID, nil
+	}
+	secret := &corev1.Secret{}
+	if err := reader.Get(ctx, key, secret); err != nil {
+		return "", fmt.Errorf("read Secret %s: %w", key, err)
+	}
+	klog.Background().Info("mcm may not read the namespace "+metav1.NamespaceSystem+" of the control cluster, so the uid of a Secret "+
+		"identifies the cluster; if the Secret is made again, instances without a machine belong to an owner of the past (--adopt-owner)",
+		"secret", key, "uid", secret.UID)
+
+	return secret.UID, nil
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
 )
 
 // leaseName is the Lease of the leader election. It has the name that the machine
@@ -34,12 +35,14 @@ const labelFrozen = "machinebus.io/frozen"
 type leaderLock struct {
 	resourcelock.Interface
 
-	lease  *resourcelock.LeaseLock
-	elect  bool // false: this process seizes the Lease, and nothing renews it
-	epoch  atomic.Uint64
-	above  atomic.Int64  // the next write must raise the epoch above this
-	higher chan struct{} // signals that the epoch has changed
+	lease   *resourcelock.LeaseLock
+	sidecar *sidecarLease // held along with it
+	elect   bool          // false: this process seizes the Lease, and nothing renews it
+	epoch   atomic.Uint64
+	above   atomic.Int64  // the next write must raise the epoch above this
+	higher  chan struct{} // signals that the epoch has changed
 
+	former    string       // the last other holder
 	before    metav1.Time  // when the previous leader last renewed; only the election uses it
 	unwatched atomic.Int64 // from then until this process led, in nanoseconds
 
@@ -60,8 +63,19 @@ func newLeaderLock(ctx context.Context, cfg *rest.Config, o *options) (*leaderLo
 		LockConfig: resourcelock.ResourceLockConfig{Identity: identity() + "_" + string(uuid.NewUUID())},
 	}
 
-	lock := &leaderLock{Interface: lease, lease: lease, elect: o.lease.elect, higher: make(chan struct{}, 1)}
+	other := *lease
+	other.LeaseMeta.Name = sidecarLeaseName
+	lock := &leaderLock{
+		Interface: lease, lease: lease, elect: o.lease.elect, higher: make(chan struct{}, 1),
+		sidecar: &sidecarLease{lock: &other, duration: o.lease.leaseDuration},
+	}
 	if !o.lease.elect {
+		if _, _, err := lock.Get(ctx); err != nil && !apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("read Lease %s: %w", lock.Describe(), err)
+		}
+		if err := lock.sidecar.await(ctx, lock.former); err != nil {
+			return nil, err
+		}
 		if err := lock.seize(ctx); err != nil {
 			return nil, err
 		}
@@ -75,7 +89,7 @@ func newLeaderLock(ctx context.Context, cfg *rest.Config, o *options) (*leaderLo
 func (l *leaderLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	r, raw, err := l.Interface.Get(ctx)
 	if err == nil && r.HolderIdentity != l.Identity() {
-		l.before = r.RenewTime
+		l.former, l.before = r.HolderIdentity, r.RenewTime
 	}
 
 	return r, raw, err
@@ -83,6 +97,9 @@ func (l *leaderLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecor
 
 // Create records the epoch once it is written, as does Update.
 func (l *leaderLock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	if err := l.holdSidecar(ctx, r); err != nil {
+		return err
+	}
 	r = l.counted(r)
 	err := l.Interface.Create(ctx, r)
 	l.written(r, err)
@@ -91,6 +108,9 @@ func (l *leaderLock) Create(ctx context.Context, r resourcelock.LeaderElectionRe
 }
 
 func (l *leaderLock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	if err := l.holdSidecar(ctx, r); err != nil {
+		return err
+	}
 	if frozen := l.frozen.Load(); frozen != nil && l.elect {
 		l.lease.Labels = map[string]string{labelFrozen: *frozen} // Update keeps other labels
 	}
@@ -99,6 +119,22 @@ func (l *leaderLock) Update(ctx context.Context, r resourcelock.LeaderElectionRe
 	l.written(r, err)
 
 	return err
+}
+
+// holdSidecar holds the other Lease before mcm's own is acquired or renewed, and releases it with that.
+func (l *leaderLock) holdSidecar(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	switch {
+	case !l.elect: // held since the start
+		return nil
+	case r.HolderIdentity == l.Identity():
+		return l.sidecar.hold(ctx, l.former)
+	default:
+		if err := l.sidecar.release(ctx); err != nil { // it expires
+			klog.Background().Info("a Lease was not released", "err", err.Error())
+		}
+
+		return nil
+	}
 }
 
 // counted returns the record with transitions that never fall, and that rise if the

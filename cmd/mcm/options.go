@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/api/v1alpha1"
 	"github.com/machinebus/machinebus/mcm/bootstrap"
 	"github.com/machinebus/machinebus/mcm/dispatch"
+	"github.com/machinebus/machinebus/mcm/drain"
 	"github.com/machinebus/machinebus/mcm/machine"
 	"github.com/machinebus/machinebus/mcm/machinedeployment"
 	"github.com/machinebus/machinebus/mcm/orphans"
@@ -53,6 +55,7 @@ type options struct {
 	workers    int
 	setWorkers int
 	settings   machine.Settings
+	drain      drain.Settings
 	limits     dispatch.Limits
 	orphans    orphans.Settings
 	overshoot  overshoot.Settings
@@ -77,6 +80,12 @@ type natsOptions struct {
 	streamReplicas               int
 	streamStorage                string
 }
+
+// Limits of requests to an API server. The client library would take 0 for 5 per second.
+const (
+	defaultQPS   = 500
+	defaultBurst = 1000
+)
 
 // Values of --nats-stream-storage.
 const (
@@ -115,11 +124,13 @@ and delete their instances, and follows the nodes that join a target cluster. Wi
 				return fmt.Errorf("logging flags: %w", err)
 			}
 			ctrl.SetLogger(klog.Background())
+			warnOfFlagsWithoutEffect(cmd.Flags())
 
 			return run(cmd.Context(), o)
 		},
 	}
 	o.addFlags(cmd.Flags())
+	addFlagsWithoutEffect(cmd.Flags())
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return fmt.Errorf("%w (mcm --help lists the flags)", err)
 	})
@@ -152,8 +163,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.controllers, "controllers", []string{"*"},
 		"controllers to run: * for all, foo for the one named foo, -foo to exclude it, as in '*,-machine'; names are "+
 			strings.Join(controllerNames(), ", "))
-	fs.Float32Var(&o.kubeQPS, "kube-api-qps", 500, "most requests per second to each API server; negative for no limit")
-	fs.IntVar(&o.kubeBurst, "kube-api-burst", 1000, "most requests at once to each API server")
+	fs.Float32Var(&o.kubeQPS, "kube-api-qps", defaultQPS, "most requests per second to each API server; 0 for the default, negative for no limit")
+	fs.IntVar(&o.kubeBurst, "kube-api-burst", defaultBurst, "most requests at once to each API server; 0 for the default")
 	fs.IntVar(&o.workers, "concurrent-syncs", 50, "machines reconciled in parallel; none of them waits for a driver")
 	fs.IntVar(&o.setWorkers, "concurrent-set-syncs", 10, "machine sets, and machine deployments, reconciled in parallel")
 	fs.DurationVar(&o.syncPeriod, "min-resync-period", 12*time.Hour, "time after which every machine is reconciled although nothing changed")
@@ -162,6 +173,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 		"time a machine may take to join the cluster before it is Failed, and its set replaces it")
 	fs.DurationVar(&o.settings.HealthTimeout, "machine-health-timeout", o.settings.HealthTimeout,
 		"time a machine may be unhealthy before it is Failed, and its set replaces it")
+	fs.DurationVar(&o.settings.InPlaceUpdateTimeout, "machine-inplace-update-timeout", o.settings.InPlaceUpdateTimeout,
+		"time an update in place may take that the machine controller manager has begun; mcm begins none")
 	fs.IntVar(&o.settings.MaxReplacements, "machine-max-replacements", o.settings.MaxReplacements,
 		"most unhealthy machines of one machine deployment that are replaced at a time")
 	fs.DurationVar(&o.settings.PreserveTimeout, "machine-preserve-timeout", o.settings.PreserveTimeout,
@@ -170,6 +183,10 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 		"time a drain of a node may take before it is forced")
 	fs.IntVar(&o.settings.DrainPolicy.MaxEvictRetries, "machine-max-evict-retries", o.settings.DrainPolicy.MaxEvictRetries,
 		"refused evictions of a pod after which mcm deletes it, whatever its disruption budgets say; at most one for each 20s of the drain timeout")
+	fs.DurationVar(&o.drain.DetachTimeout, "machine-pv-detach-timeout", 2*time.Minute,
+		"time after the end of its pod within which a volume must be detached from a drained node, or the drain fails and is tried again")
+	fs.DurationVar(&o.drain.ReattachTimeout, "machine-pv-reattach-timeout", 90*time.Second,
+		"time that a drain waits for a volume to be attached to another node before it goes on with the next pod")
 	fs.DurationVar(&o.settings.OperationTimeout, "machine-operation-timeout", o.settings.OperationTimeout,
 		"time one attempt at a create, initialize or delete may take, unless its class has the annotation "+
 			v1alpha1.AnnotationKeyOperationTimeout)
@@ -259,6 +276,9 @@ func (o *options) validate() error {
 	positive("machine-creation-timeout", o.settings.CreationTimeout)
 	positive("machine-health-timeout", o.settings.HealthTimeout)
 	positive("machine-preserve-timeout", o.settings.PreserveTimeout)
+	positive("machine-inplace-update-timeout", o.settings.InPlaceUpdateTimeout)
+	positive("machine-pv-detach-timeout", o.drain.DetachTimeout)
+	positive("machine-pv-reattach-timeout", o.drain.ReattachTimeout)
 	positive("machine-operation-timeout", o.settings.OperationTimeout)
 	positive("resource-exhausted-retry", o.settings.Retry.ResourceExhausted)
 	positive("retry-short", o.settings.Retry.Short)
@@ -309,6 +329,11 @@ func (n *natsOptions) validate() error {
 // keyName returns the Secret with the control plane's key.
 func (o *options) keyName() client.ObjectKey {
 	return client.ObjectKey{Namespace: o.namespace, Name: o.keySecret}
+}
+
+// requestLimits returns how many requests mcm may send to an API server per second, and at once.
+func (o *options) requestLimits() (qps float32, burst int) {
+	return cmp.Or(o.kubeQPS, defaultQPS), cmp.Or(o.kubeBurst, defaultBurst)
 }
 
 // scope returns the namespace whose machines are served; empty means all.

@@ -29,6 +29,7 @@ func (m *mcm) addChecks() error {
 	ready := serveChecks(logChanges(klog.Background().WithName("ready"), map[string]healthz.Checker{
 		"namesake": m.namesake.Check,
 		"epoch":    m.epochs.Check,
+		"sidecar":  m.lock.sidecar.check,
 		"bus": func(*http.Request) error {
 			if !m.conn.Up() {
 				return errors.New("not connected to NATS")

@@ -162,15 +162,15 @@ func (m *mcm) setUp(ctx context.Context, opts client.Options) error {
 	if err != nil {
 		return fmt.Errorf("connect to the control cluster: %w", err)
 	}
-	uid, err := clusterUID(ctx, direct, m.manager.GetConfig().Host)
-	if err != nil {
-		return err
-	}
-	m.owner = string(uid)
 	key, err := fetch.ControlPlaneKey(ctx, direct, m.options.keyName())
 	if err != nil {
 		return err
 	}
+	uid, err := clusterUID(ctx, direct, m.manager.GetConfig().Host, m.options.keyName())
+	if err != nil {
+		return err
+	}
+	m.owner = string(uid)
 	if m.announcer, err = bus.NewAnnouncer(m.conn, m.options.clusterName); err != nil {
 		return err
 	}
@@ -241,7 +241,7 @@ func (m *mcm) addTarget(ctx context.Context, target *rest.Config) error {
 	if err != nil {
 		return fmt.Errorf("connect to the target cluster at %s: %w", target.Host, err)
 	}
-	m.drainer = drain.New(logr.NewContext(ctx, klog.Background().WithName("drain")), clientset, drain.Settings{})
+	m.drainer = drain.New(logr.NewContext(ctx, klog.Background().WithName("drain")), clientset, m.options.drain)
 
 	return register(m.drainer.Collectors())
 }

@@ -462,7 +462,7 @@ func TestAPodWithAnotherUIDIsSpared(t *testing.T) {
 	r.kill(t, old)
 	r.pod(t, "db-0")
 	for name, end := range map[string]func(*run) error{
-		"evict":  func(run *run) error { return newEvictionRound(run, nil).tryEvict(t.Context(), &victim{pod: *old}) },
+		"evict":  func(run *run) error { return newEvictionRound(run, nil, nil).tryEvict(t.Context(), &victim{pod: *old}) },
 		"delete": func(run *run) error { return run.delete(t.Context(), old) },
 	} {
 		err := end(&run{Drainer: r.drainer, req: r.request()})

@@ -14,11 +14,12 @@ import (
 
 // A Drainer runs drains, one at a time for each machine. It is safe for concurrent use.
 type Drainer struct {
-	client   kubernetes.Interface
-	settings Settings
-	metrics  *metrics
-	slots    chan struct{}   // one for each request in flight
-	ctx      context.Context // drains end with the drainer, not with the caller of Start
+	client      kubernetes.Interface
+	settings    Settings
+	metrics     *metrics
+	slots       chan struct{} // one for each request in flight
+	attachments attachmentReader
+	ctx         context.Context // drains end with the drainer, not with the caller of Start
 
 	mu      sync.Mutex
 	drains  map[types.UID]*entry

@@ -13,6 +13,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // An evictionRound evicts the pods that a drain found on the Node in one list.
@@ -29,17 +30,23 @@ type victim struct {
 	due     time.Time // of the next try to evict it
 	tries   int
 	refusal error // of the last try
-	ending  bool  // evicted or deleted, but not gone yet
+	ending  bool  // evicted or deleted
 	fatal   bool
+
+	volumes  []string  // that its end sets free
+	gone     time.Time // when it was seen to be gone; its volumes are waited for
+	detached time.Time // when all of them were seen to be detached
+	waits    string    // what they wait for
 }
 
 func (v *victim) name() string { return v.pod.Namespace + "/" + v.pod.Name }
 
-func newEvictionRound(r *run, pods []corev1.Pod) *evictionRound {
+func newEvictionRound(r *run, pods []corev1.Pod, volumes map[types.UID][]string) *evictionRound {
 	e := &evictionRound{run: r}
 	for i := range pods {
-		e.left = append(e.left, &victim{pod: pods[i], ending: !pods[i].DeletionTimestamp.IsZero()})
+		e.left = append(e.left, &victim{pod: pods[i], ending: !pods[i].DeletionTimestamp.IsZero(), volumes: volumes[pods[i].UID]})
 	}
+	slices.SortStableFunc(e.left, byPriority)
 
 	return e
 }
@@ -61,7 +68,9 @@ func (e *evictionRound) evictAndWait(ctx context.Context) error {
 		case errors.Is(err, errNodeGone):
 			return err
 		case err == nil:
-			e.left = slices.DeleteFunc(e.left, func(v *victim) bool { return !here[v.pod.UID] })
+			e.left = slices.DeleteFunc(e.left, func(v *victim) bool {
+				return !here[v.pod.UID] && (len(v.volumes) == 0 || e.settleVolumes(ctx, v))
+			})
 		case ctx.Err() != nil:
 			return e.unfinished(err)
 		default:
@@ -72,11 +81,13 @@ func (e *evictionRound) evictAndWait(ctx context.Context) error {
 	return join(e.fatal...)
 }
 
-// evictDue tries to evict all pods that are due, in parallel.
+// evictDue tries to evict all pods that are due, in parallel; of those with volumes only one.
 func (e *evictionRound) evictDue(ctx context.Context) {
 	var all sync.WaitGroup
+	now := time.Now()
+	turn := e.nextWithVolumes(now)
 	for _, v := range e.left {
-		if !v.ending && !time.Now().Before(v.due) {
+		if !v.ending && !now.Before(v.due) && (len(v.volumes) == 0 || v == turn) {
 			all.Go(func() {
 				if err := recoverPanic(e.log, func() error { e.evict(ctx, v); return nil }); err != nil {
 					v.refusal, v.fatal = fmt.Errorf("evict pod %s: %w", v.name(), err), true
@@ -165,7 +176,7 @@ func permanent(err error) bool {
 
 // reportProgress reports what the drain waits for, and notifies of a new refusal.
 func (e *evictionRound) reportProgress() {
-	var ending []string
+	var ending, volumes []string
 	refusal := ""
 	if len(e.fatal) > 0 {
 		refusal = e.fatal[0].Error()
@@ -174,7 +185,9 @@ func (e *evictionRound) reportProgress() {
 		switch {
 		case v.refusal != nil && refusal == "":
 			refusal = v.refusal.Error()
-		case v.refusal == nil:
+		case !v.gone.IsZero():
+			volumes = append(volumes, v.waits)
+		case v.ending:
 			ending = append(ending, v.name())
 		}
 	}
@@ -185,16 +198,26 @@ func (e *evictionRound) reportProgress() {
 		e.report(fmt.Sprintf("%d pods left: %s", len(e.left), refusal), true, notify)
 	case len(ending) > 0:
 		e.report(fmt.Sprintf("%d pods are terminating: %s", len(ending), firstFew(ending)), false, false)
+	case len(volumes) > 0:
+		e.report(firstFew(volumes), false, false)
 	}
 }
 
 // unfinished returns the error of a drain whose time is over.
 func (e *evictionRound) unfinished(cause error) error {
-	names := make([]string, 0, len(e.left))
+	var names, volumes []string
 	for _, v := range e.left {
-		names = append(names, v.name())
+		if v.gone.IsZero() {
+			names = append(names, v.name())
+		} else {
+			volumes = append(volumes, v.waits)
+		}
 	}
-	errs := append([]error{fmt.Errorf("%w: %d pods left: %s", cause, len(names), firstFew(names))}, e.fatal...)
+	left := fmt.Sprintf("%d pods left: %s", len(names), firstFew(names))
+	if len(names) == 0 {
+		left = firstFew(volumes)
+	}
+	errs := append([]error{fmt.Errorf("%w: %s", cause, left)}, e.fatal...)
 	for _, v := range e.left {
 		if v.refusal != nil {
 			errs = append(errs, v.refusal)

@@ -76,10 +76,21 @@ func (r *run) steps(ctx context.Context) error {
 func (r *run) evictAll(ctx context.Context) error {
 	for {
 		pods, err := r.evictable(ctx)
-		if err != nil || len(pods) == 0 {
+		if err != nil {
 			return err
 		}
-		if err := newEvictionRound(r, pods).evictAndWait(ctx); err != nil {
+		if len(pods) == 0 {
+			if r.req.Stays {
+				return nil
+			}
+
+			return r.awaitDetached(ctx)
+		}
+		volumes, err := r.ownVolumesOf(ctx, pods)
+		if err != nil {
+			return err
+		}
+		if err := newEvictionRound(r, pods, volumes).evictAndWait(ctx); err != nil {
 			return err
 		}
 	}
@@ -170,6 +181,20 @@ func (r *run) evictable(ctx context.Context) ([]corev1.Pod, error) {
 
 // podUIDs returns the uids of all of the Node's pods, or errNodeGone.
 func (r *run) podUIDs(ctx context.Context) (map[types.UID]bool, error) {
+	pods, err := r.pods(ctx)
+	if err != nil {
+		return nil, err
+	}
+	uids := map[types.UID]bool{}
+	for i := range pods {
+		uids[pods[i].UID] = true
+	}
+
+	return uids, nil
+}
+
+// pods returns all of the Node's pods, or errNodeGone.
+func (r *run) pods(ctx context.Context) ([]corev1.Pod, error) {
 	release, err := r.acquireSlot(ctx)
 	if err != nil {
 		return nil, err
@@ -178,20 +203,40 @@ func (r *run) podUIDs(ctx context.Context) (map[types.UID]bool, error) {
 	if _, err := r.readNode(ctx); err != nil {
 		return nil, err
 	}
-	uids := map[types.UID]bool{}
-	options := metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", r.req.Node.Name).String(), Limit: chunk,
+	pods, err := r.listPods(ctx, metav1.NamespaceAll, fields.OneTermEqualSelector("spec.nodeName", r.req.Node.Name))
+	if err != nil {
+		return nil, fmt.Errorf("list pods of node %s: %w", r.req.Node.Name, err)
 	}
+
+	return pods, nil
+}
+
+// podsIn returns the pods of a namespace, on any Node.
+func (r *run) podsIn(ctx context.Context, namespace string) ([]corev1.Pod, error) {
+	release, err := r.acquireSlot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	pods, err := r.listPods(ctx, namespace, fields.Everything())
+	if err != nil {
+		return nil, fmt.Errorf("list pods of namespace %s: %w", namespace, err)
+	}
+
+	return pods, nil
+}
+
+func (r *run) listPods(ctx context.Context, namespace string, selector fields.Selector) ([]corev1.Pod, error) {
+	var pods []corev1.Pod
+	options := metav1.ListOptions{FieldSelector: selector.String(), Limit: chunk}
 	for {
-		list, err := r.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
+		list, err := r.client.CoreV1().Pods(namespace).List(ctx, options)
 		if err != nil {
-			return nil, fmt.Errorf("list pods of node %s: %w", r.req.Node.Name, err)
+			return nil, err
 		}
-		for i := range list.Items {
-			uids[list.Items[i].UID] = true
-		}
+		pods = append(pods, list.Items...)
 		if options.Continue = list.Continue; options.Continue == "" {
-			return uids, nil
+			return pods, nil
 		}
 	}
 }

@@ -63,7 +63,7 @@ func (h *health) followNode(ctx context.Context) (steps.Next, error) {
 func (h *health) followHealth(ctx context.Context, healthy bool, text string) (steps.Next, error) {
 	switch phase := h.machine.Status.CurrentStatus.Phase; {
 	case phase == v1alpha1.MachineInPlaceUpdating, phase == v1alpha1.MachineInPlaceUpdateFailed:
-		return steps.Wait, nil // the update decides
+		return h.followUpdate(ctx)
 	case phase == v1alpha1.MachinePending && (!healthy || h.node.lacksComponents()):
 		return h.awaitJoin(ctx)
 	case healthy && phase != v1alpha1.MachineRunning:
@@ -163,7 +163,9 @@ func (h *health) awaitRecovery(ctx context.Context) (steps.Next, error) {
 	if may, err := h.replacement.mayFail(ctx, limit); !may || err != nil {
 		return steps.Again(h.settings.Retry.Short), err
 	}
-	if bad, err := h.node.reallyUnhealthy(ctx); !bad || err != nil {
+	// How much an update in place has broken is not known: the Node may be ready all the same.
+	failedUpdate := h.machine.Status.CurrentStatus.Phase == v1alpha1.MachineInPlaceUpdateFailed
+	if bad, err := h.node.reallyUnhealthy(ctx); !failedUpdate && !bad || err != nil {
 		h.replacement.replacements.release(h.machine.UID)
 
 		return steps.Again(h.settings.Retry.Short), err

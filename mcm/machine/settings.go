@@ -13,6 +13,9 @@ type Settings struct {
 	// CreationTimeout is how long a machine may take to join, unless it says
 	// otherwise; HealthTimeout how long it may be unhealthy.
 	CreationTimeout, HealthTimeout time.Duration
+	// InPlaceUpdateTimeout is how long an update in place that another manager has begun
+	// may take, unless the machine says otherwise.
+	InPlaceUpdateTimeout time.Duration
 	// MaxReplacements is how many machines of a deployment may be replaced at a time
 	// because they were unhealthy for too long; at least 1.
 	MaxReplacements int
@@ -41,11 +44,12 @@ type Retry struct {
 // DefaultSettings are those of the machine controller manager.
 func DefaultSettings() Settings {
 	return Settings{
-		CreationTimeout:  20 * time.Minute,
-		HealthTimeout:    10 * time.Minute,
-		MaxReplacements:  1,
-		PreserveTimeout:  96 * time.Hour,
-		OperationTimeout: 10 * time.Minute, ReadTimeout: time.Minute,
+		CreationTimeout:      20 * time.Minute,
+		HealthTimeout:        10 * time.Minute,
+		InPlaceUpdateTimeout: 20 * time.Minute,
+		MaxReplacements:      1,
+		PreserveTimeout:      96 * time.Hour,
+		OperationTimeout:     10 * time.Minute, ReadTimeout: time.Minute,
 		NodeConditions: []string{"KernelDeadlock", "ReadonlyFilesystem", "DiskPressure", "NetworkUnavailable"},
 		DrainPolicy:    drain.DefaultPolicy(),
 		Retry: Retry{

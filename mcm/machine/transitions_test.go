@@ -250,12 +250,24 @@ func TestNodeTransitions(t *testing.T) { //nolint:tparallel // what follows the 
 		"failed, unhealthy":       {"its set replaces it", v1alpha1.MachineFailed, timedOut, &unhealthy, "", nil, stays(v1alpha1.MachineFailed, timedOut)},
 		"updated, healthy":        {"the update has ended", v1alpha1.MachineInPlaceUpdateSuccessful, updated, &healthy, "", nil, rejoins},
 		"updating, unhealthy": {
-			"the update decides", v1alpha1.MachineInPlaceUpdating, updated, &unhealthy, "", nil,
+			"the update decides", v1alpha1.MachineInPlaceUpdating, updated, &unhealthy, "",
+			func(s *v1alpha1.MachineSpec) {
+				s.MachineInPlaceUpdateTimeout = &metav1.Duration{Duration: 2 * time.Hour}
+			},
 			stays(v1alpha1.MachineInPlaceUpdating, updated),
 		},
-		"update failed, healthy": {
-			"the update decides", v1alpha1.MachineInPlaceUpdateFailed, updated, &healthy, "", nil,
+		"updating, for too long": {
+			"it would stay for ever", v1alpha1.MachineInPlaceUpdating, updated, &healthy, "", nil,
+			transition{v1alpha1.MachineInPlaceUpdateFailed, "InPlaceUpdate", "Failed", "", "Machine %s failed to in-place update in 20m0s minutes.", false},
+		},
+		"update failed, for less": {
+			"the update may be tried again", v1alpha1.MachineInPlaceUpdateFailed, updated, &healthy, "",
+			func(s *v1alpha1.MachineSpec) { s.MachineHealthTimeout = &metav1.Duration{Duration: 2 * time.Hour} },
 			stays(v1alpha1.MachineInPlaceUpdateFailed, updated),
+		},
+		"update failed, for too long": {
+			"it should be replaced", v1alpha1.MachineInPlaceUpdateFailed, updated, &unhealthy, "", nil,
+			transition{v1alpha1.MachineFailed, "InPlaceUpdate", "Failed", "", "Machine %s health checks failing since last 10m0s", false},
 		},
 	}
 	r := newRig(t)

@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,7 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-// A Driver is one replica of driver-virtual.
+// A Driver is one replica of a driver.
 type Driver struct {
 	*Process
 
@@ -25,6 +26,8 @@ const drainTimeout = 2 * time.Second
 type DriverOptions struct {
 	// Name of the process.
 	Name string
+	// Program is the path of the driver; empty means driver-virtual.
+	Program string
 	// NATSURL is the bus.
 	NATSURL string
 	// Clusters are the control planes to serve; none means default.
@@ -42,7 +45,7 @@ func (s *Site) StartDriver(ctx context.Context, tap *Tap, o DriverOptions) (*Dri
 	if len(o.Clusters) > 0 {
 		args = append(args, "--clusters", strings.Join(o.Clusters, ","))
 	}
-	p, err := s.start(command{name: o.Name, program: "driver-virtual", args: append(args, o.Args...), env: o.Env})
+	p, err := s.start(command{name: o.Name, program: cmp.Or(o.Program, "driver-virtual"), args: append(args, o.Args...), env: o.Env})
 	if err != nil {
 		return nil, err
 	}

@@ -77,8 +77,7 @@ const (
 
 // Annotations of Nodes.
 const (
-	// AnnotationKeyUpdateFailedReason is the updating agent's explanation of LabelValueUpdateFailed. Nothing here reads
-	// it, as updates in place are not carried out.
+	// AnnotationKeyUpdateFailedReason is the updating agent's explanation of LabelValueUpdateFailed.
 	AnnotationKeyUpdateFailedReason = "node.machine.sapcloud.io/update-failed-reason"
 	// AnnotationKeyLastAppliedNodeTemplate holds the nodeTemplate that was last applied to the Node, as JSON.
 	AnnotationKeyLastAppliedNodeTemplate = "node.machine.sapcloud.io/last-applied-anno-labels-taints"

@@ -26,8 +26,8 @@ const (
 // LabelValueTrue is the value of LabelKeyFreeze and LabelKeyForceDrain. No other spelling counts.
 const LabelValueTrue = "True"
 
-// Labels of Nodes. Those of an update in place are neither written nor read on Nodes, as such updates are not carried
-// out.
+// Labels of Nodes. Those of an update in place are never written here: such an update is not begun, but one that another
+// manager has begun is ended by them.
 const (
 	// LabelKeyMachineName on a Node holds the name of its Machine.
 	LabelKeyMachineName = "node.gardener.cloud/machine-name"

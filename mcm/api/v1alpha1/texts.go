@@ -18,19 +18,22 @@ const (
 
 // Descriptions of a last operation. Those whose names contain Format take, in this order, what their comment says.
 const (
-	TextCreating           = "Creating machine on cloud provider"
-	TextCreated            = "Created machine on cloud provider"
-	TextInitialize         = "Initialize VM Instance"                                                          // ends the description of a failed initialization
-	TextOldNode            = "VM using old node obj"                                                           // the instance came up under the name of a Node of another machine
-	TextFormatJoined       = "Machine %s successfully joined the cluster in %v"                                // name, duration
-	TextFormatRejoined     = "Machine %s successfully re-joined the cluster"                                   // name
-	TextFormatFailedToJoin = "Machine %s failed to join the cluster in %v minutes."                            // name, minutes
-	TextFormatUnhealthy    = "Machine %s is unhealthy - changing MachinePhase to Unknown. Node conditions: %v" // name, conditions
-	TextHealthFailing      = "health checks failing since last"                                                // part of the description
-	TextHealthTimeoutReset = "Machine Health Timeout was reset due to APIServer being unreachable"
-	TextAborting           = "Aborting operation." // part of the description of a failed deletion that is not tried again soon
-	TextVMDeleted          = "VM deletion was successful. " + DeletionTextDeleteNode
-	TextReadyForUpdate     = "Node drain successful. Node is ready for update" // another manager's: updates in place are not carried out here
+	TextCreating            = "Creating machine on cloud provider"
+	TextCreated             = "Created machine on cloud provider"
+	TextInitialize          = "Initialize VM Instance"                                                          // ends the description of a failed initialization
+	TextOldNode             = "VM using old node obj"                                                           // the instance came up under the name of a Node of another machine
+	TextFormatJoined        = "Machine %s successfully joined the cluster in %v"                                // name, duration
+	TextFormatRejoined      = "Machine %s successfully re-joined the cluster"                                   // name
+	TextFormatFailedToJoin  = "Machine %s failed to join the cluster in %v minutes."                            // name, minutes
+	TextFormatUnhealthy     = "Machine %s is unhealthy - changing MachinePhase to Unknown. Node conditions: %v" // name, conditions
+	TextFormatUpdated       = "Machine %s successfully updated dependencies"                                    // name
+	TextFormatUpdateFailed  = "Machine %s failed to update dependencies: %s"                                    // name, the agent's reason
+	TextFormatUpdateTimeout = "Machine %s failed to in-place update in %v minutes."                             // name, duration
+	TextHealthFailing       = "health checks failing since last"                                                // part of the description
+	TextHealthTimeoutReset  = "Machine Health Timeout was reset due to APIServer being unreachable"
+	TextAborting            = "Aborting operation." // part of the description of a failed deletion that is not tried again soon
+	TextVMDeleted           = "VM deletion was successful. " + DeletionTextDeleteNode
+	TextReadyForUpdate      = "Node drain successful. Node is ready for update" // another manager's: updates in place are not carried out here
 )
 
 // TextFormatMisconfiguredPDB says why a pod cannot be evicted; it takes the namespace and name of the budget.

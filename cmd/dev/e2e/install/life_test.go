@@ -214,15 +214,14 @@ func (r *rig) orphan(class string) {
 	r.Helper()
 	witness := r.newMachine("witness", class) // that of the class not all Machines are lost
 	r.run(witness)
-	system := &corev1.Namespace{}
-	r.must(shared.kube.Get(r.Context(), client.ObjectKey{Name: metav1.NamespaceSystem}, system))
+	r.must(shared.kube.Get(r.Context(), client.ObjectKeyFromObject(r.identity), r.identity))
 	cloud, err := cloudapi.NewClient(r.cloud.Endpoint, r.cloud.APIToken)
 	r.must(err)
 	instance, err := cloud.Create(r.Context(), cloudapi.CreateRequest{
 		Name: "orphan", MachineType: "small", Region: "moon", IdempotencyToken: "orphan",
 		Tags: map[string]string{
 			"machinebus.io/cluster": "default", "machinebus.io/class": namespace + "/" + class,
-			cloudapi.TagMachineUID: "orphan-uid", "machinebus.io/machine-name": "orphan", "machinebus.io/owner": string(system.UID),
+			cloudapi.TagMachineUID: "orphan-uid", "machinebus.io/machine-name": "orphan", "machinebus.io/owner": string(r.identity.GetUID()),
 		},
 	})
 	r.must(err)
@@ -248,11 +247,14 @@ func podSpec(node string) corev1.PodSpec {
 	}
 }
 
-// createPod makes a pod that runs on a Node.
+// createPod makes a pod that runs on a Node, with a claim whose volume a drain asks for.
 func (r *rig) createPod(node string, labels map[string]string) {
 	r.Helper()
 	awaitDefaultAccount(r.T, workload)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: workload, Name: node, Labels: labels}, Spec: podSpec(node)}
+	pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "none"},
+	}}}
 	r.must(shared.kube.Create(r.Context(), pod))
 	running := client.RawPatch("application/merge-patch+json", []byte(`{"status":{"phase":"Running"}}`))
 	r.must(shared.kube.Status().Patch(r.Context(), pod, running))

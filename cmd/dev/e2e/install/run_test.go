@@ -139,7 +139,8 @@ type rig struct {
 	objects    []*unstructured.Unstructured
 	site       *stack.Site
 	cloud      *stack.Cloud
-	kubeconfig string // of mcm's ServiceAccount
+	identity   client.Object // whose uid is that of the control cluster
+	kubeconfig string        // of mcm's ServiceAccount
 	recorder   *recorder
 	refused    map[string]string
 }
@@ -149,7 +150,10 @@ type rig struct {
 func newRig(t *testing.T, dir string, without ...string) *rig {
 	t.Helper()
 	ensureNamespaces(t)
-	r := &rig{T: t, objects: objects(t, dir), recorder: newRecorder(t), site: newSite(t)}
+	r := &rig{
+		T: t, objects: objects(t, dir), recorder: newRecorder(t), site: newSite(t),
+		identity: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem}},
+	}
 	for _, o := range r.objects {
 		switch {
 		case slices.Contains(without, o.GetName()):

@@ -2,14 +2,13 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"errors"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -39,7 +38,7 @@ func TestNewDriver(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, file := range files {
-			for _, object := range objectsIn(t, file) {
+			for _, object := range objectsIn(t, content(t, file)) {
 				kinds[object.GetKind()]++
 				if err := control.client.Create(t.Context(), object, client.DryRunAll, client.FieldValidation("Strict")); err != nil {
 					t.Errorf("%s: %v", filepath.Base(file), err)
@@ -57,14 +56,36 @@ func TestNewDriver(t *testing.T) {
 	}
 }
 
-// objectsIn returns the objects of a YAML file.
-func objectsIn(t *testing.T, file string) (objects []*unstructured.Unstructured) {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
+// TestNewDriver_Manifests has a new driver run as driver-virtual does.
+func TestNewDriver_Manifests(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "driver")
+	if _, _, err := mcmctl(t, "new", "driver", "my-cloud", "--dir", dir); err != nil {
 		t.Fatal(err)
 	}
-	documents := yamlutil.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
+	have := map[string]any{}
+	for _, object := range objectsIn(t, content(t, filepath.Join(dir, "deploy", "driver.yaml"))) {
+		have[object.GetKind()] = object.Object
+	}
+	// What differs besides the namespace, which a kustomization sets there.
+	adapt := strings.NewReplacer("driver-virtual", "driver-my-cloud", "image: machinebus/", "image: registry.example.com/",
+		"        - {port: 18080} # virtual-cloud\n", "", "app.kubernetes.io/part-of: machinebus\n", "\n")
+	want := map[string]any{}
+	for _, name := range []string{"service-account", "deployment", "disruption-budget", "network-policy"} {
+		for _, object := range objectsIn(t, adapt.Replace(content(t, "../../deploy/kustomize/driver-virtual/"+name+".yaml"))) {
+			object.SetNamespace("machinebus")
+			want[object.GetKind()] = object.Object
+		}
+	}
+	if diff := cmp.Diff(want, have); diff != "" {
+		t.Errorf("cmd/mcmctl/newdriver/template/deploy/driver.yaml.tmpl differs from deploy/kustomize/driver-virtual (-there +here):\n%s", diff)
+	}
+}
+
+// objectsIn returns the objects of a text in YAML.
+func objectsIn(t *testing.T, text string) (objects []*unstructured.Unstructured) {
+	t.Helper()
+	documents := yamlutil.NewYAMLReader(bufio.NewReader(strings.NewReader(text)))
 	for {
 		document, err := documents.Read()
 		if errors.Is(err, io.EOF) {
@@ -72,7 +93,7 @@ func objectsIn(t *testing.T, file string) (objects []*unstructured.Unstructured)
 		}
 		object := &unstructured.Unstructured{}
 		if err := errors.Join(err, yaml.UnmarshalStrict(document, &object.Object)); err != nil {
-			t.Fatalf("%s: %v", file, err)
+			t.Fatalf("%v in\n%s", err, document)
 		}
 		objects = append(objects, object)
 	}

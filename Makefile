@@ -11,7 +11,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 OUT := $(CURDIR)/.out
 BIN := $(OUT)/bin
 DIRS := $(wildcard .tools/images bus cmd deploy driversdk mcm proto)
-# The modules of a release. A driver needs the first three, and none of the libraries of the others.
+# The modules of a release, each after those that it requires. A driver needs the first three, and none of the libraries
+# of the others.
 MODULES := proto bus driversdk driversdk/mcmdriver .
 
 # One setting for build, vet and lint, so that they share compiled packages. Tests switch cgo on: -race needs it.

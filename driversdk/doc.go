@@ -17,6 +17,8 @@
 //		}
 //	}
 //
+// `mcmctl new driver` writes a module with such a main, a driver, its tests and manifests.
+//
 // The SDK decodes the provider spec strictly, keeps classes and secrets until
 // they change, fills in user data, bounds what runs at once, sets deadlines,
 // answers for a method that panics, drains at a stop signal, and

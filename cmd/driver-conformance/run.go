@@ -27,7 +27,7 @@ const help = `Check a driver against the contract of machinebus, clause by claus
 The arguments after -- are the driver's command line. The driver gets this program's
 environment, and in it NATS_URL, CLUSTER, PROVIDER and CONTROL_PLANE_KEY, the public key
 for opening seals. Checks of restarts stop it with SIGTERM, for which it has a minute,
-and start it again. At the end it is killed.
+and start it again. At the end it is killed. Its output goes to --driver-log.
 
   driver-conformance --provider virtual --class class.yaml --secret secret.yaml \
       -- ./driver-virtual --drain-timeout 5s
@@ -47,8 +47,8 @@ Class and secrets are files with a MachineClass and Secrets, as for kubectl appl
 
 The report has a line for each clause: pass, FAIL, except, skip, or mcm if it binds only
 the manager. A pass means that no violation was seen. A clause is skipped if it does not bind
-the driver, or if it does but could not be checked. The end of the report lists both with
-the reasons. The latter count as broken with --strict. Often they only need a flag:
+the driver, or if it does but could not be checked. Clauses in a row that do not bind it for one
+reason share a line. The end of the report lists both kinds with the reasons. The latter count as broken with --strict. Often they only need a flag:
 --other-cluster, --node-group, --other-node-group, --secret, or the command line after
 --. RESULT-3, STATUS-3, FENCE-3 and IDENTITY-1 need access to the driver's cloud, which
 only a Go test can give (Config.Cloud of driversdk/drivertest); exclude them from --strict
@@ -68,7 +68,8 @@ Exit codes:
   0  no clause is broken, but for exceptions
   1  some clauses are broken, or instances were left
   2  the driver could not be checked completely: a flag or file is invalid, no driver
-     came, it exited, the check was interrupted, or the report could not be written`
+     came, it refuses the class or its cloud the credentials, it exited, the check was
+     interrupted, or the report could not be written`
 
 // options holds the flags.
 type options struct {
@@ -78,6 +79,7 @@ type options struct {
 	secrets   []string
 	bootstrap map[string]string
 	except    string
+	driverLog string
 	junit     string
 	list      bool
 	config    drivertest.Config
@@ -128,6 +130,7 @@ func newCommand() *cobra.Command {
 	f.StringSliceVar(&o.config.MaySkip, "may-skip", nil,
 		"`ids` of clauses, separated by commas, that --strict does not count as broken if they could not be checked")
 	f.StringVar(&o.except, "except", "", "YAML `file` with exceptions: clauses that the driver cannot keep")
+	f.StringVar(&o.driverLog, "driver-log", "", "`file` for the output of the driver that this program starts; default standard error")
 	f.StringVar(&o.junit, "junit", "", "`file` for a second report in JUnit format")
 	f.BoolVar(&o.list, "list", false, "list the clauses and exit; needs no other flag")
 
@@ -169,7 +172,12 @@ func (o *options) run(ctx context.Context, out, errOut io.Writer, command []stri
 		if err != nil {
 			return err
 		}
-		driver := newDriver(command, environment, errOut)
+		output, err := o.driverOutput(errOut)
+		if err != nil {
+			return err
+		}
+		defer output.Close()
+		driver := newDriver(command, environment, output)
 		var cancel context.CancelFunc
 		ctx, cancel = driver.watch(ctx)
 		defer cancel()
@@ -179,10 +187,12 @@ func (o *options) run(ctx context.Context, out, errOut io.Writer, command []stri
 		defer driver.kill()
 		o.config.Process = driver
 	}
-	report, err := drivertest.Check(ctx, o.config, func(f drivertest.Finding) { fmt.Fprintln(out, f) })
+	lines := &findingLines{to: out}
+	report, err := drivertest.Check(ctx, o.config, lines.add)
 	if report == nil {
 		return err
 	}
+	lines.flush()
 	err = errors.Join(err, report.WriteSummary(out), o.writeJUnit(report))
 	if err == nil && !report.OK() {
 		err = errBroken
@@ -206,6 +216,19 @@ func (o *options) environment() ([]string, error) {
 		"NATS_URL=" + o.url, "CLUSTER=" + cluster, "PROVIDER=" + o.config.Provider, "CONTROL_PLANE_KEY=" + o.config.Key.Public(),
 	}, nil
 }
+
+// driverOutput returns where the driver's output goes.
+func (o *options) driverOutput(errOut io.Writer) (io.WriteCloser, error) {
+	if o.driverLog == "" {
+		return nopCloser{errOut}, nil
+	}
+
+	return os.OpenFile(o.driverLog, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+}
+
+type nopCloser struct{ io.Writer }
+
+func (nopCloser) Close() error { return nil }
 
 // serveNATS runs a NATS server in this process unless a URL is set.
 func (o *options) serveNATS(private bool, errOut io.Writer) (stop func(), err error) {

@@ -13,8 +13,9 @@ func newRoot() *cobra.Command {
 	conn := &connection{}
 	root := &cobra.Command{
 		Use:   "mcmctl",
-		Short: "Show what happens on the bus, and manage rollouts",
-		Long: `Show the driver replicas, operations and messages on the bus, and manage rollouts.
+		Short: "Show what happens on the bus, manage rollouts, and begin a driver",
+		Long: `Show the driver replicas, operations and messages on the bus, manage rollouts, and write
+the code of a new driver.
 
 mcmctl talks to NATS and also works while mcm is down. It listens, and asks drivers
 for figures, mcm for outcomes, and with migrate a driver to convert a class. It changes
@@ -25,7 +26,8 @@ nothing on the bus, so it is safe to run against production. Only rollout and
   mcmctl sub 'driver.*.create.>'                    # every create that mcm requests
   mcmctl rollout status pool-a                      # follow a rollout to its end
   nats sub 'mcm.v1.>' --translate 'mcmctl decode'   # the same with the nats CLI
-  mcmctl migrate --provider aws -f old.yaml         # an old class as a MachineClass`,
+  mcmctl migrate --provider aws -f old.yaml         # an old class as a MachineClass
+  mcmctl new driver acme                            # a Go module for a driver of your own`,
 		Version:                    version(),
 		Args:                       knownCommand,
 		SilenceErrors:              true,
@@ -38,7 +40,7 @@ nothing on the bus, so it is safe to run against production. Only rollout and
 		return fmt.Errorf("%w (see: %s --help)", err, cmd.CommandPath())
 	})
 	conn.addFlags(root)
-	root.AddCommand(newDrivers(conn), newOps(conn), newSub(conn), newDecode(), newMigrate(conn), newRollout(), newCompletion(), newVersion())
+	root.AddCommand(newDrivers(conn), newOps(conn), newSub(conn), newDecode(), newMigrate(conn), newNew(), newRollout(), newCompletion(), newVersion())
 
 	return root
 }

@@ -14,10 +14,10 @@ var update = flag.Bool("update", false, "write the golden files of this package 
 
 func TestHelp(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"mcmctl", "drivers", "ops", "sub", "decode", "migrate", "rollout"} {
+	for _, name := range []string{"mcmctl", "drivers", "ops", "sub", "decode", "migrate", "new driver", "rollout"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			args := []string{name, "--help"}
+			args := append(strings.Fields(name), "--help")
 			if name == "mcmctl" {
 				args = []string{} // help is what it does without a command
 			}
@@ -25,7 +25,7 @@ func TestHelp(t *testing.T) {
 			if err != nil {
 				t.Fatalf("mcmctl %v: %v", args, err)
 			}
-			file := "testdata/" + name + ".help"
+			file := "testdata/" + strings.ReplaceAll(name, " ", "-") + ".help"
 			if *update {
 				if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
 					t.Fatal(err)

@@ -102,6 +102,9 @@ func wantBroken(t *testing.T, tr traits) {
 		cfg.Patience = patience
 	}
 	report, err := Check(t.Context(), cfg, nil)
+	if err != nil && strings.Contains(err.Error(), "["+clause+"]") {
+		return // no clause can be checked, and the error names the one that is to blame
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

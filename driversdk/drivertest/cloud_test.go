@@ -21,6 +21,8 @@ type cloud struct {
 	tokens    map[string][]string  // of creations, by the instance's name
 	made      int
 	holds     map[string]*holdup // by the instance's name
+	late      []func()           // make instances, when a list was asked for after a delete
+	deleted   bool
 
 	pools *pools
 }
@@ -138,6 +140,33 @@ func (c *cloud) makeFor(owner, cluster string, m *driverv1.Machine, token string
 	c.tokens[m.GetName()] = append(c.tokens[m.GetName()], token)
 
 	return proto.CloneOf(i)
+}
+
+// makeLate has an instance made once the suite has deleted what it knows, and has seen in a list that it is gone.
+func (c *cloud) makeLate(appear func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.late = append(c.late, appear)
+}
+
+// hasListed makes what is late.
+func (c *cloud) hasListed() {
+	c.mu.Lock()
+	var due []func()
+	if c.deleted {
+		due, c.late = c.late, nil
+	}
+	c.mu.Unlock()
+	for _, appear := range due {
+		appear()
+	}
+}
+
+// hasDeleted notes that the suite has asked for a delete.
+func (c *cloud) hasDeleted() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.deleted = true
 }
 
 // find returns the instances of a control plane that are wanted, by provider id.

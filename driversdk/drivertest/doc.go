@@ -6,6 +6,11 @@
 // driver's tests call [Run]; cmd/driver-conformance calls [Check] for all
 // others.
 //
+// It first looks whether the driver answers, accepts the class and reaches its cloud: if
+// not, no clause is checked, and the error says what to mend. At the end it deletes what the
+// list shows of its machines, also instances that appear late; the report names what it
+// could not delete.
+//
 // Give it a bus and a cloud account of its own. It makes and removes instances,
 // raises the epoch that replicas remember, puts claims of its own in the place of
 // theirs, has the operations stream take none for a while and deletes it.

@@ -139,6 +139,11 @@ func (r *replica) create(m *driverv1.Machine, o *op) *driverv1.Result {
 	if refused { // by the cloud, once it was asked
 		return resultOf(driverv1.Code_CODE_ALREADY_EXISTS, "the name is taken")
 	}
+	if r.cuts {
+		r.cloud.makeLate(func() { r.cloud.makeFor(o.env.GetOwner(), o.cluster, m, "") })
+
+		return unknown(resultOf(driverv1.Code_CODE_DEADLINE_EXCEEDED, "the cloud has not answered"))
+	}
 	defer r.cloud.arrive(m.GetName())()
 	if r.fault == "FENCE-3" && !r.begin(o) {
 		return unknown(resultOf(driverv1.Code_CODE_ABORTED, "cut off"))
@@ -201,6 +206,7 @@ func (r *replica) remove(m *driverv1.Machine, o *op) *driverv1.Result {
 			r.cloud.remove(i.GetProviderId())
 		}
 	}
+	r.cloud.hasDeleted()
 	if len(found) == 0 && r.fault == "DELETE-1" {
 		return resultOf(driverv1.Code_CODE_NOT_FOUND, "no such instance")
 	}
@@ -232,7 +238,11 @@ func (r *replica) status(cluster string, m *driverv1.Machine) *driverv1.Result {
 }
 
 func (r *replica) list(cluster string) *driverv1.Result {
+	if r.away {
+		return resultOf(driverv1.Code_CODE_UNAVAILABLE, "connection refused")
+	}
 	all := r.cloud.find(cluster, everything)
+	r.cloud.hasListed()
 	switch r.fault {
 	case "LIST-1":
 		for _, i := range all {

@@ -31,6 +31,8 @@ type traits struct {
 	plain    bool
 	identity driverv1.CreateIdentity // unspecified means unique_name
 	sees     bool                    // it lists without asking for class or secret
+	away     bool                    // it cannot reach its cloud
+	cuts     bool                    // its creates are cut at the cloud, which makes the instances later
 }
 
 // A replica is a driver written without the SDK and without replica.Server: it knows

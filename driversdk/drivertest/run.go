@@ -133,8 +133,9 @@ func (s *suite) judge(c Clause, err error) Finding {
 
 // finally removes what is left, also when checking was interrupted.
 func (s *suite) finally(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), cleanUpLimit, errors.New("cleaning up took too long"))
+	limit := cleanUpLimit + 2*s.bench.Timeout + 2*s.bench.Session().GetSettleTime().AsDuration()
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, errors.New("cleaning up took too long"))
 	defer cancel()
 
-	return errors.Join(s.run(ctx, (*check).cleanUp), s.run(ctx, func(c *check) { c.NothingLeft() }))
+	return errors.Join(s.run(ctx, (*check).cleanUp), s.run(ctx, func(c *check) { c.RemoveLeftovers() }))
 }

@@ -72,7 +72,7 @@ func complete(cfg Config) (Config, error) {
 	return cfg, errors.Join(append(errs, err)...)
 }
 
-// open connects, waits for the driver and finds out what kind it is.
+// open connects, waits for the driver and finds out what kind it is, and whether it can be checked.
 func open(ctx context.Context, cfg Config) (*suite, error) {
 	cfg, err := complete(cfg)
 	if err != nil {
@@ -87,10 +87,7 @@ func open(ctx context.Context, cfg Config) (*suite, error) {
 			c.Failf("node group %s is to be checked, and the driver does not say that it serves any: "+
 				"OPERATION_NODE_GROUPS is not among the capabilities of its sessions", c.NodeGroup)
 		}
-		// It was asked for nothing before, so it has no class yet. A list that fails is a clause's business.
-		before := c.Fetches.Count(bench.FetchClass)
-		listed := c.Try(func() { c.List() })
-		s.listsByClass = listed == nil && c.Fetches.Count(bench.FetchClass) > before
+		c.preflight()
 	})
 	if err != nil {
 		s.bench.Close()

@@ -70,8 +70,9 @@ func TestDriversHaveNoKubernetes(t *testing.T) {
 	}
 }
 
-// TestRelease tags a release and uses it in a module that is pinned to an older Kubernetes, as
-// a driver's author does: over git, without this tree.
+// TestRelease tags a release and uses it over git, without this tree: as a library, and as a
+// program. It builds with -trimpath: what is compiled then serves each run, whatever the folder
+// of its module cache.
 func TestRelease(t *testing.T) {
 	t.Parallel()
 	const version, older = "v0.98.0-test.1", "v0.34.1"
@@ -80,12 +81,64 @@ func TestRelease(t *testing.T) {
 	run(t, repository, git, "git", "init", "--quiet")
 	run(t, repository, git, "git", "add", "--all", "--force")
 	run(t, repository, git, "git", "commit", "--quiet", "--message", "all")
-	release := append([]string{"./.tools/release.sh", version}, folders...)
-	run(t, repository, git, release...)
-	if out, err := command(t, repository, git, release...).CombinedOutput(); err == nil || !strings.Contains(string(out), "is there already") {
-		t.Errorf("the same release again: %v\n%s", err, out)
-	}
+	wantNoRelease(t, repository, git, "a module before one that it requires", "module bus has a replace line", version, "bus", "proto")
+	release := append([]string{version}, folders...)
+	run(t, repository, git, append([]string{"./.tools/release.sh"}, release...)...)
+	wantReplaced(t, repository)
+	wantNoRelease(t, repository, git, "the same release again", "is there already", release...)
 
+	env := consumerEnv(t, repository)
+	t.Run("library", func(t *testing.T) {
+		t.Parallel()
+		requireRelease(t, env, version, older)
+	})
+	t.Run("program", func(t *testing.T) {
+		t.Parallel()
+		installRelease(t, repository, env, version)
+	})
+}
+
+// wantNoRelease wants release.sh to fail, and to leave no commit and no tag.
+func wantNoRelease(t *testing.T, repository string, git []string, reason, says string, args ...string) {
+	t.Helper()
+	state := func() string {
+		return run(t, repository, git, "git", "status", "--porcelain") + run(t, repository, git, "git", "show-ref", "--head")
+	}
+	before := state()
+	out, err := command(t, repository, git, append([]string{"./.tools/release.sh"}, args...)...).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), says) {
+		t.Errorf("%s: want %q in the error: %v\n%s", reason, says, err, out)
+	}
+	if after := state(); after != before {
+		t.Errorf("%s changed the repository from\n%sto\n%s", reason, before, after)
+	}
+}
+
+// wantReplaced wants the modules tied together again after a release.
+func wantReplaced(t *testing.T, repository string) {
+	t.Helper()
+	for _, folder := range folders[1:] { // proto requires none of the others
+		if text := run(t, filepath.Join(repository, folder), nil, "go", "mod", "edit", "-print"); !strings.Contains(text, "=> ") {
+			t.Errorf("module %s has no replace line after the release:\n%s", folder, text)
+		}
+	}
+}
+
+// installRelease installs a program of the release, and has a checkout of its tag complete.
+func installRelease(t *testing.T, repository string, env []string, version string) {
+	t.Helper()
+	bin := t.TempDir()
+	run(t, bin, append([]string{"GOBIN=" + bin, "CGO_ENABLED=0"}, env...), "go", "install", "-trimpath", path+"/cmd/driver-virtual@"+version)
+	run(t, bin, nil, filepath.Join(bin, "driver-virtual"), "-h")
+
+	checkout := filepath.Join(t.TempDir(), "checkout")
+	run(t, bin, nil, "git", "clone", "--quiet", "--branch", version, repository, checkout)
+	run(t, checkout, env, "go", "list", "-mod=readonly", "-deps", "./cmd/driver-virtual")
+}
+
+// requireRelease requires the release in a module that is pinned to an older Kubernetes.
+func requireRelease(t *testing.T, env []string, version, older string) {
+	t.Helper()
 	consumer := t.TempDir()
 	for name, text := range map[string]string{
 		"go.mod":  fmt.Sprintf("module example.com/driver\n\ngo 1.26.0\n\nrequire (\n\tk8s.io/client-go %s\n\t%s/driversdk %s\n)\n", older, path, version),
@@ -95,14 +148,13 @@ func TestRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	env := consumerEnv(t, repository)
 	run(t, consumer, env, "go", "mod", "tidy")
 	got := run(t, consumer, env, "go", "list", "-m", "k8s.io/client-go", path+"/driversdk", path+"/bus", path+"/proto")
 	want := []string{"k8s.io/client-go " + older, path + "/driversdk " + version, path + "/bus " + version, path + "/proto " + version}
 	if !slices.Equal(strings.Split(strings.TrimSpace(got), "\n"), want) {
 		t.Errorf("the consumer uses\n%swant\n%s", got, strings.Join(want, "\n"))
 	}
-	run(t, consumer, env, "go", "build", "-o", os.DevNull, ".")
+	run(t, consumer, env, "go", "build", "-trimpath", "-o", os.DevNull, ".")
 }
 
 // consumerEnv is the environment of a consumer: our modules come out of the repository by git.

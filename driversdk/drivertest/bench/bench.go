@@ -49,6 +49,9 @@ type Bench struct {
 	machines  []*Machine           // may have an instance
 	claims    []Claimed
 	made      int // machines so far
+
+	everyMachine map[string]*Machine // of the run, by uid
+	unclear      map[attempt]bool    // of creates; an instance of theirs may come later
 }
 
 // Open connects, waits for the driver and finds out what kind it is. The configuration has to be complete.
@@ -59,6 +62,7 @@ func Open(ctx context.Context, cfg Config) (*Bench, error) {
 	b := &Bench{
 		Config: cfg, prefix: "conformance-" + strings.ToLower(rand.Text()[:8]) + "-", Epoch: 1,
 		exchanges: map[string]*Exchange{}, sessions: map[string][]Session{},
+		everyMachine: map[string]*Machine{}, unclear: map[attempt]bool{},
 	}
 	b.replies = b.Below("reply." + b.Provider + "." + nuid.Next() + ".")
 	if b.conn, err = bus.Connect(ctx, cfg.NATS); err != nil {

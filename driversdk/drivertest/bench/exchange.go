@@ -83,6 +83,9 @@ func (c *Check) Send(r Request) *Exchange {
 		}
 	}
 	c.exchanges[m.Reply] = x
+	if op == Create && c.Plain { // it does not say that it has taken it
+		c.unclear[attempt{x.id, x.Attempt}] = true
+	}
 	c.mu.Unlock()
 	c.Publish(m)
 

@@ -37,6 +37,7 @@ func (c *Check) NewMachine() *Machine {
 		Namespace: c.Class.Namespace, Name: fmt.Sprintf("%s%d", c.prefix, c.made), Uid: uid(),
 	}}
 	c.machines = append(c.machines, m)
+	c.everyMachine[m.GetUid()] = m
 
 	return m
 }
@@ -239,21 +240,4 @@ func (c *Check) RemoveMachines() {
 		}
 	}
 	c.Must(errors.Join(errs...))
-}
-
-// NothingLeft fails while there are instances with a name of the bench's.
-func (c *Check) NothingLeft() {
-	var left []string
-	if !c.Poll(c.Patience, func() bool {
-		left = nil
-		for _, i := range c.List() {
-			if strings.HasPrefix(i.GetMachineName(), c.prefix) {
-				left = append(left, i.GetProviderId())
-			}
-		}
-
-		return len(left) == 0
-	}) {
-		c.Failf("instances are left: %s", strings.Join(left, ", "))
-	}
 }

@@ -106,8 +106,9 @@ func (b *Bench) count(x *Exchange, f Frame) {
 		x.results++
 	}
 	results := x.results
-	b.mu.Unlock()
 	code := f.GetResult().GetStatus().GetCode()
+	b.noteOutcome(x, f)
+	b.mu.Unlock()
 	if f.GetResult() != nil && results > 1 {
 		b.Blamef("RESULT-1", "%s was answered with %d results", x.verb, results)
 	}

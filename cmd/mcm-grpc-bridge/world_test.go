@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -100,15 +101,15 @@ func (w *world) client(form, address, kind string, env ...string) *process {
 	return p
 }
 
-func (w *world) classReference() *driverv1.ClassReference {
-	return &driverv1.ClassReference{Class: w.store.class.GetReference(), Secret: w.store.reference("cloud")}
+func (w *world) classReference(secret string) *driverv1.ClassReference {
+	return &driverv1.ClassReference{Class: w.store.class.GetReference(), Secret: w.store.reference(secret)}
 }
 
 // create returns the request for a machine's create.
 func (w *world) create(provider, machine string) caller.Request {
 	req := optest.Create(machine)
 	req.Provider, req.Timeout = provider, opLimit
-	req.Body.GetCreate().Class = w.classReference()
+	req.Body.GetCreate().Class = w.classReference("cloud")
 
 	return req
 }
@@ -116,7 +117,7 @@ func (w *world) create(provider, machine string) caller.Request {
 // remove returns the request for the delete of a created machine.
 func (w *world) remove(req caller.Request, providerID string) caller.Request {
 	req = optest.Then(req, "delete", "0")
-	req.Body.GetDelete().Class = w.classReference()
+	req.Body.GetDelete().Class = w.classReference("cloud")
 	req.Body.GetDelete().Machine.ProviderId = providerID
 
 	return req
@@ -125,16 +126,20 @@ func (w *world) remove(req caller.Request, providerID string) caller.Request {
 // list returns the machines' names that the class's list has, by provider id.
 func (w *world) list(provider string) map[string]string {
 	w.t.Helper()
-	out := w.call(caller.Request{
-		Provider: provider, Namespace: "shop", Name: "small", OperationID: fmt.Sprintf("list.%d", optest.Serial.Add(1)), Timeout: opLimit,
-		Body: &driverv1.Envelope{Body: &driverv1.Envelope_List{List: &driverv1.ListRequest{Class: w.classReference()}}},
-	})
+	out := w.call(w.listRequest(provider, "cloud"))
 	names := map[string]string{}
 	for _, i := range out.Result.GetList().GetInstances() {
 		names[i.GetProviderId()] = i.GetMachineName()
 	}
 
 	return names
+}
+
+func (w *world) listRequest(provider, secret string) caller.Request {
+	return caller.Request{
+		Provider: provider, Namespace: "shop", Name: "small", OperationID: fmt.Sprintf("list.%d", optest.Serial.Add(1)), Timeout: opLimit,
+		Body: &driverv1.Envelope{Body: &driverv1.Envelope_List{List: &driverv1.ListRequest{Class: w.classReference(secret)}}},
+	}
 }
 
 // call has an operation done that succeeds.
@@ -144,7 +149,8 @@ func (w *world) call(req caller.Request) *caller.Outcome {
 	return optest.WantOK(w.t, w.insist(req))
 }
 
-// insist asks again as mcm does, where nothing ran or the outcome is unknown.
+// insist asks again as mcm does, where nothing ran or the outcome is unknown, and by a new operation
+// where the driver was not there.
 func (w *world) insist(req caller.Request) optest.Answer {
 	for {
 		room := w.caller.Room(req.Provider)
@@ -158,6 +164,10 @@ func (w *world) insist(req caller.Request) optest.Answer {
 			}
 		case bus.OriginOf(err) == bus.OriginTimeout:
 			req.Recover, req.Attempt, req.Until = true, out.Attempts, out.Until
+		case bus.CodeOf(err) == driverv1.Code_CODE_UNAVAILABLE:
+			id := req.OperationID
+			req.OperationID = fmt.Sprintf("%s.%d", id[:strings.LastIndex(id, ".")], optest.Serial.Add(1))
+			req.Recover, req.Attempt, req.Until = false, 0, time.Time{}
 		default:
 			return optest.Answer{Out: out, Err: err}
 		}

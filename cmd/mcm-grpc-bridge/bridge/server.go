@@ -26,7 +26,7 @@ const (
 	// mostStreams bounds the streams, each of which has a NATS connection.
 	mostStreams = 128
 	// pingAfter and pingTimeout find a client whose host is gone or whose process is stopped.
-	pingAfter, pingTimeout = 15 * time.Second, 10 * time.Second
+	pingAfter, pingTimeout = 10 * time.Second, 10 * time.Second
 	// stopLimit is for clients that do not close their connections.
 	stopLimit = 5 * time.Second
 	// longestName bounds what a client says of itself, in bytes.
@@ -73,7 +73,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, options ...grpc.Serv
 	server := grpc.NewServer(append(options,
 		grpc.StatsHandler(connections{}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 3, PermitWithoutStream: true}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 2, PermitWithoutStream: true}),
 	)...)
 	infrapb.RegisterInfragrpcServer(server, s)
 	server.RegisterService(serviceForm(), s)

@@ -24,11 +24,12 @@ func parse(args ...string) (*options, error) {
 	fs := flag.NewFlagSet("test", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	o := newOptions(fs)
-	if err := fs.Parse(args); err != nil {
-		return nil, err
+	err := fs.Parse(args)
+	if err == nil {
+		err = o.complete()
 	}
 
-	return o, o.complete()
+	return o, err
 }
 
 func TestOptions_Refused(t *testing.T) {

@@ -79,7 +79,9 @@ func (w *world) bridge(args ...string) (p *process, address string) {
 		"--grpc-listen=127.0.0.1:0", "--listen=127.0.0.1:0", "--log-format=json", "--kind=VirtualMachineClass=virtual", "--drain-timeout=20s",
 	}, args...)...)
 
-	return p, p.await("serving drivers", "address")
+	address = p.await("serving drivers", "address")
+
+	return p, address
 }
 
 // client starts a client and returns when its replica is on the bus.

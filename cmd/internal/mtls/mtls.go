@@ -32,7 +32,7 @@ func (f Files) Config(failed func(error)) (*tls.Config, error) {
 	r := &reload{files: f, failed: failed}
 	r.last.Store(good)
 
-	return &tls.Config{MinVersion: f.MinVersion, GetConfigForClient: r.config}, nil //nolint:gosec // the caller's choice
+	return &tls.Config{MinVersion: f.MinVersion, GetConfigForClient: r.config}, nil
 }
 
 func (f Files) load() (*tls.Config, error) {
@@ -49,7 +49,7 @@ func (f Files) load() (*tls.Config, error) {
 		return nil, fmt.Errorf("%s: %s contains no PEM certificate", f.ClientCAFlag, f.ClientCA)
 	}
 
-	return &tls.Config{ //nolint:gosec // the caller's choice
+	return &tls.Config{
 		MinVersion: f.MinVersion, NextProtos: []string{"h2"},
 		Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
 	}, nil

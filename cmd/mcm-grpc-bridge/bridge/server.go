@@ -99,14 +99,14 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, options ...grpc.Serv
 }
 
 // Register serves one client until it leaves.
-func (s *Server) Register(grpc infrapb.Infragrpc_RegisterServer) error {
+func (s *Server) Register(client infrapb.Infragrpc_RegisterServer) error {
 	number, err := s.enter()
 	if err != nil {
 		return err
 	}
 	defer s.leave()
-	log := s.log.With("stream", number, "client", clientOf(grpc.Context()))
-	st := newStream(grpc)
+	log := s.log.With("stream", number, "client", clientOf(client.Context()))
+	st := newStream(client)
 	go st.receive() // until this method has returned
 	err = s.serve(st, number, log)
 	st.end(err)
@@ -201,41 +201,38 @@ func classTypeOf(said *infrapb.DriverSideRegisterationResp) external.ClassType {
 // GetMachineClass returns the class of an operation on this connection.
 func (s *Server) GetMachineClass(ctx context.Context, in *infrapb.MachineClassMeta) (*infrapb.MachineClass, error) {
 	meta := &external.MachineClassMeta{Name: in.GetName(), Revision: in.GetRevision()}
-	text, err := first(ctx, func(d *external.Driver) (any, error) { return d.GetMachineClass(meta) })
-	if err != nil {
-		s.metrics.refused("class")
+	data, refusal := s.read(ctx, "class", func(d *external.Driver) (string, error) {
+		class, err := d.GetMachineClass(meta)
+		text, _ := class.(string)
 
-		return &infrapb.MachineClass{Error: err.Error()}, nil
-	}
+		return text, err
+	})
 
-	return &infrapb.MachineClass{Data: fmt.Sprint(text)}, nil
+	return &infrapb.MachineClass{Data: data, Error: refusal}, nil
 }
 
 // GetSecret returns the secret of an operation on this connection.
 func (s *Server) GetSecret(ctx context.Context, in *infrapb.SecretMeta) (*infrapb.Secret, error) {
 	meta := &external.SecretMeta{SecretName: in.GetSecretName(), SecretNameSpace: in.GetNameSpace(), Revision: in.GetRevision()}
-	text, err := first(ctx, func(d *external.Driver) (string, error) { return d.GetSecret(meta) })
-	if err != nil {
-		s.metrics.refused("secret")
+	data, refusal := s.read(ctx, "secret", func(d *external.Driver) (string, error) { return d.GetSecret(meta) })
 
-		return &infrapb.Secret{Error: err.Error()}, nil
-	}
-
-	return &infrapb.Secret{Data: text}, nil
+	return &infrapb.Secret{Data: data, Error: refusal}, nil
 }
 
-// first returns the first success of the drivers of a call's connection, or the last error.
-func first[V any](ctx context.Context, ask func(*external.Driver) (V, error)) (V, error) {
-	var none V
-	err := errors.New("no driver is registered on this connection: call Register on it first")
+// read asks the drivers of a call's connection. A refusal is a text in the answer, as it was in 2018:
+// clients pass it on as the error of their operation, where a gRPC status would count as the cloud's.
+func (s *Server) read(ctx context.Context, what string, ask func(*external.Driver) (string, error)) (data, refusal string) {
+	refusal = "no driver is registered on this connection: call Register on it first"
 	for _, d := range connectionOf(ctx).all() {
-		var found V
-		if found, err = ask(d); err == nil {
-			return found, nil
+		text, err := ask(d)
+		if err == nil {
+			return text, ""
 		}
+		refusal = err.Error()
 	}
+	s.metrics.refused(what)
 
-	return none, err
+	return "", refusal
 }
 
 func (s *Server) enter() (number int, err error) {

@@ -262,3 +262,26 @@ func TestDriver_OneAtATime(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A class of 2018 becomes a MachineClass, from which the provider gets its own again.
+func TestDriver_MigrateClass(t *testing.T) {
+	t.Parallel()
+	d := newDriver(newCloud())
+	old := driversdk.OldClass{Kind: "ShelfMachineClass", APIVersion: "machine.sapcloud.io/v1alpha1", Object: json.RawMessage(
+		`{"kind":"ShelfMachineClass","metadata":{"name":"small","namespace":"ns"},` +
+			`"spec":{"size":"small","secretRef":{"name":"cloud","namespace":"ns"},"credentialsSecretRef":{"name":"keys"}}}`)}
+	got, err := d.MigrateClass(t.Context(), old)
+	want := `{"apiVersion":"machine.sapcloud.io/v1alpha1","credentialsSecretRef":{"name":"keys"},"kind":"MachineClass",` +
+		`"metadata":{"name":"small","namespace":"ns"},"providerSpec":{"size":"small"},"secretRef":{"name":"cloud","namespace":"ns"}}`
+	if diff := cmp.Diff(want, string(got)); diff != "" || err != nil {
+		t.Errorf("%v; class (-want +got):\n%s", err, diff)
+	}
+	old.Kind = "AWSMachineClass"
+	if got, err := d.MigrateClass(t.Context(), old); driversdk.CodeOf(err) != driversdk.InvalidArgument {
+		t.Errorf("another kind: %s, %v", got, err)
+	}
+	old.Kind, old.Object = "ShelfMachineClass", json.RawMessage(`{"spec":[]}`)
+	if got, err := d.MigrateClass(t.Context(), old); driversdk.CodeOf(err) != driversdk.InvalidArgument {
+		t.Errorf("no object as spec: %s, %v", got, err)
+	}
+}

@@ -166,7 +166,7 @@ func TestWrongAnswer(t *testing.T) {
 	c.register("VirtualMachineClass")
 	bustest.Eventually(t, "the replica is on the bus", func() bool { return len(w.caller.Replicas()) == 1 })
 	req := w.create("virtual", "m1")
-	req.Timeout = 3 * time.Second
+	req.Timeout = 10 * time.Second
 	done := make(chan optest.Answer, 1)
 	go func() { done <- w.insist(req) }()
 	c.answerList()

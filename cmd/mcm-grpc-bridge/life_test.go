@@ -25,12 +25,12 @@ func TestHungClient(t *testing.T) {
 	hung.register("VirtualMachineClass")
 	bustest.Eventually(t, "the replica is on the bus", func() bool { return len(w.caller.Replicas()) == 1 })
 	req := w.create("virtual", "m1")
-	req.Timeout = 3 * time.Second
+	req.Timeout = 10 * time.Second
 	done := make(chan optest.Answer, 1)
 	go func() { done <- w.insist(req) }()
 	hung.answerList()
 	hung.next("create")
-	if err := hung.ended(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "did not answer a create") {
+	if err := hung.ended(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "a create had no answer within 5s of its end") {
 		t.Errorf("the stream ended with %v", err)
 	}
 	w.client("infra", address, "VirtualMachineClass")

@@ -37,6 +37,7 @@ func newOptions(fs *flag.FlagSet) *options {
 	fs.StringVar(&o.listen, "grpc-listen", "127.0.0.1:5000",
 		"`address` for drivers; beyond loopback it needs --tls-cert, --tls-key and --tls-client-ca")
 	fs.Var(o.kinds, "kind", "the provider of a kind of class, as `Kind=provider`, with commas; may be repeated")
+	fs.DurationVar(&o.replica.SettleTime, "settle-time", 0, "how long the clouds' lists may lag behind; 0 if they never do")
 	fs.StringVar(&o.tls.Cert, "tls-cert", "", "PEM `file` with the server's certificate for drivers")
 	fs.StringVar(&o.tls.Key, "tls-key", "", "PEM `file` with the key of --tls-cert")
 	fs.StringVar(&o.tls.ClientCA, "tls-client-ca", "",

@@ -24,7 +24,7 @@ const (
 // bound to the context of its operation.
 type provider struct {
 	stream *stream
-	ctx    context.Context //nolint:containedctx // the interface of 2018 has none
+	ctx    context.Context // the interface of 2018 has none
 }
 
 var _ external.ContextProvider = provider{}
@@ -95,7 +95,7 @@ func (p provider) ask(
 		return m, nil
 	default:
 	}
-	err := driversdk.Errorf(driversdk.Unavailable, "the driver left before it answered a %s: %w", operationType, s.why())
+	err := driversdk.Errorf(driversdk.Unavailable, "the driver has not answered a %s: %w", operationType, s.why())
 	if operationType == typeList {
 		return nil, err
 	}
@@ -116,7 +116,7 @@ func (p provider) overdue(operationType string) (stop func()) {
 		defer limit.Stop()
 		select {
 		case <-limit.C:
-			p.stream.end(fmt.Errorf("it did not answer a %s within %s of its end: %w", operationType, answerGrace, context.Cause(p.ctx)))
+			p.stream.end(fmt.Errorf("a %s had no answer within %s of its end: %w", operationType, answerGrace, context.Cause(p.ctx)))
 		case <-ctx.Done():
 		}
 	})

@@ -35,8 +35,8 @@ const (
 
 // A Config says how replicas run and which there may be.
 type Config struct {
-	// Replica configures each replica. It is complete. Provider, Listen and Metrics are set for
-	// each.
+	// Replica configures each replica, and is complete. What differs between them is set for each:
+	// provider, logger and metrics. None has a health endpoint.
 	Replica driversdk.Config
 	// Kinds are the kinds of classes that drivers may serve.
 	Kinds Kinds
@@ -49,7 +49,7 @@ type Server struct {
 	cfg     Config
 	log     *slog.Logger
 	metrics *metrics
-	ctx     context.Context //nolint:containedctx // of Serve: replicas drain when it ends
+	ctx     context.Context // of Serve: replicas drain when it ends
 
 	mu       sync.Mutex
 	number   int // of the last stream
@@ -126,31 +126,28 @@ func (s *Server) Register(client infrapb.Infragrpc_RegisterServer) error {
 // serve registers the client and runs its replica. The error says why it ended, and is never nil.
 func (s *Server) serve(st *stream, number int, log *slog.Logger) error {
 	said, err := st.register()
-	if err != nil {
-		s.metrics.registered("refused")
-
-		return err
+	if err == nil {
+		err = s.check(said)
 	}
-	provider, err := s.providerOf(said)
 	if err != nil {
 		s.metrics.registered("refused")
 
 		return err
 	}
 	s.metrics.registered("accepted")
-	log.Info("driver registered", "kind", said.GetKind(), "provider", provider)
+	cfg := s.cfg.Replica
+	cfg.Provider, cfg.Listen = s.cfg.Kinds[said.GetKind()], ""
+	cfg.Logger, cfg.Metrics = log.With("kind", said.GetKind()), prometheus.NewRegistry()
+	log.Info("driver registered", "kind", said.GetKind(), "provider", cfg.Provider)
+	defer s.metrics.addReplica(cfg.Metrics, number, said.GetKind(), cfg.Provider)()
 
-	return s.serveReplica(st, number, said.GetKind(), provider, classTypeOf(said), log)
+	return s.serveReplica(st, cfg, external.New(classTypeOf(said), provider{st, st.ctx}))
 }
 
 // serveReplica runs the replica until it or the stream ends, and sends for it meanwhile.
-func (s *Server) serveReplica(st *stream, number int, kind, name string, classType external.ClassType, log *slog.Logger) error {
-	driver := external.New(classType, provider{st, st.ctx})
+func (s *Server) serveReplica(st *stream, cfg driversdk.Config, driver *external.Driver) error {
 	defer connectionOf(st.ctx).attach(driver)()
-	cfg := s.cfg.Replica
-	cfg.Provider, cfg.Listen, cfg.Logger, cfg.Metrics = name, "", log.With("kind", kind), prometheus.NewRegistry()
-	defer s.metrics.addReplica(cfg.Metrics, number, kind, name)()
-	// A drain needs the stream, but an end of the stream needs no more than a drain.
+	// The replica drains when the bridge stops, which needs the stream, and when the stream has ended.
 	ctx, stop := context.WithCancel(s.ctx)
 	defer stop()
 	defer context.AfterFunc(st.ctx, stop)()
@@ -175,20 +172,19 @@ func (s *Server) serveReplica(st *stream, number int, kind, name string, classTy
 	}
 }
 
-// providerOf returns the provider of the kind that a client has registered.
-func (s *Server) providerOf(said *infrapb.DriverSideRegisterationResp) (string, error) {
+// check refuses a registration that no replica can be made of.
+func (s *Server) check(said *infrapb.DriverSideRegisterationResp) error {
 	for _, name := range []string{said.GetKind(), said.GetGroup(), said.GetVersion()} {
 		if len(name) > longestName {
-			return "", status.Errorf(codes.InvalidArgument, "kind, group or version is longer than %d bytes", longestName)
+			return status.Errorf(codes.InvalidArgument, "kind, group or version is longer than %d bytes", longestName)
 		}
 	}
-	provider, ok := s.cfg.Kinds[said.GetKind()]
-	if !ok {
-		return "", status.Errorf(codes.FailedPrecondition,
-			"kind %q has no provider here: start the bridge with --kind=%s=<provider>, or register one of %s", said.GetKind(), said.GetKind(), s.cfg.Kinds)
+	if s.cfg.Kinds[said.GetKind()] == "" {
+		return status.Errorf(codes.FailedPrecondition, "kind %q has no provider here: start the bridge with --kind=%s=<provider>, or register one of %s",
+			said.GetKind(), said.GetKind(), s.cfg.Kinds)
 	}
 
-	return provider, nil
+	return nil
 }
 
 func classTypeOf(said *infrapb.DriverSideRegisterationResp) external.ClassType {

@@ -83,17 +83,8 @@ func (p provider) ask(
 	case <-s.ctx.Done():
 		return nil, driversdk.Errorf(driversdk.Unavailable, "the driver left before the %s began: %w", operationType, s.why())
 	}
-	late := p.overdue(operationType)
-	defer late()
-	select {
-	case m := <-r.answered:
+	if m := p.await(r); m != nil {
 		return m, nil
-	case <-s.ctx.Done():
-	}
-	select {
-	case m := <-r.answered: // came just before the end
-		return m, nil
-	default:
 	}
 	err := driversdk.Errorf(driversdk.Unavailable, "the driver has not answered a %s: %w", operationType, s.why())
 	if operationType == typeList {
@@ -103,28 +94,39 @@ func (p provider) ask(
 	return nil, driversdk.OutcomeUnknown(err)
 }
 
-// overdue ends the stream some seconds after the context, unless stop is called first. A list that
-// was only cancelled has until its deadline: to lose the driver for it would cost more.
-func (p provider) overdue(operationType string) (stop func()) {
-	ctx, cancel := context.WithCancel(p.stream.ctx)
-	unwatch := context.AfterFunc(p.ctx, func() {
-		grace := answerGrace
-		if deadline, ok := p.ctx.Deadline(); ok && operationType == typeList {
-			grace += max(0, time.Until(deadline))
-		}
-		limit := time.NewTimer(grace)
-		defer limit.Stop()
+// await returns the answer to a request that was sent, or nil once the stream has ended. It ends the
+// stream itself some seconds after the operation's context.
+func (p provider) await(r *request) *infrapb.DriverSide {
+	s, over, late := p.stream, p.ctx.Done(), (<-chan time.Time)(nil)
+	for {
 		select {
-		case <-limit.C:
-			p.stream.end(fmt.Errorf("a %s had no answer within %s of its end: %w", operationType, answerGrace, context.Cause(p.ctx)))
-		case <-ctx.Done():
+		case m := <-r.answered:
+			return m
+		case <-s.ctx.Done():
+			select {
+			case m := <-r.answered: // came just before
+				return m
+			default:
+				return nil
+			}
+		case <-over:
+			limit := time.NewTimer(p.patience(r))
+			defer limit.Stop()
+			over, late = nil, limit.C
+		case <-late:
+			s.end(fmt.Errorf("a %s had no answer within %s of its end: %w", r.GetOperationType(), answerGrace, context.Cause(p.ctx)))
 		}
-	})
-
-	return func() {
-		unwatch()
-		cancel()
 	}
+}
+
+// patience is how long an answer may still take when its operation has ended. A list that was only
+// cancelled has until its deadline: to lose the driver for it would cost more.
+func (p provider) patience(r *request) time.Duration {
+	if deadline, ok := p.ctx.Deadline(); ok && r.GetOperationType() == typeList {
+		return answerGrace + max(0, time.Until(deadline))
+	}
+
+	return answerGrace
 }
 
 // said makes an error of a client's text; no text is none.

@@ -107,7 +107,6 @@ func (s *Server) Register(client infrapb.Infragrpc_RegisterServer) error {
 	defer s.leave()
 	log := s.log.With("stream", number, "client", clientOf(client.Context()))
 	st := newStream(client)
-	go st.receive() // until this method has returned
 	err = s.serve(st, number, log)
 	st.end(err)
 	if errors.Is(err, errClosed) {

@@ -72,9 +72,11 @@ func (s *stream) expect(operationType string, params *infrapb.MCMsideOperationPa
 	return s.underWay
 }
 
-// register asks the client which kind of class it serves. No other goroutine sends yet.
+// register begins to receive, and asks the client which kind of class it serves. No other goroutine
+// sends yet.
 func (s *stream) register() (*infrapb.DriverSideRegisterationResp, error) {
 	r := s.expect(typeRegister, nil)
+	go s.receive() // which gRPC ends once Register returns
 	if err := s.grpc.Send(r.MCMside); err != nil {
 		return nil, err
 	}

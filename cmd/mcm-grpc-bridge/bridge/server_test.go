@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -34,6 +35,62 @@ func TestForms(t *testing.T) {
 	// Formatting puts in spaces at random.
 	if strings.Join(strings.Fields(infra), " ") != strings.Join(strings.Fields(service), " ") {
 		t.Errorf("the forms differ:\n%s\n%s", infra, service)
+	}
+}
+
+// The messages have the bytes of 2018: numbers and types of all fields.
+func TestWire(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		message proto.Message
+		want    string
+	}{
+		"create": {
+			&infrapb.MCMside{OperationID: 7, OperationType: "create", Operationparams: &infrapb.MCMsideOperationParams{
+				MachineClassMetaData: &infrapb.MachineClassMeta{Name: "c", Revision: 3}, Credentials: "k", MachineID: "i", MachineName: "m",
+			}},
+			"\x08\x07\x12\x06create\x1a\x10\x0a\x05\x0a\x01c\x10\x03\x12\x01k\x1a\x01i\x22\x01m",
+		},
+		"registered": {
+			&infrapb.DriverSide{OperationID: 1, OperationType: "register", Response: &infrapb.DriverSide_RegisterResp{
+				RegisterResp: &infrapb.DriverSideRegisterationResp{Name: "n", Group: "g", Kind: "k", Version: "v"},
+			}},
+			"\x08\x01\x12\x08register\x1a\x0c\x0a\x01n\x12\x01g\x1a\x01k\x22\x01v",
+		},
+		"created": {
+			&infrapb.DriverSide{Response: &infrapb.DriverSide_Createresponse{
+				Createresponse: &infrapb.DriverSideCreateResp{ProviderID: "p", Nodename: "n", Error: "e"},
+			}},
+			"\x22\x09\x0a\x01p\x12\x01n\x1a\x01e",
+		},
+		"deleted": {
+			&infrapb.DriverSide{Response: &infrapb.DriverSide_Deleteresponse{Deleteresponse: &infrapb.DriverSideDeleteResp{Error: "e"}}},
+			"\x2a\x03\x0a\x01e",
+		},
+		"listed": {
+			&infrapb.DriverSide{Response: &infrapb.DriverSide_Listresponse{Listresponse: &infrapb.DriverSideListResp{
+				List: []*infrapb.DriverSideMachine{{MachineID: "i", MachineName: "m"}}, Error: "e",
+			}}},
+			"\x32\x0b\x0a\x06\x0a\x01i\x12\x01m\x12\x01e",
+		},
+		"class":         {&infrapb.MachineClass{Data: "d", Error: "e"}, "\x0a\x01d\x12\x01e"},
+		"secret":        {&infrapb.Secret{Data: "d", Error: "e"}, "\x0a\x01d\x12\x01e"},
+		"secret wanted": {&infrapb.SecretMeta{SecretName: "s", NameSpace: "n", Revision: 3}, "\x0a\x01s\x12\x01n\x18\x03"},
+	} {
+		got, err := proto.MarshalOptions{Deterministic: true}.Marshal(tc.message)
+		if err != nil || string(got) != tc.want {
+			t.Errorf("%s: %v, bytes %q, want %q", name, err, got, tc.want)
+		}
+	}
+	for _, method := range []string{
+		infrapb.Infragrpc_Register_FullMethodName, infrapb.Infragrpc_GetMachineClass_FullMethodName, infrapb.Infragrpc_GetSecret_FullMethodName,
+	} {
+		if !strings.HasPrefix(method, "/infra.Infragrpc/") {
+			t.Errorf("the method is %s", method)
+		}
+	}
+	if name := serviceForm().ServiceName; name != "service.Servicegrpc" {
+		t.Errorf("the other form is %s", name)
 	}
 }
 

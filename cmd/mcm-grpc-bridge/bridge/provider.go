@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -97,7 +98,9 @@ func (p provider) ask(
 // await returns the answer to a request that was sent, or nil once the stream has ended. It ends the
 // stream itself some seconds after the operation's context.
 func (p provider) await(r *request) *infrapb.DriverSide {
-	s, over, late := p.stream, p.ctx.Done(), (<-chan time.Time)(nil)
+	s, over := p.stream, p.ctx.Done()
+	late := time.NewTimer(math.MaxInt64) // until the context ends
+	defer late.Stop()
 	for {
 		select {
 		case m := <-r.answered:
@@ -110,10 +113,9 @@ func (p provider) await(r *request) *infrapb.DriverSide {
 				return nil
 			}
 		case <-over:
-			limit := time.NewTimer(p.patience(r))
-			defer limit.Stop()
-			over, late = nil, limit.C
-		case <-late:
+			over = nil
+			late.Reset(p.patience(r))
+		case <-late.C:
 			s.end(fmt.Errorf("a %s had no answer within %s of its end: %w", r.GetOperationType(), answerGrace, context.Cause(p.ctx)))
 		}
 	}

@@ -86,7 +86,7 @@ $(KUBEBUILDER_ASSETS)/etcd: $(BIN)/devcluster
 	@$< assets --dir $(KUBEBUILDER_ASSETS) >/dev/null
 
 # For others: make images PROGRAMS=./cmd/driver-mine PLATFORMS=linux/amd64,linux/arm64
-PROGRAMS ?= ./cmd/mcm ./cmd/mcmctl ./cmd/mcm-autoscaler ./cmd/driver-virtual
+PROGRAMS ?= ./cmd/mcm ./cmd/mcmctl ./cmd/mcm-autoscaler ./cmd/mcm-grpc-bridge ./cmd/driver-virtual
 PLATFORMS ?= linux/$(shell go env GOARCH)
 
 .PHONY: images
@@ -315,7 +315,9 @@ GENERATED := $(OUT)/generated
 generated: $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/controller-gen
 	@rm -rf $(GENERATED)
 	@mkdir -p $(GENERATED)/proto
-	@PATH="$(BIN):$$PATH" $(BIN)/buf generate proto --template proto/buf.gen.yaml -o $(GENERATED)/proto
+	@for dir in proto cmd/mcm-grpc-bridge; do \
+		PATH="$(BIN):$$PATH" $(BIN)/buf generate $$dir --template proto/buf.gen.yaml -o $(GENERATED)/$$dir; \
+	done
 	@for api in $(wildcard mcm/api/v*); do \
 		$(BIN)/controller-gen object "paths=./$$api" "output:object:dir=$(GENERATED)/$$api"; \
 		$(BIN)/controller-gen crd "paths=./$$api" "output:crd:dir=$(GENERATED)/deploy/crds"; \

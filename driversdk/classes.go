@@ -65,7 +65,9 @@ func (c *classes[S]) resolve(ctx context.Context, cluster string, ref *driverv1.
 	}
 	class := &Class[S]{
 		Cluster: cluster, Namespace: ref.GetClass().GetNamespace(), Name: ref.GetClass().GetName(),
+		UID: version.GetReference().GetUid(), ResourceVersion: version.GetReference().GetResourceVersion(),
 		Labels: version.GetLabels(), Annotations: version.GetAnnotations(),
+		SecretRef: secretReferenceOf(ref.GetSecret()), CredentialsSecretRef: secretReferenceOf(ref.GetCredentialsSecret()),
 		Spec: spec, Secret: Secret{}, NodeTemplate: nodeTemplateOf(version.GetNodeTemplate()),
 	}
 	// In this order: credentials win.

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/machinebus/machinebus/bus"
 	"github.com/machinebus/machinebus/bus/optest"
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
@@ -26,6 +28,29 @@ func TestServe_WrongPin(t *testing.T) {
 		if !strings.Contains(got.GetMessage(), word) {
 			t.Errorf("want a text that says %q, have %q", word, got.GetMessage())
 		}
+	}
+}
+
+// A class says which versions it and its secrets have.
+func TestServe_NamesVersions(t *testing.T) {
+	t.Parallel()
+	d := &testDriver{}
+	w := start(t, d, nil)
+	got := w.ask(create(machine("m1"), &driverv1.ClassReference{
+		Class:             w.store.setClass("c", "1", `{"size":"s"}`),
+		Secret:            w.store.setSecret("s", "2", map[string]string{"k": "v"}),
+		CredentialsSecret: w.store.setSecret("t", "3", map[string]string{"k": "w"}),
+	})).result().GetStatus()
+	if got.GetCode() != OK {
+		t.Fatal(got)
+	}
+	class := d.last(t).Class
+	if class.UID != "uid-c" || class.ResourceVersion != "1" {
+		t.Errorf("class %s in version %s", class.UID, class.ResourceVersion)
+	}
+	want := []SecretReference{{"ns", "s", "uid-s", "2"}, {"ns", "t", "uid-t", "3"}}
+	if diff := cmp.Diff(want, []SecretReference{class.SecretRef, class.CredentialsSecretRef}); diff != "" {
+		t.Errorf("secrets (-want +got):\n%s", diff)
 	}
 }
 

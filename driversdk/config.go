@@ -95,9 +95,10 @@ type NATSConfig struct {
 	AllowInsecure bool
 }
 
-// complete fills in defaults and checks. The error lists everything that is
+// Complete fills in defaults, the Logger among them, and checks. [Serve] does so by itself: it
+// is for a program that serves several replicas. The error lists everything that is
 // wrong.
-func (c Config) complete() (Config, error) {
+func (c Config) Complete() (Config, error) {
 	errs := c.flagErrs
 	if c.flags != nil && c.flags.NArg() > 0 {
 		errs = append(errs, fmt.Errorf("unexpected argument %q: flags look like --slots=8", c.flags.Arg(0)))

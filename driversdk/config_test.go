@@ -116,7 +116,7 @@ func TestConfig_RegisterFlags(t *testing.T) { // not parallel: the environment i
 			cfg.RegisterFlags(fs)
 			err := fs.Parse(tc.args)
 			if err == nil {
-				cfg, err = cfg.complete()
+				cfg, err = cfg.Complete()
 			}
 			if tc.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.err) {

@@ -34,6 +34,9 @@
 // into a driver; classes and secrets arrive over the bus. It is not a retry
 // library either: what comes of a failure is the manager's decision, by code.
 //
+// A driver that was written for the interfaces of the machine controller manager's proposal of 2018
+// is run by package external.
+//
 // Spans go to OpenTelemetry's global tracer provider, or to [Config].Traces; to have
 // them sent, a main sets one up with the exporter of its choice. The context of a
 // method carries the operation's span, [Request.Logger] its names.

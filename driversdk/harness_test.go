@@ -260,7 +260,7 @@ func start(t *testing.T, d Driver[testSpec], change func(*Config)) *world {
 
 func (w *world) serve(d Driver[testSpec], cfg Config) {
 	w.t.Helper()
-	cfg, err := cfg.complete()
+	cfg, err := cfg.Complete()
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -142,7 +142,7 @@ func TestServe_NoBus(t *testing.T) {
 	cfg, err := Config{
 		Provider: testProvider, NATS: NATSConfig{URLs: []string{"nats://" + freeAddress(t)}},
 		Logger: bustest.Quiet(),
-	}.complete()
+	}.Complete()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,14 +75,22 @@ type Class[S any] struct {
 	Name        string
 	Labels      map[string]string
 	Annotations map[string]string
+	// UID and ResourceVersion name this version of the object.
+	UID, ResourceVersion string
 	// Spec is the decoded providerSpec.
 	Spec S
 	// Secret holds the keys of secretRef and of credentialsSecretRef; the latter
 	// win.
 	Secret Secret
+	// SecretRef and CredentialsSecretRef name the versions of the objects that Secret is
+	// from; the zero value names none.
+	SecretRef, CredentialsSecretRef SecretReference
 	// NodeTemplate describes the class's Nodes before there are any.
 	NodeTemplate ClassNodeTemplate
 }
+
+// A SecretReference names one version of a Secret of the control cluster.
+type SecretReference struct{ Namespace, Name, UID, ResourceVersion string }
 
 // A ClassNodeTemplate describes the Nodes of a class before there are any.
 type ClassNodeTemplate struct {
@@ -228,6 +236,12 @@ func machineOf(m *driverv1.Machine) Machine {
 	}
 
 	return machine
+}
+
+func secretReferenceOf(ref *driverv1.ObjectReference) SecretReference {
+	return SecretReference{
+		Namespace: ref.GetNamespace(), Name: ref.GetName(), UID: ref.GetUid(), ResourceVersion: ref.GetResourceVersion(),
+	}
 }
 
 func (i *Instance) proto() *driverv1.Instance {

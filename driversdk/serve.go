@@ -32,7 +32,7 @@ const hardStopLimit = 10 * time.Second
 // The result is nil unless the replica could not start, or operations ignored
 // the hard stop for some seconds and were left behind.
 func Serve[S any](ctx context.Context, cfg Config, d Driver[S]) error {
-	cfg, err := cfg.complete()
+	cfg, err := cfg.Complete()
 	if err != nil {
 		return err
 	}
@@ -150,12 +150,12 @@ func (r *process) run(ctx context.Context, hardStop func()) error {
 	r.health.draining.Store(true)
 	signal.Notify(r.second, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(r.second)
-	r.log.Info("stop signal: finishing the running operations; another signal cancels them")
+	r.log.Info("stopping: finishing the running operations; a stop signal cancels them")
 	select {
 	case err := <-done:
 		return err
 	case s := <-r.second:
-		r.log.Warn("second stop signal: cancelling the running operations", "signal", s)
+		r.log.Warn("stop signal while stopping: cancelling the running operations", "signal", s)
 	}
 
 	hardStop()

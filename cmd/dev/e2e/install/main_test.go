@@ -40,7 +40,7 @@ func runTests(m *testing.M) (code int, err error) {
 	if bin := os.Getenv("E2E_BIN"); bin != "" {
 		shared.bin = bin
 	}
-	missing := stack.Missing(shared.bin, "devcluster", "mcm", "mcmctl", "mcm-autoscaler", "virtual-cloud", "driver-virtual", "nats-server")
+	missing := stack.Missing(shared.bin, "devcluster", "mcm", "mcmctl", "mcm-autoscaler", "mcm-grpc-bridge", "virtual-cloud", "driver-virtual", "nats-server")
 	if len(missing) > 0 {
 		return 1, fmt.Errorf("not built: %s in %s; run: make test-e2e", strings.Join(missing, ", "), shared.bin)
 	}

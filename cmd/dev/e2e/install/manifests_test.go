@@ -89,6 +89,10 @@ func TestPodsAreRestricted(t *testing.T) {
 			"examples/cluster-autoscaler", "Deployment", "cluster-autoscaler", "machinebus", 12 * time.Second,
 			"a loop may be under way",
 		},
+		"driver of 2018": {
+			"examples/driver-2018", "Deployment", "driver-2018", "machinebus", 11 * time.Minute,
+			"as for the driver",
+		},
 		"NATS": {"nats", "StatefulSet", "nats", "machinebus-nats", 40 * time.Second, "lame duck mode takes 10 s and 30 s"},
 	}
 	for name, test := range tests {
@@ -153,6 +157,7 @@ func TestFlagsAreKnown(t *testing.T) {
 	}
 	for _, want := range []string{
 		"kustomize/install mcm", "kustomize/install driver-virtual", "kustomize/autoscaler mcm-autoscaler", "kustomize/autoscaler-bus mcm-autoscaler",
+		"examples/driver-2018 mcm-grpc-bridge",
 	} {
 		if !seen[want] {
 			t.Errorf("%s was not seen", want)

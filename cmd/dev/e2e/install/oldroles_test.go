@@ -35,7 +35,7 @@ func TestRunWithOldRoles(t *testing.T) {
 func deleteAll(t *testing.T, objects []*unstructured.Unstructured) {
 	t.Helper()
 	for _, o := range objects {
-		if err := shared.kube.Delete(context.WithoutCancel(t.Context()), o); client.IgnoreNotFound(err) != nil {
+		if err := client.IgnoreNotFound(shared.kube.Delete(context.WithoutCancel(t.Context()), o)); err != nil {
 			t.Error(err)
 		}
 	}

@@ -1,6 +1,7 @@
 package driversdk
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -72,6 +73,7 @@ func newScrubber(secret Secret, more ...string) scrubber {
 	for key, value := range secret {
 		if key != userDataKey {
 			add(string(value))
+			add(base64.StdEncoding.EncodeToString(value)) // as in the JSON of a Secret
 		}
 	}
 	for _, value := range more {

@@ -15,9 +15,12 @@ import (
 
 const healthTimeout = 5 * time.Second
 
-// serveHealth answers /healthz, /readyz and /metrics until the returned function is called. The
-// program is ready while it takes drivers: whether there are any is for their replicas to say.
-func serveHealth(ctx context.Context, address string, figures prometheus.Gatherer, log *slog.Logger) (end func(), err error) {
+// serveHealth answers /healthz, /readyz and /metrics until the returned function is called. Ready
+// says why the program is of no use at the moment, nil if it is: it is started for one driver, and a
+// roll-out must not go on without that.
+func serveHealth(
+	ctx context.Context, address string, figures prometheus.Gatherer, ready func() error, log *slog.Logger,
+) (end func(), err error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("--listen: %w (another program may use the address: choose another)", err)
@@ -25,8 +28,12 @@ func serveHealth(ctx context.Context, address string, figures prometheus.Gathere
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		err := ready()
 		if ctx.Err() != nil {
-			http.Error(w, "draining", http.StatusServiceUnavailable)
+			err = errors.New("draining")
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 
 			return
 		}

@@ -36,7 +36,16 @@ func newOptions(fs *flag.FlagSet) *options {
 	o.replica.RegisterFlags(fs)
 	fs.StringVar(&o.listen, "grpc-listen", "127.0.0.1:5000",
 		"`address` for drivers; beyond loopback it needs --tls-cert, --tls-key and --tls-client-ca")
-	fs.Var(o.kinds, "kind", "the provider of a kind of class, as `Kind=provider`, with commas; may be repeated")
+	var given bool
+	fs.Func("kind", "a kind of class that drivers may register, as `Kind=provider`, with commas; may be repeated; the first one replaces the table",
+		func(text string) error {
+			if !given {
+				clear(o.kinds)
+				given = true
+			}
+
+			return o.kinds.Set(text)
+		})
 	fs.DurationVar(&o.replica.SettleTime, "settle-time", 0, "how long the clouds' lists may lag behind; 0 if they never do")
 	fs.StringVar(&o.tls.Cert, "tls-cert", "", "PEM `file` with the server's certificate for drivers")
 	fs.StringVar(&o.tls.Key, "tls-key", "", "PEM `file` with the key of --tls-cert")

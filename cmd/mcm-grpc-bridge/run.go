@@ -31,7 +31,7 @@ func run(ctx context.Context, o *options) error {
 	defer l.Close()
 	server := bridge.New(bridge.Config{Replica: o.replica, Kinds: o.kinds})
 	if o.replica.Listen != "" {
-		end, err := serveHealth(ctx, o.replica.Listen, server.Gatherer(), log)
+		end, err := serveHealth(ctx, o.replica.Listen, server.Gatherer(), server.Ready, log)
 		if err != nil {
 			return err
 		}

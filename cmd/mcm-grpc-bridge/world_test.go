@@ -76,7 +76,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) bridge(args ...string) (p *process, address string) {
 	w.t.Helper()
 	p = start(w.t, "bridge", []string{"NATS_URL=" + w.nats.URL()}, append([]string{
-		"--grpc-listen=127.0.0.1:0", "--listen=127.0.0.1:0", "--log-format=json", "--kind=VirtualMachineClass=virtual", "--drain-timeout=20s",
+		"--grpc-listen=127.0.0.1:0", "--listen=127.0.0.1:0", "--log-format=json", "--kind=VirtualMachineClass=virtual,AWSMachineClass=aws,AzureMachineClass=azure", "--drain-timeout=20s",
 	}, args...)...)
 
 	address = p.await("serving drivers", "address")

@@ -11,9 +11,9 @@
 //	err := external.Serve(ctx, cfg, driver)
 //
 // The [Driver] is the provider's MachineClassDataProvider, as the gRPC client was in 2018. Set
-// it before [Serve]. A method GetMachineClassType, which one published form of
-// ExternalDriverProvider had, is not called: it would link Kubernetes, and [ClassType] says
-// the same.
+// it before [Serve]. One published form of ExternalDriverProvider had a method
+// GetMachineClassType, which also handed over the data provider. It is not called, as it would
+// link Kubernetes. Call provider.GetMachineClassType(driver) yourself, after [New].
 //
 // Its rules:
 //

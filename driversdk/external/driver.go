@@ -63,7 +63,7 @@ func (d *Driver) Create(ctx context.Context, req *driversdk.Request[json.RawMess
 	}
 	id, node, err := op.provider.Create(op.class, op.credentials, req.Machine.ProviderID, req.Machine.Name)
 	if err != nil {
-		return nil, coded(err)
+		return nil, cutOff(coded(err))
 	}
 
 	return &driversdk.Instance{ProviderID: id, NodeName: cmp.Or(node, req.Machine.Name)}, nil
@@ -89,7 +89,7 @@ func (d *Driver) Delete(ctx context.Context, req *driversdk.Request[json.RawMess
 		}
 		err := coded(op.provider.Delete(op.class, op.credentials, id))
 		if err != nil && driversdk.CodeOf(err) != driversdk.NotFound {
-			return err
+			return cutOff(err)
 		}
 	}
 

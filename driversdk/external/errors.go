@@ -41,6 +41,17 @@ func coded(err error) error {
 	return err
 }
 
+// cutOff marks the error of a call that ended before the cloud had answered: what was asked for may
+// still happen.
+func cutOff(err error) error {
+	switch driversdk.CodeOf(err) {
+	case driversdk.Canceled, driversdk.DeadlineExceeded:
+		return driversdk.OutcomeUnknown(err)
+	default:
+		return err
+	}
+}
+
 // A reworded error has another text than its cause.
 type reworded struct {
 	text  string

@@ -2,6 +2,7 @@ package external
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/machinebus/machinebus/driversdk"
@@ -34,6 +35,22 @@ func TestCoded(t *testing.T) {
 	said := driversdk.Errorf(driversdk.Aborted, "rpc error: code = Internal desc = x")
 	if err := coded(said); !errors.Is(err, said) || driversdk.CodeOf(err) != driversdk.Aborted {
 		t.Errorf("an error with a code became %v", err)
+	}
+}
+
+// What was cut off at the cloud may still happen; what the cloud has answered has not.
+func TestCutOff(t *testing.T) {
+	t.Parallel()
+	for text, unknown := range map[string]bool{
+		"rpc error: code = DeadlineExceeded desc = context deadline exceeded":     true,
+		"machine codes error: code = [Canceled] message = [the client has gone]":  true,
+		"machine codes error: code = [ResourceExhausted] message = [no capacity]": false,
+		"no such image": false,
+	} {
+		err := cutOff(coded(errors.New(text)))
+		if got := errors.Is(driversdk.OutcomeUnknown(err), err) && fmt.Sprintf("%T", err) == fmt.Sprintf("%T", driversdk.OutcomeUnknown(err)); got != unknown {
+			t.Errorf("%q leaves the outcome unknown: %t, want %t", text, got, unknown)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -65,6 +66,28 @@ func (m *metrics) addReplica(figures prometheus.Gatherer, stream int, kind, prov
 		defer m.mu.Unlock()
 		delete(m.replicas, stream)
 	}
+}
+
+// ready returns nil if a registered driver's replica is connected to NATS, else why none is.
+func (m *metrics) ready() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, replica := range m.replicas {
+		families, err := replica.figures.Gather()
+		if err != nil {
+			return err
+		}
+		for _, family := range families {
+			if family.GetName() == "machinebus_driver_connected" && family.GetMetric()[0].GetGauge().GetValue() == 1 {
+				return nil
+			}
+		}
+	}
+	if len(m.replicas) == 0 {
+		return errors.New("no driver is registered")
+	}
+
+	return errors.New("drivers are registered, and none of their replicas is connected to NATS")
 }
 
 // Gather returns all figures.

@@ -13,13 +13,9 @@ import (
 	"github.com/machinebus/machinebus/driversdk/external"
 )
 
-const (
-	// answerGrace is how long an answer may be late, before the stream ends. It is shorter than
-	// what the replica grants a call that ignores its deadline.
-	answerGrace = 5 * time.Second
-	// longestError bounds a client's error text, in bytes.
-	longestError = 4 << 10
-)
+// answerGrace is how long an answer may be late, before the stream ends. It is shorter than
+// what the replica grants a call that ignores its deadline.
+const answerGrace = 5 * time.Second
 
 // A provider is a stream as the adapter of driversdk/external calls it: one call at a time, each
 // bound to the context of its operation.
@@ -79,6 +75,9 @@ func (p provider) ask(
 		MachineClassMetaData: &infrapb.MachineClassMeta{Name: class.Name, Revision: class.Revision},
 		Credentials:          credentials, MachineID: machineID, MachineName: machineName,
 	})
+	if s.ctx.Err() != nil { // select would choose at random
+		return nil, driversdk.Errorf(driversdk.Unavailable, "the driver left before the %s began: %w", operationType, s.why())
+	}
 	select {
 	case s.outbox <- r.MCMside:
 	case <-s.ctx.Done():
@@ -131,11 +130,12 @@ func (p provider) patience(r *request) time.Duration {
 	return answerGrace
 }
 
-// said makes an error of a client's text; no text is none.
+// said makes an error of a client's text; no text is none. The replica shortens it when it has
+// taken secrets out: half a secret would not be found.
 func said(text string) error {
 	if text == "" {
 		return nil
 	}
 
-	return errors.New(strings.ToValidUTF8(text[:min(len(text), longestError)], ""))
+	return errors.New(strings.ToValidUTF8(text, ""))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
@@ -65,6 +66,9 @@ func New(cfg Config) *Server {
 
 // Gatherer returns the figures of the server and of each replica.
 func (s *Server) Gatherer() prometheus.Gatherer { return s.metrics }
+
+// Ready returns nil if the replica of a registered driver is connected to NATS, else why none is.
+func (s *Server) Ready() error { return s.metrics.ready() }
 
 // Serve serves drivers until ctx ends. Then their replicas drain: it takes no more drivers, and
 // returns when those that there are have left. It may be called once.
@@ -256,7 +260,12 @@ func (s *Server) leave() {
 // clientOf names a client for the log.
 func clientOf(ctx context.Context) string {
 	if p, ok := peer.FromContext(ctx); ok {
-		return p.Addr.String()
+		name := p.Addr.String()
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(info.State.PeerCertificates) > 0 {
+			name += " with the certificate of " + info.State.PeerCertificates[0].Subject.String()
+		}
+
+		return name
 	}
 
 	return "unknown"

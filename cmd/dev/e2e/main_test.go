@@ -39,7 +39,7 @@ func runTests(m *testing.M) (code int, err error) {
 	if bin := os.Getenv("E2E_BIN"); bin != "" {
 		shared.bin = bin
 	}
-	missing := stack.Missing(shared.bin, "devcluster", "mcm", "virtual-cloud", "driver-virtual", "mcmctl", "mcm-autoscaler", "nats-server")
+	missing := stack.Missing(shared.bin, "devcluster", "mcm", "virtual-cloud", "driver-virtual", "mcmctl", "mcm-autoscaler", "mcm-grpc-bridge", "nats-server")
 	if len(missing) > 0 {
 		return 1, fmt.Errorf("not built: %s in %s; run: make test-e2e", strings.Join(missing, ", "), shared.bin)
 	}

@@ -218,6 +218,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 		"machines beyond replicas and surge (beyond twice its replicas, without a deployment) at which a machine set is frozen: it makes no more")
 	fs.IntVar(&o.overshoot.Down, "safety-down", o.overshoot.Down,
 		"how many machines below the number that starts a freeze end it")
+	fs.BoolVar(&o.overshoot.CountDeleted, "safety-count-deleted", false,
+		"count machines in deletion, too, as the machine controller manager does: a set that is scaled in fast is frozen until they are gone")
 	fs.DurationVar(&o.overshoot.Period, "machine-safety-overshooting-period", o.overshoot.Period,
 		"time after which the machines of each set are counted although nothing changed")
 

@@ -144,7 +144,7 @@ func TestValidate(t *testing.T) {
 	if err := DefaultSettings().Validate(); err != nil {
 		t.Error(err)
 	}
-	for _, s := range []Settings{{-1, 0, 1}, {0, -1, 1}, {0, 0, 0}} {
+	for _, s := range []Settings{{Up: -1, Period: 1}, {Down: -1, Period: 1}, {}} {
 		if s.Validate() == nil {
 			t.Errorf("%+v is valid", s)
 		}

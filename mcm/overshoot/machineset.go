@@ -72,7 +72,7 @@ func (r *SetReconciler) countAndLimits(
 	if err != nil {
 		return 0, limits{}, err
 	}
-	n, err := count(ctx, from, current, opts)
+	n, err := r.Settings.count(ctx, from, current, opts)
 
 	return n, r.Settings.limitsOf(current, deployment), err
 }
@@ -96,7 +96,7 @@ func deploymentOf(ctx context.Context, from client.Reader, set *v1alpha1.Machine
 }
 
 // count returns how many machines of the set count, see counted.
-func count(ctx context.Context, from client.Reader, set *v1alpha1.MachineSet, opts []client.ListOption) (int, error) {
+func (s Settings) count(ctx context.Context, from client.Reader, set *v1alpha1.MachineSet, opts []client.ListOption) (int, error) {
 	list := &v1alpha1.MachineList{}
 	opts = append(opts, client.InNamespace(set.Namespace), client.MatchingLabels(set.Spec.Template.Labels))
 	if err := from.List(ctx, list, opts...); err != nil {
@@ -104,15 +104,15 @@ func count(ctx context.Context, from client.Reader, set *v1alpha1.MachineSet, op
 	}
 	machines := slices.DeleteFunc(list.Items, func(m v1alpha1.Machine) bool { return !metav1.IsControlledBy(&m, set) })
 
-	return counted(machines, isFrozen(set)), nil
+	return counted(machines, s.CountDeleted || isFrozen(set)), nil
 }
 
 // counted returns how many machines count. A machine in deletion counts only if another one
 // was created since its deletion began, and each new machine makes one of them count.
 // Without new machines they only get fewer: a set that shrinks slowly does not overshoot.
-// For a frozen set all machines count, so that it waits until they are gone.
-func counted(machines []v1alpha1.Machine, frozen bool) int {
-	if frozen {
+// With all set, all machines count: a frozen set waits until they are gone.
+func counted(machines []v1alpha1.Machine, all bool) int {
+	if all {
 		return len(machines)
 	}
 	var created, deleted []time.Time

@@ -320,6 +320,13 @@ func TestSlowShrink(t *testing.T) {
 	if s := r.setState(t, set); s.label {
 		t.Error("a set of 2 replicas with 2 machines is frozen, as 6 more are on their way out")
 	}
+	asThere := overshoot.DefaultSettings()
+	asThere.CountDeleted = true
+	r.lookWith(t, asThere, set, set)
+	if s := r.setState(t, set); !s.label {
+		t.Error("the set is not frozen, although machines on their way out count")
+	}
+	r.change(t, set, func() { delete(set.Labels, v1alpha1.LabelKeyFreeze); set.Status.Conditions = nil })
 	r.machines(t, set, 4)
 	r.look(t, set, set)
 	if s := r.setState(t, set); !s.label {
@@ -352,8 +359,13 @@ func (v oldView) List(ctx context.Context, list client.ObjectList, _ ...client.L
 // look has a set looked at once, as the cache shows it.
 func (r *rig) look(t *testing.T, set, cached *v1alpha1.MachineSet) {
 	t.Helper()
+	r.lookWith(t, overshoot.DefaultSettings(), set, cached)
+}
+
+func (r *rig) lookWith(t *testing.T, settings overshoot.Settings, set, cached *v1alpha1.MachineSet) {
+	t.Helper()
 	reconciler := &overshoot.SetReconciler{
-		Client: oldView{r.Client, cached.DeepCopy()}, Live: r.Client, Events: record.NewFakeRecorder(1), Settings: overshoot.DefaultSettings(),
+		Client: oldView{r.Client, cached.DeepCopy()}, Live: r.Client, Events: record.NewFakeRecorder(1), Settings: settings,
 	}
 	if _, err := reconciler.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(set)}); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,9 @@ type Settings struct {
 	Up, Down int
 	// Period is the time between two counts of a set without an event.
 	Period time.Duration
+	// CountDeleted also counts machines in deletion, as the machine controller manager does: a
+	// set that is scaled in fast is frozen until they are gone.
+	CountDeleted bool
 }
 
 // DefaultSettings returns the settings of the machine controller manager.

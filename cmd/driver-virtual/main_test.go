@@ -321,7 +321,7 @@ func TestMain_HardStop(t *testing.T) {
 	}()
 	bustest.Eventually(w.t, "a create held by the cloud", func() bool { return w.stats().Held == 1 })
 	driver.signal(t, syscall.SIGTERM)
-	bustest.Eventually(w.t, "draining", func() bool { return strings.Contains(driver.output(), "another signal cancels them") })
+	bustest.Eventually(w.t, "draining", func() bool { return strings.Contains(driver.output(), "a stop signal cancels them") })
 	driver.signal(t, os.Interrupt)
 	if code := driver.wait(t); code != 0 {
 		t.Errorf("want exit code 0, have %d", code)

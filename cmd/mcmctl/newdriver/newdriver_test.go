@@ -146,32 +146,13 @@ func wantFormatted(t *testing.T, dir string) {
 	}
 }
 
-// serveFake is a program with the fake cloud, for a driver in another process. It ends with its standard input.
-const serveFake = `package main
-
-import (
-	"fmt"
-	"io"
-	"os"
-
-	"example.com/driver-my-cloud/fakecloud"
-)
-
-func main() {
-	fmt.Println(fakecloud.New().URL)
-	io.Copy(io.Discard, os.Stdin)
-}
-`
-
 // conforms has driver-conformance check the program, on a NATS server with the driver's user.
 func conforms(t *testing.T, dir string) {
 	t.Helper()
 	programs := t.TempDir()
 	checker, fake := filepath.Join(programs, "driver-conformance"), filepath.Join(programs, "fake")
 	run(t, tree, "go", "build", "-o", checker, "./cmd/driver-conformance")
-	main := filepath.Join(programs, "main.go") // outside of the module's folder, so that its own tests do not see it
-	write(t, main, serveFake)
-	run(t, dir, "go", "build", "-o", fake, main)
+	run(t, dir, "go", "build", "-o", fake, "./fakecloud/serve")
 
 	const managersPassword, driversPassword = "password-of-mcm", "password-of-the-driver"
 	conf := filepath.Join(programs, "nats.conf")
@@ -183,8 +164,8 @@ func conforms(t *testing.T, dir string) {
 	}
 
 	secret, log := filepath.Join(programs, "secret.yaml"), filepath.Join(programs, "driver.log")
-	write(t, secret, strings.Replace(read(t, filepath.Join(dir, "example", "secret.yaml")), "put-yours-here", "token-of-the-fake-cloud", 1))
-	out := run(t, dir, checker, "--class", "example/machineclass.yaml", "--secret", secret, "--nats-url", as("mcm", managersPassword),
+	write(t, secret, strings.Replace(read(t, filepath.Join(dir, "example", "1-secret.yaml")), "put-yours-here", "token-of-the-fake-cloud", 1))
+	out := run(t, dir, checker, "--class", "example/2-machineclass.yaml", "--secret", secret, "--nats-url", as("mcm", managersPassword),
 		"--bootstrap", "<<BOOTSTRAP_TOKEN>>=abcdef.0123456789abcdef", "--driver-log", log,
 		"--", "./driver-my-cloud", "--nats-url", as("my-cloud", driversPassword), "--cloud-url", startFake(t, fake), "--drain-timeout=5s")
 	if !strings.Contains(out, " 0 failed") {
@@ -198,11 +179,7 @@ func conforms(t *testing.T, dir string) {
 // startFake runs the fake cloud until the test ends, and returns its URL.
 func startFake(t *testing.T, program string) (url string) {
 	t.Helper()
-	cmd := command(t, "", program)
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	cmd := command(t, "", program, "--listen=127.0.0.1:0")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -211,9 +188,10 @@ func startFake(t *testing.T, program string) (url string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(in.Close(), cmd.Wait()); err != nil {
-			t.Errorf("the fake cloud: %v", err)
+		if err := cmd.Process.Kill(); err != nil {
+			t.Errorf("the fake cloud has not run until the end: %v", err)
 		}
+		_ = cmd.Wait() // it was killed
 	})
 	if url, err = bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatalf("the fake cloud says no URL: %v", err)

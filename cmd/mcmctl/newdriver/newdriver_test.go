@@ -12,6 +12,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -47,6 +49,9 @@ func TestDriver_Validate(t *testing.T) {
 		"too long":      {"the Deployment's name has it", Driver{strings.Repeat("a", maxName+1), module}, "at most 50"},
 		"module":        {"it stands in import lines", Driver{"acme", `example.com/"x`}, "module"},
 		"module folder": {"a path is not relative", Driver{"acme", "./driver"}, "module"},
+		"module parent": {"a path has no dots alone", Driver{"acme", "example.com/../driver"}, "module"},
+		"module slash":  {"a path does not end with it", Driver{"acme", "example.com/driver/"}, "module"},
+		"net/http":      {"it is Go's own", Driver{"acme", "net/http"}, "module"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -55,6 +60,45 @@ func TestDriver_Validate(t *testing.T) {
 				t.Errorf("%s: want %q in the error, have %v", tc.reason, tc.says, err)
 			}
 		})
+	}
+}
+
+// A driver is a user in NATS, of which each has another name.
+func TestDriver_Validate_Users(t *testing.T) {
+	t.Parallel()
+	var named []string
+	conf := read(t, filepath.Join(tree, "deploy", "kustomize", "mcm-embedded-nats", "nats.conf"))
+	for _, match := range regexp.MustCompile(`user: (\w+)`).FindAllStringSubmatch(conf, -1) {
+		named = append(named, match[1])
+		err := Driver{match[1], "example.com/driver"}.Validate()
+		if err == nil || !strings.Contains(err.Error(), "has a user of that name") {
+			t.Errorf("name %s was taken: %v", match[1], err)
+		}
+	}
+	if len(named) < len(users) {
+		t.Errorf("nats.conf has users %q, and these are refused: %q", named, users)
+	}
+}
+
+// Credentials are in no commit, whatever the author adds.
+func TestDriver_Write_Credentials(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	run(t, dir, "git", "init", "--quiet") // a folder that has only a repository is as good as an empty one
+	if err := (Driver{"acme", "example.com/driver-acme"}).Write(dir); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "secret.local.yaml"), "apiToken: real")
+	run(t, dir, "git", "add", "--all")
+	added := strings.Fields(run(t, dir, "git", "ls-files"))
+	if !slices.Contains(added, "example/1-secret.yaml") || slices.Contains(added, "secret.local.yaml") {
+		t.Errorf("want the example and not the credentials in git: %q", added)
+	}
+	if ignored := strings.Fields(read(t, filepath.Join(dir, ".dockerignore"))); !slices.Contains(ignored, "*.local.yaml") {
+		t.Errorf("an image build takes the credentials: it leaves out %q", ignored)
+	}
+	if readme := read(t, filepath.Join(dir, "README.md")); !strings.Contains(readme, "cp example/1-secret.yaml secret.local.yaml\n") {
+		t.Error("the README.md has the credentials written elsewhere")
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -48,9 +49,10 @@ func (s *suite) finally(ctx context.Context, report *Report) {
 	if err := errors.Join(removed, restored, left); err != nil {
 		report.Left = err.Error()
 	}
-	if n := s.bench.Unclear(); n > 0 {
-		report.Notes = append(report.Notes, fmt.Sprintf("the outcome of %d creates is unknown: an instance may come later than the %s that --late-instance "+
-			"(Config.LateInstance) waits. Look in the cloud for machines named %s*, and delete them", n, s.bench.LateInstance, s.bench.Prefix()))
+	if names := s.bench.Unclear(); len(names) > 0 {
+		report.Notes = append(report.Notes, fmt.Sprintf("creates of %d machines have an unknown outcome: an instance may still come, as the suite waited "+
+			"only %s for it (Config.LateInstance, --late-instance). Look in the cloud for machines named %s, and delete them",
+			len(names), s.bench.LateInstance, strings.Join(names, ", ")))
 	}
 }
 

@@ -45,7 +45,7 @@ func TestCheck_Unclear(t *testing.T) {
 	}
 	summary, junit := written(t, report)
 	for _, text := range []string{summary, junit} {
-		if !strings.Contains(text, "the outcome of 1 creates is unknown") || !strings.Contains(text, "machines named conformance-") {
+		if !strings.Contains(text, "creates of 1 machines have an unknown outcome") || !strings.Contains(text, "machines named conformance-") {
 			t.Errorf("want what to look for in the cloud:\n%s", text)
 		}
 	}

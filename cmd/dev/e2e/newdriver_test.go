@@ -51,7 +51,7 @@ func writeNewDriver(t *testing.T) string {
 	}
 	links := map[string]string{".out/bin": shared.bin}
 	for _, folder := range []string{"proto", "bus", "driversdk", "deploy"} {
-		links[folder] = filepath.Join("../../..", folder)
+		links[folder] = "../../../" + folder
 	}
 	for name, to := range links {
 		to, err := filepath.Abs(to)

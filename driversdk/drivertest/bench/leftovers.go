@@ -32,7 +32,7 @@ type leftover struct {
 // and for [Config.LateInstance] more if the outcome of a create is unknown. It fails if that does not come to pass, and names what is left.
 func (c *Check) RemoveLeftovers() {
 	quiet := c.settle()
-	if c.Unclear() > 0 {
+	if len(c.Unclear()) > 0 {
 		quiet += c.LateInstance
 	}
 	var left []leftover
@@ -66,20 +66,22 @@ func (c *Check) Stays() bool {
 	return slices.ContainsFunc(c.List(), func(i *driverv1.Instance) bool { return c.machineOf(i) != nil })
 }
 
-// Unclear returns how many creates have an unknown outcome: an instance of each may come that no answer has named.
-func (b *Bench) Unclear() int {
+// Unclear returns the names of machines with a create of unknown outcome: an instance of each may come that no answer has named.
+func (b *Bench) Unclear() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	creates := map[string]bool{}
+	names := map[string]bool{}
 	for a := range b.unclear {
-		creates[a.operation] = true
+		uid, _, _ := strings.Cut(a.operation, ".")
+		name := b.prefix + "*"
+		if m := b.everyMachine[uid]; m != nil {
+			name = m.GetName()
+		}
+		names[name] = true
 	}
 
-	return len(creates)
+	return slices.Sorted(maps.Keys(names))
 }
-
-// Prefix is what the names of the bench's machines begin with.
-func (b *Bench) Prefix() string { return b.prefix }
 
 // noteOutcome remembers creates whose outcome is unknown. b.mu is held.
 func (b *Bench) noteOutcome(x *Exchange, f Frame) {

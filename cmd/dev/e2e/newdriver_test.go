@@ -99,8 +99,8 @@ func runCommands(t *testing.T, dir, commands string) string {
 	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", "trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\n"+commands)
 	// Modules that no go.sum names yet come from the module cache, without a question to a server.
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOWORK=off", "GONOSUMDB=*", "CGO_ENABLED=0")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	// Not SIGKILL, which would keep bash from ending the others. Ctrl-C in a terminal reaches them all.
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = patience
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -437,6 +437,17 @@ func TestCommand_NoNodeGroups(t *testing.T) {
 	}
 }
 
+// The help fits a terminal, as its examples are copied from there.
+func TestCommand_Help(t *testing.T) {
+	t.Parallel()
+	const most = 92
+	for line := range strings.Lines(help) {
+		if len(line) > most {
+			t.Errorf("a line of the help has %d characters, want at most %d: %s", len(line), most, line)
+		}
+	}
+}
+
 func TestCommand_BadInput(t *testing.T) {
 	t.Parallel()
 	class, secret := writeFiles(t, "http://127.0.0.1:1", apiToken)
@@ -447,6 +458,7 @@ func TestCommand_BadInput(t *testing.T) {
 	}{
 		"no class":         {"says which flag", nil, "--class"},
 		"argument":         {"says where it belongs", []string{"driver"}, "command line after --"},
+		"driver log":       {"there is none to write", []string{"--class", class, "--driver-log=driver.log"}, "command line after --"},
 		"no such file":     {"names it", []string{"--class=/nowhere"}, "/nowhere"},
 		"wrong kind":       {"says what is wanted", []string{"--class", secret}, "MachineClass"},
 		"other provider":   {"names both", []string{"--class", class, "--provider=acme"}, "has provider virtual, but --provider is acme"},

@@ -46,13 +46,15 @@ clauses, use one that may grow by two and must keep at least one instance.
 Class and secrets are files with a MachineClass and Secrets, as for kubectl apply.
 
 The report has a line for each clause: pass, FAIL, except, skip, or mcm if it binds only
-the manager. A pass means that no violation was seen. A clause is skipped if it does not bind
-the driver, or if it does but could not be checked. Clauses in a row that do not bind it for one
-reason share a line. The end of the report lists both kinds with the reasons. The latter count as broken with --strict. Often they only need a flag:
---other-cluster, --node-group, --other-node-group, --secret, or the command line after
---. RESULT-3, STATUS-3, FENCE-3 and IDENTITY-1 need access to the driver's cloud, which
-only a Go test can give (Config.Cloud of driversdk/drivertest); exclude them from --strict
-with --may-skip.
+the manager. A pass means that no violation was seen. A clause is skipped if it does not
+bind the driver, or if it does but could not be checked. Clauses in a row that do not bind
+it for one reason share a line. The end of the report lists both kinds with the reasons.
+The latter count as broken with --strict. Often they only need a flag: --other-cluster,
+--node-group, --other-node-group, --secret, or the command line after --.
+
+RESULT-3, STATUS-3, FENCE-3 and IDENTITY-1 need access to the driver's cloud, which only a
+Go test can give (Config.Cloud of driversdk/drivertest); exclude them from --strict with
+--may-skip.
 
 Some drivers cannot keep a clause, such as one whose cloud has no tags. List those clauses
 in a file for --except, each with the reason and what it costs the operator:
@@ -61,8 +63,13 @@ in a file for --except, each with the reason and what it costs the operator:
     why: the cloud has no tags, so an instance does not show whose it is
     cost: two clusters must not use the same machine names
 
-Such a clause is reported as except, with both texts, and does not count as broken. If it
-passes all the same, the report says that the exception is not needed.
+Such a clause is reported as except, with both texts, and does not count as broken. A check
+that does not end, a driver that answers no more and an instance that stays are no
+exceptions. If the clause passes all the same, the report says that the exception is not
+needed.
+
+The outcome of a create may stay unknown. At the end of the check, instances that come
+within --late-instance are deleted. The report then says what to look for in the cloud.
 
 Exit codes:
   0  no clause is broken, but for exceptions
@@ -124,6 +131,8 @@ func newCommand() *cobra.Command {
 	natsflags.Add(f, &o.nats) // the user needs the permissions of mcm
 	f.DurationVar(&o.config.Timeout, "timeout", time.Minute, "how long one operation may take")
 	f.DurationVar(&o.config.Wait, "wait", 30*time.Second, "how long to wait for the driver to connect to the bus")
+	f.DurationVar(&o.config.LateInstance, "late-instance", 5*time.Second,
+		"how long an instance may come after its create was cut off; the check waits for it at the end")
 	f.IntVar(&o.config.Repeat, "repeat", 3, "how often idempotent operations are repeated")
 	f.StringSliceVar(&o.config.Only, "only", nil, "`ids` of the clauses to check, separated by commas; default all")
 	f.BoolVar(&o.config.Strict, "strict", false, "count a clause as broken that binds the driver but could not be checked")
@@ -152,6 +161,9 @@ func listClauses(w io.Writer) error {
 }
 
 func (o *options) run(ctx context.Context, out, errOut io.Writer, command []string) error {
+	if o.driverLog != "" && len(command) == 0 {
+		return errors.New("--driver-log needs the driver's command line after --: this program has only the output of a driver that it starts")
+	}
 	if err := o.read(); err != nil {
 		return err
 	}

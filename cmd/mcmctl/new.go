@@ -51,7 +51,7 @@ The name is what users write into a MachineClass's field provider.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", "", "`folder` to write it to, which must be empty or missing; default driver-<name>")
+	cmd.Flags().StringVar(&dir, "dir", "", "`folder` to write it to, which must be missing, or empty but for .git; default driver-<name>")
 	cmd.Flags().StringVar(&module, "module", "", "`path` of the Go module; default example.com/driver-<name>")
 	mustComplete(cmd, "module", cobra.NoFileCompletions)
 

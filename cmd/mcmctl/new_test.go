@@ -69,7 +69,8 @@ func TestNewDriver_Manifests(t *testing.T) {
 	}
 	// What differs besides the namespace, which a kustomization sets there.
 	adapt := strings.NewReplacer("driver-virtual", "driver-my-cloud", "image: machinebus/", "image: registry.example.com/",
-		"        - {port: 18080} # virtual-cloud\n", "", "app.kubernetes.io/part-of: machinebus\n", "\n")
+		"        - {port: 18080} # virtual-cloud\n", "",
+		"- --clusters=default\n", "- --clusters=default\n            - --cloud-url=https://api.my-cloud.example.com\n", "app.kubernetes.io/part-of: machinebus\n", "\n")
 	want := map[string]any{}
 	for _, name := range []string{"service-account", "deployment", "disruption-budget", "network-policy"} {
 		for _, object := range objectsIn(t, adapt.Replace(content(t, "../../deploy/kustomize/driver-virtual/"+name+".yaml"))) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
 
@@ -15,6 +16,7 @@ import (
 // A cloud is what a replica has for one. It outlives the replica's process.
 type cloud struct {
 	fault fault
+	down  atomic.Bool // it cannot be reached
 
 	mu        sync.Mutex
 	instances map[string]*instance // by provider id

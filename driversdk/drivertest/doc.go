@@ -9,7 +9,8 @@
 // It first looks whether the driver answers, accepts the class and reaches its cloud: if
 // not, no clause is checked, and the error says what to mend. At the end it deletes what the
 // list shows of its machines, also instances that appear late; the report names what it
-// could not delete.
+// could not delete. An instance may even come after that, if the outcome of its create is
+// unknown: the report then says what to look for in the cloud.
 //
 // Give it a bus and a cloud account of its own. It makes and removes instances,
 // raises the epoch that replicas remember, puts claims of its own in the place of

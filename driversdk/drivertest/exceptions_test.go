@@ -1,9 +1,12 @@
 package drivertest
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/machinebus/machinebus/bus/bustest"
 	"github.com/machinebus/machinebus/bus/embedded"
@@ -28,18 +31,12 @@ func TestCheck_Except(t *testing.T) {
 	if !report.OK() || !slices.Equal(excepted, []string{"CREATE-2"}) || !slices.Equal(unneeded, []string{"LIST-2"}) {
 		t.Errorf("OK %t, excepted %q, not needed %q, left %q; want CREATE-2 and LIST-2:\n%v", report.OK(), excepted, unneeded, report.Left, report.Findings)
 	}
-	var summary, junit strings.Builder
-	if err := report.WriteSummary(&summary); err != nil {
-		t.Fatal(err)
-	}
-	if err := report.WriteJUnit(&junit); err != nil {
-		t.Fatal(err)
-	}
+	summary, junit := written(t, report)
 	for text, wants := range map[string][]string{
-		summary.String(): {
+		summary: {
 			"2 clauses passed, 0 failed, 1 excepted", "need no exception: LIST-2", "excepted: the cloud has no tags", "the cost: names must differ",
 		},
-		junit.String(): {`failures="0" skipped="1"`, "excepted: the cloud has no tags"},
+		junit: {`failures="0" skipped="1"`, "excepted: the cloud has no tags"},
 	} {
 		for _, want := range wants {
 			if !strings.Contains(text, want) {
@@ -60,6 +57,48 @@ func TestCheck_ExceptAnother(t *testing.T) {
 	report, err := Check(t.Context(), cfg, nil)
 	if err != nil || report.OK() {
 		t.Errorf("a broken clause without an exception: %v, %v", err, report)
+	}
+}
+
+// An exception permits what the check of its clause finds: no driver that is gone, and no clean-up that fails.
+func TestCheck_ExceptNoMore(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		reason string
+		fault  fault
+		clause string
+		midway func(*process) // what happens in the middle of the check; nil for nothing
+		want   Verdict
+		says   string
+	}{
+		"breach":  {"the clause is broken, and nothing else", "CREATE-2", "CREATE-2", nil, Excepted, ""},
+		"deletes": {"those of the clean-up fail, and the list shows nothing", "DELETE-1", "DELETE-1", nil, Excepted, ""},
+		"cloud":   {"an instance may stay", "", "RESULT-3", func(p *process) { p.cloud.down.Store(true) }, Failed, "connection refused"},
+		"gone":    {"a driver that ended keeps no clause", "", "RESULT-3", func(p *process) { p.replica.nc.Close() }, Failed, "answers no more"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			srv := bustest.Server(t, embedded.Options{})
+			p := startProcess(t, srv.URL(), traits{fault: tc.fault})
+			cfg := lookInto(srv.URL(), p)
+			cfg.Timeout, cfg.Patience = time.Second, time.Second
+			cfg.Only = []string{tc.clause}
+			cfg.Except = []Exception{{Clause: tc.clause, Why: "the cloud cannot", Cost: "care"}}
+			if tc.midway != nil {
+				cfg.Cloud.Hold = func(context.Context, string) (func(), error) {
+					tc.midway(p)
+
+					return nil, errors.New("nothing can be held up")
+				}
+			}
+			report, err := Check(t.Context(), cfg, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f := report.Findings[0]; f.Verdict != tc.want || !strings.Contains(f.Detail, tc.says) {
+				t.Errorf("%s: want %s with %q, have %s", tc.reason, tc.want, tc.says, f)
+			}
+		})
 	}
 }
 

@@ -194,6 +194,9 @@ func (r *replica) initialize(m *driverv1.Machine, o *op) *driverv1.Result {
 }
 
 func (r *replica) remove(m *driverv1.Machine, o *op) *driverv1.Result {
+	if r.cloud.down.Load() {
+		return resultOf(driverv1.Code_CODE_UNAVAILABLE, "connection refused")
+	}
 	found := r.cloud.find(o.cluster, func(i *instance) bool {
 		return i.GetMachineUid() == m.GetUid() && r.fault != "DELETE-2" ||
 			i.GetProviderId() == m.GetProviderId() && r.fault != "DELETE-2/id"
@@ -238,7 +241,7 @@ func (r *replica) status(cluster string, m *driverv1.Machine) *driverv1.Result {
 }
 
 func (r *replica) list(cluster string) *driverv1.Result {
-	if r.away {
+	if r.away || r.cloud.down.Load() {
 		return resultOf(driverv1.Code_CODE_UNAVAILABLE, "connection refused")
 	}
 	all := r.cloud.find(cluster, everything)

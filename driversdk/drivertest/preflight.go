@@ -55,7 +55,7 @@ func (c *check) remedy(code driverv1.Code) string {
 	case driverv1.Code_CODE_UNAUTHENTICATED, driverv1.Code_CODE_PERMISSION_DENIED:
 		return fmt.Sprintf("mend the credentials in the Secret that MachineClass %s refers to (Config.Secrets, --secret)", class)
 	case driverv1.Code_CODE_UNAVAILABLE, driverv1.Code_CODE_DEADLINE_EXCEEDED:
-		return fmt.Sprintf("make sure that the driver can reach the cloud that MachineClass %s names", class)
+		return fmt.Sprintf("make sure that the driver can reach its cloud (its flags, or MachineClass %s)", class)
 	default:
 		return "mend that first, and read the driver's log"
 	}

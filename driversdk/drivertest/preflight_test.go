@@ -21,7 +21,7 @@ func TestCheck_Preflight(t *testing.T) {
 		"class":       {"the driver refuses it", traits{}, func(c *Config) { c.Class.ProviderSpec = []byte(`{"size":"conformance"}`) }, []string{"size: want text", "mend MachineClass ns/small"}},
 		"credentials": {"the cloud refuses them", traits{}, func(c *Config) { c.Secrets = wrongToken }, []string{"Unauthenticated", "mend the credentials", "--secret"}},
 		"plain":       {"the same of a driver that only answers", traits{plain: true}, func(c *Config) { c.Secrets = wrongToken }, []string{"mend the credentials"}},
-		"cloud":       {"it cannot be reached", traits{away: true}, func(*Config) {}, []string{"connection refused", "can reach the cloud"}},
+		"cloud":       {"it cannot be reached", traits{away: true}, func(*Config) {}, []string{"connection refused", "can reach its cloud (its flags, or MachineClass ns/small)"}},
 		"bus":         {"no server is there", traits{}, func(c *Config) { c.NATS.URLs = []string{"nats://127.0.0.1:1"} }, []string{"127.0.0.1:1", "is the server running"}},
 		"provider":    {"nothing serves it", traits{}, func(c *Config) { c.Provider, c.Wait = "other", 1 }, []string{`provider "other"`, "check that it runs"}},
 	} {

@@ -63,7 +63,9 @@ type Report struct {
 	Findings []Finding
 	// Left says what could not be cleaned up; empty when nothing was left.
 	Left string
-	Took time.Duration
+	// Notes are what a person should know and what fails no run, such as creates whose outcome is unknown.
+	Notes []string
+	Took  time.Duration
 }
 
 // OK reports whether the driver keeps the contract as far as it was checked, but for its
@@ -109,6 +111,9 @@ func (r *Report) WriteSummary(w io.Writer) error {
 	}
 	for _, f := range slices.Concat(r.Of(Excepted), r.Of(Failed)) {
 		fmt.Fprintf(&text, "%s\n", f)
+	}
+	for _, note := range r.Notes {
+		fmt.Fprintf(&text, "note: %s\n", note)
 	}
 	if r.Left != "" {
 		fmt.Fprintf(&text, "NOT CLEANED UP: %s\n", r.Left)
@@ -163,6 +168,7 @@ type (
 		Skipped  int         `xml:"skipped,attr"`
 		Time     string      `xml:"time,attr"`
 		Cases    []junitCase `xml:"testcase"`
+		Output   string      `xml:"system-out,omitempty"`
 	}
 	junitCase struct {
 		Class   string     `xml:"classname,attr"`
@@ -178,7 +184,7 @@ type (
 
 // WriteJUnit writes the report in the XML format that CI systems read.
 func (r *Report) WriteJUnit(w io.Writer) error {
-	suite := junitSuite{Name: "driver-conformance." + r.Provider, Time: seconds(r.Took)}
+	suite := junitSuite{Name: "driver-conformance." + r.Provider, Time: seconds(r.Took), Output: strings.Join(r.Notes, "\n")}
 	for _, f := range r.Findings {
 		c := junitCase{Class: suite.Name, Name: f.ID + " " + f.Says, Time: seconds(f.Took)}
 		switch f.Verdict {

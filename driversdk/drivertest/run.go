@@ -11,9 +11,6 @@ import (
 	"github.com/machinebus/machinebus/driversdk/drivertest/bench"
 )
 
-// cleanUpLimit bounds what is done once checking has ended, for whatever reason.
-const cleanUpLimit = 2 * time.Minute
-
 // Run checks a driver, one subtest for each clause. The driver must be on the bus,
 // or come to it within cfg.Wait. The report is for those who want to know more, such as
 // what was skipped.
@@ -36,6 +33,9 @@ func Run(t *testing.T, cfg Config) *Report { //nolint:thelper // it is the test,
 	}
 	if report.Left != "" {
 		t.Error(report.Left)
+	}
+	for _, note := range report.Notes {
+		t.Log(note)
 	}
 	if idle := report.Unneeded(); len(idle) > 0 {
 		t.Logf("clauses that passed, and need no exception: %s", joinIDs(idle))
@@ -75,9 +75,7 @@ func checkAll(ctx context.Context, cfg Config, each func(c Clause, look func(con
 			return f
 		})
 	}
-	if err := s.finally(ctx); err != nil {
-		report.Left = err.Error()
-	}
+	s.finally(ctx, report)
 	report.Took = time.Since(started)
 
 	return report, context.Cause(ctx)
@@ -86,17 +84,13 @@ func checkAll(ctx context.Context, cfg Config, each func(c Clause, look func(con
 // look checks one clause and removes what was made for it.
 func (s *suite) look(ctx context.Context, c Clause) Finding {
 	started := time.Now()
+	var beyond error
 	err := s.run(ctx, func(k *check) { k.applies(c) })
 	if err == nil {
-		limit, cancel := context.WithTimeoutCause(ctx, 2*s.bench.Timeout+cleanUpLimit, errors.New("the check took too long"))
-		err = s.run(limit, c.check)
-		cancel()
-		if cleaned := s.run(ctx, (*check).cleanUp); cleaned != nil && err == nil {
-			err = cleaned
-		}
+		err, beyond = s.examine(ctx, c)
 	}
-	f := s.judge(c, err)
-	if err != nil && ctx.Err() != nil { // it is the checking that has ended
+	f := s.judge(c, err, beyond)
+	if f.Verdict != Passed && ctx.Err() != nil { // it is the checking that has ended
 		f.Verdict, f.Detail = Skipped, context.Cause(ctx).Error()
 	}
 	f.Took = time.Since(started)
@@ -104,13 +98,37 @@ func (s *suite) look(ctx context.Context, c Clause) Finding {
 	return f
 }
 
-// judge returns the finding of a clause whose check ended with err.
-func (s *suite) judge(c Clause, err error) Finding {
+// examine makes the check of a clause and cleans up. It returns what the check has found, and what went wrong beyond that: no
+// exception of the clause excuses a check that does not end, a driver that answers no more, or an instance that stays.
+func (s *suite) examine(ctx context.Context, c Clause) (found, beyond error) {
+	limit, cancel := context.WithTimeoutCause(ctx, 2*s.bench.Timeout+cleanUpLimit, errors.New("the check took too long"))
+	defer cancel()
+	found = s.run(limit, c.check)
+	if limit.Err() != nil {
+		found, beyond = nil, found
+	}
+	cleaned := s.run(ctx, (*check).cleanUp)
+	_, skipped := errors.AsType[bench.SkipError](found)
+	switch {
+	case found == nil:
+		return nil, errors.Join(beyond, cleaned)
+	case skipped || exceptionOf(s.bench.Except, c.ID) == nil: // what could not be cleaned up is tried again at the end
+		return found, beyond
+	default:
+		return found, s.run(ctx, func(k *check) { k.wantAlive(cleaned) })
+	}
+}
+
+// judge returns the finding of a clause whose check has found an error, with what went wrong beyond it; nil for none.
+func (s *suite) judge(c Clause, err, beyond error) Finding {
 	f := Finding{Clause: c, Exception: exceptionOf(s.bench.Except, c.ID)}
 	why, skipped := errors.AsType[bench.SkipError](err)
 	switch {
 	case c.Manager:
 		f.Verdict = Manager
+	case beyond != nil:
+		f.Verdict = Failed
+		err = errors.Join(err, beyond)
 	case err == nil:
 		f.Verdict = Passed
 	case skipped && s.bench.Strict && !why.Unbound && !slices.Contains(s.bench.MaySkip, c.ID):
@@ -121,7 +139,7 @@ func (s *suite) judge(c Clause, err error) Finding {
 	default:
 		f.Verdict = Failed
 	}
-	if f.Verdict == Failed && f.Exception != nil {
+	if f.Verdict == Failed && f.Exception != nil && beyond == nil {
 		f.Verdict = Excepted
 	}
 	if err != nil {
@@ -129,13 +147,4 @@ func (s *suite) judge(c Clause, err error) Finding {
 	}
 
 	return f
-}
-
-// finally removes what is left, also when checking was interrupted.
-func (s *suite) finally(ctx context.Context) error {
-	limit := cleanUpLimit + 2*s.bench.Timeout + 2*s.bench.Session().GetSettleTime().AsDuration()
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, errors.New("cleaning up took too long"))
-	defer cancel()
-
-	return errors.Join(s.run(ctx, (*check).cleanUp), s.run(ctx, func(c *check) { c.RemoveLeftovers() }))
 }

@@ -97,9 +97,3 @@ func open(ctx context.Context, cfg Config) (*suite, error) {
 
 	return s, nil
 }
-
-// cleanUp removes what the machines so far may have, and gives node groups their sizes back. What it cannot do stays for
-// the next time.
-func (c *check) cleanUp() {
-	c.Must(errors.Join(c.Try(c.RemoveMachines), c.Try(c.restoreGroups)))
-}

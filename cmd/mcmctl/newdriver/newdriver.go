@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"text/template"
 )
@@ -29,7 +30,7 @@ const (
 // A Driver is one to write.
 type Driver struct {
 	// Name is the provider's: a lower-case DNS label that begins with a letter, as it is part of NATS subjects, of names in
-	// Kubernetes and of provider ids.
+	// Kubernetes and of provider ids. It is also the driver's user in NATS, so it is none of those that are there already.
 	Name string
 	// Module is the path of its Go module, such as example.com/driver-acme.
 	Module string
@@ -39,8 +40,11 @@ type Driver struct {
 const maxName = 50
 
 var (
-	validName   = regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)
-	validModule = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9._~]*(/[-A-Za-z0-9._~]+)*$`)
+	validName = regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)
+	// Of a path without a dot in its first element Go takes a package for one of the standard library.
+	validModule = regexp.MustCompile(`^[a-z0-9][-a-z0-9]*(\.[-a-z0-9]+)+(/[-A-Za-z0-9_~]+(\.[-A-Za-z0-9_~]+)*)*$`)
+	// users are those of deploy/kustomize/mcm-embedded-nats/nats.conf.
+	users = []string{"mcm", "virtual", "autoscaler", "operator", "keeper"}
 )
 
 // Validate returns an error that names all that is wrong.
@@ -50,8 +54,11 @@ func (d Driver) Validate() error {
 		errs = append(errs, fmt.Errorf("name %q: want at most %d lower-case letters, digits and '-', a letter first and no '-' last, such as acme",
 			d.Name, maxName))
 	}
+	if slices.Contains(users, d.Name) {
+		errs = append(errs, fmt.Errorf("name %q: NATS has a user of that name already: choose another one", d.Name))
+	}
 	if !validModule.MatchString(d.Module) {
-		errs = append(errs, fmt.Errorf("module %q: want the path of a Go module, such as example.com/driver-acme", d.Module))
+		errs = append(errs, fmt.Errorf("module %q: want the path of a Go module that begins with a domain, such as example.com/driver-acme", d.Module))
 	}
 
 	return errors.Join(errs...)
@@ -60,15 +67,17 @@ func (d Driver) Validate() error {
 // Variable is the name in environment variables of the driver, such as MY_CLOUD.
 func (d Driver) Variable() string { return strings.ToUpper(strings.ReplaceAll(d.Name, "-", "_")) }
 
-// Write writes the module into a folder, which it makes. It refuses one that is not empty: nothing is overwritten.
+// Write writes the module into a folder, which it makes. It refuses one that has more than .git: nothing is overwritten.
 func (d Driver) Write(dir string) error {
 	if err := d.Validate(); err != nil {
 		return err
 	}
-	switch entries, err := os.ReadDir(dir); {
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
-	case len(entries) > 0:
+	}
+	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return e.Name() == ".git" })
+	if len(entries) > 0 {
 		return fmt.Errorf("folder %s is not empty: it has %s; name another one with --dir", dir, entries[0].Name())
 	}
 

@@ -12,6 +12,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -47,6 +49,9 @@ func TestDriver_Validate(t *testing.T) {
 		"too long":      {"the Deployment's name has it", Driver{strings.Repeat("a", maxName+1), module}, "at most 50"},
 		"module":        {"it stands in import lines", Driver{"acme", `example.com/"x`}, "module"},
 		"module folder": {"a path is not relative", Driver{"acme", "./driver"}, "module"},
+		"module parent": {"a path has no dots alone", Driver{"acme", "example.com/../driver"}, "module"},
+		"module slash":  {"a path does not end with it", Driver{"acme", "example.com/driver/"}, "module"},
+		"net/http":      {"it is Go's own", Driver{"acme", "net/http"}, "module"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -55,6 +60,45 @@ func TestDriver_Validate(t *testing.T) {
 				t.Errorf("%s: want %q in the error, have %v", tc.reason, tc.says, err)
 			}
 		})
+	}
+}
+
+// A driver is a user in NATS, of which each has another name.
+func TestDriver_Validate_Users(t *testing.T) {
+	t.Parallel()
+	var named []string
+	conf := read(t, filepath.Join(tree, "deploy", "kustomize", "mcm-embedded-nats", "nats.conf"))
+	for _, match := range regexp.MustCompile(`user: (\w+)`).FindAllStringSubmatch(conf, -1) {
+		named = append(named, match[1])
+		err := Driver{match[1], "example.com/driver"}.Validate()
+		if err == nil || !strings.Contains(err.Error(), "has a user of that name") {
+			t.Errorf("name %s was taken: %v", match[1], err)
+		}
+	}
+	if len(named) < len(users) {
+		t.Errorf("nats.conf has users %q, and these are refused: %q", named, users)
+	}
+}
+
+// Credentials are in no commit, whatever the author adds.
+func TestDriver_Write_Credentials(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	run(t, dir, "git", "init", "--quiet") // a folder that has only a repository is as good as an empty one
+	if err := (Driver{"acme", "example.com/driver-acme"}).Write(dir); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "secret.local.yaml"), "apiToken: real")
+	run(t, dir, "git", "add", "--all")
+	added := strings.Fields(run(t, dir, "git", "ls-files"))
+	if !slices.Contains(added, "example/1-secret.yaml") || slices.Contains(added, "secret.local.yaml") {
+		t.Errorf("want the example and not the credentials in git: %q", added)
+	}
+	if ignored := strings.Fields(read(t, filepath.Join(dir, ".dockerignore"))); !slices.Contains(ignored, "*.local.yaml") {
+		t.Errorf("an image build takes the credentials: it leaves out %q", ignored)
+	}
+	if readme := read(t, filepath.Join(dir, "README.md")); !strings.Contains(readme, "cp example/1-secret.yaml secret.local.yaml\n") {
+		t.Error("the README.md has the credentials written elsewhere")
 	}
 }
 
@@ -146,32 +190,13 @@ func wantFormatted(t *testing.T, dir string) {
 	}
 }
 
-// serveFake is a program with the fake cloud, for a driver in another process. It ends with its standard input.
-const serveFake = `package main
-
-import (
-	"fmt"
-	"io"
-	"os"
-
-	"example.com/driver-my-cloud/fakecloud"
-)
-
-func main() {
-	fmt.Println(fakecloud.New().URL)
-	io.Copy(io.Discard, os.Stdin)
-}
-`
-
 // conforms has driver-conformance check the program, on a NATS server with the driver's user.
 func conforms(t *testing.T, dir string) {
 	t.Helper()
 	programs := t.TempDir()
 	checker, fake := filepath.Join(programs, "driver-conformance"), filepath.Join(programs, "fake")
 	run(t, tree, "go", "build", "-o", checker, "./cmd/driver-conformance")
-	main := filepath.Join(programs, "main.go") // outside of the module's folder, so that its own tests do not see it
-	write(t, main, serveFake)
-	run(t, dir, "go", "build", "-o", fake, main)
+	run(t, dir, "go", "build", "-o", fake, "./fakecloud/serve")
 
 	const managersPassword, driversPassword = "password-of-mcm", "password-of-the-driver"
 	conf := filepath.Join(programs, "nats.conf")
@@ -183,8 +208,8 @@ func conforms(t *testing.T, dir string) {
 	}
 
 	secret, log := filepath.Join(programs, "secret.yaml"), filepath.Join(programs, "driver.log")
-	write(t, secret, strings.Replace(read(t, filepath.Join(dir, "example", "secret.yaml")), "put-yours-here", "token-of-the-fake-cloud", 1))
-	out := run(t, dir, checker, "--class", "example/machineclass.yaml", "--secret", secret, "--nats-url", as("mcm", managersPassword),
+	write(t, secret, strings.Replace(read(t, filepath.Join(dir, "example", "1-secret.yaml")), "put-yours-here", "token-of-the-fake-cloud", 1))
+	out := run(t, dir, checker, "--class", "example/2-machineclass.yaml", "--secret", secret, "--nats-url", as("mcm", managersPassword),
 		"--bootstrap", "<<BOOTSTRAP_TOKEN>>=abcdef.0123456789abcdef", "--driver-log", log,
 		"--", "./driver-my-cloud", "--nats-url", as("my-cloud", driversPassword), "--cloud-url", startFake(t, fake), "--drain-timeout=5s")
 	if !strings.Contains(out, " 0 failed") {
@@ -198,11 +223,7 @@ func conforms(t *testing.T, dir string) {
 // startFake runs the fake cloud until the test ends, and returns its URL.
 func startFake(t *testing.T, program string) (url string) {
 	t.Helper()
-	cmd := command(t, "", program)
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	cmd := command(t, "", program, "--listen=127.0.0.1:0")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -211,9 +232,10 @@ func startFake(t *testing.T, program string) (url string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(in.Close(), cmd.Wait()); err != nil {
-			t.Errorf("the fake cloud: %v", err)
+		if err := cmd.Process.Kill(); err != nil {
+			t.Errorf("the fake cloud has not run until the end: %v", err)
 		}
+		_ = cmd.Wait() // it was killed
 	})
 	if url, err = bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatalf("the fake cloud says no URL: %v", err)

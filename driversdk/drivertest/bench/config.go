@@ -47,6 +47,10 @@ type Config struct {
 	// 10 seconds, which is far above what the contract asks for, because machines
 	// that run tests stall.
 	Patience time.Duration
+	// LateInstance is how long an instance may take to appear in the list after its
+	// create was cut off, beyond the driver's settle time; 0 means 5 seconds. The suite
+	// waits for that long at its end, if the outcome of a create is unknown.
+	LateInstance time.Duration
 	// Repeat is how often what has to be idempotent is repeated; 0 means 3.
 	Repeat int
 	// Only are the ids of the clauses to check; none means all.
@@ -127,6 +131,7 @@ func (c Config) Complete() (Config, error) {
 	c.Timeout = cmp.Or(c.Timeout, time.Minute)
 	c.Wait = cmp.Or(c.Wait, 30*time.Second)
 	c.Patience = cmp.Or(c.Patience, 10*time.Second)
+	c.LateInstance = cmp.Or(c.LateInstance, 5*time.Second)
 	c.Repeat = cmp.Or(c.Repeat, 3)
 	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	errs := []error{bus.ValidToken("provider", c.Provider), bus.ValidToken("cluster", c.Cluster)}
@@ -134,10 +139,10 @@ func (c Config) Complete() (Config, error) {
 		errs = append(errs, bus.ValidToken("other cluster", c.OtherCluster))
 	}
 	for what, is := range map[string]bool{
-		"the other node group must differ from the node group, which it needs": c.OtherNodeGroup != "" && (c.NodeGroup == "" || c.NodeGroup == c.OtherNodeGroup),
-		"timeout, wait, patience and repeat must not be negative":              min(c.Timeout, c.Wait, c.Patience, time.Duration(c.Repeat)) < 0,
-		"the class needs a namespace and a name":                               c.Class.Namespace == "" || c.Class.Name == "",
-		"the class's providerSpec is no JSON":                                  len(c.Class.ProviderSpec) > 0 && !json.Valid(c.Class.ProviderSpec),
+		"the other node group must differ from the node group, which it needs":   c.OtherNodeGroup != "" && (c.NodeGroup == "" || c.NodeGroup == c.OtherNodeGroup),
+		"timeout, wait, patience, late instance and repeat must not be negative": min(c.Timeout, c.Wait, c.Patience, c.LateInstance, time.Duration(c.Repeat)) < 0,
+		"the class needs a namespace and a name":                                 c.Class.Namespace == "" || c.Class.Name == "",
+		"the class's providerSpec is no JSON":                                    len(c.Class.ProviderSpec) > 0 && !json.Valid(c.Class.ProviderSpec),
 	} {
 		if is {
 			errs = append(errs, errors.New(what))

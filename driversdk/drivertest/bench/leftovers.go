@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,12 +12,8 @@ import (
 	driverv1 "github.com/machinebus/machinebus/proto/machinebus/driver/v1"
 )
 
-const (
-	// lateInstance is how long an instance may take to appear in the list after its create was given up, beyond the settle time.
-	lateInstance = 5 * time.Second
-	// listPause is between two lists, as clouds limit how often they are asked.
-	listPause = 500 * time.Millisecond
-)
+// listPause is between two lists, as clouds limit how often they are asked.
+const listPause = 500 * time.Millisecond
 
 // An attempt is one at an operation.
 type attempt struct {
@@ -32,11 +29,11 @@ type leftover struct {
 }
 
 // RemoveLeftovers deletes what the list shows of the bench's machines, until it has shown nothing for the driver's settle time,
-// and for some seconds more if the outcome of a create is unknown. It fails if that does not come to pass, and names what is left.
+// and for [Config.LateInstance] more if the outcome of a create is unknown. It fails if that does not come to pass, and names what is left.
 func (c *Check) RemoveLeftovers() {
 	quiet := c.settle()
-	if c.mayAppear() {
-		quiet += lateInstance
+	if len(c.Unclear()) > 0 {
+		quiet += c.LateInstance
 	}
 	var left []leftover
 	err := c.Try(func() {
@@ -64,12 +61,26 @@ func (c *Check) RemoveLeftovers() {
 		cmp.Or(strings.Join(names, ", "), "none is known"), c.prefix, err)
 }
 
-// mayAppear reports whether an instance may come that no answer has named.
-func (b *Bench) mayAppear() bool {
+// Stays reports whether the list shows an instance of the bench's machines.
+func (c *Check) Stays() bool {
+	return slices.ContainsFunc(c.List(), func(i *driverv1.Instance) bool { return c.machineOf(i) != nil })
+}
+
+// Unclear returns the names of machines with a create of unknown outcome: an instance of each may come that no answer has named.
+func (b *Bench) Unclear() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	names := map[string]bool{}
+	for a := range b.unclear {
+		uid, _, _ := strings.Cut(a.operation, ".")
+		name := b.prefix + "*"
+		if m := b.everyMachine[uid]; m != nil {
+			name = m.GetName()
+		}
+		names[name] = true
+	}
 
-	return len(b.unclear) > 0
+	return slices.Sorted(maps.Keys(names))
 }
 
 // noteOutcome remembers creates whose outcome is unknown. b.mu is held.

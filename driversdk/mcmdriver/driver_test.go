@@ -73,7 +73,8 @@ func newRequest() *request {
 			},
 		},
 		Class: &driversdk.Class[json.RawMessage]{
-			Namespace: "ns", Name: "small", Labels: map[string]string{"l": "1"}, Spec: json.RawMessage(`{"ami":"x","tags":{"Name":"m1"}}`),
+			Namespace: "ns", Name: "small", UID: "uid-c", ResourceVersion: "7", Labels: map[string]string{"l": "1"},
+			SecretRef: driversdk.SecretReference{Namespace: "ns", Name: "cloud", UID: "uid-s"}, Spec: json.RawMessage(`{"ami":"x","tags":{"Name":"m1"}}`),
 			Secret: driversdk.Secret{"userData": []byte("<<TOKEN>>"), "key": []byte("k")},
 			NodeTemplate: driversdk.ClassNodeTemplate{
 				InstanceType: "t3", Region: "eu", Zone: "a", Architecture: "arm64", Capacity: map[string]string{"cpu": "2"},
@@ -112,7 +113,8 @@ func TestCreate_Objects(t *testing.T) {
 			Status: v1alpha1.MachineStatus{LastKnownState: "before"},
 		}, s.machine},
 		"class": {&v1alpha1.MachineClass{
-			ObjectMeta:   metav1.ObjectMeta{Namespace: "ns", Name: "small", Labels: map[string]string{"l": "1"}},
+			ObjectMeta:   metav1.ObjectMeta{Namespace: "ns", Name: "small", UID: "uid-c", ResourceVersion: "7", Labels: map[string]string{"l": "1"}},
+			SecretRef:    &corev1.SecretReference{Namespace: "ns", Name: "cloud"},
 			Provider:     "AWS",
 			ProviderSpec: runtime.RawExtension{Raw: []byte(`{"ami":"x","tags":{"Name":"m1","machinebus-machine-uid":"uid-1","machinebus-operation-id":"uid-1.create.0"}}`)},
 			NodeTemplate: &v1alpha1.NodeTemplate{

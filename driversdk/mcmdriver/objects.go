@@ -61,10 +61,13 @@ func machine(req *request) *v1alpha1.Machine {
 func (d *Driver) class(of *driversdk.Class[json.RawMessage]) (*v1alpha1.MachineClass, error) {
 	class := &v1alpha1.MachineClass{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: of.Namespace, Name: of.Name, Labels: maps.Clone(of.Labels), Annotations: maps.Clone(of.Annotations),
+			Namespace: of.Namespace, Name: of.Name, UID: types.UID(of.UID), ResourceVersion: of.ResourceVersion,
+			Labels: maps.Clone(of.Labels), Annotations: maps.Clone(of.Annotations),
 		},
-		Provider:     d.provider,
-		ProviderSpec: runtime.RawExtension{Raw: slices.Clone(of.Spec)},
+		Provider:             d.provider,
+		ProviderSpec:         runtime.RawExtension{Raw: slices.Clone(of.Spec)},
+		SecretRef:            reference(of.SecretRef),
+		CredentialsSecretRef: reference(of.CredentialsSecretRef),
 	}
 	t := of.NodeTemplate
 	if reflect.ValueOf(t).IsZero() {
@@ -81,6 +84,15 @@ func (d *Driver) class(of *driversdk.Class[json.RawMessage]) (*v1alpha1.MachineC
 	class.NodeTemplate.VirtualCapacity, err = quantities("virtualCapacity", t.VirtualCapacity)
 
 	return class, err
+}
+
+// reference returns nil for a reference to no Secret.
+func reference(to driversdk.SecretReference) *corev1.SecretReference {
+	if to.Name == "" {
+		return nil
+	}
+
+	return &corev1.SecretReference{Namespace: to.Namespace, Name: to.Name}
 }
 
 func quantities(field string, of map[string]string) (corev1.ResourceList, error) {

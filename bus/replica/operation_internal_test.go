@@ -77,7 +77,7 @@ func TestOutdated_Refusal(t *testing.T) {
 }
 
 // The stream may answer an outcome before its result is sent. A refusal then keeps the
-// result back from whoever has asked again: another attempt may contradict it.
+// result back from a caller that has asked again: another attempt may contradict it.
 func TestResultCounts(t *testing.T) {
 	t.Parallel()
 	const (

@@ -226,7 +226,7 @@ type checked struct {
 	command                   []string
 	env                       string
 	skipped                   []string // how the ids of clauses begin
-	tags                      string   // JSON that the provider spec has beside the rest
+	tags                      string   // JSON of one more field of the provider spec
 	except                    []drivertest.Exception
 }
 

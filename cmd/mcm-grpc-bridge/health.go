@@ -54,7 +54,7 @@ func serveHealth(
 	log.Info("health endpoint", "url", "http://"+l.Addr().String(), "paths", "/healthz /readyz /metrics")
 
 	return func() {
-		_ = server.Close() // whoever still reads has had its time
+		_ = server.Close() // a client that still reads has had its time
 		<-done
 	}, nil
 }

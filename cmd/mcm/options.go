@@ -180,7 +180,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.settings.HealthTimeout, "machine-health-timeout", o.settings.HealthTimeout,
 		"time a machine may be unhealthy before it is Failed, and its set replaces it")
 	fs.DurationVar(&o.settings.InPlaceUpdateTimeout, "machine-inplace-update-timeout", o.settings.InPlaceUpdateTimeout,
-		"time an update in place may take that the machine controller manager has begun; mcm begins none")
+		"time an update in place may take that the machine controller manager has started; mcm starts none")
 	fs.IntVar(&o.settings.MaxReplacements, "machine-max-replacements", o.settings.MaxReplacements,
 		"most unhealthy machines of one machine deployment that are replaced at a time")
 	fs.DurationVar(&o.settings.PreserveTimeout, "machine-preserve-timeout", o.settings.PreserveTimeout,

@@ -17,8 +17,8 @@ import (
 )
 
 // sidecarLeaseName is the Lease of the machine controller manager's other program. That one
-// runs the machine controller and one provider's driver, beside the program whose Lease is
-// leaseName. mcm does the work of both, so it works only while it holds both Leases.
+// runs the machine controller and one provider's driver; the Lease leaseName is of the first one.
+// mcm does the work of both, so it works only while it holds both Leases.
 const sidecarLeaseName = "machine-controller"
 
 // A sidecarLease is taken and renewed along with mcm's own Lease. Only the election uses
@@ -34,8 +34,12 @@ type sidecarLease struct {
 	holder atomic.Pointer[string]
 }
 
-// errSidecar is wrapped when the other program works.
-var errSidecar = errors.New("stop that program, or let it release the Lease: two machine controllers must not work on the same Machines")
+var (
+	// errSidecar is wrapped when the other program works.
+	errSidecar = errors.New("stop that program, or let it release the Lease: two machine controllers must not work on the same Machines")
+	// errOtherMCM is wrapped when another mcm holds the Lease.
+	errOtherMCM = errors.New("another mcm holds the Lease")
+)
 
 // isMCM reports whether the holder of a Lease is an mcm: the machine controller manager's
 // programs are called by the name of their host alone, both of one Pod by the same.
@@ -98,7 +102,7 @@ func (s *sidecarLease) take(ctx context.Context, former string) error {
 		mine.LeaderTransitions = old.LeaderTransitions + 1
 		err = s.lock.Update(ctx, mine)
 	case isMCM(old.HolderIdentity):
-		return fmt.Errorf("another mcm holds the Lease %s: %s", s.lock.Describe(), old.HolderIdentity)
+		return fmt.Errorf("%w %s: %s", errOtherMCM, s.lock.Describe(), old.HolderIdentity)
 	default:
 		s.holder.Store(&old.HolderIdentity)
 
@@ -140,10 +144,13 @@ func (s *sidecarLease) release(ctx context.Context) error {
 }
 
 // await holds the Lease for a manager without an election, which has one chance: it waits until
-// a holder that has ended counts as ended.
+// a holder that does not renew the Lease counts as ended. One that does is an error.
 func (s *sidecarLease) await(ctx context.Context, former string) error {
 	err := s.hold(ctx, former)
-	for err != nil && !s.since.IsZero() {
+	if err != nil {
+		klog.Background().Info("mcm may have to wait for a Lease", "err", err.Error())
+	}
+	for errors.Is(err, errSidecar) || errors.Is(err, errOtherMCM) {
 		seen := s.since
 		pause := time.NewTimer(s.duration / 4)
 		select {
@@ -154,14 +161,14 @@ func (s *sidecarLease) await(ctx context.Context, former string) error {
 		case <-pause.C:
 		}
 		if err = s.hold(ctx, former); s.since.After(seen) {
-			return err // the holder is alive
+			return err
 		}
 	}
 
 	return err
 }
 
-// leads notes who holds mcm's own Lease: beside another mcm this one waits for no other program.
+// leads notes who holds mcm's own Lease: while another mcm leads, this one waits for that alone.
 func (s *sidecarLease) leads(holder string) {
 	if isMCM(holder) {
 		s.holder.Store(nil)

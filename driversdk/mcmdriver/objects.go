@@ -16,7 +16,7 @@ import (
 	"github.com/machinebus/machinebus/driversdk"
 )
 
-// Annotations of the Machine that a driver gets, beside its own.
+// Annotations that a driver finds on the Machine, in addition to those of the object.
 const (
 	// AnnotationOperationID is the same for all attempts at one operation: an idempotency
 	// token, for a driver that wants one.

@@ -27,7 +27,7 @@ func (e *evictionRound) nextWithVolumes(now time.Time) *victim {
 	return next
 }
 
-// stuck reports whether a pod that was told to end is there for longer than it may be: it must not
+// stuck reports whether a pod in deletion is there for longer than it may be: it must not
 // keep all others waiting until the drain's time is over, when they would end without grace.
 func (e *evictionRound) stuck(v *victim, now time.Time) bool {
 	const byDefault = 30 * time.Second // of Kubernetes

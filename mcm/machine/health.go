@@ -61,7 +61,7 @@ func (h *health) followNode(ctx context.Context) (steps.Next, error) {
 
 // followHealth sets the phase that the Node's health leads to.
 func (h *health) followHealth(ctx context.Context, healthy bool, text string) (steps.Next, error) {
-	if err := h.endUnbegunUpdate(ctx); err != nil {
+	if err := h.dropUnstartedUpdate(ctx); err != nil {
 		return steps.Wait, err
 	}
 	switch phase := h.machine.Status.CurrentStatus.Phase; {

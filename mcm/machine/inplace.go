@@ -12,7 +12,7 @@ import (
 	"github.com/machinebus/machinebus/mcm/steps"
 )
 
-// followUpdate ends an update in place that another manager has begun: mcm begins none. The
+// followUpdate ends an update in place that another manager has started: mcm starts none. The
 // agent on the Node reports the result as a label of the Node. An update without a result fails
 // in the end, and the machine is replaced like one that is unhealthy for too long.
 func (h *health) followUpdate(ctx context.Context) (steps.Next, error) {
@@ -39,9 +39,9 @@ func (h *health) followUpdate(ctx context.Context) (steps.Next, error) {
 	return h.updateFailed(fmt.Sprintf(v1alpha1.TextFormatUpdateTimeout, h.machine.Name, limit)), nil
 }
 
-// endUnbegunUpdate uncordons the Node of a Running machine that another manager had cordoned and
-// drained for an update in place, which nothing has begun: the agent waits for that manager's word.
-func (h *health) endUnbegunUpdate(ctx context.Context) error {
+// dropUnstartedUpdate uncordons the Node of a Running machine that another manager had cordoned and
+// drained for an update in place, which has not started: the agent waits for that manager's word.
+func (h *health) dropUnstartedUpdate(ctx context.Context) error {
 	node := h.node.found
 	if h.machine.Status.CurrentStatus.Phase != v1alpha1.MachineRunning || node == nil || !node.Spec.Unschedulable ||
 		node.Labels[v1alpha1.LabelKeyNodeSelectedForUpdate] == "" {

@@ -38,7 +38,7 @@ func TestFailedUpdatesOfOnePool(t *testing.T) {
 	}
 }
 
-// A Node that was drained for an update that nothing has begun is put to use again.
+// A Node that was drained for an update that has not started is put to use again.
 func TestUpdateInPlaceNotBegun(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -59,7 +59,7 @@ func TestUpdateInPlaceNotBegun(t *testing.T) {
 	}
 }
 
-// An update in place that another manager has begun ends by what the agent on the Node reports.
+// An update in place that another manager has started ends by what the agent on the Node reports.
 func TestUpdateInPlaceEnds(t *testing.T) {
 	t.Parallel()
 	updating := v1alpha1.LastOperation{Type: "InPlaceUpdate", State: "Processing", Description: "Node x is being updated"}

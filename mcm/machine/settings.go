@@ -13,7 +13,7 @@ type Settings struct {
 	// CreationTimeout is how long a machine may take to join, unless it says
 	// otherwise; HealthTimeout how long it may be unhealthy.
 	CreationTimeout, HealthTimeout time.Duration
-	// InPlaceUpdateTimeout is how long an update in place that another manager has begun
+	// InPlaceUpdateTimeout is how long an update in place that another manager has started
 	// may take, unless the machine says otherwise.
 	InPlaceUpdateTimeout time.Duration
 	// MaxReplacements is how many machines of a deployment may be replaced at a time

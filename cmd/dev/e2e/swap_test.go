@@ -85,8 +85,8 @@ func (e *env) buildOldMCM() oldMCM {
 	return old
 }
 
-// startOldMCM starts both programs for the env's namespace. Their Leases keep them waiting until
-// whoever holds them is gone.
+// startOldMCM starts both programs for the env's namespace. They wait while another holds their
+// Leases.
 func (e *env) startOldMCM(old oldMCM) (processes []*stack.Process) {
 	e.Helper()
 	for name, program := range map[string]string{"old-manager": old.manager, "old-controller": old.controller} {

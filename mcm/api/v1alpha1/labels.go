@@ -26,7 +26,7 @@ const (
 // LabelValueTrue is the value of LabelKeyFreeze and LabelKeyForceDrain. No other spelling counts.
 const LabelValueTrue = "True"
 
-// Labels of Nodes. By those of an update in place one ends that another manager has begun; mcm begins none.
+// Labels of Nodes. By those of an update in place mcm ends one that another manager has started; it starts none.
 const (
 	// LabelKeyMachineName on a Node holds the name of its Machine.
 	LabelKeyMachineName = "node.gardener.cloud/machine-name"
